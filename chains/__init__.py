@@ -1,0 +1,56 @@
+"""Neural networks so small that the framework is the bottleneck, and the same code when they grow.
+
+>>> from chains import Chain, Dense, σ
+>>> net = Chain(Dense(784, 30, σ), Dense(30, 10, σ))
+"""
+
+from chains import data, expr, schedules
+from chains.activations import (
+    activation,
+    elu,
+    gelu,
+    identity,
+    leaky_relu,
+    make_elu,
+    make_leaky_relu,
+    mish,
+    relu,
+    selu,
+    sigmoid,
+    silu,
+    sine,
+    softplus,
+    softsign,
+    tanh,
+    σ,
+)
+from chains.callbacks import EarlyStopping
+from chains.chain import Chain
+from chains.history import History
+from chains.initializers import Constant, Normal, Uniform, VarianceScaling
+from chains.layers import (
+    Activation,
+    Declaration,
+    Dense,
+    Dropout,
+    Flatten,
+    Layer,
+    LogSoftmax,
+    Parallel,
+    Reshape,
+    Residual,
+    Scale,
+    Series,
+    Shift,
+    Softmax,
+)
+from chains.losses import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, L1Loss, Loss, MSELoss, SquaredLoss, loss
+from chains.metrics import accuracy
+from chains.objective import Objective
+from chains.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
+from chains.penalties import FrontLastPenalty, L1Penalty, L2Penalty, Penalty
+from chains.program import Program
+from chains.steps import Updater
+from chains.train import TrainingState, train
+
+__version__ = "0.1.0"

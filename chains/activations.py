@@ -1,0 +1,151 @@
+"""Activations: a scalar formula and its derivative, both ordinary Python functions.
+
+The derivative says by its argument names what it needs: ``lambda y: 1 - y * y`` the output alone (nothing
+extra is stored), ``lambda x: ...`` the input, ``lambda x, y: ...`` both.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+from chains.expr import cos, erf, exp, expm1, log1p, maximum, minimum, sin, trace, where
+from chains.expr import tanh as _tanh
+
+
+class Activation:
+    """An elementwise function with its derivative; call it on numbers, arrays, or symbols of a formula."""
+
+    def __init__(self, name: str, function: Callable[[Any], Any], derivative: Callable[..., Any]) -> None:
+        needs = tuple(inspect.signature(derivative).parameters)
+        if not set(needs) <= {"x", "y"}:
+            raise ValueError(f"the arguments of `derivative` of {name} (={needs}) must be among x (input) and y (output)")
+        trace(function, 1)
+        trace(derivative, len(needs))
+        self.name = name
+        self.function = function
+        self.derivative = derivative
+        self.needs_input = "x" in needs
+        self._needs = needs
+
+    def __call__(self, x: Any) -> Any:
+        return self.function(x)
+
+    def slope(self, x: Any, y: Any) -> Any:
+        """The derivative at input `x` with output `y`; the one it does not need may be anything."""
+        values = {"x": x, "y": y}
+        return self.derivative(*(values[name] for name in self._needs))
+
+    def __reduce__(self) -> Any:
+        if ACTIVATIONS.get(self.name) is self:
+            return resolve, (self.name,)  # built-in ones are pickled by name, since formulas cannot be
+        return super().__reduce__()
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+ACTIVATIONS: dict[str, Activation] = {}
+
+
+def activation(name: str, function: Callable[[Any], Any], *, derivative: Callable[..., Any]) -> Activation:
+    """An activation of one's own, to pass wherever a built-in one goes.
+
+    `function` maps a number to a number, in arithmetic and the functions of `chains.expr` (or NumPy's ufuncs
+    of the same names). `derivative` takes arguments named ``x`` (the input), ``y`` (the output), or both.
+    Raises TypeError or ValueError, naming it, where one of them cannot be traced.
+
+    >>> softsign = activation("softsign", lambda x: x / (1 + abs(x)), derivative=lambda x: 1 / (1 + abs(x)) ** 2)
+    """
+    return Activation(name, function, derivative)
+
+
+def _built_in(name: str, function: Callable[[Any], Any], derivative: Callable[..., Any]) -> Activation:
+    ACTIVATIONS[name] = Activation(name, function, derivative)
+    return ACTIVATIONS[name]
+
+
+def _sigmoid(x: Any) -> Any:
+    return 1.0 / (1.0 + exp(-x))
+
+
+def _softplus(x: Any) -> Any:
+    return maximum(x, 0.0) + log1p(exp(-abs(x)))
+
+
+def _identity(x: Any) -> Any:
+    return x
+
+
+identity = _built_in("identity", _identity, lambda y: 1.0)
+sigmoid = _built_in("sigmoid", _sigmoid, lambda y: y * (1.0 - y))
+tanh = _built_in("tanh", _tanh, lambda y: 1.0 - y * y)
+relu = _built_in("relu", lambda x: maximum(x, 0.0), lambda y: where(y <= 0.0, 0.0, 1.0))
+sine = _built_in("sin", sin, lambda x: cos(x))
+softplus = _built_in("softplus", _softplus, _sigmoid)
+softsign = _built_in("softsign", lambda x: x / (1.0 + abs(x)), lambda y: (1.0 - abs(y)) ** 2)
+silu = _built_in("silu", lambda x: x * _sigmoid(x), lambda x: _sigmoid(x) * (1.0 + x * (1.0 - _sigmoid(x))))
+mish = _built_in(
+    "mish",
+    lambda x: x * _tanh(_softplus(x)),
+    lambda x: _tanh(_softplus(x)) + x * _sigmoid(x) * (1.0 - _tanh(_softplus(x)) ** 2),
+)
+gelu = _built_in(
+    "gelu",
+    lambda x: 0.5 * x * (1.0 + erf(x * math.sqrt(0.5))),
+    lambda x: 0.5 * (1.0 + erf(x * math.sqrt(0.5))) + x * exp(-0.5 * x * x) * (1.0 / math.sqrt(2.0 * math.pi)),
+)
+
+
+_SELU_SCALE, _SELU_ALPHA = 1.0507009873554805, 1.6732632423543772  # Klambauer et al. 2017
+selu = _built_in(
+    "selu",
+    lambda x: _SELU_SCALE * where(x > 0.0, x, _SELU_ALPHA * expm1(minimum(x, 0.0))),
+    lambda y: where(y > 0.0, _SELU_SCALE, y + _SELU_SCALE * _SELU_ALPHA),
+)
+
+
+def make_leaky_relu(slope: float = 0.01) -> Activation:
+    """x above zero, ``slope * x`` below. Raises ValueError unless the slope is positive."""
+    if not slope > 0.0:
+        raise ValueError(f"`slope` (={slope}) must be positive; for zero use relu")
+    return Activation(
+        f"leaky_relu({slope:g})",
+        lambda x: where(x > 0.0, x, slope * x),
+        lambda y: where(y > 0.0, 1.0, slope),
+    )
+
+
+def make_elu(alpha: float = 1.0) -> Activation:
+    """x above zero, ``alpha * (exp(x) - 1)`` below (Clevert et al. 2016). Raises ValueError unless alpha is positive."""
+    if not alpha > 0.0:
+        raise ValueError(f"`alpha` (={alpha}) must be positive")
+    return Activation(
+        f"elu({alpha:g})",
+        lambda x: where(x > 0.0, x, alpha * expm1(minimum(x, 0.0))),
+        lambda y: where(y > 0.0, 1.0, y + alpha),
+    )
+
+
+leaky_relu = ACTIVATIONS["leaky_relu"] = make_leaky_relu()
+elu = ACTIVATIONS["elu"] = make_elu()
+
+σ = sigmoid
+
+
+def resolve(choice: Activation | str) -> Activation:
+    """The activation meant by an `Activation` or by the name of a built-in one. Raises ValueError or TypeError."""
+    if isinstance(choice, Activation):
+        return choice
+    if isinstance(choice, str):
+        if choice not in ACTIVATIONS:
+            raise ValueError(
+                f"unknown activation {choice!r}: choose one of {', '.join(ACTIVATIONS)}, or make one with activation()"
+            )
+        return ACTIVATIONS[choice]
+    raise TypeError(
+        f"`activation` (={choice!r}) must be an activation such as tanh, or its name; "
+        "wrap a function of your own with activation(name, f, derivative=...)"
+    )

@@ -1,0 +1,114 @@
+"""Checks at the edge: what users pass becomes NumPy arrays that fit, or is refused with a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from chains.losses import Loss
+
+DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def as_numpy(name: str, value: Any) -> np.ndarray:
+    """`value` as a NumPy array, sharing memory where its library can (a PyTorch CPU tensor, any DLPack array).
+
+    Raises TypeError for an array on another device, and for anything that is not made of real numbers.
+    """
+    if type(value) is not np.ndarray:
+        value = _imported(name, value)
+    if value.dtype.kind not in "fiub":
+        raise TypeError(f"`{name}` holds {value.dtype}, but real numbers are wanted")
+    return value
+
+
+def _imported(name: str, value: Any) -> np.ndarray:
+    if array_api_compat.is_torch_array(value):
+        value = value.detach()
+    if array_api_compat.is_array_api_obj(value) and not isinstance(value, np.ndarray):
+        device = array_api_compat.device(value)
+        try:
+            return np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError, AttributeError) as error:
+            raise TypeError(f"`{name}` (a {type(value).__name__} on {device}) cannot be used from the CPU: {error}") from error
+    return np.asarray(value)
+
+
+def check_params(p: Any, size: int) -> np.ndarray:
+    """`p` as a flat parameter vector of `size` entries. Raises TypeError or ValueError where it is none."""
+    p = as_numpy("p", p)
+    if p.shape != (size,):
+        raise ValueError(f"`p` has shape {p.shape}, but this network has a vector of {size} parameters, shape ({size},)")
+    if p.dtype not in DTYPES:
+        raise TypeError(f"`p` holds {p.dtype}, but float32 or float64 is wanted: p.astype(np.float32), say")
+    if not p.flags.c_contiguous:
+        raise ValueError("`p` must be contiguous, but it is a strided view: pass np.ascontiguousarray(p)")
+    return p
+
+
+def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "input") -> np.ndarray:
+    """`x` as a batch of arrays of this sample shape. Raises TypeError or ValueError where it is none."""
+    x = as_numpy(name, x)
+    if x.shape[1:] != shape or x.ndim == 0:
+        hint = f"; for one sample pass {name}[None]" if x.shape == shape else ""
+        wanted = ", ".join(["batch", *map(str, shape)])
+        raise ValueError(f"`{name}` has shape {x.shape}, but a batch of the network's {what}s has shape ({wanted}){hint}")
+    if len(x) == 0:
+        raise ValueError(f"`{name}` has shape {x.shape}: the batch is empty, and at least one sample is wanted")
+    return x
+
+
+def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name: str = "t") -> np.ndarray:
+    """`t` as targets for outputs of this sample shape. Raises TypeError or ValueError where it does not go with them."""
+    t = as_numpy(name, t)
+    _check_batch(name, t, batch)
+    loss.check_target(output, t.shape[1:])
+    loss.check_values(t, output)
+    return t
+
+
+def check_weights(w: Any, batch: int) -> np.ndarray:
+    """`w` as one weight a sample. Raises TypeError or ValueError where it is none."""
+    w = as_numpy("weights", w)
+    _check_batch("weights", w, batch)
+    if w.ndim != 1:
+        raise ValueError(f"`weights` has shape {w.shape}, but one weight a sample is wanted, shape ({batch},)")
+    return w
+
+
+def _check_batch(name: str, array: np.ndarray, batch: int) -> None:
+    if array.ndim == 0 or len(array) != batch:
+        raise ValueError(f"`{name}` has shape {array.shape}, but `x` is a batch of {batch}: wanted {batch} samples in both")
+
+
+def check_out(
+    out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: dict[str, np.ndarray], name: str = "out"
+) -> np.ndarray:
+    """`out` as an array to fill. Raises TypeError or ValueError unless it is writable, fits, and overlaps no input."""
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"`{name}` is a {type(out).__name__}, but a NumPy array to fill is wanted")
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(f"`{name}` has shape {out.shape} and type {out.dtype}, but shape {shape} and type {dtype} are wanted")
+    if not out.flags.writeable or not out.flags.c_contiguous:
+        raise ValueError(f"`{name}` must be a writable, contiguous array")
+    for other, array in inputs.items():
+        if np.may_share_memory(out, array):
+            raise ValueError(f"`{name}` overlaps `{other}` in memory; pass an array of its own")
+    return out
+
+
+def check_finite(**arrays: np.ndarray | None) -> None:
+    """Raise ValueError, naming the array and the first place, where one holds an infinity or NaN."""
+    for name, array in arrays.items():
+        if array is not None and array.dtype.kind == "f" and not np.isfinite(array).all():
+            index = tuple(int(k) for k in np.argwhere(~np.isfinite(array))[0])
+            raise ValueError(f"`{name}` holds {array[index]} at index {index}, but finite numbers are wanted")
+
+
+def check_mode(mode: str) -> bool:
+    """Whether the mode is that of training. Raises ValueError unless it is "train" or "eval"."""
+    if mode not in ("train", "eval"):
+        raise ValueError(f"`mode` (={mode!r}) must be 'train' or 'eval'")
+    return mode == "train"

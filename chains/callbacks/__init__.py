@@ -1,0 +1,58 @@
+"""Callbacks of the training loop: called after each epoch with a `TrainingState`; a text returned ends training."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+
+class EarlyStopping:
+    """Ends training when a quantity has not improved for `patience` epochs, and puts the best parameters back.
+
+    `monitor` is "validation loss", "loss" or the name of a metric; `mode` is "min" or "max", what counts as
+    better. An improvement is more than `min_delta`. With `restore`, `p` holds the best epoch's parameters at the
+    end. Use a fresh one for each training. Raises ValueError for other settings, and when the quantity is missing.
+    """
+
+    def __init__(
+        self,
+        patience: int = 10,
+        *,
+        monitor: str = "validation loss",
+        mode: str = "min",
+        min_delta: float = 0.0,
+        restore: bool = True,
+    ) -> None:
+        if patience < 1:
+            raise ValueError(f"`patience` (={patience}) must be a positive number of epochs")
+        if mode not in ("min", "max"):
+            raise ValueError(f"`mode` (={mode!r}) must be 'min' or 'max'")
+        self.patience = patience
+        self.monitor = monitor
+        self.mode = mode
+        self.min_delta = min_delta
+        self.restore = restore
+        self.best = math.inf if mode == "min" else -math.inf
+        self.best_epoch = 0
+        self._best_p: np.ndarray | None = None
+
+    def __call__(self, state: Any) -> str | None:
+        columns = state.history.columns()
+        if self.monitor not in columns:
+            raise ValueError(f"`monitor` (={self.monitor!r}) is not recorded; there are {', '.join(columns)}")
+        value = columns[self.monitor][-1]
+        gain = self.best - value if self.mode == "min" else value - self.best
+        if gain > self.min_delta:
+            self.best, self.best_epoch = value, state.epoch
+            if self.restore:
+                self._best_p = state.p.copy()
+        if state.epoch - self.best_epoch < self.patience:
+            return None
+        if self._best_p is not None:
+            state.p[:] = self._best_p
+        return f"no better {self.monitor} than {self.best:g} (epoch {self.best_epoch}) for {self.patience} epochs"
+
+    def __repr__(self) -> str:
+        return f"EarlyStopping({self.patience}, monitor={self.monitor!r}, mode={self.mode!r})"

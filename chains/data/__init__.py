@@ -1,0 +1,1 @@
+"""Data sets as arrays: readers of file formats, loaders that find the files, batches."""

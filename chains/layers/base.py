@@ -1,0 +1,151 @@
+"""What a layer is: it declares what it needs, then records how its arrays are filled.
+
+    class Double(Layer):
+        def declare(self, d):
+            d.output(d.input)
+
+        def forward(self, ops, x, y, p, s):
+            ops.map(y, lambda x: 2 * x, x)
+
+        def pullback(self, ops, x, y, dy, dx, p, g, s):
+            ops.map(dx, lambda dy: 2 * dy, dy)
+
+A layer object holds settings only: no parameters, no arrays, no shapes of its own. One object may stand in
+several chains, and twice in the same one; each place has its own parameters.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import SimpleNamespace
+from typing import Any
+
+from chains.initializers import InitializerLike, initializer
+from chains.params import LayoutBuilder, Slice
+from chains.program import Recorder
+from chains.view import View
+
+SampleShape = tuple[int, ...]
+
+
+class Layer(ABC):
+    """A differentiable function from one array to another, with parameters. See the module's docstring."""
+
+    def fixed_input(self) -> SampleShape | None:
+        """The shape of one sample, where the layer's settings decide it; None where any shape will do."""
+        return None
+
+    @abstractmethod
+    def declare(self, d: Declaration) -> None:
+        """State the parameters, the output's shape (required) and scratch arrays for samples of shape ``d.input``.
+
+        Raises ValueError, naming the setting and its value, where such an input does not fit.
+        """
+
+    @abstractmethod
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        """Record how `y` is filled from `x`. `p` has the parameters by name, `s` the scratch arrays."""
+
+    @abstractmethod
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        """Record how ``g.<parameter>`` and `dx` are filled from `dy`, the gradient with respect to `y`.
+
+        All of them are filled, none is added to. `dy` may be overwritten; `x` and `y` may not. What turns
+        out not to be needed (the first layer's `dx`, a frozen gradient) is never computed.
+        """
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class Declaration:
+    """What one layer in one place of a network needs; filled by `Layer.declare`."""
+
+    def __init__(self, layer: Layer, input: SampleShape, layout: LayoutBuilder, name: str = "") -> None:
+        self.layer = layer
+        self.name = name
+        self.input = tuple(input)
+        self.slices: dict[str, Slice] = {}
+        self.saved_shapes: dict[str, SampleShape] = {}
+        self.temporary_shapes: dict[str, SampleShape] = {}
+        self.children: list[Declaration] = []
+        self._layout = layout
+        self._output: SampleShape | None = None
+        layer.declare(self)
+
+    def param(self, name: str, shape: SampleShape, init: InitializerLike) -> None:
+        """A parameter array: the next slice of the flat vector."""
+        self.slices[name] = self._layout.add(self._full(name), tuple(shape), initializer(init))
+
+    def output(self, shape: SampleShape) -> None:
+        """The shape of the output of one sample."""
+        self._output = tuple(shape)
+
+    def saved(self, name: str, shape: SampleShape) -> None:
+        """A scratch array for each sample that the forward fills and the pullback reads."""
+        self.saved_shapes[name] = tuple(shape)
+
+    def temporary(self, name: str, shape: SampleShape) -> None:
+        """A scratch array for each sample; forward and pullback each have their own."""
+        self.temporary_shapes[name] = tuple(shape)
+
+    def child(self, name: str, layer: Layer, input: SampleShape) -> SampleShape:
+        """Make `layer` a part of this one and return the shape of its output."""
+        if not isinstance(layer, Layer):
+            raise TypeError(f"`{layer!r}` in {type(self.layer).__name__} is a {type(layer).__name__}, not a layer")
+        declaration = Declaration(layer, input, self._layout, self._full(name))
+        self.children.append(declaration)
+        return declaration.output_shape
+
+    @property
+    def output_shape(self) -> SampleShape:
+        if self._output is None:
+            raise ValueError(f"{type(self.layer).__name__}.declare must call d.output(shape)")
+        return self._output
+
+    @property
+    def n_params(self) -> int:
+        own = sum(entry.stop - entry.start for entry in self.slices.values())
+        return own + sum(child.n_params for child in self.children)
+
+    def _full(self, name: str) -> str:
+        return f"{self.name}.{name}" if self.name else name
+
+
+class Node:
+    """A declared layer in a program being recorded: the layer with its parameter, gradient and scratch views."""
+
+    def __init__(self, declaration: Declaration, ops: Recorder, params: View, gradient: View, frozen: frozenset[str]) -> None:
+        self.declaration = declaration
+        self.children = [Node(child, ops, params, gradient, frozen) for child in declaration.children]
+        self.p = SimpleNamespace()
+        self.g = SimpleNamespace()
+        for name, entry in declaration.slices.items():
+            setattr(self.p, name, _window(params, entry))
+            # The gradient of a frozen slice goes where nobody reads it, and so is never computed.
+            fate = ops.scratch(f"{entry.name}.frozen", entry.shape, batched=False) if entry.name in frozen else None
+            setattr(self.g, name, fate or _window(gradient, entry))
+        with ops.label(declaration.name):
+            self._saved = {name: ops.scratch(name, shape) for name, shape in declaration.saved_shapes.items()}
+
+    def forward(self, ops: Recorder, x: View, y: View) -> None:
+        with ops.label(self._label("")):
+            self.declaration.layer.forward(ops, x, y, self.p, self._scratch(ops))
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View) -> None:
+        with ops.label(self._label("'")):
+            self.declaration.layer.pullback(ops, x, y, dy, dx, self.p, self.g, self._scratch(ops))
+
+    def _label(self, mark: str) -> str:
+        name = self.declaration.name
+        return f"{name}.{type(self.declaration.layer).__name__}{mark}" if name else ""
+
+    def _scratch(self, ops: Recorder) -> SimpleNamespace:
+        with ops.label(self.declaration.name):
+            temporaries = {name: ops.scratch(name, shape) for name, shape in self.declaration.temporary_shapes.items()}
+        return SimpleNamespace(**self._saved, **temporaries, children=self.children)
+
+
+def _window(vector: View, entry: Slice) -> View:
+    view = vector.slice(0, entry.start, entry.stop).reshape(*entry.shape)
+    return view.named(f"{vector.buffer.name}.{entry.name}")

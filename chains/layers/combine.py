@@ -1,0 +1,166 @@
+"""Layers made of layers: one after another, around a shortcut, side by side."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from chains.layers.base import Declaration, Layer, SampleShape
+from chains.program import Recorder
+from chains.view import View
+
+
+class Series(Layer):
+    """Layers one after another. `chains.Chain` is this with the user's calls."""
+
+    def __init__(self, *layers: Layer) -> None:
+        self.layers = layers
+
+    def fixed_input(self) -> SampleShape | None:
+        return self.layers[0].fixed_input() if self.layers else None
+
+    def declare(self, d: Declaration) -> None:
+        shape = d.input
+        for k, layer in enumerate(self.layers):
+            try:
+                output = d.child(str(k), layer, shape)
+            except ValueError as error:
+                source = f"the output of layer {k - 1}, {self.layers[k - 1]!r}," if k else "the input"
+                raise ValueError(f"layer {k}, {layer!r}, does not take {source} of shape {shape}: {error}") from None
+            if k < len(self.layers) - 1:
+                d.saved(f"y{k}", output)
+            shape = output
+        d.output(shape)
+
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        if not self.layers:
+            ops.copy(y, x)
+        steps = self._steps(x, y, s)
+        for child, (before, after) in zip(s.children, pairwise(steps), strict=True):
+            child.forward(ops, before, after)
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        if not self.layers:
+            ops.copy(dx, dy)
+        steps = self._steps(x, y, s)
+        for k in reversed(range(len(self.layers))):
+            before = ops.scratch(f"dy{k - 1}", steps[k].sample_shape) if k else dx
+            s.children[k].pullback(ops, steps[k], steps[k + 1], dy, before)
+            dy = before
+
+    def _steps(self, x: View, y: View, s: Any) -> list[View]:
+        """The input, each layer's output, the last of them `y`."""
+        if not self.layers:
+            return [x]
+        return [x, *(getattr(s, f"y{k}") for k in range(len(self.layers) - 1)), y]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.layers))})"
+
+
+class Residual(Layer):
+    """``y = x + inner(x)``; several layers are taken one after another. The inner output has the input's shape."""
+
+    def __init__(self, *layers: Layer) -> None:
+        self.inner = layers[0] if len(layers) == 1 else Series(*layers)
+
+    def fixed_input(self) -> SampleShape | None:
+        return self.inner.fixed_input()
+
+    def declare(self, d: Declaration) -> None:
+        output = d.child("inner", self.inner, d.input)
+        if output != d.input:
+            raise ValueError(f"`inner` (={self.inner!r}) turns shape {d.input} into {output}, so the two cannot be added")
+        d.output(output)
+        d.saved("inner", output)
+        d.temporary("d_inner", output)
+
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        s.children[0].forward(ops, x, s.inner)
+        ops.map(y, lambda x, inner: x + inner, x, s.inner)
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        ops.copy(s.d_inner, dy)  # the inner pullback may overwrite its own
+        s.children[0].pullback(ops, x, s.inner, s.d_inner, dx)
+        ops.map(dx, lambda dx, dy: dx + dy, dx, dy)
+
+    def __repr__(self) -> str:
+        return f"Residual({self.inner!r})"
+
+
+class Parallel(Layer):
+    """Every layer on the same input, the outputs joined: concatenated along an axis, or summed.
+
+    `join` is "concatenate" or "sum"; `axis` counts the axes of one sample (0: features or channels, -1: the
+    last). Raises ValueError where the outputs' shapes cannot be joined so.
+    """
+
+    def __init__(self, *layers: Layer, join: str = "concatenate", axis: int = 0) -> None:
+        if not layers:
+            raise ValueError("`layers` must be at least one layer")
+        if join not in ("concatenate", "sum"):
+            raise ValueError(f"`join` (={join!r}) must be 'concatenate' or 'sum'")
+        self.layers = layers
+        self.join = join
+        self.axis = axis
+
+    def fixed_input(self) -> SampleShape | None:
+        return next((shape for layer in self.layers if (shape := layer.fixed_input()) is not None), None)
+
+    def declare(self, d: Declaration) -> None:
+        shapes = [d.child(str(k), layer, d.input) for k, layer in enumerate(self.layers)]
+        if self.join == "sum":
+            if len(set(shapes)) > 1:
+                raise ValueError(f"the outputs to be summed differ in shape: {shapes}")
+            d.output(shapes[0])
+        else:
+            d.output(self._concatenated(shapes))
+        for k, shape in enumerate(shapes):
+            d.saved(f"y{k}", shape)
+            d.temporary(f"dy{k}", shape)
+            d.temporary(f"dx{k}", d.input)
+
+    def _concatenated(self, shapes: list[SampleShape]) -> SampleShape:
+        ndim = len(shapes[0])
+        if not -ndim <= self.axis < ndim:
+            raise ValueError(f"`axis` (={self.axis}) must be an axis of the outputs, whose shape is {shapes[0]}")
+        axis = self.axis % ndim
+        if any(
+            len(shape) != ndim or shape[:axis] + shape[axis + 1 :] != shapes[0][:axis] + shapes[0][axis + 1 :]
+            for shape in shapes
+        ):
+            raise ValueError(f"the outputs to be concatenated along axis {self.axis} differ elsewhere: {shapes}")
+        return (*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :])
+
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        outputs = [getattr(s, f"y{k}") for k in range(len(self.layers))]
+        for child, output in zip(s.children, outputs, strict=True):
+            child.forward(ops, x, output)
+        if self.join == "sum":
+            ops.map(y, lambda *terms: sum(terms), *outputs)
+        else:
+            for part, output in zip(self._parts(y, outputs), outputs, strict=True):
+                ops.copy(part, output)
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        outputs = [getattr(s, f"y{k}") for k in range(len(self.layers))]
+        parts = [dy] * len(outputs) if self.join == "sum" else self._parts(dy, outputs)
+        branches = []
+        for k, (child, output, part) in enumerate(zip(s.children, outputs, parts, strict=True)):
+            cotangent, branch = getattr(s, f"dy{k}"), getattr(s, f"dx{k}")
+            ops.copy(cotangent, part)  # each branch may overwrite its own
+            child.pullback(ops, x, output, cotangent, branch)
+            branches.append(branch)
+        ops.map(dx, lambda *terms: sum(terms), *branches)
+
+    def _parts(self, joined: View, outputs: list[View]) -> list[View]:
+        """The piece of the concatenated array that belongs to each output."""
+        axis = self.axis % (joined.ndim - 1) + 1
+        ends = [0]
+        for output in outputs:
+            ends.append(ends[-1] + int(output.shape[axis]))  # type: ignore[arg-type]
+        return [joined.slice(axis, start, stop) for start, stop in pairwise(ends)]
+
+    def __repr__(self) -> str:
+        join = ", join='sum'" if self.join == "sum" else f", axis={self.axis}" if self.axis else ""
+        return f"Parallel({', '.join(map(repr, self.layers))}{join})"

@@ -1,0 +1,85 @@
+"""The fully connected layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chains.activations import Activation, identity, resolve
+from chains.initializers import InitializerLike
+from chains.layers.base import Declaration, Layer, SampleShape
+from chains.program import Recorder
+from chains.view import View
+
+
+class Dense(Layer):
+    """``y = activation(x @ weight + bias)``, over the last axis of ``x``.
+
+    `inputs` and `outputs` are the lengths of that axis, `weight` has shape (inputs, outputs), `bias`
+    (outputs,). Initializers: see `chains.initializers`. Raises ValueError unless both lengths are positive.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        activation: Activation | str = identity,
+        *,
+        bias: bool = True,
+        weight_init: InitializerLike = "glorot_normal",
+        bias_init: InitializerLike = "zeros",
+    ) -> None:
+        self.inputs = positive("inputs", inputs)
+        self.outputs = positive("outputs", outputs)
+        self.activation = resolve(activation)
+        self.bias = bias
+        self.weight_init = weight_init
+        self.bias_init = bias_init
+
+    def fixed_input(self) -> SampleShape:
+        return (self.inputs,)
+
+    def declare(self, d: Declaration) -> None:
+        if d.input[-1:] != (self.inputs,):
+            raise ValueError(f"`inputs` (={self.inputs}) must be the last length of the input's shape {d.input}")
+        shape = (*d.input[:-1], self.outputs)
+        d.param("weight", (self.inputs, self.outputs), self.weight_init)
+        if self.bias:
+            d.param("bias", (self.outputs,), self.bias_init)
+        d.output(shape)
+        if self.activation.needs_input:
+            d.saved("z", shape)  # x @ weight + bias
+
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        f = self.activation
+        z = s.z if f.needs_input else y
+        ops.matmul(z.rows, x.rows, p.weight)
+        if self.bias and f.needs_input:
+            ops.map((z, y), lambda z, b: (z + b, f(z + b)), z, p.bias)
+        elif self.bias:
+            ops.map(y, lambda z, b: f(z + b), z, p.bias)
+        else:
+            ops.map(y, f, z)
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        f = self.activation
+        dz = dy
+        if f.needs_input:
+            ops.map(dz, lambda dy, z, y: dy * f.slope(z, y), dy, s.z, y)
+        else:
+            ops.map(dz, lambda dy, y: dy * f.slope(None, y), dy, y)
+        ops.matmul(g.weight, x.rows.T, dz.rows)
+        if self.bias:
+            ops.sum(g.bias, dz)
+        ops.matmul(dx.rows, dz.rows, p.weight.T)
+
+    def __repr__(self) -> str:
+        parts = [str(self.inputs), str(self.outputs)]
+        parts += [] if self.activation is identity else [repr(self.activation)]
+        return f"Dense({', '.join(parts)}{'' if self.bias else ', bias=False'})"
+
+
+def positive(name: str, value: int) -> int:
+    """`value` if it is a positive whole number; raises ValueError naming it otherwise."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 1:
+        raise ValueError(f"`{name}` (={value!r}) must be a positive whole number")
+    return value.__index__()

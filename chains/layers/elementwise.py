@@ -1,0 +1,69 @@
+"""Layers that work element by element: an activation on its own, a learned scale, a learned shift."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chains.activations import Activation as Function
+from chains.activations import resolve
+from chains.initializers import InitializerLike
+from chains.layers.base import Declaration, Layer
+from chains.program import Recorder
+from chains.view import View
+
+
+class Activation(Layer):
+    """``y = f(x)`` for an activation `f`, such as tanh, or its name."""
+
+    def __init__(self, f: Function | str) -> None:
+        self.f = resolve(f)
+
+    def declare(self, d: Declaration) -> None:
+        d.output(d.input)
+
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        ops.map(y, self.f, x)
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        ops.map(dx, lambda dy, x, y: dy * self.f.slope(x, y), dy, x, y)
+
+    def __repr__(self) -> str:
+        return f"Activation({self.f!r})"
+
+
+class Scale(Layer):
+    """``y = x * scale``, with a factor to learn for each feature of a sample; `scale` has the sample's shape."""
+
+    def __init__(self, *, scale_init: InitializerLike = "ones") -> None:
+        self.scale_init = scale_init
+
+    def declare(self, d: Declaration) -> None:
+        d.param("scale", d.input, self.scale_init)
+        d.output(d.input)
+        d.temporary("product", d.input)
+
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        ops.map(y, lambda x, scale: x * scale, x, p.scale)
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        ops.map(s.product, lambda x, dy: x * dy, x, dy)
+        ops.sum(g.scale, s.product)
+        ops.map(dx, lambda dy, scale: dy * scale, dy, p.scale)
+
+
+class Shift(Layer):
+    """``y = x + shift``, with a term to learn for each feature of a sample; `shift` has the sample's shape."""
+
+    def __init__(self, *, shift_init: InitializerLike = "zeros") -> None:
+        self.shift_init = shift_init
+
+    def declare(self, d: Declaration) -> None:
+        d.param("shift", d.input, self.shift_init)
+        d.output(d.input)
+
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        ops.map(y, lambda x, shift: x + shift, x, p.shift)
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        ops.sum(g.shift, dy)
+        ops.copy(dx, dy)

@@ -1,0 +1,227 @@
+"""Losses: a number for how far outputs are from targets, averaged over the batch, and its gradient.
+
+With sample weights, each sample's loss is multiplied by its weight before the average over the batch (the
+weights are not normalised: weights of one change nothing).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chains.activations import sigmoid
+from chains.expr import exp, log1p, maximum, sign, trace, where
+from chains.layers.softmax import log_sum_exp
+from chains.program import Recorder
+from chains.view import View
+
+SampleShape = tuple[int, ...]
+
+
+class Loss(ABC):
+    """A loss function. Losses of equal settings are equal, so that their programs are shared."""
+
+    takes_logits = False  # whether outputs are logits, so that a softmax before the loss would be a mistake
+
+    def check_target(self, output: SampleShape, target: SampleShape) -> None:
+        """Raise ValueError unless targets of this sample shape go with outputs of that one."""
+        if target != output:
+            raise ValueError(f"targets `t` of sample shape {target} do not go with outputs of sample shape {output}")
+
+    def check_values(self, t: np.ndarray, output: SampleShape) -> None:
+        """Raise ValueError where the targets hold values that the loss is not defined for."""
+
+    @abstractmethod
+    def record(self, ops: Recorder, y: View, t: View, w: View | None, value: View, dy: View) -> None:
+        """Record how `value` (a scalar) and `dy` (shaped like `y`) are filled; `w` are sample weights (batch,)."""
+
+
+@dataclass(frozen=True)
+class ElementwiseLoss(Loss):
+    """``factors[0] * function(y, t)`` summed over a sample's outputs, or averaged over them, and averaged over the batch.
+
+    ``factors[1] * derivative(y, t)`` is its derivative with respect to y. Constant factors stand apart because they
+    need not be multiplied element by element.
+    """
+
+    name: str
+    function: Callable[[Any, Any], Any]
+    derivative: Callable[[Any, Any], Any]
+    average: bool = False
+    factors: tuple[float, float] = (1.0, 1.0)
+
+    def __post_init__(self) -> None:
+        trace(self.function, 2)
+        trace(self.derivative, 2)
+
+    def record(self, ops: Recorder, y: View, t: View, w: View | None, value: View, dy: View) -> None:
+        f, df = self.function, self.derivative
+        outputs = math.prod(y.sample_shape) if self.average else 1
+        factor, slope_factor = (number / outputs for number in self.factors)
+        terms = ops.scratch("terms", y.sample_shape)
+        inverse = ops.inverse_batch
+        if w is None:
+            ops.map((terms, dy), lambda y, t, inverse: (f(y, t), df(y, t) * (inverse * slope_factor)), y, t, inverse)
+        else:
+            ops.map(
+                (terms, dy),
+                lambda y, t, w, inverse: (f(y, t) * w, df(y, t) * (w * (inverse * slope_factor))),
+                y, t, _column(w, y.ndim), inverse,
+            )  # fmt: skip
+        ops.sum(value, terms)
+        ops.map(value, lambda value, inverse: value * (inverse * factor), value, inverse)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def loss(
+    name: str, function: Callable[[Any, Any], Any], *, derivative: Callable[[Any, Any], Any], average: bool = False
+) -> Loss:
+    """A loss of one's own: ``function(y, t)`` for one output and its target, in the functions of `chains.expr`.
+
+    `derivative(y, t)` is its derivative with respect to y. The terms are summed over a sample's outputs (or
+    averaged, with ``average=True``) and averaged over the batch.
+    """
+    return ElementwiseLoss(name, function, derivative, average)
+
+
+def _square(y: Any, t: Any) -> Any:
+    return (y - t) * (y - t)
+
+
+def _difference(y: Any, t: Any) -> Any:
+    return y - t
+
+
+class SquaredLoss(ElementwiseLoss):
+    """Half the sum of squared differences over a sample's outputs, averaged over the batch (Nielsen's quadratic cost)."""
+
+    def __init__(self) -> None:
+        super().__init__("SquaredLoss()", _square, _difference, factors=(0.5, 1.0))
+
+
+class MSELoss(ElementwiseLoss):
+    """The mean of squared differences over all outputs and samples."""
+
+    def __init__(self) -> None:
+        super().__init__("MSELoss()", _square, _difference, average=True, factors=(1.0, 2.0))
+
+
+def _absolute(y: Any, t: Any) -> Any:
+    return abs(y - t)
+
+
+def _absolute_slope(y: Any, t: Any) -> Any:
+    return sign(y - t)
+
+
+class L1Loss(ElementwiseLoss):
+    """The mean of absolute differences over all outputs and samples."""
+
+    def __init__(self) -> None:
+        super().__init__("L1Loss()", _absolute, _absolute_slope, average=True)
+
+
+@dataclass(frozen=True)
+class _Huber:
+    """Huber's function and, with `slope`, its derivative; a dataclass so that equal deltas are equal functions."""
+
+    delta: float
+    slope: bool = False
+
+    def __call__(self, y: Any, t: Any) -> Any:
+        d, delta = y - t, self.delta
+        if self.slope:
+            return where(abs(d) <= delta, d, delta * sign(d))
+        return where(abs(d) <= delta, 0.5 * d * d, delta * (abs(d) - 0.5 * delta))
+
+
+class HuberLoss(ElementwiseLoss):
+    """The mean of d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2), for differences d. Raises ValueError unless delta > 0."""
+
+    def __init__(self, delta: float = 1.0) -> None:
+        if not delta > 0.0:
+            raise ValueError(f"`delta` (={delta}) must be positive")
+        super().__init__(f"HuberLoss({delta:g})", _Huber(delta), _Huber(delta, slope=True), average=True)
+
+
+def _bce(y: Any, t: Any) -> Any:
+    return maximum(y, 0.0) - y * t + log1p(exp(-abs(y)))
+
+
+def _bce_slope(y: Any, t: Any) -> Any:
+    return sigmoid(y) - t
+
+
+class BCEWithLogitsLoss(ElementwiseLoss):
+    """The mean binary cross-entropy of sigmoid(y) against targets in [0, 1], over all outputs and samples."""
+
+    takes_logits = True
+
+    def __init__(self) -> None:
+        super().__init__("BCEWithLogitsLoss()", _bce, _bce_slope, average=True)
+
+
+@dataclass(frozen=True)
+class CrossEntropyLoss(Loss):
+    """The cross-entropy of softmax(logits), over the last axis, against integer labels or probabilities (one-hot).
+
+    Logits have sample shape (*positions, classes); labels (*positions), probabilities (*positions, classes).
+    The mean over samples and positions.
+    """
+
+    takes_logits = True
+
+    def check_target(self, output: SampleShape, target: SampleShape) -> None:
+        if target not in (output, output[:-1]) or not output:
+            raise ValueError(
+                f"targets `t` of sample shape {target} do not go with logits of sample shape {output}: "
+                f"wanted labels of shape {output[:-1]} or probabilities of shape {output}"
+            )
+
+    def check_values(self, t: np.ndarray, output: SampleShape) -> None:
+        if t.ndim > len(output):
+            return
+        low, high = t.min(), t.max()
+        if not (low >= 0 and high < output[-1]):
+            wrong = low if not low >= 0 else high
+            raise ValueError(
+                f"labels `t` must be from 0 to {output[-1] - 1}, one of {output[-1]} classes, but there is {wrong}"
+            )
+        if t.dtype.kind == "f" and np.any(t != np.floor(t)):
+            raise ValueError(f"labels `t` must be whole numbers, not fractions ({t.dtype})")
+
+    def record(self, ops: Recorder, y: View, t: View, w: View | None, value: View, dy: View) -> None:
+        shape = y.sample_shape
+        if t.ndim < y.ndim:
+            classes = ops.constant("classes", np.arange(shape[-1]))
+            target = ops.scratch("one_hot", shape)
+            ops.map(target, lambda label, k: where(label == k, 1.0, 0.0), t.expand(-1), classes)
+            t = target
+        normalizer = log_sum_exp(ops, y)
+        total = ops.scratch("target_total", (*shape[:-1], 1))
+        terms = ops.scratch("terms", shape)
+        weight = _column(w, y.ndim) if w is not None else ops.constant("one", np.ones(()))
+        inverse, factor = ops.inverse_batch, 1.0 / math.prod(shape[:-1])
+        ops.sum(total, t)
+        ops.map(terms, lambda y, t, normalizer, w: t * (normalizer - y) * w, y, t, normalizer, weight)
+        ops.map(
+            dy,
+            lambda y, t, normalizer, total, w, inverse: (exp(y - normalizer) * total - t) * (w * (inverse * factor)),
+            y, t, normalizer, total, weight, inverse,
+        )  # fmt: skip
+        ops.sum(value, terms)
+        ops.map(value, lambda value, inverse: value * (inverse * factor), value, inverse)
+
+
+def _column(w: View, ndim: int) -> View:
+    """Sample weights (batch,) shaped to multiply an array of `ndim` axes."""
+    while w.ndim < ndim:
+        w = w.expand(-1)
+    return w

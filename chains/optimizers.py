@@ -1,0 +1,231 @@
+"""Optimisers: programs over the flat vectors of parameters, gradient and state.
+
+A learning rate is a number or a schedule: a function of the number of updates made before, in arithmetic and
+the functions of `chains.expr` (``lambda step: 1e-3 * 0.99 ** step``), such as those of `chains.schedules`.
+
+Every optimiser takes `clip_norm`: where the gradient's Euclidean norm exceeds it, the gradient is scaled down
+to it first, as PyTorch's clip_grad_norm_ does.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+import numpy as np
+
+from chains.expr import minimum, sqrt, trace
+from chains.program import Recorder
+from chains.view import View
+
+Schedule = Callable[[Any], Any]
+Rate = Union[float, Schedule]
+
+
+@dataclass(frozen=True)
+class Optimizer(ABC):
+    """How parameters move along a gradient; the settings only, no state. Use it with `train` or `Updater`."""
+
+    learning_rate: Rate
+    clip_norm: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if callable(self.learning_rate):
+            trace(self.learning_rate, 1)
+        elif not self.learning_rate >= 0.0:
+            raise ValueError(f"`learning_rate` (={self.learning_rate}) must be zero or positive, or a function of the step")
+        if self.clip_norm is not None and not self.clip_norm > 0.0:
+            raise ValueError(f"`clip_norm` (={self.clip_norm}) must be positive, or None")
+
+    @property
+    @abstractmethod
+    def n_states(self) -> int:
+        """How many vectors as long as the parameters the optimiser keeps; they start at zero."""
+
+    def scalars(self, step: Any) -> tuple[Any, ...]:
+        """The numbers that `update` needs and that change with `step`, the count of updates made before.
+
+        They are computed once a step, in double precision.
+        """
+        return (self.rate(step),)
+
+    @abstractmethod
+    def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
+        """Record the update of one run of parameters `p` by the gradient `g`, which may be overwritten."""
+
+    def rate(self, step: Any) -> Any:
+        """The learning rate after `step` updates."""
+        return self.learning_rate(step) if callable(self.learning_rate) else self.learning_rate
+
+    def record(self, ops: Recorder, p: View, g: View, ranges: Sequence[tuple[int, int]]) -> None:
+        """Record one update of the `ranges` (start, stop) of the flat vector `p`."""
+        size = p.sample_size
+        state = ops.external("state", (self.n_states * size,), role="state")
+        step = ops.external("step", (), role="state", dtype=np.float64)
+        scalars = [ops.scratch("scalar", (), batched=False) for _ in self.scalars(0.0)]
+        if self.clip_norm is not None:
+            self._clip(ops, [g.slice(0, *run) for run in ranges], self.clip_norm)
+        ops.map((*scalars, step), lambda step: (*self.scalars(step), step + 1.0), step)
+        for start, stop in ranges:
+            states = [state.slice(0, k * size + start, k * size + stop) for k in range(self.n_states)]
+            self.update(ops, p.slice(0, start, stop), g.slice(0, start, stop), states, scalars)
+
+    @staticmethod
+    def _clip(ops: Recorder, runs: Sequence[View], largest: float) -> None:
+        squares = [ops.scratch("square", (1, 1), batched=False) for _ in runs]
+        factor = ops.scratch("clip", (), batched=False)
+        for run, square in zip(runs, squares, strict=True):
+            row = run.reshape(1, run.sample_size)
+            ops.matmul(square, row, row.T)
+        total = [square.reshape() for square in squares]
+        ops.map(factor, lambda *parts: minimum(largest / (sqrt(sum(parts)) + 1e-6), 1.0), *total)
+        for run in runs:
+            ops.map(run, lambda g, factor: g * factor, run, factor)
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """p -= rate * v, where v = momentum * v + g (no unit gain: g is not multiplied by 1 - momentum).
+
+    With `nesterov`, p -= rate * (g + momentum * v). As in PyTorch. Raises ValueError unless 0 <= momentum < 1.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_fraction("momentum", self.momentum)
+        if self.nesterov and self.momentum == 0.0:
+            raise ValueError("`nesterov` (=True) needs a positive `momentum` (=0)")
+
+    @property
+    def n_states(self) -> int:
+        return 1 if self.momentum else 0
+
+    def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
+        mu = self.momentum
+        if not mu:
+            ops.map(p, lambda p, g, rate: p - g * rate, p, g, scalars[0])
+            return
+        (v,) = states
+        ops.map(v, lambda v, g: mu * v + g, v, g)
+        if self.nesterov:
+            ops.map(p, lambda p, g, v, rate: p - (g + mu * v) * rate, p, g, v, scalars[0])
+        else:
+            ops.map(p, lambda p, v, rate: p - v * rate, p, v, scalars[0])
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2015), with bias correction, as in PyTorch. Raises ValueError unless 0 <= beta < 1 and eps > 0."""
+
+    learning_rate: Rate = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_fraction("beta1", self.beta1)
+        _check_fraction("beta2", self.beta2)
+        _check_positive("eps", self.eps)
+
+    @property
+    def n_states(self) -> int:
+        return 2
+
+    def scalars(self, step: Any) -> tuple[Any, ...]:
+        # rate * (m / correct1) / (sqrt(v / correct2) + eps), with both corrections moved into two scalars
+        root = sqrt(1.0 - self.beta2 ** (step + 1.0))
+        return self.rate(step) * root / (1.0 - self.beta1 ** (step + 1.0)), self.eps * root
+
+    def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
+        m, v = states
+        rate, eps = scalars[:2]
+        beta1, beta2 = self.beta1, self.beta2
+
+        def step(p: Any, g: Any, m: Any, v: Any, rate: Any, eps: Any) -> tuple[Any, ...]:
+            m = beta1 * m + (1.0 - beta1) * g
+            v = beta2 * v + (1.0 - beta2) * (g * g)
+            return m, v, p - rate * (m / (sqrt(v) + eps))
+
+        ops.map((m, v, p), step, p, g, m, v, rate, eps)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay: p is first multiplied by 1 - rate * weight_decay (Loshchilov and Hutter 2019)."""
+
+    weight_decay: float = 0.01
+
+    def scalars(self, step: Any) -> tuple[Any, ...]:
+        return *super().scalars(step), 1.0 - self.rate(step) * self.weight_decay
+
+    def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
+        ops.map(p, lambda p, keep: p * keep, p, scalars[2])
+        super().update(ops, p, g, states, scalars)
+
+
+@dataclass(frozen=True)
+class RMSProp(Optimizer):
+    """p -= rate * g / (sqrt(v) + eps), v the decaying average of g^2 (Hinton 2012), as in PyTorch."""
+
+    learning_rate: Rate = 1e-2
+    decay: float = 0.99
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_fraction("decay", self.decay)
+        _check_positive("eps", self.eps)
+
+    @property
+    def n_states(self) -> int:
+        return 1
+
+    def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
+        decay, eps = self.decay, self.eps
+
+        def step(p: Any, g: Any, v: Any, rate: Any) -> tuple[Any, ...]:
+            v = decay * v + (1.0 - decay) * (g * g)
+            return v, p - rate * (g / (sqrt(v) + eps))
+
+        ops.map((states[0], p), step, p, g, states[0], scalars[0])
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """p -= rate * g / (sqrt(v) + eps), v the sum of all g^2 so far (Duchi et al. 2011), as in PyTorch."""
+
+    learning_rate: Rate = 1e-2
+    eps: float = 1e-10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_positive("eps", self.eps)
+
+    @property
+    def n_states(self) -> int:
+        return 1
+
+    def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
+        eps = self.eps
+
+        def step(p: Any, g: Any, v: Any, rate: Any) -> tuple[Any, ...]:
+            v = v + g * g
+            return v, p - rate * (g / (sqrt(v) + eps))
+
+        ops.map((states[0], p), step, p, g, states[0], scalars[0])
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"`{name}` (={value}) must be at least 0 and below 1")
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not value > 0.0:
+        raise ValueError(f"`{name}` (={value}) must be positive")

@@ -1,0 +1,110 @@
+"""Named slices of the flat parameter vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from chains.initializers import Constant, Initializer
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The entries ``start:stop`` of the flat vector, which hold the array `name` of this shape in C order."""
+
+    name: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    init: Initializer = field(default=Constant(0.0), repr=False, compare=False)
+
+
+class Layout(Sequence[Slice]):
+    """The slices of a flat vector in order; a sequence, also indexed by name. ``print(layout)`` shows the table."""
+
+    def __init__(self, slices: Iterable[Slice]) -> None:
+        self._slices = tuple(slices)
+        self._by_name = {entry.name: entry for entry in self._slices}
+        self.size = self._slices[-1].stop if self._slices else 0
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            if key not in self._by_name:
+                raise KeyError(f"no parameter is named {key!r}; the names are {', '.join(self._by_name) or 'none'}")
+            return self._by_name[key]
+        return self._slices[key]
+
+    def __len__(self) -> int:
+        return len(self._slices)
+
+    def __iter__(self) -> Iterator[Slice]:
+        return iter(self._slices)
+
+    def names(self, *patterns: str) -> frozenset[str]:
+        """The names that match any of the patterns, in the shell's sense ("0.*", "*.bias").
+
+        Raises ValueError naming a pattern that matches nothing.
+        """
+        found: set[str] = set()
+        for pattern in patterns:
+            matches = {name for name in self._by_name if fnmatchcase(name, pattern)}
+            if not matches:
+                raise ValueError(f"no parameter matches {pattern!r}; the names are {', '.join(self._by_name) or 'none'}")
+            found |= matches
+        return frozenset(found)
+
+    def ranges(self, without: frozenset[str] = frozenset()) -> list[tuple[int, int]]:
+        """The longest runs (start, stop) of the vector that hold none of the slices named in `without`."""
+        runs: list[tuple[int, int]] = []
+        for entry in self._slices:
+            if entry.name in without or entry.start == entry.stop:
+                continue
+            if runs and runs[-1][1] == entry.start:
+                runs[-1] = (runs[-1][0], entry.stop)
+            else:
+                runs.append((entry.start, entry.stop))
+        return runs
+
+    def views(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """Each slice of `vector` as an array of its own shape, sharing memory."""
+        return {entry.name: vector[entry.start : entry.stop].reshape(entry.shape) for entry in self._slices}
+
+    def init(self, seed: int | np.random.Generator, dtype: Any) -> np.ndarray:
+        """A fresh vector, each slice filled by its initializer. The draws are those of float64, then rounded.
+
+        Raises ValueError naming the slice whose initializer returned another shape than the slice has.
+        """
+        rng = np.random.default_rng(seed)
+        vector = np.empty(self.size, dtype)
+        for entry in self._slices:
+            values = np.asarray(entry.init(rng, entry.shape))
+            if values.shape != entry.shape:
+                raise ValueError(f"the initializer of `{entry.name}` gave shape {values.shape}, not {entry.shape}")
+            vector[entry.start : entry.stop] = values.reshape(-1)
+        return vector
+
+    def __str__(self) -> str:
+        if not self._slices:
+            return "no parameters"
+        width = max(len(entry.name) for entry in self._slices)
+        return "\n".join(f"{e.name:{width}}  {e.start:>9,}:{e.stop:<9,}  {e.shape}" for e in self._slices)
+
+    def __repr__(self) -> str:
+        return f"Layout({list(self._slices)!r})"
+
+
+class LayoutBuilder:
+    """Hands out consecutive slices."""
+
+    def __init__(self) -> None:
+        self.slices: list[Slice] = []
+
+    def add(self, name: str, shape: tuple[int, ...], init: Initializer) -> Slice:
+        start = self.slices[-1].stop if self.slices else 0
+        self.slices.append(Slice(name, start, start + math.prod(shape), shape, init))
+        return self.slices[-1]

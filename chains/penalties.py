@@ -1,0 +1,118 @@
+"""Penalties on parameters, added to the loss.
+
+A penalty applies to the parameters whose names match its patterns ("*", "*.weight", "0.*"). Penalties add up
+with ``+``. A frozen parameter counts in the value and gets no gradient.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+from chains.expr import sign
+from chains.params import Layout
+from chains.program import Recorder
+from chains.view import View
+
+
+@dataclass(frozen=True)
+class Place:
+    """The parameters a penalty may look at: the names within `layout` it is confined to, and those that are frozen."""
+
+    layout: Layout
+    names: frozenset[str]
+    frozen: frozenset[str]
+
+
+class Penalty(ABC):
+    """A function of the parameters."""
+
+    @abstractmethod
+    def record(self, ops: Recorder, at: Place, p: View, g: View, value: View) -> None:
+        """Record additions to `value` (a scalar) and to the gradient `g`."""
+
+    def __add__(self, other: Penalty) -> Penalty:
+        return _Sum((self, other))
+
+
+@dataclass(frozen=True)
+class _Sum(Penalty):
+    parts: tuple[Penalty, ...]
+
+    def record(self, ops: Recorder, at: Place, p: View, g: View, value: View) -> None:
+        for part in self.parts:
+            part.record(ops, at, p, g, value)
+
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self.parts))
+
+
+@dataclass(frozen=True)
+class _Norm(Penalty):
+    """``strength`` times a sum over the parameters that match `patterns`. Raises ValueError for a negative strength."""
+
+    strength: float
+    patterns: str | tuple[str, ...] = "*"
+
+    def __post_init__(self) -> None:
+        if not self.strength >= 0.0:
+            raise ValueError(f"`strength` (={self.strength}) must be zero or positive")
+
+    def record(self, ops: Recorder, at: Place, p: View, g: View, value: View) -> None:
+        patterns = (self.patterns,) if isinstance(self.patterns, str) else self.patterns
+        others = frozenset(entry.name for entry in at.layout) - (at.layout.names(*patterns) & at.names)
+        total = ops.scratch("penalty", (1, 1), batched=False)
+        for start, stop in at.layout.ranges(without=others):
+            self._add_value(ops, p.slice(0, start, stop), total)
+            ops.map(value, lambda value, total: value + self.strength * total, value, total.reshape())
+        for start, stop in at.layout.ranges(without=others | at.frozen):
+            self._add_gradient(ops, p.slice(0, start, stop), g.slice(0, start, stop))
+
+    @abstractmethod
+    def _add_value(self, ops: Recorder, p: View, total: View) -> None:
+        """Record how `total` (1, 1) is filled with the sum over `p`."""
+
+    @abstractmethod
+    def _add_gradient(self, ops: Recorder, p: View, g: View) -> None:
+        """Record the addition of the gradient over `p` to `g`."""
+
+
+class L2Penalty(_Norm):
+    """strength * the sum of squares (SimpleChains.jl's L2Penalty; PyTorch's weight_decay is twice the strength)."""
+
+    def _add_value(self, ops: Recorder, p: View, total: View) -> None:
+        row = p.reshape(1, p.sample_size)
+        ops.matmul(total, row, row.T)
+
+    def _add_gradient(self, ops: Recorder, p: View, g: View) -> None:
+        ops.map(g, lambda g, p: g + 2.0 * self.strength * p, g, p)
+
+
+class L1Penalty(_Norm):
+    """strength * the sum of absolute values."""
+
+    def _add_value(self, ops: Recorder, p: View, total: View) -> None:
+        magnitude = ops.scratch("magnitude", p.sample_shape, batched=False)
+        ops.map(magnitude, abs, p)
+        ops.sum(total.reshape(), magnitude)
+
+    def _add_gradient(self, ops: Recorder, p: View, g: View) -> None:
+        ops.map(g, lambda g, p: g + self.strength * sign(p), g, p)
+
+
+@dataclass(frozen=True)
+class FrontLastPenalty(Penalty):
+    """One penalty for all layers but the last that has parameters, another for that one (as in SimpleChains.jl).
+
+    Either may be None.
+    """
+
+    front: Penalty | None
+    last: Penalty | None
+
+    def record(self, ops: Recorder, at: Place, p: View, g: View, value: View) -> None:
+        layers = list(dict.fromkeys(name.split(".")[0] for name in (entry.name for entry in at.layout)))
+        for penalty, chosen in ((self.front, layers[:-1]), (self.last, layers[-1:])):
+            names = frozenset(name for name in at.names if name.split(".")[0] in chosen)
+            if penalty is not None and names:
+                penalty.record(ops, replace(at, names=names), p, g, value)

@@ -1,0 +1,212 @@
+"""Programs and the recorder that makes them.
+
+A layer records its work through a `Recorder`; what comes out is a `Program`: a flat list of operations
+(`chains.operations`) over views of a few buffers (`chains.view`). Whatever nobody reads is dropped
+(`chains.simplify`), and the scratch buffers that remain are laid out in one block of memory
+(`chains.scratch`). A backend executes the program. It is recorded once and runs at any batch size.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from chains.expr import trace
+from chains.operations import Copy, Fill, Gather, Map, MatMul, Operation, Random, Reduce, ScatterAdd
+from chains.scratch import Lifetime, Plan, plan
+from chains.simplify import simplified
+from chains.view import Batch, Buffer, Shape, View, c_strides
+
+
+class Recorder:
+    """Takes down operations, checking that shapes fit; `finish` makes the `Program`."""
+
+    def __init__(self, name: str, dtype: Any, *, training: bool = False) -> None:
+        self.name = name
+        self.training = training  # whether layers that behave differently while training do so
+        self.dtype = np.dtype(dtype)
+        self.operations: list[Operation] = []
+        self._buffers: dict[str, View] = {}
+        self._label = ""
+        self._draws = 0
+
+    # Buffers
+
+    def external(self, name: str, shape: tuple[int, ...], *, role: str, batched: bool = False, dtype: Any = None) -> View:
+        """A buffer that the caller of the program provides; asking again for the same name gives the same view."""
+        if name not in self._buffers:
+            self._buffers[name] = self._view(name, role, shape, batched, dtype)
+        return self._buffers[name]
+
+    def scratch(self, name: str, shape: tuple[int, ...], *, batched: bool = True) -> View:
+        """Private memory, live from the first operation that uses it to the last."""
+        label = f"{self._label}.{name}" if self._label else name
+        return self._view(label, "scratch", shape, batched)
+
+    def constant(self, name: str, data: np.ndarray) -> View:
+        """Numbers that are part of the program."""
+        data = np.ascontiguousarray(data, dtype=self.dtype)
+        return self._view(name, "constant", data.shape, data=data)
+
+    @property
+    def inverse_batch(self) -> View:
+        """The number 1 / batch size."""
+        return self.external("inverse_batch", (), role="input")
+
+    def _view(
+        self, name: str, role: str, shape: tuple[int, ...], batched: bool = False, dtype: Any = None, data: Any = None
+    ) -> View:
+        full: Shape = (Batch(), *shape) if batched else shape
+        return View(Buffer(name, role, np.dtype(dtype or self.dtype), full, data), full, c_strides(full))
+
+    @contextmanager
+    def label(self, label: str) -> Iterator[None]:
+        """Operations and scratch buffers recorded inside carry this name when the program is printed."""
+        before, self._label = self._label, label
+        yield
+        self._label = before
+
+    # Operations
+
+    def matmul(self, out: View, a: View, b: View, *, accumulate: bool = False) -> None:
+        """out = a @ b (or += with `accumulate`); matrices, each possibly transposed."""
+        if not (out.ndim == a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and out.shape == (a.shape[0], b.shape[1])):
+            raise ValueError(f"matmul: {a} @ {b} does not fit {out}")
+        self._record(MatMul((out,), (a, b), accumulate=accumulate, label=self._label))
+
+    def map(self, outs: View | tuple[View, ...], function: Callable[..., Any], *ins: View) -> None:
+        """outs = function(*ins) element by element. `function` is traced; operands broadcast to the outs."""
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        formula = trace(function, len(ins))
+        if len(formula.outputs) != len(outs):
+            raise ValueError(f"map: the formula gives {len(formula.outputs)} results for {len(outs)} outs")
+        for view in ins:
+            _check_broadcast("map", view, outs[0])
+        if any(view.dtype != self.dtype and view.ndim for view in (*outs, *ins)):
+            raise ValueError(f"map: operands must be {self.dtype}, or all be scalars: {', '.join(map(str, (*outs, *ins)))}")
+        if any(out.shape != outs[0].shape for out in outs):
+            raise ValueError(f"map: the outs differ in shape: {', '.join(map(str, outs))}")
+        if formula.copied_input is not None:
+            self.copy(outs[0], ins[formula.copied_input])
+        else:
+            self._record(Map(outs, ins, formula, label=self._label))
+
+    def sum(self, out: View, a: View) -> None:
+        """out = the sum of `a` over the axes `out` lacks or has with length 1."""
+        self._reduce("sum", out, a)
+
+    def max(self, out: View, a: View) -> None:
+        """out = the largest of `a` over the axes `out` lacks or has with length 1."""
+        self._reduce("max", out, a)
+
+    def _reduce(self, kind: str, out: View, a: View) -> None:
+        _check_broadcast(kind, out, a)
+        self._record(Reduce((out,), (a,), kind, label=self._label))
+
+    def gather(self, out: View, table: View, index: View) -> None:
+        """out[i] = table[index[i]]."""
+        self._record(Gather((out,), (table, index), label=self._label))
+
+    def scatter_add(self, out: View, index: View, source: View) -> None:
+        """out[index[i]] += source[i]."""
+        self._record(ScatterAdd((out,), (index, source), label=self._label))
+
+    def random(self, out: View) -> None:
+        """out = uniform numbers in [0, 1) that depend only on the caller's seed and step (see `Random`)."""
+        key = self.external("random", (2,), role="input", dtype=np.uint64)
+        self._record(Random((out,), (key,), self._draws, label=self._label))
+        self._draws += 1
+
+    def copy(self, out: View, a: View) -> None:
+        """out = a; nothing is recorded where they are the same memory."""
+        _check_broadcast("copy", a, out)
+        if out != a:
+            self._record(Copy((out,), (a,), label=self._label))
+
+    def fill(self, out: View, value: float) -> None:
+        """out = value."""
+        self._record(Fill((out,), (), float(value), label=self._label))
+
+    def _record(self, operation: Operation) -> None:
+        for out in operation.outs:
+            if out.buffer.role in ("input", "constant"):
+                raise ValueError(f"{operation.name}: `{out}` belongs to the {out.buffer.role}s and may only be read")
+        self.operations.append(operation)
+
+    def finish(self) -> Program:
+        """The program of what was recorded, without what nobody reads."""
+        return Program(self.name, self.dtype, tuple(simplified(self.operations)))
+
+
+def _check_broadcast(name: str, small: View, large: View) -> None:
+    """Raise unless `small` broadcasts to the shape of `large` by NumPy's rule."""
+    pairs = list(zip(reversed(small.shape), reversed(large.shape), strict=False))
+    if small.ndim > large.ndim or any(a not in (b, 1) for a, b in pairs):
+        raise ValueError(f"{name}: {small} does not broadcast to {large}")
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Operations in order, the buffers they use, and where the scratch buffers lie.
+
+    ``print(program)`` shows all of it: a line per operation, then a line per buffer.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    operations: tuple[Operation, ...]
+
+    @cached_property
+    def buffers(self) -> dict[str, Buffer]:
+        """The caller's buffers and the constants, by name."""
+        return {buffer.name: buffer for buffer in self._used if buffer.role != "scratch"}
+
+    @cached_property
+    def scratch(self) -> Plan[Buffer]:
+        """Offsets of the scratch buffers in one block of memory."""
+        lifetimes = [
+            Lifetime(buffer, buffer.nbytes, buffer.batched, first, last)
+            for buffer, (first, last) in self._used.items()
+            if buffer.role == "scratch"
+        ]
+        return plan(lifetimes)
+
+    @cached_property
+    def _used(self) -> dict[Buffer, tuple[int, int]]:
+        """Each buffer with the first and the last operation that touches it."""
+        used: dict[Buffer, tuple[int, int]] = {}
+        for position, operation in enumerate(self.operations):
+            for view in operation.views:
+                first, _ = used.get(view.buffer, (position, position))
+                used[view.buffer] = (first, position)
+        return used
+
+    def flops(self, batch: int = 1) -> int:
+        """Floating-point operations of the matrix products, a multiply-add counted as two."""
+        return sum(operation.flops(batch) for operation in self.operations if isinstance(operation, MatMul))
+
+    def __str__(self) -> str:
+        counts = Counter(operation.name for operation in self.operations)
+        fixed, per_sample = self.scratch.fixed_bytes, self.scratch.bytes_per_sample
+        lines = [
+            f"program {self.name} ({self.dtype}): {len(self.operations)} operations "
+            f"({', '.join(f'{count} {name}' for name, count in counts.items())}), "
+            f"{self.flops():,} matrix flops a sample, scratch {fixed:,} bytes + {per_sample:,} a sample"
+        ]
+        width = max((len(operation.label) for operation in self.operations), default=0)
+        lines += [f"  {n:3}  {operation.label:{width}}  {operation}" for n, operation in enumerate(self.operations)]
+        lines.append("buffers (B: batch size)")
+        for buffer, (first, last) in self._used.items():
+            size = f"{buffer.nbytes:,} bytes{' a sample' if buffer.batched else ''}"
+            where = f"at {self.scratch.offset_text(buffer)}, " if buffer.role == "scratch" else ""
+            lines.append(f"  {buffer.role:8} {buffer.name}: {size}, {where}operations {first}-{last}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Program {self.name} ({self.dtype}): {len(self.operations)} operations>"

@@ -1,0 +1,123 @@
+"""From a declared network to its programs: the forward pass, the gradient, the pullback, a training step.
+
+The caller's buffers have the same names in every program: ``p`` and ``g`` (parameters, gradient), ``x``, ``y``,
+``dx``, ``dy`` (input, output and their cotangents), ``t`` and ``w`` (targets, sample weights), ``value`` (the
+loss), ``state`` and ``step`` (the optimiser's), ``random`` (seed and step of random numbers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from chains.layers.base import Declaration, Node
+from chains.losses import Loss
+from chains.optimizers import Optimizer
+from chains.params import Layout
+from chains.penalties import Penalty, Place
+from chains.program import Program, Recorder
+from chains.view import View
+
+
+@dataclass(frozen=True)
+class Network:
+    """A declared network: its layers in place, the layout of its flat vector, and the names that are frozen."""
+
+    declaration: Declaration
+    layout: Layout
+    frozen: frozenset[str] = frozenset()
+
+    @property
+    def trainable(self) -> list[tuple[int, int]]:
+        """The ranges of the flat vector that are not frozen."""
+        return self.layout.ranges(without=self.frozen)
+
+
+def forward(network: Network, dtype: Any, training: bool) -> Program:
+    """y = the network's output at x."""
+    ops, p, x = _begin("forward", network, dtype, training)
+    y = ops.external("y", network.declaration.output_shape, role="output", batched=True)
+    nobody = ops.scratch("gradient", (network.layout.size,), batched=False)
+    Node(network.declaration, ops, p, nobody, network.frozen).forward(ops, x, y)
+    return ops.finish()
+
+
+def vjp(network: Network, dtype: Any, training: bool) -> Program:
+    """g and dx = the pullback of the cotangent dy."""
+    ops, p, x = _begin("vjp", network, dtype, training)
+    g = ops.external("g", (network.layout.size,), role="output")
+    cotangent = ops.external("dy", network.declaration.output_shape, role="input", batched=True)
+    dx = ops.external("dx", network.declaration.input, role="output", batched=True)
+    y, dy = (ops.scratch(name, network.declaration.output_shape) for name in ("y", "dy"))
+    node = Node(network.declaration, ops, p, g, network.frozen)
+    node.forward(ops, x, y)
+    ops.copy(dy, cotangent)  # a pullback may overwrite its cotangent
+    node.pullback(ops, x, y, dy, dx)
+    _zero_frozen(ops, network, g)
+    return ops.finish()
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised: the loss on targets of this sample shape, weighted or not, and a penalty."""
+
+    loss: Loss
+    target: tuple[int, ...]
+    weighted: bool = False
+    penalty: Penalty | None = None
+
+
+def loss(network: Network, objective: Objective, dtype: Any, training: bool) -> Program:
+    """value = the loss and penalty."""
+    ops, p, x = _begin("loss", network, dtype, training)
+    _record_gradient(ops, network, objective, p, ops.scratch("gradient", (network.layout.size,), batched=False), x)
+    return ops.finish()
+
+
+def gradient(network: Network, objective: Objective, dtype: Any, training: bool) -> Program:
+    """value = the loss and penalty, g = its gradient with respect to p."""
+    ops, p, x = _begin("gradient", network, dtype, training)
+    g = ops.external("g", (network.layout.size,), role="output")
+    _record_gradient(ops, network, objective, p, g, x)
+    _zero_frozen(ops, network, g)
+    return ops.finish()
+
+
+def training_step(network: Network, objective: Objective, optimizer: Optimizer, dtype: Any) -> Program:
+    """value = the loss and penalty; then p and the optimiser's state take one step along the gradient."""
+    ops, p, x = _begin("training step", network, dtype, training=True, role="state")
+    g = ops.scratch("gradient", (network.layout.size,), batched=False)
+    _record_gradient(ops, network, objective, p, g, x)
+    with ops.label(type(optimizer).__name__):
+        optimizer.record(ops, p, g, network.trainable)
+    return ops.finish()
+
+
+def _begin(name: str, network: Network, dtype: Any, training: bool, role: str = "input") -> tuple[Recorder, View, View]:
+    ops = Recorder(name, dtype, training=training)
+    p = ops.external("p", (network.layout.size,), role=role)
+    return ops, p, ops.external("x", network.declaration.input, role="input", batched=True)
+
+
+def _record_gradient(ops: Recorder, network: Network, objective: Objective, p: View, g: View, x: View) -> None:
+    output = network.declaration.output_shape
+    t = ops.external("t", objective.target, role="input", batched=True)
+    w = ops.external("w", (), role="input", batched=True) if objective.weighted else None
+    value = ops.external("value", (), role="output")
+    y, dy = (ops.scratch(name, output) for name in ("y", "dy"))
+    dx = ops.scratch("dx", network.declaration.input)  # nobody reads it, so that it is never computed
+    node = Node(network.declaration, ops, p, g, network.frozen)
+    node.forward(ops, x, y)
+    with ops.label(type(objective.loss).__name__):
+        objective.loss.record(ops, y, t, w, value, dy)
+    node.pullback(ops, x, y, dy, dx)
+    if objective.penalty is not None:
+        with ops.label(type(objective.penalty).__name__):
+            names = frozenset(entry.name for entry in network.layout)
+            objective.penalty.record(ops, Place(network.layout, names, network.frozen), p, g, value)
+
+
+def _zero_frozen(ops: Recorder, network: Network, g: View) -> None:
+    for name in sorted(network.frozen):
+        entry = network.layout[name]
+        ops.fill(g.slice(0, entry.start, entry.stop), 0.0)

@@ -1,0 +1,83 @@
+"""What a recorded list of operations does not need, taken out: copies of memory to itself and results nobody reads.
+
+Layers can therefore be written plainly. `Flatten` copies, and the copy disappears; every layer fills its
+input's gradient, and where nobody asked for it, it is never computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from chains.operations import Copy, Map, MatMul, Operation, ScatterAdd
+from chains.view import Buffer, View
+
+
+def simplified(operations: Sequence[Operation]) -> list[Operation]:
+    """The same results from fewer operations."""
+    return without_copies(live(operations))
+
+
+def live(operations: Sequence[Operation]) -> list[Operation]:
+    """The operations whose results reach the caller, each without its unread results."""
+    kept: list[Operation] = []
+    read: set[Buffer] = set()
+    for operation in reversed(operations):
+        needed = [k for k, out in enumerate(operation.outs) if out.buffer.role != "scratch" or out.buffer in read]
+        if not needed:
+            continue
+        if isinstance(operation, Map):
+            formula, inputs = operation.formula.only(needed)
+            outs = tuple(operation.outs[k] for k in needed)
+            operation = replace(operation, outs=outs, ins=tuple(operation.ins[k] for k in inputs), formula=formula)
+        read.update(view.buffer for view in _read(operation))
+        kept.append(operation)
+    return kept[::-1]
+
+
+def without_copies(operations: list[Operation]) -> list[Operation]:
+    """The operations with every scratch buffer that merely repeats another one replaced by that other one."""
+    position = 0
+    while position < len(operations):
+        operation = operations[position]
+        if isinstance(operation, Copy) and _can_share(operations, position):
+            copied, original = operation.outs[0].buffer, operation.ins[0].buffer
+            del operations[position]
+            operations[:] = [_redirected(other, copied, original) for other in operations]
+        else:
+            position += 1
+    return operations
+
+
+def _can_share(operations: list[Operation], position: int) -> bool:
+    """Whether the copy at `position` may be dropped and both its buffers be one."""
+    (out,), (original,) = operations[position].outs, operations[position].ins
+    if out.buffer.role != "scratch" or out.dtype != original.dtype or out.batched != original.batched:
+        return False
+    if not (_is_whole(out) and _is_whole(original)):
+        return False
+    if any(view.buffer is out.buffer for before in operations[:position] for view in before.views):
+        return False
+    after = operations[position + 1 :]
+    touched = any(view.buffer is original.buffer for later in after for view in later.views)
+    written = any(view.buffer in (out.buffer, original.buffer) for later in after for view in later.outs)
+    return not written or (not touched and original.buffer.role == "scratch")
+
+
+def _is_whole(view: View) -> bool:
+    return view.contiguous and view.sample_size == view.buffer.size
+
+
+def _read(operation: Operation) -> tuple[View, ...]:
+    """The views whose contents the operation uses."""
+    adds = isinstance(operation, ScatterAdd) or (isinstance(operation, MatMul) and operation.accumulate)
+    return operation.views if adds else operation.ins
+
+
+def _redirected(operation: Operation, old: Buffer, new: Buffer) -> Operation:
+    """The operation with every view of `old` made one of `new`."""
+
+    def moved(view: View) -> View:
+        return replace(view, buffer=new) if view.buffer is old else view
+
+    return replace(operation, outs=tuple(map(moved, operation.outs)), ins=tuple(map(moved, operation.ins)))
