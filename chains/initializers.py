@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
 Initializer = Callable[[np.random.Generator, tuple[int, ...]], Any]
-InitializerLike = Union[Initializer, str, float, np.ndarray]
+InitializerLike = Initializer | str | float | np.ndarray
 
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -33,7 +33,7 @@ class Loss(ABC):
         if target != output:
             raise ValueError(f"targets `t` of sample shape {target} do not go with outputs of sample shape {output}")
 
-    def check_values(self, t: np.ndarray, output: SampleShape) -> None:
+    def check_values(self, t: np.ndarray, output: SampleShape) -> None:  # noqa: B027 - most losses take any values
         """Raise ValueError where the targets hold values that the loss is not defined for."""
 
     @abstractmethod
@@ -143,7 +143,10 @@ class _Huber:
 
 
 class HuberLoss(ElementwiseLoss):
-    """The mean of d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2), for differences d. Raises ValueError unless delta > 0."""
+    """The mean of d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2), for differences d.
+
+    Raises ValueError unless delta is positive.
+    """
 
     def __init__(self, delta: float = 1.0) -> None:
         if not delta > 0.0:

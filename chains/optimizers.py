@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from chains.program import Recorder
 from chains.view import View
 
 Schedule = Callable[[Any], Any]
-Rate = Union[float, Schedule]
+Rate = float | Schedule
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from chains.optimizers import Optimizer
 from chains.program import Program, Recorder
 
 State = dict[str, np.ndarray]
+Call = Callable[[], Any]
 
 
 class Steps:
@@ -46,7 +47,7 @@ class Steps:
         self._rng = np.random.default_rng(seed)
         samples = len(data["x"])
         self._order = np.arange(samples)
-        self._batches: list[_Batch] = []
+        self._batches: list[tuple[int, list[Call], Call]] = []
         shared = {"p": p, "value": self._value, "random": self._random, **self.state}
         sizes = {batch_size: _Batch(runner, program, shared, data, batch_size)}
         for start in range(0, samples, batch_size):
@@ -99,31 +100,25 @@ class _Batch:
     def __init__(
         self, runner: Backend, program: Program, shared: Mapping[str, np.ndarray], data: Mapping[str, np.ndarray], size: int
     ) -> None:
-        arrays = {name: array for name, array in shared.items() if name in program.buffers}
-        whole = size == len(data["x"])
-        if whole:
-            arrays |= {
-                name: np.ascontiguousarray(array, program.dtype) for name, array in data.items() if name in program.buffers
-            }
+        shared = {name: array for name, array in shared.items() if name in program.buffers}
+        data = {name: np.ascontiguousarray(array) for name, array in data.items() if name in program.buffers}
         self.size = size
-        self._binding = runner.bind(program, size, arrays)
-        self._data = {} if whole else {name: np.ascontiguousarray(a) for name, a in data.items() if name in program.buffers}
+        self._data = data if size < len(data["x"]) else {}  # the whole data set is bound as it is
+        if not self._data:
+            shared |= {name: array.astype(program.dtype, copy=False) for name, array in data.items()}
+        self._binding = runner.bind(program, size, shared)
+        self._taken = {name: np.empty((size, *array.shape[1:]), array.dtype) for name, array in self._data.items()}
 
-    def at(self, piece: np.ndarray) -> tuple[int, list[Callable[[], Any]], Callable[[], None]]:
-        """The number of samples, the calls that fetch the samples numbered in `piece`, and the call that does the step."""
-        calls: list[Callable[[], Any]] = []
+    def at(self, piece: np.ndarray) -> tuple[int, list[Call], Call]:
+        """The number of samples, the calls that fetch those numbered in `piece`, and the call that does the step."""
+        calls: list[Call] = []
         for name, array in self._data.items():
             target = self._binding.arrays[name]
-            if array.dtype == target.dtype:
-                calls.append(partial(array.take, piece, 0, target, "clip"))  # "clip": otherwise NumPy buffers
-            else:
-                taken = self._taken(name, array, target)
-                calls += [partial(array.take, piece, 0, taken, "clip"), partial(np.copyto, target, taken, "unsafe")]
+            taken = target if array.dtype == target.dtype else self._taken[name]
+            calls.append(partial(array.take, piece, 0, taken, "clip"))  # "clip": otherwise NumPy buffers
+            if taken is not target:
+                calls.append(partial(np.copyto, target, taken, "unsafe"))
         return self.size, calls, self._binding.run
-
-    def _taken(self, name: str, array: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """An array for samples of another type than the program's, before their conversion."""
-        return self.__dict__.setdefault(f"_taken_{name}", np.empty(target.shape, array.dtype))
 
 
 class Updater:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chains.backends.base import Backend, Binding, Executable, UnsupportedOperation
+from chains.backends.base import Backend, Binding, Executable, UnsupportedOperationError
 from chains.backends.numpy import NumpyBackend
 
 _BACKENDS: dict[str, Callable[[], Backend]] = {"numpy": NumpyBackend}
@@ -25,4 +25,4 @@ def backend(name: str) -> Backend:
     return _loaded[name]
 
 
-__all__ = ["Backend", "Binding", "Executable", "UnsupportedOperation", "backend"]
+__all__ = ["Backend", "Binding", "Executable", "UnsupportedOperationError", "backend"]

@@ -20,7 +20,7 @@ COPIED_BYTES = 1 << 20
 KEPT_BINDINGS = 8  # of one program, for as many batch sizes or threads
 
 
-class UnsupportedOperation(NotImplementedError):
+class UnsupportedOperationError(NotImplementedError):
     """A backend met an operation that it cannot run; the message names both."""
 
 
@@ -44,7 +44,7 @@ class Backend(ABC):
         """Bind a program to the caller's arrays, each C-contiguous, of its buffer's type and number of elements.
 
         Arrays not given are made, uninitialised. `scratch` is memory to use, at least ``program.scratch.nbytes(batch)``
-        bytes. Raises UnsupportedOperation, naming it, for an operation the backend lacks.
+        bytes. Raises UnsupportedOperationError, naming it, for an operation the backend lacks.
         """
 
     def running(self) -> AbstractContextManager[object]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.base import Arrays, Backend, Binding, UnsupportedOperation
+from chains.backends.base import Arrays, Backend, Binding, UnsupportedOperationError
 from chains.backends.ufuncs import UFUNCS, Register, scalar_call, schedule
 from chains.operations import Copy, Fill, Gather, Map, MatMul, Operation, Random, Reduce, ScatterAdd
 from chains.program import Program
@@ -96,7 +96,7 @@ def _lower(binding: NumpyBinding, operation: Operation) -> list[Call]:
     try:
         lower = _LOWERINGS[type(operation)]
     except KeyError:
-        raise UnsupportedOperation(
+        raise UnsupportedOperationError(
             f"backend 'numpy' cannot run the operation `{operation.name}` of {operation.label}"
         ) from None
     return lower(binding, operation)
