@@ -1,0 +1,84 @@
+"""Batches of arrays that belong together, and labels as one-hot rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+
+class Batches:
+    """Arrays of as many samples each, batch by batch: every pass over it is an epoch.
+
+    `arrays` have the samples along their first axis; a batch is a tuple of as many arrays, of `batch_size`
+    samples each. With `shuffle`, every pass takes the samples in a new order, which `seed` and the number of the
+    pass decide, and a batch is a copy of its samples; without, it is a view. The data set itself is
+    never copied. A last, smaller batch is given too unless `drop_last`. ``len()`` is the number of batches a pass.
+
+    Raises TypeError or ValueError for no arrays, lengths that disagree, or a batch size that makes no sense.
+
+    >>> for x, t in Batches(images, labels, batch_size=10):
+    ...     value, g = net.value_and_grad(p, x, t, loss)
+    """
+
+    def __init__(self, *arrays: Any, batch_size: int, shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
+        if not arrays:
+            raise ValueError("`arrays` are needed: Batches(x, t, batch_size=10), say")
+        self.arrays = tuple(np.asarray(array) for array in arrays)
+        for k, array in enumerate(self.arrays):
+            if array.ndim == 0:
+                raise ValueError(f"array {k} (={array}) has no axis of samples")
+        lengths = [len(array) for array in self.arrays]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"`arrays` must have one number of samples, but their lengths are {lengths}")
+        if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool):
+            raise TypeError(f"`batch_size` (={batch_size!r}) must be a whole number")
+        if batch_size < 1:
+            raise ValueError(f"`batch_size` (={batch_size}) must be positive")
+        self.samples = lengths[0]
+        self.batch_size = int(batch_size)
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        self.epoch = 0  # passes begun so far
+
+    def __len__(self) -> int:
+        whole, rest = divmod(self.samples, self.batch_size)
+        return whole if self.drop_last or not rest else whole + 1
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, ...]]:
+        order = np.random.default_rng((self.seed, self.epoch)).permutation(self.samples) if self.shuffle else None
+        self.epoch += 1
+        return self._batches(order)
+
+    def _batches(self, order: np.ndarray | None) -> Iterator[tuple[np.ndarray, ...]]:
+        for k in range(len(self)):
+            part = slice(k * self.batch_size, (k + 1) * self.batch_size)
+            chosen = part if order is None else order[part]
+            yield tuple(array[chosen] for array in self.arrays)
+
+    def __repr__(self) -> str:
+        arrays = ", ".join(f"{array.dtype} {array.shape}" for array in self.arrays)
+        settings = f"batch_size={self.batch_size}, shuffle={self.shuffle}, seed={self.seed}, drop_last={self.drop_last}"
+        return f"<Batches of {arrays}: {len(self)} an epoch; {settings}>"
+
+
+def one_hot(labels: Any, classes: int, dtype: Any = np.float32) -> np.ndarray:
+    """Rows of zeros with a one at each label: shape (*labels.shape, classes), of type `dtype`.
+
+    `labels` are integers from 0 up to `classes`, exclusive. Raises TypeError where they are not integers,
+    ValueError, naming the first one, where one is out of range or `classes` is not positive.
+    """
+    labels = np.asarray(labels)
+    if labels.dtype.kind not in "iu":
+        raise TypeError(f"`labels` holds {labels.dtype}, but integers are wanted")
+    if classes < 1:
+        raise ValueError(f"`classes` (={classes}) must be positive")
+    wrong = (labels < 0) | (labels >= classes)
+    if wrong.any():
+        index = tuple(int(k) for k in np.argwhere(wrong)[0])
+        raise ValueError(f"`labels` holds {labels[index]} at index {index}, but labels from 0 to {classes - 1} are wanted")
+    rows = np.zeros((*labels.shape, classes), dtype)
+    np.put_along_axis(rows, labels[..., None].astype(np.intp, copy=False), 1, axis=-1)
+    return rows

@@ -1,0 +1,88 @@
+"""Where the files of a data set are: a folder, the user's cache, or a download into it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of a data set: its name on the mirrors, and the SHA-256 of what they serve, in hexadecimal."""
+
+    name: str
+    sha256: str
+
+    def inside(self, folder: Path) -> Path | None:
+        """Where the file is in `folder`: under its name or, unpacked, under its name without ``.gz``."""
+        for name in (self.name, self.name.removesuffix(".gz")):
+            if (folder / name).is_file():
+                return folder / name
+        return None
+
+
+def find(name: str, files: Sequence[DataFile], mirrors: Sequence[str], folder: str | PathLike[str] | None = None) -> list[Path]:
+    """The paths of a data set's files, in order, from the first place that has all of them.
+
+    `folder` is the only place looked at where it is given. Otherwise: the folder `name` inside that of the
+    environment variable CHAINS_DATA, the folder `name` in the user's cache (``pooch.os_cache("chains")``), and
+    then a download into that cache from one of the `mirrors` (addresses that end with a slash).
+
+    Raises FileNotFoundError, saying where the files may be put, where they are missing and pooch is not
+    installed, and ConnectionError where no mirror gave a file with the right hash.
+    """
+    if folder is not None:
+        found = _all_inside(Path(folder), files)
+        if found is None:
+            raise FileNotFoundError(f"`folder` (={str(folder)!r}) lacks {_missing(Path(folder), files)}, needed for {name}")
+        return found
+    remedy = f"put {_names(files)} into a folder `{name}` and set CHAINS_DATA to the folder around it"
+    if root := os.environ.get("CHAINS_DATA"):
+        found = _all_inside(Path(root) / name, files)
+        if found is not None:
+            return found
+        remedy += f" (it is {root!r} now, where {_missing(Path(root) / name, files)} of `{name}` is missing)"
+    try:
+        import pooch
+    except ImportError:
+        raise FileNotFoundError(f"to download {name}, install pooch: pip install pooch; or {remedy}") from None
+    cache = Path(pooch.os_cache("chains")) / name
+    return _all_inside(cache, files) or [_download(pooch, file, mirrors, cache, remedy) for file in files]
+
+
+def _all_inside(folder: Path, files: Sequence[DataFile]) -> list[Path] | None:
+    paths = [path for file in files if (path := file.inside(folder)) is not None]
+    return paths if len(paths) == len(files) else None
+
+
+def _missing(folder: Path, files: Sequence[DataFile]) -> str:
+    return _names([file for file in files if file.inside(folder) is None])
+
+
+def _names(files: Sequence[DataFile]) -> str:
+    return ", ".join(file.name for file in files)
+
+
+def _download(pooch: ModuleType, file: DataFile, mirrors: Sequence[str], cache: Path, remedy: str) -> Path:
+    failures = []
+    for mirror in mirrors:
+        try:
+            path = pooch.retrieve(
+                mirror + file.name,
+                known_hash=f"sha256:{file.sha256}",
+                fname=file.name,
+                path=cache,
+                progressbar=sys.stderr.isatty(),
+            )
+        except (OSError, ValueError) as error:  # no connection or no room; a wrong hash
+            reason = textwrap.shorten(str(error), 200)
+            failures.append(f"{mirror}: {type(error).__name__}, {reason}")
+        else:
+            return Path(path)
+    raise ConnectionError(f"{file.name} could not be downloaded into {cache}; try again, or {remedy}\n" + "\n".join(failures))

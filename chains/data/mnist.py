@@ -1,0 +1,47 @@
+"""MNIST: 70,000 handwritten digits."""
+
+from __future__ import annotations
+
+from os import PathLike
+
+import numpy as np
+
+from chains.data.files import DataFile, find
+from chains.data.idx import read_idx
+
+Examples = tuple[np.ndarray, np.ndarray]
+
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+# The hashes are those of the gzip files as first published; both mirrors serve these.
+FILES = (
+    DataFile("train-images-idx3-ubyte.gz", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+    DataFile("train-labels-idx1-ubyte.gz", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+    DataFile("t10k-images-idx3-ubyte.gz", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+    DataFile("t10k-labels-idx1-ubyte.gz", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+)
+
+
+def load_mnist(folder: str | PathLike[str] | None = None) -> tuple[Examples, Examples]:
+    """The digits as ``((x_train, t_train), (x_test, t_test))``: 60,000 to train on and 10,000 to test on.
+
+    The images are uint8, shape (n, 28, 28), from 0 for the paper to 255 for ink; the labels int64, shape (n,),
+    from 0 to 9. The four IDX files, gzipped or not, are looked for in `folder` alone where it is given; else in
+    ``$CHAINS_DATA/mnist``, then in the user's cache; else they are downloaded (11 MB) into that cache.
+
+    Raises FileNotFoundError or ConnectionError where the files are not to be had, saying where to put them, and
+    ValueError, naming the file, where one is damaged or holds something else.
+    Source: LeCun, Bottou, Bengio and Haffner, "Gradient-based learning applied to document recognition", 1998.
+    """
+    train_images, train_labels, test_images, test_labels = find("mnist", FILES, MIRRORS, folder)
+    return _examples(train_images, train_labels), _examples(test_images, test_labels)
+
+
+def _examples(images: PathLike[str], labels: PathLike[str]) -> Examples:
+    x, t = read_idx(images), read_idx(labels)
+    if x.dtype != np.uint8 or x.shape[1:] != (28, 28):
+        raise ValueError(f"{images} holds {x.dtype} values of shape {x.shape}, but uint8 images (n, 28, 28) are wanted")
+    if t.dtype != np.uint8 or t.shape != x.shape[:1]:
+        raise ValueError(f"{labels} holds {t.dtype} values of shape {t.shape}, but {len(x)} uint8 labels are wanted")
+    if t.size and t.max() > 9:
+        raise ValueError(f"{labels} holds the label {t.max()}, but digits from 0 to 9 are wanted")
+    return x, t.astype(np.int64)
