@@ -18,7 +18,13 @@ from chains.expr import tanh as _tanh
 class Activation:
     """An elementwise function with its derivative; call it on numbers, arrays, or symbols of a formula."""
 
-    def __init__(self, name: str, function: Callable[[Any], Any], derivative: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[Any], Any],
+        derivative: Callable[..., Any],
+        recipe: tuple[Callable[..., Activation], tuple[Any, ...]] | None = None,
+    ) -> None:
         needs = tuple(inspect.signature(derivative).parameters)
         if not set(needs) <= {"x", "y"}:
             raise ValueError(f"the arguments of `derivative` of {name} (={needs}) must be among x (input) and y (output)")
@@ -29,6 +35,7 @@ class Activation:
         self.derivative = derivative
         self.needs_input = "x" in needs
         self._needs = needs
+        self._recipe = recipe  # how to make it again, since formulas cannot be pickled
 
     def __call__(self, x: Any) -> Any:
         return self.function(x)
@@ -39,9 +46,7 @@ class Activation:
         return self.derivative(*(values[name] for name in self._needs))
 
     def __reduce__(self) -> Any:
-        if ACTIVATIONS.get(self.name) is self:
-            return resolve, (self.name,)  # built-in ones are pickled by name, since formulas cannot be
-        return super().__reduce__()
+        return self._recipe or super().__reduce__()
 
     def __repr__(self) -> str:
         return self.name
@@ -62,8 +67,24 @@ def activation(name: str, function: Callable[[Any], Any], *, derivative: Callabl
     return Activation(name, function, derivative)
 
 
+def resolve(choice: Activation | str) -> Activation:
+    """The activation meant by an `Activation` or by the name of a built-in one. Raises ValueError or TypeError."""
+    if isinstance(choice, Activation):
+        return choice
+    if isinstance(choice, str):
+        if choice not in ACTIVATIONS:
+            raise ValueError(
+                f"unknown activation {choice!r}: choose one of {', '.join(ACTIVATIONS)}, or make one with activation()"
+            )
+        return ACTIVATIONS[choice]
+    raise TypeError(
+        f"`activation` (={choice!r}) must be an activation such as tanh, or its name; "
+        "wrap a function of your own with activation(name, f, derivative=...)"
+    )
+
+
 def _built_in(name: str, function: Callable[[Any], Any], derivative: Callable[..., Any]) -> Activation:
-    ACTIVATIONS[name] = Activation(name, function, derivative)
+    ACTIVATIONS[name] = Activation(name, function, derivative, (resolve, (name,)))
     return ACTIVATIONS[name]
 
 
@@ -115,6 +136,7 @@ def make_leaky_relu(slope: float = 0.01) -> Activation:
         f"leaky_relu({slope:g})",
         lambda x: where(x > 0.0, x, slope * x),
         lambda y: where(y > 0.0, 1.0, slope),
+        (make_leaky_relu, (slope,)),
     )
 
 
@@ -126,6 +148,7 @@ def make_elu(alpha: float = 1.0) -> Activation:
         f"elu({alpha:g})",
         lambda x: where(x > 0.0, x, alpha * expm1(minimum(x, 0.0))),
         lambda y: where(y > 0.0, 1.0, y + alpha),
+        (make_elu, (alpha,)),
     )
 
 
@@ -133,19 +156,3 @@ leaky_relu = ACTIVATIONS["leaky_relu"] = make_leaky_relu()
 elu = ACTIVATIONS["elu"] = make_elu()
 
 σ = sigmoid
-
-
-def resolve(choice: Activation | str) -> Activation:
-    """The activation meant by an `Activation` or by the name of a built-in one. Raises ValueError or TypeError."""
-    if isinstance(choice, Activation):
-        return choice
-    if isinstance(choice, str):
-        if choice not in ACTIVATIONS:
-            raise ValueError(
-                f"unknown activation {choice!r}: choose one of {', '.join(ACTIVATIONS)}, or make one with activation()"
-            )
-        return ACTIVATIONS[choice]
-    raise TypeError(
-        f"`activation` (={choice!r}) must be an activation such as tanh, or its name; "
-        "wrap a function of your own with activation(name, f, derivative=...)"
-    )

@@ -18,7 +18,9 @@ from typing import Any, Union
 
 import numpy as np
 
-# Operations by number of operands; every backend implements each of them.
+from chains.scalar import PYTHON, SYMBOLS, UFUNCS
+
+# The operations by number of operands, which every backend implements, and those whose results are truth values.
 UNARY = ("neg", "abs", "sign", "floor", "exp", "log", "log1p", "expm1", "sqrt", "tanh", "sin", "cos", "erf")
 BINARY = ("add", "sub", "mul", "div", "pow", "min", "max", "lt", "le", "gt", "ge", "eq", "ne", "and", "or")
 TERNARY = ("where",)
@@ -111,16 +113,18 @@ class Expr:
         raise TypeError("a traced formula is no number: use the functions of chains.expr (or NumPy's), not math's")
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Expr:
-        name = _UFUNCS.get(ufunc)
+        name = UFUNCS.get(ufunc)
         if name is None or method != "__call__" or kwargs:
-            known = ", ".join(sorted(u.__name__ for u in _UFUNCS))
+            known = ", ".join(sorted(u.__name__ for u in UFUNCS))
             raise TypeError(f"`{ufunc.__name__}` cannot be traced in a formula; the ufuncs that can are {known}")
         return _unary(name, inputs[0]) if len(inputs) == 1 else _binary(name, *inputs)
 
     def __repr__(self) -> str:
-        if self.operation == "input":
-            return f"x{self.value}"
-        return _strip(_text(Instruction(self.operation, (), self.value), [repr(operand) for operand in self.operands]))
+        return (
+            f"x{self.value}"
+            if self.operation == "input"
+            else _strip(_text(Instruction(self.operation, (), self.value), [repr(operand) for operand in self.operands]))
+        )
 
 
 @dataclass(frozen=True)
@@ -230,6 +234,8 @@ def as_expr(value: Any) -> Expr:
 
 def _unary(operation: str, a: Any) -> Expr:
     a = as_expr(a)
+    if operation != "not":
+        a = _as_number(a)
     if a.operation == "const":
         return Expr("const", value=_evaluate(operation, a.value))
     if operation == "neg" and a.operation == "neg":
@@ -239,10 +245,17 @@ def _unary(operation: str, a: Any) -> Expr:
 
 def _binary(operation: str, a: Any, b: Any) -> Expr:
     a, b = as_expr(a), as_expr(b)
+    if operation not in ("and", "or"):
+        a, b = _as_number(a), _as_number(b)
     if a.operation == b.operation == "const":
         return Expr("const", value=_evaluate(operation, a.value, b.value))
     simple = _simplified(operation, a, b)
     return Expr(operation, (a, b)) if simple is None else simple
+
+
+def _as_number(a: Expr) -> Expr:
+    """A truth value as 1 or 0."""
+    return where(a, 1.0, 0.0) if a.operation in COMPARISONS else a
 
 
 def _simplified(operation: str, a: Expr, b: Expr) -> Expr | None:
@@ -271,7 +284,7 @@ def _is(node: Expr, number: float) -> bool:
 
 
 def _evaluate(operation: str, *values: float) -> float:
-    return float(_PYTHON[operation](*values))
+    return float(PYTHON[operation](*values))
 
 
 def _function(operation: str, ufunc: Callable[..., Any], doc: str) -> Callable[[Any], Any]:
@@ -306,10 +319,14 @@ floor = _function("floor", np.floor, "The largest integer not above x.")
 
 def where(condition: Any, a: Any, b: Any) -> Any:
     """`a` where `condition` holds, else `b`; both sides are computed."""
-    operands = (condition, a, b)
-    if not any(isinstance(operand, Expr) for operand in operands):
+    if not any(isinstance(operand, Expr) for operand in (condition, a, b)):
         return np.where(condition, a, b)
-    return Expr("where", tuple(as_expr(operand) for operand in operands))
+    condition, a, b = as_expr(condition), as_expr(a), as_expr(b)
+    if condition.operation == "const":
+        return a if condition.value else b
+    if condition.operation not in COMPARISONS:
+        condition = condition != 0.0
+    return Expr("where", (condition, a, b))
 
 
 def minimum(a: Any, b: Any) -> Any:
@@ -322,62 +339,12 @@ def maximum(a: Any, b: Any) -> Any:
     return _binary("max", a, b) if isinstance(a, Expr) or isinstance(b, Expr) else np.maximum(a, b)
 
 
-# Each operation on Python numbers; constants are folded with these.
-_PYTHON: dict[str, Callable[..., Any]] = {
-    **{name: getattr(math, name) for name in ("floor", "exp", "log", "log1p", "expm1", "sqrt", "tanh", "sin", "cos")},
-    "erf": math.erf,
-    "neg": lambda a: -a,
-    "abs": abs,
-    "sign": lambda a: (a > 0) - (a < 0),
-    "not": lambda a: not a,
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
-    "pow": lambda a, b: a**b,
-    "min": min,
-    "max": max,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "and": lambda a, b: a and b,
-    "or": lambda a, b: a or b,
-}
-
-_UFUNCS: dict[np.ufunc, str] = {
-    **{getattr(np, name): name for name in ("exp", "log", "log1p", "expm1", "sqrt", "tanh", "sin", "cos", "sign", "floor")},
-    np.absolute: "abs",
-    np.negative: "neg",
-    np.add: "add",
-    np.subtract: "sub",
-    np.multiply: "mul",
-    np.divide: "div",
-    np.power: "pow",
-    np.minimum: "min",
-    np.maximum: "max",
-    np.less: "lt",
-    np.less_equal: "le",
-    np.greater: "gt",
-    np.greater_equal: "ge",
-    np.equal: "eq",
-    np.not_equal: "ne",
-}
-
-_SYMBOLS = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-    "eq": "==", "ne": "!=", "and": "&", "or": "|",
-}  # fmt: skip
-
-
 def _text(instruction: Instruction, operands: list[str]) -> str:
     operation = instruction.operation
     if operation == "const":
         return f"{instruction.value:g}"
-    if operation in _SYMBOLS:
-        return f"({operands[0]} {_SYMBOLS[operation]} {operands[1]})"
+    if operation in SYMBOLS:
+        return f"({operands[0]} {SYMBOLS[operation]} {operands[1]})"
     if operation == "neg":
         return f"(-{operands[0]})"
     return f"{operation}({', '.join(_strip(operand) for operand in operands)})"

@@ -31,7 +31,8 @@ class Loss(ABC):
     def check_target(self, output: SampleShape, target: SampleShape) -> None:
         """Raise ValueError unless targets of this sample shape go with outputs of that one."""
         if target != output:
-            raise ValueError(f"targets `t` of sample shape {target} do not go with outputs of sample shape {output}")
+            hint = "; add an axis with t[:, None]" if (*target, 1) == output else ""
+            raise ValueError(f"targets `t` of sample shape {target} do not go with outputs of sample shape {output}{hint}")
 
     def check_values(self, t: np.ndarray, output: SampleShape) -> None:  # noqa: B027 - most losses take any values
         """Raise ValueError where the targets hold values that the loss is not defined for."""
@@ -54,10 +55,6 @@ class ElementwiseLoss(Loss):
     derivative: Callable[[Any, Any], Any]
     average: bool = False
     factors: tuple[float, float] = (1.0, 1.0)
-
-    def __post_init__(self) -> None:
-        trace(self.function, 2)
-        trace(self.derivative, 2)
 
     def record(self, ops: Recorder, y: View, t: View, w: View | None, value: View, dy: View) -> None:
         f, df = self.function, self.derivative
@@ -88,6 +85,8 @@ def loss(
     `derivative(y, t)` is its derivative with respect to y. The terms are summed over a sample's outputs (or
     averaged, with ``average=True``) and averaged over the batch.
     """
+    trace(function, 2)
+    trace(derivative, 2)
     return ElementwiseLoss(name, function, derivative, average)
 
 

@@ -161,6 +161,11 @@ class AdamW(Adam):
 
     weight_decay: float = 0.01
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.weight_decay >= 0.0:
+            raise ValueError(f"`weight_decay` (={self.weight_decay}) must be zero or positive")
+
     def scalars(self, step: Any) -> tuple[Any, ...]:
         return *super().scalars(step), 1.0 - self.rate(step) * self.weight_decay
 

@@ -103,6 +103,7 @@ class LayoutBuilder:
 
     def __init__(self) -> None:
         self.slices: list[Slice] = []
+        self.frozen: set[str] = set()  # names of slices that are not to be trained
 
     def add(self, name: str, shape: tuple[int, ...], init: Initializer) -> Slice:
         start = self.slices[-1].stop if self.slices else 0

@@ -33,6 +33,7 @@ class Recorder:
         self.dtype = np.dtype(dtype)
         self.operations: list[Operation] = []
         self._buffers: dict[str, View] = {}
+        self._constants: dict[str, list[View]] = {}
         self._label = ""
         self._draws = 0
 
@@ -51,8 +52,13 @@ class Recorder:
 
     def constant(self, name: str, data: np.ndarray) -> View:
         """Numbers that are part of the program."""
-        data = np.ascontiguousarray(data, dtype=self.dtype)
-        return self._view(name, "constant", data.shape, data=data)
+        data = np.ascontiguousarray(data, dtype=self.dtype).reshape(np.shape(data))
+        used = self._constants.setdefault(name, [])
+        for view in used:
+            if view.buffer.data is not None and np.array_equal(view.buffer.data, data):
+                return view
+        used.append(self._view(f"constant {name}" + f" {len(used) + 1}" * bool(used), "constant", data.shape, data=data))
+        return used[-1]
 
     @property
     def inverse_batch(self) -> View:

@@ -54,7 +54,7 @@ def _can_share(operations: list[Operation], position: int) -> bool:
     (out,), (original,) = operations[position].outs, operations[position].ins
     if out.buffer.role != "scratch" or out.dtype != original.dtype or out.batched != original.batched:
         return False
-    if not (_is_whole(out) and _is_whole(original)):
+    if not (_is_whole(out) and _is_whole(original) and out.sample_size == original.sample_size):
         return False
     if any(view.buffer is out.buffer for before in operations[:position] for view in before.views):
         return False

@@ -17,10 +17,12 @@ several chains, and twice in the same one; each place has its own parameters.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from chains.initializers import InitializerLike, initializer
+from chains.operations import Operation
 from chains.params import LayoutBuilder, Slice
 from chains.program import Recorder
 from chains.view import View
@@ -75,6 +77,8 @@ class Declaration:
 
     def param(self, name: str, shape: SampleShape, init: InitializerLike) -> None:
         """A parameter array: the next slice of the flat vector."""
+        if name in self.slices:
+            raise ValueError(f"{type(self.layer).__name__}.declare names the parameter {name!r} twice")
         self.slices[name] = self._layout.add(self._full(name), tuple(shape), initializer(init))
 
     def output(self, shape: SampleShape) -> None:
@@ -88,6 +92,10 @@ class Declaration:
     def temporary(self, name: str, shape: SampleShape) -> None:
         """A scratch array for each sample; forward and pullback each have their own."""
         self.temporary_shapes[name] = tuple(shape)
+
+    def freeze(self, name: str) -> None:
+        """Leave a parameter of this layer, or of a part of it ("0.weight"), out of training."""
+        self._layout.frozen.add(self._full(name))
 
     def child(self, name: str, layer: Layer, input: SampleShape) -> SampleShape:
         """Make `layer` a part of this one and return the shape of its output."""
@@ -129,12 +137,25 @@ class Node:
             self._saved = {name: ops.scratch(name, shape) for name, shape in declaration.saved_shapes.items()}
 
     def forward(self, ops: Recorder, x: View, y: View) -> None:
+        begun = len(ops.operations)
         with ops.label(self._label("")):
             self.declaration.layer.forward(ops, x, y, self.p, self._scratch(ops))
+        self._check_filled(ops.operations[begun:], "forward", {"y": y})
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View) -> None:
+        begun = len(ops.operations)
         with ops.label(self._label("'")):
             self.declaration.layer.pullback(ops, x, y, dy, dx, self.p, self.g, self._scratch(ops))
+        wanted = {"dx": dx} | {f"g.{name}": view for name, view in vars(self.g).items()}
+        if dx.buffer is not dy.buffer:
+            self._check_filled(ops.operations[begun:], "pullback", wanted)
+
+    def _check_filled(self, recorded: Sequence[Operation], function: str, views: dict[str, View]) -> None:
+        """Raise ValueError unless some operation writes to each of the views."""
+        written = [out for operation in recorded for out in operation.outs]
+        for name, view in views.items():
+            if view.sample_size and not any(_touches(out, view) for out in written):
+                raise ValueError(f"{type(self.declaration.layer).__name__}.{function} does not fill `{name}`")
 
     def _label(self, mark: str) -> str:
         name = self.declaration.name
@@ -144,6 +165,15 @@ class Node:
         with ops.label(self.declaration.name):
             temporaries = {name: ops.scratch(name, shape) for name, shape in self.declaration.temporary_shapes.items()}
         return SimpleNamespace(**self._saved, **temporaries, children=self.children)
+
+
+def _touches(out: View, view: View) -> bool:
+    """Whether `out` has its first element within `view`, or the other way round; for views of one buffer."""
+    if out.buffer is not view.buffer:
+        return False
+    return (
+        view.batched or out.offset - view.sample_size < view.offset < out.offset + out.sample_size or out.offset == view.offset
+    )
 
 
 def _window(vector: View, entry: Slice) -> View:

@@ -58,6 +58,13 @@ class Series(Layer):
         return f"{type(self).__name__}({', '.join(map(repr, self.layers))})"
 
 
+def last_layer(layer: Layer) -> Layer:
+    """The last layer that is no series of others."""
+    while isinstance(layer, Series) and layer.layers:
+        layer = layer.layers[-1]
+    return layer
+
+
 class Residual(Layer):
     """``y = x + inner(x)``; several layers are taken one after another. The inner output has the input's shape."""
 

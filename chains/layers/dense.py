@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chains.activations import Activation, identity, resolve
-from chains.initializers import InitializerLike
+from chains.initializers import InitializerLike, initializer
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.program import Recorder
 from chains.view import View
@@ -32,8 +32,8 @@ class Dense(Layer):
         self.outputs = positive("outputs", outputs)
         self.activation = resolve(activation)
         self.bias = bias
-        self.weight_init = weight_init
-        self.bias_init = bias_init
+        self.weight_init = initializer(weight_init)
+        self.bias_init = initializer(bias_init)
 
     def fixed_input(self) -> SampleShape:
         return (self.inputs,)

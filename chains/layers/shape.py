@@ -14,7 +14,7 @@ class Reshape(Layer):
     """Each sample's elements, in C order, in another shape. One length may be -1: whatever is left."""
 
     def __init__(self, *shape: int) -> None:
-        if shape.count(-1) > 1 or any(length < -1 or length == 0 for length in shape):
+        if shape.count(-1) > 1 or not all(hasattr(length, "__index__") and (length == -1 or length > 0) for length in shape):
             raise ValueError(f"`shape` (={shape}) must be positive lengths, of which one may be -1")
         self.shape = shape
 
