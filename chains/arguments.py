@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import array_api_compat
@@ -27,13 +28,16 @@ def as_numpy(name: str, value: Any) -> np.ndarray:
 def _imported(name: str, value: Any) -> np.ndarray:
     if array_api_compat.is_torch_array(value):
         value = value.detach()
-    if array_api_compat.is_array_api_obj(value) and not isinstance(value, np.ndarray):
+    if array_api_compat.is_array_api_obj(value) and not isinstance(value, (np.ndarray, np.generic)):
         device = array_api_compat.device(value)
         try:
             return np.from_dlpack(value)
         except (BufferError, RuntimeError, TypeError, AttributeError) as error:
             raise TypeError(f"`{name}` (a {type(value).__name__} on {device}) cannot be used from the CPU: {error}") from error
-    return np.asarray(value)
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"`{name}` cannot be made an array: {error}") from error
 
 
 def check_params(p: Any, size: int) -> np.ndarray:
@@ -48,6 +52,47 @@ def check_params(p: Any, size: int) -> np.ndarray:
     return p
 
 
+def check_trained(p: Any, size: int | None = None) -> np.ndarray:
+    """`p` as a parameter vector to be updated in place. Raises TypeError or ValueError where it is none."""
+    if not (isinstance(p, np.ndarray) or array_api_compat.is_array_api_obj(p)):
+        raise TypeError(f"`p` is a {type(p).__name__}, but an array is wanted: it is updated in place")
+    p = check_params(p, math.prod(p.shape) if size is None else size)
+    if not p.flags.writeable:
+        raise ValueError("`p` is read-only, but it is updated in place: pass a copy")
+    return p
+
+
+def check_dtype(dtype: Any) -> np.dtype[Any]:
+    """`dtype` as a NumPy type. Raises TypeError unless it is float32 or float64."""
+    if np.dtype(dtype) not in DTYPES:
+        raise TypeError(f"`dtype` (={dtype}) must be float32 or float64")
+    return np.dtype(dtype)
+
+
+def check_seed(seed: Any) -> int:
+    """`seed` as a number of 64 bits. Raises TypeError or ValueError where it is none."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TypeError(f"`seed` (={seed!r}) must be a whole number")
+    if not 0 <= seed.__index__() < 1 << 64:
+        raise ValueError(f"`seed` (={seed}) must be from 0 to 2**64 - 1")
+    return seed.__index__()
+
+
+def check_is(name: str, value: Any, kind: type, example: str) -> None:
+    """Raise TypeError unless `value` is of this kind."""
+    if not isinstance(value, kind):
+        raise TypeError(f"`{name}` (={value!r}) must be {example}")
+
+
+def check_shape(name: str, shape: Any) -> tuple[int, ...]:
+    """`shape` as a sample's shape. Raises ValueError unless it is a tuple of positive whole numbers."""
+    if not isinstance(shape, (tuple, list)) or not all(
+        hasattr(length, "__index__") and length.__index__() > 0 for length in shape
+    ):
+        raise ValueError(f"`{name}` (={shape!r}) must be a tuple of positive whole numbers, such as (3,)")
+    return tuple(length.__index__() for length in shape)
+
+
 def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "input") -> np.ndarray:
     """`x` as a batch of arrays of this sample shape. Raises TypeError or ValueError where it is none."""
     x = as_numpy(name, x)
@@ -60,10 +105,10 @@ def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "in
     return x
 
 
-def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name: str = "t") -> np.ndarray:
+def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name: str = "t", x: str = "x") -> np.ndarray:
     """`t` as targets for outputs of this sample shape. Raises TypeError or ValueError where it does not go with them."""
     t = as_numpy(name, t)
-    _check_batch(name, t, batch)
+    _check_batch(name, t, batch, x)
     loss.check_target(output, t.shape[1:])
     loss.check_values(t, output)
     return t
@@ -78,9 +123,9 @@ def check_weights(w: Any, batch: int) -> np.ndarray:
     return w
 
 
-def _check_batch(name: str, array: np.ndarray, batch: int) -> None:
+def _check_batch(name: str, array: np.ndarray, batch: int, x: str = "x") -> None:
     if array.ndim == 0 or len(array) != batch:
-        raise ValueError(f"`{name}` has shape {array.shape}, but `x` is a batch of {batch}: wanted {batch} samples in both")
+        raise ValueError(f"`{name}` has shape {array.shape}, but `{x}` is a batch of {batch}: wanted {batch} samples in both")
 
 
 def check_out(

@@ -13,7 +13,7 @@ from chains import arguments, record
 from chains.backends import Executable
 from chains.backends import backend as find_backend
 from chains.layers.base import Declaration, Layer, SampleShape
-from chains.layers.combine import Series
+from chains.layers.combine import Series, last_layer
 from chains.layers.softmax import Softmax
 from chains.losses import Loss
 from chains.objective import Objective
@@ -21,6 +21,8 @@ from chains.optimizers import Optimizer
 from chains.params import Layout, LayoutBuilder
 from chains.penalties import Penalty
 from chains.program import Program
+
+KEPT_PROGRAMS = 64  # of one network; beyond, the oldest are forgotten
 
 
 class Chain(Series):
@@ -41,7 +43,8 @@ class Chain(Series):
         super().__init__(*layers)
         self.backend = backend
         self.runner = find_backend(backend)
-        self._input_shape = tuple(input_shape) if input_shape is not None else super().fixed_input()
+        self._given_shape = None if input_shape is None else arguments.check_shape("input_shape", input_shape)
+        self._input_shape = super().fixed_input() if self._given_shape is None else self._given_shape
         self._frozen_names: frozenset[str] = frozenset()
         self._executables: dict[Any, Executable] = {}
         if self._input_shape is not None:
@@ -59,7 +62,14 @@ class Chain(Series):
             raise ValueError(f"`input_shape` is needed: {self!r} begins with a layer that does not fix the shape of its input")
         builder = LayoutBuilder()
         declaration = Declaration(self, self._input_shape, builder)
-        return record.Network(declaration, Layout(builder.slices), self._frozen_names)
+        return record.Network(declaration, Layout(builder.slices), frozenset(builder.frozen))
+
+    def declare(self, d: Declaration) -> None:
+        if self._given_shape not in (None, d.input):
+            raise ValueError(f"`input_shape` (={self._given_shape}) of this chain is not the shape of its input, {d.input}")
+        super().declare(d)
+        for name in self._frozen_names:
+            d.freeze(name)
 
     @property
     def input_shape(self) -> SampleShape:
@@ -91,9 +101,7 @@ class Chain(Series):
 
         The same seed gives the same numbers. Raises TypeError unless `dtype` is float32 or float64.
         """
-        if np.dtype(dtype) not in arguments.DTYPES:
-            raise TypeError(f"`dtype` (={dtype}) must be float32 or float64")
-        return self.layout.init(seed, dtype)
+        return self.layout.init(seed, arguments.check_dtype(dtype))
 
     def views(self, p: np.ndarray) -> dict[str, np.ndarray]:
         """Each parameter by name, as an array of its own shape that shares the memory of `p`."""
@@ -157,7 +165,8 @@ class Chain(Series):
         `check_finite`, an infinity or NaN in the data raises ValueError. Other arguments as in a call.
         """
         training = arguments.check_mode(mode)
-        p = arguments.check_params(p, self.n_params)
+        network = self.network
+        p = arguments.check_params(p, network.layout.size)
         data, objective = self.problem(x, t, loss, weights, penalty)
         if check_finite:
             arguments.check_finite(p=p, **data)
@@ -165,7 +174,7 @@ class Chain(Series):
         value = np.empty((), p.dtype)
         run = self._gradient(objective, p.dtype, training)
         run(len(data["x"]), {"p": p, **data, "g": g, "value": value, **_random(run, seed)})
-        return float(value), g
+        return value.item(), g
 
     def loss(self, p: Any, x: Any, t: Any, loss: Loss, *, weights: Any = None, penalty: Penalty | None = None) -> float:
         """The loss at `p` (plus `penalty`), in the mode "eval". Arguments as in `value_and_grad`."""
@@ -200,6 +209,8 @@ class Chain(Series):
         if out is None:
             g, dx = np.empty(p.shape, p.dtype), np.empty(x.shape, p.dtype)
         else:
+            if not isinstance(out, tuple) or len(out) != 2:
+                raise TypeError(f"`out` (={out!r}) must be a pair of arrays, for the parameters and for the inputs")
             inputs = {"p": p, "x": x, "dy": dy}
             g = arguments.check_out(out[0], p.shape, p.dtype, inputs, "out[0]")
             dx = arguments.check_out(out[1], x.shape, p.dtype, {**inputs, "out[0]": g}, "out[1]")
@@ -244,13 +255,19 @@ class Chain(Series):
 
         Print it to read them. `target_shape` is the shape of one sample's target, by default that of the output.
         """
-        training, network, dtype = arguments.check_mode(mode), self.network, np.dtype(dtype)
+        training, network, dtype = arguments.check_mode(mode), self.network, arguments.check_dtype(dtype)
         if loss is None:
             return record.forward(network, dtype, training)
         objective = self._objective(loss, self.output_shape if target_shape is None else target_shape, False, penalty)
+        if optimizer is not None:
+            arguments.check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
         if optimizer is None:
             return record.gradient(network, objective, dtype, training)
         return record.training_step(network, objective, optimizer, dtype)
+
+    def listing(self, program: Program) -> str:
+        """A program as this network's backend runs it: with "native", the operations, LLVM's code and the processor's."""
+        return self.runner.choose(program).listing(program)
 
     def summary(self) -> str:
         """A table of the layers: output shapes, numbers of parameters, what is frozen."""
@@ -272,30 +289,38 @@ class Chain(Series):
     ) -> tuple[dict[str, np.ndarray], record.Objective]:
         """The checked data by buffer name, and what is minimised."""
         x = arguments.check_input(x, self.input_shape)
-        if not isinstance(loss, Loss):
-            raise TypeError(f"`loss` (={loss!r}) must be a loss such as SquaredLoss()")
+        arguments.check_is("loss", loss, Loss, "a loss such as SquaredLoss()")
         t = arguments.check_targets(t, len(x), self.output_shape, loss)
         data = {"x": x, "t": t}
         if weights is not None:
-            data["w"] = arguments.check_weights(weights, len(x))
+            data["weights"] = arguments.check_weights(weights, len(x))
         return data, self._objective(loss, t.shape[1:], weights is not None, penalty)
 
     def _objective(self, loss: Loss, target: SampleShape, weighted: bool, penalty: Penalty | None) -> record.Objective:
-        if loss.takes_logits and self.layers and isinstance(self.layers[-1], Softmax):
-            raise ValueError(f"{loss!r} takes logits, but the last layer is {self.layers[-1]!r}: leave that layer out")
-        if penalty is not None and not isinstance(penalty, Penalty):
-            raise TypeError(f"`penalty` (={penalty!r}) must be a penalty such as L2Penalty(1e-4)")
+        arguments.check_is("loss", loss, Loss, "a loss such as SquaredLoss()")
+        last = last_layer(self)
+        if loss.takes_logits and isinstance(last, Softmax):
+            raise ValueError(f"{loss!r} takes logits, but the last layer is {last!r}: leave that layer out")
+        if penalty is not None:
+            arguments.check_is("penalty", penalty, Penalty, "a penalty such as L2Penalty(1e-4)")
         return record.Objective(loss, target, weighted, penalty)
 
     def _gradient(self, objective: record.Objective, dtype: np.dtype[Any], training: bool) -> Executable:
         key = ("gradient", objective, dtype, training)
         return self._executable(key, lambda: record.gradient(self.network, objective, dtype, training))
 
+    def training_step(self, objective: record.Objective, optimizer: Optimizer, dtype: np.dtype[Any]) -> Program:
+        """The program of a step, recorded the first time; for training loops."""
+        key = ("training step", objective, optimizer, dtype)
+        return self._executable(key, lambda: record.training_step(self.network, objective, optimizer, dtype)).program
+
     def _executable(self, key: Any, make: Callable[[], Program]) -> Executable:
         """The program under this key, recorded the first time."""
         try:
             return self._executables[key]
         except KeyError:
+            if len(self._executables) >= KEPT_PROGRAMS:
+                self._executables.pop(next(iter(self._executables)), None)
             return self._executables.setdefault(key, Executable(self.runner, make()))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -308,4 +333,5 @@ class Chain(Series):
 
 def _random(run: Executable, seed: int) -> dict[str, np.ndarray]:
     """The seed for programs that draw random numbers."""
+    seed = arguments.check_seed(seed)
     return {"random": np.array([seed, 0], np.uint64)} if "random" in run.program.buffers else {}

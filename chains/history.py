@@ -17,13 +17,20 @@ class History:
     metrics: dict[str, list[float]] = field(default_factory=dict)  # on the validation data, after the epoch
     seconds: list[float] = field(default_factory=list)  # since training began, at the end of the epoch
     steps: int = 0
+    optimizer: str = ""  # its name
     stopped: str = ""  # why training ended before the last epoch, or empty
-    optimizer_state: dict[str, Any] = field(default_factory=dict, repr=False)  # to go on from: train(..., resume=history)
+    optimizer_state: dict[str, Any] = field(default_factory=dict, repr=False)  # for train(..., resume=history)
 
     @property
     def epochs(self) -> int:
         """How many epochs were finished."""
         return len(self.loss)
+
+    def add(self, numbers: dict[str, float]) -> None:
+        """Append an epoch's numbers on the validation data."""
+        for name, number in numbers.items():
+            column = self.validation_loss if name == "validation loss" else self.metrics.setdefault(name, [])
+            column.append(number)
 
     def columns(self) -> dict[str, list[float]]:
         """The lists that hold anything, by name."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from chains import arguments
 from chains.backends import Binding, Executable
 
 
@@ -24,24 +25,35 @@ class Objective:
         self.batch = len(data["x"])
         self._executable = executable
         self._data = {name: np.ascontiguousarray(array, dtype) for name, array in data.items()} | dict(extra)
-        self._idle: list[Binding] = []
+        self._idle: list[tuple[Binding, np.ndarray, np.ndarray, np.ndarray]] = []
 
     def __call__(self, p: Any) -> tuple[float, np.ndarray]:
         """The value and the gradient at `p`, shape (n_params,). Raises ValueError for another shape."""
-        p = np.asarray(p)
+        if type(p) is not np.ndarray or p.dtype.kind not in "fiub":
+            p = arguments.as_numpy("p", p)
         if p.shape != (self.n_params,):
             raise ValueError(
                 f"`p` has shape {p.shape}, but the network has {self.n_params} parameters, shape ({self.n_params},)"
             )
-        binding = self._idle.pop() if self._idle else self._bind()
         try:
-            arrays = binding.arrays
-            arrays["p"][...] = p
-            with self._executable.backend.running():
-                binding.run()
-            return float(arrays["value"]), arrays["g"].copy()
-        finally:
-            self._idle.append(binding)
+            bound = self._idle.pop()
+        except IndexError:
+            bound = self._bind()
+        binding, own_p, own_g, own_value = bound
+        own_p[...] = p
+        binding()
+        result = own_value.item(), own_g.copy()
+        self._idle.append(bound)
+        return result
+
+    def minimize(self, p: Any, method: str = "BFGS", **options: Any) -> Any:
+        """``scipy.optimize.minimize`` from `p`, converted to float64 first; returns its result.
+
+        SciPy 1.17's TNC, SLSQP and Newton-CG fail, the last one silently, when they start from a float32 vector.
+        """
+        from scipy.optimize import minimize
+
+        return minimize(self, np.asarray(p, np.float64), jac=True, method=method, **options)
 
     def value(self, p: Any) -> float:
         """The value alone."""
@@ -51,10 +63,13 @@ class Objective:
         """The gradient alone, fresh."""
         return self(p)[1]
 
-    def _bind(self) -> Binding:
+    def _bind(self) -> tuple[Binding, np.ndarray, np.ndarray, np.ndarray]:
         program = self._executable.program
-        used = {name: array for name, array in self._data.items() if name in program.buffers}
-        return self._executable.backend.bind(program, self.batch, used)
+        arrays = {name: array for name, array in self._data.items() if name in program.buffers}
+        for name, length in (("p", (self.n_params,)), ("g", (self.n_params,)), ("value", ())):
+            arrays[name] = np.zeros(length, program.dtype)
+        known = {name: array for name, array in arrays.items() if name in program.buffers}
+        return self._executable.backend.bind(program, self.batch, known), arrays["p"], arrays["g"], arrays["value"]
 
     def __repr__(self) -> str:
         return f"<objective of {self.n_params} parameters on {self.batch} samples>"

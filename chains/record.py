@@ -1,7 +1,7 @@
 """From a declared network to its programs: the forward pass, the gradient, the pullback, a training step.
 
 The caller's buffers have the same names in every program: ``p`` and ``g`` (parameters, gradient), ``x``, ``y``,
-``dx``, ``dy`` (input, output and their cotangents), ``t`` and ``w`` (targets, sample weights), ``value`` (the
+``dx``, ``dy`` (input, output and their cotangents), ``t`` and ``weights`` (targets, sample weights), ``value`` (the
 loss), ``state`` and ``step`` (the optimiser's), ``random`` (seed and step of random numbers).
 """
 
@@ -102,7 +102,7 @@ def _begin(name: str, network: Network, dtype: Any, training: bool, role: str = 
 def _record_gradient(ops: Recorder, network: Network, objective: Objective, p: View, g: View, x: View) -> None:
     output = network.declaration.output_shape
     t = ops.external("t", objective.target, role="input", batched=True)
-    w = ops.external("w", (), role="input", batched=True) if objective.weighted else None
+    w = ops.external("weights", (), role="input", batched=True) if objective.weighted else None
     value = ops.external("value", (), role="output")
     y, dy = (ops.scratch(name, output) for name in ("y", "dy"))
     dx = ops.scratch("dx", network.declaration.input)  # nobody reads it, so that it is never computed

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from chains import arguments, record
-from chains.backends import Backend, Binding, backend
+from chains import arguments
+from chains.backends import Backend, Binding, Feed, backend
 from chains.optimizers import Optimizer
 from chains.program import Program, Recorder
 
 State = dict[str, np.ndarray]
-Call = Callable[[], Any]
 
 
 class Steps:
@@ -27,10 +26,9 @@ class Steps:
     def __init__(
         self,
         runner: Backend,
-        network: record.Network,
+        program: Program,
         p: np.ndarray,
         data: Mapping[str, np.ndarray],
-        objective: record.Objective,
         optimizer: Optimizer,
         *,
         batch_size: int,
@@ -38,87 +36,84 @@ class Steps:
         seed: int,
         state: State | None,
     ) -> None:
-        program = record.training_step(network, objective, optimizer, p.dtype)
         self.state = _start(optimizer, p) if state is None else _checked(state, optimizer, p)
-        self.done = 0
-        self._runner = runner
-        self._random = np.array([seed, 0], np.uint64)
+        self._first_step = int(self.state["step"])
+        self._runner = runner.choose(program)
+        self._random = np.array([seed, self.state["step"]], np.uint64)
         self._value = np.zeros((), p.dtype)
-        self._rng = np.random.default_rng(seed)
-        samples = len(data["x"])
-        self._order = np.arange(samples)
-        self._batches: list[tuple[int, list[Call], Call]] = []
+        self._seed = seed
+        self._samples = len(data["x"])
+        self._sorted = np.arange(self._samples)
+        self._order = self._sorted.copy()
+        data = {name: np.ascontiguousarray(array) for name, array in data.items() if name in program.buffers}
         shared = {"p": p, "value": self._value, "random": self._random, **self.state}
-        sizes = {batch_size: _Batch(runner, program, shared, data, batch_size)}
-        for start in range(0, samples, batch_size):
-            piece = self._order[start : start + batch_size]  # a view: shuffling the order shuffles the piece
-            if len(piece) < batch_size and drop_last:
-                break
-            if len(piece) not in sizes:
-                sizes[len(piece)] = _Batch(runner, program, shared, data, len(piece))
-            self._batches.append(sizes[len(piece)].at(piece))
-        self._shuffles = samples > batch_size
-        self._draws = "random" in program.buffers
+        shared = {name: array for name, array in shared.items() if name in program.buffers}
+        self.whole_batch = batch_size == self._samples
+        if self.whole_batch:  # bound as they are: nothing to fetch
+            shared |= {name: array.astype(program.dtype, copy=False) for name, array in data.items()}
+            data = {}
+        full, rest = divmod(self._samples, batch_size)
+        self._parts = [self._part(program, shared, data, batch_size, 0, full)]
+        if rest and not drop_last:
+            self._parts.append(self._part(program, shared, data, rest, full * batch_size, 1))
+        self.per_epoch = sum(part.steps for part in self._parts)
+        self._chunk = 1  # steps between two looks at the clock
+
+    def _part(self, program: Program, shared: State, data: State, batch: int, start: int, steps: int) -> _Part:
+        binding = self._runner.bind(program, batch, shared)
+        return _Part(self._runner.feed(binding, data, self._order[start : start + steps * batch]), batch, steps)
 
     @property
-    def per_epoch(self) -> int:
-        return len(self._batches)
+    def done(self) -> int:
+        """How many steps were done; the program itself counts them."""
+        return int(self.state["step"]) - self._first_step
 
-    def epoch(self, shuffle: bool, tick: Callable[[], None] | None) -> float:
-        """Go through the data once; returns the mean loss of the samples, each before its step.
+    def epochs(self, most: int, shuffle: bool, tick: Callable[[int], object] | None) -> list[float]:
+        """Go through the data once, or up to `most` times where that takes no shuffling; the mean loss of each epoch.
 
-        `tick` is called after each step. Raises FloatingPointError where a loss is not finite.
+        `tick` is called with the number of steps done since its last call. Raises FloatingPointError where a loss is
+        not finite.
         """
-        if shuffle and self._shuffles:
-            self._rng.shuffle(self._order)
-        value, random, draws = self._value, self._random, self._draws
-        total, samples, inf = 0.0, 0, math.inf
-        with self._runner.running():
-            for size, fetch, run in self._batches:
-                for call in fetch:
-                    call()
-                run()
-                loss = float(value)
-                self.done += 1
-                if not -inf < loss < inf:
-                    raise FloatingPointError(
-                        f"the loss is {loss} at step {self.done}: the parameters or the data are out of range; "
-                        "try a lower learning rate or clip_norm, or look for extreme values in the data"
-                    )
-                total += loss * size
-                samples += size
-                if draws:
-                    random[1] += 1
-                if tick is not None:
-                    tick()
-        return total / samples
+        if self.whole_batch:
+            count = min(most, max(1, self._chunk))
+            self.state["epoch"] += count
+            return self._run(self._parts[0].feed, count, tick).tolist()
+        if shuffle:  # each epoch's order depends on the seed and its number alone
+            self._order[:] = self._sorted
+            np.random.default_rng([self._seed, int(self.state["epoch"])]).shuffle(self._order)
+        self.state["epoch"] += 1
+        total = sum(self._run(part.feed, part.steps, tick).sum() * part.batch for part in self._parts)
+        return [float(total) / sum(part.steps * part.batch for part in self._parts)]
+
+    def _run(self, feed: Feed, steps: int, tick: Callable[[int], object] | None) -> np.ndarray:
+        """The losses of so many steps, in chunks of about a twentieth of a second, so that Ctrl-C is heard."""
+        values = np.empty(steps)
+        first = 0
+        while first < steps:
+            count = min(self._chunk, steps - first)
+            start = time.perf_counter()
+            with self._runner.running():
+                done = feed(first, values[first : first + count])
+            elapsed = time.perf_counter() - start
+            if not math.isfinite(values[first + done - 1]):
+                raise FloatingPointError(
+                    f"the loss is {values[first + done - 1]} at step {self.done}: the parameters or the data are out of range; "
+                    "try a lower learning rate or clip_norm, or look for extreme values in the data"
+                )
+            if tick is not None:
+                tick(done)
+            first += done
+            self._chunk = max(1, min(2 * self._chunk, int(done * 0.05 / (elapsed + 1e-9))))
+        return values
 
 
-class _Batch:
-    """The training step bound at one batch size, and the calls that fetch its samples."""
+@dataclass
+class _Part:
+    """A part of an epoch: `steps` batches of one size."""
 
-    def __init__(
-        self, runner: Backend, program: Program, shared: Mapping[str, np.ndarray], data: Mapping[str, np.ndarray], size: int
-    ) -> None:
-        shared = {name: array for name, array in shared.items() if name in program.buffers}
-        data = {name: np.ascontiguousarray(array) for name, array in data.items() if name in program.buffers}
-        self.size = size
-        self._data = data if size < len(data["x"]) else {}  # the whole data set is bound as it is
-        if not self._data:
-            shared |= {name: array.astype(program.dtype, copy=False) for name, array in data.items()}
-        self._binding = runner.bind(program, size, shared)
-        self._taken = {name: np.empty((size, *array.shape[1:]), array.dtype) for name, array in self._data.items()}
-
-    def at(self, piece: np.ndarray) -> tuple[int, list[Call], Call]:
-        """The number of samples, the calls that fetch those numbered in `piece`, and the call that does the step."""
-        calls: list[Call] = []
-        for name, array in self._data.items():
-            target = self._binding.arrays[name]
-            taken = target if array.dtype == target.dtype else self._taken[name]
-            calls.append(partial(array.take, piece, 0, taken, "clip"))  # "clip": otherwise NumPy buffers
-            if taken is not target:
-                calls.append(partial(np.copyto, target, taken, "unsafe"))
-        return self.size, calls, self._binding.run
+    feed: Feed
+    batch: int
+    steps: int
 
 
 class Updater:
@@ -129,7 +124,8 @@ class Updater:
     """
 
     def __init__(self, optimizer: Optimizer, p: np.ndarray) -> None:
-        arguments.check_params(p, np.size(p))
+        p = arguments.check_trained(p)
+        arguments.check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
         ops = Recorder("update", p.dtype)
         parameters = ops.external("p", p.shape, role="state")
         own = ops.scratch("gradient", p.shape, batched=False)
@@ -139,7 +135,7 @@ class Updater:
         self.optimizer = optimizer
         self.p = p
         self.state = _start(optimizer, p)
-        self._runner = backend("auto")
+        self._runner = backend("auto").choose(program)
         arrays = {name: array for name, array in {"p": p, **self.state}.items() if name in program.buffers}
         self._binding: Binding = self._runner.bind(program, 1, arrays)
 
@@ -156,7 +152,7 @@ class Updater:
 
 
 def _start(optimizer: Optimizer, p: np.ndarray) -> State:
-    return {"state": np.zeros(optimizer.n_states * p.size, p.dtype), "step": np.zeros(())}
+    return {"state": np.zeros(optimizer.n_states * p.size, p.dtype), "step": np.zeros(()), "epoch": np.zeros(())}
 
 
 def _checked(state: State, optimizer: Optimizer, p: np.ndarray) -> State:

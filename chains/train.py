@@ -66,55 +66,64 @@ def train(
     `shuffle` is false; a last, smaller batch is used too unless `drop_last`. The same `seed` gives the same run.
     `validation`: (x, t) to compute the loss and the `metrics` (functions of outputs and targets) on after each
     epoch. `progress`: show a bar; None shows one on terminals and in notebooks. `callbacks` are called with a
-    `TrainingState` after each epoch; one that returns a text stops the training. `resume`: the history of
+    `TrainingState` after each epoch; one that returns a text stops the training, and one that has a method `finish` is
+    called there at the end. `resume`: the history of
     an earlier call with the same optimiser, whose momentum and step count are carried on.
 
     Returns the `History`. Ctrl-C ends training after a step, with `p` as of then and the reason in
-    ``history.stopped``. Raises FloatingPointError, naming the step and the loss, where the loss is not a finite
-    number, and TypeError or ValueError, before anything is written, for arguments that do not fit.
+    ``history.stopped``. Raises FloatingPointError, naming the step and the loss and carrying the history as its
+    attribute `history`, where the loss is not a finite number, and TypeError or ValueError, before anything is
+    written, for arguments that do not fit.
     """
-    p = _check_trained(net, p, optimizer)
+    p = arguments.check_trained(p, net.n_params)
+    arguments.check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
+    seed = arguments.check_seed(seed)
+    if resume is not None:
+        arguments.check_is("resume", resume, History, "the history of an earlier call of train")
+        if resume.optimizer not in ("", type(optimizer).__name__):
+            raise ValueError(
+                f"`resume` is the history of {resume.optimizer}, which {optimizer!r} on {p.size} parameters cannot go on from"
+            )
+    for callback in callbacks:
+        if not callable(callback) or isinstance(callback, type):
+            raise TypeError(f"`callbacks` holds {callback!r}, but something to call after each epoch is wanted")
     data, objective = net.problem(x, t, loss, weights, penalty)
     samples = len(data["x"])
     batch_size = _check_counts(samples, epochs, batch_size, drop_last)
     judge = _Judge(net, p, loss, penalty, validation, metrics)
     if check_finite:
         arguments.check_finite(p=p, **data)
-    steps = Steps(
-        net.runner, net.network, p, data, objective, optimizer,
-        batch_size=batch_size, drop_last=drop_last, seed=seed, state=resume.optimizer_state if resume else None,
-    )  # fmt: skip
-    history = History(metrics={_name(metric): [] for metric in metrics}, optimizer_state=steps.state)
+    program = net.training_step(objective, optimizer, p.dtype)
+    state = None if resume is None else resume.optimizer_state
+    steps = Steps(net.runner, program, p, data, optimizer, batch_size=batch_size, drop_last=drop_last, seed=seed, state=state)
+    history = History(optimizer_state=steps.state, optimizer=type(optimizer).__name__)
     bar = _Bar(progress, epochs, steps.per_epoch)
     start = time.perf_counter()
     try:
-        for epoch in range(1, epochs + 1):
-            mean = steps.epoch(shuffle, bar.tick)
-            judge(history)
-            history.loss.append(mean)
-            history.seconds.append(time.perf_counter() - start)
+        while history.epochs < epochs and not history.stopped:
+            most = 1 if callbacks or validation is not None else epochs - history.epochs
+            losses = steps.epochs(most, shuffle, bar.tick)
+            judgement = judge()
+            history.loss += losses
+            history.add(judgement)
+            history.seconds += [time.perf_counter() - start] * len(losses)
             for callback in callbacks:
-                reason = callback(TrainingState(net, p, epoch, history))
+                reason = callback(TrainingState(net, p, history.epochs, history))
                 history.stopped = history.stopped or str(reason or "")
-            if bar.tick is not None:
-                bar.show(history)
-            if history.stopped:
-                break
+            bar.show(history)
     except KeyboardInterrupt:
         history.stopped = f"interrupted by the user in epoch {history.epochs + 1}"
+    except FloatingPointError as error:
+        error.history = history  # type: ignore[attr-defined]
+        raise
     finally:
         history.steps = steps.done
         bar.close()
+    for callback in callbacks:
+        finish = getattr(callback, "finish", None)
+        if finish is not None:
+            finish(TrainingState(net, p, history.epochs, history))
     return history
-
-
-def _check_trained(net: Chain, p: Any, optimizer: Any) -> np.ndarray:
-    p = arguments.check_params(p, net.n_params)
-    if not p.flags.writeable:
-        raise ValueError("`p` is read-only, but training updates it in place: pass a copy")
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"`optimizer` (={optimizer!r}) must be an optimiser such as Adam(1e-3)")
-    return p
 
 
 def _check_counts(samples: int, epochs: int, batch_size: int | None, drop_last: bool) -> int:
@@ -135,44 +144,49 @@ def _name(metric: Metric) -> str:
 
 
 class _Judge:
-    """Adds the loss and the metrics on the validation data to a history."""
+    """Computes the loss and the metrics on the validation data."""
 
     def __init__(
         self, net: Chain, p: np.ndarray, loss: Loss, penalty: Penalty | None, validation: Any, metrics: Sequence[Metric]
     ) -> None:
+        names = [_name(metric) for metric in metrics]
         if validation is None and metrics:
             raise ValueError("`metrics` are computed on validation data: pass `validation=(x, t)` too")
+        if len(set(names)) < len(names) or {"loss", "validation loss", "seconds"} & set(names):
+            raise ValueError(f"`metrics` (={names}) must have names of their own: give a function another __name__")
         self._arguments = (net, p, loss, penalty)
-        self._metrics = metrics
+        self._metrics = dict(zip(names, metrics, strict=True))
         self._data = None
         if validation is not None:
-            x, t = validation
-            x = arguments.check_input(x, net.input_shape, "validation[0]")
-            t = arguments.check_targets(t, len(x), net.output_shape, loss, "validation[1]")
+            if not isinstance(validation, (tuple, list)) or len(validation) != 2:
+                raise TypeError(f"`validation` (a {type(validation).__name__}) must be a pair of arrays (x, t)")
+            x = arguments.check_input(validation[0], net.input_shape, "validation[0]")
+            t = arguments.check_targets(validation[1], len(x), net.output_shape, loss, "validation[1]", "validation[0]")
             self._data = np.ascontiguousarray(x, p.dtype), t
 
-    def __call__(self, history: History) -> None:
+    def __call__(self) -> dict[str, float]:
+        """The numbers by name; none without validation data."""
         if self._data is None:
-            return
+            return {}
         net, p, loss, penalty = self._arguments
         x, t = self._data
-        history.validation_loss.append(net.loss(p, x, t, loss, penalty=penalty))
+        numbers = {"validation loss": net.loss(p, x, t, loss, penalty=penalty)}
         if self._metrics:
             y = net(x, p)
-            for metric in self._metrics:
-                history.metrics[_name(metric)].append(float(metric(y, t)))
+            numbers |= {name: float(metric(y, t)) for name, metric in self._metrics.items()}
+        return numbers
 
 
 class _Bar:
     """A progress bar that counts steps; `tick` is None where no bar is shown."""
 
     def __init__(self, wanted: bool | None, epochs: int, per_epoch: int) -> None:
-        self.tick: Callable[[], None] | None = None
+        self.tick: Callable[[int], object] | None = None
         self._bar: Any = None
         self._epochs = epochs
         self._shown = -math.inf
         if wanted is None:
-            wanted = sys.stderr.isatty() or "ipykernel" in sys.modules
+            wanted = (sys.stderr is not None and sys.stderr.isatty()) or "ipykernel" in sys.modules
         if wanted:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # without widgets, tqdm.auto warns and falls back on text
@@ -182,6 +196,8 @@ class _Bar:
 
     def show(self, history: History) -> None:
         """The newest numbers beside the bar, at most ten times a second."""
+        if self._bar is None:
+            return
         now = time.perf_counter()
         if now - self._shown > 0.1 or history.epochs == self._epochs:
             self._shown = now

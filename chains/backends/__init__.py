@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chains.backends.base import Backend, Binding, Executable, UnsupportedOperationError
+from chains.backends.auto import AutoBackend
+from chains.backends.base import Backend, Binding, Executable, Feed, UnsupportedOperationError
 from chains.backends.numpy import NumpyBackend
 
-_BACKENDS: dict[str, Callable[[], Backend]] = {"numpy": NumpyBackend}
+
+def _native() -> Backend:
+    try:
+        from chains.backends.native import NativeBackend
+    except ImportError as error:
+        raise ValueError(f"`backend` (='native') needs llvmlite, which cannot be imported: {error}") from error
+    return NativeBackend()
+
+
+_BACKENDS: dict[str, Callable[[], Backend]] = {"auto": AutoBackend, "native": _native, "numpy": NumpyBackend}
 _loaded: dict[str, Backend] = {}
 
 
@@ -16,13 +26,11 @@ def backend(name: str) -> Backend:
 
     Raises ValueError, listing those there are, for an unknown name.
     """
-    if name == "auto":
-        name = "numpy"
     if name not in _BACKENDS:
-        raise ValueError(f"unknown `backend` (={name!r}): choose 'auto' or one of {', '.join(map(repr, _BACKENDS))}")
+        raise ValueError(f"unknown `backend` (={name!r}): choose one of {', '.join(map(repr, _BACKENDS))}")
     if name not in _loaded:
         _loaded[name] = _BACKENDS[name]()
     return _loaded[name]
 
 
-__all__ = ["Backend", "Binding", "Executable", "UnsupportedOperationError", "backend"]
+__all__ = ["Backend", "Binding", "Executable", "Feed", "UnsupportedOperationError", "backend"]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from threading import Lock
+from functools import partial
 
 import numpy as np
 
 from chains.program import Program
+from chains.scratch import ALIGNMENT
+from chains.view import concrete
 
 Arrays = Mapping[str, np.ndarray]
 
 # Arrays up to this size are copied in and out of a program that stays bound to arrays of its own; the program
 # is bound anew to larger ones, which takes some 0.1 ms.
 COPIED_BYTES = 1 << 20
-KEPT_BINDINGS = 8  # of one program, for as many batch sizes or threads
+KEPT_BINDINGS = 8  # of one program: for so many batch sizes, and for each so many threads
 
 
 class UnsupportedOperationError(NotImplementedError):
@@ -27,11 +29,30 @@ class UnsupportedOperationError(NotImplementedError):
 class Binding(ABC):
     """A program bound to arrays and scratch memory at one batch size: calling `run` executes it."""
 
+    program: Program
+    batch: int
     arrays: dict[str, np.ndarray]  # the caller's buffers by name, those it did not provide made by the binding
 
     @abstractmethod
     def run(self) -> None:
         """Execute the program once; within the backend's `running()` context."""
+
+    def __call__(self) -> None:
+        """Execute the program once, whatever the context."""
+        self.run()
+
+
+class Feed(ABC):
+    """A bound training step and the data it fetches its batches from."""
+
+    @abstractmethod
+    def __call__(self, first: int, values: np.ndarray) -> int:
+        """Do the steps ``first, first + 1, ...``, one for each entry of `values` (float64), which receive the losses.
+
+        Step k fetches the samples numbered ``order[k * batch : (k + 1) * batch]``; without data sets to fetch from,
+        every step uses the arrays the program is bound to. Within the backend's `running()`
+        context. Returns how many steps were done: a loss that is not finite is the last.
+        """
 
 
 class Backend(ABC):
@@ -43,65 +64,169 @@ class Backend(ABC):
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> Binding:
         """Bind a program to the caller's arrays, each C-contiguous, of its buffer's type and number of elements.
 
-        Arrays not given are made, uninitialised. `scratch` is memory to use, at least ``program.scratch.nbytes(batch)``
-        bytes. Raises UnsupportedOperationError, naming it, for an operation the backend lacks.
+        Arrays not given are made, uninitialised. `scratch` is memory to use, at least `scratch_bytes` long.
+        Raises UnsupportedOperationError, naming it, for an operation the backend lacks.
         """
+
+    def choose(self, program: Program) -> Backend:
+        """The backend that is to run this program: itself, but for one that stands for several."""
+        return self
+
+    def prepare(self, program: Program) -> None:  # noqa: B027 - most backends have nothing to prepare
+        """Do what takes long, such as compiling. Raises UnsupportedOperationError as `bind` does."""
+
+    def listing(self, program: Program) -> str:
+        """The program as the backend runs it, for people to read."""
+        return str(program)
+
+    def scratch_bytes(self, program: Program, batch: int) -> int:
+        """How much scratch memory a program needs at a batch size."""
+        return program.scratch.nbytes(batch)
+
+    def feed(self, binding: Binding, sources: Arrays, order: np.ndarray) -> Feed:
+        """Feed a bound training step from data sets: arrays of samples by buffer name, C-contiguous.
+
+        `order` (int64) is read at each step, so that it may be shuffled between calls.
+        """
+        return StepwiseFeed(binding, sources, order)
 
     def running(self) -> AbstractContextManager[object]:
         """A context that every `Binding.run` must be inside; entered once around many runs."""
         return nullcontext()
 
 
+class StepwiseFeed(Feed):
+    """One step after another, each batch taken by NumPy."""
+
+    def __init__(self, binding: Binding, sources: Arrays, order: np.ndarray) -> None:
+        self._run = binding.run
+        self._value = binding.arrays["value"]
+        self._random = binding.arrays.get("random")
+        pieces = [order[start : start + binding.batch] for start in range(0, len(order), binding.batch)]
+        self._fetches: list[list[Callable[[], object]]] = [[] for _ in pieces] if sources else []
+        for name, source in sources.items():
+            target = binding.arrays[name]
+            taken = target if source.dtype == target.dtype else np.empty(target.shape, source.dtype)
+            for fetch, piece in zip(self._fetches, pieces, strict=True):
+                if len(piece) == binding.batch:
+                    fetch.append(partial(source.take, piece, 0, taken, "clip"))  # "clip": otherwise NumPy buffers
+                    if taken is not target:
+                        fetch.append(partial(np.copyto, target, taken, "unsafe"))
+
+    def __call__(self, first: int, values: np.ndarray) -> int:
+        run, value, random, fetches = self._run, self._value, self._random, self._fetches
+        for k in range(len(values)):
+            if fetches:
+                for fetch in fetches[first + k]:
+                    fetch()
+            run()
+            values[k] = loss = value.item()
+            if random is not None:
+                random[1] += 1
+            if not -math.inf < loss < math.inf:
+                return k + 1
+        return len(values)
+
+
+def caller_arrays(program: Program, batch: int, arrays: Arrays) -> dict[str, np.ndarray]:
+    """The caller's arrays by name, with constants, 1 / batch, and uninitialised arrays for those not given.
+
+    Raises ValueError for an array that is not what its buffer wants: compiled code would read and write beside it.
+    """
+    result = dict(arrays)
+    for name, array in arrays.items():
+        buffer = program.buffers[name]
+        size = buffer.size * (batch if buffer.batched else 1)
+        if array.size != size or array.dtype != buffer.dtype or not array.flags.c_contiguous:
+            raise ValueError(
+                f"`{name}` must be {size} contiguous {buffer.dtype} numbers, not {array.dtype} of shape {array.shape}"
+            )
+    for name, buffer in program.buffers.items():
+        if buffer.data is not None:
+            result[name] = buffer.data
+        elif name == "inverse_batch":
+            result[name] = np.array(1.0 / batch, program.dtype)
+        elif name not in result:
+            result[name] = np.empty(concrete(buffer.shape, batch), buffer.dtype)
+    return result
+
+
+def aligned(nbytes: int) -> np.ndarray:
+    """Uninitialised bytes that start at a multiple of `ALIGNMENT`."""
+    block = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % ALIGNMENT
+    return block[start : start + nbytes]
+
+
 class Executable:
     """A program that can be called with arrays, from any number of threads: bindings are kept and used again."""
 
     def __init__(self, backend: Backend, program: Program) -> None:
-        self.backend = backend
+        self.backend = backend.choose(program)
         self.program = program
-        self._idle: OrderedDict[int, list[Binding]] = OrderedDict()  # by batch size, the last used one last
-        self._lock = Lock()
+        # Bindings at rest, by batch size. Threads take from and give to these lists, which is atomic.
+        self._idle: dict[int, list[_Kept]] = {}
+        self._blocks: list[np.ndarray] = []
 
     def __call__(self, batch: int, arrays: Arrays) -> None:
         """Run the program on `arrays`, one for each of the caller's buffers that the program uses."""
-        if any(array.nbytes > COPIED_BYTES for array in arrays.values()):
-            large = {name: a for name, a in arrays.items() if a.nbytes > COPIED_BYTES and self._fits(name, a)}
-            self._run(self.backend.bind(self.program, batch, large), arrays)
-            return
-        binding = self._take(batch)
+        idle = self._idle.get(batch)
+        if idle is None:
+            idle = self._new_size(batch)
         try:
-            self._run(binding, arrays)
-        finally:
-            self._give(batch, binding)
+            kept = idle.pop()
+        except IndexError:
+            if self._is_large(batch):
+                self._run_once(batch, arrays)
+                return
+            kept = _Kept(self.backend.bind(self.program, batch, {}))
+        kept.run(arrays)
+        if len(idle) < KEPT_BINDINGS:
+            idle.append(kept)
+
+    def _new_size(self, batch: int) -> list[_Kept]:
+        while len(self._idle) >= KEPT_BINDINGS:
+            self._idle.pop(next(iter(self._idle)), None)
+        return self._idle.setdefault(batch, [])
+
+    def _is_large(self, batch: int) -> bool:
+        sizes = (buffer.nbytes * (batch if buffer.batched else 1) for buffer in self.program.buffers.values())
+        return max(sizes, default=0) > COPIED_BYTES
+
+    def _run_once(self, batch: int, arrays: Arrays) -> None:
+        """Run on the caller's arrays in place; those of another type or with gaps are copied."""
+        fitting = {name: array for name, array in arrays.items() if self._fits(name, array)}
+        nbytes = self.backend.scratch_bytes(self.program, batch)
+        try:
+            block = self._blocks.pop()
+        except IndexError:
+            block = aligned(nbytes)
+        if not nbytes <= block.nbytes <= 2 * nbytes:
+            block = aligned(nbytes)
+        _Kept(self.backend.bind(self.program, batch, fitting, block)).run(arrays)
+        self._blocks[:] = [block]
 
     def _fits(self, name: str, array: np.ndarray) -> bool:
         buffer = self.program.buffers.get(name)
         return buffer is not None and array.flags.c_contiguous and array.dtype == buffer.dtype
 
-    def _run(self, binding: Binding, arrays: Arrays) -> None:
-        own, buffers = binding.arrays, self.program.buffers
-        for name, array in arrays.items():
-            if name in own and own[name] is not array and buffers[name].role != "output":
-                own[name][...] = array
-        with self.backend.running():
-            binding.run()
-        for name, array in arrays.items():
-            if name in own and own[name] is not array and buffers[name].role != "input":
-                array[...] = own[name]
 
-    def _take(self, batch: int) -> Binding:
-        with self._lock:
-            idle = self._idle.get(batch)
-            if idle:
-                return idle.pop()
-        return self.backend.bind(self.program, batch, {})
+class _Kept:
+    """A binding with the copies that a call needs: in before it, out after it."""
 
-    def _give(self, batch: int, binding: Binding) -> None:
-        with self._lock:
-            self._idle.setdefault(batch, []).append(binding)
-            self._idle.move_to_end(batch)
-            while sum(map(len, self._idle.values())) > KEPT_BINDINGS:
-                oldest = next(iter(self._idle))
-                if self._idle[oldest]:
-                    self._idle[oldest].pop(0)
-                if not self._idle[oldest]:
-                    del self._idle[oldest]
+    def __init__(self, binding: Binding) -> None:
+        self._call = binding.__call__
+        roles = {name: buffer.role for name, buffer in binding.program.buffers.items() if name in binding.arrays}
+        self._ins = [(name, binding.arrays[name]) for name, role in roles.items() if role in ("input", "state")]
+        self._outs = [(name, binding.arrays[name]) for name, role in roles.items() if role in ("output", "state")]
+
+    def run(self, arrays: Arrays) -> None:
+        for name, own in self._ins:
+            array = arrays.get(name)
+            if array is not None and array is not own:
+                own[...] = array
+        self._call()
+        for name, own in self._outs:
+            array = arrays[name]
+            if array is not own:
+                array[...] = own

@@ -6,14 +6,16 @@ arguments fixed; a run is a loop over these calls.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from chains.backends.base import Arrays, Backend, Binding, UnsupportedOperationError
+from chains.backends.base import Arrays, Backend, Binding, UnsupportedOperationError, aligned, caller_arrays
 from chains.backends.ufuncs import UFUNCS, Register, scalar_call, schedule
 from chains.operations import Copy, Fill, Gather, Map, MatMul, Operation, Random, Reduce, ScatterAdd
 from chains.program import Program
@@ -28,30 +30,37 @@ class NumpyBackend(Backend):
 
     name = "numpy"
 
+    def __init__(self) -> None:
+        self._scratch_bytes: WeakKeyDictionary[Program, dict[int, int]] = WeakKeyDictionary()
+
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> NumpyBinding:
+        scratch = aligned(self.scratch_bytes(program, batch)) if scratch is None else scratch
         return NumpyBinding(program, batch, arrays, scratch)
+
+    def scratch_bytes(self, program: Program, batch: int) -> int:
+        known = self._scratch_bytes.setdefault(program, {})
+        if batch not in known:  # the temporary arrays of formulas are known once all calls are made
+            known[batch] = NumpyBinding(program, batch, {}, None).scratch_bytes
+        return known[batch]
 
     def running(self) -> AbstractContextManager[object]:
         return np.errstate(all="ignore")  # infinities and NaN are results here, as on every other backend
 
 
 class NumpyBinding(Binding):
-    """A program bound to arrays: `calls`, to be made in order."""
+    """A program bound to arrays: `calls`, to be made in order. Without `scratch`, only to find out how much is needed."""
 
     def __init__(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None) -> None:
         self.program = program
         self.batch = batch
-        self.arrays = dict(arrays)
-        for name, buffer in program.buffers.items():
-            if buffer.data is not None:
-                self.arrays[name] = buffer.data
-            elif name == "inverse_batch":
-                self.arrays[name] = np.array(1.0 / batch, program.dtype)
-            elif name not in self.arrays:
-                self.arrays[name] = np.empty(concrete(buffer.shape, batch), buffer.dtype)
-        self._scratch = aligned(program.scratch.nbytes(batch)) if scratch is None else scratch
+        self.arrays = caller_arrays(program, batch, arrays)
+        self.scratch_bytes = program.scratch.nbytes(batch)
+        self._counting = scratch is None
+        self._scratch = aligned(self.scratch_bytes) if scratch is None else scratch
+        self._arrays: dict[View, np.ndarray] = {}
         self._temporaries: dict[tuple[Any, ...], np.ndarray] = {}
-        self._ones = np.ones(0, program.dtype)
+        self._squeezed: dict[int, np.ndarray] = {}
+        self._last_use = {view.buffer: operation for operation in program.operations for view in operation.views}
         self.calls: list[Call] = []
         for operation in program.operations:
             self.calls += _lower(self, operation)
@@ -60,8 +69,17 @@ class NumpyBinding(Binding):
         for call in self.calls:
             call()
 
+    def __call__(self) -> None:
+        with np.errstate(all="ignore"):
+            self.run()
+
     def array(self, view: View) -> np.ndarray:
-        """The array of a view."""
+        """The array of a view; the same object each time, by which NumPy knows an operation to be in place."""
+        if view not in self._arrays:
+            self._arrays[view] = self._made(view)
+        return self._arrays[view]
+
+    def _made(self, view: View) -> np.ndarray:
         buffer, size = view.buffer, view.dtype.itemsize
         if buffer.role == "scratch":
             base, offset = self._scratch, self.program.scratch.offset(buffer, self.batch)
@@ -71,24 +89,41 @@ class NumpyBinding(Binding):
         strides = tuple(stride * size for stride in view.strides)
         return np.ndarray(shape, view.dtype, base, offset + view.offset * size, strides)
 
+    def squeezed(self, array: np.ndarray, ndim: int) -> np.ndarray:
+        """`array` without the first of `ndim` axes, whose length is 1; the same object each time."""
+        if array.ndim < ndim:
+            return array
+        return self._squeezed.setdefault(id(array), array.reshape(array.shape[1:]))
+
+    def dies(self, view: View, operation: Operation) -> bool:
+        """Whether `operation` is the last to use the view's buffer, and uses it once."""
+        if view.buffer.role != "scratch" or self._last_use[view.buffer] is not operation:
+            return False
+        return sum(other.buffer is view.buffer for other in operation.views) == 1
+
     def temporary(self, shape: tuple[int, ...], dtype: Any, number: int = 0) -> np.ndarray:
         """An array for use within one operation; different numbers are different arrays."""
-        key = (shape, np.dtype(dtype), number)
+        dtype = np.dtype(dtype)
+        key = (shape, dtype, number)
         if key not in self._temporaries:
-            self._temporaries[key] = np.empty(shape, dtype)
+            start = self.scratch_bytes
+            self.scratch_bytes += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+            if self._counting:
+                self._temporaries[key] = np.empty(shape, dtype)
+            else:
+                self._temporaries[key] = np.ndarray(shape, dtype, self._scratch, start)
         return self._temporaries[key]
 
-    def ones(self, length: int) -> np.ndarray:
-        if len(self._ones) < length:
-            self._ones = np.ones(length, self.program.dtype)
-        return self._ones[:length]
+
+_longest_ones: dict[np.dtype[Any], np.ndarray] = {}
 
 
-def aligned(nbytes: int) -> np.ndarray:
-    """Uninitialised bytes that start at a multiple of `ALIGNMENT`."""
-    block = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -block.ctypes.data % ALIGNMENT
-    return block[start : start + nbytes]
+def ones(length: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """A vector of ones to read; all that were asked for are parts of the longest."""
+    longest = _longest_ones.get(dtype)
+    if longest is None or len(longest) < length:
+        longest = _longest_ones[dtype] = np.ones(length, dtype)
+    return longest[:length]
 
 
 def _lower(binding: NumpyBinding, operation: Operation) -> list[Call]:
@@ -113,7 +148,7 @@ def _matmul(binding: NumpyBinding, operation: MatMul) -> list[Call]:
         return [*calls, partial(a.dot, b, out)]
     product = binding.temporary(out.shape, out.dtype, 2)
     calls.append(partial(a.dot, b, product))
-    return [*calls, partial(np.add, out, product, out) if operation.accumulate else partial(np.copyto, out, product)]
+    return [*calls, partial(np.add, out, product, out=out) if operation.accumulate else partial(np.copyto, out, product)]
 
 
 def _is_blas(matrix: np.ndarray) -> bool:
@@ -129,13 +164,16 @@ def _copied(binding: NumpyBinding, matrix: np.ndarray, number: int, calls: list[
 
 
 def _map(binding: NumpyBinding, operation: Map) -> list[Call]:
-    outs, ins = [binding.array(view) for view in operation.outs], [binding.array(view) for view in operation.ins]
+    outs, ins = ([binding.array(view) for view in views] for views in (operation.outs, operation.ins))
     if all(view.ndim == 0 for view in operation.views):
         return [scalar_call(operation.formula, outs, ins)]
+    if outs[0].ndim > 1 and outs[0].shape[0] == 1:  # broadcasting costs more than equal shapes
+        outs, ins = ([binding.squeezed(array, outs[0].ndim) for array in arrays] for arrays in (outs, ins))
     conflicts = [[_conflict(out, view) for view in operation.ins] for out in operation.outs]
     known = {j: ins[j] for j, view in enumerate(operation.ins) if view.buffer.name == "inverse_batch"}
+    dying = {j for j, view in enumerate(operation.ins) if binding.dies(view, operation)}
     shapes = [array.shape for array in ins]
-    plan = schedule(operation.formula, binding.program.dtype, shapes, outs[0].shape, conflicts, known)
+    plan = schedule(operation.formula, binding.program.dtype, shapes, outs[0].shape, conflicts, known, dying)
 
     def array(register: Register) -> np.ndarray:
         if register.kind == "const":
@@ -152,22 +190,28 @@ def _map(binding: NumpyBinding, operation: Map) -> list[Call]:
             calls.append(partial(np.copyto, target, sources[0]))
         elif step.operation == "where":
             condition, chosen, other = sources
-            if other is not target and not (step.sources[2].kind == "in" and _is_same(target, other)):
+            if other is not target:
                 calls.append(partial(np.copyto, target, other))
             calls.append(partial(np.copyto, target, chosen, "same_kind", condition))
+        elif step.operation in ("min", "max", "erf"):  # which want `out` by name
+            calls.append(partial(UFUNCS[step.operation], *sources, out=target))
         else:
             calls.append(partial(UFUNCS[step.operation], *sources, target))
     return calls
 
 
 def _conflict(out: View, view: View) -> str:
+    """How writing `out` touches `view`: see `schedule`."""
     if out.buffer is not view.buffer:
         return "apart"
-    return "same" if out == view else "across"
+    if out == view:
+        return "same"
+    disjoint = out.contiguous and view.contiguous and not out.batched and not _overlap(out, view)
+    return "apart" if disjoint else "across"
 
 
-def _is_same(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.ctypes.data == b.ctypes.data and a.strides == b.strides and a.shape == b.shape
+def _overlap(a: View, b: View) -> bool:
+    return a.offset < b.offset + b.sample_size and b.offset < a.offset + a.sample_size
 
 
 def _reduce(binding: NumpyBinding, operation: Reduce) -> list[Call]:
@@ -183,12 +227,12 @@ def _reduce(binding: NumpyBinding, operation: Reduce) -> list[Call]:
         # A product with ones costs half of np.add.reduce on small arrays.
         if axes == tuple(range(rows)):
             matrix = a.reshape(-1, out.size)
-            return [partial(binding.ones(len(matrix)).dot, matrix, out.reshape(-1))]
+            return [partial(ones(len(matrix), a.dtype).dot, matrix, out.reshape(-1))]
         if axes == tuple(range(a.ndim - len(axes), a.ndim)):
             matrix = a.reshape(out.size, -1)
-            return [partial(matrix.dot, binding.ones(matrix.shape[1]), out.reshape(-1))]
+            return [partial(matrix.dot, ones(matrix.shape[1], a.dtype), out.reshape(-1))]
     if a.flags.c_contiguous and a.size <= 4096 and out.size == 1:
-        return [partial(a.reshape(-1).dot, binding.ones(a.size), out.reshape(()))]
+        return [partial(a.reshape(-1).dot, ones(a.size, a.dtype), out.reshape(()))]
     return [partial(np.add.reduce, a, axes, None, out.reshape(_kept(a, axes)), True)]
 
 
@@ -213,7 +257,8 @@ def _random(binding: NumpyBinding, operation: Random) -> list[Call]:
     generator, state = np.random.Generator(bits), bits.state
     counter, philox_key = state["state"]["counter"], state["state"]["key"]
     counter[1] = operation.draw
-    numbers = out if out.dtype == np.float32 and out.flags.c_contiguous else np.empty(out.shape, np.float32)
+    direct = out.dtype == np.float32 and out.flags.c_contiguous
+    numbers = out if direct else binding.temporary(out.shape, np.float32)
 
     def draw() -> None:
         philox_key[0], counter[2] = key[0], key[1]

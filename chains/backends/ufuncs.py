@@ -18,11 +18,20 @@ from chains.expr import COMPARISONS, Formula
 Shape = tuple[int, ...]
 
 
+def _slow_erf(x: Any, out: np.ndarray | None = None) -> Any:
+    """The error function without SciPy."""
+    values = np.frompyfunc(math.erf, 1, 1)(x)
+    if out is None:
+        return values
+    out[...] = values
+    return out
+
+
 def _erf() -> Any:
     try:
         from scipy.special import erf
     except ImportError:
-        return np.frompyfunc(math.erf, 1, 1)
+        return _slow_erf
     return erf
 
 
@@ -83,13 +92,14 @@ def schedule(
     out: Shape,
     conflicts: Sequence[Sequence[str]],
     known: dict[int, Any],
+    dying: set[int],
 ) -> Schedule:
     """Order the calls that compute `formula` over operands of shapes `ins` into results of shape `out`.
 
     `conflicts[k][j]` says whether result k and operand j are "apart", the "same" elements, or in each other's
-    way ("across"). `known` are operands that are numbers fixed in advance.
+    way ("across"). `known` are operands that are numbers fixed in advance, `dying` those that may be overwritten.
     """
-    return _Scheduler(formula, dtype, list(ins), out, conflicts, known).run()
+    return _Scheduler(formula, dtype, list(ins), out, conflicts, known, dying).run()
 
 
 class _Scheduler:
@@ -101,7 +111,9 @@ class _Scheduler:
         out: Shape,
         conflicts: Sequence[Sequence[str]],
         known: dict[int, Any],
+        dying: set[int],
     ) -> None:
+        self.dying = dying
         self.formula = formula
         self.dtype = dtype
         self.out = out
@@ -125,11 +137,23 @@ class _Scheduler:
     def run(self) -> Schedule:
         for number, instruction in enumerate(self.formula.instructions, self.first):
             self._place(number, instruction.operation, instruction.operands, instruction.value)
+        self._set_aside()
         for k, output in enumerate(self.formula.outputs):
             target, source = Register("out", k, self.out), self.where[output]
             if source != target and not (source.kind == "in" and self.conflicts[k][source.number] == "same"):
                 self.steps.append(Step("copy", target, (source,)))
         return Schedule(tuple(self.steps), tuple(self.temporaries))
+
+    def _set_aside(self) -> None:
+        """Copy the operands that are results and that another result is going to overwrite."""
+        for k, output in enumerate(self.formula.outputs):
+            source = self.where[output]
+            others = [other for other in range(len(self.formula.outputs)) if other != k and other not in self.settled]
+            if source.kind == "in" and any(self.conflicts[other][source.number] != "apart" for other in others):
+                register = Register("temp", len(self.temporaries), source.shape)
+                self.temporaries.append(register)
+                self.steps.append(Step("copy", register, (source,)))
+                self.where[output] = register
 
     def _place(self, number: int, operation: str, operands: tuple[int, ...], value: float) -> None:
         sources = tuple(self.where[operand] for operand in operands)
@@ -139,7 +163,8 @@ class _Scheduler:
         if operation != "where" and all(source.kind == "const" for source in sources):
             with np.errstate(all="ignore"):
                 folded = UFUNCS[operation](*(source.value for source in sources))
-            self.where.append(Register("const", number, value=self.dtype.type(folded)))
+            kind = np.bool_ if operation in COMPARISONS else self.dtype.type
+            self.where.append(Register("const", number, value=kind(folded)))
             return
         boolean = operation in COMPARISONS
         shape = np.broadcast_shapes(*(source.shape for source in sources))
@@ -152,7 +177,7 @@ class _Scheduler:
         self.steps.append(Step(operation, target, sources))
         self.where.append(target)
         for register in {self.where[o] for o in dying}:
-            if register.kind == "temp" and register != target and register not in self.free:
+            if self._owned(register) and register != target and register not in self.free:
                 self.free.append(register)
 
     def _target(
@@ -164,7 +189,7 @@ class _Scheduler:
                     self.settled.add(k)
                     return Register("out", k, self.out)
         fitting = [r for r in self.free if r.shape == shape and r.boolean == boolean]
-        in_place = [r for r in sources if r in reusable and r.kind == "temp" and r.shape == shape and r.boolean == boolean]
+        in_place = [r for r in sources if r in reusable and self._owned(r) and r.shape == shape and r.boolean == boolean]
         for register in (*in_place, *fitting):
             if register in self.free:
                 self.free.remove(register)
@@ -172,6 +197,10 @@ class _Scheduler:
         register = Register("temp", len(self.temporaries), shape, boolean)
         self.temporaries.append(register)
         return register
+
+    def _owned(self, register: Register) -> bool:
+        """Whether a register may be overwritten once what it holds is no longer needed."""
+        return register.kind == "temp" or (register.kind == "in" and register.number in self.dying)
 
     def _safe(self, k: int, number: int, operation: str, sources: tuple[Register, ...]) -> bool:
         """Whether out k may be written now: no operand it touches is still to be read."""
@@ -187,15 +216,16 @@ class _Scheduler:
 
 _SYMBOLS = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
-    "and": "and", "or": "or",
 }  # fmt: skip
 _FUNCTIONS: dict[str, Any] = {
     **{name: getattr(math, name) for name in ("floor", "exp", "log", "log1p", "expm1", "sqrt", "tanh", "sin", "cos", "erf")},
     "pow": math.pow,
     "abs": abs,
-    "min": min,
-    "max": max,
-    "sign": lambda a: float((a > 0) - (a < 0)),
+    "min": lambda a, b: a if a < b or a != a else b,
+    "max": lambda a, b: a if a > b or a != a else b,
+    "sign": lambda a: a if a != a else float((a > 0) - (a < 0)),
+    "both": lambda a, b: bool(a) and bool(b),
+    "either": lambda a, b: bool(a) or bool(b),
 }
 
 
@@ -232,6 +262,8 @@ def _scalar_text(operation: str, operands: list[str], value: float) -> str:
         return f"{operands[1]} if {operands[0]} else {operands[2]}"
     if operation in ("neg", "not"):
         return f"{'-' if operation == 'neg' else 'not '}{operands[0]}"
+    if operation in ("and", "or"):
+        return f"{'both' if operation == 'and' else 'either'}({operands[0]}, {operands[1]})"
     if operation in _SYMBOLS:
         return f"{operands[0]} {_SYMBOLS[operation]} {operands[1]}"
     return f"{operation}({', '.join(operands)})"

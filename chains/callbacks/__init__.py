@@ -13,7 +13,7 @@ class EarlyStopping:
 
     `monitor` is "validation loss", "loss" or the name of a metric; `mode` is "min" or "max", what counts as
     better. An improvement is more than `min_delta`. With `restore`, `p` holds the best epoch's parameters at the
-    end. Use a fresh one for each training. Raises ValueError for other settings, and when the quantity is missing.
+    end. Each training starts it anew. Raises ValueError for other settings, and when the quantity is missing.
     """
 
     def __init__(
@@ -34,11 +34,16 @@ class EarlyStopping:
         self.mode = mode
         self.min_delta = min_delta
         self.restore = restore
-        self.best = math.inf if mode == "min" else -math.inf
+        self._begin()
+
+    def _begin(self) -> None:
+        self.best = math.inf if self.mode == "min" else -math.inf
         self.best_epoch = 0
         self._best_p: np.ndarray | None = None
 
     def __call__(self, state: Any) -> str | None:
+        if state.epoch == 1:
+            self._begin()
         columns = state.history.columns()
         if self.monitor not in columns:
             raise ValueError(f"`monitor` (={self.monitor!r}) is not recorded; there are {', '.join(columns)}")
@@ -50,9 +55,12 @@ class EarlyStopping:
                 self._best_p = state.p.copy()
         if state.epoch - self.best_epoch < self.patience:
             return None
+        return f"no better {self.monitor} than {self.best:g} (epoch {self.best_epoch}) for {self.patience} epochs"
+
+    def finish(self, state: Any) -> None:
+        """Put the best parameters back."""
         if self._best_p is not None:
             state.p[:] = self._best_p
-        return f"no better {self.monitor} than {self.best:g} (epoch {self.best_epoch}) for {self.patience} epochs"
 
     def __repr__(self) -> str:
         return f"EarlyStopping({self.patience}, monitor={self.monitor!r}, mode={self.mode!r})"

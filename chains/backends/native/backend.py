@@ -1,0 +1,205 @@
+"""Programs compiled, bound to arrays, and run on one or more threads."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import numpy as np
+
+from chains.backends.base import Arrays, Backend, Binding, Feed, aligned, caller_arrays
+from chains.backends.native.compiler import Compiled, compile_program
+from chains.backends.native.machine import Code
+from chains.backends.native.runtime import MOST_THREADS, SOURCES, default_threads, pool, runtime
+from chains.backends.native.target import Processor, processor
+from chains.program import Program
+
+# Below this many operations a second thread costs more than it saves (a hand-over takes about a microsecond).
+THREADED_WORK = 400_000
+BLOCK = 12  # rows that kernels take at once
+
+
+_backends: WeakSet[NativeBackend] = WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a forked process: another thread may have held them."""
+    for each in _backends:
+        each._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
+
+
+class NativeBackend(Backend):
+    """Compiles programs through llvmlite and runs them in machine code.
+
+    `threads` is the most threads to use: by default CHAINS_NUM_THREADS, else the processors there are. `simd` is
+    the instruction set: by default CHAINS_SIMD, else the widest there is. Raises ValueError for others.
+    """
+
+    name = "native"
+
+    def __init__(self, *, threads: int | None = None, simd: str | None = None) -> None:
+        if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS):
+            raise ValueError(f"`threads` (={threads!r}) must be a whole number from 1 to {MOST_THREADS}")
+        self.threads = threads or default_threads()
+        self.processor = processor(simd)
+        self._compiled: WeakKeyDictionary[Program, CompiledProgram] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+        _backends.add(self)
+
+    def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> NativeBinding:
+        return NativeBinding(program, self.compile(program), batch, arrays, self.threads, scratch)
+
+    def prepare(self, program: Program) -> None:
+        self.compile(program)
+
+    def listing(self, program: Program) -> str:
+        """LLVM's assembly as it is written, then the processor's."""
+        code = self.compile(program).code
+        return f"{program}\n\n{code.text}\n{code.assembly()}"
+
+    def scratch_bytes(self, program: Program, batch: int) -> int:
+        return MemoryPlan(self.compile(program), batch, self.threads).nbytes
+
+    def feed(self, binding: Binding, sources: Mapping[str, np.ndarray], order: np.ndarray) -> Feed:
+        if not isinstance(binding, NativeBinding) or any(str(a.dtype) not in SOURCES for a in sources.values()):
+            return super().feed(binding, sources, order)
+        return NativeFeed(binding, sources, order)
+
+    def compile(self, program: Program) -> CompiledProgram:
+        """The machine code of a program, made the first time."""
+        with self._lock:
+            if program not in self._compiled:
+                self._compiled[program] = CompiledProgram(program, self.processor)
+            return self._compiled[program]
+
+    def __repr__(self) -> str:
+        return f"<native backend: {self.processor.kind}, {self.threads} threads>"
+
+
+class CompiledProgram:
+    """The machine code of a program."""
+
+    def __init__(self, program: Program, processor: Processor) -> None:
+        self.compiled: Compiled = compile_program(program, processor)
+        self.code = Code(self.compiled.text, ["run"], processor)
+        self.work = program.flops() + 50 * sum(out.sample_size for op in program.operations for out in op.outs if out.batched)
+
+
+class MemoryPlan:
+    """How the scratch memory of a program is divided at a batch size: the buffers that are no part of tiles, then each
+    thread's tile and its own sums. No two threads write to one cache line.
+    """
+
+    def __init__(self, native: CompiledProgram, batch: int, threads: int) -> None:
+        compiled = native.compiled
+        tiles = -(-batch // compiled.tile)
+        self.threads = max(1, min(threads, tiles, native.work * batch // THREADED_WORK))
+        self.tile = compiled.tile
+        if self.threads > 1:  # as even as possible, in whole blocks of rows
+            self.tile = min(self.tile, -(-batch // (self.threads * BLOCK)) * BLOCK)
+        self.nbytes = 0
+        self.shared = {
+            buffer: self._reserve(buffer.nbytes * (batch if buffer.batched else 1))
+            for buffer in compiled.table
+            if buffer.role == "scratch"
+        }
+        self.tiles = [self._reserve(compiled.tile_bytes) for _ in range(self.threads)]
+        self.sums = [{buffer: self._reserve(buffer.nbytes) for buffer in compiled.sums} for _ in range(1, self.threads)]
+
+    def _reserve(self, nbytes: int) -> int:
+        start = self.nbytes
+        self.nbytes += -(-nbytes // 128) * 128
+        return start
+
+
+class NativeBinding(Binding):
+    """Machine code with the addresses it works on."""
+
+    def __init__(
+        self, program: Program, native: CompiledProgram, batch: int, arrays: Arrays, threads: int, scratch: np.ndarray | None
+    ) -> None:
+        compiled = native.compiled
+        plan = MemoryPlan(native, batch, threads)
+        self.program = program
+        self.batch = batch
+        self.threads = plan.threads
+        self.arrays = caller_arrays(program, batch, arrays)
+        self._native = native
+        self._scratch = aligned(plan.nbytes) if scratch is None else scratch
+        if self._scratch.nbytes < plan.nbytes:
+            raise ValueError(f"`scratch` has {self._scratch.nbytes} bytes, but {plan.nbytes} are needed")
+        base = self._scratch.ctypes.data
+        addresses = {buffer: base + offset for buffer, offset in plan.shared.items()}
+        addresses |= {buffer: self.arrays[buffer.name].ctypes.data for buffer in compiled.table if buffer.role != "scratch"}
+        shared = [addresses[buffer] for buffer in compiled.table]
+        own = [[addresses[buffer] for buffer in compiled.sums]]  # the first thread's sums are the results
+        own += [[base + sums[buffer] for buffer in compiled.sums] for sums in plan.sums]
+        self._tables = [np.array(shared + sums, np.int64) for sums in own]
+        words = [batch, plan.tile, plan.threads]
+        words += [pool().address, runtime().address("parallel")] if plan.threads > 1 else [0, 0]
+        for table, tile in zip(self._tables, plan.tiles, strict=True):
+            words += [table.ctypes.data, base + tile]
+        self._words = np.array(words, np.int64)
+        self.run_address = native.code.address("run")
+        call = partial(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.run_address), self._words.ctypes.data)
+        self._call: Callable[[], object] = call if self.threads == 1 else partial(self.together, call)
+
+    def run(self) -> None:
+        self._call()
+
+    def __call__(self) -> None:
+        self._call()
+
+    def together(self, call: Callable[[], object]) -> object:
+        """Make a call that uses the worker threads."""
+        workers = pool()
+        with workers.lock:
+            workers.ensure(self.threads)
+            return call()
+
+    @property
+    def words_address(self) -> int:
+        return self._words.ctypes.data
+
+
+class NativeFeed(Feed):
+    """Many steps in one call of machine code: it gathers each batch, runs the step and notes the loss."""
+
+    def __init__(self, binding: NativeBinding, sources: Mapping[str, np.ndarray], order: np.ndarray) -> None:
+        self._binding = binding
+        self._keep = [dict(sources), order]
+        gathers: list[int] = []
+        code = runtime()
+        for name, source in sources.items():
+            target = binding.arrays[name]
+            kind = f"gather_{SOURCES[str(source.dtype)]}_{SOURCES[str(target.dtype)]}"
+            width = source[0].size
+            gathers += [code.address(kind), source.ctypes.data, target.ctypes.data, width, 0]
+        self._gathers = np.array(gathers, np.int64)
+        value, random = binding.arrays["value"], binding.arrays.get("random")
+        self._order = order
+        self._job = np.array(
+            [
+                binding.run_address, binding.words_address, 0, 0, binding.batch,
+                len(sources), self._gathers.ctypes.data, value.ctypes.data, value.itemsize, 0,
+                random.ctypes.data + 8 if random is not None else 0,
+            ],
+            np.int64,
+        )  # fmt: skip
+        call = partial(ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.address("steps")), self._job.ctypes.data)
+        self._call: Callable[[], Any] = call if binding.threads == 1 else partial(binding.together, call)
+
+    def __call__(self, first: int, values: np.ndarray) -> int:
+        self._job[2] = self._order.ctypes.data + 8 * first * self._binding.batch
+        self._job[3] = len(values)
+        self._job[9] = values.ctypes.data
+        return int(self._call())

@@ -1,0 +1,216 @@
+"""A program as LLVM assembly: for each segment a function for a tile of samples and one for what is done once.
+
+All functions take a table of addresses: one for each of the caller's buffers and each scratch buffer that is no part
+of a tile; and the tile's own scratch memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from chains.backends.base import UnsupportedOperationError
+from chains.backends.native.driver import Runs, write_driver
+from chains.backends.native.elementwise import Frame, lower_copy, lower_fill, lower_map, lower_random, lower_reduce
+from chains.backends.native.emit import I64, PTR, Function, Module, Type, Value, integer
+from chains.backends.native.matmul import Kernel, kernel_of, lower_matmul, needs_packing
+from chains.backends.native.packing import pack, packed_columns
+from chains.backends.native.segments import Segment, Step, crossing, segments_of
+from chains.backends.native.target import Processor
+from chains.operations import Copy, Fill, Map, MatMul, Random, Reduce
+from chains.program import Program
+from chains.scratch import Lifetime, Plan, plan
+from chains.view import Buffer, View
+
+TILE_BYTES = 16 << 10  # scratch of a tile: half of a first-level cache
+ROWS = 48  # tiles are multiples of this, which the kernels' blocks of rows divide
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The assembly of a program and what a caller must know to run it."""
+
+    text: str
+    table: tuple[Buffer, ...]  # the buffers in the order of the table of addresses
+    whole: frozenset[Buffer]  # batched scratch buffers that hold the whole batch
+    tile: int  # samples
+    tile_bytes: int  # scratch of one tile
+    sums: tuple[Buffer, ...]  # the buffers that hold sums over samples: each thread has its own
+
+
+class Compiler:
+    def __init__(self, program: Program, processor: Processor) -> None:
+        for operation in program.operations:
+            if not isinstance(operation, (MatMul, Map, Reduce, Copy, Fill, Random)):
+                raise UnsupportedOperationError(
+                    f"backend 'native' cannot run the operation `{operation.name}` of {operation.label}"
+                )
+        self.program = program
+        self.processor = processor
+        self.lanes = processor.lanes(program.dtype.itemsize)
+        self.segments = segments_of(program.operations, self.lanes)
+        self.whole = crossing(self.segments)
+        self.module = Module()
+        self.packed: dict[int, tuple[Kernel, View]] = {}
+        self.kernels = {
+            id(step): self._kernel(step)
+            for s in self.segments
+            for step in (*s.tiled, *s.once)
+            if isinstance(step.operation, MatMul)
+        }
+        self.tile_plan = self._plan()
+        self.table = self._table()
+        per_sample = max(1, self.tile_plan.bytes_per_sample)
+        self.tile = max(ROWS, min(1024, TILE_BYTES // per_sample // ROWS * ROWS))
+
+    def compiled(self) -> Compiled:
+        sums: list[Runs] = []
+        self.own = [list(dict.fromkeys(view.buffer for o in s.sums for view in o.outs)) for s in self.segments]
+        for number, segment in enumerate(self.segments):
+            self._write(f"prepare_{number}", partial(self._prepare, segment))
+            self._write(f"tile_{number}", partial(self._steps, segment.tiled), tiled=True)
+            self._write(f"once_{number}", partial(self._steps, segment.once))
+            views = [view for operation in segment.sums for view in operation.outs]
+            sums.append(tuple((view.buffer, view.offset, view.offset + view.sample_size) for view in views))
+        positions = {buffer: (k, self.own_position(buffer)) for k, buffer in enumerate(self.table)}
+        write_driver(self.module, sums, positions, self.lanes)
+        nbytes = self.tile_plan.nbytes(self.tile) if self.tile_plan.batched else 0
+        return Compiled(
+            self.module.text(),
+            self.table,
+            frozenset(self.whole),
+            self.tile,
+            nbytes,
+            self.sums,
+        )
+
+    @property
+    def sums(self) -> tuple[Buffer, ...]:
+        """The buffers that hold sums over samples."""
+        return tuple(dict.fromkeys(buffer for buffers in self.own for buffer in buffers))
+
+    def own_position(self, buffer: Buffer) -> int:
+        """Where in a thread's table the address of its own block of sums is; -1 where it has none."""
+        return len(self.table) + self.sums.index(buffer) if buffer in self.sums else -1
+
+    def _kernel(self, step: Step) -> Kernel:
+        operation = step.operation
+        assert isinstance(operation, MatMul)
+        kernel = kernel_of(operation, step.maps)
+        if kernel.accumulate and kernel.sums_over_batch:
+            raise UnsupportedOperationError(
+                f"backend 'native' cannot add a sum over samples to `{kernel.out}` ({operation.label})"
+            )
+        if needs_packing(kernel):
+            columns = packed_columns(kernel.b, self.lanes)
+            rows = int(kernel.b.shape[0])  # type: ignore[arg-type]
+            buffer = Buffer(f"packed {kernel.b}", "scratch", kernel.b.dtype, (rows, columns))
+            view = View(buffer, kernel.b.shape, (columns, 1))
+            self.packed[id(step)] = (kernel, view)
+            kernel = replace(kernel, b=view, padded=True)
+        return kernel
+
+    def _plan(self) -> Plan[Buffer]:
+        """Offsets of the batched buffers within a tile's scratch; the products and their maps are one moment."""
+        used: dict[Buffer, tuple[int, int]] = {}
+        moment = 0
+        for segment in self.segments:
+            for step in segment.tiled:
+                for operation in step.operations:
+                    for view in operation.views:
+                        if view.buffer.role == "scratch" and view.buffer.batched and view.buffer not in self.whole:
+                            used[view.buffer] = (used.get(view.buffer, (moment, moment))[0], moment)
+                moment += 1
+        return plan(Lifetime(buffer, buffer.nbytes, True, first, last) for buffer, (first, last) in used.items())
+
+    def _table(self) -> tuple[Buffer, ...]:
+        buffers = dict.fromkeys(self.program.buffers.values())
+        for operation in self.program.operations:
+            buffers |= dict.fromkeys(view.buffer for view in operation.views if view.buffer not in self.tile_plan.batched)
+        buffers |= dict.fromkeys(view.buffer for _, view in self.packed.values())
+        return tuple(buffers)
+
+    def _write(self, name: str, body: Callable[[Frame], None], tiled: bool = False) -> None:
+        arguments = [(PTR, "table"), (PTR, "scratch"), (I64, "start"), (I64, "count"), (I64, "first")]
+        f = Function(self.module, name, arguments)
+        table, scratch, start, count, first = f.arguments
+        bases: dict[Buffer, Value] = {}
+        positions = {buffer: k for k, buffer in enumerate(self.table)}
+        if tiled:  # sums over samples go to the thread's own blocks, whose addresses follow those of all buffers
+            positions |= {buffer: self.own_position(buffer) for buffer in self.own[int(name.split("_")[1])]}
+
+        def base(view: View) -> Value:
+            # Written at the beginning of the function, so that every block may use it.
+            buffer = view.buffer
+            if buffer.dtype.itemsize not in (4, 8):
+                raise UnsupportedOperationError(f"backend 'native' has no operation on {buffer.dtype} (`{view}`)")
+            element = Type({4: "float", 8: "double"}[buffer.dtype.itemsize])
+            if buffer not in bases:
+                bases[buffer] = self._base(f, buffer, positions, element, table, scratch, start)
+            return f.address(bases[buffer], integer(view.offset), element)
+
+        begun = f.compare("ne", first, integer(0)) if tiled else None
+        frame = Frame(f, self.lanes, self.processor.registers, base, count, start, begun)
+        segment_views = self._views(name)
+        for view in segment_views:
+            base(view)
+        body(frame)
+        f.line("ret void")
+        self.module.add(f)
+
+    def _views(self, name: str) -> list[View]:
+        """The views that the function of this name may touch."""
+        kind, number = name.split("_")
+        segment = self.segments[int(number)]
+        if kind == "prepare":
+            packed = [self.packed[id(step)] for step in segment.tiled if id(step) in self.packed]
+            return [view for kernel, target in packed for view in (kernel.b, target)]
+        views = []
+        for step in segment.tiled if kind == "tile" else segment.once:
+            views += [view for operation in step.operations for view in operation.views]
+            if id(step) in self.packed:
+                views.append(self.packed[id(step)][1])
+        return views
+
+    def _base(
+        self,
+        f: Function,
+        buffer: Buffer,
+        positions: dict[Buffer, int],
+        element: Type,
+        table: Value,
+        scratch: Value,
+        start: Value,
+    ) -> Value:
+        if buffer in self.tile_plan.batched:
+            return f.address(scratch, integer(self.tile_plan.offset(buffer, self.tile)), Type("i8"))
+        pointer = f.load(PTR, f.address(table, integer(positions[buffer]), PTR))
+        return f.address(pointer, f.mul(start, buffer.size), element) if buffer.batched else pointer
+
+    def _prepare(self, segment: Segment, frame: Frame) -> None:
+        for step in segment.tiled:
+            if id(step) in self.packed:
+                kernel, view = self.packed[id(step)]
+                pack(frame, kernel.b, frame.base(view), view.strides[0])
+
+    def _steps(self, steps: Sequence[Step], frame: Frame) -> None:
+        for step in steps:
+            operation = step.operation
+            if isinstance(operation, MatMul):
+                lower_matmul(frame, self.kernels[id(step)])
+            elif isinstance(operation, Map):
+                lower_map(frame, operation)
+            elif isinstance(operation, Reduce):
+                lower_reduce(frame, operation)
+            elif isinstance(operation, Copy):
+                lower_copy(frame, operation.outs[0], operation.ins[0])
+            elif isinstance(operation, Fill):
+                lower_fill(frame, operation.outs[0], operation.value)
+            elif isinstance(operation, Random):
+                lower_random(frame, operation)
+
+
+def compile_program(program: Program, processor: Processor) -> Compiled:
+    """Write the assembly. Raises UnsupportedOperationError, naming it, for an operation that cannot be compiled."""
+    return Compiler(program, processor).compiled()

@@ -1,0 +1,279 @@
+"""LLVM's assembly language, written line by line: values, loops and vectors, with no IR objects in between."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Type:
+    """A scalar type or a vector of one, in LLVM's words."""
+
+    name: str  # "float", "double", "i1", "i32", "i64", "ptr"
+    lanes: int = 1
+
+    def __str__(self) -> str:
+        return self.name if self.lanes == 1 else f"<{self.lanes} x {self.name}>"
+
+    def of(self, name: str) -> Type:
+        """The same number of lanes of another scalar type."""
+        return Type(name, self.lanes)
+
+    @property
+    def is_float(self) -> bool:
+        return self.name in ("float", "double")
+
+    @property
+    def size(self) -> int:
+        """Bytes of one lane."""
+        return {"float": 4, "double": 8, "i32": 4, "i64": 8, "ptr": 8, "i1": 1, "i8": 1}[self.name]
+
+    @property
+    def mangled(self) -> str:
+        """As in the names of overloaded intrinsics."""
+        short = {"float": "f32", "double": "f64"}.get(self.name, self.name)
+        return short if self.lanes == 1 else f"v{self.lanes}{short}"
+
+
+I1, I32, I64, PTR = Type("i1"), Type("i32"), Type("i64"), Type("ptr")
+
+
+@dataclass(frozen=True)
+class Value:
+    """An operand: its text and its type."""
+
+    text: str
+    type: Type
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.text}"
+
+
+def real_type(dtype: np.dtype, lanes: int = 1) -> Type:
+    return Type("float" if dtype.itemsize == 4 else "double", lanes)
+
+
+def number(type: Type, value: float) -> Value:
+    """A constant; in a vector type, in every lane."""
+    if type.is_float:
+        rounded = float(np.float32(value)) if type.name == "float" else float(value)
+        text = f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}"
+    else:
+        text = str(int(value))
+    return Value(text if type.lanes == 1 else f"splat ({type.name} {text})", type)
+
+
+def integer(value: int) -> Value:
+    return Value(str(value), I64)
+
+
+class Function:
+    """A function being written. Methods append instructions and return their results."""
+
+    def __init__(self, module: Module, name: str, arguments: Sequence[tuple[Type, str]], result: str = "void") -> None:
+        self.module = module
+        self.name = name
+        self.arguments = [Value(f"%{label}", type) for type, label in arguments]
+        self._result = result
+        self._lines: list[str] = []
+        self._count = 0
+        self._block = "entry"
+
+    # Instructions
+
+    def line(self, text: str) -> None:
+        self._lines.append(f"  {text}")
+
+    def assign(self, type: Type, text: str) -> Value:
+        self._count += 1
+        self._lines.append(f"  %v{self._count} = {text}")
+        return Value(f"%v{self._count}", type)
+
+    def binary(self, operation: str, a: Value, b: Value) -> Value:
+        """An arithmetic instruction; multiplications and additions of floats may be contracted."""
+        flags = " contract" if operation in ("fadd", "fsub", "fmul") else ""
+        return self.assign(a.type, f"{operation}{flags} {a}, {b.text}")
+
+    def compare(self, condition: str, a: Value, b: Value) -> Value:
+        kind = "fcmp" if a.type.is_float else "icmp"
+        return self.assign(a.type.of("i1"), f"{kind} {condition} {a}, {b.text}")
+
+    def select(self, condition: Value, a: Value, b: Value) -> Value:
+        return self.assign(a.type, f"select {condition}, {a}, {b}")
+
+    def cast(self, operation: str, a: Value, type: Type) -> Value:
+        return self.assign(type, f"{operation} {a} to {type}")
+
+    def call(self, name: str, result: Type | None, *operands: Value | str, declaration: str | None = None) -> Value:
+        """Call an intrinsic or a function of the process, declaring it."""
+        types = ", ".join(str(o.type) if isinstance(o, Value) else o.split()[0] for o in operands)
+        self.module.declare(name, declaration or f"declare {result or 'void'} @{name}({types})")
+        text = f"call {result or 'void'} @{name}({', '.join(map(str, operands))})"
+        if result is None:
+            self.line(text)
+            return Value("", I64)
+        return self.assign(result, text)
+
+    def intrinsic(self, name: str, *operands: Value) -> Value:
+        """An intrinsic overloaded on the type of its first operand, which it returns."""
+        return self.call(f"llvm.{name}.{operands[0].type.mangled}", operands[0].type, *operands)
+
+    def fma(self, a: Value, b: Value, c: Value) -> Value:
+        """a * b + c: one instruction where the processor has it, two otherwise."""
+        return self.intrinsic("fmuladd", a, b, c)
+
+    # Memory
+
+    def address(self, base: Value, index: Value, type: Type) -> Value:
+        """`base` advanced by `index` elements."""
+        return base if index.text == "0" else self.assign(PTR, f"getelementptr {type.name}, {base}, {index}")
+
+    def load(self, type: Type, pointer: Value, mask: Value | None = None) -> Value:
+        if mask is None:
+            return self.assign(type, f"load {type}, {pointer}, align {type.size}")
+        zero = Value("zeroinitializer", type)
+        return self.call(f"llvm.masked.load.{type.mangled}.p0", type, pointer, f"i32 {type.size}", mask, zero)
+
+    def store(self, value: Value, pointer: Value, mask: Value | None = None) -> None:
+        if mask is None:
+            self.line(f"store {value}, {pointer}, align {value.type.size}")
+        else:
+            self.call(f"llvm.masked.store.{value.type.mangled}.p0", None, value, pointer, f"i32 {value.type.size}", mask)
+
+    def splat(self, value: Value, lanes: int) -> Value:
+        if lanes == 1:
+            return value
+        type = Type(value.type.name, lanes)
+        first = self.assign(type, f"insertelement {type} poison, {value}, i64 0")
+        return self.assign(type, f"shufflevector {first}, {type} poison, <{lanes} x i32> zeroinitializer")
+
+    def lane_mask(self, lanes: int, used: int) -> Value | None:
+        """A constant mask of the first `used` lanes; None for all of them."""
+        if used >= lanes:
+            return None
+        return Value("<" + ", ".join(f"i1 {int(k < used)}" for k in range(lanes)) + ">", Type("i1", lanes))
+
+    def first_lanes(self, lanes: int, count: Value) -> Value:
+        """A mask of the first `count` lanes, known when the program runs."""
+        type = Type("i64", lanes)
+        iota = Value("<" + ", ".join(f"i64 {k}" for k in range(lanes)) + ">", type)
+        return self.compare("ult", iota, self.splat(count, lanes))
+
+    # Integers
+
+    def add(self, a: Value, b: Value | int) -> Value:
+        b = b if isinstance(b, Value) else integer(b)
+        if a.text == "0":
+            return b
+        return a if b.text == "0" else self._folded("add", a, b)
+
+    def mul(self, a: Value, b: int) -> Value:
+        return a if b == 1 else self._folded("mul", a, integer(b))
+
+    def _folded(self, operation: str, a: Value, b: Value) -> Value:
+        if a.text.lstrip("-").isdigit() and b.text.lstrip("-").isdigit():
+            x, y = int(a.text), int(b.text)
+            return integer(x + y if operation == "add" else x * y)
+        return self.binary(operation, a, b)
+
+    # Control
+
+    def label(self, hint: str) -> str:
+        self._count += 1
+        return f"{hint}{self._count}"
+
+    def begin(self, label: str) -> None:
+        self._lines.append(f"{label}:")
+        self._block = label
+
+    def jump(self, label: str) -> None:
+        self.line(f"br label %{label}")
+
+    def branch(self, condition: Value, yes: str, no: str) -> None:
+        self.line(f"br {condition}, label %{yes}, label %{no}")
+
+    def loop(
+        self,
+        start: Value,
+        stop: Value,
+        step: int,
+        body: Callable[[Value, list[Value]], Sequence[Value] | None],
+        carried: Sequence[Value] = (),
+    ) -> tuple[Value, list[Value]]:
+        """``for i in range(start, stop, step)``: `body` gets i and the carried values and returns their successors.
+
+        Returns where i ended (the first value not below `stop`) and the carried values.
+        """
+        head, inside, after = self.label("head"), self.label("body"), self.label("after")
+        entered = self._block
+        self.jump(head)
+        self.begin(head)
+        position = len(self._lines)  # the phis go here, once the end of the body is known
+        i = Value(f"%i{head}", start.type)
+        phis = [Value(f"%c{head}_{k}", value.type) for k, value in enumerate(carried)]
+        self.branch(self.compare("slt", i, stop), inside, after)
+        self.begin(inside)
+        results = body(i, phis) or ()
+        following = self.binary("add", i, integer(step))
+        ended = self._block
+        self.jump(head)
+        lines = [f"  {i.text} = phi {i.type} [{start.text}, %{entered}], [{following.text}, %{ended}]"]
+        for phi, first, later in zip(phis, carried, results, strict=True):
+            lines.append(f"  {phi.text} = phi {phi.type} [{first.text}, %{entered}], [{later.text}, %{ended}]")
+        self._lines[position:position] = lines
+        self.begin(after)
+        return i, phis
+
+    def when(self, condition: Value, then: Callable[[], None], otherwise: Callable[[], None] | None = None) -> None:
+        """Run `then` where the condition holds, else `otherwise`."""
+        yes, no, after = self.label("then"), self.label("else"), self.label("after")
+        self.branch(condition, yes, no if otherwise else after)
+        self.begin(yes)
+        then()
+        self.jump(after)
+        if otherwise:
+            self.begin(no)
+            otherwise()
+            self.jump(after)
+        self.begin(after)
+
+    def either(self, condition: Value, yes: Callable[[], Value], no: Callable[[], Value]) -> Value:
+        """The value of `yes` where the (scalar) condition holds, else that of `no`; only one of them is computed."""
+        labels = self.label("then"), self.label("else"), self.label("after")
+        self.branch(condition, *labels[:2])
+        results = []
+        for label, side in zip(labels, (yes, no), strict=False):
+            self.begin(label)
+            value = side()
+            results.append((value, self._block))
+            self.jump(labels[2])
+        self.begin(labels[2])
+        type = results[0][0].type
+        return self.assign(type, f"phi {type} " + ", ".join(f"[{value.text}, %{block}]" for value, block in results))
+
+    def text(self, linkage: str = "") -> str:
+        arguments = ", ".join(f"{a.type} {'noalias ' if a.type == PTR and linkage else ''}{a.text}" for a in self.arguments)
+        head = f"define {linkage} {self._result} @{self.name}({arguments}) #0 {{".replace("  ", " ")
+        return "\n".join([head, "entry:", *self._lines, "}"])
+
+
+class Module:
+    """Functions and the declarations they need."""
+
+    def __init__(self) -> None:
+        self._declarations: dict[str, str] = {}
+        self._functions: list[str] = []
+
+    def declare(self, name: str, declaration: str) -> None:
+        self._declarations[name] = declaration
+
+    def add(self, function: Function, linkage: str = "") -> None:
+        self._functions.append(function.text(linkage))
+
+    def text(self) -> str:
+        attributes = 'attributes #0 = { nounwind "no-trapping-math"="true" "frame-pointer"="none" }'
+        return "\n".join([*self._declarations.values(), *self._functions, attributes, ""])

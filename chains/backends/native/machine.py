@@ -1,0 +1,68 @@
+"""Assembly to machine code in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from itertools import count
+from threading import Lock
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from chains.backends.native import cache as files
+from chains.backends.native.target import Processor
+
+_locks = {"linking": Lock()}
+if hasattr(os, "register_at_fork"):  # another thread may have held it
+    os.register_at_fork(after_in_child=lambda: _locks.update(linking=Lock()))
+_numbers = count()
+
+
+@cache
+def _linker(processor: Processor) -> llvm.LLJIT:
+    # JITLink keeps all of an object's sections together, within reach of each other's 32-bit offsets.
+    return llvm.create_lljit_compiler(processor.machine(), use_jit_link=True)
+
+
+class Code:
+    """The machine code of a module; `address` finds the functions named. It lives as long as this object."""
+
+    def __init__(self, text: str, functions: Sequence[str], processor: Processor, *, vectorize: bool = False) -> None:
+        self.text = text
+        self._processor = processor
+        self._vectorize = vectorize
+        versions = f"{llvmlite.__version__} {llvm.llvm_version_info}"
+        name = files.key(text, processor.cpu, processor.features, versions, str(vectorize))
+        machine = processor.machine()
+        code = files.load(name)
+        self.cached = code is not None
+        if code is None:
+            code = machine.emit_object(self._optimised(machine))
+            files.store(name, code)
+        library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+        for function in functions:
+            library.export_symbol(function)
+        with _locks["linking"]:
+            self._library = library.link(_linker(processor), f"chains{next(_numbers)}")
+
+    def address(self, name: str) -> int:
+        """The address of a function."""
+        return self._library[name]
+
+    def assembly(self) -> str:
+        """The processor's assembly, for people."""
+        machine = self._processor.machine()
+        return machine.emit_assembly(self._optimised(machine))
+
+    def _optimised(self, machine: llvm.TargetMachine) -> llvm.ModuleRef:
+        """The module cleaned up. Kernels are vectors already, so that LLVM need not look for any."""
+        module = llvm.parse_assembly(self.text)
+        module.verify()
+        options = llvm.create_pipeline_tuning_options(speed_level=2 if self._vectorize else 1)
+        options.loop_vectorization = self._vectorize
+        options.slp_vectorization = options.loop_unrolling = False
+        builder = llvm.create_pass_builder(machine, options)
+        builder.getModulePassManager().run(module, builder)
+        return module

@@ -1,0 +1,102 @@
+"""A program cut into segments: operations on samples, which may run tile by tile, then operations on none.
+
+Within a segment the first kind runs before the second. Products take along the maps that follow on their results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from chains.backends.native.matmul import fusible
+from chains.operations import Map, MatMul, Operation
+from chains.view import Buffer, View
+
+
+@dataclass
+class Step:
+    """An operation and the maps fused to it."""
+
+    operation: Operation
+    maps: list[Map] = field(default_factory=list)
+
+    @property
+    def operations(self) -> list[Operation]:
+        return [self.operation, *self.maps]
+
+
+@dataclass
+class Segment:
+    """Steps to run on tiles of samples, then steps to run once."""
+
+    tiled: list[Step] = field(default_factory=list)
+    once: list[Step] = field(default_factory=list)
+
+    @property
+    def sums(self) -> list[Operation]:
+        """The tiled operations whose results are sums over the samples."""
+        return [operation for step in self.tiled for operation in step.operations if operation.sums_over_batch]
+
+
+def segments_of(operations: Sequence[Operation], lanes: int) -> list[Segment]:
+    """Cut the operations into as few segments as their order allows."""
+    segments = [Segment()]
+    for operation in operations:
+        segment = segments[-1]
+        if not any(view.batched for view in operation.views):
+            segment.once.append(Step(operation))
+        elif _must_wait(segment, operation):
+            segments.append(Segment([Step(operation)]))
+        elif not _fuse(segment.tiled, operation, lanes):
+            segment.tiled.append(Step(operation))
+    return segments
+
+
+def _fuse(steps: list[Step], operation: Operation, lanes: int) -> bool:
+    if not steps or not isinstance(operation, Map) or not isinstance(steps[-1].operation, MatMul):
+        return False
+    product, maps = steps[-1].operation, steps[-1].maps
+    if not fusible(product, maps, operation, lanes):
+        return False
+    maps.append(operation)
+    return True
+
+
+def _must_wait(segment: Segment, operation: Operation) -> bool:
+    """Whether an operation on samples needs the whole batch, or what is done once, to be finished before it."""
+    summed = {view.buffer for other in segment.sums for view in other.outs}
+    written = {view.buffer for step in segment.once for other in step.operations for view in other.outs}
+    read = {view.buffer for step in segment.once for other in step.operations for view in other.ins}
+    touched = {view.buffer for view in operation.views}
+    if touched & written or {view.buffer for view in operation.outs} & read:
+        return True
+    if {view.buffer for view in operation.ins} & summed:
+        return True
+    mine = [view for view in operation.outs if not view.batched]
+    theirs = [view for other in segment.sums for view in other.outs]
+    return any(_overlap(a, b) for a in mine for b in theirs)
+
+
+def _overlap(a: View, b: View) -> bool:
+    first, second = (_range(view) for view in (a, b))
+    return a.buffer is b.buffer and first[0] < second[1] and second[0] < first[1]
+
+
+def _range(view: View) -> tuple[int, int]:
+    assert not view.batched
+    last = sum((extent - 1) * stride for extent, stride in zip(view.sample_shape, view.strides, strict=True))
+    return view.offset, view.offset + last + 1
+
+
+def crossing(segments: Sequence[Segment]) -> set[Buffer]:
+    """The batched scratch buffers that more than one segment uses, and which therefore must hold the whole batch."""
+    seen: dict[Buffer, int] = {}
+    across: set[Buffer] = set()
+    for number, segment in enumerate(segments):
+        for step in segment.tiled:
+            for operation in step.operations:
+                for view in operation.views:
+                    buffer = view.buffer
+                    if buffer.role == "scratch" and buffer.batched and seen.setdefault(buffer, number) != number:
+                        across.add(buffer)
+    return across

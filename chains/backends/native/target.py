@@ -1,0 +1,57 @@
+"""The processor that code is compiled for: vector width, registers, LLVM's name and features."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from functools import cache
+
+import llvmlite.binding as llvm
+
+llvm.initialize_native_target()
+llvm.initialize_native_asmprinter()
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What a kernel needs to know: `width` bytes in a vector register, and how many such registers there are."""
+
+    kind: str
+    width: int
+    registers: int
+    cpu: str
+    features: str
+
+    def lanes(self, itemsize: int) -> int:
+        return self.width // itemsize
+
+    def machine(self) -> llvm.TargetMachine:
+        target = llvm.Target.from_triple(llvm.get_process_triple())
+        return target.create_target_machine(cpu=self.cpu, features=self.features, opt=2, reloc="pic", codemodel="small")
+
+
+@cache
+def processor(kind: str | None = None) -> Processor:
+    """The processor of this computer, or an instruction set that it also has: "avx512", "avx2", "sse2" or "neon".
+
+    Without a choice, the environment variable CHAINS_SIMD decides, then the widest there is. Raises ValueError for
+    an unknown one and for one that this processor lacks.
+    """
+    kind = kind or os.environ.get("CHAINS_SIMD") or None
+    host, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
+    if platform.machine() in ("aarch64", "arm64"):
+        choices = {"neon": Processor("neon", 16, 32, host, features.flatten())}
+    else:
+        choices = {"sse2": Processor("sse2", 16, 16, "x86-64", "")}
+        if features.get("avx2") and features.get("fma"):
+            choices["avx2"] = Processor("avx2", 32, 16, "haswell", "")
+        if all(features.get(name) for name in ("avx512f", "avx512dq", "avx512bw", "avx512vl")):
+            choices["avx512"] = Processor("avx512", 64, 32, host, features.flatten())
+        elif "avx2" in choices:
+            choices["avx2"] = Processor("avx2", 32, 16, host, features.flatten())
+    if kind is None:
+        kind = list(choices)[-1]
+    if kind not in choices:
+        raise ValueError(f"the instruction set {kind!r} is not to be had here: choose one of {', '.join(choices)}")
+    return choices[kind]
