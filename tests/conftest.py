@@ -1,0 +1,31 @@
+"""What every test file shares: the backends under test, and hypothesis without a deadline."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests import harness
+
+settings.register_profile(
+    "chains", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("chains")
+
+
+@pytest.fixture(params=harness.BACKENDS)
+def backend_name(request):
+    """Each backend under test."""
+    return request.param
+
+
+@pytest.fixture(params=harness.DTYPES, ids=["float32", "float64"])
+def dtype(request):
+    """The types of parameters."""
+    return request.param
+
+
+@pytest.fixture(params=harness.BATCHES, ids=lambda batch: f"batch{batch}")
+def batch(request):
+    """A batch of one and one of several."""
+    return request.param

@@ -1,0 +1,439 @@
+"""One registry of cases, and the tools the tests share: data, central differences, poisoned scratch.
+
+Adding a layer, activation, loss, penalty, optimiser, schedule or initializer to `chains` without adding a case
+here fails `test_registry.py`. The backends under test are those of `CHAINS_TEST_BACKENDS` (comma-separated).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import os
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import chains
+from chains import expr, losses, schedules
+from chains import initializers as initial
+from chains.activations import ACTIVATIONS
+from chains.backends import backend
+from chains.layers.base import Layer
+from chains.program import Program
+from chains.scratch import ALIGNMENT
+from chains.view import concrete
+from tests.own import Boost, Double, DyUser, Outer, Repeat
+
+BACKENDS = tuple(os.environ.get("CHAINS_TEST_BACKENDS", "numpy").split(","))
+DTYPES = (np.float32, np.float64)
+BATCHES = (1, 5)
+ROUNDING = {np.dtype(np.float32): 3e-5, np.dtype(np.float64): 1e-12}  # of a short computation, relative to its scale
+
+
+SQUARED = chains.SquaredLoss()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network that shows one `subject`: its layers, the shape of a sample, and what is minimised."""
+
+    name: str
+    subject: Any
+    layers: tuple[Layer, ...]
+    input_shape: tuple[int, ...] = (3,)
+    loss: losses.Loss = SQUARED
+    targets: str = "real"  # or "labels", "probabilities", "one-hot", "fractions" (in [0, 1])
+    weighted: bool = False
+    penalty: chains.Penalty | None = None
+    frozen: tuple[str, ...] = ()
+
+    def net(self, name: str = "numpy") -> chains.Chain:
+        net = chains.Chain(*self.layers, input_shape=self.input_shape, backend=name)
+        return net.freeze(*self.frozen)
+
+    def problem(self, batch: int, seed: int = 0) -> Problem:
+        """Random data whose numbers are exact in float32, so that both types see the same ones."""
+        net, rng = self.net(), np.random.default_rng([seed, batch])
+        p = _exact(rng.normal(0.0, 0.8, net.n_params))
+        x, dy = (_exact(rng.normal(0.0, 1.0, (batch, *shape))) for shape in (net.input_shape, net.output_shape))
+        t = targets(self.targets, rng, batch, net.output_shape)
+        return Problem(self, p, x, t, _exact(rng.uniform(0.5, 2.0, batch)) if self.weighted else None, dy)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A case with data, in float64."""
+
+    case: Case
+    p: np.ndarray
+    x: np.ndarray
+    t: np.ndarray
+    w: np.ndarray | None
+    dy: np.ndarray
+
+    def value_and_grad(self, name: str = "numpy", dtype: Any = np.float64, mode: str = "train", **changed: Any) -> Any:
+        at = replace(self, **changed) if changed else self
+        case = self.case
+        return _net(case, name).value_and_grad(
+            at.p.astype(dtype), at.x, at.t, case.loss, weights=at.w, penalty=case.penalty, mode=mode, seed=3
+        )
+
+    def vjp(self, name: str = "numpy", dtype: Any = np.float64, mode: str = "eval") -> Any:
+        return _net(self.case, name).vjp(self.p.astype(dtype), self.x, self.dy, mode=mode, seed=3)
+
+    def call(self, name: str = "numpy", dtype: Any = np.float64, mode: str = "eval", **changed: Any) -> np.ndarray:
+        at = replace(self, **changed) if changed else self
+        return _net(self.case, name)(at.x, at.p.astype(dtype), mode=mode, seed=3)
+
+
+_nets: dict[tuple[str, str], chains.Chain] = {}
+
+
+def _net(case: Case, name: str) -> chains.Chain:
+    """One network a case and backend, so that programs are recorded once."""
+    if (case.name, name) not in _nets:
+        _nets[case.name, name] = case.net(name)
+    return _nets[case.name, name]
+
+
+def _exact(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32).astype(np.float64)
+
+
+def targets(kind: str, rng: np.random.Generator, batch: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Targets of this kind for outputs of this sample shape."""
+    if kind == "real":
+        return _exact(rng.normal(0.0, 1.0, (batch, *shape)))
+    if kind == "fractions":
+        return _exact(rng.uniform(0.0, 1.0, (batch, *shape)))
+    if kind == "probabilities":
+        return _exact(rng.dirichlet(np.ones(shape[-1]), (batch, *shape[:-1])))
+    labels = rng.integers(0, shape[-1], (batch, *shape[:-1]))
+    return labels if kind == "labels" else np.eye(shape[-1])[labels]
+
+
+# The cases
+
+
+def _layer(name: str, layer: Layer, shape: tuple[int, ...] = (3,), **rest: Any) -> Case:
+    return Case(name, type(layer), (chains.Scale(), layer), shape, **rest)
+
+
+def _dense(inputs: int = 3, outputs: int = 3, f: Any = chains.tanh, **rest: Any) -> chains.Dense:
+    return chains.Dense(inputs, outputs, f, **rest)
+
+
+LAYERS = [
+    _layer("Dense", _dense(3, 4)),
+    _layer("Dense-linear", _dense(3, 4, chains.identity)),
+    _layer("Dense-no-bias", _dense(3, 4, bias=False)),
+    _layer("Dense-wide", _dense(3, 40, chains.σ)),
+    _layer("Dense-needs-input", _dense(3, 4, chains.gelu)),
+    _layer("Dense-needs-input-no-bias", _dense(3, 4, chains.silu, bias=False)),
+    _layer("Dense-sequence", _dense(3, 4), (2, 3)),
+    _layer("Dense-sequence-needs-input", _dense(3, 4, chains.mish), (2, 3)),
+    _layer("Activation", chains.Activation(chains.tanh), (2, 3)),
+    _layer("Activation-scalar", chains.Activation("silu"), ()),
+    _layer("Scale", chains.Scale()),
+    _layer("Scale-image", chains.Scale(), (2, 2, 3)),
+    _layer("Scale-scalar", chains.Scale(), ()),
+    _layer("Shift", chains.Shift()),
+    _layer("Shift-image", chains.Shift(), (2, 2, 3)),
+    _layer("Shift-scalar", chains.Shift(), ()),
+    _layer("Softmax", chains.Softmax()),
+    _layer("Softmax-sequence", chains.Softmax(), (2, 3)),
+    _layer("LogSoftmax", chains.LogSoftmax()),
+    _layer("LogSoftmax-sequence", chains.LogSoftmax(), (2, 3)),
+    _layer("Flatten", chains.Flatten(), (2, 3)),
+    _layer("Flatten-scalar", chains.Flatten(), ()),
+    _layer("Reshape", chains.Reshape(3, -1), (2, 3)),
+    _layer("Reshape-scalar", chains.Reshape(), (1,)),
+    _layer("Dropout", chains.Dropout(0.4), (9,)),
+    _layer("Dropout-image", chains.Dropout(0.25), (2, 3, 3)),
+    _layer("Dropout-none", chains.Dropout(0.0)),
+    _layer("Residual", chains.Residual(_dense())),
+    _layer("Residual-deep", chains.Residual(_dense(3, 5), chains.Dropout(0.3), _dense(5, 3))),
+    _layer("Residual-nested", chains.Residual(chains.Residual(_dense()), chains.Scale())),
+    _layer("Residual-copy", chains.Residual(chains.Flatten())),
+    _layer("Residual-softmax", chains.Residual(chains.Softmax())),
+    _layer("Residual-nothing", chains.Residual()),
+    _layer("Parallel", chains.Parallel(_dense(3, 2), _dense(3, 4, chains.gelu), chains.Scale())),
+    _layer("Parallel-axis", chains.Parallel(_dense(3, 2), chains.Shift(), axis=-1), (2, 3)),
+    _layer("Parallel-first-axis", chains.Parallel(_dense(), chains.Softmax()), (2, 3)),
+    _layer("Parallel-sum", chains.Parallel(_dense(), chains.Dropout(0.5), chains.Flatten(), join="sum")),
+    _layer("Parallel-one", chains.Parallel(_dense(), join="sum")),
+    _layer("Parallel-copies", chains.Parallel(chains.Flatten(), chains.Flatten(), chains.Reshape(3))),
+    _layer("Series", chains.Series(_dense(3, 4), chains.Dropout(0.5), _dense(4, 2))),
+    _layer("Series-nothing", chains.Series()),
+    _layer("Chain", chains.Chain(_dense(3, 4), chains.Chain(_dense(4, 2, chains.softplus)))),
+    Case("Dense-alone", chains.Dense, (_dense(3, 4, chains.σ),)),
+    Case("Dense-three", chains.Dense, (_dense(3, 4, chains.σ), _dense(4, 5, chains.mish), _dense(5, 2))),
+    Case("Dense-frozen", chains.Dense, (_dense(3, 4), _dense(4, 4), _dense(4, 2)), frozen=("1.*", "2.bias")),
+    Case("Dense-all-frozen", chains.Dense, (_dense(3, 4), _dense(4, 2)), frozen=("*",)),
+    Case("Flatten-then-Dense", chains.Flatten, (chains.Flatten(), _dense(6, 2)), (2, 3)),
+]
+
+# Layers of users' own, which do what built-in ones happen not to.
+OWN_LAYERS = [
+    _layer("own-Double", Double()),
+    _layer("own-Boost", Boost(2.0)),
+    _layer("own-DyUser", DyUser()),
+    _layer("own-Outer", Outer()),
+    _layer("own-Repeat", Repeat(4), (1,)),
+    Case("own-two-Boosts", Boost, (chains.Scale(), Boost(2.0), Boost(-3.0))),
+    Case("own-in-Residual", DyUser, (_dense(), chains.Residual(DyUser()), chains.Parallel(DyUser(), Double()))),
+]
+
+
+def _sigmoid(x: Any) -> Any:
+    return np.where(x >= 0, 1.0, np.exp(-abs(x))) / (1.0 + np.exp(-abs(x)))
+
+
+def _phi(x: Any) -> Any:
+    return 0.5 * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
+
+
+# What each built-in activation computes, written apart from the package.
+ACTIVATION_FORMULAS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "identity": lambda x: x,
+    "sigmoid": _sigmoid,
+    "tanh": np.tanh,
+    "relu": lambda x: np.where(x > 0, x, 0.0),
+    "sin": np.sin,
+    "softplus": lambda x: np.logaddexp(x, 0.0),
+    "softsign": lambda x: x / (1.0 + abs(x)),
+    "silu": lambda x: x * _sigmoid(x),
+    "mish": lambda x: x * np.tanh(np.logaddexp(x, 0.0)),
+    "gelu": lambda x: x * _phi(x),
+    "selu": lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(np.minimum(x, 0.0))),
+    "leaky_relu": lambda x: np.where(x > 0, x, 0.01 * x),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0.0))),
+}
+VARIANTS = {
+    "leaky_relu(0.2)": chains.make_leaky_relu(0.2),
+    "elu(0.5)": chains.make_elu(0.5),
+    "own-cubic": chains.activation("cubic", lambda x: x * x * x, derivative=lambda x: 3.0 * x * x),
+    "own-by-both": chains.activation("both", lambda x: x * expr.exp(x), derivative=lambda x, y: expr.exp(x) + y),
+    "own-constant": chains.activation("constant", lambda x: 0.0 * x + 2.0, derivative=lambda y: 0.0),
+    "own-NumPy": chains.activation("numpy", lambda x: np.sin(x) ** 2, derivative=lambda x: 2.0 * np.sin(x) * np.cos(x)),
+}
+ACTIVATION_CASES = [
+    Case(f"{form}-{name}", f, (chains.Scale(), chains.Activation(f)) if form == "activation" else (_dense(3, 2, f),))
+    for name, f in {**{name: ACTIVATIONS[name] for name in ACTIVATION_FORMULAS}, **VARIANTS}.items()
+    for form in ("activation", "dense")
+]
+
+_OWN_LOSS = chains.loss(
+    "quartic", lambda y, t: (y - t) ** 2 * (y - t) ** 2, derivative=lambda y, t: 4.0 * (y - t) * (y - t) ** 2, average=True
+)
+LOSSES: list[tuple[losses.Loss, str]] = [
+    (chains.SquaredLoss(), "real"),
+    (chains.MSELoss(), "real"),
+    (chains.L1Loss(), "real"),
+    (chains.HuberLoss(), "real"),
+    (chains.HuberLoss(0.3), "real"),
+    (chains.CrossEntropyLoss(), "labels"),
+    (chains.CrossEntropyLoss(), "one-hot"),
+    (chains.CrossEntropyLoss(), "probabilities"),
+    (chains.BCEWithLogitsLoss(), "fractions"),
+    (_OWN_LOSS, "real"),
+]
+LOSS_CASES = [
+    Case(f"{loss}-{kind}{'-sequence' * len(shape[1:])}{'-weighted' * weighted}", type(loss), (_dense(3, 4, chains.identity),),
+         shape, loss=loss, targets=kind, weighted=weighted)
+    for loss, kind in LOSSES
+    for shape in ((3,), (2, 3))
+    for weighted in (False, True)
+]  # fmt: skip
+
+PENALTIES = {
+    "L2": chains.L2Penalty(0.1),
+    "L1": chains.L1Penalty(0.2),
+    "L2-weights": chains.L2Penalty(0.1, "*.weight"),
+    "L1-one-and-another": chains.L1Penalty(0.2, ("0.bias", "1.*")),
+    "sum": chains.L1Penalty(0.2) + chains.L2Penalty(0.1),
+    "FrontLast": chains.FrontLastPenalty(chains.L2Penalty(0.1), chains.L1Penalty(0.2)),
+    "FrontLast-front": chains.FrontLastPenalty(chains.L2Penalty(0.1, "*.weight"), None),
+    "FrontLast-last": chains.FrontLastPenalty(None, chains.L2Penalty(0.1) + chains.L1Penalty(0.3)),
+}
+PENALTY_CASES = [
+    Case(f"penalty-{name}{'-frozen' * bool(frozen)}", penalty, (_dense(3, 4), _dense(4, 2)), penalty=penalty, frozen=frozen)
+    for name, penalty in PENALTIES.items()
+    for frozen in ((), ("0.weight", "1.bias"))
+]
+
+CASES = LAYERS + OWN_LAYERS + ACTIVATION_CASES + LOSS_CASES + PENALTY_CASES
+
+OPTIMIZERS = {
+    "SGD": chains.SGD(0.05),
+    "momentum": chains.SGD(0.05, momentum=0.9),
+    "Nesterov": chains.SGD(0.05, momentum=0.9, nesterov=True),
+    "Adam": chains.Adam(0.01),
+    "Adam-other": chains.Adam(0.02, beta1=0.7, beta2=0.95, eps=1e-5),
+    "AdamW": chains.AdamW(0.01),
+    "AdamW-strong": chains.AdamW(0.05, weight_decay=0.3),
+    "RMSProp": chains.RMSProp(0.01),
+    "RMSProp-other": chains.RMSProp(0.01, decay=0.8, eps=1e-4),
+    "Adagrad": chains.Adagrad(0.1),
+}
+CLIPPED = {f"{name}-clipped": replace(optimizer, clip_norm=0.4) for name, optimizer in OPTIMIZERS.items()}
+
+# A schedule, and what it should be at a number of updates made before.
+SCHEDULES: dict[str, tuple[Callable[[Any], Any], Callable[[int], float]]] = {
+    "exponential": (schedules.exponential(0.1, 0.5, 3), lambda n: 0.1 * 0.5 ** (n / 3)),
+    "stepwise": (schedules.stepwise(0.1, 0.5, 3), lambda n: 0.1 * 0.5 ** (n // 3)),
+    "cosine": (schedules.cosine(0.1, 5, final=0.01), lambda n: 0.01 + 0.045 * (1 + math.cos(math.pi * min(n / 5, 1)))),
+    "warmup": (schedules.warmup(0.1, 4), lambda n: 0.1 * min((n + 1) / 4, 1.0)),
+    "warmup-then": (
+        schedules.warmup(schedules.exponential(0.1, 0.5), 4),
+        lambda n: 0.1 * (n + 1) / 4 if n < 4 else 0.1 * 0.5 ** (n - 4),
+    ),
+    "own": (lambda step: 0.1 / (1.0 + step), lambda n: 0.1 / (1 + n)),
+}
+
+INITIALIZERS = {
+    "Normal": initial.Normal(0.5, 2.0),
+    "Uniform": initial.Uniform(-0.5, 2.0),
+    "Constant": initial.Constant(3.0),
+    "VarianceScaling": initial.VarianceScaling(2.0, "average", "normal"),
+}
+
+
+# The walk over the package: what has no case
+
+
+def uncovered() -> list[str]:
+    """What the package offers and no case shows, by name."""
+    everything = _classes()
+    layer_types = {type(layer) for case in CASES for layer in case.layers}
+    penalty_types = {type(penalty) for penalty in PENALTIES.values()}
+    shown: Mapping[type, set[type]] = {
+        Layer: layer_types,
+        losses.Loss: {type(case.loss) for case in CASES},
+        chains.Penalty: penalty_types,
+        chains.Optimizer: {type(optimizer) for optimizer in OPTIMIZERS.values()},
+    }
+    missing = [c.__name__ for base, have in shown.items() for c in everything if issubclass(c, base) and c not in have]
+    functions = {layer.f for case in CASES for layer in case.layers if isinstance(layer, chains.Activation)}
+    missing += [name for name, f in ACTIVATIONS.items() if f not in functions or name not in ACTIVATION_FORMULAS]
+    makers = [name for name, f in vars(schedules).items() if inspect.isfunction(f) and f.__module__ == schedules.__name__]
+    missing += [name for name in makers if name not in SCHEDULES and not name.startswith("_")]
+    kinds = {type(choice) for choice in INITIALIZERS.values()}
+    found = [c for c in everything if c.__module__ == initial.__name__]
+    return missing + [c.__name__ for c in found if c not in kinds]
+
+
+def _classes() -> set[type]:
+    """The public, concrete classes defined in the package or exported from it."""
+    found = set()
+    for module in (chains, *package_modules()):
+        for value in list(vars(module).values()):
+            if isinstance(value, type) and not inspect.isabstract(value) and not value.__name__.startswith("_"):
+                inside = value.__module__ == module.__name__ or module is chains
+                found |= {value} if inside else set()
+    return found
+
+
+def package_modules() -> list[Any]:
+    """Every module of the package that can be imported here."""
+    modules = []
+    for found in pkgutil.walk_packages(chains.__path__, "chains."):
+        try:
+            modules.append(importlib.import_module(found.name))
+        except ImportError:  # one that needs what is not installed
+            continue
+    return modules
+
+
+# Central differences
+
+
+class Kink(Exception):  # noqa: N818 - no error, but a place
+    """A function was not smooth where it was to be differentiated."""
+
+
+def central_difference(f: Callable[[np.ndarray], float], at: np.ndarray, step: float = 1e-3) -> np.ndarray:
+    """The gradient of `f`, a number, at a float64 array: central differences, extrapolated to step zero.
+
+    Raises Kink where steps of different lengths disagree, as they do where a slope or a curvature jumps.
+    """
+    gradient = np.empty(at.shape)
+    for index in np.ndindex(at.shape):
+        wide, middle, narrow = (_slope(f, at, index, h) for h in (step, step / 2, step / 4))
+        coarse, fine = (4.0 * middle - wide) / 3.0, (4.0 * narrow - middle) / 3.0
+        if abs(coarse - fine) > 1e-8 * max(1.0, abs(fine)):
+            raise Kink
+        gradient[index] = fine
+    return gradient
+
+
+def _slope(f: Callable[[np.ndarray], float], at: np.ndarray, index: tuple[int, ...], h: float) -> float:
+    up, down = at.copy(), at.copy()
+    up[index] += h
+    down[index] -= h
+    return (f(up) - f(down)) / (up[index] - down[index])
+
+
+def away_from_kinks(make: Callable[[int], Any], tries: int = 12) -> Any:
+    """``make(seed)`` for the first seed that raises no Kink."""
+    for seed in range(tries):
+        try:
+            return make(seed)
+        except Kink:
+            continue
+    raise AssertionError(f"{tries} random points all lay at a kink: is the function smooth anywhere?")
+
+
+def assert_close(actual: Any, wanted: Any, tolerance: float, what: str = "") -> None:
+    """Equal within `tolerance` times the scale of what is wanted (at least 1)."""
+    actual, wanted = np.asarray(actual, np.float64), np.asarray(wanted, np.float64)
+    assert actual.shape == wanted.shape, f"{what}: shape {actual.shape}, wanted {wanted.shape}"
+    scale = max(1.0, float(np.max(np.abs(wanted), initial=0.0)))
+    np.testing.assert_allclose(actual, wanted, rtol=0.0, atol=tolerance * scale, err_msg=what)
+
+
+# Programs on a named backend
+
+
+def run_program(
+    program: Program, name: str, batch: int, arrays: Mapping[str, np.ndarray], fill: int = 0, runs: int = 1
+) -> dict[str, np.ndarray]:
+    """Run a program with scratch filled by the byte `fill` first; returns what it wrote, by buffer name.
+
+    `arrays` are the inputs and states (which are copied); outputs are filled by NaN first.
+    """
+    own = {}
+    for buffer in program.buffers.values():
+        if buffer.role == "output":
+            own[buffer.name] = np.full(concrete(buffer.shape, batch), np.nan, buffer.dtype)
+        elif buffer.name in arrays:
+            own[buffer.name] = np.array(arrays[buffer.name], buffer.dtype, order="C")
+    runner = backend(name)
+    binding = runner.bind(program, batch, own, scratch=filled(runner.scratch_bytes(program, batch), fill))
+    with runner.running():
+        for _ in range(runs):
+            binding.run()
+    return {
+        buffer.name: binding.arrays[buffer.name] for buffer in program.buffers.values() if buffer.role in ("output", "state")
+    }
+
+
+def filled(nbytes: int, fill: int) -> np.ndarray:
+    """Aligned bytes, all `fill`."""
+    block = np.full(nbytes + ALIGNMENT, fill, np.uint8)
+    start = -block.ctypes.data % ALIGNMENT
+    return block[start : start + nbytes]
+
+
+def assert_same_bits(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype
+        assert a[name].tobytes() == b[name].tobytes(), f"`{name}` differs"

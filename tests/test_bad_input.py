@@ -1,0 +1,562 @@
+"""What does not fit is refused before anything is written, in a sentence with the argument, its value and what was wanted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import chains
+from chains import Adam, Chain, CrossEntropyLoss, Dense, SquaredLoss, tanh, train
+from chains.steps import Updater
+
+REFUSED = (TypeError, ValueError)
+NET = Chain(Dense(3, 4, tanh), Dense(4, 2))
+CLASSIFIER = Chain(Dense(3, 5))
+RNG = np.random.default_rng(0)
+GOOD = {
+    "x": RNG.normal(size=(6, 3)),
+    "t": RNG.normal(size=(6, 2)),
+    "dy": RNG.normal(size=(6, 2)),
+    "p": NET.init(dtype=np.float64),
+}
+LABELS = np.array([0, 1, 2, 3, 4, 0])
+WITH_NAN = np.where(np.arange(18).reshape(6, 3) == 7, np.nan, GOOD["x"])
+
+
+class Calls:
+    """Every call with arrays to fill, and these arrays' bits before."""
+
+    def __init__(self, net=NET, loss=None, dtype=np.float64):
+        self.net, self.loss = net, loss or SquaredLoss()
+        self.p = net.init(dtype=dtype)
+        self.y = RNG.normal(size=(6, *net.output_shape)).astype(dtype)
+        self.g = RNG.normal(size=net.n_params).astype(dtype)
+        self.dx = RNG.normal(size=(6, *net.input_shape)).astype(dtype)
+
+    def forward(self, x=GOOD["x"], p=None, **rest):
+        return self.net(x, self.p if p is None else p, **{"out": self.y, **rest})
+
+    def gradient(self, x=GOOD["x"], t=GOOD["t"], p=None, loss=None, **rest):
+        return self.net.value_and_grad(self.p if p is None else p, x, t, loss or self.loss, **{"out": self.g, **rest})
+
+    def vjp(self, x=GOOD["x"], dy=GOOD["dy"], p=None, **rest):
+        return self.net.vjp(self.p if p is None else p, x, dy, **{"out": (self.g, self.dx), **rest})
+
+    def objective(self, x=GOOD["x"], t=GOOD["t"], loss=None, **rest):
+        return self.net.objective(x, t, loss or self.loss, **rest)
+
+    def value(self, x=GOOD["x"], t=GOOD["t"], p=None, loss=None, **rest):
+        return self.net.loss(self.p if p is None else p, x, t, loss or self.loss, **rest)
+
+    def train(self, x=GOOD["x"], t=GOOD["t"], p=None, loss=None, optimizer=None, **rest):
+        optimizer = Adam() if optimizer is None else optimizer
+        return train(self.net, self.p if p is None else p, x, t, loss or self.loss, optimizer, **rest)
+
+    @property
+    def bits(self):
+        return [array.tobytes() for array in (self.p, self.y, self.g, self.dx)]
+
+
+def assert_refused(call, *words, calls=None):
+    """`call` raises with all the words in its sentence, and leaves the arrays of `calls` as they were."""
+    before = calls.bits if calls else None
+    with pytest.raises(REFUSED) as caught:
+        call()
+    text = str(caught.value)
+    for word in words:
+        assert str(word) in text, f"no {word!r} in: {text}"
+    assert " " in text, text
+    assert calls is None or calls.bits == before, "something was written"
+
+
+METHODS = ["forward", "gradient", "vjp", "objective", "value", "train"]
+WITH_P = ["forward", "gradient", "vjp", "value", "train"]
+WITH_T = ["gradient", "objective", "value", "train"]
+
+
+@pytest.fixture
+def calls():
+    return Calls()
+
+
+# x
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (np.ones((6, 4)), ["`x`", "(6, 4)", "(batch, 3)"]),
+        (np.ones(3), ["`x`", "(3,)", "(batch, 3)", "x[None]"]),
+        (np.ones((6, 1, 3)), ["`x`", "(6, 1, 3)", "(batch, 3)"]),
+        (np.float64(1.0), ["`x`", "()", "(batch, 3)"]),
+        (np.ones((0, 3)), ["`x`", "(0, 3)", "empty"]),
+        (np.ones((6, 3), complex), ["`x`", "complex128", "real"]),
+        (np.ones((6, 3), object), ["`x`", "object", "real"]),
+        (np.full((6, 3), "a"), ["`x`", "U1", "real"]),
+        (np.ones((6, 3), "datetime64[s]"), ["`x`", "datetime64", "real"]),
+        (None, ["`x`", "object"]),
+    ],
+    ids=lambda value: str(getattr(value, "dtype", "")) + str(getattr(value, "shape", "")),
+)
+def test_wrong_x(calls, method, x, words):
+    assert_refused(lambda: getattr(calls, method)(x=x), *words, calls=calls)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ragged_x(calls, method):
+    assert_refused(lambda: getattr(calls, method)(x=[[1.0, 2.0, 3.0], [1.0]]), "`x`", calls=calls)
+
+
+# p
+
+
+@pytest.mark.parametrize("method", WITH_P)
+@pytest.mark.parametrize(
+    ("p", "words"),
+    [
+        (np.ones(25), ["`p`", "(25,)", "26"]),
+        (np.ones(27), ["`p`", "(27,)", "26"]),
+        (np.ones((26, 1)), ["`p`", "(26, 1)", "26"]),
+        (np.ones((2, 13)), ["`p`", "(2, 13)", "(26,)"]),
+        (np.ones(26, int), ["`p`", "int64", "float32 or float64"]),
+        (np.ones(26, np.float16), ["`p`", "float16", "float32 or float64"]),
+        (np.ones(26, ">f8"), ["`p`", ">f8", "float32 or float64"]),
+        (np.ones(26, complex), ["`p`", "complex128", "real"]),
+        (np.ones(26, object), ["`p`", "object", "real"]),
+        (np.ones(52)[::2], ["`p`", "contiguous", "ascontiguousarray"]),
+        (np.ones(26)[::-1], ["`p`", "contiguous"]),
+    ],
+    ids=lambda value: str(getattr(value, "dtype", "")) + str(getattr(value, "shape", "")),
+)
+def test_wrong_p(calls, method, p, words):
+    before = p.tobytes()
+    assert_refused(lambda: getattr(calls, method)(p=p), *words, calls=calls)
+    assert p.tobytes() == before
+
+
+def test_wrong_p_elsewhere():
+    assert_refused(lambda: NET.views(np.ones(25)), "`p`", "(25,)", "26")
+    objective = Calls().objective()
+    assert_refused(lambda: objective(np.ones(25)), "`p`", "(25,)", "26")
+    assert_refused(lambda: objective(np.ones(26, complex)), "`p`", "complex128")
+    assert_refused(lambda: objective(np.full(26, "a")), "`p`", "U1")
+
+
+def test_what_cannot_be_trained(calls):
+    p = NET.init()
+    p.flags.writeable = False
+    assert_refused(lambda: calls.train(p=p), "`p`", "read-only")
+    assert_refused(lambda: calls.train(p=[0.0] * 26), "`p`", "list", "array")  # which would train a copy in vain
+
+
+@pytest.mark.parametrize(
+    ("p", "words"),
+    [
+        (np.ones((2, 3)), ["`p`", "(2, 3)"]),
+        (np.ones(4, int), ["`p`", "int64"]),
+        (np.ones(8)[::2], ["`p`", "contiguous"]),
+        ([1.0, 2.0], ["`p`", "list"]),
+        (np.broadcast_to(np.ones(1), 4), ["`p`"]),
+    ],
+    ids=str,
+)
+def test_wrong_p_of_an_updater(p, words):
+    assert_refused(lambda: Updater(Adam(), p), *words)
+
+
+def test_a_read_only_p_of_an_updater():
+    p = np.ones(4)
+    p.flags.writeable = False
+    assert_refused(lambda: Updater(Adam(), p), "`p`", "read-only")
+
+
+@pytest.mark.parametrize("g", [np.ones(3), np.ones((4, 1)), np.ones(4, complex), np.full(4, "a"), 1.0])
+def test_wrong_g_of_an_updater(g):
+    p = np.ones(4)
+    update = Updater(Adam(), p)
+    assert_refused(lambda: update(g), "`g`")
+    assert np.all(p == 1.0)
+    assert update.state["step"] == 0
+
+
+def test_no_optimizer_of_an_updater():
+    assert_refused(lambda: Updater("adam", np.ones(4)), "`optimizer`", "'adam'")
+
+
+# t, weights, dy
+
+
+@pytest.mark.parametrize("method", WITH_T)
+@pytest.mark.parametrize(
+    ("t", "words"),
+    [
+        (np.ones((5, 2)), ["`t`", "(5, 2)", "6"]),
+        (np.ones((6, 3)), ["`t`", "(3,)", "(2,)"]),
+        (np.ones(6), ["`t`", "()", "(2,)"]),
+        (np.ones((6, 2, 1)), ["`t`", "(2, 1)", "(2,)"]),
+        (1.0, ["`t`", "()", "6"]),
+        (np.ones((6, 2), complex), ["`t`", "complex128"]),
+        (np.full((6, 2), "a"), ["`t`", "U1"]),
+        (None, ["`t`", "object"]),
+    ],
+    ids=lambda value: str(getattr(value, "dtype", "")) + str(getattr(value, "shape", "")),
+)
+def test_wrong_t(calls, method, t, words):
+    assert_refused(lambda: getattr(calls, method)(t=t), *words, calls=calls)
+
+
+@pytest.mark.parametrize("method", WITH_T)
+@pytest.mark.parametrize(
+    ("t", "words"),
+    [
+        (LABELS + 1, ["`t`", "0 to 4", "5"]),
+        (LABELS - 1, ["`t`", "0 to 4", "-1"]),
+        (LABELS + 0.5, ["`t`", "whole numbers"]),
+        (np.where(LABELS == 2, np.nan, LABELS), ["`t`", "nan"]),
+        (np.where(LABELS == 2, np.inf, LABELS), ["`t`", "inf"]),
+        (np.ones((6, 4)), ["`t`", "(4,)", "(5,)"]),
+        (LABELS[:, None], ["`t`", "(1,)", "(5,)"]),
+        (LABELS[:5], ["`t`", "(5,)", "6"]),
+    ],
+    ids=["too high", "too low", "fractions", "nan", "inf", "classes", "column", "batch"],
+)
+def test_wrong_labels(method, t, words):
+    calls = Calls(CLASSIFIER, CrossEntropyLoss())
+    assert_refused(lambda: getattr(calls, method)(t=t), *words, calls=calls)
+
+
+@pytest.mark.parametrize("method", WITH_T)
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        (np.ones(5), ["`weights`", "(5,)", "6"]),
+        (np.ones((6, 1)), ["`weights`", "(6, 1)", "(6,)"]),
+        (2.0, ["`weights`", "()"]),
+        (np.ones(6, complex), ["`weights`", "complex128"]),
+    ],
+    ids=lambda value: str(getattr(value, "dtype", "")) + str(getattr(value, "shape", "")),
+)
+def test_wrong_weights(calls, method, weights, words):
+    assert_refused(lambda: getattr(calls, method)(weights=weights), *words, calls=calls)
+
+
+@pytest.mark.parametrize(
+    ("dy", "words"),
+    [
+        (np.ones((5, 2)), ["`dy`", "(5, 2)", "6"]),
+        (np.ones((6, 3)), ["`dy`", "(6, 3)", "(batch, 2)"]),
+        (np.ones(6), ["`dy`", "(6,)", "(batch, 2)"]),
+        (np.ones((6, 2), complex), ["`dy`", "complex128"]),
+    ],
+    ids=lambda value: str(getattr(value, "dtype", "")) + str(getattr(value, "shape", "")),
+)
+def test_wrong_dy(calls, dy, words):
+    assert_refused(lambda: calls.vjp(dy=dy), *words, calls=calls)
+
+
+# NaN, by choice
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["x", "t", "p", "weights"])
+@pytest.mark.parametrize("method", ["gradient", "train"])
+def test_data_that_are_not_finite(calls, method, name, bad):
+    array = {"x": GOOD["x"], "t": GOOD["t"], "p": calls.p, "weights": np.ones(6)}[name].copy()
+    array[(3,) if array.ndim == 1 else (3, 1)] = bad
+    where = "3," if array.ndim == 1 else "3, 1"
+    before = array.tobytes()
+    assert_refused(
+        lambda: getattr(calls, method)(**{name: array, "check_finite": True}),
+        f"`{name}`",
+        str(bad),
+        where,
+        "finite",
+        calls=calls,
+    )
+    assert array.tobytes() == before
+
+
+def test_data_that_are_not_finite_may_pass(calls):
+    value, _ = calls.gradient(x=WITH_NAN)
+    assert np.isnan(value)
+
+
+def test_training_refuses_nan_unless_told(calls):
+    assert_refused(lambda: calls.train(x=WITH_NAN), "`x`", "nan", "2, 1", calls=calls)
+    with pytest.raises(FloatingPointError, match="step 1"):
+        calls.train(x=WITH_NAN, check_finite=False)
+
+
+def test_validation_data_are_checked(calls):
+    good = (GOOD["x"], GOOD["t"])
+    assert_refused(lambda: calls.train(validation=(GOOD["x"][:, :2], GOOD["t"])), "validation[0]", "(6, 2)", calls=calls)
+    assert_refused(lambda: calls.train(validation=(GOOD["x"], GOOD["t"][:3])), "validation[1]", "(3, 2)", calls=calls)
+    assert_refused(lambda: calls.train(validation=(GOOD["x"][:0], GOOD["t"][:0])), "validation[0]", "empty", calls=calls)
+    assert_refused(lambda: calls.train(validation=good[:1]), "`validation`", calls=calls)
+    assert_refused(lambda: calls.train(validation=GOOD["x"]), "`validation`", calls=calls)
+    assert_refused(lambda: calls.train(metrics=[chains.accuracy]), "`metrics`", "validation", calls=calls)
+
+
+def test_the_batch_of_validation_targets_is_told_apart(calls):
+    """The sentence is about the validation data, not about `x`."""
+    with pytest.raises(ValueError, match="validation") as caught:
+        calls.train(validation=(GOOD["x"], GOOD["t"][:3]))
+    assert "`x`" not in str(caught.value)
+
+
+# out=
+
+
+WRONG_OUTS = [
+    (lambda a: a[:-1].copy(), "shape"),
+    (lambda a: a.astype(np.float32), "float32"),
+    (lambda a: a.astype(int), "int64"),
+    (lambda a: np.stack([a, a], axis=-1)[..., 0], "contiguous"),
+    (lambda a: np.lib.stride_tricks.as_strided(a, writeable=False), "writable"),
+    (lambda a: a.tolist(), "list"),
+    (lambda a: 1.0, "float"),
+]
+
+
+@pytest.mark.parametrize(("change", "word"), WRONG_OUTS, ids=[word for _, word in WRONG_OUTS])
+def test_wrong_out(calls, change, word):
+    assert_refused(lambda: calls.forward(out=change(calls.y)), "`out`", word, calls=calls)
+    assert_refused(lambda: calls.gradient(out=change(calls.g)), "`out`", word, calls=calls)
+    assert_refused(lambda: calls.vjp(out=(change(calls.g), calls.dx)), "`out[0]`", word, calls=calls)
+    assert_refused(lambda: calls.vjp(out=(calls.g, change(calls.dx))), "`out[1]`", word, calls=calls)
+
+
+@pytest.mark.parametrize("out", [(), (np.empty(26),), np.empty(26), (1, 2, 3)], ids=str)
+def test_out_of_vjp_is_a_pair(calls, out):
+    assert_refused(lambda: calls.vjp(out=out), "`out", calls=calls)
+
+
+def test_out_that_overlaps(calls):
+    block = RNG.normal(size=100)
+    p, x, y = block[:26], block[20:38].reshape(6, 3), block[30:42].reshape(6, 2)
+    before = block.tobytes()
+    assert_refused(lambda: calls.forward(x=x, out=y), "`out`", "`x`", "overlap")
+    assert_refused(
+        lambda: calls.forward(x=block[:18].reshape(6, 3), p=block[50:76], out=block[70:82].reshape(6, 2)), "`p`", "overlap"
+    )
+    assert_refused(lambda: calls.gradient(p=p, out=p), "`out`", "`p`", "overlap")
+    assert_refused(lambda: calls.gradient(t=y, out=block[40:66]), "`out`", "`t`", "overlap")
+    assert_refused(lambda: calls.gradient(x=x, out=block[37:63]), "`out`", "`x`", "overlap")
+    assert_refused(lambda: calls.gradient(weights=block[:6], out=block[5:31]), "`out`", "`weights`", "overlap")
+    assert_refused(lambda: calls.vjp(dy=y, out=(block[41:67], calls.dx)), "`out[0]`", "`dy`", "overlap")
+    assert_refused(lambda: calls.vjp(out=(block[:26], block[20:38].reshape(6, 3))), "`out[1]`", "`out[0]`", "overlap")
+    assert block.tobytes() == before
+
+
+# Objects of the wrong kind
+
+
+@pytest.mark.parametrize("loss", ["mse", None, SquaredLoss, 3, lambda y, t: y - t], ids=str)
+def test_wrong_loss(calls, loss):
+    x, t = GOOD["x"], GOOD["t"]
+    for call in (
+        lambda: NET.value_and_grad(calls.p, x, t, loss, out=calls.g), lambda: NET.objective(x, t, loss),
+        lambda: NET.loss(calls.p, x, t, loss), lambda: train(NET, calls.p, x, t, loss, Adam()),
+    ):  # fmt: skip
+        assert_refused(call, "`loss`", "SquaredLoss()", calls=calls)
+
+
+def test_wrong_loss_of_a_program():
+    assert_refused(lambda: NET.program(SquaredLoss), "`loss`", "SquaredLoss")
+
+
+@pytest.mark.parametrize("method", WITH_T)
+@pytest.mark.parametrize("penalty", ["l2", 0.1, chains.L2Penalty], ids=str)
+def test_wrong_penalty(calls, method, penalty):
+    assert_refused(lambda: getattr(calls, method)(penalty=penalty), "`penalty`", "L2Penalty", calls=calls)
+
+
+@pytest.mark.parametrize("method", WITH_T)
+def test_a_penalty_on_nothing(calls, method):
+    assert_refused(lambda: getattr(calls, method)(penalty=chains.L2Penalty(0.1, "9.*")), "'9.*'", "0.weight", calls=calls)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", 0.1, Adam], ids=str)
+def test_wrong_optimizer(calls, optimizer):
+    assert_refused(lambda: calls.train(optimizer=optimizer), "`optimizer`", calls=calls)
+    assert_refused(lambda: NET.program(SquaredLoss(), optimizer), "`optimizer`")
+
+
+@pytest.mark.parametrize("mode", ["training", "", None, True])
+@pytest.mark.parametrize("method", ["forward", "gradient", "vjp", "objective"])
+def test_wrong_mode(calls, method, mode):
+    assert_refused(lambda: getattr(calls, method)(mode=mode), "`mode`", repr(mode), "'train' or 'eval'", calls=calls)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "a", None], ids=str)
+@pytest.mark.parametrize("method", ["forward", "gradient", "vjp", "objective", "train"])
+def test_wrong_seed(method, seed):
+    calls = Calls(Chain(Dense(3, 4, tanh), chains.Dropout(0.5), Dense(4, 2)))
+    mode = {} if method == "train" else {"mode": "train"}
+    assert_refused(lambda: getattr(calls, method)(seed=seed, **mode), "`seed`", seed, calls=calls)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"epochs": -1}, ["`epochs`", "-1"]), ({"epochs": 1.5}, ["`epochs`", "1.5"]), ({"epochs": "2"}, ["`epochs`", "'2'"]),
+        ({"epochs": None}, ["`epochs`", "None"]), ({"batch_size": 0}, ["`batch_size`", "0"]),
+        ({"batch_size": -3}, ["`batch_size`", "-3"]), ({"batch_size": 2.5}, ["`batch_size`", "2.5"]),
+        ({"batch_size": 7, "drop_last": True}, ["`batch_size`", "7", "6"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_counts(calls, settings, words):
+    assert_refused(lambda: calls.train(**settings), *words, calls=calls)
+
+
+def test_resuming_something_else(calls):
+    other = Calls()
+    history = other.train(optimizer=chains.SGD(0.1))
+    assert_refused(lambda: calls.train(resume=history), "`resume`", "Adam", "26", calls=calls)
+    assert_refused(lambda: calls.train(resume=Calls(CLASSIFIER).train(t=np.ones((6, 5)))), "`resume`", calls=calls)
+    assert_refused(lambda: calls.train(resume="last.npz"), "`resume`", calls=calls)
+
+
+def test_resuming_with_nothing_done(calls):
+    """A history that never trained carries no state, which is no reason to start one silently from zero."""
+    assert_refused(lambda: calls.train(resume=chains.History()), "`resume`", calls=calls)
+
+
+# Layers
+
+
+def test_layers_that_do_not_fit_are_both_named():
+    assert_refused(lambda: Chain(Dense(3, 4), Dense(5, 2)), "Dense(3, 4)", "Dense(5, 2)", "(4,)", "`inputs` (=5)")
+    assert_refused(lambda: Chain(Dense(3, 4), chains.Reshape(3, 2)), "Dense(3, 4)", "Reshape(3, 2)", "(4,)")
+    assert_refused(lambda: Chain(Dense(3, 4), Chain(Dense(4, 2), Dense(3, 1))), "Dense(4, 2)", "Dense(3, 1)")
+    assert_refused(lambda: Chain(Dense(3, 4), input_shape=(2,)), "Dense(3, 4)", "(2,)")
+    assert_refused(lambda: Chain(chains.Residual(Dense(3, 4))), "`inner`", "Dense(3, 4)", "(3,)", "(4,)")
+    assert_refused(lambda: Chain(chains.Parallel(Dense(3, 4), Dense(3, 2), join="sum")), "Parallel", "(4,)", "(2,)")
+    assert_refused(lambda: Chain(chains.Parallel(Dense(3, 4), Dense(2, 4))), "Dense(2, 4)", "Dense(3, 4)")
+    assert_refused(lambda: Chain(chains.Parallel(Dense(3, 4), axis=1)), "`axis` (=1)", "(4,)")
+    assert_refused(lambda: Chain(chains.Flatten(), chains.Reshape(-1, 4), input_shape=(2, 3)), "Reshape(-1, 4)", "6")
+    assert_refused(lambda: Chain(chains.Softmax(), input_shape=()), "Softmax()", "axis")
+    assert_refused(
+        lambda: Chain(chains.Parallel(Dense(3, 4), chains.Shift(), axis=0), input_shape=(2, 3)),
+        "concatenated",
+        "(2, 4)",
+        "(2, 3)",
+    )
+
+
+def test_a_chain_inside_takes_only_its_own_input():
+    inner = Chain(chains.Activation(tanh), input_shape=(3,))
+    assert_refused(lambda: Chain(inner, input_shape=(4,)), "(3,)", "(4,)")
+    assert_refused(lambda: Chain(Dense(2, 4), inner), "(3,)", "(4,)")
+
+
+@pytest.mark.parametrize("thing", [tanh, "Dense", None, Dense, 3], ids=str)
+def test_what_is_no_layer(thing):
+    assert_refused(lambda: Chain(Dense(3, 4), thing), "layer 1", "not a layer")
+    for make in (chains.Residual, chains.Series, chains.Parallel):
+        assert_refused(lambda make=make: Chain(make(thing), input_shape=(3,)), "layer")
+
+
+def test_an_unknown_input_shape():
+    for call in ("init", "summary", "program"):
+        assert_refused(getattr(Chain(chains.Flatten(), Dense(6, 2)), call), "`input_shape`", "Flatten()")
+
+
+@pytest.mark.parametrize("shape", [(0,), (-1, 3), (2.5,), ("3",), 3, "3"], ids=str)
+def test_wrong_input_shape(shape):
+    assert_refused(lambda: Chain(chains.Scale(), input_shape=shape), "`input_shape`", shape)
+
+
+def test_a_layer_that_declares_no_output():
+    class Forgetful(chains.Layer):
+        def declare(self, d): ...
+        def forward(self, ops, x, y, p, s): ...
+        def pullback(self, ops, x, y, dy, dx, p, g, s): ...
+
+    assert_refused(lambda: Chain(Forgetful(), input_shape=(3,)), "Forgetful.declare", "d.output")
+
+
+@pytest.mark.parametrize("backend", ["cuda", "", None, 3])
+def test_unknown_backend(backend):
+    assert_refused(lambda: Chain(Dense(3, 2), backend=backend), "`backend`", repr(backend), "'numpy'", "'auto'")
+
+
+@pytest.mark.parametrize("dtype", [np.float16, int, complex])
+def test_wrong_dtype(dtype):
+    assert_refused(lambda: NET.init(dtype=dtype), "`dtype`", "float32 or float64")
+    assert_refused(lambda: NET.program(dtype=dtype), "`dtype`", "float32 or float64")
+
+
+@pytest.mark.parametrize("loss", [CrossEntropyLoss(), chains.BCEWithLogitsLoss()], ids=str)
+@pytest.mark.parametrize(
+    "layers",
+    [(chains.Softmax(),), (chains.LogSoftmax(),), (chains.Series(chains.Softmax()),), (Chain(Dense(3, 3), chains.Softmax()),)],
+    ids=str,
+)
+def test_softmax_under_a_logits_loss(layers, loss):
+    calls = Calls(Chain(Dense(3, 3), *layers), loss)
+    for method in WITH_T:
+        assert_refused(
+            lambda method=method: getattr(calls, method)(t=np.eye(3)[[0, 1, 2, 0, 1, 2]]), "logits", "Softmax()", calls=calls
+        )
+
+
+def test_patterns_that_match_nothing():
+    for method in (NET.freeze, NET.train_only):
+        assert_refused(lambda method=method: method("0.*", "7.weight"), "'7.weight'", "0.weight")
+
+
+# Settings
+
+
+SETTINGS = {
+    "Dense-inputs": (lambda: Dense(0, 2), "`inputs` (=0)"),
+    "Dense-outputs": (lambda: Dense(3, -1), "`outputs` (=-1)"),
+    "Dense-fraction": (lambda: Dense(3, 2.5), "`outputs` (=2.5)"),
+    "Dense-True": (lambda: Dense(True, 2), "`inputs` (=True)"),
+    "Dense-text": (lambda: Dense("3", 2), "`inputs` (='3')"),
+    "Dense-activation": (lambda: Dense(3, 2, "tanhh"), "'tanhh'"),
+    "Dense-function": (lambda: Dense(3, 2, np.tanh), "`activation`"),
+    "Activation": (lambda: chains.Activation(None), "`activation` (=None)"),
+    "Dropout-1": (lambda: chains.Dropout(1.0), "`rate` (=1.0)"),
+    "Dropout-negative": (lambda: chains.Dropout(-0.1), "`rate` (=-0.1)"),
+    "Dropout-nan": (lambda: chains.Dropout(np.nan), "`rate` (=nan)"),
+    "Reshape-two": (lambda: chains.Reshape(-1, -1), "`shape` (=(-1, -1))"),
+    "Reshape-zero": (lambda: chains.Reshape(0, 3), "`shape` (=(0, 3))"),
+    "Reshape-fraction": (lambda: chains.Reshape(1.5, 2), "`shape` (=(1.5, 2))"),
+    "Parallel-none": (lambda: chains.Parallel(), "`layers`"),
+    "Parallel-join": (lambda: chains.Parallel(Dense(3, 2), join="add"), "`join` (='add')"),
+    "leaky_relu": (lambda: chains.make_leaky_relu(0.0), "`slope` (=0.0)"),
+    "elu": (lambda: chains.make_elu(-1.0), "`alpha` (=-1.0)"),
+    "activation-arguments": (lambda: chains.activation("a", lambda x: x, derivative=lambda z: 1.0), "z"),
+    "activation-if": (lambda: chains.activation("a", lambda x: x if x > 0 else 0, derivative=lambda x: 1.0), "where"),
+    "loss": (lambda: chains.loss("a", lambda y, t: None, derivative=lambda y, t: 1.0), "None"),
+    "Huber": (lambda: chains.HuberLoss(0.0), "`delta` (=0.0)"),
+    "L1": (lambda: chains.L1Penalty(-0.1), "`strength` (=-0.1)"),
+    "L2": (lambda: chains.L2Penalty(np.nan), "`strength` (=nan)"),
+    "rate": (lambda: Adam(-0.1), "`learning_rate` (=-0.1)"),
+    "rate-nan": (lambda: chains.SGD(np.nan), "`learning_rate` (=nan)"),
+    "clip": (lambda: Adam(clip_norm=0.0), "`clip_norm` (=0.0)"),
+    "momentum": (lambda: chains.SGD(0.1, momentum=1.0), "`momentum` (=1.0)"),
+    "nesterov": (lambda: chains.SGD(0.1, nesterov=True), "`nesterov`"),
+    "beta1": (lambda: Adam(beta1=1.0), "`beta1` (=1.0)"),
+    "beta2": (lambda: chains.AdamW(beta2=-0.1), "`beta2` (=-0.1)"),
+    "eps": (lambda: Adam(eps=0.0), "`eps` (=0.0)"),
+    "weight_decay": (lambda: chains.AdamW(weight_decay=-0.1), "`weight_decay` (=-0.1)"),
+    "decay": (lambda: chains.RMSProp(decay=1.5), "`decay` (=1.5)"),
+    "Adagrad-eps": (lambda: chains.Adagrad(eps=-1.0), "`eps` (=-1.0)"),
+    "schedule-every": (lambda: chains.schedules.exponential(0.1, 0.5, 0), "`every` (=0)"),
+    "schedule-stepwise": (lambda: chains.schedules.stepwise(0.1, 0.5, -1), "`every` (=-1)"),
+    "schedule-steps": (lambda: chains.schedules.cosine(0.1, 0), "`steps` (=0)"),
+    "schedule-warmup": (lambda: chains.schedules.warmup(0.1, 0), "`steps` (=0)"),
+    "schedule-if": (lambda: Adam(lambda step: 0.1 if step < 3 else 0.01), "where"),
+    "patience": (lambda: chains.EarlyStopping(0), "`patience` (=0)"),
+    "stopping-mode": (lambda: chains.EarlyStopping(mode="low"), "`mode` (='low')"),
+}
+
+
+@pytest.mark.parametrize(("make", "word"), SETTINGS.values(), ids=SETTINGS)
+def test_settings_out_of_range(make, word):
+    assert_refused(make, word)

@@ -1,0 +1,91 @@
+"""Every example runs, quickly, and prints what it promises."""
+
+import gzip
+import importlib.util
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chains.data import mnist
+
+FOLDER = Path(__file__).parents[1] / "examples"
+
+
+def load(name):
+    """The module of an example."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def table_row(text: str, start: str) -> list[float]:
+    """The numbers of the last printed line that begins so."""
+    line = [line for line in text.splitlines() if line.startswith(start)][-1]
+    return [float(word.replace(",", "")) for word in line[len(start) :].split()]
+
+
+QUICK = ["--samples", "300", "--epochs", "30", "--iterations", "3", "--plot"]
+
+
+def test_quickstart(tmp_path, capsys):
+    pytest.importorskip("scipy")
+    pytest.importorskip("matplotlib")
+    load("quickstart").main([*QUICK, str(tmp_path / "plot.png")])
+    text = capsys.readouterr().out
+    assert "in all                  from (4,)         756" in text
+    assert "program gradient" in text
+    assert table_row(text, "BFGS")[0] < table_row(text, "Adam")[0]
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_quickstart_without_scipy_and_matplotlib(tmp_path, capsys, monkeypatch):
+    for name in ("scipy", "scipy.linalg", "scipy.optimize", "matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    load("quickstart").main([*QUICK, str(tmp_path / "plot.png")])
+    text = capsys.readouterr().out
+    assert "pip install scipy" in text
+    assert "pip install matplotlib" in text
+    assert len(table_row(text, "Adam")) == 4
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 5.0])
+def test_quickstart_exponential(size, monkeypatch):
+    linalg = pytest.importorskip("scipy.linalg")
+    a = np.random.default_rng(0).normal(scale=size, size=(20, 2, 2))
+    expected = linalg.expm(a)
+    monkeypatch.setitem(sys.modules, "scipy.linalg", None)
+    own = load("quickstart").matrix_exponential(a)
+    scale = np.abs(expected).max(axis=(1, 2), keepdims=True)
+    np.testing.assert_allclose(own / scale, expected / scale, atol=1e-11)
+
+
+def test_mnist_mlp(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 256, (10, 28, 28), np.uint8)  # ten "digits", to be told apart with ease
+    for (images, labels), n in zip([mnist.FILES[:2], mnist.FILES[2:]], [600, 100], strict=True):
+        t = rng.integers(0, 10, n, np.uint8)
+        (tmp_path / images.name).write_bytes(
+            gzip.compress(b"\0\0\x08\3" + struct.pack(">3I", n, 28, 28) + patterns[t].tobytes(), 1)
+        )
+        (tmp_path / labels.name).write_bytes(gzip.compress(b"\0\0\x08\1" + struct.pack(">I", n) + t.tobytes(), 1))
+    load("mnist_mlp").main(["--epochs", "8", "--seed", "1", "--backend", "numpy", "--data", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert "23,860" in text
+    assert "validation loss" in text
+    assert table_row(text, "digits trained on") == [500]
+    assert table_row(text, "accuracy on the test digits")[0] > 0.5
+
+
+def test_custom_layer(capsys):
+    load("custom_layer").main([])
+    text = capsys.readouterr().out
+    errors = text.split("central differences: ")[1].splitlines()[0]
+    assert all(float(part.split()[0]) < 1e-7 for part in errors.split(", "))
+    own, plain = table_row(text, "own layer and activation"), table_row(text, "Dense and tanh only")
+    assert own[0] < plain[0]
+    assert own[2] < plain[2] / 10

@@ -1,0 +1,155 @@
+"""How the package is built: floors, file lengths, backends of one signature, names that are public."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import chains
+from chains.backends import Backend, Binding, backend
+from tests.harness import BACKENDS, package_modules
+
+PACKAGE = Path(chains.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# From the ground up: a module imports from lower floors only. A folder is one floor.
+FLOORS = [
+    ["scalar"],
+    ["expr", "initializers"],
+    ["params", "view"],
+    ["operations", "scratch"],
+    ["simplify"],
+    ["program"],
+    ["activations", "schedules", "optimizers", "backends"],
+    ["layers", "penalties", "metrics", "history"],
+    ["losses"],
+    ["record", "arguments"],
+    ["objective"],
+    ["steps"],
+    ["chain"],
+    ["train"],
+    ["callbacks", "interop"],
+]
+FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(source: str, inside: str) -> set[str]:
+    """The top-level names within `chains` that this source imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"a relative import in {inside}"
+            names = {f"chains.{alias.name}" for alias in node.names} if node.module == "chains" else {node.module or ""}
+            found |= names
+    return {name.split(".")[1] for name in found if name.startswith("chains.")}
+
+
+def too_high(path: Path) -> set[str]:
+    """What a file imports from its own floor or above."""
+    own = module_name(path).split(".")[1]
+    return {name for name in imports(path.read_text(), str(path)) if name != own and not FLOOR[name] < FLOOR[own]}
+
+
+inner_files = [path for path in FILES if path.parent != PACKAGE or path.name != "__init__.py"]
+house_files = [path for path in inner_files if path.relative_to(PACKAGE).parts[0] != "data"]
+
+
+@pytest.mark.parametrize("path", house_files, ids=module_name)
+def test_modules_import_from_lower_floors_only(path):
+    assert too_high(path) == set()
+
+
+def test_an_import_from_above_is_found(tmp_path, monkeypatch):
+    wrong = tmp_path / "chains" / "program.py"
+    wrong.parent.mkdir()
+    wrong.write_text("def f():\n    from chains.layers import Dense\n    from chains import train\n    import chains.expr\n")
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", wrong.parent)
+    assert too_high(wrong) == {"layers", "train"}
+
+
+@pytest.mark.parametrize("path", [path for path in inner_files if path not in house_files], ids=module_name)
+def test_data_stands_beside_the_house(path):
+    assert imports(path.read_text(), str(path)) <= {"data"}
+
+
+def test_backends_know_no_layer_and_layers_no_backend():
+    for path in inner_files:
+        known = imports(path.read_text(), str(path))
+        folder = path.relative_to(PACKAGE).parts[0]
+        assert not (folder == "backends" and known & {"layers", "losses", "optimizers", "activations", "chain", "record"})
+        assert not (folder == "layers" and "backends" in known)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_file_is_long(path):
+    assert len(path.read_text().splitlines()) <= 400
+
+
+# Backends
+
+
+def subclasses(base: type) -> list[type]:
+    package_modules()  # so that all of them are loaded
+    return [c for c in base.__subclasses__() if c.__module__.startswith("chains.")]
+
+
+@pytest.mark.parametrize("base", [Backend, Binding])
+def test_backends_keep_the_signatures(base):
+    for found in subclasses(base):
+        assert_same_signatures(base, found)
+
+
+def assert_same_signatures(base: type, other: type) -> None:
+    for name, method in vars(base).items():
+        if inspect.isfunction(method):
+            wanted, actual = (inspect.signature(m, eval_str=True).parameters for m in (method, getattr(other, name)))
+            assert list(wanted.values()) == list(actual.values()), f"{other.__name__}.{name}"
+
+
+def test_there_are_backends_to_check():
+    assert {backend(name).name for name in BACKENDS} == set(BACKENDS)
+    assert len(subclasses(Backend)) >= len(BACKENDS)
+
+
+def test_another_signature_is_found():
+    class Odd(Backend):
+        def bind(self, program, arrays, batch=1, scratch=None): ...
+
+    with pytest.raises(AssertionError, match=r"Odd\.bind"):
+        assert_same_signatures(Backend, Odd)
+
+
+# Names
+
+
+@pytest.mark.parametrize("name", sorted(name for name in vars(chains) if not name.startswith("_")))
+def test_public_things_have_a_docstring(name):
+    value = getattr(chains, name)
+    if inspect.isclass(value) or inspect.isfunction(value) or inspect.ismodule(value):
+        assert (value.__doc__ or "").strip().split("\n")[0].rstrip().endswith((".", ":", ",")) or "\n" in (value.__doc__ or "")
+
+
+def test_sigma_is_sigmoid():
+    assert chains.σ is chains.sigmoid
+    assert chains.__version__.count(".") == 2
+
+
+HEAVY = ("scipy.optimize", "matplotlib", "torch", "pooch", "tqdm", "llvmlite", "cupy", "sklearn", "pytest")
+LIGHT_IMPORT = f"import sys, chains; print([name for name in {HEAVY} if name in sys.modules])"
+
+
+def test_import_is_light():
+    done = subprocess.run([sys.executable, "-W", "error", "-c", LIGHT_IMPORT], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,239 @@
+"""What each layer computes, against plain NumPy; dropout's masks against a Philox written here."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import chains
+from chains import Chain, Dense, Dropout, Flatten, Parallel, Reshape, Residual, Scale, Series, Shift, tanh
+from chains.activations import ACTIVATIONS
+from tests.harness import ACTIVATION_CASES, ACTIVATION_FORMULAS, LAYERS, LOSSES, assert_close
+from tests.own import Boost, Double, DyUser, Outer, Repeat
+
+
+def run(layers, x, seed=0, **rest):
+    """The output, and the parameters by name, for random parameters."""
+    layers = layers if isinstance(layers, tuple) else (layers,)
+    net = Chain(*layers, input_shape=np.shape(x)[1:])
+    p = np.random.default_rng(seed).normal(size=net.n_params)
+    return net(x, p, **rest), net.views(p)
+
+
+@pytest.fixture(params=[(3,), (2, 3)], ids=str)
+def x(request):
+    return np.random.default_rng(1).normal(size=(5, *request.param))
+
+
+def test_dense(x):
+    y, p = run(Dense(3, 4, tanh), x)
+    assert_close(y, np.tanh(x @ p["0.weight"] + p["0.bias"]), 1e-14)
+
+
+def test_dense_without_bias(x):
+    y, p = run(Dense(3, 4, bias=False), x)
+    assert set(p) == {"0.weight"}
+    assert_close(y, x @ p["0.weight"], 1e-14)
+
+
+@pytest.mark.parametrize("name", ACTIVATION_FORMULAS)
+def test_dense_with_each_activation(name, x):
+    y, p = run(Dense(3, 4, name), x)
+    assert_close(y, ACTIVATION_FORMULAS[name](x @ p["0.weight"] + p["0.bias"]), 1e-14)
+
+
+def test_scale_and_shift(x):
+    y, p = run((Scale(), Shift()), x)
+    assert p["0.scale"].shape == x.shape[1:]
+    assert_close(y, x * p["0.scale"] + p["1.shift"], 1e-14)
+
+
+def test_softmax(x):
+    e = np.exp(x)
+    assert_close(run(chains.Softmax(), x)[0], e / e.sum(-1, keepdims=True), 1e-14)
+    assert_close(run(chains.LogSoftmax(), x)[0], np.log(e / e.sum(-1, keepdims=True)), 1e-14)
+
+
+@pytest.mark.parametrize("layer", [chains.Softmax(), chains.LogSoftmax()], ids=str)
+def test_softmax_of_large_numbers(layer):
+    x = np.array([[1e4, -1e4, 1e4 - 1.0]], np.float32)
+    net = Chain(layer, input_shape=(3,))
+    y, (_, dx) = net(x, np.empty(0, np.float32)), net.vjp(np.empty(0, np.float32), x, np.ones_like(x))
+    assert np.isfinite(y).all()
+    assert np.isfinite(dx).all()
+
+
+def test_shapes():
+    x = np.arange(24.0).reshape(2, 3, 4)
+    np.testing.assert_array_equal(run(Flatten(), x)[0], x.reshape(2, 12))
+    np.testing.assert_array_equal(run(Reshape(2, -1), x)[0], x.reshape(2, 2, 6))
+    np.testing.assert_array_equal(run(Reshape(4, 3), x)[0], x.reshape(2, 4, 3))
+    np.testing.assert_array_equal(run((Flatten(), Reshape(3, 4), Reshape(12)), x)[0], x.reshape(2, 12))
+
+
+def test_combinators(x):
+    y, p = run(Residual(Dense(3, 5, tanh), Dense(5, 3)), x)
+    hidden = np.tanh(x @ p["0.inner.0.weight"] + p["0.inner.0.bias"])
+    assert_close(y, x + hidden @ p["0.inner.1.weight"] + p["0.inner.1.bias"], 1e-14)
+    assert_close(run(Residual(), x)[0], 2 * x, 0)
+    y, p = run(Parallel(Dense(3, 2, bias=False), Shift(), axis=-1), x)
+    assert_close(y, np.concatenate([x @ p["0.0.weight"], x + p["0.1.shift"]], axis=-1), 1e-14)
+    y, p = run(Parallel(Scale(), Shift(), join="sum"), x)
+    assert_close(y, x * p["0.0.scale"] + x + p["0.1.shift"], 1e-14)
+    y, p = run(Series(Scale(), Shift()), x)
+    assert_close(y, x * p["0.0.scale"] + p["0.1.shift"], 1e-14)
+    np.testing.assert_array_equal(run((), x)[0], x)
+
+
+def test_own_layers():
+    x = np.random.default_rng(1).normal(size=(5, 3))
+    np.testing.assert_array_equal(run(Double(), x)[0], 2 * x)
+    assert_close(run(DyUser(), x)[0], 0.5 * x * x + x, 1e-14)
+    np.testing.assert_array_equal(run(Outer(), x)[0], np.broadcast_to(x[:, :, None], (5, 3, 3)))
+
+
+def test_constants_of_one_name_are_kept_apart():
+    """Two layers may each call their constant "factor"."""
+    x = np.random.default_rng(1).normal(size=(5, 3))
+    assert_close(run((Boost(2.0), Boost(-3.0)), x)[0], -6 * x, 1e-14)
+
+
+def test_a_constant_may_have_the_name_of_an_argument():
+    class Named(Double):
+        def forward(self, ops, x, y, p, s):
+            ops.map(y, lambda x, k: x * k, x, ops.constant("x", np.array(2.0)))
+
+    x = np.random.default_rng(1).normal(size=(5, 3))
+    assert_close(run(Named(), x)[0], 2 * x, 0)
+
+
+@pytest.mark.parametrize("layers", [(Repeat(4),), (Double(), Repeat(4)), (Double(), Repeat(4), Double())], ids=str)
+def test_broadcasting_copies(layers):
+    x = np.random.default_rng(1).normal(size=(5, 1))
+    factor = 2.0 ** (len(layers) - 1)
+    np.testing.assert_array_equal(run(layers, x)[0], np.repeat(factor * x, 4, axis=1))
+
+
+def test_one_layer_object_in_two_places():
+    layer, x = Dense(3, 3, tanh), np.random.default_rng(1).normal(size=(5, 3))
+    y, p = run((layer, layer), x)
+    assert set(p) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert_close(y, np.tanh(np.tanh(x @ p["0.weight"] + p["0.bias"]) @ p["1.weight"] + p["1.bias"]), 1e-14)
+
+
+@pytest.mark.parametrize("case", LAYERS + [case for case in ACTIVATION_CASES if case.subject in ACTIVATIONS.values()], ids=str)
+def test_layers_can_be_pickled_and_copied(case):
+    """With built-in activations, that is: a formula of one's own is a function, which cannot be pickled."""
+    problem, net = case.problem(3), case.net()
+    y, frozen = net(problem.x, problem.p), net.frozen
+    for twin in (pickle.loads(pickle.dumps(net)), copy.deepcopy(net)):
+        assert twin(problem.x, problem.p).tobytes() == y.tobytes()
+        assert twin.frozen == frozen
+        assert repr(twin) == repr(net)
+
+
+@pytest.mark.parametrize("loss", [loss for loss, _ in LOSSES if repr(loss) != "quartic"], ids=str)
+def test_losses_can_be_pickled(loss):
+    assert pickle.loads(pickle.dumps(loss)) == loss
+
+
+@pytest.mark.parametrize("case", LAYERS, ids=str)
+def test_repr_names_the_layer(case):
+    assert type(case.layers[-1]).__name__ in repr(case.layers[-1])
+
+
+def test_repr_can_be_evaluated():
+    for text in ("Dense(3, 4, tanh)", "Dense(3, 4, bias=False)", "Dropout(0.25)", "Reshape(2, -1)", "Flatten()",
+                 "Residual(Dense(3, 3))", "Parallel(Scale(), Shift(), join='sum')", "Parallel(Scale(), Shift(), axis=1)",
+                 "Series(Scale(), Softmax())", "Activation(tanh)"):  # fmt: skip
+        assert repr(eval(text, vars(chains))) == text
+
+
+# Dropout
+
+
+MASK64 = (1 << 64) - 1
+
+
+def philox(key, counter):
+    """Four 64-bit words of Philox4x64-10, from the paper (Salmon et al. 2011), in Python's integers."""
+    (k0, k1), (c0, c1, c2, c3) = key, counter
+    for _ in range(10):
+        a, b = 0xD2E7470EE14C6C93 * c0, 0xCA5A826395121157 * c2
+        c0, c1, c2, c3 = (b >> 64) ^ c1 ^ k0, b & MASK64, (a >> 64) ^ c3 ^ k1, a & MASK64
+        k0, k1 = (k0 + 0x9E3779B97F4A7C15) & MASK64, (k1 + 0xBB67AE8584CAA73B) & MASK64
+    return c0, c1, c2, c3
+
+
+def uniform(size, seed, step, draw):
+    """The numbers that `chains.operations.Random` documents."""
+    words = []
+    for block in range(-(-size // 8)):
+        for word in philox((seed, 0), (1 + block, draw, step, 0)):
+            words += [word & 0xFFFFFFFF, word >> 32]
+    return np.array([(word >> 8) * 2.0**-24 for word in words[:size]])
+
+
+def test_philox_is_numpys():
+    raw = np.random.Philox(key=[12345, 0], counter=[7, 1, 2, 0]).random_raw(8)
+    assert list(raw) == [*philox((12345, 0), (8, 1, 2, 0)), *philox((12345, 0), (9, 1, 2, 0))]
+
+
+def dropped(net, x, seed, dtype=np.float64):
+    return net(x, np.empty(0, dtype), mode="train", seed=seed)
+
+
+@pytest.mark.parametrize(("batch", "features"), [(1, 1), (1, 9), (5, 7), (4, 64)])
+def test_dropout_follows_the_documented_recipe(batch, features, dtype, backend_name):
+    net = Chain(Dropout(0.3), Dropout(0.6), input_shape=(features,), backend=backend_name)
+    x = np.random.default_rng(0).normal(size=(batch, features)).astype(dtype)
+    first, second = (uniform(x.size, 41, 0, draw).reshape(x.shape) for draw in (0, 1))
+    kept = (first >= np.float32(0.3)) & (second >= np.float32(0.6))
+    y = dropped(net, x, 41, dtype)
+    np.testing.assert_array_equal(y != 0, kept)
+    np.testing.assert_allclose(y, np.where(kept, x / 0.7 / 0.4, 0.0), rtol=1e-6)
+
+
+def test_dropout_depends_on_the_seed_alone(backend_name):
+    net, x = Chain(Dropout(0.5), input_shape=(100,), backend=backend_name), np.ones((3, 100))
+    assert dropped(net, x, 5).tobytes() == dropped(net, x, 5).tobytes()
+    assert np.mean((dropped(net, x, 5) != 0) == (dropped(net, x, 6) != 0)) < 0.7
+
+
+def test_dropout_keeps_the_mean_and_its_rate(backend_name):
+    y = dropped(Chain(Dropout(0.2), input_shape=(1000,), backend=backend_name), np.ones((200, 1000)), 1)
+    assert abs(y.mean() - 1.0) < 0.005
+    assert abs((y == 0).mean() - 0.2) < 0.004
+
+
+def test_dropout_of_two_layers_differs(backend_name):
+    net = Chain(Parallel(Dropout(0.5), Dropout(0.5)), input_shape=(200,), backend=backend_name)
+    y = dropped(net, np.ones((1, 200)), 1)[0]
+    assert np.mean((y[:200] != 0) == (y[200:] != 0)) < 0.7
+
+
+def test_dropout_is_off_at_evaluation(backend_name):
+    net, x = Chain(Dropout(0.5), input_shape=(50,), backend=backend_name), np.random.default_rng(0).normal(size=(3, 50))
+    np.testing.assert_array_equal(net(x, np.empty(0)), x)
+    np.testing.assert_array_equal(net.vjp(np.empty(0), x, x)[1], x)
+
+
+def test_the_gradient_drops_what_the_forward_dropped(backend_name):
+    net, x = Chain(Dropout(0.5), input_shape=(50,), backend=backend_name), np.ones((3, 50))
+    _, dx = net.vjp(np.empty(0), x, x, mode="train", seed=9)
+    np.testing.assert_array_equal(dx, dropped(net, x, 9))
+
+
+def test_training_steps_drop_differently_but_as_documented(backend_name):
+    """In training, the number of the step is the counter's third word."""
+    net = Chain(Scale(), Dropout(0.5), input_shape=(16,), backend=backend_name)
+    p, x = np.ones(16), np.ones((1, 16))
+    chains.train(net, p, x, np.zeros((1, 16)), chains.SquaredLoss(), chains.SGD(0.01), epochs=3, seed=4)
+    wanted = np.ones(16)
+    for step in range(3):
+        kept = uniform(16, 4, step, 0) >= 0.5
+        wanted[kept] -= 0.01 * 4 * wanted[kept]
+    assert_close(p, wanted, 1e-12)

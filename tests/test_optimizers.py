@@ -1,0 +1,189 @@
+"""Optimisers and schedules against plain NumPy loops, on every backend, poisoned, and through both doors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import chains
+from chains import SGD, Adagrad, Adam, AdamW, Chain, Dense, RMSProp, SquaredLoss, record, tanh, train
+from chains.steps import Updater
+from tests.harness import CLIPPED, OPTIMIZERS, ROUNDING, SCHEDULES, assert_close, assert_same_bits, run_program
+
+ALL = OPTIMIZERS | CLIPPED
+every_optimizer = pytest.mark.parametrize("optimizer", ALL.values(), ids=ALL)
+SIZE, STEPS = 23, 10
+
+
+def reference(optimizer, p, gradients, frozen=(), rate=None):
+    """`p` after these gradients, in plain NumPy and float64, straight from the papers."""
+    p, rate = p.astype(np.float64).copy(), rate or optimizer.learning_rate
+    a, b = np.zeros_like(p), np.zeros_like(p)
+    free = np.ones(p.size, bool)
+    free[list(frozen)] = False
+    for k, g in enumerate(gradients, 1):
+        g = np.where(free, g, 0.0).astype(np.float64)
+        if optimizer.clip_norm is not None:
+            g = g * min(1.0, optimizer.clip_norm / (np.linalg.norm(g) + 1e-6))
+        move = _move(optimizer, p, g, a, b, k, rate(k - 1) if callable(rate) else rate)
+        p = np.where(free, p + move, p)
+    return p
+
+
+def _move(o, p, g, a, b, k, rate):
+    if isinstance(o, SGD):
+        a[:] = o.momentum * a + g
+        return -rate * (g + o.momentum * a if o.nesterov else a)
+    if isinstance(o, Adam):
+        a[:] = o.beta1 * a + (1 - o.beta1) * g
+        b[:] = o.beta2 * b + (1 - o.beta2) * g * g
+        mean, square = a / (1 - o.beta1**k), b / (1 - o.beta2**k)
+        decay = o.weight_decay if isinstance(o, AdamW) else 0.0
+        return -rate * decay * p - rate * mean / (np.sqrt(square) + o.eps)
+    a[:] = o.decay * a + (1 - o.decay) * g * g if isinstance(o, RMSProp) else a + g * g
+    assert isinstance(o, (RMSProp, Adagrad))
+    return -rate * g / (np.sqrt(a) + o.eps)
+
+
+def start(dtype=np.float64):
+    rng = np.random.default_rng(0)
+    p, gradients = rng.normal(size=SIZE), rng.normal(size=(STEPS, SIZE)) * 0.3
+    return p.astype(np.float32).astype(dtype), gradients.astype(np.float32).astype(dtype)
+
+
+@every_optimizer
+def test_updater_is_the_papers_formula(optimizer, dtype):
+    p, gradients = start(dtype)
+    wanted = reference(optimizer, p, gradients)
+    update = Updater(optimizer, p)
+    for g in gradients:
+        before = g.copy()
+        update(g)
+        np.testing.assert_array_equal(g, before)
+    assert update.p is p
+    assert_close(p, wanted, 10 * ROUNDING[np.dtype(dtype)])
+    assert "after 10 steps" in repr(update)
+
+
+@every_optimizer
+def test_training_steps_are_updates(optimizer, dtype, backend_name):
+    """`train` equals gradients of `value_and_grad` handed to the plain loop."""
+    net = Chain(Dense(3, 4, tanh), Dense(4, 2), backend=backend_name)
+    rng = np.random.default_rng(0)
+    x, t, p = rng.normal(size=(6, 3)), rng.normal(size=(6, 2)), net.init(seed=0, dtype=dtype)
+    wanted = p.astype(np.float64)
+    gradients = []
+    for _ in range(STEPS):
+        gradients.append(net.value_and_grad(wanted, x, t, SquaredLoss())[1])
+        wanted = reference(optimizer, p, gradients)
+    train(net, p, x, t, SquaredLoss(), optimizer, epochs=STEPS)
+    assert_close(p, wanted, 30 * ROUNDING[np.dtype(dtype)])
+
+
+@every_optimizer
+def test_a_step_reads_nothing_unwritten(optimizer, dtype, backend_name):
+    net = Chain(Dense(3, 4, tanh), Dense(4, 2)).freeze("0.bias")
+    program = record.training_step(net.network, record.Objective(SquaredLoss(), (2,)), optimizer, np.dtype(dtype))
+    rng = np.random.default_rng(0)
+    arrays = {"p": net.init(seed=0), "x": rng.normal(size=(6, 3)), "t": rng.normal(size=(6, 2)), "step": np.zeros(()),
+              "state": np.zeros(optimizer.n_states * net.n_params)}  # fmt: skip
+    clean, poisoned = (run_program(program, backend_name, 6, arrays, fill, runs=3) for fill in (0x00, 0xFF))
+    assert_same_bits(clean, poisoned)
+    assert clean["step"] == 3.0
+    assert all(np.isfinite(array).all() for array in clean.values())
+
+
+@every_optimizer
+def test_frozen_parameters_do_not_move(optimizer, backend_name):
+    """Not even by weight decay or momentum; nor do they count in the norm that is clipped."""
+    net = Chain(Dense(3, 4, tanh), Dense(4, 2), backend=backend_name).freeze("0.weight", "1.bias")
+    rng = np.random.default_rng(0)
+    x, t, p = rng.normal(size=(6, 3)), rng.normal(size=(6, 2)), net.init(seed=0, dtype=np.float64)
+    p[-2:] = 0.5
+    fixed = [k for name in net.frozen for k in range(net.layout[name].start, net.layout[name].stop)]
+    before, wanted, gradients = p.copy(), p.copy(), []
+    for _ in range(5):
+        gradients.append(net.value_and_grad(wanted, x, t, SquaredLoss())[1])
+        assert not gradients[-1][fixed].any()
+        wanted = reference(optimizer, before, gradients, frozen=fixed)
+    train(net, p, x, t, SquaredLoss(), optimizer, epochs=5)
+    assert p[fixed].tobytes() == before[fixed].tobytes()
+    assert_close(p, wanted, 1e-11)
+
+
+@every_optimizer
+def test_everything_frozen(optimizer):
+    net = Chain(Dense(3, 2)).freeze("*")
+    p = net.init()
+    before = p.copy()
+    train(net, p, np.ones((4, 3)), np.ones((4, 2)), SquaredLoss(), optimizer, epochs=2)
+    assert p.tobytes() == before.tobytes()
+
+
+@every_optimizer
+def test_a_network_without_parameters(optimizer):
+    net, p = Chain(chains.Flatten(), input_shape=(3,)), np.empty(0)
+    history = train(net, p, np.ones((4, 3)), np.zeros((4, 3)), SquaredLoss(), optimizer, epochs=2)
+    assert history.loss == [1.5, 1.5]
+
+
+def test_clipping_only_shortens():
+    p, gradients = start()
+    for factor, largest in ((1.0, 1e9), (1e-3, 0.4)):
+        plain, clipped = p.copy(), p.copy()
+        Updater(SGD(0.1), plain)(gradients[0] * factor)
+        Updater(SGD(0.1, clip_norm=largest), clipped)(gradients[0] * factor)
+        np.testing.assert_array_equal(plain, clipped)
+    clipped = p.copy()
+    Updater(SGD(1.0, clip_norm=0.4), clipped)(gradients[0] * 1e3)
+    assert np.linalg.norm(p - clipped) == pytest.approx(0.4, rel=1e-6)
+
+
+def test_a_nan_gradient_is_not_hidden_by_clipping():
+    p, gradients = start()
+    gradients[0, 3] = np.nan
+    Updater(SGD(0.1, clip_norm=0.4), p)(gradients[0])
+    assert np.isnan(p).all()
+
+
+def test_updaters_take_any_vector():
+    p, gradients = start(np.float32)
+    other = p.copy()
+    Updater(Adam(0.1), p)(gradients[0].astype(np.float64))
+    Updater(Adam(0.1), other)(list(gradients[0]))
+    assert p.tobytes() == other.tobytes()
+
+
+# Schedules
+
+
+@pytest.mark.parametrize(("schedule", "wanted"), SCHEDULES.values(), ids=SCHEDULES)
+def test_schedule_is_its_formula(schedule, wanted):
+    """With numbers, and in an update, where SGD shows the rate."""
+    p = np.zeros(1)
+    update = Updater(SGD(schedule), p)
+    for step in range(12):
+        assert schedule(step) == pytest.approx(wanted(step), abs=1e-15)
+        before = p[0]
+        update(np.ones(1))
+        assert before - p[0] == pytest.approx(wanted(step), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("schedule", ["exponential", "warmup-then"])
+def test_every_optimizer_takes_a_schedule(name, schedule):
+    optimizer = replace(OPTIMIZERS[name], learning_rate=SCHEDULES[schedule][0])
+    p, gradients = start()
+    wanted = reference(optimizer, p, gradients, rate=SCHEDULES[schedule][1])
+    update = Updater(optimizer, p)
+    for g in gradients:
+        update(g)
+    assert_close(p, wanted, 1e-11)
+
+
+def test_settings_that_are_equal_are_equal():
+    assert Adam(1e-3) == Adam(0.001) != AdamW(1e-3)
+    assert len({Adam(1e-3), Adam(1e-3), SGD(1e-3)}) == 2
+    assert "beta1=0.9" in repr(Adam(1e-3))

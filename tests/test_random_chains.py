@@ -1,0 +1,198 @@
+"""Random networks of random layers: central differences, poisoned scratch, and nesting that changes nothing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import assume, given, note, reject, settings
+from hypothesis import strategies as st
+
+import chains
+from chains import Chain, Dense, Dropout, Parallel, Reshape, Residual, Series, record
+from tests.harness import (
+    BACKENDS,
+    OPTIMIZERS,
+    Case,
+    Kink,
+    assert_close,
+    assert_same_bits,
+    central_difference,
+    run_program,
+)
+from tests.own import Boost, Double, DyUser
+from tests.test_gradients import arrays_of
+
+SMOOTH = ["tanh", "sigmoid", "identity", "gelu", "silu", "softplus", "mish", "sin"]
+backends = st.sampled_from(BACKENDS)
+
+
+def plain(draw, shape):
+    """A layer without parts, for an input of this shape."""
+    kind = draw(st.sampled_from(["Dense", "Dense", "Activation", "Scale", "Shift", "Dropout", "Softmax", "Reshape", "own"]))
+    if kind == "Dense":
+        bias = draw(st.booleans())
+        return Dense(shape[-1], draw(st.integers(1, 4)), draw(st.sampled_from(SMOOTH)), bias=bias)
+    if kind == "Activation":
+        return chains.Activation(draw(st.sampled_from(SMOOTH)))
+    if kind == "Dropout":
+        return Dropout(draw(st.sampled_from([0.0, 0.3, 0.7])))
+    if kind == "Softmax":
+        return draw(st.sampled_from([chains.Softmax(), chains.LogSoftmax()]))
+    if kind == "Reshape":
+        return draw(st.sampled_from([chains.Flatten(), Reshape(-1, 1), Reshape(1, -1), Reshape(*reversed(shape))]))
+    if kind == "own":
+        return draw(st.sampled_from([Double(), Boost(1.5), Boost(-0.5), DyUser()]))
+    return getattr(chains, kind)()
+
+
+def output_of(layer, shape):
+    return Chain(layer, input_shape=shape).output_shape
+
+
+def layer_for(draw, shape, depth):
+    """Any layer for an input of this shape, and the shape of its output."""
+    kind = draw(st.sampled_from(["plain", "plain", "plain", "series", "residual", "sum", "concatenate"]))
+    if kind == "plain" or depth == 0:
+        layer = plain(draw, shape)
+    elif kind == "series":
+        layer = Series(*layers_for(draw, shape, depth - 1))
+    elif kind == "residual":
+        layer = Residual(*keeping(draw, shape, depth - 1))
+    elif kind == "sum":
+        layer = Parallel(*(Series(*keeping(draw, shape, depth - 1)) for _ in range(draw(st.integers(1, 3)))), join="sum")
+    else:
+        branches = [Series(*keeping(draw, shape, depth - 1)) for _ in range(draw(st.integers(1, 3)))]
+        layer = Parallel(*branches, axis=draw(st.integers(-len(shape), len(shape) - 1)))
+    return layer, output_of(layer, shape)
+
+
+def layers_for(draw, shape, depth):
+    """Some layers one after another."""
+    layers = []
+    for _ in range(draw(st.integers(1, 3))):
+        layer, shape = layer_for(draw, shape, depth)
+        layers.append(layer)
+    return layers
+
+
+def keeping(draw, shape, depth):
+    """Some layers whose output has the input's shape."""
+    layers = layers_for(draw, shape, depth)
+    output = output_of(Series(*layers), shape)
+    if math.prod(output) != math.prod(shape):
+        layers += [chains.Flatten(), Dense(math.prod(output), math.prod(shape), draw(st.sampled_from(SMOOTH)))]
+    return [*layers, Reshape(*shape)]
+
+
+@st.composite
+def cases(draw):
+    shape = draw(st.sampled_from([(3,), (1,), (2, 2), (1, 3), (2, 1, 2)]))
+    layers = layers_for(draw, shape, depth=2)
+    penalty = draw(st.sampled_from([None, chains.L2Penalty(0.1)]))
+    net = Chain(*layers, input_shape=shape)
+    names = [entry.name for entry in net.layout]
+    frozen = tuple(draw(st.lists(st.sampled_from(names), unique=True, max_size=2))) if names else ()
+    return Case(
+        repr(net), None, tuple(layers), shape, weighted=draw(st.booleans()), frozen=frozen, penalty=penalty if names else None
+    )
+
+
+def small(net):
+    """Few enough numbers for a central difference each."""
+    return net.n_params + math.prod(net.input_shape) <= 120
+
+
+modes = st.sampled_from(["eval", "train"])
+batches = st.sampled_from([1, 2, 5])
+
+
+@settings(max_examples=40)
+@given(cases(), batches, modes, backends)
+def test_gradients_are_central_differences(case, batch, mode, name):
+    net, problem = case.net(name), case.problem(batch, seed=batch)
+    note(str(net.program(case.loss)))
+    assume(small(net))
+    rest = {"weights": problem.w, "penalty": case.penalty, "mode": mode, "seed": 5}
+    _, g = net.value_and_grad(problem.p, problem.x, problem.t, case.loss, **rest)
+    try:
+        wanted = central_difference(lambda p: net.value_and_grad(p, problem.x, problem.t, case.loss, **rest)[0], problem.p)
+    except Kink:
+        reject()
+    for frozen in case.frozen:
+        net.views(wanted)[frozen][...] = 0.0
+    assert_close(g, wanted, 3e-8)
+
+
+@settings(max_examples=40)
+@given(cases(), batches, modes, backends)
+def test_pullbacks_are_central_differences(case, batch, mode, name):
+    net, problem = case.net(name), case.problem(batch, seed=batch)
+    assume(small(net))
+    dp, dx = net.vjp(problem.p, problem.x, problem.dy, mode=mode, seed=5)
+
+    def total(p, x):
+        return float(np.sum(problem.dy * net(x, p, mode=mode, seed=5)))
+
+    try:
+        wanted_p = central_difference(lambda p: total(p, problem.x), problem.p)
+        wanted_x = central_difference(lambda x: total(problem.p, x), problem.x)
+    except Kink:
+        reject()
+    for frozen in case.frozen:
+        net.views(wanted_p)[frozen][...] = 0.0
+    assert_close(dp, wanted_p, 3e-8, "dp")
+    assert_close(dx, wanted_x, 3e-8, "dx")
+
+
+@settings(max_examples=60)
+@given(
+    cases(),
+    st.sampled_from([1, 2, 17]),
+    st.booleans(),
+    backends,
+    st.sampled_from(sorted(OPTIMIZERS)),
+    st.sampled_from(["f4", "f8"]),
+)
+def test_nothing_is_read_before_it_is_written(case, batch, training, name, optimizer, dtype):
+    network, problem, chosen = case.net().network, case.problem(batch), OPTIMIZERS[optimizer]
+    objective = record.Objective(case.loss, problem.t.shape[1:], case.weighted, case.penalty)
+    arrays = arrays_of(problem) | {"state": np.zeros(chosen.n_states * len(problem.p)), "step": np.zeros(())}
+    for program in (
+        record.gradient(network, objective, np.dtype(dtype), training), record.vjp(network, np.dtype(dtype), training),
+        record.forward(network, np.dtype(dtype), training), record.training_step(network, objective, chosen, np.dtype(dtype)),
+    ):  # fmt: skip
+        clean, poisoned = (run_program(program, name, batch, arrays, fill, runs=2) for fill in (0x00, 0xFF))
+        assert_same_bits(clean, poisoned)
+        assert all(np.isfinite(array).all() for array in clean.values())
+
+
+@settings(max_examples=40)
+@given(cases(), batches, backends)
+def test_float32_equals_float64(case, batch, name):
+    problem, net = case.problem(batch), case.net(name)
+    y, wanted = net(problem.x, problem.p.astype(np.float32)), case.net()(problem.x, problem.p)
+    assert_close(y, wanted, 1e-3)
+    value, g = net.value_and_grad(problem.p.astype(np.float32), problem.x, problem.t, case.loss, weights=problem.w)
+    wanted_value, wanted_g = case.net().value_and_grad(problem.p, problem.x, problem.t, case.loss, weights=problem.w)
+    assert_close(value, wanted_value, 1e-3)
+    assert_close(g, wanted_g, 1e-3)
+
+
+@settings(max_examples=40)
+@given(cases(), backends)
+def test_nesting_changes_nothing(case, name):
+    """A chain of chains has the layout, and the numbers, of one chain."""
+    problem, flat = case.problem(3), Chain(*case.layers, input_shape=case.input_shape, backend=name)
+    for k in range(len(case.layers) + 1):
+        nested = Chain(Series(*case.layers[:k]), Chain(*case.layers[k:], input_shape=_shape_after(case, k)),
+                       input_shape=case.input_shape, backend=name)  # fmt: skip
+        assert nested.n_params == flat.n_params
+        for mode in ("eval", "train"):
+            assert nested(problem.x, problem.p, mode=mode).tobytes() == flat(problem.x, problem.p, mode=mode).tobytes()
+            a, b = (net.vjp(problem.p, problem.x, problem.dy, mode=mode) for net in (nested, flat))
+            assert [array.tobytes() for array in a] == [array.tobytes() for array in b]
+
+
+def _shape_after(case, k):
+    return Chain(*case.layers[:k], input_shape=case.input_shape).output_shape
