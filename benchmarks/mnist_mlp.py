@@ -1,0 +1,145 @@
+"""Nielsen's network on MNIST: 784 -> 30 sigmoid -> 10 sigmoid, plain SGD in batches of 10, rate 3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from statistics import median
+
+import numpy as np
+
+import chains
+from benchmarks import chains_peer
+from benchmarks.chains_peer import native_criteria
+from benchmarks.dense import Problem, initial, outputs, value_and_grad
+from benchmarks.peers import Options, rows
+from benchmarks.timing import Contest, Criterion, Table
+
+SIZES = (784, 30, 10)
+BATCH = 10
+JUDGED_EPOCHS = (1, 2, 10)
+
+
+@cache
+def _data() -> tuple[np.ndarray, ...]:
+    """Training images and labels, test images and labels."""
+    from chains.data import load_mnist
+
+    (x, labels), (x_test, test_labels) = load_mnist()
+    return x[:50_000].reshape(-1, 784), labels[:50_000], x_test.reshape(-1, 784) / 255.0, test_labels
+
+
+def problem(samples: int, dtype: str, batch_size: int | None = BATCH, seed: int = 0) -> Problem:
+    """The first images, scaled to [0, 1], and their labels as one-hot vectors."""
+    x, labels, *_ = _data()
+    t = np.zeros((samples, 10), dtype)
+    t[np.arange(samples), labels[:samples]] = 1.0
+    scaled = x[:samples].astype(dtype) / np.array(255, dtype)
+    return Problem(
+        SIZES, "sigmoid", "sigmoid", "squared", "sgd", 3.0, scaled, t, initial(SIZES, "normal", seed, dtype), batch_size
+    )
+
+
+def accuracy(p: Problem, trained: np.ndarray) -> float:
+    """The share of the test images that are recognised."""
+    *_, x, labels = _data()
+    return float((outputs(p, trained, x).argmax(1) == labels).mean())
+
+
+def contests(options: Options) -> list[Contest]:
+    """A step of 10, then an epoch."""
+    return [_steps(problem(BATCH, options.dtype, None), options), _epochs(options)]
+
+
+def _steps(p: Problem, options: Options) -> Contest:
+    def criteria(table: Table) -> list[Criterion]:
+        text = "mnist_mlp: a step of chains numpy against NumPy by hand"
+        return [
+            *table.compare(text, table.best("chains numpy"), table.best("NumPy by hand"), "<= 1.25"),
+            *native_criteria(p, table, {"PyTorch": 35, "JAX jit": 10, "JAX scan": 7}, 0.55, "1 thread"),
+        ]
+
+    return Contest(
+        key="mnist_mlp_step",
+        title="mnist_mlp, one SGD step of 10",
+        unit="step",
+        contestants=rows("step", p, options),
+        judged="loss after 100 steps",
+        judge=lambda trained: value_and_grad(p, trained)[0],
+        check=100,
+        criteria=criteria,
+    )
+
+
+def _epochs(options: Options) -> Contest:
+    samples = 5_000 if options.quick else 50_000
+    p = problem(samples, options.dtype)
+    contestants = rows("epoch", p, options)
+    other = "float64" if options.dtype == "float32" else "float32"
+    p_other = problem(samples, other)
+    # chains and the script by hand in the other type too; the per-sample loop is in float64 anyway
+    own = [name for name in ("chains", "by_hand") if name in options.peers]
+    extra = rows("epoch", p_other, replace(options, peers=own))
+    place = next((k for k, c in enumerate(contestants) if not c.name.startswith(("chains", "NumPy by hand"))), len(contestants))
+    contestants[place:place] = extra
+
+    def criteria(table: Table) -> list[Criterion]:
+        mine, hand = table.best(f"chains numpy, {options.dtype}"), table.best(f"NumPy by hand, {options.dtype}")
+        fastest = table.best("chains")
+        torch = None if options.quick else table.best("PyTorch")  # its best mode is compiled, which --quick leaves out
+        epoch = "mnist_mlp: an epoch of"
+        return [
+            *table.compare(f"{epoch} chains numpy against NumPy by hand", mine, hand, "<= 1.25"),
+            *table.compare(f"{epoch} the per-sample loop against chains", table.best("NumPy per sample"), fastest, ">= 20"),
+            *table.compare(f"{epoch} PyTorch's best mode against chains", torch, fastest, ">= 3"),
+        ]
+
+    return Contest(
+        key="mnist_mlp_epoch",
+        title=f"mnist_mlp, one epoch of {samples // BATCH:,} steps with the shuffle" + ", a tenth" * options.quick,
+        unit="epoch",
+        contestants=contestants,
+        judged="accuracy after 1 epoch",
+        judge=lambda trained: accuracy(p, trained),
+        longest=5,
+        rounds=3 if options.quick else 5,
+        seconds=None if options.quick else 1.0,  # some epochs a turn for the fast: starting `train` is not what is timed
+        criteria=criteria,
+    )
+
+
+def accuracies(
+    dtype: str, backend: str, start: str, tick: Callable[[str], None], seeds: int = 5
+) -> tuple[str, list[Criterion]]:
+    """Test accuracy of chains after 1, 2, ... 10 epochs, for each seed: a table, and what was promised.
+
+    `start`: "N(0,1)" for the book's weights and biases, "default" for those of `Dense`.
+    """
+    p = problem(50_000, dtype)
+    net = chains_peer.network(p, backend)
+    loss, optimizer = chains_peer.settings(p)
+    runs: list[list[float]] = []  # (seeds, epochs)
+    for seed in range(seeds):
+        q = initial(SIZES, "normal", seed, dtype) if start == "N(0,1)" else net.init(seed, dtype)
+        run: list[float] = []
+
+        def judge(state: chains.TrainingState, run: list[float] = run) -> None:
+            run.append(accuracy(p, state.p))
+            tick(f"seed {len(runs)}, epoch {len(run)}")
+
+        chains.train(
+            net, q, p.x, p.t, loss, optimizer,
+            epochs=max(JUDGED_EPOCHS), batch_size=BATCH, seed=seed, progress=False, callbacks=[judge],
+        )  # fmt: skip
+        runs.append(run)
+    medians = [median(column) for column in zip(*runs, strict=True)]
+    name = f"chains {backend}, {dtype}, {start} start"
+    lines = [f"mnist_mlp, test accuracy, {name}", "  after epoch  " + "".join(f"  seed {k}" for k in range(seeds)) + "  median"]
+    for epoch in JUDGED_EPOCHS:
+        lines.append(f"  {epoch:11}  " + "".join(f"  {run[epoch - 1]:.4f}" for run in runs) + f"  {medians[epoch - 1]:.4f}")
+    criteria = [
+        Criterion(f"{name}: median accuracy after 2 epochs", medians[1], ">= 0.91"),
+        Criterion(f"{name}: best median accuracy within 10 epochs", max(medians), ">= 0.945"),
+    ]
+    return "\n".join([*lines, *(f"  {criterion}" for criterion in criteria)]), criteria
