@@ -1,0 +1,148 @@
+"""A small network learns the exponential of 2x2 matrices: first with Adam, then with BFGS from SciPy.
+
+It shows the whole of a session: the network as a table and as the operations it was recorded into, training
+with a progress bar, the same network handed to an optimiser that knows nothing of networks, and the losses
+of both. No data are downloaded. The task is the first example of SimpleChains.jl.
+
+    python examples/quickstart.py
+
+takes some ten seconds, most of them in BFGS's own products of n x n matrices for n parameters. SciPy is needed
+for BFGS and matplotlib for the plot; what is missing is left out. A few matrices with large exponentials
+rule the mean losses, so the table has the median error too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from chains import Adam, Chain, Dense, History, Objective, SquaredLoss, tanh, train
+
+
+def matrix_exponential(a: np.ndarray) -> np.ndarray:
+    """The exponentials of matrices, shape (..., n, n): SciPy's, or else scaling and squaring."""
+    try:
+        from scipy.linalg import expm
+    except ImportError:
+        # exp(a) = exp(a / 2^k)^(2^k), and for a small matrix a few terms of the Taylor series do.
+        largest = np.abs(a).sum(axis=-1).max(initial=1.0)
+        squarings = int(np.ceil(np.log2(largest))) + 1
+        a = a / 2.0**squarings
+        term = total = np.broadcast_to(np.eye(a.shape[-1]), a.shape)
+        for order in range(1, 16):
+            term = term @ a / order
+            total = total + term
+        for _ in range(squarings):
+            total = total @ total
+        return total
+    return expm(a)
+
+
+def make_data(samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Matrices of N(0, 1) numbers and their exponentials, each as rows of shape (samples, 4)."""
+    matrices = np.random.default_rng(seed).normal(size=(samples, 2, 2))
+    rows = (samples, 4)
+    return matrices.reshape(rows).astype(np.float32), matrix_exponential(matrices).reshape(rows).astype(np.float32)
+
+
+def polish(objective: Objective, p: np.ndarray, iterations: int) -> tuple[np.ndarray, list[float], list[float]] | None:
+    """Minimise with SciPy's BFGS from `p`. Returns the parameters, and the iterations' losses and seconds."""
+    try:
+        from scipy.optimize import minimize
+    except ImportError:
+        print("SciPy is not installed, so BFGS is left out: pip install scipy")
+        return None
+
+    losses, seconds = [], []
+    start = time.perf_counter()
+    with tqdm(total=iterations, unit="iteration", desc="BFGS", dynamic_ncols=True) as bar:
+
+        def watch(intermediate_result: Any) -> None:  # the name asks SciPy for the loss as well
+            losses.append(float(intermediate_result.fun))
+            seconds.append(time.perf_counter() - start)
+            bar.set_postfix(loss=f"{losses[-1]:.3e}", refresh=False)
+            bar.update()
+
+        result = minimize(objective, p, jac=True, method="BFGS", callback=watch, options={"maxiter": iterations})
+    return result.x, losses, seconds or [0.0]
+
+
+def plot(
+    path: str, history: History, losses: list[float], seconds: list[float], y: np.ndarray, t: np.ndarray
+) -> None:  # fmt: skip
+    """Save a figure: the loss over time, with Adam and BFGS, and the outputs `y` against the true exponentials `t`."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("matplotlib is not installed, so no plot is drawn: pip install matplotlib")
+        return
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.semilogy(history.seconds, history.loss, label="Adam")
+    if losses:
+        left.semilogy(history.seconds[-1] + np.array(seconds), losses, label="BFGS")
+    left.set(xlabel="seconds", ylabel="loss on the training data", title="Training")
+    left.legend()
+    for k, name in enumerate(["exp(A)[0, 0]", "exp(A)[0, 1]", "exp(A)[1, 0]", "exp(A)[1, 1]"]):
+        right.plot(t[:, k], y[:, k], ".", markersize=3, label=name)
+    limits = [t.min(), t.max()]
+    right.plot(limits, limits, color="black", linewidth=0.8)
+    right.set(xlabel="true", ylabel="predicted", title="Matrices not trained on")
+    right.set_xscale("symlog")
+    right.set_yscale("symlog")
+    right.legend()
+    figure.savefig(path, dpi=120)
+    print(f"Plot saved to {path}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Learn the exponential of 2x2 matrices.")
+    parser.add_argument("--samples", type=int, default=5000, help="matrices to train on, and as many to test on (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=300, help="epochs of Adam (%(default)s)")
+    parser.add_argument("--iterations", type=int, default=200, help="iterations of BFGS at most (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--plot", default="quickstart.png", help="file to save the plot to (%(default)s)")
+    options = parser.parse_args(arguments)
+
+    x, t = make_data(options.samples, 2 * options.seed)
+    x_test, t_test = make_data(options.samples, 2 * options.seed + 1)
+
+    # A network holds no parameters: they are one flat vector, which every call takes.
+    net = Chain(Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4))
+    loss = SquaredLoss()
+    p = net.init(seed=options.seed)
+    print(net.summary(), "\n")
+    print(net.program(loss), "\n")
+
+    def row(name: str, seconds: float) -> tuple[str, float, float, float, float]:
+        error = float(np.median(np.abs(net(x_test, p) - t_test)))
+        return name, net.loss(p, x, t, loss), net.loss(p, x_test, t_test, loss), error, seconds
+
+    # Adam updates p in place.
+    history = train(
+        net, p, x, t, loss, Adam(3e-3), epochs=options.epochs, batch_size=100, seed=options.seed, progress=True
+    )  # fmt: skip
+    rows = [row("Adam", history.seconds[-1])]
+
+    # BFGS sees a function of a vector. It computes in float64, whatever the type of p.
+    polished = polish(net.objective(x, t, loss), p, options.iterations)
+    losses: list[float] = []
+    seconds = [0.0]
+    if polished is not None:
+        p, losses, seconds = polished
+        rows.append(row("BFGS", seconds[-1]))
+
+    print(f"\n{'after':8}{'train loss':>14}{'test loss':>14}{'median error':>14}{'seconds':>10}")
+    for name, train_loss, test_loss, error, took in rows:
+        print(f"{name:8}{train_loss:14.3e}{test_loss:14.3e}{error:14.3e}{took:10.2f}")
+    print()
+    plot(options.plot, history, losses, seconds, net(x_test, p), t_test)
+
+
+if __name__ == "__main__":
+    main()
