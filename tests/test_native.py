@@ -238,6 +238,16 @@ def finished(process, timeout=60.0):
     return json.loads(out.strip().splitlines()[-1]) if out.strip() else None
 
 
+def all_finished(processes, timeout=60.0):
+    """What each of them printed last; none is left behind."""
+    try:
+        return [finished(process, timeout) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
 # 1. Elementary functions
 
 FUNCTIONS = sorted(vectormath.FUNCTIONS)
@@ -463,7 +473,7 @@ def guard_pages(kind, behind):
     programs["random"] = random_program(kind, (3,))
     programs |= {f"reductions {k}": program for k, program in enumerate(reductions(kind))}
     for name, program in programs.items():
-        for batch in (1, 5, 16, 33, 49, 101):
+        for batch in (1, 5, 33, 101):
             print(json.dumps([name, batch]), flush=True)
             arrays = random_arrays(program, batch)
             for threads in (1, 2):
@@ -472,8 +482,7 @@ def guard_pages(kind, behind):
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mprotect") if os.name == "posix" else True, reason="needs mprotect")
-@floats
-@pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])
+@pytest.mark.parametrize(("kind", "behind"), [("float32", True), ("float64", True), ("float32", False)])
 def test_guard_pages_are_not_touched(kind, behind):
     assert in_process("guard_pages", kind, behind) == "done"
 
@@ -500,7 +509,7 @@ def test_a_fence_that_is_touched_is_seen():
 
 # 3. Cases of the harness, on several threads
 
-CHOSEN = [*LAYERS, *LOSS_CASES[::2], *PENALTY_CASES[::3], *(case for case in CASES if case.name.startswith("own-"))]
+CHOSEN = [*LAYERS[::2], *LOSS_CASES[::4], *PENALTY_CASES[::5], *(case for case in CASES if case.name.startswith("own-"))]
 
 
 @pytest.mark.parametrize("case", CHOSEN, ids=str)
@@ -588,18 +597,14 @@ def test_a_maximum_keeps_nan_and_infinities(eager):
     np.testing.assert_array_equal(actual, wanted)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_maximum_over_the_batch(threads, eager):
-    """Threads' maxima must be compared, not added."""
+def test_a_maximum_over_the_batch_is_left_to_numpy():
+    """Tiles and threads add up their parts."""
     m = Maps("float32")
-    x = m.input("x", 5)
-    m.ops.max(m.output("y", 5, batched=False), x)
-    m.ops.map(m.output("z", 5), lambda x: x + 1.0, x)
+    m.ops.max(m.output("y", 5, batched=False), m.input("x", 5))
     program = m.program()
-    assert native(threads).bind(program, 10_000, {}).threads == threads
-    arrays = random_arrays(program, 10_000)
-    actual = run_on(native(threads), program, 10_000, arrays)["y"]
-    np.testing.assert_array_equal(actual, arrays["x"].max(axis=0))
+    with pytest.raises(UnsupportedOperationError, match="no maximum over the batch"):
+        native(2).prepare(program)
+    assert backend("auto").choose(program).name == "numpy"
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -899,7 +904,7 @@ def first_use():
 
 def test_the_first_use_from_several_python_threads():
     """Nothing that was made twice may be dropped while another thread runs it."""
-    assert [finished(process) for process in [in_process("first_use", popen=True) for _ in range(2)]] == ["done"] * 2
+    assert all_finished([in_process("first_use", popen=True) for _ in range(2)]) == ["done"] * 2
 
 
 def resident():
@@ -998,8 +1003,7 @@ def leave(how):
 def test_the_interpreter_exits_promptly():
     """Several times at once, since a crash at exit may be rare."""
     start = time.perf_counter()
-    for process in [in_process("leave", how, popen=True) for how in ("return", "parked", "busy", "busy", "late")]:
-        finished(process, 30.0)
+    all_finished([in_process("leave", how, popen=True) for how in ("return", "parked", "busy", "busy", "late")], 30.0)
     assert time.perf_counter() - start < 20.0
 
 
@@ -1307,7 +1311,7 @@ def compile_many(place, name):
 
 def test_two_processes_at_once(tmp_path):
     processes = [in_process("compile_many", str(tmp_path), f"process{k}", popen=True) for k in range(2)]
-    assert [finished(process) for process in processes] == ["done", "done"]
+    assert all_finished(processes) == ["done", "done"]
     names = [path.suffix for path in (tmp_path / "cache").iterdir()]
     assert set(names) == {".o"}
     assert len(names) == 12
@@ -1498,7 +1502,7 @@ def test_an_interrupt_is_heard(batch_size):
     assert json.loads(process.stdout.readline()) == "ready"
     start = time.perf_counter()
     process.send_signal(signal.SIGINT)
-    stopped, finite, steps, counted, epochs = finished(process, 20.0)
+    ((stopped, finite, steps, counted, epochs),) = all_finished([process], 20.0)
     assert time.perf_counter() - start < 3.0  # leaving the interpreter included
     assert "interrupted" in stopped
     assert finite

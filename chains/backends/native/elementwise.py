@@ -240,6 +240,8 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
     f = frame.f
     (out,), (a,) = operation.outs, operation.ins
     maximum = operation.kind == "max"
+    if maximum and operation.sums_over_batch:  # tiles and threads add up their parts
+        raise UnsupportedOperationError(f"backend 'native' has no maximum over the batch: `{operation}`")
     axes = axes_of(a.shape, (out, a))
     kept = [axis for axis in axes if axis.strides[0]]
     reduced = [axis for axis in axes if not axis.strides[0]]

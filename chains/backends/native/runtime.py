@@ -297,12 +297,21 @@ end:
 declare double @llvm.fabs.f64(double)
 """
 
+_making = {"once": threading.Lock()}
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _making.update(once=threading.Lock()))
+
 SOURCES = {"float32": "f32", "float64": "f64", "uint8": "u8", "int64": "i64"}
 
 
-@cache
 def runtime() -> Code:
     """The machine code of this module, made once a process."""
+    with _making["once"]:  # a second one, made at the same time and dropped, would take its code along
+        return _runtime()
+
+
+@cache
+def _runtime() -> Code:
     pairs = [(source, target) for source in SOURCES.values() for target in ("f32", "f64")]
     gathers = "".join(_gather(source, target) for source, target in pairs)
     names = ["worker", "parallel", "steps", *(f"gather_{source}_{target}" for source, target in pairs)]
@@ -341,9 +350,14 @@ class Pool:
 
 
 @cache
+def _pool() -> Pool:
+    return Pool()
+
+
 def pool() -> Pool:
     """The workers of this process."""
-    return Pool()
+    with _making["once"]:
+        return _pool()
 
 
 def default_threads() -> int:
