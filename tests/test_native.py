@@ -1049,35 +1049,6 @@ def test_fork_in_the_middle():
     assert in_process("forks", 12) == "done"
 
 
-def fork_while_compiling():
-    """Fork while another thread compiles; the children compile too."""
-    stop = threading.Event()
-
-    def compile_all():
-        k = 0
-        while not stop.is_set():
-            k += 1
-            native().prepare(map_program("float32", lambda x, k=k: expr.exp(x) * k))
-
-    thread = threading.Thread(target=compile_all)
-    thread.start()
-    try:
-        for k in range(12):
-            time.sleep(0.013)
-            pid = os.fork()
-            if pid == 0:
-                signal.alarm(10)  # ends a child that hangs
-                program = map_program("float32", lambda x, k=k: expr.tanh(x) + k)
-                run_on(native(), program, 3, random_arrays(program, 3))
-                os._exit(0)
-            status = os.waitpid(pid, 0)[1]
-            assert status == 0, f"the child of round {k} hung or failed: {status}"
-    finally:
-        stop.set()
-        thread.join()
-    print(json.dumps("done"))
-
-
 # 6. Instruction sets and settings
 
 
