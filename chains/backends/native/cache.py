@@ -49,7 +49,8 @@ def load(name: str) -> bytes | None:
     path = place / f"{name}.o"
     try:
         data = path.read_bytes()
-        os.utime(path)  # used now
+        with contextlib.suppress(OSError):  # a folder that may only be read
+            os.utime(path)  # used now
     except (OSError, ValueError):
         return None
     head = len(_MAGIC) + 32

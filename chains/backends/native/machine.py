@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import count
 from threading import Lock
+from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -17,6 +18,13 @@ from chains.backends.native.target import Processor
 _locks = {"linking": Lock()}
 if hasattr(os, "register_at_fork"):  # another thread may have held it
     os.register_at_fork(after_in_child=lambda: _locks.update(linking=Lock()))
+    _llvm: Any = getattr(llvm.ffi.lib, "_lock", None)  # llvmlite's own: a fork waits until no thread is inside LLVM
+    if _llvm is not None:
+        os.register_at_fork(
+            before=_llvm.__enter__,
+            after_in_parent=lambda: _llvm.__exit__(None, None, None),
+            after_in_child=lambda: _llvm.__exit__(None, None, None),
+        )
 _numbers = count()
 
 
