@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from chains.expr import Formula
 from chains.view import View, concrete
+from chains.window import Window
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,10 @@ class Operation:
         """Whether the results are sums over the samples, so that tiles of the batch add up to them."""
         return any(view.batched for view in self.ins) and not any(view.batched for view in self.outs)
 
+    def flops(self, batch: int) -> int:
+        """Multiplications and additions of products and convolutions at a batch size; 0 for other operations."""
+        return 0
+
     def __str__(self) -> str:
         return f"{self._left} = {self.name}({', '.join(map(str, self.ins))})"
 
@@ -44,7 +50,6 @@ class MatMul(Operation):
     accumulate: bool = False
 
     def flops(self, batch: int) -> int:
-        """Multiplications and additions at a batch size."""
         (m, k), (_, n) = (concrete(view.shape, batch) for view in self.ins)
         return 2 * m * k * n
 
@@ -71,6 +76,98 @@ class Reduce(Operation):
     @property
     def name(self) -> str:
         return self.kind
+
+
+@dataclass(frozen=True)
+class _Convolution(Operation):
+    """What the convolution and its two gradients share. Images are (batch, channels, height, width), kernels
+    (outputs, channels / groups, *window.size); there is no flip, as in all networks. Output channel o reads the input
+    channels of its group only.
+    """
+
+    window: Window
+    groups: int = 1
+
+    @property
+    def _images(self) -> tuple[View, View]:
+        """The views of the input and of the output image, or of their gradients."""
+        raise NotImplementedError
+
+    def flops(self, batch: int) -> int:
+        (_, channels, *_), (_, *output) = (concrete(view.shape, 1) for view in self._images)
+        return 2 * batch * math.prod(output) * channels // self.groups * self.window.area
+
+    def __str__(self) -> str:
+        groups = f", {self.groups} groups" if self.groups > 1 else ""
+        return f"{self._left} = {self.name}({', '.join(map(str, self.ins))}; {self.window}{groups})"
+
+
+@dataclass(frozen=True)
+class Convolve(_Convolution):
+    """y = the convolution of x with the kernels w, for the operands (x, w)."""
+
+    @property
+    def _images(self) -> tuple[View, View]:
+        return self.ins[0], self.outs[0]
+
+
+@dataclass(frozen=True)
+class ConvolveInput(_Convolution):
+    """dx = the gradient of `Convolve` with respect to x, for the operands (dy, w): the transposed convolution of dy."""
+
+    @property
+    def name(self) -> str:
+        return "convolve_input"
+
+    @property
+    def _images(self) -> tuple[View, View]:
+        return self.outs[0], self.ins[0]
+
+
+@dataclass(frozen=True)
+class ConvolveWeight(_Convolution):
+    """dw = the gradient of `Convolve` with respect to w, summed over the samples, for the operands (x, dy)."""
+
+    @property
+    def name(self) -> str:
+        return "convolve_weight"
+
+    @property
+    def _images(self) -> tuple[View, View]:
+        return self.ins[0], self.ins[1]
+
+
+@dataclass(frozen=True)
+class Pool(Operation):
+    """y = the "max" or the "mean" of each window of the operand x, channel by channel.
+
+    Padding is never the largest. A mean divides by the size of the window, or, without `count_padding`, by the
+    number of its entries that are no padding.
+    """
+
+    kind: str
+    window: Window
+    count_padding: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}_pool"
+
+    def __str__(self) -> str:
+        return f"{self._left} = {self.name}({', '.join(map(str, self.ins))}; {self.window})"
+
+
+@dataclass(frozen=True)
+class PoolInput(Pool):
+    """dx = the gradient of `Pool` with respect to x, for the operands (dy, x, y) of "max" and (dy,) of "mean".
+
+    Of several largest entries of a window the first, row by row, takes the gradient, as in PyTorch. A window of which no
+    entry equals y passes none on.
+    """
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}_pool_input"
 
 
 @dataclass(frozen=True)

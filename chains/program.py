@@ -18,10 +18,26 @@ from typing import Any
 import numpy as np
 
 from chains.expr import trace
-from chains.operations import Copy, Fill, Gather, Map, MatMul, Operation, Random, Reduce, ScatterAdd
+from chains.operations import (
+    Convolve,
+    ConvolveInput,
+    ConvolveWeight,
+    Copy,
+    Fill,
+    Gather,
+    Map,
+    MatMul,
+    Operation,
+    Pool,
+    PoolInput,
+    Random,
+    Reduce,
+    ScatterAdd,
+)
 from chains.scratch import Lifetime, Plan, plan
 from chains.simplify import simplified
 from chains.view import Batch, Buffer, Shape, View, c_strides
+from chains.window import Window
 
 
 class Recorder:
@@ -115,6 +131,34 @@ class Recorder:
         _check_broadcast(kind, out, a)
         self._record(Reduce((out,), (a,), kind, label=self._label))
 
+    def convolve(self, y: View, x: View, w: View, window: Window, *, groups: int = 1) -> None:
+        """y = the convolution of the images x with the kernels w (see `chains.operations.Convolve`)."""
+        _check_convolution("convolve", x, w, y, window, groups)
+        self._record(Convolve((y,), (x, w), window, groups, label=self._label))
+
+    def convolve_input(self, dx: View, dy: View, w: View, window: Window, *, groups: int = 1) -> None:
+        """dx = the gradient of `convolve` with respect to x, given that with respect to y."""
+        _check_convolution("convolve_input", dx, w, dy, window, groups)
+        self._record(ConvolveInput((dx,), (dy, w), window, groups, label=self._label))
+
+    def convolve_weight(self, dw: View, x: View, dy: View, window: Window, *, groups: int = 1) -> None:
+        """dw = the gradient of `convolve` with respect to w, given that with respect to y."""
+        _check_convolution("convolve_weight", x, dw, dy, window, groups)
+        self._record(ConvolveWeight((dw,), (x, dy), window, groups, label=self._label))
+
+    def pool(self, kind: str, y: View, x: View, window: Window, *, count_padding: bool = True) -> None:
+        """y = the "max" or "mean" of each window of x (see `chains.operations.Pool`)."""
+        _check_pool(kind, x, y, window)
+        self._record(Pool((y,), (x,), kind, window, count_padding, label=self._label))
+
+    def pool_input(
+        self, kind: str, dx: View, dy: View, x: View, y: View, window: Window, *, count_padding: bool = True
+    ) -> None:
+        """dx = the gradient of `pool` with respect to x, given that with respect to y."""
+        _check_pool(kind, x, y, window)
+        ins = (dy, x, y) if kind == "max" else (dy,)
+        self._record(PoolInput((dx,), ins, kind, window, count_padding, label=self._label))
+
     def gather(self, out: View, table: View, index: View) -> None:
         """out[i] = table[index[i]]."""
         self._record(Gather((out,), (table, index), label=self._label))
@@ -157,6 +201,24 @@ def _check_broadcast(name: str, small: View, large: View) -> None:
         raise ValueError(f"{name}: {small} does not broadcast to {large}")
 
 
+def _check_convolution(name: str, x: View, w: View, y: View, window: Window, groups: int) -> None:
+    """Raise unless images, kernels and window fit together."""
+    fits = x.ndim == y.ndim == w.ndim == 4 and x.batched and y.batched
+    if fits:
+        (channels, *inputs), (outputs, *positions) = x.sample_shape, y.sample_shape
+        fits = w.shape == (outputs, channels // groups, *window.size) and channels % groups == outputs % groups == 0
+        fits = fits and window.outputs((inputs[0], inputs[1])) == tuple(positions)
+    if not fits:
+        raise ValueError(f"{name}: images {x.text} and {y.text} do not fit kernels {w.text}, window {window}, {groups} groups")
+
+
+def _check_pool(kind: str, x: View, y: View, window: Window) -> None:
+    """Raise unless images and window fit together."""
+    fits = kind in ("max", "mean") and x.ndim == y.ndim == 4 and x.batched and x.shape[:2] == y.shape[:2]
+    if not fits or window.outputs((x.sample_shape[1], x.sample_shape[2])) != y.sample_shape[1:]:
+        raise ValueError(f"{kind} pool: images {x.text} and {y.text} do not fit the window {window}")
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """Operations in order, the buffers they use, and where the scratch buffers lie.
@@ -194,8 +256,8 @@ class Program:
         return used
 
     def flops(self, batch: int = 1) -> int:
-        """Floating-point operations of the matrix products, a multiply-add counted as two."""
-        return sum(operation.flops(batch) for operation in self.operations if isinstance(operation, MatMul))
+        """Floating-point operations of the matrix products and convolutions, a multiply-add counted as two."""
+        return sum(operation.flops(batch) for operation in self.operations)
 
     def __str__(self) -> str:
         counts = Counter(operation.name for operation in self.operations)

@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = [
     ["scalar"],
     ["expr", "initializers"],
-    ["params", "view"],
+    ["params", "view", "window"],
     ["operations", "scratch"],
     ["simplify"],
     ["program"],

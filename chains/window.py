@@ -1,0 +1,55 @@
+"""Windows that slide over the last two axes of images: what convolutions and pools have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The size of a window and how it moves; each a pair, for rows and for columns.
+
+    Entry `k` of the window at output position `o` lies at input position ``o * stride + k * dilation - padding[0]``;
+    positions outside of the input are padding, `padding[0]` of them in front of the input and `padding[1]` behind it.
+    """
+
+    size: Pair
+    stride: Pair = (1, 1)
+    padding: tuple[Pair, Pair] = ((0, 0), (0, 0))
+    dilation: Pair = (1, 1)
+
+    def outputs(self, inputs: Pair) -> Pair:
+        """How many positions the window takes over an input of this height and width; not positive where it is too large."""
+        rows, columns = ((inputs[k] + sum(self.padding[k]) - self.span[k]) // self.stride[k] + 1 for k in range(2))
+        return rows, columns
+
+    @cached_property
+    def span(self) -> Pair:
+        """The distance from the first entry of the window to the last, both included."""
+        rows, columns = ((self.size[k] - 1) * self.dilation[k] + 1 for k in range(2))
+        return rows, columns
+
+    @property
+    def area(self) -> int:
+        """Entries of the window."""
+        return self.size[0] * self.size[1]
+
+    @property
+    def padded(self) -> bool:
+        return self.padding != ((0, 0), (0, 0))
+
+    def __str__(self) -> str:
+        parts = [f"{self.size[0]}x{self.size[1]}"]
+        parts += [f"stride {_pair(self.stride)}"] if self.stride != (1, 1) else []
+        if self.padded:
+            even = all(before == after for before, after in self.padding)
+            parts.append(f"padding {_pair((self.padding[0][0], self.padding[1][0])) if even else self.padding}")
+        parts += [f"dilation {_pair(self.dilation)}"] if self.dilation != (1, 1) else []
+        return ", ".join(parts)
+
+
+def _pair(pair: Pair) -> str:
+    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}x{pair[1]}"
