@@ -104,11 +104,12 @@ class MemoryPlan:
         tiles = -(-batch // compiled.tile)
         self.threads = max(1, min(threads, tiles, native.work * batch // THREADED_WORK))
         self.tile = compiled.tile
-        if self.threads > 1:  # as even as possible, in whole blocks of rows
+        if self.threads > 1 and not compiled.laned:  # as even as possible, in whole blocks of rows
             self.tile = min(self.tile, -(-batch // (self.threads * BLOCK)) * BLOCK)
         self.nbytes = 0
+        samples = {True: tiles * compiled.tile, False: batch}  # laned buffers hold whole tiles
         self.shared = {
-            buffer: self._reserve(buffer.nbytes * (batch if buffer.batched else 1))
+            buffer: self._reserve(buffer.nbytes * (samples[buffer in compiled.laned] if buffer.batched else 1))
             for buffer in compiled.table
             if buffer.role == "scratch"
         }

@@ -11,20 +11,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from chains.backends.base import UnsupportedOperationError
+from chains.backends.native.correlate import lower_convolve, lower_convolve_weight
 from chains.backends.native.driver import Runs, write_driver
 from chains.backends.native.elementwise import Frame, lower_copy, lower_fill, lower_map, lower_random, lower_reduce
 from chains.backends.native.emit import I64, PTR, Function, Module, Type, Value, integer
+from chains.backends.native.images import lower_laned, lower_pool, lower_relayout
+from chains.backends.native.layout import Relayout, arrange
 from chains.backends.native.matmul import Kernel, kernel_of, lower_matmul, needs_packing
 from chains.backends.native.packing import pack, packed_columns
 from chains.backends.native.segments import Segment, Step, crossing, segments_of
 from chains.backends.native.target import Processor
-from chains.operations import Copy, Fill, Map, MatMul, Random, Reduce
+from chains.operations import Convolve, ConvolveInput, ConvolveWeight, Copy, Fill, Map, MatMul, Pool, Random, Reduce
 from chains.program import Program
 from chains.scratch import Lifetime, Plan, plan
 from chains.view import Buffer, View
 
 TILE_BYTES = 16 << 10  # scratch of a tile: half of a first-level cache
-ROWS = 48  # tiles are multiples of this, which the kernels' blocks of rows divide
+ROWS = 48  # tiles are multiples of this, which the kernels' blocks of rows divide; tiles with images are one vector of samples
+SUPPORTED = (MatMul, Map, Reduce, Copy, Fill, Random, Convolve, ConvolveInput, ConvolveWeight, Pool)
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Compiled:
     text: str
     table: tuple[Buffer, ...]  # the buffers in the order of the table of addresses
     whole: frozenset[Buffer]  # batched scratch buffers that hold the whole batch
+    laned: frozenset[Buffer]  # those laid out in lanes; where there are any, tiles have one size
     tile: int  # samples
     tile_bytes: int  # scratch of one tile
     sums: tuple[Buffer, ...]  # the buffers that hold sums over samples: each thread has its own
@@ -42,14 +47,15 @@ class Compiled:
 class Compiler:
     def __init__(self, program: Program, processor: Processor) -> None:
         for operation in program.operations:
-            if not isinstance(operation, (MatMul, Map, Reduce, Copy, Fill, Random)):
+            if not isinstance(operation, SUPPORTED):
                 raise UnsupportedOperationError(
                     f"backend 'native' cannot run the operation `{operation.name}` of {operation.label}"
                 )
         self.program = program
         self.processor = processor
         self.lanes = processor.lanes(program.dtype.itemsize)
-        self.segments = segments_of(program.operations, self.lanes)
+        self.operations, self.laned = arrange(program.operations, self.lanes)
+        self.segments = segments_of(self.operations, self.lanes)
         self.whole = crossing(self.segments)
         self.module = Module()
         self.packed: dict[int, tuple[Kernel, View]] = {}
@@ -62,7 +68,7 @@ class Compiler:
         self.tile_plan = self._plan()
         self.table = self._table()
         per_sample = max(1, self.tile_plan.bytes_per_sample)
-        self.tile = max(ROWS, min(1024, TILE_BYTES // per_sample // ROWS * ROWS))
+        self.tile = self.lanes if self.laned else max(ROWS, min(1024, TILE_BYTES // per_sample // ROWS * ROWS))
 
     def compiled(self) -> Compiled:
         sums: list[Runs] = []
@@ -80,6 +86,7 @@ class Compiler:
             self.module.text(),
             self.table,
             frozenset(self.whole),
+            frozenset(self.laned),
             self.tile,
             nbytes,
             self.sums,
@@ -126,7 +133,7 @@ class Compiler:
 
     def _table(self) -> tuple[Buffer, ...]:
         buffers = dict.fromkeys(self.program.buffers.values())
-        for operation in self.program.operations:
+        for operation in self.operations:
             buffers |= dict.fromkeys(view.buffer for view in operation.views if view.buffer not in self.tile_plan.batched)
         buffers |= dict.fromkeys(view.buffer for _, view in self.packed.values())
         return tuple(buffers)
@@ -199,6 +206,16 @@ class Compiler:
             operation = step.operation
             if isinstance(operation, MatMul):
                 lower_matmul(frame, self.kernels[id(step)])
+            elif isinstance(operation, (Convolve, ConvolveInput)):
+                lower_convolve(frame, operation, step.maps)
+            elif isinstance(operation, ConvolveWeight):
+                lower_convolve_weight(frame, operation)
+            elif isinstance(operation, Pool):
+                lower_pool(frame, operation)
+            elif isinstance(operation, Relayout):
+                lower_relayout(frame, operation, operation.outs[0].buffer in self.tile_plan.batched)
+            elif any(view.buffer in self.laned for view in operation.views):
+                lower_laned(frame, operation)
             elif isinstance(operation, Map):
                 lower_map(frame, operation)
             elif isinstance(operation, Reduce):

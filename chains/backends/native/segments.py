@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from chains.backends.native.correlate import fusible_image_map
 from chains.backends.native.matmul import fusible
-from chains.operations import Map, MatMul, Operation
+from chains.operations import Convolve, ConvolveInput, Map, MatMul, Operation
 from chains.view import Buffer, View
 
 
@@ -53,13 +54,16 @@ def segments_of(operations: Sequence[Operation], lanes: int) -> list[Segment]:
 
 
 def _fuse(steps: list[Step], operation: Operation, lanes: int) -> bool:
-    if not steps or not isinstance(operation, Map) or not isinstance(steps[-1].operation, MatMul):
+    if not steps or not isinstance(operation, Map):
         return False
     product, maps = steps[-1].operation, steps[-1].maps
-    if not fusible(product, maps, operation, lanes):
-        return False
-    maps.append(operation)
-    return True
+    if isinstance(product, MatMul):
+        fits = fusible(product, maps, operation, lanes)
+    else:
+        fits = isinstance(product, (Convolve, ConvolveInput)) and fusible_image_map(product, maps, operation)
+    if fits:
+        maps.append(operation)
+    return fits
 
 
 def _must_wait(segment: Segment, operation: Operation) -> bool:
