@@ -30,12 +30,17 @@ from chains.history import History
 from chains.initializers import Constant, Normal, Uniform, VarianceScaling
 from chains.layers import (
     Activation,
+    AvgPool,
+    Conv,
+    ConvTranspose,
     Declaration,
     Dense,
     Dropout,
     Flatten,
+    GlobalAvgPool,
     Layer,
     LogSoftmax,
+    MaxPool,
     Parallel,
     Reshape,
     Residual,

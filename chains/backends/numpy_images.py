@@ -1,0 +1,279 @@
+"""Convolutions and pools for the NumPy backend.
+
+A convolution is a product of matrices: the kernels, a row for each output channel, times the patches of the images,
+a column for each sample and position of the window. Patches are many times larger than the images, so they are made
+for a few samples at a time, in a workspace that all operations of a program share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from chains.operations import Convolve, ConvolveInput, ConvolveWeight, Operation, Pool, PoolInput
+from chains.scratch import ALIGNMENT
+from chains.view import View
+from chains.window import Window
+
+if TYPE_CHECKING:
+    from chains.backends.numpy import NumpyBinding
+
+Call = Callable[[], Any]
+Shape = tuple[int, ...]
+
+# The workspace is as large as this allows, or as one sample demands.
+WORKSPACE_BYTES = 1 << 20
+
+
+class Workspace:
+    """Which arrays an operation needs beside its own, for how many samples at a time, and where they lie."""
+
+    def __init__(self, operation: Operation, batch: int) -> None:
+        self.batch = batch
+        self._shapes = {name: (shape, np.dtype(dtype)) for name, (shape, dtype) in _wanted(operation).items()}
+        each = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._shapes.values())
+        self._samples = min(batch, max(1, WORKSPACE_BYTES // each)) if each else batch
+        self._offsets, self.nbytes = {}, 0
+        for name, (shape, dtype) in self._shapes.items():
+            self._offsets[name] = self.nbytes
+            self.nbytes += -(-self._samples * math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+
+    def tiles(self) -> Iterator[slice]:
+        """The batch in parts."""
+        for start in range(0, self.batch, self._samples):
+            yield slice(start, min(start + self._samples, self.batch))
+
+    def array(self, binding: NumpyBinding, name: str, tile: slice, axis: int = 0) -> np.ndarray:
+        """The array `name` for the samples of a tile, their axis being `axis`."""
+        shape, dtype = self._shapes[name]
+        shape = (*shape[:axis], tile.stop - tile.start, *shape[axis:])
+        return np.ndarray(shape, dtype, binding.workspace, self._offsets[name])
+
+
+def workspace_bytes(operation: Operation, batch: int) -> int:
+    """How much of the workspace an operation uses."""
+    return Workspace(operation, batch).nbytes
+
+
+def _wanted(operation: Operation) -> dict[str, tuple[Shape, Any]]:
+    """The arrays an operation needs beside its own: shape for one sample, and type."""
+    if isinstance(operation, (Convolve, ConvolveInput, ConvolveWeight)) and not _is_plain_product(operation):
+        images, output = _images(operation)
+        (channels, height, width), (outputs, *positions) = images.sample_shape, output.sample_shape
+        window, dtype = operation.window, images.dtype
+        padded = (channels, height + sum(window.padding[0]), width + sum(window.padding[1]))
+        wanted = {"patches": ((channels, *window.size, *positions), dtype), "rows": ((outputs, *positions), dtype)}
+        return wanted | ({"padded": (padded, dtype)} if window.padded else {})
+    if isinstance(operation, PoolInput) and operation.kind == "max":
+        shape = operation.ins[0].sample_shape
+        return {"open": (shape, np.bool_), "chosen": (shape, np.bool_)}
+    if isinstance(operation, PoolInput) and not operation.count_padding:
+        return {"share": (operation.ins[0].sample_shape, operation.ins[0].dtype)}
+    return {}
+
+
+def _images(operation: Convolve | ConvolveInput | ConvolveWeight) -> tuple[View, View]:
+    """The views of the convolved images and of the result, or of their gradients."""
+    if isinstance(operation, ConvolveWeight):
+        return operation.ins[0], operation.ins[1]
+    x, y = operation.ins[0], operation.outs[0]
+    return (x, y) if isinstance(operation, Convolve) else (y, x)
+
+
+def _is_plain_product(operation: Operation) -> bool:
+    """Whether the images are their own patches, and lie so that BLAS takes them."""
+    if not isinstance(operation, (Convolve, ConvolveInput)):
+        return False
+    window = operation.window
+    plain = window.size == window.stride == (1, 1) and not window.padded
+    return plain and all(view.contiguous for view in operation.views)
+
+
+# Convolutions
+
+
+def convolve(binding: NumpyBinding, operation: Convolve) -> list[Call]:
+    x, w, y = (binding.array(view) for view in (*operation.ins, *operation.outs))
+    if _is_plain_product(operation):
+        return [partial(np.matmul, _kernels(w, operation.groups), _grouped(x, operation), _grouped(y, operation))]
+    calls: list[Call] = []
+    w = _kernels(_packed(binding, w, calls), operation.groups)
+    workspace = Workspace(operation, binding.batch)
+    for tile in workspace.tiles():
+        patches, rows = (workspace.array(binding, name, tile, axis) for name, axis in (("patches", 3), ("rows", 1)))
+        calls += _fill_patches(binding, workspace, operation.window, x, patches, tile)
+        calls.append(partial(np.matmul, w, _columns(patches, w.shape[2], operation), _columns(rows, w.shape[1], operation)))
+        calls.append(partial(np.copyto, y[tile].swapaxes(0, 1), rows))
+    return calls
+
+
+def convolve_input(binding: NumpyBinding, operation: ConvolveInput) -> list[Call]:
+    dy, w, dx = (binding.array(view) for view in (*operation.ins, *operation.outs))
+    if _is_plain_product(operation):
+        transposed = _kernels(w, operation.groups).swapaxes(1, 2)
+        return [partial(np.matmul, transposed, _grouped(dy, operation), _grouped(dx, operation))]
+    calls: list[Call] = []
+    w = _kernels(_packed(binding, w, calls), operation.groups)
+    workspace, window = Workspace(operation, binding.batch), operation.window
+    for tile in workspace.tiles():
+        patches, rows = (workspace.array(binding, name, tile, axis) for name, axis in (("patches", 3), ("rows", 1)))
+        images = workspace.array(binding, "padded", tile) if window.padded else dx[tile]
+        calls.append(partial(np.copyto, rows, dy[tile].swapaxes(0, 1)))
+        calls.append(
+            partial(
+                np.matmul, w.swapaxes(1, 2), _columns(rows, w.shape[1], operation), _columns(patches, w.shape[2], operation)
+            )
+        )
+        calls.append(partial(images.fill, 0.0))
+        windows = _windows(images, window, patches.shape[4:])
+        for row, column in np.ndindex(window.size):
+            entry, part = windows[:, row, column], patches[:, row, column]
+            calls.append(partial(np.add, entry, part, entry))
+        if window.padded:
+            calls.append(partial(np.copyto, dx[tile], _interior(images, window, dx.shape)))
+    return calls
+
+
+def convolve_weight(binding: NumpyBinding, operation: ConvolveWeight) -> list[Call]:
+    x, dy, dw = (binding.array(view) for view in (*operation.ins, *operation.outs))
+    total = dw if dw.flags.c_contiguous else binding.temporary(dw.shape, dw.dtype, 1)
+    part = binding.temporary(dw.shape, dw.dtype)
+    workspace = Workspace(operation, binding.batch)
+    calls: list[Call] = []
+    for tile in workspace.tiles():
+        patches, rows = (workspace.array(binding, name, tile, axis) for name, axis in (("patches", 3), ("rows", 1)))
+        calls += _fill_patches(binding, workspace, operation.window, x, patches, tile)
+        calls.append(partial(np.copyto, rows, dy[tile].swapaxes(0, 1)))
+        product = _kernels(part if tile.start else total, operation.groups)
+        transposed = _columns(patches, product.shape[2], operation).swapaxes(1, 2)
+        calls.append(partial(np.matmul, _columns(rows, product.shape[1], operation), transposed, product))
+        if tile.start:
+            calls.append(partial(np.add, total, part, total))
+    return calls if total is dw else [*calls, partial(np.copyto, dw, total)]
+
+
+def _kernels(w: np.ndarray, groups: int) -> np.ndarray:
+    """The kernels as (groups, outputs of a group, entries of a patch)."""
+    return w.reshape(groups, len(w) // groups, -1)
+
+
+def _grouped(images: np.ndarray, operation: Convolve | ConvolveInput) -> np.ndarray:
+    """Images as (batch, groups, channels of a group, positions)."""
+    batch, channels, height, width = images.shape
+    return images.reshape(batch, operation.groups, channels // operation.groups, height * width)
+
+
+def _columns(array: np.ndarray, rows: int, operation: Convolve | ConvolveInput | ConvolveWeight) -> np.ndarray:
+    """Patches or results as (groups, rows of a group, samples and positions)."""
+    return array.reshape(operation.groups, rows, -1)
+
+
+def _packed(binding: NumpyBinding, array: np.ndarray, calls: list[Call]) -> np.ndarray:
+    if array.flags.c_contiguous:
+        return array
+    packed = binding.temporary(array.shape, array.dtype)
+    calls.append(partial(np.copyto, packed, array))
+    return packed
+
+
+def _fill_patches(
+    binding: NumpyBinding, workspace: Workspace, window: Window, x: np.ndarray, patches: np.ndarray, tile: slice
+) -> list[Call]:
+    images, calls = x[tile], []
+    if window.padded:
+        images = workspace.array(binding, "padded", tile)
+        calls = [] if tile.start else [partial(images.fill, 0.0)]  # later tiles find the border still there
+        calls.append(partial(np.copyto, _interior(images, window, x.shape), x[tile]))
+    return [*calls, partial(np.copyto, patches, _windows(images, window, patches.shape[4:]))]
+
+
+def _windows(images: np.ndarray, window: Window, positions: Shape) -> np.ndarray:
+    """Padded images seen as patches: (channels, *entries, samples, *positions)."""
+    (samples, channels), (along, across, *steps) = images.shape[:2], images.strides
+    entries = tuple(step * window.dilation[k] for k, step in enumerate(steps))
+    moves = tuple(step * window.stride[k] for k, step in enumerate(steps))
+    shape, strides = (channels, *window.size, samples, *positions), (across, *entries, along, *moves)
+    return np.lib.stride_tricks.as_strided(images, shape, strides)
+
+
+def _interior(padded: np.ndarray, window: Window, shape: Shape) -> np.ndarray:
+    """The part of padded images that is no padding."""
+    (top, _), (left, _) = window.padding
+    return padded[:, :, top : top + shape[2], left : left + shape[3]]
+
+
+# Pools
+
+
+def pool(binding: NumpyBinding, operation: Pool) -> list[Call]:
+    x, y = binding.array(operation.ins[0]), binding.array(operation.outs[0])
+    window, largest = operation.window, operation.kind == "max"
+    calls: list[Call] = [partial(y.fill, -np.inf if largest else 0.0)]
+    for inside, outside in _entries(window, x.shape, y.shape):
+        calls.append(partial(np.maximum if largest else np.add, y[outside], x[inside], y[outside]))
+    if not largest:
+        calls.append(partial(np.multiply, y, _inverse_counts(operation, x.shape, y), y))
+    return calls
+
+
+def pool_input(binding: NumpyBinding, operation: PoolInput) -> list[Call]:
+    if operation.kind == "max":
+        return _max_pool_input(binding, operation)
+    dy, dx = binding.array(operation.ins[0]), binding.array(operation.outs[0])
+    inverse = _inverse_counts(operation, dx.shape, dy)
+    workspace = Workspace(operation, binding.batch)
+    calls: list[Call] = [partial(dx.fill, 0.0)]
+    for tile in workspace.tiles():
+        share = dy[tile] if operation.count_padding else workspace.array(binding, "share", tile)
+        if not operation.count_padding:
+            calls.append(partial(np.multiply, dy[tile], inverse, share))
+        for inside, outside in _entries(operation.window, dx.shape, dy.shape):
+            calls.append(partial(np.add, dx[tile][inside], share[outside], dx[tile][inside]))
+    return [*calls, partial(np.multiply, dx, inverse, dx)] if operation.count_padding else calls
+
+
+def _max_pool_input(binding: NumpyBinding, operation: PoolInput) -> list[Call]:
+    dy, x, y, dx = (binding.array(view) for view in (*operation.ins, *operation.outs))
+    workspace = Workspace(operation, binding.batch)
+    calls: list[Call] = [partial(dx.fill, 0.0)]
+    for tile in workspace.tiles():
+        # `open` windows have not met their largest entry yet.
+        open_, chosen = (workspace.array(binding, name, tile) for name in ("open", "chosen"))
+        calls.append(partial(open_.fill, True))
+        for inside, outside in _entries(operation.window, dx.shape, dy.shape):
+            hit, still, entry = chosen[outside], open_[outside], dx[tile][inside]
+            calls.append(partial(np.equal, x[tile][inside], y[tile][outside], hit))
+            calls.append(partial(np.logical_and, hit, still, hit))
+            calls.append(partial(np.logical_xor, still, hit, still))
+            calls.append(partial(np.add, entry, dy[tile][outside], entry, where=hit))
+    return calls
+
+
+def _entries(window: Window, inputs: Shape, outputs: Shape) -> Iterator[tuple[Any, Any]]:
+    """For each entry of the window, row by row: where it lies in the images, and the positions at which it does."""
+    for entry in np.ndindex(window.size):
+        inside, outside = [], []
+        for k, (start, step) in enumerate(zip(entry, window.stride, strict=True)):
+            start = start * window.dilation[k] - window.padding[k][0]
+            first = max(0, -(start // step))
+            last = min(outputs[2 + k] - 1, (inputs[2 + k] - 1 - start) // step)
+            outside.append(slice(first, last + 1))
+            inside.append(slice(start + first * step, start + last * step + 1, step))
+            if last < first:
+                break
+        else:
+            yield (..., *inside), (..., *outside)
+
+
+def _inverse_counts(operation: Pool, inputs: Shape, y: np.ndarray) -> np.ndarray:
+    """What each window's sum is multiplied by to be its mean."""
+    if operation.count_padding:
+        return np.asarray(1.0 / operation.window.area, y.dtype)
+    counts = np.zeros(y.shape[2:], y.dtype)
+    for _, outside in _entries(operation.window, inputs, y.shape):
+        counts[outside] += 1.0
+    return 1.0 / np.maximum(counts, 1.0)  # a window may hold nothing but padding
