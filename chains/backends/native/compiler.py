@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from chains.backends.base import UnsupportedOperationError
-from chains.backends.native.correlate import lower_convolve, lower_convolve_weight
+from chains.backends.native.correlate import lower_convolve, lower_convolve_weight, pack_kernels
 from chains.backends.native.driver import Runs, write_driver
 from chains.backends.native.elementwise import Frame, lower_copy, lower_fill, lower_map, lower_random, lower_reduce
 from chains.backends.native.emit import I64, PTR, Function, Module, Type, Value, integer
@@ -24,7 +24,7 @@ from chains.backends.native.target import Processor
 from chains.operations import Convolve, ConvolveInput, ConvolveWeight, Copy, Fill, Map, MatMul, Pool, Random, Reduce
 from chains.program import Program
 from chains.scratch import Lifetime, Plan, plan
-from chains.view import Buffer, View
+from chains.view import Buffer, Shape, View, c_strides
 
 TILE_BYTES = 16 << 10  # scratch of a tile: half of a first-level cache
 ROWS = 48  # tiles are multiples of this, which the kernels' blocks of rows divide; tiles with images are one vector of samples
@@ -58,13 +58,17 @@ class Compiler:
         self.segments = segments_of(self.operations, self.lanes)
         self.whole = crossing(self.segments)
         self.module = Module()
-        self.packed: dict[int, tuple[Kernel, View]] = {}
+        self.packed: dict[int, tuple[View, View]] = {}  # weights and their packed copies, by step
         self.kernels = {
             id(step): self._kernel(step)
             for s in self.segments
             for step in (*s.tiled, *s.once)
             if isinstance(step.operation, MatMul)
         }
+        for segment in self.segments:
+            for step in segment.tiled:
+                if isinstance(step.operation, (Convolve, ConvolveInput)):
+                    self._pack(step, step.operation.ins[1].shape)
         self.tile_plan = self._plan()
         self.table = self._table()
         per_sample = max(1, self.tile_plan.bytes_per_sample)
@@ -112,11 +116,16 @@ class Compiler:
         if needs_packing(kernel):
             columns = packed_columns(kernel.b, self.lanes)
             rows = int(kernel.b.shape[0])  # type: ignore[arg-type]
-            buffer = Buffer(f"packed {kernel.b}", "scratch", kernel.b.dtype, (rows, columns))
-            view = View(buffer, kernel.b.shape, (columns, 1))
-            self.packed[id(step)] = (kernel, view)
-            kernel = replace(kernel, b=view, padded=True)
+            kernel = replace(kernel, b=self._pack(step, (rows, columns), kernel.b.shape), padded=True)
         return kernel
+
+    def _pack(self, step: Step, shape: Shape, used: Shape | None = None) -> View:
+        """The place of a packed copy of the step's weights, of which `used` is filled."""
+        source = step.operation.ins[1]
+        buffer = Buffer(f"packed {source}", "scratch", source.dtype, shape)
+        view = View(buffer, used or shape, c_strides(shape))
+        self.packed[id(step)] = (source, view)
+        return view
 
     def _plan(self) -> Plan[Buffer]:
         """Offsets of the batched buffers within a tile's scratch; the products and their maps are one moment."""
@@ -171,8 +180,7 @@ class Compiler:
         kind, number = name.split("_")
         segment = self.segments[int(number)]
         if kind == "prepare":
-            packed = [self.packed[id(step)] for step in segment.tiled if id(step) in self.packed]
-            return [view for kernel, target in packed for view in (kernel.b, target)]
+            return [view for step in segment.tiled for view in self.packed.get(id(step), ())]
         views = []
         for step in segment.tiled if kind == "tile" else segment.once:
             views += [view for operation in step.operations for view in operation.views]
@@ -198,8 +206,11 @@ class Compiler:
     def _prepare(self, segment: Segment, frame: Frame) -> None:
         for step in segment.tiled:
             if id(step) in self.packed:
-                kernel, view = self.packed[id(step)]
-                pack(frame, kernel.b, frame.base(view), view.strides[0])
+                source, packed = self.packed[id(step)]
+                if isinstance(step.operation, (Convolve, ConvolveInput)):
+                    pack_kernels(frame, step.operation, packed)
+                else:
+                    pack(frame, source, frame.base(packed), packed.strides[0])
 
     def _steps(self, steps: Sequence[Step], frame: Frame) -> None:
         for step in steps:
@@ -207,7 +218,7 @@ class Compiler:
             if isinstance(operation, MatMul):
                 lower_matmul(frame, self.kernels[id(step)])
             elif isinstance(operation, (Convolve, ConvolveInput)):
-                lower_convolve(frame, operation, step.maps)
+                lower_convolve(frame, operation, self.packed[id(step)][1], step.maps)
             elif isinstance(operation, ConvolveWeight):
                 lower_convolve_weight(frame, operation)
             elif isinstance(operation, Pool):

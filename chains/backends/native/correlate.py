@@ -76,11 +76,11 @@ def input_taps(window: Window, axis: int, inputs: int, outputs: int) -> list[Tap
     for remainder in range(stride):
         first = (remainder - before) % stride
         count = len(range(first, inputs, stride))
-        taps = [t for t in range(size) if t * dilation % stride == remainder]
+        taps = [t for t in reversed(range(size)) if t * dilation % stride == remainder]  # so that sources ascend
         start = taps[0] if taps else 0
         source = (first + before - start * dilation) // stride
         if count:
-            classes.append(Taps(first, stride, count, start, step, len(taps), source, 1, -(step * dilation // stride), outputs))
+            classes.append(Taps(first, stride, count, start, -step, len(taps), source, 1, step * dilation // stride, outputs))
     return classes
 
 
@@ -97,37 +97,31 @@ class Images:
         return Images(*view.strides[1:])
 
 
-def lower_convolve(frame: Frame, operation: Convolve | ConvolveInput, maps: Sequence[Map] = ()) -> None:
-    """The convolution, or its gradient with respect to the input, and maps on the results."""
-    (out,), (source, weight) = operation.outs, operation.ins
-    window, groups = operation.window, operation.groups
-    forward = isinstance(operation, Convolve)
-    find = output_taps if forward else input_taps
-    image, other = (source, out) if forward else (out, source)
-    rows, columns = (find(window, k, image.sample_shape[1 + k], other.sample_shape[1 + k]) for k in range(2))
-    outs, ins = weight.strides[:2] if forward else weight.strides[1::-1]
-    kernel = _Correlation(
-        frame.lanes,
-        frame.registers,
-        real_type(out.dtype),
-        out.sample_shape[0] // groups,
-        source.sample_shape[0] // groups,
-        groups,
-        Images.of(out),
-        Images.of(source),
-        (outs, ins, weight.strides[2], weight.strides[3]),
-        weight.strides[0] * (weight.shape[0] // groups),  # type: ignore[operator]
-        tuple(rows),
-        tuple(columns),
-    )
+def lower_convolve(frame: Frame, operation: Convolve | ConvolveInput, packed: View, maps: Sequence[Map] = ()) -> None:
+    """The convolution, or its gradient with respect to the input, with packed kernels, and maps on the results."""
+    (out,), source = operation.outs, operation.ins[0]
+    kernel = _Correlation.of(frame, operation)
     operands = list(dict.fromkeys(view for fused in maps for view in (*fused.outs, *fused.ins) if view != out))
-    pointers = [frame.base(view) for view in (out, source, weight, *operands)]
+    pointers = [frame.base(view) for view in (out, source, packed, *operands)]
     frame.outlined("convolve", pointers, lambda f, arguments: kernel.write(f, arguments, out, operands, maps))
+
+
+def pack_kernels(frame: Frame, operation: Convolve | ConvolveInput, target: View) -> None:
+    """Copy the kernels to the order in which `lower_convolve` reads them."""
+    kernel, weight = _Correlation.of(frame, operation), operation.ins[1]
+    outs, ins = weight.strides[:2] if isinstance(operation, Convolve) else weight.strides[1::-1]
+    group = weight.strides[0] * int(weight.shape[0]) // operation.groups  # type: ignore[arg-type]
+    strides = (group, outs, ins, weight.strides[2], weight.strides[3])
+    pointers = [frame.base(target), frame.base(weight)]
+    frame.outlined("pack_kernels", pointers, lambda f, arguments: kernel.pack(f, arguments, strides))
 
 
 @dataclass(frozen=True)
 class _Correlation:
-    """``out[o, i, j] = sum over c and the taps of i and j: weight[o, c, tap] * source[c, source(i), source(j)]``."""
+    """``out[o, i, j] = sum over c and the taps of i and j: weight[o, c, tap] * source[c, source(i), source(j)]``.
+
+    The weights are packed: for each group and block of output channels, (in channel, row, column, channel of the block).
+    """
 
     lanes: int
     registers: int
@@ -137,17 +131,72 @@ class _Correlation:
     groups: int
     out: Images
     source: Images
-    weight: tuple[int, int, int, int]  # strides: out channel, in channel, row, column
-    group_stride: int  # of the weights
+    size: tuple[int, int]  # of the kernels
     rows: tuple[Taps, ...]
     columns: tuple[Taps, ...]
+
+    @staticmethod
+    def of(frame: Frame, operation: Convolve | ConvolveInput) -> _Correlation:
+        (out,), source = operation.outs, operation.ins[0]
+        forward, window, groups = isinstance(operation, Convolve), operation.window, operation.groups
+        find = output_taps if forward else input_taps
+        image, other = (source, out) if forward else (out, source)
+        rows, columns = (find(window, k, image.sample_shape[1 + k], other.sample_shape[1 + k]) for k in range(2))
+        return _Correlation(
+            frame.lanes,
+            frame.registers,
+            real_type(out.dtype),
+            out.sample_shape[0] // groups,
+            source.sample_shape[0] // groups,
+            groups,
+            Images.of(out),
+            Images.of(source),
+            window.size,
+            tuple(rows),
+            tuple(columns),
+        )
+
+    @property
+    def channel_weights(self) -> int:
+        """Weights of an output channel."""
+        return self.ins * self.size[0] * self.size[1]
+
+    def pack(self, f: Function, arguments: list[Value], strides: tuple[int, int, int, int, int]) -> None:
+        """Copy kernels with these strides (group, output channel, input channel, row, column) to the packed order."""
+        target, weight, *_ = arguments
+        height, _width = self._block()
+
+        def block(g: Value, o: Value, count: int) -> None:
+            to = f.address(target, f.mul(f.add(f.mul(g, self.outs), o), self.channel_weights), self.scalar)
+            of = f.address(weight, f.add(f.mul(g, strides[0]), f.mul(o, strides[1])), self.scalar)
+
+            def row(c: Value, i: Value) -> None:
+                for j in range(self.size[1]):
+                    position = f.mul(
+                        f.add(
+                            f.mul(
+                                f.add(f.mul(c, self.size[0]), i),
+                                self.size[1],
+                            ),
+                            j,
+                        ),
+                        count,
+                    )
+                    offset = f.add(f.add(f.mul(c, strides[2]), f.mul(i, strides[3])), j * strides[4])
+                    for h in range(count):
+                        x = f.load(self.scalar, f.address(of, f.add(offset, h * strides[1]), self.scalar))
+                        f.store(x, f.address(to, f.add(position, h), self.scalar))
+
+            _blocks(f, self.ins, 1, lambda c, _: _blocks(f, self.size[0], 1, lambda i, _: row(c, i)))
+
+        _blocks(f, self.groups, 1, lambda g, _: _blocks(f, self.outs, height, lambda o, count: block(g, o, count)))
 
     def write(self, f: Function, arguments: list[Value], out: View, operands: list[View], maps: Sequence[Map]) -> None:
         finish = _Finish(out, operands, maps, [arguments[0], *arguments[3:]])
 
         def group(g: Value, _: list[Value]) -> None:
             source = f.address(arguments[1], f.mul(g, self.ins * self.source.channel), self.scalar)
-            weight = f.address(arguments[2], f.mul(g, self.group_stride), self.scalar)
+            weight = f.address(arguments[2], f.mul(g, self.outs * self.channel_weights), self.scalar)
             for rows in self.rows:
                 self._rows(f, rows, source, weight, f.mul(g, self.outs), finish)
 
@@ -167,7 +216,7 @@ class _Correlation:
             place = f.add(f.mul(m, rows.step), rows.first)
 
             def channels(o: Value, count: int) -> None:
-                own = f.address(weight, f.add(f.mul(o, self.weight[0]), rows.tap * self.weight[2]), self.scalar)
+                own = f.address(weight, f.add(f.mul(o, self.channel_weights), rows.tap * self.size[1] * count), self.scalar)
                 for columns in self.columns:
 
                     def block(first: Value, static: int | None, positions: int, columns: Taps = columns) -> None:
@@ -211,7 +260,8 @@ class _Correlation:
 
         def entry(c: Value, k: Value, sums: Sequence[Value]) -> list[Value]:
             source = f.address(line, f.add(f.mul(c, self.source.channel), f.mul(k, rows.across * self.source.row)), self.scalar)
-            own = f.address(weight, f.add(f.mul(c, self.weight[1]), f.mul(k, rows.tap_step * self.weight[2])), self.scalar)
+            offset = f.add(f.mul(c, self.size[0] * self.size[1]), f.mul(k, rows.tap_step * self.size[1]))
+            own = f.address(weight, f.mul(offset, tile.height), self.scalar)
             sums, loaded = list(sums), {}
             for tap in range(columns.taps):
                 used = {w: columns.source + columns.along * w + columns.across * tap for w in tile.reaching(columns, tap)}
@@ -219,8 +269,8 @@ class _Correlation:
                     if at not in loaded:
                         loaded[at] = f.load(type, f.address(source, integer(at * self.source.column), self.scalar))
                 for h in range(tile.height if used else 0):
-                    offset = h * self.weight[0] + (columns.tap + columns.tap_step * tap) * self.weight[3]
-                    factor = f.splat(f.load(self.scalar, f.address(own, integer(offset), self.scalar)), self.lanes)
+                    at_tap = (columns.tap + columns.tap_step * tap) * tile.height + h
+                    factor = f.splat(f.load(self.scalar, f.address(own, integer(at_tap), self.scalar)), self.lanes)
                     for w, at in used.items():
                         sums[h * tile.width + w] = f.fma(factor, loaded[at], sums[h * tile.width + w])
             return sums

@@ -253,42 +253,53 @@ def lower_relayout(frame: Frame, operation: Relayout, whole_tiles: bool) -> None
     is computed in them; rows without a sample are not written unless the tile has room for them (`whole_tiles`).
     """
     (out,), (source,) = operation.outs, operation.ins
-    lanes, size = frame.lanes, out.sample_size
+    to_lanes, lanes = operation.to_lanes, frame.lanes
+    rows_view, laned_view = (source, out) if to_lanes else (out, source)
+    channels, size = out.sample_shape
+    sample, channel = rows_view.strides[0], laned_view.strides[1]
     scalar = real_type(out.dtype)
     type = Type(scalar.name, lanes)
-    to_lanes = out.strides[0] == 1 and out.strides[1] == lanes
 
     def write(f: Function, arguments: list[Value]) -> None:
         target, origin, count, _ = arguments
         zero = integer(0)
         rows = [f.select(f.compare("slt", integer(s), count), integer(s), zero) for s in range(lanes)]
 
-        def square(e: Value, used: int) -> None:
+        def square(c: Value, e: Value, used: int) -> None:
             mask = f.lane_mask(lanes, used)
+            row = f.add(f.mul(c, size), e)
+            lane = f.add(f.mul(c, channel), f.mul(e, lanes))
             if to_lanes:
-                vectors = [f.load(type, f.address(origin, f.add(f.mul(r, size), e), scalar), mask) for r in rows]
+                vectors = [f.load(type, f.address(origin, f.add(f.mul(r, sample), row), scalar), mask) for r in rows]
                 for k, vector in enumerate(transposed(f, vectors)[:used]):
-                    f.store(vector, f.address(target, f.mul(f.add(e, k), lanes), scalar))
+                    f.store(vector, f.address(target, f.add(lane, k * lanes), scalar))
                 return
-            vectors = [f.load(type, f.address(origin, f.mul(f.add(e, k), lanes), scalar)) for k in range(used)]
+            vectors = [f.load(type, f.address(origin, f.add(lane, k * lanes), scalar)) for k in range(used)]
             vectors += [number(type, 0.0)] * (lanes - used)
             for s, vector in enumerate(transposed(f, vectors)):
-                f.store(vector, f.address(target, f.add(e, s * size), scalar), mask)
+                f.store(vector, f.address(target, f.add(row, s * sample), scalar), mask)
 
         def squares() -> None:
             whole = size // lanes * lanes
-            if whole:
-                f.loop(zero, integer(whole), lanes, lambda e, _: square(e, lanes))
-            if size > whole:
-                square(integer(whole), size - whole)
+
+            def of_channel(c: Value, _: list[Value]) -> None:
+                if whole:
+                    f.loop(zero, integer(whole), lanes, lambda e, _: square(c, e, lanes))
+                if size > whole:
+                    square(c, integer(whole), size - whole)
+
+            f.loop(zero, integer(channels), 1, of_channel)
 
         def by_number() -> None:
-            def row(s: Value, _: list[Value]) -> None:
-                def element(e: Value, _: list[Value]) -> None:
-                    x = f.load(scalar, f.address(origin, f.add(f.mul(e, lanes), s), scalar))
-                    f.store(x, f.address(target, f.add(f.mul(s, size), e), scalar))
+            def element(s: Value, c: Value, e: Value) -> None:
+                x = f.load(scalar, f.address(origin, f.add(f.add(f.mul(c, channel), f.mul(e, lanes)), s), scalar))
+                f.store(x, f.address(target, f.add(f.add(f.mul(s, sample), f.mul(c, size)), e), scalar))
 
-                f.loop(zero, integer(size), 1, element)
+            def of_channel(s: Value, c: Value) -> None:
+                f.loop(zero, integer(size), 1, lambda e, _: element(s, c, e))
+
+            def row(s: Value, _: list[Value]) -> None:
+                f.loop(zero, integer(channels), 1, lambda c, _: of_channel(s, c))
 
             f.loop(zero, count, 1, row)
 
