@@ -15,13 +15,26 @@ from chains.backends.native.correlate import lower_convolve, lower_convolve_weig
 from chains.backends.native.driver import Runs, write_driver
 from chains.backends.native.elementwise import Frame, lower_copy, lower_fill, lower_map, lower_random, lower_reduce
 from chains.backends.native.emit import I64, PTR, Function, Module, Type, Value, integer
+from chains.backends.native.gemm import is_large, lower_large, workspace
 from chains.backends.native.images import lower_laned, lower_pool, lower_relayout
 from chains.backends.native.layout import Relayout, arrange
 from chains.backends.native.matmul import Kernel, kernel_of, lower_matmul, needs_packing
 from chains.backends.native.packing import pack, packed_columns
 from chains.backends.native.segments import Segment, Step, crossing, segments_of
 from chains.backends.native.target import Processor
-from chains.operations import Convolve, ConvolveInput, ConvolveWeight, Copy, Fill, Map, MatMul, Pool, Random, Reduce
+from chains.operations import (
+    Convolve,
+    ConvolveInput,
+    ConvolveWeight,
+    Copy,
+    Fill,
+    Map,
+    MatMul,
+    Operation,
+    Pool,
+    Random,
+    Reduce,
+)
 from chains.program import Program
 from chains.scratch import Lifetime, Plan, plan
 from chains.view import Buffer, Shape, View, c_strides
@@ -42,6 +55,7 @@ class Compiled:
     tile: int  # samples
     tile_bytes: int  # scratch of one tile
     sums: tuple[Buffer, ...]  # the buffers that hold sums over samples: each thread has its own
+    products: bool  # whether there are large products, in which threads share that have no tiles
 
 
 class Compiler:
@@ -55,7 +69,7 @@ class Compiler:
         self.processor = processor
         self.lanes = processor.lanes(program.dtype.itemsize)
         self.operations, self.laned = arrange(program.operations, self.lanes)
-        self.segments = segments_of(self.operations, self.lanes)
+        self.segments = segments_of(self.operations, self.lanes, self._is_large)
         self.whole = crossing(self.segments)
         self.module = Module()
         self.packed: dict[int, tuple[View, View]] = {}  # weights and their packed copies, by step
@@ -80,12 +94,15 @@ class Compiler:
         for number, segment in enumerate(self.segments):
             self._write(f"prepare_{number}", partial(self._prepare, segment))
             self._write(f"tile_{number}", partial(self._steps, segment.tiled), tiled=True)
+            if segment.product:
+                self._write(f"product_{number}", partial(self._product, segment.product))
             self._write(f"once_{number}", partial(self._steps, segment.once))
             views = [view for operation in segment.sums for view in operation.outs]
             sums.append(tuple((view.buffer, view.offset, view.offset + view.sample_size) for view in views))
         positions = {buffer: (k, self.own_position(buffer)) for k, buffer in enumerate(self.table)}
-        write_driver(self.module, sums, positions, self.lanes)
-        nbytes = self.tile_plan.nbytes(self.tile) if self.tile_plan.batched else 0
+        products = {number for number, segment in enumerate(self.segments) if segment.product}
+        write_driver(self.module, sums, positions, self.lanes, products)
+        nbytes = self.tile_bytes + (workspace(self.program.dtype.itemsize, self.lanes) if products else 0)
         return Compiled(
             self.module.text(),
             self.table,
@@ -94,7 +111,16 @@ class Compiler:
             self.tile,
             nbytes,
             self.sums,
+            bool(products),
         )
+
+    @property
+    def tile_bytes(self) -> int:
+        """Scratch of one tile; behind it, large products have their workspace."""
+        return self.tile_plan.nbytes(self.tile) if self.tile_plan.batched else 0
+
+    def _is_large(self, operation: Operation) -> bool:
+        return not self.laned and is_large(operation)
 
     @property
     def sums(self) -> tuple[Buffer, ...]:
@@ -149,8 +175,10 @@ class Compiler:
 
     def _write(self, name: str, body: Callable[[Frame], None], tiled: bool = False) -> None:
         arguments = [(PTR, "table"), (PTR, "scratch"), (I64, "start"), (I64, "count"), (I64, "first")]
+        if name.startswith("product"):
+            arguments += [(I64, "thread"), (I64, "threads")]
         f = Function(self.module, name, arguments)
-        table, scratch, start, count, first = f.arguments
+        table, scratch, start, count, first = f.arguments[:5]
         bases: dict[Buffer, Value] = {}
         positions = {buffer: k for k, buffer in enumerate(self.table)}
         if tiled:  # sums over samples go to the thread's own blocks, whose addresses follow those of all buffers
@@ -181,6 +209,9 @@ class Compiler:
         segment = self.segments[int(number)]
         if kind == "prepare":
             return [view for step in segment.tiled for view in self.packed.get(id(step), ())]
+        if kind == "product":
+            assert segment.product is not None
+            return list(segment.product.views)
         views = []
         for step in segment.tiled if kind == "tile" else segment.once:
             views += [view for operation in step.operations for view in operation.views]
@@ -211,6 +242,11 @@ class Compiler:
                     pack_kernels(frame, step.operation, packed)
                 else:
                     pack(frame, source, frame.base(packed), packed.strides[0])
+
+    def _product(self, operation: MatMul, frame: Frame) -> None:
+        f = frame.f
+        _, scratch, *_, thread, threads = f.arguments
+        lower_large(frame, operation, f.address(scratch, integer(self.tile_bytes), Type("i8")), thread, threads)
 
     def _steps(self, steps: Sequence[Step], frame: Frame) -> None:
         for step in steps:
