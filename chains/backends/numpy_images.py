@@ -214,7 +214,7 @@ def pool(binding: NumpyBinding, operation: Pool) -> list[Call]:
     window, largest = operation.window, operation.kind == "max"
     calls: list[Call] = [partial(y.fill, -np.inf if largest else 0.0)]
     for inside, outside in _entries(window, x.shape, y.shape):
-        calls.append(partial(np.maximum if largest else np.add, y[outside], x[inside], y[outside]))
+        calls.append(partial(np.maximum if largest else np.add, y[outside], x[inside], out=y[outside]))
     if not largest:
         calls.append(partial(np.multiply, y, _inverse_counts(operation, x.shape, y), y))
     return calls
