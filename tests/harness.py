@@ -238,7 +238,7 @@ IMAGE_LAYERS = [
     Case("Conv-relu-MaxPool-overlapping", chains.MaxPool,
          (_conv(1, 2, 2, chains.relu), chains.MaxPool(2, stride=1), chains.Flatten()), (1, 4, 4)),
     Case("Conv-classifier", chains.Conv,
-         (_conv(1, 2, 3, "relu", padding=1), chains.MaxPool(2), chains.Dropout(0.3), chains.Flatten(), _dense(8, 3, "identity")),
+         (_conv(1, 2, 3, "relu", padding=1), chains.MaxPool(2), chains.Dropout(0.3), chains.Flatten(), chains.Dense(8, 3)),
          (1, 4, 4), loss=chains.CrossEntropyLoss(), targets="labels"),
 ]  # fmt: skip
 LAYERS += IMAGE_LAYERS
