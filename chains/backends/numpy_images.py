@@ -69,8 +69,8 @@ def _wanted(operation: Operation) -> dict[str, tuple[Shape, Any]]:
         wanted = {"patches": ((channels, *window.size, *positions), dtype), "rows": ((outputs, *positions), dtype)}
         return wanted | ({"padded": (padded, dtype)} if window.padded else {})
     if isinstance(operation, PoolInput) and operation.kind == "max":
-        shape = operation.ins[0].sample_shape
-        return {"open": (shape, np.bool_), "chosen": (shape, np.bool_)}
+        shape, dtype = operation.ins[0].sample_shape, operation.ins[0].dtype
+        return {"share": (shape, dtype), "open": (shape, np.bool_), "chosen": (shape, np.bool_)}
     if isinstance(operation, PoolInput) and not operation.count_padding:
         return {"share": (operation.ins[0].sample_shape, operation.ins[0].dtype)}
     return {}
@@ -238,18 +238,24 @@ def pool_input(binding: NumpyBinding, operation: PoolInput) -> list[Call]:
 
 def _max_pool_input(binding: NumpyBinding, operation: PoolInput) -> list[Call]:
     dy, x, y, dx = (binding.array(view) for view in (*operation.ins, *operation.outs))
+    bits = np.dtype(f"i{dy.itemsize}")
     workspace = Workspace(operation, binding.batch)
     calls: list[Call] = [partial(dx.fill, 0.0)]
     for tile in workspace.tiles():
-        # `open` windows have not met their largest entry yet.
-        open_, chosen = (workspace.array(binding, name, tile) for name in ("open", "chosen"))
-        calls.append(partial(open_.fill, True))
+        # `open` windows have not met their largest entry yet. A gradient is masked as bits, by 0 or -1, because NumPy
+        # is ten times slower with `where=`, and a product with 0 would make NaN of infinities.
+        shares, opens, chosens = (workspace.array(binding, name, tile) for name in ("share", "open", "chosen"))
+        calls.append(partial(opens.fill, True))
         for inside, outside in _entries(operation.window, dx.shape, dy.shape):
-            hit, still, entry = chosen[outside], open_[outside], dx[tile][inside]
-            calls.append(partial(np.equal, x[tile][inside], y[tile][outside], hit))
-            calls.append(partial(np.logical_and, hit, still, hit))
-            calls.append(partial(np.logical_xor, still, hit, still))
-            calls.append(partial(np.add, entry, dy[tile][outside], entry, where=hit))
+            entry, share, still_open, chosen = dx[tile][inside], shares[outside], opens[outside], chosens[outside]
+            mask = share.view(bits)
+            calls.append(partial(np.equal, x[tile][inside], y[tile][outside], chosen))
+            calls.append(partial(np.logical_and, chosen, still_open, chosen))
+            calls.append(partial(np.logical_xor, still_open, chosen, still_open))
+            calls.append(partial(np.copyto, mask, chosen))
+            calls.append(partial(np.negative, mask, mask))
+            calls.append(partial(np.bitwise_and, mask, dy[tile][outside].view(bits), mask))
+            calls.append(partial(np.add, entry, share, entry))
     return calls
 
 
