@@ -7,11 +7,10 @@ import pytest
 
 import chains
 from chains import Activation, AvgPool, Chain, Conv, Dense, Flatten, Layer, MaxPool, Residual, SquaredLoss, relu
-from chains.layers.base import Node
 from chains.operations import Map, Pool, PoolInput
-from chains.program import Program, Recorder
+from chains.program import Program
 from chains.simplify import live, without_copies
-from tests.harness import assert_same_bits, run_program
+from tests.harness import assert_same_bits, record_all, run_program
 
 POOLS = [
     MaxPool(2),
@@ -23,24 +22,11 @@ POOLS = [
 every_pool = pytest.mark.parametrize("pool", POOLS, ids=str)
 
 
-def both(layers, shape, mode="vjp", dtype=np.float64):
-    """A program of these layers as it is made, and as it was recorded: without anything moved."""
+def both(layers, shape, dtype=np.float64, *, pullback=True):
+    """The network, its program as it is made, and as it was recorded: without anything moved."""
     net = Chain(*layers, input_shape=shape)
-    ops = Recorder(mode, dtype)
-    p = ops.external("p", (net.n_params,), role="input")
-    g = ops.external("g", (net.n_params,), role="output")
-    x = ops.external("x", net.input_shape, role="input", batched=True)
-    dx = ops.external("dx", net.input_shape, role="output", batched=True)
-    cotangent = ops.external("dy", net.output_shape, role="input", batched=True)
-    y = ops.external("y", net.output_shape, role="output", batched=True)
-    dy = ops.scratch("dy", net.output_shape)
-    node = Node(net.network.declaration, ops, p, g, frozenset())
-    node.forward(ops, x, y)
-    if mode == "vjp":
-        ops.copy(dy, cotangent)
-        node.pullback(ops, x, y, dy, dx)
-    recorded = Program(mode, ops.dtype, tuple(without_copies(live(ops.operations))))
-    return net, ops.finish(), recorded
+    ops = record_all(net, dtype, pullback=pullback)
+    return net, ops.finish(), Program(ops.name, ops.dtype, tuple(without_copies(live(ops.operations))))
 
 
 def order(program):
@@ -136,7 +122,7 @@ def test_signals_too(backend_name):
 
 
 def test_a_forward_pass_alone(backend_name):
-    net, made, recorded = both((Conv(1, 2, 2, relu), MaxPool(2), MaxPool(2)), (1, 9, 9), "forward")
+    net, made, recorded = both((Conv(1, 2, 2, relu), MaxPool(2), MaxPool(2)), (1, 9, 9), pullback=False)
     assert order(made) == ["max_pool", "max_pool", "relu"]
     assert order(recorded) == ["relu", "max_pool", "max_pool"]
     x = np.random.default_rng(0).normal(size=(2, 1, 9, 9))
