@@ -51,16 +51,16 @@ def outputs(program, name, batch, net, x, dy):
 
 
 def images(kind, shape, rng):
-    """Images with ties, without a positive entry, of zeros alone, with infinities or NaN."""
+    """Images with ties, without a positive entry, of zeros alone, with infinities or NaN; a zero is positive."""
     x = rng.normal(size=shape)
     if kind == "ties":
-        x = np.round(x)
+        x = np.round(x) + 0.0
     elif kind == "negative":
         x = -abs(x)
     elif kind == "zeros":
         x = np.zeros(shape)
     elif kind == "none above zero":
-        x = np.minimum(np.round(x), 0.0) + 0.0  # no negative zero
+        x = np.minimum(np.round(x), 0.0) + 0.0
     elif kind == "not finite":
         x[rng.random(shape) < 0.1] = np.nan
         x[rng.random(shape) < 0.1] = np.inf
