@@ -41,6 +41,7 @@ from chains.layers import (
     Layer,
     LogSoftmax,
     MaxPool,
+    Pad,
     Parallel,
     Reshape,
     Residual,
@@ -48,6 +49,7 @@ from chains.layers import (
     Series,
     Shift,
     Softmax,
+    Upsample,
 )
 from chains.losses import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, L1Loss, Loss, MSELoss, SquaredLoss, loss
 from chains.metrics import accuracy

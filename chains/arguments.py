@@ -98,6 +98,8 @@ def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "in
     x = as_numpy(name, x)
     if x.shape[1:] != shape or x.ndim == 0:
         hint = f"; for one sample pass {name}[None]" if x.shape == shape else ""
+        if len(shape) > 1 and x.shape[1:] == (*shape[1:], shape[0]):
+            hint = f"; here the channels are the last axis, but they come first: np.moveaxis({name}, -1, 1)"
         wanted = ", ".join(["batch", *map(str, shape)])
         raise ValueError(f"`{name}` has shape {x.shape}, but a batch of the network's {what}s has shape ({wanted}){hint}")
     if len(x) == 0:

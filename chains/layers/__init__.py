@@ -7,6 +7,7 @@ from chains.layers.dense import Dense
 from chains.layers.dropout import Dropout
 from chains.layers.elementwise import Activation, Scale, Shift
 from chains.layers.pool import AvgPool, GlobalAvgPool, MaxPool
+from chains.layers.resample import Pad, Upsample
 from chains.layers.shape import Flatten, Reshape
 from chains.layers.softmax import LogSoftmax, Softmax
 
@@ -23,6 +24,7 @@ __all__ = [
     "Layer",
     "LogSoftmax",
     "MaxPool",
+    "Pad",
     "Parallel",
     "Reshape",
     "Residual",
@@ -30,4 +32,5 @@ __all__ = [
     "Series",
     "Shift",
     "Softmax",
+    "Upsample",
 ]

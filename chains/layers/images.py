@@ -72,12 +72,11 @@ def check_images(shape: SampleShape, ndim: int, channels: int | None = None) -> 
     """Raise ValueError unless `shape` is that of channels-first images or signals, with this many channels if given."""
     if len(shape) != ndim + 1:
         hint = f"; a channel axis goes in front, {(1, *shape)}" if len(shape) == ndim else ""
-        hint = hint or "; signals take a kernel (length,)" * (len(shape) == 2 and ndim == 2)
-        raise ValueError(f"the input must have the sample shape {AXES[ndim]}, not {shape}{hint}")
-    if channels not in (None, shape[0]):
+        raise ValueError(f"the input must have the sample shape {AXES[ndim]}, but it has {shape}{hint}")
+    if channels is not None and shape[0] != channels:
         hint = ""
         if shape[-1] == channels:
-            hint = f"; the last axis has length {channels}: images are channels first here, move it with np.moveaxis(x, -1, 1)"
+            hint = f"; the last axis, of length {channels}, seems to be the channels: np.moveaxis(x, -1, 1) puts them first"
         raise ValueError(f"`inputs` (={channels}) must be the channels, the first length of the input's shape {shape}{hint}")
 
 
