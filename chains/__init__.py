@@ -30,19 +30,24 @@ from chains.history import History
 from chains.initializers import Constant, Normal, Uniform, VarianceScaling
 from chains.layers import (
     Activation,
+    BatchNorm,
     Declaration,
     Dense,
     Dropout,
     Flatten,
+    GroupNorm,
     Layer,
+    LayerNorm,
     LogSoftmax,
     Parallel,
+    RMSNorm,
     Reshape,
     Residual,
     Scale,
     Series,
     Shift,
     Softmax,
+    SpatialDropout,
 )
 from chains.losses import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, L1Loss, Loss, MSELoss, SquaredLoss, loss
 from chains.metrics import accuracy

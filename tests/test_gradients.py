@@ -146,7 +146,7 @@ def programs(case: Case, dtype: type) -> dict[str, chains.Program]:
 @every_case
 def test_nothing_is_read_before_it_is_written(case, dtype, batch, backend_name):
     problem = case.problem(batch)
-    arrays = arrays_of(problem) | {"state": np.zeros(2 * len(problem.p)), "step": np.zeros(())}
+    arrays = arrays_of(problem) | {"moments": np.zeros(2 * len(problem.p)), "step": np.zeros(())}
     for program in programs(case, dtype).values():
         clean, poisoned = (run_program(program, backend_name, batch, arrays, fill) for fill in (0x00, 0xFF))
         assert_same_bits(clean, poisoned)

@@ -29,7 +29,7 @@ FLOORS = [
     ["layers", "penalties", "metrics", "history"],
     ["losses"],
     ["record", "arguments"],
-    ["objective"],
+    ["objective", "summary"],
     ["steps"],
     ["chain"],
     ["train"],
