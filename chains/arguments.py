@@ -54,22 +54,12 @@ def check_params(p: Any, size: int) -> np.ndarray:
 
 
 def check_state(
-    state: Any, layout: Layout, dtype: np.dtype[Any] | None, role: str | None, inputs: dict[str, np.ndarray]
-) -> np.ndarray | None:
-    """`state` as a network's state of this type (None: float32 or float64); None where it is left out.
+    state: Any, layout: Layout, dtype: np.dtype[Any] | None, updated: bool, inputs: dict[str, np.ndarray]
+) -> np.ndarray:
+    """`state` as a network's state of this type (None: float32 or float64), to be read, or to be `updated` in place.
 
-    `role` is that of the buffer in the program it is for: "input" where it is read, "state" where it is updated in
-    place, None where it is not used. Raises TypeError or ValueError where it is missing, is none, or overlaps an input
-    in memory while it is updated.
+    Raises TypeError or ValueError where it is none, or overlaps an input in memory while it is updated.
     """
-    if state is None:
-        if role is not None:
-            raise ValueError(
-                f"`state` is missing: this network has one ({layout[0].name}, ...), which this call "
-                f"{'updates' if role == 'state' else 'reads'}; begin with net.init_state() and pass it to every call"
-            )
-        return None
-    updated = role == "state"
     if updated and not (isinstance(state, np.ndarray) or array_api_compat.is_array_api_obj(state)):
         raise TypeError(f"`state` is a {type(state).__name__}, but an array is wanted: it is updated in place")
     state = as_numpy("state", state)
@@ -77,7 +67,8 @@ def check_state(
         what = f"a state of {layout.size} numbers, shape ({layout.size},)" if layout.size else "no state: leave it out"
         raise ValueError(f"`state` has shape {state.shape}, but this network has {what}")
     if state.dtype not in (DTYPES if dtype is None else (dtype,)):
-        raise TypeError(f"`state` holds {state.dtype}, but {dtype or 'float32 or float64'} is wanted: state.astype(p.dtype), say")
+        wanted = dtype or "float32 or float64"
+        raise TypeError(f"`state` holds {state.dtype}, but {wanted} is wanted, as of `p`: state.astype(p.dtype), say")
     if not state.flags.c_contiguous or (updated and not state.flags.writeable):
         raise ValueError("`state` must be contiguous, and writable where it is updated: pass a copy")
     for other, array in inputs.items():

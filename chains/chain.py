@@ -126,7 +126,7 @@ class Chain(Series):
 
     def state_views(self, state: np.ndarray) -> dict[str, np.ndarray]:
         """Each array of the state by name, sharing the memory of `state`."""
-        return self.state_layout.views(arguments.check_state(state, self.state_layout, None, "input", {}))
+        return self.state_layout.views(arguments.check_state(state, self.state_layout, None, False, {}))
 
     def views(self, p: np.ndarray) -> dict[str, np.ndarray]:
         """Each parameter by name, as an array of its own shape that shares the memory of `p`."""
@@ -276,7 +276,10 @@ class Chain(Series):
         training = arguments.check_mode(mode)
         data, problem = self.problem(x, t, loss, weights, penalty)
         executable = self._gradient(problem, np.dtype(np.float64), training, pure=True)
-        own = {name: np.array(a, np.float64) for name, a in self.state_for(executable.program, state, None, training, **data).items()}
+        own = {
+            name: np.array(a, np.float64)
+            for name, a in self.state_for(executable.program, state, None, training, **data).items()
+        }
         return Objective(executable, data, self.n_params, own | _random(executable, seed))
 
     # How it computes
@@ -341,14 +344,17 @@ class Chain(Series):
         if training:
             self.network.check_batch(len(x))
         buffer = program.buffers.get("state")
-        if buffer is None and state is None:
-            return {}
-        checked = arguments.check_state(state, self.state_layout, dtype, buffer and buffer.role, {"x": x, **inputs})
-        return {} if checked is None else {"state": checked}
+        updated = buffer is not None and buffer.role == "state"
+        if state is not None:
+            return {"state": arguments.check_state(state, self.state_layout, dtype, updated, {"x": x, **inputs})}
+        if buffer is not None:
+            raise ValueError(
+                f"`state` is missing: this network has one ({self.state_layout[0].name}, ...), which this call "
+                f"{'updates' if updated else 'reads'}; begin with net.init_state() and pass it to every call"
+            )
+        return {}
 
-    def _gradient(
-        self, objective: record.Objective, dtype: np.dtype[Any], training: bool, *, pure: bool = False
-    ) -> Executable:
+    def _gradient(self, objective: record.Objective, dtype: np.dtype[Any], training: bool, *, pure: bool = False) -> Executable:
         key = ("gradient", objective, dtype, training, pure)
         return self._executable(key, lambda: record.gradient(self.network, objective, dtype, training, pure=pure))
 

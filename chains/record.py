@@ -45,8 +45,8 @@ class Network:
         wanting = self._most_demanding
         if batch < wanting.smallest_batch:
             raise ValueError(
-                f"{what} is a batch of {batch}, but layer {wanting.name}, {wanting.layer!r}, takes its statistics over the batch: "
-                f"at least {wanting.smallest_batch} samples are wanted while training"
+                f"{what} is a batch of {batch}, but layer {wanting.name}, {wanting.layer!r}, wants at least "
+                f"{wanting.smallest_batch} samples while training: it takes its statistics over the batch"
             )
 
 

@@ -25,7 +25,7 @@ Metric = Callable[[np.ndarray, np.ndarray], float]
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a callback sees after an epoch: `p`, `history` and `state`, the network's, are the live ones, `epoch` counts from 1."""
+    """What a callback sees after an epoch, which count from 1: `p`, `history` and `state`, the network's, are the live ones."""
 
     net: Chain
     p: np.ndarray

@@ -12,8 +12,9 @@ class EarlyStopping:
     """Ends training when a quantity has not improved for `patience` epochs, and puts the best parameters back.
 
     `monitor` is "validation loss", "loss" or the name of a metric; `mode` is "min" or "max", what counts as
-    better. An improvement is more than `min_delta`. With `restore`, `p` holds the best epoch's parameters at the
-    end, and the network's state, if it has one, is that epoch's too. Each training starts it anew. Raises ValueError for other settings, and when the quantity is missing.
+    better. An improvement is more than `min_delta`. With `restore`, `p`, and the state of a network that has one, are
+    those of the best epoch at the end. Each training starts it anew. Raises ValueError for other settings, and when the
+    quantity is missing.
     """
 
     def __init__(

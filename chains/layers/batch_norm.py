@@ -71,7 +71,7 @@ class BatchNorm(Layer):
         share = 1.0 / int(x.shape[-1])  # type: ignore[arg-type]
         inverse = ops.inverse_batch
         squares = ops.scratch("squares", x.sample_shape)
-        variance = ops.scratch("variance", s.mean.shape, batched=False)
+        variance = ops.scratch("variance", s.mean.sample_shape, batched=False)
         sum_over_samples(ops, s.mean, x)
         ops.map(s.mean, lambda total, inverse: total * (inverse * share), s.mean, inverse)
         ops.map(squares, lambda x, mean: (x - mean) * (x - mean), x, s.mean)
@@ -99,14 +99,14 @@ class BatchNorm(Layer):
         if self.affine:
             total, total_product = _column(g.bias), _column(g.weight)
         else:
-            total, total_product = (ops.scratch(name, scale.shape, batched=False) for name in ("total", "total_product"))
+            total, total_product = (ops.scratch(name, scale.sample_shape, batched=False) for name in ("total", "total_product"))
         product = ops.scratch("product", x.sample_shape)  # the normalised x times dy
         ops.map(product, lambda x, mean, scale, dy: (x - mean) * scale * dy, x, mean, scale, dy)
         sum_over_samples(ops, total_product, product)
         sum_over_samples(ops, total, dy)
         slope = scale
         if self.affine:
-            slope = ops.scratch("slope", scale.shape, batched=False)
+            slope = ops.scratch("slope", scale.sample_shape, batched=False)
             ops.map(slope, lambda scale, w: scale * w, scale, _column(p.weight))
         if ops.training:
             self._through_statistics(ops, x, dy, dx, total, total_product, slope, s)
@@ -118,7 +118,7 @@ class BatchNorm(Layer):
     ) -> None:
         """Record dx where mean and variance depend on x too."""
         share = 1.0 / int(x.shape[-1])  # type: ignore[arg-type]
-        shift, factor = (ops.scratch(name, slope.shape, batched=False) for name in ("shift", "factor"))
+        shift, factor = (ops.scratch(name, slope.sample_shape, batched=False) for name in ("shift", "factor"))
         ops.map(
             (shift, factor),
             lambda total, total_product, scale, inverse: (

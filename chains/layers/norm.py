@@ -21,7 +21,7 @@ class Grid(NamedTuple):
     parameters: SampleShape
 
     @property
-    def count(self) -> int:
+    def group(self) -> int:
         """How many values of a sample share their statistics."""
         return math.prod(self.values) // math.prod(self.statistics)
 
@@ -52,7 +52,7 @@ class Normalization(Layer):
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         grid, eps = self.grid(x.sample_shape), self.eps
-        share = 1.0 / grid.count
+        share = 1.0 / grid.group
         x, y = x.reshape(*grid.values), y.reshape(*grid.values)
         squares = ops.scratch("squares", grid.values)
         ops.sum(s.mean, x)
@@ -68,7 +68,7 @@ class Normalization(Layer):
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
         grid = self.grid(x.sample_shape)
-        share = 1.0 / grid.count
+        share = 1.0 / grid.group
         x, dy, dx = (view.reshape(*grid.values) for view in (x, dy, dx))
         product = ops.scratch("product", grid.values)  # the normalised x times dy
         total, total_product = (ops.scratch(name, grid.statistics) for name in ("total", "total_product"))
@@ -145,7 +145,7 @@ class RMSNorm(LayerNorm):
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         grid, eps = self.grid(x.sample_shape), self.eps
-        share = 1.0 / grid.count
+        share = 1.0 / grid.group
         x, y = x.reshape(*grid.values), y.reshape(*grid.values)
         squares = ops.scratch("squares", grid.values)
         ops.map(squares, lambda x: x * x, x)
@@ -158,7 +158,7 @@ class RMSNorm(LayerNorm):
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
         grid = self.grid(x.sample_shape)
-        share = 1.0 / grid.count
+        share = 1.0 / grid.group
         x, dy, dx = (view.reshape(*grid.values) for view in (x, dy, dx))
         product = ops.scratch("product", grid.values)  # the normalised x times dy
         total = ops.scratch("total", grid.statistics)
