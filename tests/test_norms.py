@@ -79,7 +79,7 @@ def test_rms_norm_is_torchs(torch, shape, trailing, affine, eps, batch, backend_
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("batch", [1, 3, 50])
 def test_group_norm_is_torchs(torch, groups, shape, affine, batch, backend_name):
-    if shape in ((6,), (6, 1)) and groups == 6:
+    if shape in ((6,), (6, 1)) and groups == 6 and batch == 1:
         pytest.skip("a group of one number is its mean")  # which PyTorch refuses
     net = Chain(GroupNorm(groups, shape[0], eps=0.01, affine=affine), input_shape=shape, backend=backend_name)
     peer = torch.nn.GroupNorm(groups, shape[0], 0.01, affine)
