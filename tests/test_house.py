@@ -30,7 +30,7 @@ FLOORS = [
     ["layers", "penalties", "metrics", "history"],
     ["losses"],
     ["record", "arguments"],
-    ["objective"],
+    ["objective", "summary"],
     ["steps"],
     ["chain"],
     ["train"],

@@ -136,7 +136,7 @@ def test_no_call_of_a_program_makes_an_array(make, batch, dtype, backend_name):
 def bound(runner, program, net, batch, dtype):
     x, t = data_for(net, batch, dtype)
     arrays = {"p": net.init(dtype=dtype), "x": x, "t": t, "random": np.zeros(2, np.uint64), "step": np.zeros(()),
-              "state": np.zeros(2 * net.n_params, dtype)}  # fmt: skip
+              "moments": np.zeros(2 * net.n_params, dtype)}  # fmt: skip
     return runner.bind(program, batch, {name: array for name, array in arrays.items() if name in program.buffers})
 
 
@@ -201,7 +201,7 @@ def bound_to(name, program, net, batch):
         "p": net.init(),
         "random": np.zeros(2, np.uint64),
         "step": np.zeros(()),
-        "state": np.zeros(2 * net.n_params, np.float32),
+        "moments": np.zeros(2 * net.n_params, np.float32),
     }
     binding = backend(name).bind(program, batch, {key: array for key, array in arrays.items() if key in program.buffers})
     for key in ("x", "t"):
