@@ -98,7 +98,7 @@ class Compiler:
                 self._write(f"product_{number}", partial(self._product, segment.product))
             self._write(f"once_{number}", partial(self._steps, segment.once))
             views = [view for operation in segment.sums for view in operation.outs]
-            sums.append(tuple((view.buffer, view.offset, view.offset + view.sample_size) for view in views))
+            sums.append(tuple((view.buffer, *run) for view in views for run in view.runs))
         positions = {buffer: (k, self.own_position(buffer)) for k, buffer in enumerate(self.table)}
         products = {number for number, segment in enumerate(self.segments) if segment.product}
         write_driver(self.module, sums, positions, self.lanes, products)
