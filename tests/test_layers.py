@@ -151,7 +151,12 @@ def test_repr_can_be_evaluated():
                  "Series(Scale(), Softmax())", "Activation(tanh)", "SpatialDropout(0.25)", "LayerNorm()",
                  "LayerNorm(3, eps=0.1)", "LayerNorm((2, 3), affine=False)", "RMSNorm(affine=False)",
                  "GroupNorm(2, 6)", "GroupNorm(2, 6, eps=0.1)",
-                 "BatchNorm(3)", "BatchNorm(3, momentum=0.2, eps=0.1, affine=False)"):  # fmt: skip
+                 "BatchNorm(3)", "BatchNorm(3, momentum=0.2, eps=0.1, affine=False)",
+                 "Conv(1, 6, 5, relu)", "Conv(2, 3, (5,), stride=(2,))",
+                 "Conv(2, 4, (3, 1), stride=2, padding=(1, 0), dilation=2, groups=2, bias=False)",
+                 "Conv(1, 2, 2, padding=((0, 1), (0, 1)))", "ConvTranspose(2, 3, 2, tanh, stride=2, output_padding=1)",
+                 "MaxPool(2)", "MaxPool((2, 3), stride=1, padding=1)", "AvgPool((2,), count_padding=False)",
+                 "GlobalAvgPool()", "Upsample((1, 2))", "Upsample(3)", "Pad(1)", "Pad(((1, 0), (2, 2)))"):  # fmt: skip
         assert repr(eval(text, vars(chains))) == text
 
 
