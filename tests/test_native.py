@@ -531,6 +531,7 @@ def test_cases_on_threads_equal_numpy(case, eager):
 @given(st.data())
 def test_random_chains_equal_numpy(data):
     case, batch = data.draw(cases()), data.draw(st.sampled_from([1, 2, 17, 48, 49, 100]))
+    batch = max(batch, case.net().network.declaration.most_demanding.smallest_batch)
     program = gradient_program(case.net(), "float64", case.loss, case.weighted, case.penalty)
     arrays = random_arrays(program, batch)
     wanted = run_on(NumpyBackend(), program, batch, arrays)
