@@ -167,10 +167,12 @@ class Chain(Series):
         p = arguments.check_params(p, self.n_params)
         x = arguments.check_input(x, self.input_shape)
         run = self._executable(("forward", p.dtype, training), lambda: record.forward(self.network, p.dtype, training))
-        data = {"x": x, "p": p, **self.state_for(run.program, state, p.dtype, training, x=x, p=p)}
+        data = {"x": x, "p": p}
+        data |= self.state_for(run.program, state, p.dtype, training, data)
         shape = (len(x), *self.output_shape)
         y = np.empty(shape, p.dtype) if out is None else arguments.check_out(out, shape, p.dtype, data)
-        run(len(x), {**data, "y": y, **_random(run, seed)})
+        data["y"] = y
+        run(len(x), data | _random(run, seed))
         return y
 
     def value_and_grad(
@@ -202,10 +204,12 @@ class Chain(Series):
         if check_finite:
             arguments.check_finite(p=p, **data)
         run = self._gradient(objective, p.dtype, training)
-        data |= {"p": p, **self.state_for(run.program, state, p.dtype, training, p=p, **data)}
+        data["p"] = p
+        data |= self.state_for(run.program, state, p.dtype, training, data)
         g = np.empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, data)
         value = np.empty((), p.dtype)
-        run(len(data["x"]), {**data, "g": g, "value": value, **_random(run, seed)})
+        data |= {"g": g, "value": value}
+        run(len(data["x"]), data | _random(run, seed))
         return value.item(), g
 
     def loss(
@@ -216,7 +220,7 @@ class Chain(Series):
         data, objective = self.problem(x, t, loss, weights, penalty)
         value = np.empty((), p.dtype)
         run = self._executable(("loss", objective, p.dtype), lambda: record.loss(self.network, objective, p.dtype, False))
-        data |= self.state_for(run.program, state, p.dtype, False, x=data["x"])
+        data |= self.state_for(run.program, state, p.dtype, False, data)
         run(len(data["x"]), {"p": p, **data, "value": value})
         return float(value)
 
@@ -244,7 +248,8 @@ class Chain(Series):
         if len(dy) != len(x):
             raise ValueError(f"`dy` has shape {dy.shape}, but `x` is a batch of {len(x)}: wanted {len(x)} samples in both")
         run = self._executable(("vjp", p.dtype, training), lambda: record.vjp(self.network, p.dtype, training))
-        inputs = {"p": p, "x": x, "dy": dy, **self.state_for(run.program, state, p.dtype, training, x=x)}
+        inputs = {"p": p, "x": x, "dy": dy}
+        inputs |= self.state_for(run.program, state, p.dtype, training, inputs)
         if out is None:
             g, dx = np.empty(p.shape, p.dtype), np.empty(x.shape, p.dtype)
         else:
@@ -277,8 +282,7 @@ class Chain(Series):
         data, problem = self.problem(x, t, loss, weights, penalty)
         executable = self._gradient(problem, np.dtype(np.float64), training, pure=True)
         own = {
-            name: np.array(a, np.float64)
-            for name, a in self.state_for(executable.program, state, None, training, **data).items()
+            name: np.array(a, np.float64) for name, a in self.state_for(executable.program, state, None, training, data).items()
         }
         return Objective(executable, data, self.n_params, own | _random(executable, seed))
 
@@ -338,15 +342,18 @@ class Chain(Series):
         return record.Objective(loss, target, weighted, penalty)
 
     def state_for(
-        self, program: Program, state: Any, dtype: np.dtype[Any] | None, training: bool, *, x: np.ndarray, **inputs: np.ndarray
+        self, program: Program, state: Any, dtype: np.dtype[Any] | None, training: bool, inputs: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """The checked state by buffer name, for a program that is to run on inputs of these names; checks the batch too."""
+        """The checked state by buffer name, for a program that is to run on these inputs; checks the batch too."""
+        network = self.network
+        if state is None and network.forgets:
+            return {}
         if training:
-            self.network.check_batch(len(x))
+            network.check_batch(len(inputs["x"]))
         buffer = program.buffers.get("state")
         updated = buffer is not None and buffer.role == "state"
         if state is not None:
-            return {"state": arguments.check_state(state, self.state_layout, dtype, updated, {"x": x, **inputs})}
+            return {"state": arguments.check_state(state, self.state_layout, dtype, updated, inputs)}
         if buffer is not None:
             raise ValueError(
                 f"`state` is missing: this network has one ({self.state_layout[0].name}, ...), which this call "

@@ -37,6 +37,11 @@ class Network:
         return self.layout.ranges(without=self.frozen)
 
     @cached_property
+    def forgets(self) -> bool:
+        """Whether there is no state, and any batch will do: so for most networks."""
+        return not self.state_layout.size and self._most_demanding.smallest_batch == 1
+
+    @cached_property
     def _most_demanding(self) -> Declaration:
         return self.declaration.most_demanding
 

@@ -96,7 +96,7 @@ def train(
     if samples % batch_size and not drop_last:
         net.network.check_batch(samples % batch_size, "the last batch, which `drop_last` would leave out,")
     program = net.training_step(objective, optimizer, p.dtype)
-    state = net.state_for(program, state, p.dtype, False, p=p, **data).get("state")
+    state = net.state_for(program, state, p.dtype, False, {"p": p, **data}).get("state")
     judge = _Judge(net, p, state, loss, penalty, validation, metrics)
     if check_finite:
         arguments.check_finite(p=p, **data)

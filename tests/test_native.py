@@ -532,6 +532,7 @@ def test_cases_on_threads_equal_numpy(case, eager):
 @given(st.data())
 def test_random_chains_equal_numpy(data):
     case, batch = data.draw(cases()), data.draw(st.sampled_from([1, 2, 17, 48, 49, 100]))
+    batch = max(batch, case.net().network.declaration.most_demanding.smallest_batch)
     program = gradient_program(case.net(), "float64", case.loss, case.weighted, case.penalty)
     arrays = random_arrays(program, batch)
     wanted = run_on(NumpyBackend(), program, batch, arrays, runs=2)
@@ -1538,9 +1539,8 @@ def test_a_sum_added_to_another_is_computed_or_refused(eager):
     assert_equal_results(actual, wanted, "float32")
 
 
-def test_auto_chooses_by_the_size_of_the_weights():
+def test_auto_prefers_machine_code():
     auto = backend("auto")
-    assert auto.choose(small_program()).name == "native"
-    for layers in ((Dense(600, 600),), (Dense(3, 1200, tanh), Dense(1200, 1000))):
-        assert auto.choose(gradient_program(Chain(*layers), "float32")).name == "numpy"
+    for layers in ((Dense(3, 3),), (Dense(600, 600),), (Dense(3, 1200, tanh), Dense(1200, 1000))):
+        assert auto.choose(gradient_program(Chain(*layers), "float32")).name == "native"
     assert Chain(Dense(3, 3)).runner.name == "auto"
