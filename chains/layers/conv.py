@@ -174,9 +174,9 @@ class ConvTranspose(_Convolution):
             bias=bias, weight_init=weight_init, bias_init=bias_init,
         )  # fmt: skip
         self.output_padding = per_axis("output_padding", output_padding, self.ndim, least=0)
-        stride = self.window.stride[-self.ndim :]
-        if any(extra >= step for extra, step in zip(self.output_padding, stride, strict=True)):
-            raise ValueError(f"`output_padding` (={output_padding}) must be below `stride` (={setting(stride)})")
+        steps = self.window.stride[-self.ndim :]
+        if any(extra >= step for extra, step in zip(self.output_padding, steps, strict=True)):
+            raise ValueError(f"`output_padding` (={output_padding}) must be below `stride` (={setting(steps)})")
 
     @property
     def _channels(self) -> tuple[int, int]:
