@@ -93,9 +93,9 @@ def train(
     judge = _Judge(net, p, loss, penalty, validation, metrics)
     if check_finite:
         arguments.check_finite(p=p, **data)
-    program = net.training_step(objective, optimizer, p.dtype)
+    step = net.training_step(objective, optimizer, p.dtype)
     state = None if resume is None else resume.optimizer_state
-    steps = Steps(net.runner, program, p, data, optimizer, batch_size=batch_size, drop_last=drop_last, seed=seed, state=state)
+    steps = Steps(step, p, data, optimizer, batch_size=batch_size, drop_last=drop_last, seed=seed, state=state)
     history = History(optimizer_state=steps.state, optimizer=type(optimizer).__name__)
     bar = _Bar(progress, epochs, steps.per_epoch)
     start = time.perf_counter()
