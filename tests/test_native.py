@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import math
 import mmap
@@ -15,6 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
@@ -36,7 +38,7 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 import itertools
 
-from chains.backends.native import NativeBackend, target, vectormath
+from chains.backends.native import NativeBackend, machine, target, vectormath
 from chains.backends.native import backend as native_module
 from chains.backends.native import cache as cache_files
 from chains.backends.native.compiler import compile_program
@@ -1139,6 +1141,7 @@ def test_code_grows_linearly_with_the_layers():
 def test_compile_time(monkeypatch):
     """Printed, not judged: machines differ."""
     monkeypatch.setenv("CHAINS_CACHE", "off")
+    monkeypatch.setattr(machine, "_made", WeakValueDictionary())  # other tests may hold the same code
     for program in (make_net().program(SquaredLoss()), make_net().program(SquaredLoss(), Adam())):
         start = time.perf_counter()
         compiled = NativeBackend().compile(program)
@@ -1169,12 +1172,78 @@ def compiled_again():
     x = np.linspace(-1, 1, 37, dtype=np.float32)
     y = run_on(runner, program, 37, {"x0": x, "y0": np.empty_like(x)})["y0"]
     np.testing.assert_allclose(y, np.exp(x) + 0.125, rtol=1e-6)
-    return runner.compile(program).code.cached
+    cached = runner.compile(program).code.cached
+    del runner
+    gc.collect()  # code that is still in use would be shared
+    return cached
 
 
 def test_the_second_time_the_code_comes_from_the_disk(folder):
     assert [compiled_again() for _ in range(3)] == [False, True, True]
     assert len(list(folder.iterdir())) == 1
+
+
+def test_cached_code_of_another_pipeline_is_not_used(folder, monkeypatch):
+    assert not compiled_again()
+    monkeypatch.setattr(machine, "PIPELINE", "another")
+    assert [compiled_again() for _ in range(2)] == [False, True]
+
+
+@pytest.fixture
+def emitted(folder, monkeypatch):
+    """The names of code as it is made: compiled or read from the disk."""
+    native_module.runtime()  # made once a process
+    names, load = [], cache_files.load
+    monkeypatch.setattr(cache_files, "load", lambda name: names.append(name) or load(name))
+    return names
+
+
+def fresh_net(width):
+    """A network with a backend of its own."""
+    net = Chain(Dense(5, width, tanh), Dense(width, 3))
+    net.runner = NativeBackend(threads=1)
+    return net
+
+
+def trained_once(net, rate=0.1):
+    x, t, p = np.ones((8, 5), "f4"), np.zeros((8, 3), "f4"), net.init(seed=1)
+    train(net, p, x, t, SquaredLoss(), SGD(rate), epochs=2, batch_size=4)
+    return p
+
+
+def test_programs_of_the_same_code_share_it(emitted):
+    """Networks of one shape, in one process and whatever their names, are compiled once."""
+    nets = [fresh_net(37) for _ in range(4)]
+    results = [trained_once(net) for net in nets]
+    assert len(emitted) == 1
+    for p in results:
+        np.testing.assert_array_equal(p, results[0])
+    trained_once(fresh_net(38))
+    assert len(emitted) == len(set(emitted)) == 2
+
+
+def test_code_that_nobody_uses_is_let_go(emitted):
+    before = len(machine._made)
+    for round in range(3):
+        for width in (41, 42, 43):
+            trained_once(fresh_net(width))
+        gc.collect()
+        assert len(machine._made) <= before
+        assert len(emitted) == 3 * (round + 1)
+
+
+def test_threads_that_want_the_same_code_make_it_once(emitted):
+    together = threading.Barrier(4)
+
+    def work(k):
+        net = fresh_net(45)
+        together.wait()
+        return trained_once(net)
+
+    with ThreadPoolExecutor(4) as workers:
+        results = list(workers.map(work, range(4)))
+    assert len(emitted) == 1
+    assert len({p.tobytes() for p in results}) == 1
 
 
 DAMAGE = {
