@@ -65,14 +65,14 @@ class Optimizer(Tunable, ABC):
     def record(self, ops: Recorder, p: View, g: View, ranges: Sequence[tuple[int, int]]) -> None:
         """Record one update of the `ranges` (start, stop) of the flat vector `p`."""
         size = p.sample_size
-        state = ops.external("state", (self.n_states * size,), role="state")
+        moments = ops.external("moments", (self.n_states * size,), role="state")
         step = ops.external("step", (), role="state", dtype=np.float64)
         scalars = [ops.scratch("scalar", (), batched=False) for _ in self.scalars(0.0)]
         if self.clip_norm is not None:
             self._clip(ops, [g.slice(0, *run) for run in ranges], self.clip_norm)
         ops.map((*scalars, step), lambda step: (*self.scalars(step), step + 1.0), step)
         for start, stop in ranges:
-            states = [state.slice(0, k * size + start, k * size + stop) for k in range(self.n_states)]
+            states = [moments.slice(0, k * size + start, k * size + stop) for k in range(self.n_states)]
             self.update(ops, p.slice(0, start, stop), g.slice(0, start, stop), states, scalars)
 
     @staticmethod

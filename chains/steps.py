@@ -20,33 +20,34 @@ State = dict[str, np.ndarray]
 class Steps:
     """A recorded training step going through a data set in batches.
 
-    `executable` is the step. `data` are the checked arrays by buffer name. `state` is the optimiser's, live; pass a
-    copy of it to go on.
+    `executable` is the step. `data` are the checked arrays by buffer name; `trained` are those to be updated in place: the
+    parameters and the network's state, if any. `optimizer_state` is live; pass a copy of it to go on.
     """
 
     def __init__(
         self,
         executable: Executable,
-        p: np.ndarray,
+        trained: Mapping[str, np.ndarray],
         data: Mapping[str, np.ndarray],
         optimizer: Optimizer,
         *,
         batch_size: int,
         drop_last: bool,
         seed: int,
-        state: State | None,
+        optimizer_state: State | None,
     ) -> None:
-        self.state = _start(optimizer, p) if state is None else _checked(state, optimizer, p)
-        self._first_step = int(self.state["step"])
+        p = trained["p"]
+        self.optimizer_state = _start(optimizer, p) if optimizer_state is None else _checked(optimizer_state, optimizer, p)
+        self._first_step = int(self.optimizer_state["step"])
         self._runner, program = executable.backend, executable.program
-        self._random = np.array([seed, self.state["step"]], np.uint64)
+        self._random = np.array([seed, self.optimizer_state["step"]], np.uint64)
         self._value = np.zeros((), p.dtype)
         self._seed = seed
         self._samples = len(data["x"])
         self._sorted = np.arange(self._samples)
         self._order = self._sorted.copy()
         data = {name: np.ascontiguousarray(array) for name, array in data.items() if name in program.buffers}
-        shared = {"p": p, "value": self._value, "random": self._random, **self.state, **executable.settings}
+        shared = {**trained, "value": self._value, "random": self._random, **self.optimizer_state, **executable.settings}
         shared = {name: array for name, array in shared.items() if name in program.buffers}
         self.whole_batch = batch_size == self._samples
         if self.whole_batch:  # bound as they are: nothing to fetch
@@ -66,7 +67,7 @@ class Steps:
     @property
     def done(self) -> int:
         """How many steps were done; the program itself counts them."""
-        return int(self.state["step"]) - self._first_step
+        return int(self.optimizer_state["step"]) - self._first_step
 
     def epochs(self, most: int, shuffle: bool, tick: Callable[[int], object] | None) -> list[float]:
         """Go through the data once, or up to `most` times where that takes no shuffling; the mean loss of each epoch.
@@ -76,12 +77,12 @@ class Steps:
         """
         if self.whole_batch:
             count = min(most, max(1, self._chunk))
-            self.state["epoch"] += count
+            self.optimizer_state["epoch"] += count
             return self._run(self._parts[0].feed, count, tick).tolist()
         if shuffle:  # each epoch's order depends on the seed and its number alone
             self._order[:] = self._sorted
-            np.random.default_rng([self._seed, int(self.state["epoch"])]).shuffle(self._order)
-        self.state["epoch"] += 1
+            np.random.default_rng([self._seed, int(self.optimizer_state["epoch"])]).shuffle(self._order)
+        self.optimizer_state["epoch"] += 1
         total = sum(self._run(part.feed, part.steps, tick).sum() * part.batch for part in self._parts)
         return [float(total) / sum(part.steps * part.batch for part in self._parts)]
 
@@ -152,7 +153,7 @@ class Updater:
 
 
 def _start(optimizer: Optimizer, p: np.ndarray) -> State:
-    return {"state": np.zeros(optimizer.n_states * p.size, p.dtype), "step": np.zeros(()), "epoch": np.zeros(())}
+    return {"moments": np.zeros(optimizer.n_states * p.size, p.dtype), "step": np.zeros(()), "epoch": np.zeros(())}
 
 
 def _checked(state: State, optimizer: Optimizer, p: np.ndarray) -> State:

@@ -25,12 +25,13 @@ Metric = Callable[[np.ndarray, np.ndarray], float]
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a callback sees after an epoch: `p` and `history` are the live ones, `epoch` counts from 1."""
+    """What a callback sees after an epoch, which count from 1: `p`, `history` and `state`, the network's, are the live ones."""
 
     net: Chain
     p: np.ndarray
     epoch: int
     history: History
+    state: np.ndarray | None = None
 
 
 # Called after each epoch; where it returns a text, training stops with that as the reason.
@@ -52,6 +53,7 @@ def train(
     drop_last: bool = False,
     weights: Any = None,
     penalty: Penalty | None = None,
+    state: np.ndarray | None = None,
     validation: tuple[Any, Any] | None = None,
     metrics: Sequence[Metric] = (),
     progress: bool | None = None,
@@ -59,7 +61,7 @@ def train(
     check_finite: bool = True,
     resume: History | None = None,
 ) -> History:
-    """Train `net` on `x` and `t`, updating the parameter vector `p` in place.
+    """Train `net` on `x` and `t`, updating the parameter vector `p`, and for networks that have one the `state`, in place.
 
     `x`: (samples, *input_shape); `t`: targets as `loss` wants them; `weights`: (samples,) factors of their losses.
     `batch_size`: samples a step, None for all. Each epoch goes through all samples once, shuffled unless
@@ -70,7 +72,7 @@ def train(
     called there at the end. `resume`: the history of
     an earlier call with the same optimiser, whose momentum and step count are carried on.
 
-    Returns the `History`. Ctrl-C ends training after a step, with `p` as of then and the reason in
+    Returns the `History`. Ctrl-C ends training after a step, with `p` and `state` as of then and the reason in
     ``history.stopped``. Raises FloatingPointError, naming the step and the loss and carrying the history as its
     attribute `history`, where the loss is not a finite number, and TypeError or ValueError, before anything is
     written, for arguments that do not fit.
@@ -90,13 +92,20 @@ def train(
     data, objective = net.problem(x, t, loss, weights, penalty)
     samples = len(data["x"])
     batch_size = _check_counts(samples, epochs, batch_size, drop_last)
-    judge = _Judge(net, p, loss, penalty, validation, metrics)
+    net.network.check_batch(batch_size)
+    if samples % batch_size and not drop_last:
+        net.network.check_batch(samples % batch_size, "the last batch, which `drop_last` would leave out,")
+    step = net.training_step(objective, optimizer, p.dtype)
+    state = net.state_for(step.program, state, p.dtype, False, {"p": p, **data}).get("state")
+    judge = _Judge(net, p, state, loss, penalty, validation, metrics)
     if check_finite:
         arguments.check_finite(p=p, **data)
-    step = net.training_step(objective, optimizer, p.dtype)
-    state = None if resume is None else resume.optimizer_state
-    steps = Steps(step, p, data, optimizer, batch_size=batch_size, drop_last=drop_last, seed=seed, state=state)
-    history = History(optimizer_state=steps.state, optimizer=type(optimizer).__name__)
+    steps = Steps(
+        step, {"p": p} if state is None else {"p": p, "state": state}, data, optimizer,
+        batch_size=batch_size, drop_last=drop_last, seed=seed,
+        optimizer_state=None if resume is None else resume.optimizer_state,
+    )  # fmt: skip
+    history = History(optimizer_state=steps.optimizer_state, optimizer=type(optimizer).__name__)
     bar = _Bar(progress, epochs, steps.per_epoch)
     start = time.perf_counter()
     try:
@@ -108,7 +117,7 @@ def train(
             history.add(judgement)
             history.seconds += [time.perf_counter() - start] * len(losses)
             for callback in callbacks:
-                reason = callback(TrainingState(net, p, history.epochs, history))
+                reason = callback(TrainingState(net, p, history.epochs, history, state))
                 history.stopped = history.stopped or str(reason or "")
             bar.show(history)
     except KeyboardInterrupt:
@@ -122,7 +131,7 @@ def train(
     for callback in callbacks:
         finish = getattr(callback, "finish", None)
         if finish is not None:
-            finish(TrainingState(net, p, history.epochs, history))
+            finish(TrainingState(net, p, history.epochs, history, state))
     return history
 
 
@@ -147,14 +156,21 @@ class _Judge:
     """Computes the loss and the metrics on the validation data."""
 
     def __init__(
-        self, net: Chain, p: np.ndarray, loss: Loss, penalty: Penalty | None, validation: Any, metrics: Sequence[Metric]
+        self,
+        net: Chain,
+        p: np.ndarray,
+        state: np.ndarray | None,
+        loss: Loss,
+        penalty: Penalty | None,
+        validation: Any,
+        metrics: Sequence[Metric],
     ) -> None:
         names = [_name(metric) for metric in metrics]
         if validation is None and metrics:
             raise ValueError("`metrics` are computed on validation data: pass `validation=(x, t)` too")
         if len(set(names)) < len(names) or {"loss", "validation loss", "seconds"} & set(names):
             raise ValueError(f"`metrics` (={names}) must have names of their own: give a function another __name__")
-        self._arguments = (net, p, loss, penalty)
+        self._arguments = (net, p, state, loss, penalty)
         self._metrics = dict(zip(names, metrics, strict=True))
         self._data = None
         if validation is not None:
@@ -168,11 +184,11 @@ class _Judge:
         """The numbers by name; none without validation data."""
         if self._data is None:
             return {}
-        net, p, loss, penalty = self._arguments
+        net, p, state, loss, penalty = self._arguments
         x, t = self._data
-        numbers = {"validation loss": net.loss(p, x, t, loss, penalty=penalty)}
+        numbers = {"validation loss": net.loss(p, x, t, loss, penalty=penalty, state=state)}
         if self._metrics:
-            y = net(x, p)
+            y = net(x, p, state=state)
             numbers |= {name: float(metric(y, t)) for name, metric in self._metrics.items()}
         return numbers
 

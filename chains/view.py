@@ -103,6 +103,17 @@ class View:
         return self.strides == c_strides(self.shape)
 
     @property
+    def runs(self) -> list[tuple[int, int]]:
+        """The elements' places in the buffer, as runs (start, stop) without gaps; for views without samples."""
+        runs, length = [self.offset], 1
+        for extent, stride in sorted(zip(self.sample_shape, self.strides, strict=True), key=lambda axis: axis[1]):
+            if stride == length and len(runs) == 1:
+                length *= extent
+            elif extent != 1:
+                runs = [start + k * stride for start in runs for k in range(extent)]
+        return [(start, start + length) for start in runs]
+
+    @property
     def T(self) -> View:
         """The axes in reverse order."""
         return replace(self, shape=self.shape[::-1], strides=self.strides[::-1], name=f"{self}.T")

@@ -107,7 +107,7 @@ def test_a_step_reads_nothing_unwritten(optimizer, dtype, backend_name):
     program = record.training_step(net.network, record.Objective(SquaredLoss(), (2,)), optimizer, np.dtype(dtype))
     rng = np.random.default_rng(0)
     arrays = {"p": net.init(seed=0), "x": rng.normal(size=(6, 3)), "t": rng.normal(size=(6, 2)), "step": np.zeros(()),
-              "state": np.zeros(optimizer.n_states * net.n_params)}  # fmt: skip
+              "moments": np.zeros(optimizer.n_states * net.n_params)}  # fmt: skip
     clean, poisoned = (run_program(program, backend_name, 6, arrays, fill, runs=3) for fill in (0x00, 0xFF))
     assert_same_bits(clean, poisoned)
     assert clean["step"] == 3.0

@@ -214,8 +214,8 @@ def test_the_loss_alone_has_no_pullback():
 
 def test_an_update_needs_no_more_than_its_optimizer():
     net = Chain(Dense(3, 4, tanh), Dense(4, 2))
-    assert "state" not in net.program(SquaredLoss(), OPTIMIZERS["SGD"]).buffers
-    assert net.program(SquaredLoss(), OPTIMIZERS["Adam"]).buffers["state"].shape == (2 * net.n_params,)
+    assert "moments" not in net.program(SquaredLoss(), OPTIMIZERS["SGD"]).buffers
+    assert net.program(SquaredLoss(), OPTIMIZERS["Adam"]).buffers["moments"].shape == (2 * net.n_params,)
 
 
 # Copies

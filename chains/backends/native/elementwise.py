@@ -27,6 +27,13 @@ class Frame:
     start: Value  # the number of the first sample in the batch
     first: Value | None  # whether sums over samples begin with these (i1); None where there are no tiles
 
+    def outlined(self, hint: str, pointers: list[Value], write: Callable[[Function, list[Value]], None]) -> None:
+        """Call a function of its own on these addresses, the number of samples and whether sums begin with them."""
+        begun = integer(0) if self.first is None else self.f.cast("zext", self.first, I64)
+        arguments = [*pointers, self.count, begun]
+        name = self.f.module.outline(hint, [argument.type for argument in arguments], write)
+        self.f.line(f"call void @{name}({', '.join(map(str, arguments))})")
+
     def extent(self, extent: Extent) -> Value:
         return self.f.mul(self.count, extent.per_sample) if isinstance(extent, Batch) else integer(extent)
 

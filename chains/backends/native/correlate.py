@@ -1,0 +1,573 @@
+"""Convolutions as register-blocked kernels over images whose lanes are samples.
+
+An image buffer holds a vector of samples for each channel, row and column (`chains.backends.native.layout`), so that no
+lane is idle whatever the width of the image. A kernel keeps a block of results in registers: some output channels
+times some positions of a row. For each input channel and kernel entry it loads the vectors of the positions once
+and multiplies them by one weight for each output channel.
+
+The convolution and the gradient with respect to its input are the same sum with other indices (`Taps`): a stride of the
+one spreads the taps of the other over classes of positions. Padding is never stored: rows that lie outside are skipped by
+bounds from a table, columns by leaving out their multiplications in the blocks at the border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import gcd
+
+from chains.backends.native.elementwise import Frame, evaluate, horizontal
+from chains.backends.native.emit import I64, Function, Type, Value, integer, number, real_type
+from chains.operations import Convolve, ConvolveInput, ConvolveWeight, Map
+from chains.view import View
+from chains.window import Window
+
+LONGEST_BODY = 128  # multiply-adds in one straight run of code, about
+
+
+@dataclass(frozen=True)
+class Taps:
+    """A class of positions along one axis, and the kernel entries that reach them.
+
+    Position ``first + step * m`` for m < count takes the entries ``tap + tap_step * k`` for k < taps, from the sources
+    ``source + along * m + across * k``, of which those in [0, length) exist.
+    """
+
+    first: int
+    step: int
+    count: int
+    tap: int
+    tap_step: int
+    taps: int
+    source: int
+    along: int
+    across: int
+    length: int
+
+    def reached(self, m: int) -> range:
+        """The k whose source exists for position m."""
+        inside = [k for k in range(self.taps) if 0 <= self.source + self.along * m + self.across * k < self.length]
+        return range(inside[0], inside[-1] + 1) if inside else range(0)
+
+    @property
+    def whole(self) -> range:
+        """The positions for which all sources exist."""
+        inside = [m for m in range(self.count) if len(self.reached(m)) == self.taps]
+        return range(inside[0], inside[-1] + 1) if inside else range(0)
+
+
+def output_taps(window: Window, axis: int, inputs: int, outputs: int) -> list[Taps]:
+    """How each output position of a convolution collects its inputs."""
+    return [
+        Taps(
+            0, 1, outputs, 0, 1, window.size[axis], -window.padding[axis][0], window.stride[axis], window.dilation[axis], inputs
+        )
+    ]
+
+
+def input_taps(window: Window, axis: int, inputs: int, outputs: int) -> list[Taps]:
+    """How each input position collects, backwards, the outputs it took part in."""
+    size, stride, dilation, before = (
+        window.size[axis], window.stride[axis], window.dilation[axis], window.padding[axis][0]
+    )  # fmt: skip
+    classes = []
+    step = stride // gcd(stride, dilation)
+    for remainder in range(stride):
+        first = (remainder - before) % stride
+        count = len(range(first, inputs, stride))
+        taps = [t for t in reversed(range(size)) if t * dilation % stride == remainder]  # so that sources ascend
+        start = taps[0] if taps else 0
+        source = (first + before - start * dilation) // stride
+        if count:
+            classes.append(Taps(first, stride, count, start, -step, len(taps), source, 1, step * dilation // stride, outputs))
+    return classes
+
+
+@dataclass(frozen=True)
+class Images:
+    """Strides of an image buffer, in elements."""
+
+    channel: int
+    row: int
+    column: int
+
+    @staticmethod
+    def of(view: View) -> Images:
+        return Images(*view.strides[1:])
+
+
+def lower_convolve(frame: Frame, operation: Convolve | ConvolveInput, packed: View, maps: Sequence[Map] = ()) -> None:
+    """The convolution, or its gradient with respect to the input, with packed kernels, and maps on the results."""
+    (out,), source = operation.outs, operation.ins[0]
+    kernel = _Correlation.of(frame, operation)
+    operands = list(dict.fromkeys(view for fused in maps for view in (*fused.outs, *fused.ins) if view != out))
+    pointers = [frame.base(view) for view in (out, source, packed, *operands)]
+    frame.outlined("convolve", pointers, lambda f, arguments: kernel.write(f, arguments, out, operands, maps))
+
+
+def pack_kernels(frame: Frame, operation: Convolve | ConvolveInput, target: View) -> None:
+    """Copy the kernels to the order in which `lower_convolve` reads them."""
+    kernel, weight = _Correlation.of(frame, operation), operation.ins[1]
+    outs, ins = weight.strides[:2] if isinstance(operation, Convolve) else weight.strides[1::-1]
+    group = weight.strides[0] * int(weight.shape[0]) // operation.groups  # type: ignore[arg-type]
+    strides = (group, outs, ins, weight.strides[2], weight.strides[3])
+    pointers = [frame.base(target), frame.base(weight)]
+    frame.outlined("pack_kernels", pointers, lambda f, arguments: kernel.pack(f, arguments, strides))
+
+
+@dataclass(frozen=True)
+class _Correlation:
+    """``out[o, i, j] = sum over c and the taps of i and j: weight[o, c, tap] * source[c, source(i), source(j)]``.
+
+    The weights are packed: for each group and block of output channels, (in channel, row, column, channel of the block).
+    """
+
+    lanes: int
+    registers: int
+    scalar: Type
+    outs: int  # channels of a group
+    ins: int
+    groups: int
+    out: Images
+    source: Images
+    size: tuple[int, int]  # of the kernels
+    rows: tuple[Taps, ...]
+    columns: tuple[Taps, ...]
+
+    @staticmethod
+    def of(frame: Frame, operation: Convolve | ConvolveInput) -> _Correlation:
+        (out,), source = operation.outs, operation.ins[0]
+        forward, window, groups = isinstance(operation, Convolve), operation.window, operation.groups
+        find = output_taps if forward else input_taps
+        image, other = (source, out) if forward else (out, source)
+        rows, columns = (find(window, k, image.sample_shape[1 + k], other.sample_shape[1 + k]) for k in range(2))
+        return _Correlation(
+            frame.lanes,
+            frame.registers,
+            real_type(out.dtype),
+            out.sample_shape[0] // groups,
+            source.sample_shape[0] // groups,
+            groups,
+            Images.of(out),
+            Images.of(source),
+            window.size,
+            tuple(rows),
+            tuple(columns),
+        )
+
+    @property
+    def channel_weights(self) -> int:
+        """Weights of an output channel."""
+        return self.ins * self.size[0] * self.size[1]
+
+    def pack(self, f: Function, arguments: list[Value], strides: tuple[int, int, int, int, int]) -> None:
+        """Copy kernels with these strides (group, output channel, input channel, row, column) to the packed order."""
+        target, weight, *_ = arguments
+        height, _width = self._block()
+
+        def block(g: Value, o: Value, count: int) -> None:
+            to = f.address(target, f.mul(f.add(f.mul(g, self.outs), o), self.channel_weights), self.scalar)
+            of = f.address(weight, f.add(f.mul(g, strides[0]), f.mul(o, strides[1])), self.scalar)
+
+            def row(c: Value, i: Value) -> None:
+                for j in range(self.size[1]):
+                    position = f.mul(
+                        f.add(
+                            f.mul(
+                                f.add(f.mul(c, self.size[0]), i),
+                                self.size[1],
+                            ),
+                            j,
+                        ),
+                        count,
+                    )
+                    offset = f.add(f.add(f.mul(c, strides[2]), f.mul(i, strides[3])), j * strides[4])
+                    for h in range(count):
+                        x = f.load(self.scalar, f.address(of, f.add(offset, h * strides[1]), self.scalar))
+                        f.store(x, f.address(to, f.add(position, h), self.scalar))
+
+            _blocks(f, self.ins, 1, lambda c, _: _blocks(f, self.size[0], 1, lambda i, _: row(c, i)))
+
+        _blocks(f, self.groups, 1, lambda g, _: _blocks(f, self.outs, height, lambda o, count: block(g, o, count)))
+
+    def write(self, f: Function, arguments: list[Value], out: View, operands: list[View], maps: Sequence[Map]) -> None:
+        finish = _Finish(out, operands, maps, [arguments[0], *arguments[3:]])
+
+        def group(g: Value, _: list[Value]) -> None:
+            source = f.address(arguments[1], f.mul(g, self.ins * self.source.channel), self.scalar)
+            weight = f.address(arguments[2], f.mul(g, self.outs * self.channel_weights), self.scalar)
+            for rows in self.rows:
+                self._rows(f, rows, source, weight, f.mul(g, self.outs), finish)
+
+        if self.groups == 1:
+            group(integer(0), [])
+        else:
+            f.loop(integer(0), integer(self.groups), 1, group)
+
+    def _rows(self, f: Function, rows: Taps, source: Value, weight: Value, channel: Value, finish: _Finish) -> None:
+        height, width = self._block()
+        reached = [rows.reached(m) for m in range(rows.count)]
+        bounds = [f.module.table([r.start for r in reached]), f.module.table([r.stop for r in reached])]
+
+        def row(m: Value, _: list[Value]) -> None:
+            limits = [f.load(I64, f.address(table, m, I64)) for table in bounds]
+            line = f.address(source, f.mul(f.add(f.mul(m, rows.along), rows.source), self.source.row), self.scalar)
+            place = f.add(f.mul(m, rows.step), rows.first)
+
+            def channels(o: Value, count: int) -> None:
+                own = f.address(weight, f.add(f.mul(o, self.channel_weights), rows.tap * self.size[1] * count), self.scalar)
+                for columns in self.columns:
+
+                    def block(first: Value, static: int | None, positions: int, columns: Taps = columns) -> None:
+                        tile = _Tile(count, positions, static, first)
+                        results = self._sums(f, rows, columns, line, own, limits, tile)
+                        finish.store(f, results, f.add(channel, o), place, columns, tile)
+
+                    column_blocks(f, columns, width, block)
+
+            whole = self.outs // height * height
+            if whole:
+                f.loop(integer(0), integer(whole), height, lambda o, _: channels(o, height))
+            if self.outs > whole:
+                channels(integer(whole), self.outs - whole)
+
+        f.loop(integer(0), integer(rows.count), 1, row)
+
+    def _block(self) -> tuple[int, int]:
+        """Output channels and positions of a block: the least time by a simple count of instructions."""
+        widest = max(columns.count for columns in self.columns)
+        most = 24 if self.registers >= 32 else 12
+
+        def blocks(length: int, size: int) -> list[int]:
+            return [size] * (length // size) + ([length % size] if length % size else [])
+
+        def cost(height: int, width: int) -> float:
+            return sum(max(h * w, 0.6 * (h + w), 4.0) + 0.3 for h in blocks(self.outs, height) for w in blocks(widest, width))
+
+        choices = [(h, w) for h in range(1, 9) for w in range(1, 13) if h * w <= most and h <= self.outs and w <= widest]
+        return min(choices, key=lambda choice: (cost(*choice), -choice[1]))
+
+    def _sums(
+        self, f: Function, rows: Taps, columns: Taps, line: Value, weight: Value, limits: list[Value], tile: _Tile
+    ) -> list[Value]:
+        """The sums of a block, position by position of each channel."""
+        type = Type(self.scalar.name, self.lanes)
+        zero = [number(type, 0.0)] * (tile.height * tile.width)
+        if not rows.taps or not columns.taps:
+            return zero
+        line = f.address(line, f.mul(tile.first, columns.along * self.source.column), self.scalar)
+
+        def entry(c: Value, k: Value, sums: Sequence[Value]) -> list[Value]:
+            source = f.address(line, f.add(f.mul(c, self.source.channel), f.mul(k, rows.across * self.source.row)), self.scalar)
+            offset = f.add(f.mul(c, self.size[0] * self.size[1]), f.mul(k, rows.tap_step * self.size[1]))
+            own = f.address(weight, f.mul(offset, tile.height), self.scalar)
+            sums, loaded = list(sums), {}
+            for tap in range(columns.taps):
+                used = {w: columns.source + columns.along * w + columns.across * tap for w in tile.reaching(columns, tap)}
+                for at in used.values():
+                    if at not in loaded:
+                        loaded[at] = f.load(type, f.address(source, integer(at * self.source.column), self.scalar))
+                for h in range(tile.height if used else 0):
+                    at_tap = (columns.tap + columns.tap_step * tap) * tile.height + h
+                    factor = f.splat(f.load(self.scalar, f.address(own, integer(at_tap), self.scalar)), self.lanes)
+                    for w, at in used.items():
+                        sums[h * tile.width + w] = f.fma(factor, loaded[at], sums[h * tile.width + w])
+            return sums
+
+        if rows.taps > 1 or not all(rows.reached(m) for m in range(rows.count)):
+            low, high = limits
+            return f.loop(
+                integer(0),
+                integer(self.ins),
+                1,
+                lambda c, sums: f.loop(low, high, 1, lambda k, carried: entry(c, k, carried), sums)[1],
+                zero,
+            )[1]
+        # One row of the kernel: several channels in one run of code.
+        several = max(1, min(8, LONGEST_BODY // (tile.height * tile.width * columns.taps)))
+        while self.ins % several:
+            several -= 1
+
+        def channels(c: Value, sums: Sequence[Value]) -> list[Value]:
+            for n in range(several):
+                sums = entry(f.add(c, n), integer(0), sums)
+            return list(sums)
+
+        return f.loop(integer(0), integer(self.ins), several, channels, zero)[1]
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A block of results: output channels times positions of a row, of which the first is a number known now or not."""
+
+    height: int
+    width: int
+    static: int | None
+    first: Value
+
+    def reaching(self, columns: Taps, tap: int) -> list[int]:
+        """The positions to which this kernel entry contributes."""
+        return [w for w in range(self.width) if self.static is None or tap in columns.reached(self.static + w)]
+
+
+def column_blocks(f: Function, columns: Taps, width: int, body: Callable[[Value, int | None, int], None]) -> None:
+    """Call `body` for blocks of positions: with a number known now where some of their sources do not exist."""
+    whole, position = columns.whole, 0
+
+    def static(stop: int) -> None:
+        nonlocal position
+        while position < stop:
+            size = min(width, columns.count - position)
+            body(integer(position), position, size)
+            position += size
+
+    static(whole.start if whole else columns.count)
+    stop = position + max(0, whole.stop - position) // width * width
+    if stop - position > width:
+        f.loop(integer(position), integer(stop), width, lambda m, _: body(m, None, width))
+        position = stop
+    static(columns.count)
+
+
+@dataclass
+class _Finish:
+    """What is done to a block of results: the maps, and storing."""
+
+    out: View
+    operands: list[View]
+    maps: Sequence[Map]
+    pointers: list[Value]  # of out, then of the operands
+
+    def store(self, f: Function, results: list[Value], channel: Value, row: Value, columns: Taps, tile: _Tile) -> None:
+        type = results[0].type
+        scalar = Type(type.name)
+        column = f.add(f.mul(tile.first, columns.step), columns.first)
+        shared: dict[tuple[View, int], Value] = {}
+
+        def place(view: View, pointer: Value, h: int, w: int) -> Value:
+            images = Images.of(view)
+            offset = f.add(f.mul(f.add(channel, h), images.channel), f.mul(row, images.row))
+            offset = f.add(offset, f.mul(column, images.column))
+            return f.address(f.address(pointer, offset, scalar), integer(w * columns.step * images.column), scalar)
+
+        def operand(view: View, values: dict[View, Value], h: int, w: int) -> Value:
+            if view in values:
+                return values[view]
+            pointer = self.pointers[1 + self.operands.index(view)]
+            if view.batched:
+                return f.load(type, place(view, pointer, h, w))
+            if (view, h) not in shared:  # a number for each channel, or one for all
+                stride = view.strides[0] if view.sample_size > 1 else 0
+                number = f.load(scalar, f.address(pointer, f.mul(f.add(channel, h), stride), scalar))
+                shared[view, h] = f.splat(number, type.lanes)
+            return shared[view, h]
+
+        for h in range(tile.height):
+            for w in range(tile.width):
+                values = {self.out: results[h * tile.width + w]}
+                for fused in self.maps:
+                    ins = [operand(view, values, h, w) for view in fused.ins]
+                    values |= dict(zip(fused.outs, evaluate(f, fused.formula, ins, type), strict=True))
+                for view, value in values.items():
+                    pointer = self.pointers[0] if view == self.out else self.pointers[1 + self.operands.index(view)]
+                    f.store(value, place(view, pointer, h, w))
+
+
+def fusible_image_map(operation: Convolve | ConvolveInput, maps: Sequence[Map], candidate: Map) -> bool:
+    """Whether `candidate`, after `maps`, can be done to the convolution's results while they are in registers."""
+    (out,) = operation.outs
+    known = [out, *(view for fused in maps for view in fused.outs)]
+    for view in (*candidate.outs, *candidate.ins):
+        if any(view.buffer is other.buffer and view != other for other in known):
+            return False
+        if view.buffer in {source.buffer for source in operation.ins}:
+            return False
+    if not any(view in known for view in candidate.ins):
+        return False
+    if any(view.shape != out.shape for view in candidate.outs):
+        return False
+    channels = out.sample_shape[0]
+    return all(
+        view.shape == out.shape if view.batched else view.sample_size == 1 or view.shape == (channels, 1, 1)
+        for view in candidate.ins
+    )
+
+
+def lower_convolve_weight(frame: Frame, operation: ConvolveWeight) -> None:
+    """The gradient with respect to the kernels: sums over the positions and the samples of the tile."""
+    (out,), (x, dy) = operation.outs, operation.ins
+    window, groups = operation.window, operation.groups
+    rows, columns = (output_taps(window, k, x.sample_shape[1 + k], dy.sample_shape[1 + k])[0] for k in range(2))
+    kernel = _WeightSums(
+        frame.lanes,
+        frame.registers,
+        real_type(out.dtype),
+        dy.sample_shape[0] // groups,
+        x.sample_shape[0] // groups,
+        groups,
+        Images.of(dy),
+        Images.of(x),
+        out.strides,  # type: ignore[arg-type]
+        rows,
+        columns,
+    )
+    frame.outlined("convolve_weight", [frame.base(view) for view in (out, x, dy)], kernel.write)
+
+
+@dataclass(frozen=True)
+class _WeightSums:
+    """``out[o, c, tap] = sum over i, j and the samples: dy[o, i, j] * x[c, source(i), source(j)]``."""
+
+    lanes: int
+    registers: int
+    scalar: Type
+    outs: int  # channels of a group
+    ins: int
+    groups: int
+    dy: Images
+    x: Images
+    weight: tuple[int, int, int, int]  # strides: out channel, in channel, row, column
+    rows: Taps
+    columns: Taps
+
+    def write(self, f: Function, arguments: list[Value]) -> None:
+        out, x, dy, count, first = arguments
+        alive = f.first_lanes(self.lanes, count)
+        begin = f.compare("ne", first, integer(0))
+        height, width, taps = self._block()
+        covered = [
+            [m for m in range(self.rows.count) if k in self.rows.reached(m)] for k in range(self.rows.taps)
+        ]  # the output rows that entry k of the kernel reaches
+        low = f.module.table([rows[0] if rows else 0 for rows in covered])
+        high = f.module.table([rows[-1] + 1 if rows else 0 for rows in covered])
+
+        def group(g: Value) -> None:
+            own = (
+                f.address(out, f.mul(g, self.outs * self.weight[0]), self.scalar),
+                f.address(x, f.mul(g, self.ins * self.x.channel), self.scalar),
+                f.address(dy, f.mul(g, self.outs * self.dy.channel), self.scalar),
+            )
+
+            def block(o: Value, c: Value, h: int, w: int) -> None:
+                def entry(k: Value, _: list[Value]) -> None:
+                    limits = [f.load(I64, f.address(table, k, I64)) for table in (low, high)]
+                    for start in range(0, self.columns.taps, taps):
+                        some = range(start, min(start + taps, self.columns.taps))
+                        sums = self._sums(f, own, o, c, k, h, w, some, limits)
+                        self._add(f, own[0], o, c, k, h, w, some, sums, alive, begin)
+
+                f.loop(integer(0), integer(self.rows.taps), 1, entry)
+
+            _blocks(f, self.outs, height, lambda o, h: _blocks(f, self.ins, width, lambda c, w: block(o, c, h, w)))
+
+        if self.groups == 1:
+            group(integer(0))
+        else:
+            f.loop(integer(0), integer(self.groups), 1, lambda g, _: group(g))
+
+    def _block(self) -> tuple[int, int, int]:
+        """Output channels, input channels and columns of the kernel in a block."""
+        most = 24 if self.registers >= 32 else 12
+        taps = min(self.columns.taps, 6 if self.registers >= 32 else 5)
+
+        def cost(h: int, w: int) -> float:
+            return (h + w * taps + max(h * w * taps, 4)) * -(-self.outs // h) * -(-self.ins // w)
+
+        choices = [
+            (h, w) for h in range(1, 9) for w in range(1, 9) if h * w * taps <= most and h <= self.outs and w <= self.ins
+        ]
+        height, width = min(choices, key=lambda choice: cost(*choice))
+        return height, width, taps
+
+    def _sums(
+        self,
+        f: Function,
+        bases: tuple[Value, Value, Value],
+        o: Value,
+        c: Value,
+        k: Value,
+        height: int,
+        width: int,
+        taps: range,
+        limits: list[Value],
+    ) -> list[Value]:
+        type = Type(self.scalar.name, self.lanes)
+        columns, rows = self.columns, self.rows
+        _, x, dy = bases
+        dy = f.address(dy, f.mul(o, self.dy.channel), self.scalar)
+        x = f.address(x, f.mul(c, self.x.channel), self.scalar)
+        x = f.address(x, f.mul(f.add(f.mul(k, rows.across), rows.source), self.x.row), self.scalar)
+
+        def row(m: Value, sums: list[Value]) -> list[Value]:
+            dy_row = f.address(dy, f.mul(m, self.dy.row), self.scalar)
+            x_row = f.address(x, f.mul(m, rows.along * self.x.row), self.scalar)
+
+            def position(reached: Sequence[int], j: Value, sums: Sequence[Value]) -> list[Value]:
+                """One position of the row, for the kernel's columns that reach it."""
+                sums = list(sums)
+                at = f.address(dy_row, f.mul(j, self.dy.column), self.scalar)
+                slopes = [f.load(type, f.address(at, integer(h * self.dy.channel), self.scalar)) for h in range(height)]
+                at = f.address(x_row, f.mul(j, columns.along * self.x.column), self.scalar)
+                for w in range(width):
+                    for t in reached:
+                        offset = w * self.x.channel + (columns.source + columns.across * t) * self.x.column
+                        value = f.load(type, f.address(at, integer(offset), self.scalar))
+                        for h in range(height):
+                            n = (h * width + w) * len(taps) + t - taps.start
+                            sums[n] = f.fma(slopes[h], value, sums[n])
+                return sums
+
+            runs: list[tuple[int, int, list[int]]] = []  # positions reached by the same columns of the kernel
+            for j in range(columns.count):
+                reached = [t for t in taps if t in columns.reached(j)]
+                if runs and runs[-1][2] == reached:
+                    runs[-1] = (runs[-1][0], j + 1, reached)
+                else:
+                    runs.append((j, j + 1, reached))
+            for start, stop, reached in runs:
+                if not reached:
+                    continue
+                if stop - start == 1:
+                    sums = position(reached, integer(start), sums)
+                else:
+                    sums = f.loop(integer(start), integer(stop), 1, partial(position, reached), sums)[1]
+            return list(sums)
+
+        return f.loop(limits[0], limits[1], 1, row, [number(type, 0.0)] * (height * width * len(taps)))[1]
+
+    def _add(
+        self,
+        f: Function,
+        out: Value,
+        o: Value,
+        c: Value,
+        k: Value,
+        height: int,
+        width: int,
+        taps: range,
+        sums: list[Value],
+        alive: Value,
+        begin: Value,
+    ) -> None:
+        """Add the sums over the lanes to the results of the tiles before, or begin with them."""
+        offset = f.add(f.add(f.mul(o, self.weight[0]), f.mul(c, self.weight[1])), f.mul(k, self.weight[2]))
+        out = f.address(out, offset, self.scalar)
+        zero = number(sums[0].type, 0.0)
+        for h in range(height):
+            for w in range(width):
+                for t in taps:
+                    total = horizontal(f, f.select(alive, sums[(h * width + w) * len(taps) + t - taps.start], zero))
+                    place = h * self.weight[0] + w * self.weight[1] + t * self.weight[3]
+                    pointer = f.address(out, integer(place), self.scalar)
+                    before = f.select(begin, number(self.scalar, 0.0), f.load(self.scalar, pointer))
+                    f.store(f.binary("fadd", before, total), pointer)
+
+
+def _blocks(f: Function, length: int, size: int, body: Callable[[Value, int], None]) -> None:
+    """Call `body` for blocks of `size`, and for what is left."""
+    whole = length // size * size
+    if whole:
+        f.loop(integer(0), integer(whole), size, lambda i, _: body(i, size))
+    if length > whole:
+        body(integer(whole), length - whole)
