@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from chains.optimizers import Optimizer
 from chains.params import Layout, LayoutBuilder
 from chains.penalties import Penalty
 from chains.program import Program
+from chains.settings import Tunable, numbers_of, structure
 from chains.summary import summary
 
 KEPT_PROGRAMS = 64  # of one network; beyond, the oldest are forgotten
@@ -50,6 +51,7 @@ class Chain(Series):
         self._input_shape = super().fixed_input() if self._given_shape is None else self._given_shape
         self._frozen_names: frozenset[str] = frozenset()
         self._executables: dict[Any, Executable] = {}
+        self._tuned: dict[Any, Executable] = {}  # the same with settings
         if self._input_shape is not None:
             self.network  # noqa: B018 - declared now, so that layers that do not fit are refused here
 
@@ -148,7 +150,7 @@ class Chain(Series):
         twin = copy.copy(self)
         twin.__dict__.pop("network", None)
         twin._frozen_names = frozen
-        twin._executables = {}
+        twin._executables, twin._tuned = {}, {}
         return twin
 
     # What it computes
@@ -166,7 +168,7 @@ class Chain(Series):
         training = arguments.check_mode(mode)
         p = arguments.check_params(p, self.n_params)
         x = arguments.check_input(x, self.input_shape)
-        run = self._executable(("forward", p.dtype, training), lambda: record.forward(self.network, p.dtype, training))
+        run = self._executable(("forward", p.dtype, training), partial(record.forward, self.network, p.dtype, training))
         data = {"x": x, "p": p}
         data |= self.state_for(run.program, state, p.dtype, training, data)
         shape = (len(x), *self.output_shape)
@@ -219,7 +221,8 @@ class Chain(Series):
         p = arguments.check_params(p, self.n_params)
         data, objective = self.problem(x, t, loss, weights, penalty)
         value = np.empty((), p.dtype)
-        run = self._executable(("loss", objective, p.dtype), lambda: record.loss(self.network, objective, p.dtype, False))
+        make = partial(record.loss, self.network, objective, p.dtype, False)
+        run = self._executable(("loss", p.dtype), make, objective)
         data |= self.state_for(run.program, state, p.dtype, False, data)
         run(len(data["x"]), {"p": p, **data, "value": value})
         return float(value)
@@ -362,29 +365,39 @@ class Chain(Series):
         return {}
 
     def _gradient(self, objective: record.Objective, dtype: np.dtype[Any], training: bool, *, pure: bool = False) -> Executable:
-        key = ("gradient", objective, dtype, training, pure)
-        return self._executable(key, lambda: record.gradient(self.network, objective, dtype, training, pure=pure))
+        make = partial(record.gradient, self.network, objective, dtype, training, pure=pure)
+        return self._executable(("gradient", dtype, training, pure), make, objective)
 
-    def training_step(self, objective: record.Objective, optimizer: Optimizer, dtype: np.dtype[Any]) -> Program:
-        """The program of a step, recorded the first time; for training loops."""
-        key = ("training step", objective, optimizer, dtype)
-        return self._executable(key, lambda: record.training_step(self.network, objective, optimizer, dtype)).program
+    def training_step(self, objective: record.Objective, optimizer: Optimizer, dtype: np.dtype[Any]) -> Executable:
+        """A step of training, recorded the first time; for training loops."""
+        make = partial(record.training_step, self.network, objective, optimizer, dtype)
+        return self._executable(("training step", dtype), make, objective, optimizer)
 
-    def _executable(self, key: Any, make: Callable[[], Program]) -> Executable:
-        """The program under this key, recorded the first time."""
+    def _executable(self, kind: tuple[Any, ...], make: Callable[[], Program], *parts: Tunable) -> Executable:
+        """The program of this kind made of these parts: one for all that differ in their settings alone."""
         try:
-            return self._executables[key]
+            return self._tuned[kind, parts]
         except KeyError:
-            if len(self._executables) >= KEPT_PROGRAMS:
-                self._executables.pop(next(iter(self._executables)), None)
-            return self._executables.setdefault(key, Executable(self.runner, make()))
+            general = _kept(self._executables, (kind, structure(parts)), lambda: Executable(self.runner, make()))
+            return _kept(self._tuned, (kind, parts), lambda: general.tuned(numbers_of(parts)))
 
     def __getstate__(self) -> dict[str, Any]:
-        dropped = ("network", "_executables", "runner")
+        dropped = ("network", "_executables", "_tuned", "runner")
         return {name: value for name, value in self.__dict__.items() if name not in dropped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _executables={}, runner=find_backend(state["backend"]))
+        self.__dict__.update(state, _executables={}, _tuned={}, runner=find_backend(state["backend"]))
+
+
+def _kept(known: dict[Any, Executable], key: Any, make: Callable[[], Executable]) -> Executable:
+    """What is known under this key, made the first time."""
+    found = known.get(key)
+    if found is None:
+        found = make()
+        if len(known) >= KEPT_PROGRAMS:
+            known.pop(next(iter(known)), None)
+        found = known.setdefault(key, found)
+    return found
 
 
 def _random(run: Executable, seed: int) -> dict[str, np.ndarray]:

@@ -19,6 +19,7 @@ from chains.optimizers import Optimizer
 from chains.params import Layout
 from chains.penalties import Penalty, Place
 from chains.program import Program, Recorder
+from chains.settings import Tunable
 from chains.view import View
 
 
@@ -80,7 +81,7 @@ def vjp(network: Network, dtype: Any, training: bool) -> Program:
 
 
 @dataclass(frozen=True)
-class Objective:
+class Objective(Tunable):
     """What is minimised: the loss on targets of this sample shape, weighted or not, and a penalty."""
 
     loss: Loss
@@ -111,7 +112,7 @@ def training_step(network: Network, objective: Objective, optimizer: Optimizer, 
     g = ops.scratch("gradient", (network.layout.size,), batched=False)
     _record_gradient(ops, network, objective, p, g, x, updates=True)
     with ops.label(type(optimizer).__name__):
-        optimizer.record(ops, p, g, network.trainable)
+        ops.symbolic(optimizer).record(ops, p, g, network.trainable)
     return ops.finish()
 
 
@@ -143,10 +144,11 @@ def _record_gradient(
     with ops.label(type(objective.loss).__name__):
         objective.loss.record(ops, y, t, w, value, dy)
     node.pullback(ops, x, y, dy, dx)
-    if objective.penalty is not None:
-        with ops.label(type(objective.penalty).__name__):
+    penalty = ops.symbolic(objective).penalty
+    if penalty is not None:
+        with ops.label(type(penalty).__name__):
             names = frozenset(entry.name for entry in network.layout)
-            objective.penalty.record(ops, Place(network.layout, names, network.frozen), p, g, value)
+            penalty.record(ops, Place(network.layout, names, network.frozen), p, g, value)
 
 
 def _zero_frozen(ops: Recorder, network: Network, g: View) -> None:

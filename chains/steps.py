@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from chains import arguments
-from chains.backends import Backend, Binding, Feed, backend
+from chains.backends import Binding, Executable, Feed, backend
 from chains.optimizers import Optimizer
 from chains.program import Program, Recorder
 
@@ -20,14 +20,13 @@ State = dict[str, np.ndarray]
 class Steps:
     """A recorded training step going through a data set in batches.
 
-    `data` are the checked arrays by buffer name; `trained` are those to be updated in place: the parameters and the
-    network's state, if any. `optimizer_state` is live; pass a copy of it to go on.
+    `executable` is the step. `data` are the checked arrays by buffer name; `trained` are those to be updated in place: the
+    parameters and the network's state, if any. `optimizer_state` is live; pass a copy of it to go on.
     """
 
     def __init__(
         self,
-        runner: Backend,
-        program: Program,
+        executable: Executable,
         trained: Mapping[str, np.ndarray],
         data: Mapping[str, np.ndarray],
         optimizer: Optimizer,
@@ -40,7 +39,7 @@ class Steps:
         p = trained["p"]
         self.optimizer_state = _start(optimizer, p) if optimizer_state is None else _checked(optimizer_state, optimizer, p)
         self._first_step = int(self.optimizer_state["step"])
-        self._runner = runner.choose(program)
+        self._runner, program = executable.backend, executable.program
         self._random = np.array([seed, self.optimizer_state["step"]], np.uint64)
         self._value = np.zeros((), p.dtype)
         self._seed = seed
@@ -48,7 +47,7 @@ class Steps:
         self._sorted = np.arange(self._samples)
         self._order = self._sorted.copy()
         data = {name: np.ascontiguousarray(array) for name, array in data.items() if name in program.buffers}
-        shared = {**trained, "value": self._value, "random": self._random, **self.optimizer_state}
+        shared = {**trained, "value": self._value, "random": self._random, **self.optimizer_state, **executable.settings}
         shared = {name: array for name, array in shared.items() if name in program.buffers}
         self.whole_batch = batch_size == self._samples
         if self.whole_batch:  # bound as they are: nothing to fetch
@@ -132,7 +131,7 @@ class Updater:
         parameters = ops.external("p", p.shape, role="state")
         own = ops.scratch("gradient", p.shape, batched=False)
         ops.copy(own, ops.external("g", p.shape, role="input"))
-        optimizer.record(ops, parameters, own, [(0, p.size)])
+        ops.symbolic(optimizer).record(ops, parameters, own, [(0, p.size)])
         program = ops.finish()
         self.optimizer = optimizer
         self.p = p

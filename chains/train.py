@@ -95,13 +95,13 @@ def train(
     net.network.check_batch(batch_size)
     if samples % batch_size and not drop_last:
         net.network.check_batch(samples % batch_size, "the last batch, which `drop_last` would leave out,")
-    program = net.training_step(objective, optimizer, p.dtype)
-    state = net.state_for(program, state, p.dtype, False, {"p": p, **data}).get("state")
+    step = net.training_step(objective, optimizer, p.dtype)
+    state = net.state_for(step.program, state, p.dtype, False, {"p": p, **data}).get("state")
     judge = _Judge(net, p, state, loss, penalty, validation, metrics)
     if check_finite:
         arguments.check_finite(p=p, state=state, **data)
     steps = Steps(
-        net.runner, program, {"p": p} if state is None else {"p": p, "state": state}, data, optimizer,
+        step, {"p": p} if state is None else {"p": p, "state": state}, data, optimizer,
         batch_size=batch_size, drop_last=drop_last, seed=seed,
         optimizer_state=None if resume is None else resume.optimizer_state,
     )  # fmt: skip

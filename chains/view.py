@@ -40,8 +40,8 @@ def shape_text(shape: Shape) -> str:
 class Buffer:
     """A named piece of memory. `role` says who provides it and who reads it afterwards:
 
-    "input" (the caller's, only read), "output" (the caller's, filled), "state" (the caller's, updated),
-    "constant" (`data`, part of the program) and "scratch" (private, planned by `chains.scratch`).
+    "input" (the caller's, only read; `data` where it gives none), "output" (the caller's, filled), "state" (the caller's,
+    updated), "constant" (`data`, part of the program) and "scratch" (private, planned by `chains.scratch`).
     """
 
     name: str

@@ -422,7 +422,7 @@ def uncovered() -> list[str]:
     missing = [c.__name__ for base, have in shown.items() for c in everything if issubclass(c, base) and c not in have]
     functions = {layer.f for case in CASES for layer in case.layers if isinstance(layer, chains.Activation)}
     missing += [name for name, f in ACTIVATIONS.items() if f not in functions or name not in ACTIVATION_FORMULAS]
-    makers = [name for name, f in vars(schedules).items() if inspect.isfunction(f) and f.__module__ == schedules.__name__]
+    makers = [name for name, f in vars(schedules).items() if callable(f) and getattr(f, "__module__", "") == schedules.__name__]
     missing += [name for name in makers if name not in SCHEDULES and not name.startswith("_")]
     kinds = {type(choice) for choice in INITIALIZERS.values()}
     found = [c for c in everything if c.__module__ == initial.__name__]

@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = [
     ["scalar"],
     ["expr", "initializers"],
-    ["params", "view", "window"],
+    ["params", "view", "window", "settings"],
     ["operations", "scratch"],
     ["reorder"],
     ["simplify"],

@@ -14,7 +14,7 @@ import numpy as np
 
 from chains.backends.base import Arrays, Backend, Binding, Feed, aligned, caller_arrays
 from chains.backends.native.compiler import Compiled, compile_program
-from chains.backends.native.machine import Code
+from chains.backends.native.machine import machine_code
 from chains.backends.native.runtime import MOST_THREADS, SOURCES, default_threads, pool, runtime
 from chains.backends.native.target import Processor, processor
 from chains.program import Program
@@ -90,7 +90,7 @@ class CompiledProgram:
 
     def __init__(self, program: Program, processor: Processor) -> None:
         self.compiled: Compiled = compile_program(program, processor)
-        self.code = Code(self.compiled.text, ["run"], processor)
+        self.code = machine_code(self.compiled.text, ["run"], processor)
         self.work = program.flops() + 50 * sum(out.sample_size for op in program.operations for out in op.outs if out.batched)
 
 

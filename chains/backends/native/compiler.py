@@ -18,6 +18,7 @@ from chains.backends.native.emit import I64, PTR, Function, Module, Type, Value,
 from chains.backends.native.gemm import is_large, lower_large, workspace
 from chains.backends.native.images import lower_laned, lower_pool, lower_relayout
 from chains.backends.native.layout import Relayout, arrange
+from chains.backends.native.lookup import lower_gather, lower_scatter_add
 from chains.backends.native.matmul import Kernel, kernel_of, lower_matmul, needs_packing
 from chains.backends.native.packing import pack, packed_columns
 from chains.backends.native.segments import Segment, Step, crossing, segments_of
@@ -28,12 +29,14 @@ from chains.operations import (
     ConvolveWeight,
     Copy,
     Fill,
+    Gather,
     Map,
     MatMul,
     Operation,
     Pool,
     Random,
     Reduce,
+    ScatterAdd,
 )
 from chains.program import Program
 from chains.scratch import Lifetime, Plan, plan
@@ -41,7 +44,7 @@ from chains.view import Buffer, Shape, View, c_strides
 
 TILE_BYTES = 16 << 10  # scratch of a tile: half of a first-level cache
 ROWS = 48  # tiles are multiples of this, which the kernels' blocks of rows divide; tiles with images are one vector of samples
-SUPPORTED = (MatMul, Map, Reduce, Copy, Fill, Random, Convolve, ConvolveInput, ConvolveWeight, Pool)
+SUPPORTED = (MatMul, Map, Reduce, Copy, Fill, Random, Convolve, ConvolveInput, ConvolveWeight, Pool, Gather, ScatterAdd)
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,8 @@ class Compiler:
             if segment.product:
                 self._write(f"product_{number}", partial(self._product, segment.product))
             self._write(f"once_{number}", partial(self._steps, segment.once))
-            views = [view for operation in segment.sums for view in operation.outs]
-            sums.append(tuple((view.buffer, *run) for view in views for run in view.runs))
+            runs = [(o, view, run) for o in segment.sums for view in o.outs for run in view.runs]
+            sums.append(tuple((view.buffer, *run, o.name) for o, view, run in runs))
         positions = {buffer: (k, self.own_position(buffer)) for k, buffer in enumerate(self.table)}
         products = {number for number, segment in enumerate(self.segments) if segment.product}
         write_driver(self.module, sums, positions, self.lanes, products)
@@ -271,6 +274,10 @@ class Compiler:
                 lower_copy(frame, operation.outs[0], operation.ins[0])
             elif isinstance(operation, Fill):
                 lower_fill(frame, operation.outs[0], operation.value)
+            elif isinstance(operation, Gather):
+                lower_gather(frame, operation)
+            elif isinstance(operation, ScatterAdd):
+                lower_scatter_add(frame, operation)
             elif isinstance(operation, Random):
                 lower_random(frame, operation)
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from chains.backends.native.emit import I64, PTR, Function, Module, Type, Value, integer, real_type
+from chains.backends.native.vectormath import maximum
 from chains.view import Buffer
 
 ARGUMENTS = ("batch", "tile", "threads", "sharing", "pool", "parallel")
-Runs = tuple[tuple[Buffer, int, int], ...]
+Run = tuple[Buffer, int, int, str]  # entries start..stop of a buffer, and the operation that gives them
+Runs = tuple[Run, ...]
 Positions = dict[Buffer, tuple[int, int]]  # in a table: of a buffer, and of a thread's own block of sums for it
 
 
@@ -95,7 +97,7 @@ def _write_product(module: Module, k: int) -> None:
 
 
 def _write_reduce(module: Module, k: int, sums: Runs, positions: Positions, lanes: int) -> None:
-    """``reduce_k(words)``: add the other threads' sums to the first one's."""
+    """``reduce_k(words)``: add the other threads' sums to the first one's; of maxima, keep the larger."""
     f = Function(module, f"reduce_{k}", [(PTR, "words")])
     (words,) = f.arguments
     threads = word(f, words, 3)
@@ -103,7 +105,7 @@ def _write_reduce(module: Module, k: int, sums: Runs, positions: Positions, lane
 
     def add_thread(thread: Value, _: list[Value]) -> list[Value]:
         other, _unused = table_of(f, words, thread)
-        for buffer, start, stop in merged(sums, positions):
+        for buffer, start, stop, kind in merged(sums, positions):
             scalar = real_type(buffer.dtype)
             target, source = (
                 f.address(f.load(PTR, f.address(t, integer(position), PTR)), integer(start), scalar)
@@ -112,9 +114,12 @@ def _write_reduce(module: Module, k: int, sums: Runs, positions: Positions, lane
             length = stop - start
             whole = length // lanes * lanes
 
-            def add(i: Value, type: Type, mask: Value | None, target: Value = target, source: Value = source) -> None:
+            def add(
+                i: Value, type: Type, mask: Value | None, target: Value = target, source: Value = source, kind: str = kind
+            ) -> None:
                 to, of = (f.address(p, i, Type(type.name)) for p in (target, source))
-                f.store(f.binary("fadd", f.load(type, to, mask), f.load(type, of, mask)), to, mask)
+                a, b = f.load(type, to, mask), f.load(type, of, mask)
+                f.store(maximum(f, a, b) if kind == "max" else f.binary("fadd", a, b), to, mask)
 
             type = Type(scalar.name, lanes)
 
@@ -132,12 +137,13 @@ def _write_reduce(module: Module, k: int, sums: Runs, positions: Positions, lane
     module.add(f)
 
 
-def merged(sums: Runs, positions: Positions) -> list[tuple[Buffer, int, int]]:
-    """Runs that touch joined into one."""
-    result: list[tuple[Buffer, int, int]] = []
-    for buffer, start, stop in sorted(set(sums), key=lambda run: (positions[run[0]], run[1])):
-        if result and result[-1][0] is buffer and result[-1][2] >= start:
-            result[-1] = (buffer, result[-1][1], max(stop, result[-1][2]))
+def merged(sums: Runs, positions: Positions) -> list[Run]:
+    """Runs of one kind that touch joined into one."""
+    result: list[Run] = []
+    runs = {(buffer, start, stop, "max" if kind == "max" else "sum") for buffer, start, stop, kind in sums}
+    for buffer, start, stop, kind in sorted(runs, key=lambda run: (run[3], positions[run[0]], run[1])):
+        if result and result[-1][0] is buffer and result[-1][3] == kind and result[-1][2] >= start:
+            result[-1] = (buffer, result[-1][1], max(stop, result[-1][2]), kind)
         else:
-            result.append((buffer, start, stop))
+            result.append((buffer, start, stop, kind))
     return result
