@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from chains.backends.base import UnsupportedOperationError
-from chains.backends.native.correlate import lower_convolve, lower_convolve_weight, pack_kernels
+from chains.backends.native.correlate import lower_convolve, pack_kernels
+from chains.backends.native.correlate_weight import lower_convolve_weight
 from chains.backends.native.driver import Runs, write_driver
 from chains.backends.native.elementwise import Frame, lower_copy, lower_fill, lower_map, lower_random, lower_reduce
 from chains.backends.native.emit import I64, PTR, Function, Module, Type, Value, integer
