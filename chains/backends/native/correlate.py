@@ -166,11 +166,11 @@ class _Correlation:
         widest = max(columns.count for columns in self.columns)
         most = 24 if self.registers >= 32 else 12
 
-        def blocks(length: int, size: int) -> list[int]:
+        def split(length: int, size: int) -> list[int]:
             return [size] * (length // size) + ([length % size] if length % size else [])
 
         def cost(height: int, width: int) -> float:
-            return sum(max(h * w, 0.6 * (h + w), 4.0) + 0.3 for h in blocks(self.outs, height) for w in blocks(widest, width))
+            return sum(max(h * w, 0.6 * (h + w), 4.0) + 0.3 for h in split(self.outs, height) for w in split(widest, width))
 
         choices = [(h, w) for h in range(1, 9) for w in range(1, 13) if h * w <= most and h <= self.outs and w <= widest]
         return min(choices, key=lambda choice: (cost(*choice), -choice[1]))

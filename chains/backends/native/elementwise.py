@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -84,6 +84,24 @@ def lower_map(frame: Frame, operation: Map) -> None:
             raise UnsupportedOperationError(f"backend 'native' cannot write `{out}` across an operand: `{operation}`")
     if any(view.dtype != operation.outs[0].dtype for view in operation.views):
         raise UnsupportedOperationError(f"backend 'native' wants operands of one type: `{operation}`")
+    _map_elements(frame, operation)
+
+
+def lower_shared_map(frame: Frame, operation: Map, begin: Value, count: Value) -> None:
+    """A part of a map of long vectors: `count` elements from `begin` on."""
+    f = frame.f
+
+    def share(view: View) -> View:
+        return replace(view, shape=(Batch(),), strides=(1,)) if view.sample_size > 1 else replace(view, shape=(), strides=())
+
+    def base(view: View) -> Value:
+        return f.address(frame.base(view), begin, real_type(view.dtype)) if view.ndim else frame.base(view)
+
+    part = Map(tuple(map(share, operation.outs)), tuple(map(share, operation.ins)), operation.formula)
+    _map_elements(replace(frame, base=base, count=count), part)
+
+
+def _map_elements(frame: Frame, operation: Map) -> None:
     f, formula = frame.f, operation.formula
     views = operation.outs + operation.ins
     n_outs = len(operation.outs)
