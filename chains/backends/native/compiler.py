@@ -19,17 +19,18 @@ from chains.backends.native.elementwise import (
     lower_copy,
     lower_fill,
     lower_map,
-    lower_random,
     lower_reduce,
     lower_shared_map,
 )
 from chains.backends.native.emit import I64, PTR, Function, Module, Type, Value, integer
 from chains.backends.native.gemm import is_large, lower_large, workspace
 from chains.backends.native.images import lower_laned, lower_pool, lower_relayout
+from chains.backends.native.kernel import Kernel, kernel_of, needs_packing
 from chains.backends.native.layout import Relayout, arrange
 from chains.backends.native.lookup import lower_gather, lower_scatter_add
-from chains.backends.native.matmul import Kernel, kernel_of, lower_matmul, needs_packing
+from chains.backends.native.matmul import lower_matmul
 from chains.backends.native.packing import pack, packed_columns
+from chains.backends.native.philox import lower_random
 from chains.backends.native.segments import Segment, Step, crossing, segments_of
 from chains.backends.native.target import Processor
 from chains.operations import (
@@ -154,7 +155,7 @@ class Compiler:
             raise UnsupportedOperationError(
                 f"backend 'native' cannot add a sum over samples to `{kernel.out}` ({operation.label})"
             )
-        if needs_packing(kernel):
+        if needs_packing(kernel, self.lanes, bool(self.laned)):
             columns = packed_columns(kernel.b, self.lanes)
             rows = int(kernel.b.shape[0])  # type: ignore[arg-type]
             kernel = replace(kernel, b=self._pack(step, (rows, columns), kernel.b.shape), padded=True)
@@ -211,7 +212,7 @@ class Compiler:
             return f.address(bases[buffer], integer(view.offset), element)
 
         begun = f.compare("ne", first, integer(0)) if tiled else None
-        frame = Frame(f, self.lanes, self.processor.registers, base, count, start, begun)
+        frame = Frame(f, self.lanes, self.processor.registers, base, count, start, bool(self.laned), begun)
         segment_views = self._views(name)
         for view in segment_views:
             base(view)

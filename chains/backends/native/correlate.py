@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from chains.backends.native.blocking import blocks
 from chains.backends.native.elementwise import Frame, evaluate
 from chains.backends.native.emit import I64, Function, Type, Value, integer, number, real_type
-from chains.backends.native.taps import Images, Taps, blocks, column_blocks, input_taps, output_taps
+from chains.backends.native.taps import Images, Taps, column_blocks, input_taps, output_taps
 from chains.operations import Convolve, ConvolveInput, Map
 from chains.view import View
 

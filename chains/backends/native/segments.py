@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from chains.backends.native.correlate import fusible_image_map
-from chains.backends.native.matmul import fusible
+from chains.backends.native.kernel import fusible
 from chains.operations import Convolve, ConvolveInput, Map, MatMul, Operation
 from chains.view import Buffer, View
 
