@@ -93,4 +93,4 @@ def needs_packing(kernel: Kernel, lanes: int, small_tiles: bool) -> bool:
 def is_dots(kernel: Kernel, lanes: int) -> bool:
     """Whether the results are sums of products of long contiguous runs."""
     contiguous = kernel.a.strides[1] == kernel.b.strides[0] == kernel.out.strides[1] == 1
-    return contiguous and kernel.b.strides[1] != 1 and int(kernel.a.shape[1]) >= 4 * lanes  # type: ignore[arg-type]
+    return contiguous and kernel.b.strides[1] != 1 and int(kernel.a.shape[1]) >= 16 * lanes  # type: ignore[arg-type]
