@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from chains.backends.base import UnsupportedOperationError
+from chains.backends.native import winograd
 from chains.backends.native.correlate import lower_convolve, pack_kernels
 from chains.backends.native.correlate_weight import lower_convolve_weight
 from chains.backends.native.driver import Runs, share, write_driver
@@ -94,7 +95,9 @@ class Compiler:
         }
         for segment in self.segments:
             for step in segment.tiled:
-                if isinstance(step.operation, (Convolve, ConvolveInput)):
+                if winograd.suits(step.operation):
+                    self._pack(step, (winograd.packed_size(step.operation),))
+                elif isinstance(step.operation, (Convolve, ConvolveInput)):
                     self._pack(step, step.operation.ins[1].shape)
         self.tile_plan = self._plan()
         self.table = self._table()
@@ -118,7 +121,9 @@ class Compiler:
         products = {number for number, segment in enumerate(self.segments) if segment.product}
         shared = [[length > 0 for length, _ in segment.pieces] for segment in self.segments]
         write_driver(self.module, sums, positions, self.lanes, products, shared)
-        nbytes = self.tile_bytes + (workspace(self.program.dtype.itemsize, self.lanes) if products else 0)
+        spaces = [winograd.workspace(operation, self.lanes, self.processor.registers) for operation in self.operations]
+        spaces += [workspace(self.lanes)] if products else []
+        nbytes = self.tile_bytes + max(spaces, default=0) * self.program.dtype.itemsize
         return Compiled(
             self.module.text(),
             self.table,
@@ -132,7 +137,7 @@ class Compiler:
 
     @property
     def tile_bytes(self) -> int:
-        """Scratch of one tile; behind it, large products have their workspace."""
+        """Scratch of one tile; behind it, large products and convolutions have their workspace."""
         return self.tile_plan.nbytes(self.tile) if self.tile_plan.batched else 0
 
     def _is_large(self, operation: Operation) -> bool:
@@ -255,7 +260,9 @@ class Compiler:
         for step in segment.tiled:
             if id(step) in self.packed:
                 source, packed = self.packed[id(step)]
-                if isinstance(step.operation, (Convolve, ConvolveInput)):
+                if winograd.suits(step.operation):
+                    winograd.pack_transformed(frame, step.operation, packed)
+                elif isinstance(step.operation, (Convolve, ConvolveInput)):
                     pack_kernels(frame, step.operation, packed)
                 else:
                     pack(frame, source, frame.base(packed), packed.strides[0])
@@ -279,6 +286,9 @@ class Compiler:
             operation = step.operation
             if isinstance(operation, MatMul):
                 lower_matmul(frame, self.kernels[id(step)])
+            elif winograd.suits(operation):
+                space = frame.f.address(frame.f.arguments[1], integer(self.tile_bytes), Type("i8"))
+                winograd.lower_winograd(frame, operation, self.packed[id(step)][1], space, step.maps)
             elif isinstance(operation, (Convolve, ConvolveInput)):
                 lower_convolve(frame, operation, self.packed[id(step)][1], step.maps)
             elif isinstance(operation, ConvolveWeight):

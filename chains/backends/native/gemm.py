@@ -35,9 +35,9 @@ def is_large(operation: Operation) -> bool:
     return rows * columns >= LARGE and not operation.accumulate and operation.outs[0].strides[1] == 1
 
 
-def workspace(dtype_size: int, lanes: int) -> int:
-    """Bytes that each thread needs for its packed blocks."""
-    return (OUTER * INNER + INNER * 4 * lanes) * dtype_size
+def workspace(lanes: int) -> int:
+    """Elements that each thread needs for its packed blocks."""
+    return OUTER * INNER + INNER * 4 * lanes
 
 
 def lower_large(frame: Frame, operation: MatMul, space: Value, thread: Value, threads: Value) -> None:
