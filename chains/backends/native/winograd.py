@@ -180,7 +180,7 @@ class _Kernel:
 
             def tile(t: Value, columns: Sequence[int]) -> None:
                 """Tile `t` of the row, of whose columns only these are inside."""
-                d = [row(own[r], inside[r], t, columns) for r in range(4)]
+                d = [patch_row(own[r], inside[r], t, columns) for r in range(4)]
                 lines = [_input_line(f, [d[r][s] for r in range(4)]) for s in range(4)]  # by column
                 for r in range(4):
                     for s, value in enumerate(_input_line(f, [lines[k][r] for k in range(4)])):
@@ -188,7 +188,7 @@ class _Kernel:
                         place = f.mul(f.add(place, f.add(t, -part.start)), self.lanes)
                         f.store(value, f.address(space, place, self.scalar))
 
-            def row(line: Value, inside: Value, t: Value, columns: Sequence[int]) -> list[Value]:
+            def patch_row(line: Value, inside: Value, t: Value, columns: Sequence[int]) -> list[Value]:
                 at = f.address(line, f.mul(f.add(f.mul(t, 2), -self.before[1]), self.source.column), self.scalar)
                 at = f.select(inside, at, zeros)
                 places = [f.address(at, integer(s * self.lanes), self.scalar) for s in range(4)]
