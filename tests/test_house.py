@@ -31,6 +31,7 @@ FLOORS = [
     ["record", "arguments"],
     ["objective"],
     ["steps"],
+    ["stream"],
     ["chain"],
     ["train"],
     ["callbacks", "interop"],
