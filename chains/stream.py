@@ -27,10 +27,10 @@ class Stream:
         self._begun: Iterator[Any] | None = iter(source)
         if self._begun is source and epochs > 1:
             raise ValueError(f"`x` (a {type(source).__name__}) gives one pass only, but {epochs} epochs are wanted")
-        self.first = next(self._begun, None)
-        if self.first is None:
+        self._first = next(self._begun, None)
+        if self._first is None:
             raise ValueError("`x` gives no batch, and at least one is wanted")
-        self.arrays = self.checked(self.first)
+        self.checked(self._first)
 
     def __len__(self) -> int:
         return len(self.source)  # type: ignore[arg-type]  # a TypeError where it has no length
@@ -43,8 +43,11 @@ class Stream:
 
     def begin(self) -> Iterator[Any]:
         """The batches of an epoch; the first epoch goes on from the batch already taken."""
-        begun, self._begun = self._begun, None
-        return iter(self.source) if begun is None else _Resumed(self.first, begun)
+        if self._begun is None:
+            return iter(self.source)
+        begun = _Resumed(self._first, self._begun)
+        self._first = self._begun = None
+        return begun
 
 
 class _Resumed(Iterator[Any]):
