@@ -30,19 +30,31 @@ from chains.history import History
 from chains.initializers import Constant, Normal, Uniform, VarianceScaling
 from chains.layers import (
     Activation,
+    AvgPool,
+    BatchNorm,
+    Conv,
+    ConvTranspose,
     Declaration,
     Dense,
     Dropout,
     Flatten,
+    GlobalAvgPool,
+    GroupNorm,
     Layer,
+    LayerNorm,
     LogSoftmax,
+    MaxPool,
+    Pad,
     Parallel,
     Reshape,
     Residual,
+    RMSNorm,
     Scale,
     Series,
     Shift,
     Softmax,
+    SpatialDropout,
+    Upsample,
 )
 from chains.losses import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, L1Loss, Loss, MSELoss, SquaredLoss, loss
 from chains.metrics import accuracy

@@ -9,6 +9,7 @@ import array_api_compat
 import numpy as np
 
 from chains.losses import Loss
+from chains.params import Layout
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -50,6 +51,30 @@ def check_params(p: Any, size: int) -> np.ndarray:
     if not p.flags.c_contiguous:
         raise ValueError("`p` must be contiguous, but it is a strided view: pass np.ascontiguousarray(p)")
     return p
+
+
+def check_state(
+    state: Any, layout: Layout, dtype: np.dtype[Any] | None, updated: bool, inputs: dict[str, np.ndarray]
+) -> np.ndarray:
+    """`state` as a network's state of this type (None: float32 or float64), to be read, or to be `updated` in place.
+
+    Raises TypeError or ValueError where it is none, or overlaps an input in memory while it is updated.
+    """
+    if updated and not (isinstance(state, np.ndarray) or array_api_compat.is_array_api_obj(state)):
+        raise TypeError(f"`state` is a {type(state).__name__}, but an array is wanted: it is updated in place")
+    state = as_numpy("state", state)
+    if state.shape != (layout.size,):
+        what = f"a state of {layout.size} numbers, shape ({layout.size},)" if layout.size else "no state: leave it out"
+        raise ValueError(f"`state` has shape {state.shape}, but this network has {what}")
+    if state.dtype not in (DTYPES if dtype is None else (dtype,)):
+        wanted = dtype or "float32 or float64"
+        raise TypeError(f"`state` holds {state.dtype}, but {wanted} is wanted, as of `p`: state.astype(p.dtype), say")
+    if not state.flags.c_contiguous or (updated and not state.flags.writeable):
+        raise ValueError("`state` must be contiguous, and writable where it is updated: pass a copy")
+    for other, array in inputs.items():
+        if updated and np.may_share_memory(state, array):
+            raise ValueError(f"`state` overlaps `{other}` in memory, but it is updated in place: pass a copy")
+    return state
 
 
 def check_trained(p: Any, size: int | None = None) -> np.ndarray:
@@ -98,6 +123,8 @@ def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "in
     x = as_numpy(name, x)
     if x.shape[1:] != shape or x.ndim == 0:
         hint = f"; for one sample pass {name}[None]" if x.shape == shape else ""
+        if len(shape) > 1 and x.shape[1:] == (*shape[1:], shape[0]):
+            hint = f"; here the channels are the last axis, but they come first: np.moveaxis({name}, -1, 1)"
         wanted = ", ".join(["batch", *map(str, shape)])
         raise ValueError(f"`{name}` has shape {x.shape}, but a batch of the network's {what}s has shape ({wanted}){hint}")
     if len(x) == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from chains.optimizers import Optimizer
 from chains.params import Layout, LayoutBuilder
 from chains.penalties import Penalty
 from chains.program import Program
+from chains.settings import Tunable, numbers_of, structure
+from chains.summary import summary
 
 KEPT_PROGRAMS = 64  # of one network; beyond, the oldest are forgotten
 
@@ -28,6 +30,8 @@ KEPT_PROGRAMS = 64  # of one network; beyond, the oldest are forgotten
 class Chain(Series):
     """A network: layers one after another. It holds no parameters; every call takes them as one flat vector.
 
+    A network with running statistics (`BatchNorm`) has a second vector, the state, which is passed as `state`. Where the
+    mode is "train", a call of the network, `value_and_grad` and `train` update it in place; nothing else changes it.
     `input_shape` is the shape of one sample, without the batch; needed only where the first layer does not
     fix it. `backend` is "auto" or the name of one. Raises ValueError where layers do not fit together.
 
@@ -47,6 +51,7 @@ class Chain(Series):
         self._input_shape = super().fixed_input() if self._given_shape is None else self._given_shape
         self._frozen_names: frozenset[str] = frozenset()
         self._executables: dict[Any, Executable] = {}
+        self._tuned: dict[Any, Executable] = {}  # the same with settings
         if self._input_shape is not None:
             self.network  # noqa: B018 - declared now, so that layers that do not fit are refused here
 
@@ -60,9 +65,10 @@ class Chain(Series):
         """The declared layers, for recording programs."""
         if self._input_shape is None:
             raise ValueError(f"`input_shape` is needed: {self!r} begins with a layer that does not fix the shape of its input")
-        builder = LayoutBuilder()
-        declaration = Declaration(self, self._input_shape, builder)
-        return record.Network(declaration, Layout(builder.slices), frozenset(builder.frozen))
+        params, state = LayoutBuilder(), LayoutBuilder()
+        declaration = Declaration(self, self._input_shape, params, state)
+        layouts = Layout(params.slices), Layout(state.slices, "state array")
+        return record.Network(declaration, *layouts, frozenset(params.frozen))
 
     def declare(self, d: Declaration) -> None:
         if self._given_shape not in (None, d.input):
@@ -92,6 +98,16 @@ class Chain(Series):
         return self.network.layout
 
     @property
+    def n_state(self) -> int:
+        """The length of the state vector; 0 for most networks."""
+        return self.network.state_layout.size
+
+    @property
+    def state_layout(self) -> Layout:
+        """The slices of the state vector, such as "0.running_mean"."""
+        return self.network.state_layout
+
+    @property
     def frozen(self) -> frozenset[str]:
         """The names of the parameters that are not trained."""
         return self.network.frozen
@@ -102,6 +118,17 @@ class Chain(Series):
         The same seed gives the same numbers. Raises TypeError unless `dtype` is float32 or float64.
         """
         return self.layout.init(seed, arguments.check_dtype(dtype))
+
+    def init_state(self, dtype: Any = np.float32) -> np.ndarray:
+        """A fresh state vector, shape (n_state,): running means of 0 and variances of 1. `dtype` is that of the parameters.
+
+        Raises TypeError unless it is float32 or float64.
+        """
+        return self.state_layout.init(0, arguments.check_dtype(dtype))
+
+    def state_views(self, state: np.ndarray) -> dict[str, np.ndarray]:
+        """Each array of the state by name, sharing the memory of `state`."""
+        return self.state_layout.views(arguments.check_state(state, self.state_layout, None, False, {}))
 
     def views(self, p: np.ndarray) -> dict[str, np.ndarray]:
         """Each parameter by name, as an array of its own shape that shares the memory of `p`."""
@@ -123,25 +150,31 @@ class Chain(Series):
         twin = copy.copy(self)
         twin.__dict__.pop("network", None)
         twin._frozen_names = frozen
-        twin._executables = {}
+        twin._executables, twin._tuned = {}, {}
         return twin
 
     # What it computes
 
-    def __call__(self, x: Any, p: Any, *, mode: str = "eval", seed: int = 0, out: np.ndarray | None = None) -> np.ndarray:
+    def __call__(
+        self, x: Any, p: Any, *, state: Any = None, mode: str = "eval", seed: int = 0, out: np.ndarray | None = None
+    ) -> np.ndarray:
         """The outputs, shape (batch, *output_shape), at inputs `x` of shape (batch, *input_shape).
 
         `p` is the parameter vector; its type is that of the computation. `out` is filled where given. `mode` is
-        "eval" or "train" (which switches dropout on, `seed` choosing what is dropped). Raises TypeError or
-        ValueError, before anything is written, for arguments that do not fit.
+        "eval" or "train" (which switches dropout on, `seed` choosing what is dropped, and has batch normalisation use
+        the batch's statistics). `state`, for networks that have one, is read in "eval" and updated in place in "train".
+        Raises TypeError or ValueError, before anything is written, for arguments that do not fit.
         """
         training = arguments.check_mode(mode)
         p = arguments.check_params(p, self.n_params)
         x = arguments.check_input(x, self.input_shape)
+        run = self._executable(("forward", p.dtype, training), partial(record.forward, self.network, p.dtype, training))
+        data = {"x": x, "p": p}
+        data |= self.state_for(run.program, state, p.dtype, training, data)
         shape = (len(x), *self.output_shape)
-        y = np.empty(shape, p.dtype) if out is None else arguments.check_out(out, shape, p.dtype, {"x": x, "p": p})
-        run = self._executable(("forward", p.dtype, training), lambda: record.forward(self.network, p.dtype, training))
-        run(len(x), {"x": x, "p": p, "y": y, **_random(run, seed)})
+        y = np.empty(shape, p.dtype) if out is None else arguments.check_out(out, shape, p.dtype, data)
+        data["y"] = y
+        run(len(x), data | _random(run, seed))
         return y
 
     def value_and_grad(
@@ -153,6 +186,7 @@ class Chain(Series):
         *,
         weights: Any = None,
         penalty: Penalty | None = None,
+        state: Any = None,
         mode: str = "train",
         seed: int = 0,
         out: np.ndarray | None = None,
@@ -161,8 +195,9 @@ class Chain(Series):
         """The loss at `p` (plus `penalty`) and its gradient, shape (n_params,); `out` is filled where given.
 
         `x` is (batch, *input_shape), `t` the targets as `loss` wants them, `weights` (batch,) multiply the samples'
-        losses. In the mode "train" dropout is on, `seed` choosing what is dropped; in "eval" it is off. With
-        `check_finite`, an infinity or NaN in the data raises ValueError. Other arguments as in a call.
+        losses. In the mode "train" dropout is on, `seed` choosing what is dropped, and `state` is updated in place; in
+        "eval" it is off, and `state` read. With `check_finite`, an infinity or NaN in the data raises ValueError.
+        Other arguments as in a call.
         """
         training = arguments.check_mode(mode)
         network = self.network
@@ -170,18 +205,25 @@ class Chain(Series):
         data, objective = self.problem(x, t, loss, weights, penalty)
         if check_finite:
             arguments.check_finite(p=p, **data)
-        g = np.empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, {"p": p, **data})
-        value = np.empty((), p.dtype)
         run = self._gradient(objective, p.dtype, training)
-        run(len(data["x"]), {"p": p, **data, "g": g, "value": value, **_random(run, seed)})
+        data["p"] = p
+        data |= self.state_for(run.program, state, p.dtype, training, data)
+        g = np.empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, data)
+        value = np.empty((), p.dtype)
+        data |= {"g": g, "value": value}
+        run(len(data["x"]), data | _random(run, seed))
         return value.item(), g
 
-    def loss(self, p: Any, x: Any, t: Any, loss: Loss, *, weights: Any = None, penalty: Penalty | None = None) -> float:
+    def loss(
+        self, p: Any, x: Any, t: Any, loss: Loss, *, weights: Any = None, penalty: Penalty | None = None, state: Any = None
+    ) -> float:
         """The loss at `p` (plus `penalty`), in the mode "eval". Arguments as in `value_and_grad`."""
         p = arguments.check_params(p, self.n_params)
         data, objective = self.problem(x, t, loss, weights, penalty)
         value = np.empty((), p.dtype)
-        run = self._executable(("loss", objective, p.dtype), lambda: record.loss(self.network, objective, p.dtype, False))
+        make = partial(record.loss, self.network, objective, p.dtype, False)
+        run = self._executable(("loss", p.dtype), make, objective)
+        data |= self.state_for(run.program, state, p.dtype, False, data)
         run(len(data["x"]), {"p": p, **data, "value": value})
         return float(value)
 
@@ -191,6 +233,7 @@ class Chain(Series):
         x: Any,
         dy: Any,
         *,
+        state: Any = None,
         mode: str = "eval",
         seed: int = 0,
         out: tuple[np.ndarray, np.ndarray] | None = None,
@@ -198,7 +241,8 @@ class Chain(Series):
         """Pull the cotangent `dy`, shaped like the output, back to the parameters and the inputs.
 
         Returns ``(dp, dx)``, shapes (n_params,) and (batch, *input_shape): the gradients of ``sum(dy * net(x, p))``.
-        `out` is a pair of arrays to fill instead. Other arguments as in a call.
+        `out` is a pair of arrays to fill instead. `state` is read in the mode "eval", and never changed. Other arguments
+        as in a call.
         """
         training = arguments.check_mode(mode)
         p = arguments.check_params(p, self.n_params)
@@ -206,16 +250,17 @@ class Chain(Series):
         dy = arguments.check_input(dy, self.output_shape, "dy", "output")
         if len(dy) != len(x):
             raise ValueError(f"`dy` has shape {dy.shape}, but `x` is a batch of {len(x)}: wanted {len(x)} samples in both")
+        run = self._executable(("vjp", p.dtype, training), lambda: record.vjp(self.network, p.dtype, training))
+        inputs = {"p": p, "x": x, "dy": dy}
+        inputs |= self.state_for(run.program, state, p.dtype, training, inputs)
         if out is None:
             g, dx = np.empty(p.shape, p.dtype), np.empty(x.shape, p.dtype)
         else:
             if not isinstance(out, tuple) or len(out) != 2:
                 raise TypeError(f"`out` (={out!r}) must be a pair of arrays, for the parameters and for the inputs")
-            inputs = {"p": p, "x": x, "dy": dy}
             g = arguments.check_out(out[0], p.shape, p.dtype, inputs, "out[0]")
             dx = arguments.check_out(out[1], x.shape, p.dtype, {**inputs, "out[0]": g}, "out[1]")
-        run = self._executable(("vjp", p.dtype, training), lambda: record.vjp(self.network, p.dtype, training))
-        run(len(x), {"p": p, "x": x, "dy": dy, "g": g, "dx": dx, **_random(run, seed)})
+        run(len(x), {**inputs, "g": g, "dx": dx, **_random(run, seed)})
         return g, dx
 
     def objective(
@@ -226,18 +271,23 @@ class Chain(Series):
         penalty: Penalty | None = None,
         *,
         weights: Any = None,
+        state: Any = None,
         mode: str = "eval",
         seed: int = 0,
     ) -> Objective:
         """The loss on this data as a function of the parameters alone, for SciPy's optimisers and the like.
 
         ``objective(p)`` returns a float and a fresh float64 gradient, computed in float64 whatever the type of
-        `p`: ``minimize(objective, p, jac=True, method="BFGS")``. Arguments as in `value_and_grad`.
+        `p`: ``minimize(objective, p, jac=True, method="BFGS")``. Arguments as in `value_and_grad`, but that `state` is
+        copied, and never changed: the same `p` always gives the same value.
         """
         training = arguments.check_mode(mode)
         data, problem = self.problem(x, t, loss, weights, penalty)
-        executable = self._gradient(problem, np.dtype(np.float64), training)
-        return Objective(executable, data, self.n_params, _random(executable, seed))
+        executable = self._gradient(problem, np.dtype(np.float64), training, pure=True)
+        own = {
+            name: np.array(a, np.float64) for name, a in self.state_for(executable.program, state, None, training, data).items()
+        }
+        return Objective(executable, data, self.n_params, own | _random(executable, seed))
 
     # How it computes
 
@@ -270,19 +320,8 @@ class Chain(Series):
         return self.runner.choose(program).listing(program)
 
     def summary(self) -> str:
-        """A table of the layers: output shapes, numbers of parameters, what is frozen."""
-        rows = [("layer", "output", "parameters")]
-        for child in self.network.declaration.children:
-            slices = [entry for entry in self.layout if entry.name.split(".")[0] == child.name]
-            frozen = sum(entry.stop - entry.start for entry in slices if entry.name in self.frozen)
-            note = f" ({frozen:,} frozen)" if frozen else ""
-            rows.append((f"{child.name}  {child.layer!r}", str(child.output_shape), f"{child.n_params:,}{note}"))
-        frozen = sum(self.layout[name].stop - self.layout[name].start for name in self.frozen)
-        rows.append(("in all", f"from {self.input_shape}", f"{self.n_params:,}" + (f" ({frozen:,} frozen)" if frozen else "")))
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        lines = [f"{a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows]
-        rule = "-" * max(map(len, lines))
-        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+        """A table of the layers: output shapes, numbers of parameters, what is frozen, the size of the state."""
+        return summary(self.network)
 
     def problem(
         self, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None
@@ -305,30 +344,60 @@ class Chain(Series):
             arguments.check_is("penalty", penalty, Penalty, "a penalty such as L2Penalty(1e-4)")
         return record.Objective(loss, target, weighted, penalty)
 
-    def _gradient(self, objective: record.Objective, dtype: np.dtype[Any], training: bool) -> Executable:
-        key = ("gradient", objective, dtype, training)
-        return self._executable(key, lambda: record.gradient(self.network, objective, dtype, training))
+    def state_for(
+        self, program: Program, state: Any, dtype: np.dtype[Any] | None, training: bool, inputs: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """The checked state by buffer name, for a program that is to run on these inputs; checks the batch too."""
+        network = self.network
+        if state is None and network.forgets:
+            return {}
+        if training:
+            network.check_batch(len(inputs["x"]))
+        buffer = program.buffers.get("state")
+        updated = buffer is not None and buffer.role == "state"
+        if state is not None:
+            return {"state": arguments.check_state(state, self.state_layout, dtype, updated, inputs)}
+        if buffer is not None:
+            raise ValueError(
+                f"`state` is missing: this network has one ({self.state_layout[0].name}, ...), which this call "
+                f"{'updates' if updated else 'reads'}; begin with net.init_state() and pass it to every call"
+            )
+        return {}
 
-    def training_step(self, objective: record.Objective, optimizer: Optimizer, dtype: np.dtype[Any]) -> Program:
-        """The program of a step, recorded the first time; for training loops."""
-        key = ("training step", objective, optimizer, dtype)
-        return self._executable(key, lambda: record.training_step(self.network, objective, optimizer, dtype)).program
+    def _gradient(self, objective: record.Objective, dtype: np.dtype[Any], training: bool, *, pure: bool = False) -> Executable:
+        make = partial(record.gradient, self.network, objective, dtype, training, pure=pure)
+        return self._executable(("gradient", dtype, training, pure), make, objective)
 
-    def _executable(self, key: Any, make: Callable[[], Program]) -> Executable:
-        """The program under this key, recorded the first time."""
+    def training_step(self, objective: record.Objective, optimizer: Optimizer, dtype: np.dtype[Any]) -> Executable:
+        """A step of training, recorded the first time; for training loops."""
+        make = partial(record.training_step, self.network, objective, optimizer, dtype)
+        return self._executable(("training step", dtype), make, objective, optimizer)
+
+    def _executable(self, kind: tuple[Any, ...], make: Callable[[], Program], *parts: Tunable) -> Executable:
+        """The program of this kind made of these parts: one for all that differ in their settings alone."""
         try:
-            return self._executables[key]
+            return self._tuned[kind, parts]
         except KeyError:
-            if len(self._executables) >= KEPT_PROGRAMS:
-                self._executables.pop(next(iter(self._executables)), None)
-            return self._executables.setdefault(key, Executable(self.runner, make()))
+            general = _kept(self._executables, (kind, structure(parts)), lambda: Executable(self.runner, make()))
+            return _kept(self._tuned, (kind, parts), lambda: general.tuned(numbers_of(parts)))
 
     def __getstate__(self) -> dict[str, Any]:
-        dropped = ("network", "_executables", "runner")
+        dropped = ("network", "_executables", "_tuned", "runner")
         return {name: value for name, value in self.__dict__.items() if name not in dropped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _executables={}, runner=find_backend(state["backend"]))
+        self.__dict__.update(state, _executables={}, _tuned={}, runner=find_backend(state["backend"]))
+
+
+def _kept(known: dict[Any, Executable], key: Any, make: Callable[[], Executable]) -> Executable:
+    """What is known under this key, made the first time."""
+    found = known.get(key)
+    if found is None:
+        found = make()
+        if len(known) >= KEPT_PROGRAMS:
+            known.pop(next(iter(known)), None)
+        found = known.setdefault(key, found)
+    return found
 
 
 def _random(run: Executable, seed: int) -> dict[str, np.ndarray]:

@@ -172,12 +172,12 @@ class PoolInput(Pool):
 
 @dataclass(frozen=True)
 class Gather(Operation):
-    """out[i, ...] = table[index[i], ...] for the two operands (table, index)."""
+    """out[i, ...] = table[index[i], ...] for the two operands (table, index); an index outside is moved to the nearest row."""
 
 
 @dataclass(frozen=True)
 class ScatterAdd(Operation):
-    """out[index[i], ...] += source[i, ...] for the two operands (index, source)."""
+    """out[index[i], ...] += source[i, ...] for the two operands (index, source); an index outside is moved as in `Gather`."""
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from chains.expr import sign
 from chains.params import Layout
 from chains.program import Recorder
+from chains.settings import Tunable, check_not_negative
 from chains.view import View
 
 
@@ -24,7 +26,7 @@ class Place:
     frozen: frozenset[str]
 
 
-class Penalty(ABC):
+class Penalty(Tunable, ABC):
     """A function of the parameters."""
 
     @abstractmethod
@@ -51,12 +53,13 @@ class _Sum(Penalty):
 class _Norm(Penalty):
     """``strength`` times a sum over the parameters that match `patterns`. Raises ValueError for a negative strength."""
 
+    settings: ClassVar[tuple[str, ...]] = ("strength",)
+
     strength: float
     patterns: str | tuple[str, ...] = "*"
 
     def __post_init__(self) -> None:
-        if not self.strength >= 0.0:
-            raise ValueError(f"`strength` (={self.strength}) must be zero or positive")
+        check_not_negative("strength", self.strength)
 
     def record(self, ops: Recorder, at: Place, p: View, g: View, value: View) -> None:
         patterns = (self.patterns,) if isinstance(self.patterns, str) else self.patterns

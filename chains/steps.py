@@ -4,85 +4,103 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from chains import arguments
-from chains.backends import Backend, Binding, Feed, backend
+from chains.backends import Binding, Executable, Feed, backend
 from chains.optimizers import Optimizer
-from chains.program import Program, Recorder
+from chains.program import Recorder
 
 State = dict[str, np.ndarray]
 Arrays = Mapping[str, np.ndarray]
 
 
-class Steps:
-    """A recorded training step going through a data set in batches.
+class Steps(ABC):
+    """A recorded training step, bound to what every step shares; subclasses know where the batches come from.
 
-    `data` are the checked arrays by buffer name. `state` is the optimiser's, live; pass a copy of it to go on.
+    `trained` are the arrays to be updated in place: the parameters and the network's state, if any. `optimizer_state` is
+    live; pass a copy of it to go on. Raises ValueError for that of another optimiser or network.
     """
 
-    def __init__(
-        self,
-        runner: Backend,
-        program: Program,
-        p: np.ndarray,
-        data: Mapping[str, np.ndarray],
-        optimizer: Optimizer,
-        *,
-        batch_size: int,
-        drop_last: bool,
-        seed: int,
-        state: State | None,
-    ) -> None:
-        self.state = start_state(optimizer, p) if state is None else checked_state(state, optimizer, p)
-        self._first_step = int(self.state["step"])
-        self._runner = runner.choose(program)
-        self._random = np.array([seed, self.state["step"]], np.uint64)
-        self._value = np.zeros((), p.dtype)
-        self._seed = seed
-        self._samples = len(data["x"])
-        self._sorted = np.arange(self._samples)
-        self._order = self._sorted.copy()
-        data = {name: np.ascontiguousarray(array) for name, array in data.items() if name in program.buffers}
-        shared = {"p": p, "value": self._value, "random": self._random, **self.state}
-        shared = {name: array for name, array in shared.items() if name in program.buffers}
-        self.whole_batch = batch_size == self._samples
-        if self.whole_batch:  # bound as they are: nothing to fetch
-            shared |= {name: array.astype(program.dtype, copy=False) for name, array in data.items()}
-            data = {}
-        full, rest = divmod(self._samples, batch_size)
-        self._parts = [self._part(program, shared, data, batch_size, 0, full)]
-        if rest and not drop_last:
-            self._parts.append(self._part(program, shared, data, rest, full * batch_size, 1))
-        self.per_epoch = sum(part.steps for part in self._parts)
-        self._chunk = 1  # steps between two looks at the clock
+    per_epoch: int | None  # steps an epoch, where that is known
 
-    def _part(self, program: Program, shared: State, data: State, batch: int, start: int, steps: int) -> _Part:
-        binding = self._runner.bind(program, batch, shared)
-        return _Part(self._runner.feed(binding, data, self._order[start : start + steps * batch]), batch, steps)
+    def __init__(
+        self, executable: Executable, trained: Arrays, optimizer: Optimizer, *, seed: int, optimizer_state: State | None
+    ) -> None:
+        p = trained["p"]
+        self.optimizer_state = _start(optimizer, p) if optimizer_state is None else _checked(optimizer_state, optimizer, p)
+        self._first_step = int(self.optimizer_state["step"])
+        self._runner, self._program = executable.backend, executable.program
+        own = {"value": np.zeros((), p.dtype), "random": np.array([seed, self.optimizer_state["step"]], np.uint64)}
+        self._shared = self._used({**trained, **own, **self.optimizer_state, **executable.settings})
+
+    def _used(self, arrays: Arrays) -> State:
+        """Those of the arrays that the program has a buffer for."""
+        return {name: array for name, array in arrays.items() if name in self._program.buffers}
 
     @property
     def done(self) -> int:
         """How many steps were done; the program itself counts them."""
-        return int(self.state["step"]) - self._first_step
+        return int(self.optimizer_state["step"]) - self._first_step
 
+    @abstractmethod
     def epochs(self, most: int, shuffle: bool, tick: Callable[[int], object] | None) -> list[float]:
         """Go through the data once, or up to `most` times where that takes no shuffling; the mean loss of each epoch.
 
         `tick` is called with the number of steps done since its last call. Raises FloatingPointError where a loss is
         not finite.
         """
-        if self.whole_batch:
+
+
+class ArraySteps(Steps):
+    """Steps through a data set in batches; `data` are the checked arrays by buffer name."""
+
+    def __init__(
+        self,
+        data: Arrays,
+        executable: Executable,
+        trained: Arrays,
+        optimizer: Optimizer,
+        *,
+        batch_size: int,
+        drop_last: bool,
+        seed: int,
+        optimizer_state: State | None,
+    ) -> None:
+        super().__init__(executable, trained, optimizer, seed=seed, optimizer_state=optimizer_state)
+        self._seed = seed
+        self._samples = len(data["x"])
+        self._sorted = np.arange(self._samples)
+        self._order = self._sorted.copy()
+        data = {name: np.ascontiguousarray(array) for name, array in self._used(data).items()}
+        self._whole_batch = batch_size == self._samples
+        if self._whole_batch:  # bound as they are: nothing to fetch
+            self._shared |= {name: array.astype(self._program.dtype, copy=False) for name, array in data.items()}
+            data = {}
+        full, rest = divmod(self._samples, batch_size)
+        self._parts = [self._part(data, batch_size, 0, full)]
+        if rest and not drop_last:
+            self._parts.append(self._part(data, rest, full * batch_size, 1))
+        self.per_epoch = sum(part.steps for part in self._parts)
+        self._chunk = 1  # steps between two looks at the clock
+
+    def _part(self, data: State, batch: int, start: int, steps: int) -> _Part:
+        binding = self._runner.bind(self._program, batch, self._shared)
+        return _Part(self._runner.feed(binding, data, self._order[start : start + steps * batch]), batch, steps)
+
+    def epochs(self, most: int, shuffle: bool, tick: Callable[[int], object] | None) -> list[float]:
+        if self._whole_batch:
             count = min(most, max(1, self._chunk))
-            self.state["epoch"] += count
+            self.optimizer_state["epoch"] += count
             return self._run(self._parts[0].feed, count, tick).tolist()
         if shuffle:  # each epoch's order depends on the seed and its number alone
             self._order[:] = self._sorted
-            np.random.default_rng([self._seed, int(self.state["epoch"])]).shuffle(self._order)
-        self.state["epoch"] += 1
+            np.random.default_rng([self._seed, int(self.optimizer_state["epoch"])]).shuffle(self._order)
+        self.optimizer_state["epoch"] += 1
         total = sum(self._run(part.feed, part.steps, tick).sum() * part.batch for part in self._parts)
         return [float(total) / sum(part.steps * part.batch for part in self._parts)]
 
@@ -127,11 +145,11 @@ class Updater:
         parameters = ops.external("p", p.shape, role="state")
         own = ops.scratch("gradient", p.shape, batched=False)
         ops.copy(own, ops.external("g", p.shape, role="input"))
-        optimizer.record(ops, parameters, own, [(0, p.size)])
+        ops.symbolic(optimizer).record(ops, parameters, own, [(0, p.size)])
         program = ops.finish()
         self.optimizer = optimizer
         self.p = p
-        self.state = start_state(optimizer, p)
+        self.state = _start(optimizer, p)
         self._runner = backend("auto").choose(program)
         arrays = {name: array for name, array in {"p": p, **self.state}.items() if name in program.buffers}
         self._binding: Binding = self._runner.bind(program, 1, arrays)
@@ -157,14 +175,13 @@ def check_loss(loss: float, step: int) -> None:
         )
 
 
-def start_state(optimizer: Optimizer, p: np.ndarray) -> State:
-    """The state of an optimiser before its first step."""
-    return {"state": np.zeros(optimizer.n_states * p.size, p.dtype), "step": np.zeros(()), "epoch": np.zeros(())}
+def _start(optimizer: Optimizer, p: np.ndarray) -> State:
+    return {"moments": np.zeros(optimizer.n_states * p.size, p.dtype), "step": np.zeros(()), "epoch": np.zeros(())}
 
 
-def checked_state(state: State, optimizer: Optimizer, p: np.ndarray) -> State:
+def _checked(state: State, optimizer: Optimizer, p: np.ndarray) -> State:
     """A copy of `state`. Raises ValueError unless it is that of such an optimiser and such parameters."""
-    fresh = start_state(optimizer, p)
+    fresh = _start(optimizer, p)
     if {name: (a.shape, a.dtype) for name, a in state.items()} != {name: (a.shape, a.dtype) for name, a in fresh.items()}:
         raise ValueError(
             f"`resume` is the history of another optimiser or network than {optimizer!r} on {p.size} {p.dtype} parameters"

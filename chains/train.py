@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from chains.history import History
 from chains.losses import Loss
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
-from chains.steps import Steps
+from chains.record import Objective
+from chains.steps import ArraySteps, Steps
 from chains.stream import Stream, StreamSteps
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
@@ -26,12 +28,13 @@ Metric = Callable[[np.ndarray, np.ndarray], float]
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a callback sees after an epoch: `p` and `history` are the live ones, `epoch` counts from 1."""
+    """What a callback sees after an epoch, which count from 1: `p`, `history` and `state`, the network's, are the live ones."""
 
     net: Chain
     p: np.ndarray
     epoch: int
     history: History
+    state: np.ndarray | None = None
 
 
 # Called after each epoch; where it returns a text, training stops with that as the reason.
@@ -53,6 +56,7 @@ def train(
     drop_last: bool = False,
     weights: Any = None,
     penalty: Penalty | None = None,
+    state: np.ndarray | None = None,
     validation: tuple[Any, Any] | None = None,
     metrics: Sequence[Metric] = (),
     progress: bool | None = None,
@@ -60,68 +64,47 @@ def train(
     check_finite: bool = True,
     resume: History | None = None,
 ) -> History:
-    """Train `net` on `x` and `t`, updating the parameter vector `p` in place.
+    """Train `net` on `x` and `t`, updating the parameter vector `p`, and for networks that have one the `state`, in place.
 
     `x`: (samples, *input_shape); `t`: targets as `loss` wants them; `weights`: (samples,) factors of their losses.
     Or `x` is a source of batches (x, t) or (x, t, weights), such as `data.Batches` or a list, and `t` is None: every pass
-    over it is an epoch, and it decides `batch_size`, `shuffle`, `drop_last` and `weights`, which may not be given then.
+    over it is an epoch, and it decides `batch_size`, `shuffle`, `drop_last` and `weights`, which may not be given then. A
+    batch that does not fit is refused before its step, with a note of its number.
     `batch_size`: samples a step, None for all. Each epoch goes through all samples once, shuffled unless
     `shuffle` is false; a last, smaller batch is used too unless `drop_last`. The same `seed` gives the same run.
     `validation`: (x, t) to compute the loss and the `metrics` (functions of outputs and targets) on after each
     epoch. `progress`: show a bar; None shows one on terminals and in notebooks. `callbacks` are called with a
     `TrainingState` after each epoch; one that returns a text stops the training, and one that has a method `finish` is
-    called there at the end. `resume`: the history of
-    an earlier call with the same optimiser, whose momentum and step count are carried on.
+    called there at the end. `resume`: the history of an earlier call with the same optimiser, whose momentum and step
+    count are carried on; `p` and `state` are to be those it left.
 
-    Returns the `History`. Ctrl-C ends training after a step, with `p` as of then and the reason in
+    Returns the `History`. Ctrl-C ends training after a step, with `p` and `state` as of then and the reason in
     ``history.stopped``. Raises FloatingPointError, naming the step and the loss and carrying the history as its
     attribute `history`, where the loss is not a finite number, and TypeError or ValueError, before anything is
     written, for arguments that do not fit.
     """
     p = arguments.check_trained(p, net.n_params)
-    arguments.check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
     seed = arguments.check_seed(seed)
-    if resume is not None:
-        arguments.check_is("resume", resume, History, "the history of an earlier call of train")
-        if resume.optimizer not in ("", type(optimizer).__name__):
-            raise ValueError(
-                f"`resume` is the history of {resume.optimizer}, which {optimizer!r} on {p.size} parameters cannot go on from"
-            )
-    for callback in callbacks:
-        if not callable(callback) or isinstance(callback, type):
-            raise TypeError(f"`callbacks` holds {callback!r}, but something to call after each epoch is wanted")
-    state = None if resume is None else resume.optimizer_state
-    steps: Steps | StreamSteps
+    _check_run(p, optimizer, epochs, callbacks, resume)
+    data: dict[str, np.ndarray] = {}
+    steps_through: Callable[..., Steps]
     if t is None:
-        _check_stream(x, epochs, batch_size=batch_size, shuffle=not shuffle, drop_last=drop_last, weights=weights)
-        judge = _Judge(net, p, loss, penalty, validation, metrics)
-        recorded: list[Any] = []
-
-        def check(x: Any, t: Any, weights: Any = None) -> dict[str, np.ndarray]:
-            data, objective = net.problem(x, t, loss, weights, penalty)
-            if check_finite:
-                arguments.check_finite(**data)
-            recorded[:] = recorded or [objective]
-            if objective != recorded[0]:
-                raise ValueError("the targets or weights of this batch have another shape than those of the first one")
-            return data
-
-        if check_finite:
-            arguments.check_finite(p=p)
-        stream = Stream(x, check, epochs)
-        program = net.training_step(recorded[0], optimizer, p.dtype)
-        steps = StreamSteps(net.runner, program, p, stream, optimizer, seed=seed, state=state)
+        given = {"batch_size": batch_size, "shuffle": not shuffle, "drop_last": drop_last, "weights": weights}
+        stream = Stream(_check_source(x, given), _batch_problem(net, loss, penalty, check_finite), epochs)
+        objective, steps_through = stream.objective, partial(StreamSteps, stream)
     else:
         data, objective = net.problem(x, t, loss, weights, penalty)
-        batch_size = _check_counts(len(data["x"]), epochs, batch_size, drop_last)
-        judge = _Judge(net, p, loss, penalty, validation, metrics)
-        if check_finite:
-            arguments.check_finite(p=p, **data)
-        program = net.training_step(objective, optimizer, p.dtype)
-        steps = Steps(
-            net.runner, program, p, data, optimizer, batch_size=batch_size, drop_last=drop_last, seed=seed, state=state
-        )
-    history = History(optimizer_state=steps.state, optimizer=type(optimizer).__name__)
+        batch_size = _check_batch_size(net, len(data["x"]), batch_size, drop_last)
+        steps_through = partial(ArraySteps, data, batch_size=batch_size, drop_last=drop_last)
+    step = net.training_step(objective, optimizer, p.dtype)
+    state = net.state_for(step.program, state, p.dtype, False, {"p": p, **data}).get("state")
+    judge = _Judge(net, p, state, loss, penalty, validation, metrics)
+    if check_finite:
+        arguments.check_finite(p=p, state=state, **data)
+    trained = {"p": p} if state is None else {"p": p, "state": state}
+    optimizer_state = None if resume is None else resume.optimizer_state
+    steps = steps_through(step, trained, optimizer, seed=seed, optimizer_state=optimizer_state)
+    history = History(optimizer_state=steps.optimizer_state, optimizer=type(optimizer).__name__)
     bar = _Bar(progress, epochs, steps.per_epoch)
     start = time.perf_counter()
     try:
@@ -133,7 +116,7 @@ def train(
             history.add(judgement)
             history.seconds += [time.perf_counter() - start] * len(losses)
             for callback in callbacks:
-                reason = callback(TrainingState(net, p, history.epochs, history))
+                reason = callback(TrainingState(net, p, history.epochs, history, state))
                 history.stopped = history.stopped or str(reason or "")
             bar.show(history)
     except KeyboardInterrupt:
@@ -147,13 +130,43 @@ def train(
     for callback in callbacks:
         finish = getattr(callback, "finish", None)
         if finish is not None:
-            finish(TrainingState(net, p, history.epochs, history))
+            finish(TrainingState(net, p, history.epochs, history, state))
     return history
 
 
-def _check_stream(x: Any, epochs: int, **given: Any) -> None:
-    """Raise TypeError or ValueError unless `x` can be gone through, and nothing is given that the batches decide."""
-    _check_counts(1, epochs, None, False)
+def _check_run(p: np.ndarray, optimizer: Optimizer, epochs: int, callbacks: Sequence[Callback], resume: History | None) -> None:
+    """Raise TypeError or ValueError where these make no sense, or not together."""
+    arguments.check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
+    if resume is not None:
+        arguments.check_is("resume", resume, History, "the history of an earlier call of train")
+        if resume.optimizer not in ("", type(optimizer).__name__):
+            raise ValueError(
+                f"`resume` is the history of {resume.optimizer}, which {optimizer!r} on {p.size} parameters cannot go on from"
+            )
+    for callback in callbacks:
+        if not callable(callback) or isinstance(callback, type):
+            raise TypeError(f"`callbacks` holds {callback!r}, but something to call after each epoch is wanted")
+    if not isinstance(epochs, (int, np.integer)) or epochs < 0:
+        raise ValueError(f"`epochs` (={epochs!r}) must be a whole number, zero or more")
+
+
+def _check_batch_size(net: Chain, samples: int, batch_size: int | None, drop_last: bool) -> int:
+    """The batch size, at most the number of samples. Raises ValueError where it makes no sense, or not for this network."""
+    if batch_size is None:
+        batch_size = samples
+    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+        raise ValueError(f"`batch_size` (={batch_size!r}) must be a positive whole number, or None for all samples")
+    if drop_last and batch_size > samples:
+        raise ValueError(f"`drop_last` leaves nothing to train on: `batch_size` (={batch_size}) exceeds the {samples} samples")
+    batch_size = min(int(batch_size), samples)
+    net.network.check_batch(batch_size)
+    if samples % batch_size and not drop_last:
+        net.network.check_batch(samples % batch_size, "the last batch, which `drop_last` would leave out,")
+    return batch_size
+
+
+def _check_source(x: Any, given: dict[str, Any]) -> Any:
+    """`x`. Raises TypeError or ValueError unless it can be gone through, and nothing is given that the batches decide."""
     if isinstance(x, np.ndarray) or not hasattr(x, "__iter__"):
         raise TypeError(
             f"`t` is None, but `x` (a {type(x).__name__}) is no source of batches: pass targets, or Batches(x, t, ...)"
@@ -161,19 +174,20 @@ def _check_stream(x: Any, epochs: int, **given: Any) -> None:
     for name, value in given.items():
         if value is not None and value is not False:
             raise ValueError(f"`{name}` is decided by the source of batches: give it there, not to train")
+    return x
 
 
-def _check_counts(samples: int, epochs: int, batch_size: int | None, drop_last: bool) -> int:
-    """The batch size, at most the number of samples. Raises ValueError for counts that make no sense."""
-    if not isinstance(epochs, (int, np.integer)) or epochs < 0:
-        raise ValueError(f"`epochs` (={epochs!r}) must be a whole number, zero or more")
-    if batch_size is None:
-        return samples
-    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-        raise ValueError(f"`batch_size` (={batch_size!r}) must be a positive whole number, or None for all samples")
-    if drop_last and batch_size > samples:
-        raise ValueError(f"`drop_last` leaves nothing to train on: `batch_size` (={batch_size}) exceeds the {samples} samples")
-    return min(int(batch_size), samples)
+def _batch_problem(net: Chain, loss: Loss, penalty: Penalty | None, check_finite: bool) -> Callable[..., Any]:
+    """`net.problem` for a batch of a source: one that the network cannot be trained on is refused too."""
+
+    def problem(x: Any, t: Any, weights: Any = None) -> tuple[dict[str, np.ndarray], Objective]:
+        data, objective = net.problem(x, t, loss, weights, penalty)
+        net.network.check_batch(len(data["x"]))
+        if check_finite:
+            arguments.check_finite(**data)
+        return data, objective
+
+    return problem
 
 
 def _name(metric: Metric) -> str:
@@ -184,14 +198,21 @@ class _Judge:
     """Computes the loss and the metrics on the validation data."""
 
     def __init__(
-        self, net: Chain, p: np.ndarray, loss: Loss, penalty: Penalty | None, validation: Any, metrics: Sequence[Metric]
+        self,
+        net: Chain,
+        p: np.ndarray,
+        state: np.ndarray | None,
+        loss: Loss,
+        penalty: Penalty | None,
+        validation: Any,
+        metrics: Sequence[Metric],
     ) -> None:
         names = [_name(metric) for metric in metrics]
         if validation is None and metrics:
             raise ValueError("`metrics` are computed on validation data: pass `validation=(x, t)` too")
         if len(set(names)) < len(names) or {"loss", "validation loss", "seconds"} & set(names):
             raise ValueError(f"`metrics` (={names}) must have names of their own: give a function another __name__")
-        self._arguments = (net, p, loss, penalty)
+        self._arguments = (net, p, state, loss, penalty)
         self._metrics = dict(zip(names, metrics, strict=True))
         self._data = None
         if validation is not None:
@@ -205,11 +226,11 @@ class _Judge:
         """The numbers by name; none without validation data."""
         if self._data is None:
             return {}
-        net, p, loss, penalty = self._arguments
+        net, p, state, loss, penalty = self._arguments
         x, t = self._data
-        numbers = {"validation loss": net.loss(p, x, t, loss, penalty=penalty)}
+        numbers = {"validation loss": net.loss(p, x, t, loss, penalty=penalty, state=state)}
         if self._metrics:
-            y = net(x, p)
+            y = net(x, p, state=state)
             numbers |= {name: float(metric(y, t)) for name, metric in self._metrics.items()}
         return numbers
 

@@ -22,8 +22,8 @@ from chains import expr, losses, schedules
 from chains import initializers as initial
 from chains.activations import ACTIVATIONS
 from chains.backends import backend
-from chains.layers.base import Layer
-from chains.program import Program
+from chains.layers.base import Layer, Node, Vectors
+from chains.program import Program, Recorder
 from chains.scratch import ALIGNMENT
 from chains.view import concrete
 from tests.own import Boost, Double, DyUser, Outer, Repeat
@@ -56,12 +56,17 @@ class Case:
         return net.freeze(*self.frozen)
 
     def problem(self, batch: int, seed: int = 0) -> Problem:
-        """Random data whose numbers are exact in float32, so that both types see the same ones."""
+        """Random data whose numbers are exact in float32, so that both types see the same ones.
+
+        A batch that is too small to train on is made as large as it must be.
+        """
         net, rng = self.net(), np.random.default_rng([seed, batch])
+        batch = max(batch, net.network.declaration.most_demanding.smallest_batch)
         p = _exact(rng.normal(0.0, 0.8, net.n_params))
         x, dy = (_exact(rng.normal(0.0, 1.0, (batch, *shape))) for shape in (net.input_shape, net.output_shape))
         t = targets(self.targets, rng, batch, net.output_shape)
-        return Problem(self, p, x, t, _exact(rng.uniform(0.5, 2.0, batch)) if self.weighted else None, dy)
+        w = _exact(rng.uniform(0.5, 2.0, batch)) if self.weighted else None
+        return Problem(self, p, x, t, w, dy, _exact(rng.uniform(0.5, 2.0, net.n_state)))
 
     def __str__(self) -> str:
         return self.name
@@ -77,20 +82,23 @@ class Problem:
     t: np.ndarray
     w: np.ndarray | None
     dy: np.ndarray
+    state: np.ndarray  # of length 0 for most
 
     def value_and_grad(self, name: str = "numpy", dtype: Any = np.float64, mode: str = "train", **changed: Any) -> Any:
         at = replace(self, **changed) if changed else self
         case = self.case
         return _net(case, name).value_and_grad(
-            at.p.astype(dtype), at.x, at.t, case.loss, weights=at.w, penalty=case.penalty, mode=mode, seed=3
-        )
+            at.p.astype(dtype), at.x, at.t, case.loss, weights=at.w, penalty=case.penalty, state=at.state.astype(dtype),
+            mode=mode, seed=3,
+        )  # fmt: skip
 
     def vjp(self, name: str = "numpy", dtype: Any = np.float64, mode: str = "eval") -> Any:
-        return _net(self.case, name).vjp(self.p.astype(dtype), self.x, self.dy, mode=mode, seed=3)
+        p, state = self.p.astype(dtype), self.state.astype(dtype)
+        return _net(self.case, name).vjp(p, self.x, self.dy, state=state, mode=mode, seed=3)
 
     def call(self, name: str = "numpy", dtype: Any = np.float64, mode: str = "eval", **changed: Any) -> np.ndarray:
         at = replace(self, **changed) if changed else self
-        return _net(self.case, name)(at.x, at.p.astype(dtype), mode=mode, seed=3)
+        return _net(self.case, name)(at.x, at.p.astype(dtype), state=at.state.astype(dtype), mode=mode, seed=3)
 
 
 _nets: dict[tuple[str, str], chains.Chain] = {}
@@ -158,6 +166,28 @@ LAYERS = [
     _layer("Dropout", chains.Dropout(0.4), (9,)),
     _layer("Dropout-image", chains.Dropout(0.25), (2, 3, 3)),
     _layer("Dropout-none", chains.Dropout(0.0)),
+    _layer("SpatialDropout", chains.SpatialDropout(0.4), (6, 2, 3)),
+    _layer("SpatialDropout-vector", chains.SpatialDropout(0.4), (9,)),
+    _layer("LayerNorm", chains.LayerNorm(), (5,)),
+    _layer("LayerNorm-sequence", chains.LayerNorm(3, eps=0.1), (2, 3)),
+    _layer("LayerNorm-image", chains.LayerNorm((2, 3)), (2, 2, 3)),
+    _layer("LayerNorm-plain", chains.LayerNorm(affine=False), (2, 5)),
+    _layer("LayerNorm-one", chains.LayerNorm(), (3, 1)),
+    _layer("RMSNorm", chains.RMSNorm(), (5,)),
+    _layer("RMSNorm-image", chains.RMSNorm((2, 3), eps=0.1), (2, 2, 3)),
+    _layer("RMSNorm-plain", chains.RMSNorm(affine=False), (2, 5)),
+    _layer("GroupNorm", chains.GroupNorm(2, 6), (6,)),
+    _layer("GroupNorm-image", chains.GroupNorm(2, 4, eps=0.1), (4, 2, 3)),
+    _layer("GroupNorm-one-group", chains.GroupNorm(1, 4), (4, 3)),
+    _layer("GroupNorm-instance", chains.GroupNorm(3, 3), (3, 2, 2)),
+    _layer("GroupNorm-plain", chains.GroupNorm(2, 4, affine=False), (4, 3)),
+    _layer("BatchNorm", chains.BatchNorm(3)),
+    _layer("BatchNorm-plain", chains.BatchNorm(3, affine=False)),
+    _layer("BatchNorm-sequence", chains.BatchNorm(2, eps=0.1, momentum=0.3), (2, 3)),
+    _layer("BatchNorm-image", chains.BatchNorm(2), (2, 2, 3)),
+    _layer("BatchNorm-image-plain", chains.BatchNorm(2, affine=False), (2, 2, 3)),
+    _layer("Residual-BatchNorm", chains.Residual(chains.BatchNorm(3), _dense())),
+    _layer("Parallel-BatchNorm", chains.Parallel(chains.BatchNorm(3), chains.Series(_dense(), chains.BatchNorm(3)))),
     _layer("Residual", chains.Residual(_dense())),
     _layer("Residual-deep", chains.Residual(_dense(3, 5), chains.Dropout(0.3), _dense(5, 3))),
     _layer("Residual-nested", chains.Residual(chains.Residual(_dense()), chains.Scale())),
@@ -177,8 +207,77 @@ LAYERS = [
     Case("Dense-three", chains.Dense, (_dense(3, 4, chains.σ), _dense(4, 5, chains.mish), _dense(5, 2))),
     Case("Dense-frozen", chains.Dense, (_dense(3, 4), _dense(4, 4), _dense(4, 2)), frozen=("1.*", "2.bias")),
     Case("Dense-all-frozen", chains.Dense, (_dense(3, 4), _dense(4, 2)), frozen=("*",)),
+    Case(
+        "BatchNorm-twice",
+        chains.BatchNorm,
+        (_dense(), chains.BatchNorm(3, eps=0.1), chains.Chain(_dense(), chains.BatchNorm(3, eps=0.1))),
+    ),
+    Case("BatchNorm-frozen", chains.BatchNorm, (_dense(), chains.BatchNorm(3), _dense()), frozen=("1.*", "2.bias")),
     Case("Flatten-then-Dense", chains.Flatten, (chains.Flatten(), _dense(6, 2)), (2, 3)),
 ]
+
+
+def _conv(inputs: int = 2, outputs: int = 2, kernel: Any = 2, f: Any = chains.tanh, **rest: Any) -> chains.Conv:
+    return chains.Conv(inputs, outputs, kernel, f, **rest)
+
+
+def _transpose(inputs: int = 2, outputs: int = 2, kernel: Any = 2, f: Any = chains.tanh, **rest: Any) -> chains.ConvTranspose:
+    return chains.ConvTranspose(inputs, outputs, kernel, f, **rest)
+
+
+IMAGE, SIGNAL = (2, 4, 3), (2, 6)
+IMAGE_LAYERS = [
+    _layer("Conv", _conv(), IMAGE),
+    _layer("Conv-linear-no-bias", _conv(2, 3, 3, chains.identity, bias=False), IMAGE),
+    _layer("Conv-needs-input", _conv(2, 3, 2, chains.gelu), IMAGE),
+    _layer("Conv-needs-input-no-bias", _conv(2, 1, 2, chains.silu, bias=False), IMAGE),
+    _layer("Conv-one-channel", _conv(1, 3, 3, chains.σ), (1, 4, 5)),
+    _layer("Conv-rectangle", _conv(2, 2, (3, 1), padding=(1, 0), stride=(1, 2)), IMAGE),
+    _layer("Conv-same", _conv(2, 2, (2, 3), padding="same"), IMAGE),
+    _layer("Conv-uneven", _conv(2, 2, 3, padding=((2, 0), (0, 1)), stride=2), IMAGE),
+    _layer("Conv-dilated", _conv(2, 2, 2, dilation=(3, 2), padding=1), IMAGE),
+    _layer("Conv-groups", _conv(4, 2, 2, groups=2, padding=1), (4, 2, 3)),
+    _layer("Conv-depthwise", _conv(3, 6, 2, groups=3), (3, 3, 2)),
+    _layer("Conv-pointwise", _conv(2, 3, 1), IMAGE),
+    _layer("Conv-pointwise-groups", _conv(4, 2, 1, groups=2), (4, 2, 2)),
+    _layer("Conv-pointwise-stride", _conv(2, 2, 1, stride=2), IMAGE),
+    _layer("Conv-wide", _conv(2, 20, 2), IMAGE),
+    _layer("Conv-signal", _conv(2, 3, (3,), stride=2, padding=1), SIGNAL),
+    _layer("Conv-signal-same", _conv(2, 2, (2,), chains.gelu, padding="same", dilation=3), SIGNAL),
+    Case("Conv-alone", chains.Conv, (_conv(2, 3, 3, chains.σ, padding=1),), IMAGE),
+    Case("Conv-two", chains.Conv, (_conv(1, 2, 3, padding=1), _conv(2, 3, 2, chains.mish)), (1, 3, 4)),
+    Case("Conv-frozen", chains.Conv, (_conv(1, 2, 2), _conv(2, 2, 2)), (1, 3, 4), frozen=("0.weight", "1.bias")),
+    _layer("ConvTranspose", _transpose(), IMAGE),
+    _layer("ConvTranspose-needs-input", _transpose(2, 3, 2, chains.gelu, bias=False), (2, 2, 3)),
+    _layer("ConvTranspose-stride", _transpose(2, 1, 3, stride=2, padding=1, output_padding=(1, 0)), (2, 2, 3)),
+    _layer("ConvTranspose-groups", _transpose(4, 2, (2, 1), groups=2, dilation=(2, 1)), (4, 2, 2)),
+    _layer("ConvTranspose-signal", _transpose(2, 3, (2,), stride=2, padding=((0, 1),)), SIGNAL),
+    _layer("MaxPool", chains.MaxPool(2), IMAGE),
+    _layer("MaxPool-overlapping", chains.MaxPool(3, stride=1), IMAGE),
+    _layer("MaxPool-padded", chains.MaxPool((2, 3), stride=(1, 2), padding=1), IMAGE),
+    _layer("MaxPool-gaps", chains.MaxPool(1, stride=2), IMAGE),
+    _layer("MaxPool-signal", chains.MaxPool((3,), stride=2, padding=((1, 0),)), SIGNAL),
+    _layer("AvgPool", chains.AvgPool(2), IMAGE),
+    _layer("AvgPool-overlapping", chains.AvgPool((3, 2), stride=1), IMAGE),
+    _layer("AvgPool-padded", chains.AvgPool(3, stride=2, padding=1), IMAGE),
+    _layer("AvgPool-padding-not-counted", chains.AvgPool((2, 3), stride=1, padding=1, count_padding=False), IMAGE),
+    _layer("AvgPool-signal", chains.AvgPool((2,)), SIGNAL),
+    _layer("GlobalAvgPool", chains.GlobalAvgPool(), IMAGE),
+    _layer("GlobalAvgPool-signal", chains.GlobalAvgPool(), SIGNAL),
+    _layer("Upsample", chains.Upsample(), (2, 2, 3)),
+    _layer("Upsample-rectangle", chains.Upsample((1, 3)), (2, 2, 2)),
+    _layer("Upsample-signal", chains.Upsample(3), SIGNAL),
+    _layer("Pad", chains.Pad(1), (2, 2, 3)),
+    _layer("Pad-sides", chains.Pad(((0, 2), (1, 0))), (2, 2, 3)),
+    _layer("Pad-signal", chains.Pad(2), SIGNAL),
+    Case("Conv-relu-MaxPool", chains.MaxPool, (_conv(1, 2, 2, chains.relu), chains.MaxPool(2), _conv(2, 1, 1)), (1, 5, 5)),
+    Case("Conv-relu-MaxPool-overlapping", chains.MaxPool,
+         (_conv(1, 2, 2, chains.relu), chains.MaxPool(2, stride=1), chains.Flatten()), (1, 4, 4)),
+    Case("Conv-classifier", chains.Conv,
+         (_conv(1, 2, 3, "relu", padding=1), chains.MaxPool(2), chains.Dropout(0.3), chains.Flatten(), chains.Dense(8, 3)),
+         (1, 4, 4), loss=chains.CrossEntropyLoss(), targets="labels"),
+]  # fmt: skip
+LAYERS += IMAGE_LAYERS
 
 # Layers of users' own, which do what built-in ones happen not to.
 OWN_LAYERS = [
@@ -323,7 +422,7 @@ def uncovered() -> list[str]:
     missing = [c.__name__ for base, have in shown.items() for c in everything if issubclass(c, base) and c not in have]
     functions = {layer.f for case in CASES for layer in case.layers if isinstance(layer, chains.Activation)}
     missing += [name for name, f in ACTIVATIONS.items() if f not in functions or name not in ACTIVATION_FORMULAS]
-    makers = [name for name, f in vars(schedules).items() if inspect.isfunction(f) and f.__module__ == schedules.__name__]
+    makers = [name for name, f in vars(schedules).items() if callable(f) and getattr(f, "__module__", "") == schedules.__name__]
     missing += [name for name in makers if name not in SCHEDULES and not name.startswith("_")]
     kinds = {type(choice) for choice in INITIALIZERS.values()}
     found = [c for c in everything if c.__module__ == initial.__name__]
@@ -400,6 +499,26 @@ def assert_close(actual: Any, wanted: Any, tolerance: float, what: str = "") -> 
 
 
 # Programs on a named backend
+
+
+def record_all(net: chains.Chain, dtype: Any, *, pullback: bool = True) -> Recorder:
+    """Recorded in one program: the output `y` at `x` and, with `pullback`, the gradients `g` and `dx` for `dy`."""
+    ops = Recorder("all", dtype)
+    p = ops.external("p", (net.n_params,), role="input")
+    g = ops.external("g", (net.n_params,), role="output")
+    x = ops.external("x", net.input_shape, role="input", batched=True)
+    dx = ops.external("dx", net.input_shape, role="output", batched=True)
+    cotangent = ops.external("dy", net.output_shape, role="input", batched=True)
+    y = ops.external("y", net.output_shape, role="output", batched=True)
+    dy = ops.scratch("dy", net.output_shape)
+    state = ops.external("state", (net.n_state,), role="input")
+    new_state = ops.scratch("new state", (net.n_state,), batched=False)
+    node = Node(net.network.declaration, ops, Vectors(p, g, state, new_state, net.frozen))
+    node.forward(ops, x, y)
+    if pullback:
+        ops.copy(dy, cotangent)
+        node.pullback(ops, x, y, dy, dx)
+    return ops
 
 
 def run_program(

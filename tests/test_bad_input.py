@@ -503,6 +503,73 @@ def test_softmax_under_a_logits_loss(layers, loss):
         )
 
 
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (chains.Conv(1, 2, 3), chains.Flatten(), chains.Softmax()),
+        (chains.Conv(1, 2, 3), chains.Softmax()),
+        (chains.Conv(1, 2, 3), chains.Softmax(), chains.Flatten()),
+        (chains.Conv(1, 2, 3), chains.GlobalAvgPool(), chains.Series(chains.LogSoftmax(), chains.Reshape(1, 2))),
+    ],
+    ids=str,
+)
+def test_softmax_after_images_under_a_logits_loss(layers):
+    net = Chain(*layers, input_shape=(1, 5, 4))
+    x, t = RNG.normal(size=(6, 1, 5, 4)), np.zeros((6, *net.output_shape))
+    p = net.init(dtype=np.float64)
+    before = p.tobytes()
+    for loss in (CrossEntropyLoss(), chains.BCEWithLogitsLoss()):
+        assert_refused(lambda loss=loss: net.value_and_grad(p, x, t, loss), "logits", "oftmax()")
+        assert_refused(lambda loss=loss: train(net, p, x, t, loss, Adam()), "logits", "oftmax()")
+    assert p.tobytes() == before
+    net.value_and_grad(p, x, t, SquaredLoss())
+
+
+# Images
+
+
+def images(*layers, shape=(3, 8, 6)):
+    return Chain(*layers, input_shape=shape)
+
+
+LAYERS_OF_IMAGES = {
+    "channels-last": (lambda: images(chains.Conv(3, 2, 3), shape=(8, 6, 3)), "`inputs` (=3)", "(8, 6, 3)", "last axis"),
+    "channels-last-transpose": (lambda: images(chains.ConvTranspose(3, 2, 3), shape=(8, 6, 3)), "(8, 6, 3)", "last axis"),
+    "other-channels": (lambda: images(chains.Conv(4, 2, 3)), "`inputs` (=4)", "(3, 8, 6)"),
+    "no-channels": (lambda: images(chains.Conv(1, 2, 3), shape=(8, 6)), "(8, 6)", "(1, 8, 6)", "channel axis"),
+    "flat": (lambda: images(chains.Conv(1, 2, 3), shape=(48,)), "(channels, height, width)", "(48,)"),
+    "image-for-signal": (lambda: images(chains.Conv(3, 2, (3,))), "(channels, length)", "(3, 8, 6)"),
+    "large-kernel": (lambda: images(chains.Conv(3, 2, 7)), "`kernel` (=(7, 7))", "padded input", "(8, 6)"),
+    "large-kernel-padded": (lambda: images(chains.Conv(3, 2, 9, padding=1)), "`kernel` (=(9, 9))", "(10, 8)"),
+    "large-kernel-dilated": (lambda: images(chains.Conv(3, 2, 4, dilation=2)), "`kernel` (=(4, 4))", "spans (7, 7)", "(8, 6)"),
+    "large-kernel-signal": (lambda: images(chains.Conv(3, 2, (9,)), shape=(3, 8)), "`kernel` (=(9,))", "(8,)"),
+    "large-pool": (lambda: images(chains.MaxPool(7)), "`kernel` (=(7, 7))", "(8, 6)"),
+    "large-average": (lambda: images(chains.AvgPool((1, 8))), "`kernel` (=(1, 8))", "(8, 6)"),
+    "pool-of-features": (lambda: images(chains.MaxPool(2), shape=(8,)), "(channels, height, width)", "(8,)"),
+    "global-pool-of-features": (lambda: images(chains.GlobalAvgPool(), shape=(8,)), "channels", "(8,)"),
+    "nothing-left": (lambda: images(chains.ConvTranspose(3, 2, 2, padding=4), shape=(3, 2, 2)), "`padding`", "(3, 2, 2)"),
+    "upsampling-axes": (lambda: images(chains.Upsample((2, 2, 2))), "`factor` (=(2, 2, 2))", "(3, 8, 6)"),
+    "upsampling-features": (lambda: images(chains.Upsample(2), shape=(3,)), "`factor`", "(3,)"),
+    "padding-axes": (lambda: images(chains.Pad((1, 2)), shape=(3, 8)), "`padding`", "(3, 8)"),
+    "inside": (lambda: images(chains.MaxPool(2), chains.Conv(3, 2, 5)), "layer 1", "(3, 4, 3)", "`kernel` (=(5, 5))"),
+}
+
+
+@pytest.mark.parametrize("case", LAYERS_OF_IMAGES.values(), ids=LAYERS_OF_IMAGES)
+def test_layers_of_images_that_do_not_fit(case):
+    make, *words = case
+    assert_refused(make, *words)
+
+
+def test_a_batch_of_images_with_channels_last():
+    net = images(chains.Conv(3, 2, 3))
+    x, p = RNG.normal(size=(4, 8, 6, 3)), net.init(dtype=np.float64)
+    assert_refused(lambda: net(x, p), "`x` has shape (4, 8, 6, 3)", "last axis", "np.moveaxis(x, -1, 1)")
+    assert net(np.moveaxis(x, -1, 1), p).shape == (4, 2, 6, 4)
+    dy = RNG.normal(size=(4, 6, 4, 2))
+    assert_refused(lambda: net.vjp(p, np.moveaxis(x, -1, 1), dy), "`dy`", "last axis")
+
+
 def test_patterns_that_match_nothing():
     for method in (NET.freeze, NET.train_only):
         assert_refused(lambda method=method: method("0.*", "7.weight"), "'7.weight'", "0.weight")
@@ -517,6 +584,37 @@ SETTINGS = {
     "Dense-fraction": (lambda: Dense(3, 2.5), "`outputs` (=2.5)"),
     "Dense-True": (lambda: Dense(True, 2), "`inputs` (=True)"),
     "Dense-text": (lambda: Dense("3", 2), "`inputs` (='3')"),
+    "Conv-inputs": (lambda: chains.Conv(0, 2, 3), "`inputs` (=0)"),
+    "Conv-outputs": (lambda: chains.Conv(1, 2.5, 3), "`outputs` (=2.5)"),
+    "Conv-kernel": (lambda: chains.Conv(1, 2, 0), "`kernel` (=0)"),
+    "Conv-kernel-fraction": (lambda: chains.Conv(1, 2, (3, 1.5)), "`kernel` (=(3, 1.5))"),
+    "Conv-kernel-axes": (lambda: chains.Conv(1, 2, (3, 3, 3)), "`kernel` (=(3, 3, 3))"),
+    "Conv-kernel-text": (lambda: chains.Conv(1, 2, "3"), "`kernel` (='3')"),
+    "Conv-stride": (lambda: chains.Conv(1, 2, 3, stride=0), "`stride` (=0)"),
+    "Conv-stride-pair": (lambda: chains.Conv(1, 2, 3, stride=(1, 0)), "`stride` (=(1, 0))"),
+    "Conv-stride-axes": (lambda: chains.Conv(1, 2, (3,), stride=(1, 1)), "`stride` (=(1, 1))"),
+    "Conv-dilation": (lambda: chains.Conv(1, 2, 3, dilation=-1), "`dilation` (=-1)"),
+    "Conv-padding": (lambda: chains.Conv(1, 2, 3, padding=-1), "`padding` (=-1)"),
+    "Conv-padding-text": (lambda: chains.Conv(1, 2, 3, padding="full"), "`padding` (='full')"),
+    "Conv-padding-sides": (lambda: chains.Conv(1, 2, 3, padding=((1, 2), 1, 1)), "`padding` (=((1, 2), 1, 1))"),
+    "Conv-same-stride": (lambda: chains.Conv(1, 2, 3, padding="same", stride=2), "`stride` 1, not 2"),
+    "Conv-same-stride-pair": (lambda: chains.Conv(1, 2, 3, padding="same", stride=(1, 2)), "`stride` 1, not (1, 2)"),
+    "Conv-groups": (lambda: chains.Conv(3, 4, 3, groups=2), "`inputs` (=3)"),
+    "Conv-groups-outputs": (lambda: chains.Conv(4, 3, 3, groups=2), "`outputs` (=3)"),
+    "Conv-groups-zero": (lambda: chains.Conv(4, 3, 3, groups=0), "`groups` (=0)"),
+    "Conv-activation": (lambda: chains.Conv(4, 3, 3, "rely"), "'rely'"),
+    "ConvTranspose-output-padding": (lambda: chains.ConvTranspose(1, 2, 3, output_padding=1), "`output_padding` (=1)"),
+    "ConvTranspose-output-padding-axes": (
+        lambda: chains.ConvTranspose(1, 2, 3, stride=2, output_padding=(1, 1, 1)),
+        "`output_padding` (=(1, 1, 1))",
+    ),
+    "MaxPool-padding": (lambda: chains.MaxPool(3, padding=2), "`padding` (=2)"),
+    "MaxPool-stride": (lambda: chains.MaxPool(3, stride=0), "`stride` (=0)"),
+    "AvgPool-kernel": (lambda: chains.AvgPool(0), "`kernel` (=0)"),
+    "Upsample-factor": (lambda: chains.Upsample(0), "`factor` (=0)"),
+    "Upsample-factor-fraction": (lambda: chains.Upsample(1.5), "`factor` (=1.5)"),
+    "Pad-negative": (lambda: chains.Pad(-1), "`padding` (=-1)"),
+    "Pad-sides": (lambda: chains.Pad(((1, 2, 3), 1)), "`padding` (=(1, 2, 3))"),
     "Dense-activation": (lambda: Dense(3, 2, "tanhh"), "'tanhh'"),
     "Dense-function": (lambda: Dense(3, 2, np.tanh), "`activation`"),
     "Activation": (lambda: chains.Activation(None), "`activation` (=None)"),

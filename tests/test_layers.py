@@ -128,9 +128,9 @@ def test_one_layer_object_in_two_places():
 def test_layers_can_be_pickled_and_copied(case):
     """With built-in activations, that is: a formula of one's own is a function, which cannot be pickled."""
     problem, net = case.problem(3), case.net()
-    y, frozen = net(problem.x, problem.p), net.frozen
+    y, frozen = net(problem.x, problem.p, state=problem.state), net.frozen
     for twin in (pickle.loads(pickle.dumps(net)), copy.deepcopy(net)):
-        assert twin(problem.x, problem.p).tobytes() == y.tobytes()
+        assert twin(problem.x, problem.p, state=problem.state).tobytes() == y.tobytes()
         assert twin.frozen == frozen
         assert repr(twin) == repr(net)
 
@@ -148,7 +148,15 @@ def test_repr_names_the_layer(case):
 def test_repr_can_be_evaluated():
     for text in ("Dense(3, 4, tanh)", "Dense(3, 4, bias=False)", "Dropout(0.25)", "Reshape(2, -1)", "Flatten()",
                  "Residual(Dense(3, 3))", "Parallel(Scale(), Shift(), join='sum')", "Parallel(Scale(), Shift(), axis=1)",
-                 "Series(Scale(), Softmax())", "Activation(tanh)"):  # fmt: skip
+                 "Series(Scale(), Softmax())", "Activation(tanh)", "SpatialDropout(0.25)", "LayerNorm()",
+                 "LayerNorm(3, eps=0.1)", "LayerNorm((2, 3), affine=False)", "RMSNorm(affine=False)",
+                 "GroupNorm(2, 6)", "GroupNorm(2, 6, eps=0.1)",
+                 "BatchNorm(3)", "BatchNorm(3, momentum=0.2, eps=0.1, affine=False)",
+                 "Conv(1, 6, 5, relu)", "Conv(2, 3, (5,), stride=(2,))",
+                 "Conv(2, 4, (3, 1), stride=2, padding=(1, 0), dilation=2, groups=2, bias=False)",
+                 "Conv(1, 2, 2, padding=((0, 1), (0, 1)))", "ConvTranspose(2, 3, 2, tanh, stride=2, output_padding=1)",
+                 "MaxPool(2)", "MaxPool((2, 3), stride=1, padding=1)", "AvgPool((2,), count_padding=False)",
+                 "GlobalAvgPool()", "Upsample((1, 2))", "Upsample(3)", "Pad(1)", "Pad(((1, 0), (2, 2)))"):  # fmt: skip
         assert repr(eval(text, vars(chains))) == text
 
 

@@ -9,7 +9,26 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Adam, Chain, CrossEntropyLoss, Dense, Dropout, Flatten, Parallel, Residual, SquaredLoss, gelu, tanh, train
+from chains import (
+    Adam,
+    AvgPool,
+    BatchNorm,
+    Chain,
+    Conv,
+    ConvTranspose,
+    CrossEntropyLoss,
+    Dense,
+    Dropout,
+    Flatten,
+    GlobalAvgPool,
+    MaxPool,
+    Parallel,
+    Residual,
+    SquaredLoss,
+    gelu,
+    tanh,
+    train,
+)
 from chains.backends import backend
 from chains.steps import Updater
 
@@ -49,8 +68,19 @@ NETS = {
     "needs-input": lambda: Chain(Dense(8, 32, gelu), Dense(32, 4, bias=False)),
     "dropout": lambda: Chain(Dense(8, 32, chains.relu), Dropout(0.5), Dense(32, 4)),
     "branches": lambda: Chain(Residual(Dense(8, 8, tanh)), Parallel(Dense(8, 2), chains.Scale()), Dense(10, 4)),
+    "norms": lambda: Chain(Dense(8, 32), chains.LayerNorm(), chains.GroupNorm(4, 32), chains.RMSNorm(), Dense(32, 4)),
     "shapes": lambda: Chain(Flatten(), chains.Scale(), chains.Shift(), Dense(8, 4), chains.LogSoftmax(), input_shape=(2, 4)),
-}
+    "images": lambda: Chain(
+        Conv(2, 3, 3, chains.relu, padding=1), MaxPool(2), Conv(3, 4, 2, gelu), Flatten(), Dense(16, 4),
+        input_shape=(2, 6, 6),
+    ),
+    "more images": lambda: Chain(
+        Conv(2, 4, 1), Conv(4, 2, (2, 3), "tanh", stride=2, groups=2), ConvTranspose(2, 4, 3, stride=2, padding=1),
+        MaxPool(3, stride=2, padding=1), chains.Upsample(2), chains.Pad(1),
+        AvgPool(3, stride=1, padding=1, count_padding=False), GlobalAvgPool(), input_shape=(2, 5, 6),
+    ),
+    "signals": lambda: Chain(Conv(1, 4, (3,), "silu", padding="same"), AvgPool((2,)), GlobalAvgPool(), input_shape=(1, 8)),
+}  # fmt: skip
 every_net = pytest.mark.parametrize("make", NETS.values(), ids=NETS)
 BATCHES = [1, 200, 3000]
 
@@ -108,7 +138,7 @@ def test_no_call_of_a_program_makes_an_array(make, batch, dtype, backend_name):
 def bound(runner, program, net, batch, dtype):
     x, t = data_for(net, batch, dtype)
     arrays = {"p": net.init(dtype=dtype), "x": x, "t": t, "random": np.zeros(2, np.uint64), "step": np.zeros(()),
-              "state": np.zeros(2 * net.n_params, dtype)}  # fmt: skip
+              "moments": np.zeros(2 * net.n_params, dtype), "state": net.init_state(dtype)}  # fmt: skip
     return runner.bind(program, batch, {name: array for name, array in arrays.items() if name in program.buffers})
 
 
@@ -120,6 +150,13 @@ def test_the_buffers_do_not_grow_with_the_batch(dtype, backend_name):
 
 
 # The training loop
+
+
+@pytest.mark.parametrize(("samples", "batch"), [(64, 2), (1000, 10), (2000, 1000)])
+def test_batch_statistics_make_no_array(samples, batch, backend_name):
+    net = Chain(Dense(8, 32), BatchNorm(32), chains.Reshape(4, 8), BatchNorm(4), Flatten(), Dense(32, 4))
+    x, t = data_for(net, samples, np.float32)
+    assert epoch_peak(net, {"x": x, "t": t}, SquaredLoss(), batch, backend_name) < CEILING
 
 
 @pytest.mark.parametrize(("samples", "batch"), [(64, 1), (1000, 10), (2050, 1000), (2000, 2000)])
@@ -161,7 +198,8 @@ def epoch_peak(net, data, loss, batch, name):
     gc.disable()
     tracemalloc.start()
     try:
-        train(net, p, data["x"], data["t"], loss, Adam(1e-3), epochs=12, batch_size=batch, callbacks=[probe])
+        state, pair = net.init_state(), (data["x"], data["t"])
+        train(net, p, *pair, loss, Adam(1e-3), epochs=12, batch_size=batch, state=state, callbacks=[probe])
     finally:
         tracemalloc.stop()
         gc.enable()
@@ -173,7 +211,8 @@ def bound_to(name, program, net, batch):
         "p": net.init(),
         "random": np.zeros(2, np.uint64),
         "step": np.zeros(()),
-        "state": np.zeros(2 * net.n_params, np.float32),
+        "moments": np.zeros(2 * net.n_params, np.float32),
+        "state": net.init_state(),
     }
     binding = backend(name).bind(program, batch, {key: array for key, array in arrays.items() if key in program.buffers})
     for key in ("x", "t"):

@@ -1,11 +1,26 @@
 """Training on a source of batches in place of arrays."""
 
 import threading
+import weakref
 
 import numpy as np
 import pytest
 
-from chains import SGD, Adam, Chain, CrossEntropyLoss, Dense, Dropout, Flatten, SquaredLoss, accuracy, tanh, train
+from chains import (
+    SGD,
+    Adam,
+    BatchNorm,
+    Chain,
+    CrossEntropyLoss,
+    Dense,
+    Dropout,
+    Flatten,
+    SquaredLoss,
+    accuracy,
+    schedules,
+    tanh,
+    train,
+)
 from chains.data import Augment, Batches, prefetch
 
 RNG = np.random.default_rng(0)
@@ -23,6 +38,11 @@ def run(net, source, p=None, **settings):
     return p, train(net, p, source, None, SquaredLoss(), settings.pop("optimizer", Adam(0.05)), **settings)
 
 
+@pytest.fixture
+def normal_net(backend_name):
+    return Chain(Dense(3, 4, tanh), BatchNorm(4), Dropout(0.2), Dense(4, 2), backend=backend_name)
+
+
 def in_order(**settings):
     return Batches(X, T, batch_size=6, shuffle=False, **settings)
 
@@ -37,6 +57,98 @@ def test_batches_train_as_their_arrays_do(net, ahead):
     np.testing.assert_allclose(history.loss, whole.loss, rtol=1e-14)
     assert history.validation_loss == whole.validation_loss
     assert history.steps == whole.steps == 12
+
+
+# The state of a network
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_state_is_that_of_training_on_arrays(normal_net, dtype, ahead):
+    """Twelve batches, the last of each pass smaller: the same bits of parameters, state and validation."""
+    net, rest = normal_net, {"epochs": 3, "validation": (X, T), "seed": 5}
+    wanted, wanted_state = net.init(seed=0, dtype=dtype), net.init_state(dtype)
+    whole = train(net, wanted, X, T, SquaredLoss(), Adam(0.05), batch_size=6, shuffle=False, state=wanted_state, **rest)
+    p, state, seen = net.init(seed=0, dtype=dtype), net.init_state(dtype), []
+    source = prefetch(in_order()) if ahead else in_order()
+    p, history = run(net, source, p, state=state, callbacks=[lambda now: seen.append(now.state)], **rest)
+    assert p.tobytes() == wanted.tobytes()
+    assert state.tobytes() == wanted_state.tobytes() != net.init_state(dtype).tobytes()
+    assert history.validation_loss == whole.validation_loss
+    assert len(seen) == 3
+    assert all(now is state for now in seen)
+
+
+def test_resuming_with_a_state_equals_one_long_run(normal_net):
+    net, batches = normal_net, Batches(X, T, batch_size=6)
+    state, whole = net.init_state(np.float64), net.init_state(np.float64)
+    p, history = run(net, batches, epochs=2, state=state)
+    run(net, batches, p, epochs=2, state=state, resume=history)
+    assert p.tobytes() == run(net, Batches(X, T, batch_size=6), epochs=4, state=whole)[0].tobytes()
+    assert state.tobytes() == whole.tobytes()
+
+
+def test_a_batch_too_small_for_statistics_is_refused_before_its_step(normal_net):
+    net, short = normal_net, [(X[:10], T[:10]), (X[10:19], T[10:19]), (X[19:], T[19:])]
+    state, wanted = net.init_state(np.float64), net.init_state(np.float64)
+    p = net.init(seed=0, dtype=np.float64)
+    with pytest.raises(ValueError, match=r"`x` is a batch of 1, but layer 1, BatchNorm\(4\), wants at least 2") as caught:
+        run(net, short, p, state=state)
+    assert caught.value.__notes__ == ["in batch 2 of a pass, after 2 steps"]
+    assert p.tobytes() == run(net, short[:2], epochs=1, state=wanted)[0].tobytes()
+    assert state.tobytes() == wanted.tobytes()
+    with pytest.raises(ValueError, match="`x` is a batch of 1, but") as caught:
+        run(net, short[::-1], p, state=state)
+    assert caught.value.__notes__ == ["in the first batch"]
+    assert state.tobytes() == wanted.tobytes()
+
+
+def test_a_wrong_state_is_refused_before_the_first_step(net, normal_net):
+    p = normal_net.init(seed=0, dtype=np.float64)
+    before = p.tobytes()
+    for state, error, words in [
+        (None, ValueError, "`state` is missing"),
+        (normal_net.init_state(), TypeError, "`state` holds float32, but float64"),
+        (np.full(8, np.nan), ValueError, "`state` holds nan"),
+        (p[:8], ValueError, "`state` overlaps `p`"),
+    ]:
+        with pytest.raises(error, match=words):
+            run(normal_net, in_order(), p, state=state)
+    with pytest.raises(ValueError, match="no state: leave it out"):
+        run(net, in_order(), state=np.ones(8))
+    assert p.tobytes() == before
+
+
+# Sources of other kinds
+
+
+def test_batches_of_many_sizes(normal_net):
+    """More sizes than are kept bound, each of them twice, under a learning rate that is a setting of the program."""
+    net, sizes = normal_net, [*range(2, 13)] * 2
+    source = [(X[:size], T[-size:]) for size in sizes]
+    p, state = net.init(seed=0, dtype=np.float64), net.init_state(np.float64)
+    optimizer = Adam(schedules.stepwise(0.05, 0.5, every=3))
+    run(net, source, p, epochs=1, state=state, optimizer=optimizer)
+    own, own_state, history = net.init(seed=0, dtype=np.float64), net.init_state(np.float64), None
+    for x, t in source:
+        history = train(net, own, x, t, SquaredLoss(), optimizer, state=own_state, resume=history)
+    assert p.tobytes() == own.tobytes()
+    assert state.tobytes() == own_state.tobytes()
+
+
+def test_batches_are_let_go(net):
+    """While a batch is being made, the one before it is the only one in memory: the first one too."""
+    made, alive = [], []
+
+    def source():
+        for _ in range(5):
+            alive.append(sum(reference() is not None for reference in made))
+            x = X.copy()
+            made.append(weakref.ref(x))
+            yield x, T
+            del x
+
+    run(net, source(), epochs=1)
+    assert alive == [0, 1, 1, 1, 1]
 
 
 def test_weights_lists_and_other_types(net):
@@ -134,7 +246,7 @@ def test_a_bad_batch_is_refused_before_its_step(net):
         run(net, [(X, T), (X * np.nan, T)], p)
     assert caught.value.__notes__ == ["in batch 1 of a pass, after 1 steps"]
     assert p.tobytes() == run(net, [(X, T)], epochs=1)[0].tobytes()
-    with pytest.raises(ValueError, match="weights of this batch"):
+    with pytest.raises(ValueError, match="weights of batch 1 have another shape"):
         run(net, [(X, T), (X, T, np.ones(20))])
 
 

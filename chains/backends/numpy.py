@@ -9,15 +9,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from chains.backends.base import Arrays, Backend, Binding, UnsupportedOperationError, aligned, caller_arrays
+from chains.backends.numpy_images import Workspace, convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.ufuncs import UFUNCS, Register, scalar_call, schedule
-from chains.operations import Copy, Fill, Gather, Map, MatMul, Operation, Random, Reduce, ScatterAdd
+from chains.operations import (
+    Convolve,
+    ConvolveInput,
+    ConvolveWeight,
+    Copy,
+    Fill,
+    Gather,
+    Map,
+    MatMul,
+    Operation,
+    Pool,
+    PoolInput,
+    Random,
+    Reduce,
+    ScatterAdd,
+)
 from chains.program import Program
 from chains.scratch import ALIGNMENT
 from chains.view import View, concrete
@@ -113,6 +129,12 @@ class NumpyBinding(Binding):
             else:
                 self._temporaries[key] = np.ndarray(shape, dtype, self._scratch, start)
         return self._temporaries[key]
+
+    @cached_property
+    def workspace(self) -> np.ndarray:
+        """Bytes for use within one convolution or pool: as many as the one that wants most."""
+        nbytes = max(Workspace(operation, self).nbytes for operation in self.program.operations)
+        return self.temporary((nbytes,), np.uint8)
 
 
 _longest_ones: dict[np.dtype[Any], np.ndarray] = {}
@@ -248,7 +270,8 @@ def _gather(binding: NumpyBinding, operation: Gather) -> list[Call]:
 
 def _scatter_add(binding: NumpyBinding, operation: ScatterAdd) -> list[Call]:
     out, index, source = (binding.array(view) for view in operation.views)
-    return [partial(np.add.at, out, index, source)]
+    inside = binding.temporary(index.shape, index.dtype)  # `gather` clips too, of which this is the gradient
+    return [partial(np.clip, index, 0, len(out) - 1, inside), partial(np.add.at, out, inside, source)]
 
 
 def _random(binding: NumpyBinding, operation: Random) -> list[Call]:
@@ -281,6 +304,11 @@ _LOWERINGS: dict[type[Operation], Callable[..., list[Call]]] = {
     MatMul: _matmul,
     Map: _map,
     Reduce: _reduce,
+    Convolve: convolve,
+    ConvolveInput: convolve_input,
+    ConvolveWeight: convolve_weight,
+    Pool: pool,
+    PoolInput: pool_input,
     Gather: _gather,
     ScatterAdd: _scatter_add,
     Random: _random,

@@ -53,10 +53,11 @@ def read_cifar10(path: str | PathLike[str], records: int | None = None) -> Examp
 def load_cifar10(folder: str | PathLike[str] | None = None) -> tuple[Examples, Examples]:
     """The photographs as ``((x_train, t_train), (x_test, t_test))``: 50,000 to train on and 10,000 to test on.
 
-    The images are uint8, shape (n, 3, 32, 32): red, green and blue, then rows and columns. The labels are int64, shape
-    (n,), from 0 to 9; `chains.data.cifar.CLASSES` says what they mean. The six files ``data_batch_1.bin`` to ``_5.bin``
-    and ``test_batch.bin``, gzipped or not, are looked for in `folder` alone where it is given; else in
-    ``$CHAINS_DATA/cifar10``, then in the user's cache; else their archive is downloaded (170 MB) and unpacked into that cache.
+    The images are uint8, from 0 to 255, shape (n, 3, 32, 32): red, green and blue, then rows and columns; `scale=1 / 255` of
+    `Batches` makes them 0 to 1. The labels are int64, shape (n,), from 0 to 9; `chains.data.cifar.CLASSES` says what they
+    mean. The six files ``data_batch_1.bin`` to ``_5.bin`` and ``test_batch.bin``, gzipped or not, are looked for in `folder`
+    alone where it is given; else in ``$CHAINS_DATA/cifar10``, then in the user's cache; else their archive is downloaded
+    (170 MB) and unpacked into that cache.
 
     Raises FileNotFoundError or ConnectionError where the files are not to be had, saying where to put them, and
     ValueError, naming the file, where one is damaged or holds something else.

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from chains.layers.base import Declaration, Layer, SampleShape
+from chains.layers.shape import Reshape
 from chains.program import Recorder
 from chains.view import View
 
@@ -59,9 +60,10 @@ class Series(Layer):
 
 
 def last_layer(layer: Layer) -> Layer:
-    """The last layer that is no series of others."""
+    """The last layer that computes something: no series of others, and no mere change of shape."""
     while isinstance(layer, Series) and layer.layers:
-        layer = layer.layers[-1]
+        computing = [part for part in layer.layers if not isinstance(part, Reshape)]
+        layer = (computing or layer.layers)[-1]
     return layer
 
 

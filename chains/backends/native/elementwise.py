@@ -27,6 +27,13 @@ class Frame:
     start: Value  # the number of the first sample in the batch
     first: Value | None  # whether sums over samples begin with these (i1); None where there are no tiles
 
+    def outlined(self, hint: str, pointers: list[Value], write: Callable[[Function, list[Value]], None]) -> None:
+        """Call a function of its own on these addresses, the number of samples and whether sums begin with them."""
+        begun = integer(0) if self.first is None else self.f.cast("zext", self.first, I64)
+        arguments = [*pointers, self.count, begun]
+        name = self.f.module.outline(hint, [argument.type for argument in arguments], write)
+        self.f.line(f"call void @{name}({', '.join(map(str, arguments))})")
+
     def extent(self, extent: Extent) -> Value:
         return self.f.mul(self.count, extent.per_sample) if isinstance(extent, Batch) else integer(extent)
 
@@ -88,7 +95,7 @@ def lower_map(frame: Frame, operation: Map) -> None:
         for k, result in enumerate(evaluate(f, formula, ins, type)):
             f.store(result, pointers[k], mask)
 
-    _nest(frame, axes_of(operation.outs[0].shape, views), [frame.base(view) for view in views], views[0].dtype, n_outs, body)
+    nest(frame, axes_of(operation.outs[0].shape, views), [frame.base(view) for view in views], views[0].dtype, n_outs, body)
 
 
 def _may_overlap(a: View, b: View) -> bool:
@@ -97,7 +104,7 @@ def _may_overlap(a: View, b: View) -> bool:
     return a.offset < b.offset + b.sample_size and b.offset < a.offset + a.sample_size
 
 
-def _nest(
+def nest(
     frame: Frame,
     axes: list[Axis],
     pointers: list[Value],
@@ -225,14 +232,14 @@ def lower_copy(frame: Frame, out: View, source: View) -> None:
     def body(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> None:
         f.store(values[1] if 1 in values else f.load(type, pointers[1], mask), pointers[0], mask)
 
-    _nest(frame, axes_of(out.shape, (out, source)), [frame.base(out), frame.base(source)], out.dtype, 1, body)
+    nest(frame, axes_of(out.shape, (out, source)), [frame.base(out), frame.base(source)], out.dtype, 1, body)
 
 
 def lower_fill(frame: Frame, out: View, value: float) -> None:
     def body(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> None:
         frame.f.store(number(type, value), pointers[0], mask)
 
-    _nest(frame, axes_of(out.shape, (out,)), [frame.base(out)], out.dtype, 1, body)
+    nest(frame, axes_of(out.shape, (out,)), [frame.base(out)], out.dtype, 1, body)
 
 
 def lower_reduce(frame: Frame, operation: Reduce) -> None:
@@ -240,8 +247,6 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
     f = frame.f
     (out,), (a,) = operation.outs, operation.ins
     maximum = operation.kind == "max"
-    if maximum and operation.sums_over_batch:  # tiles and threads add up their parts
-        raise UnsupportedOperationError(f"backend 'native' has no maximum over the batch: `{operation}`")
     axes = axes_of(a.shape, (out, a))
     kept = [axis for axis in axes if axis.strides[0]]
     reduced = [axis for axis in axes if not axis.strides[0]]

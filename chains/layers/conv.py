@@ -1,0 +1,202 @@
+"""Convolutions of images and of signals, and their transposes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from chains.activations import Activation, identity, resolve
+from chains.initializers import InitializerLike, initializer
+from chains.layers.base import Declaration, Layer, SampleShape
+from chains.layers.dense import positive
+from chains.layers.images import (
+    Number,
+    Padding,
+    as_image,
+    axes_of,
+    check_images,
+    per_axis,
+    positions,
+    setting,
+    settings_text,
+    window_of,
+)
+from chains.program import Recorder
+from chains.view import View
+
+
+class _Convolution(Layer):
+    """What a convolution and a transposed one share: all but the product itself."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: Number,
+        activation: Activation | str = identity,
+        *,
+        stride: Number = 1,
+        padding: Padding = 0,
+        dilation: Number = 1,
+        groups: int = 1,
+        bias: bool = True,
+        weight_init: InitializerLike = "glorot_normal",
+        bias_init: InitializerLike = "zeros",
+    ) -> None:
+        self.inputs = positive("inputs", inputs)
+        self.outputs = positive("outputs", outputs)
+        self.ndim = axes_of(kernel)
+        self.window = window_of(kernel, stride, padding, dilation)
+        self.activation = resolve(activation)
+        self.groups = positive("groups", groups)
+        for name, channels in (("inputs", inputs), ("outputs", outputs)):
+            if channels % groups:
+                raise ValueError(f"`{name}` (={channels}) must be divisible by `groups` (={groups})")
+        self.bias = bias
+        self.weight_init = initializer(weight_init)
+        self.bias_init = initializer(bias_init)
+
+    @property
+    @abstractmethod
+    def _channels(self) -> tuple[int, int]:
+        """The first two lengths of the weight."""
+
+    @abstractmethod
+    def _positions(self, input: SampleShape) -> tuple[int, ...]:
+        """The output's height and width, or length."""
+
+    @abstractmethod
+    def _product(self, ops: Recorder, x: View, z: View, weight: View) -> None:
+        """Record how `z`, the output before bias and activation, is filled."""
+
+    @abstractmethod
+    def _gradients(self, ops: Recorder, x: View, dz: View, dx: View, weight: View, dweight: View) -> None:
+        """Record how the gradients with respect to the weight and the input are filled."""
+
+    def declare(self, d: Declaration) -> None:
+        check_images(d.input, self.ndim, self.inputs)
+        shape = (self.outputs, *self._positions(d.input))
+        d.param("weight", (*self._channels, *self.window.size[-self.ndim :]), self.weight_init)
+        if self.bias:
+            d.param("bias", (self.outputs,), self.bias_init)
+        d.output(shape)
+        if self.activation.needs_input:
+            d.saved("z", shape)  # the convolution + bias
+
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        f = self.activation
+        z = s.z if f.needs_input else y
+        self._product(ops, as_image(x), as_image(z), as_image(p.weight))
+        if self.bias and f.needs_input:
+            ops.map((z, y), lambda z, b: (z + b, f(z + b)), z, self._per_channel(p.bias))
+        elif self.bias:
+            ops.map(y, lambda z, b: f(z + b), z, self._per_channel(p.bias))
+        else:
+            ops.map(y, f, z)
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        f = self.activation
+        dz = dy
+        if f.needs_input:
+            ops.map(dz, lambda dy, z, y: dy * f.slope(z, y), dy, s.z, y)
+        else:
+            ops.map(dz, lambda dy, y: dy * f.slope(None, y), dy, y)
+        if self.bias:
+            ops.sum(self._per_channel(g.bias), dz)
+        self._gradients(ops, as_image(x), as_image(dz), as_image(dx), as_image(p.weight), as_image(g.weight))
+
+    def _per_channel(self, bias: View) -> View:
+        return bias.reshape(self.outputs, *(1,) * self.ndim)
+
+    def _extra(self) -> str:
+        """Settings of the subclass alone, for people."""
+        return ""
+
+    def __repr__(self) -> str:
+        parts = [str(self.inputs), str(self.outputs), setting(self.window.size[-self.ndim :])]
+        parts += [] if self.activation is identity else [repr(self.activation)]
+        rest = settings_text(self.window, self.ndim) + self._extra() + (f", groups={self.groups}" if self.groups > 1 else "")
+        return f"{type(self).__name__}({', '.join(parts)}{rest}{'' if self.bias else ', bias=False'})"
+
+
+class Conv(_Convolution):
+    """``y = activation(x * weight + bias)``, a convolution without flip, of images or signals, channels first.
+
+    A `kernel` that is a number or a pair takes images (inputs, height, width), a kernel ``(length,)`` signals
+    (inputs, length). `weight` has shape (outputs, inputs / groups, *kernel), `bias` (outputs,). `stride`, `padding` and
+    `dilation` are numbers, or tuples with one for each axis; padding may also have a pair (before, after) for each, or be
+    "valid" (none) or "same" (the output is as large as the input; with stride 1 only). With `groups`, each group of
+    outputs sees its own group of inputs. All as in PyTorch. Raises ValueError, naming the setting, where they do not fit.
+    """
+
+    @property
+    def _channels(self) -> tuple[int, int]:
+        return self.outputs, self.inputs // self.groups
+
+    def _positions(self, input: SampleShape) -> tuple[int, ...]:
+        return positions(self.window, input)
+
+    def _product(self, ops: Recorder, x: View, z: View, weight: View) -> None:
+        ops.convolve(z, x, weight, self.window, groups=self.groups)
+
+    def _gradients(self, ops: Recorder, x: View, dz: View, dx: View, weight: View, dweight: View) -> None:
+        ops.convolve_weight(dweight, x, dz, self.window, groups=self.groups)
+        ops.convolve_input(dx, dz, weight, self.window, groups=self.groups)
+
+
+class ConvTranspose(_Convolution):
+    """The transpose of `Conv`: what turns that layer's outputs into inputs, such as larger images for a stride above 1.
+
+    `weight` has shape (inputs, outputs / groups, *kernel), as in PyTorch; initializers see fans of that shape, as there.
+    The output's length is ``(length - 1) * stride + dilation * (kernel - 1) + 1 + output_padding`` less all padding;
+    `output_padding`, below the stride, chooses among the lengths that `Conv` would turn into this one. The other settings
+    are those of `Conv`. Raises ValueError, naming the setting, where they do not fit.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: Number,
+        activation: Activation | str = identity,
+        *,
+        stride: Number = 1,
+        padding: Padding = 0,
+        output_padding: Number = 0,
+        dilation: Number = 1,
+        groups: int = 1,
+        bias: bool = True,
+        weight_init: InitializerLike = "glorot_normal",
+        bias_init: InitializerLike = "zeros",
+    ) -> None:
+        super().__init__(
+            inputs, outputs, kernel, activation, stride=stride, padding=padding, dilation=dilation, groups=groups,
+            bias=bias, weight_init=weight_init, bias_init=bias_init,
+        )  # fmt: skip
+        self.output_padding = per_axis("output_padding", output_padding, self.ndim, least=0)
+        steps = self.window.stride[-self.ndim :]
+        if any(extra >= step for extra, step in zip(self.output_padding, steps, strict=True)):
+            raise ValueError(f"`output_padding` (={output_padding}) must be below `stride` (={setting(steps)})")
+
+    @property
+    def _channels(self) -> tuple[int, int]:
+        return self.inputs, self.outputs // self.groups
+
+    def _positions(self, input: SampleShape) -> tuple[int, ...]:
+        window, ndim = self.window, self.ndim
+        axes = zip(input[1:], window.stride[-ndim:], window.span[-ndim:], window.padding[-ndim:], strict=True)
+        lengths = [(length - 1) * step + span - sum(pads) for length, step, span, pads in axes]
+        outputs = tuple(length + extra for length, extra in zip(lengths, self.output_padding, strict=True))
+        if min(outputs) < 1:
+            raise ValueError(f"`padding` leaves nothing of an input of shape {input}: the output would have size {outputs}")
+        return outputs
+
+    def _product(self, ops: Recorder, x: View, z: View, weight: View) -> None:
+        ops.convolve_input(z, x, weight, self.window, groups=self.groups)
+
+    def _gradients(self, ops: Recorder, x: View, dz: View, dx: View, weight: View, dweight: View) -> None:
+        ops.convolve_weight(dweight, dz, x, self.window, groups=self.groups)
+        ops.convolve(dx, dz, weight, self.window, groups=self.groups)
+
+    def _extra(self) -> str:
+        return f", output_padding={setting(self.output_padding)}" if any(self.output_padding) else ""

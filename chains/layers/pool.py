@@ -1,0 +1,88 @@
+"""Pools: the largest or the mean of each window of an image, channel by channel."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from chains.layers.base import Declaration, Layer
+from chains.layers.images import Number, Padding, as_image, axes_of, check_images, positions, setting, settings_text, window_of
+from chains.program import Recorder
+from chains.view import View
+
+
+class _Pool(Layer):
+    """What pools share; `kind` is the operation's."""
+
+    kind: str
+    count_padding = True
+
+    def __init__(self, kernel: Number, *, stride: Number | None = None, padding: Padding = 0) -> None:
+        self.ndim = axes_of(kernel)
+        self.window = window_of(kernel, kernel if stride is None else stride, padding)
+        for size, pads in zip(self.window.size, self.window.padding, strict=True):
+            if 2 * max(pads) > size:
+                raise ValueError(f"`padding` (={padding!r}) must not be more than half of `kernel` (={kernel!r})")
+
+    def declare(self, d: Declaration) -> None:
+        check_images(d.input, self.ndim)
+        d.output((d.input[0], *positions(self.window, d.input)))
+
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        ops.pool(self.kind, as_image(y), as_image(x), self.window, count_padding=self.count_padding)
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        dx, dy, x, y = (as_image(view) for view in (dx, dy, x, y))
+        ops.pool_input(self.kind, dx, dy, x, y, self.window, count_padding=self.count_padding)
+
+    def __repr__(self) -> str:
+        stride, size = self.window.stride[-self.ndim :], self.window.size[-self.ndim :]
+        moved = f", stride={setting(stride)}" if stride != size else ""
+        rest = settings_text(self.window, self.ndim, stride=False)
+        return f"{type(self).__name__}({setting(size)}{moved}{rest}{'' if self.count_padding else ', count_padding=False'})"
+
+
+class MaxPool(_Pool):
+    """The largest entry of each window, of images (channels, height, width) or, with a kernel ``(length,)``, of signals.
+
+    `stride`, by default the kernel's size, and `padding` are as in `Conv`; padding is never the largest. Of equal largest
+    entries the first, row by row, takes the gradient, as in PyTorch. Raises ValueError, naming the setting, where they do
+    not fit, and for padding of more than half a kernel.
+    """
+
+    kind = "max"
+
+
+class AvgPool(_Pool):
+    """The mean of each window, of images (channels, height, width) or, with a kernel ``(length,)``, of signals.
+
+    `stride`, by default the kernel's size, and `padding` are as in `Conv`. Without `count_padding` (PyTorch's
+    `count_include_pad`), a mean is over the entries that are no padding. Raises ValueError as `MaxPool` does.
+    """
+
+    kind = "mean"
+
+    def __init__(
+        self, kernel: Number, *, stride: Number | None = None, padding: Padding = 0, count_padding: bool = True
+    ) -> None:
+        super().__init__(kernel, stride=stride, padding=padding)
+        self.count_padding = count_padding
+
+
+class GlobalAvgPool(Layer):
+    """The mean of each channel: (channels, *positions) becomes (channels,)."""
+
+    def declare(self, d: Declaration) -> None:
+        if len(d.input) < 2:
+            raise ValueError(f"the input must have channels and at least one more axis, not the sample shape {d.input}")
+        d.output(d.input[:1])
+
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        share = 1.0 / math.prod(x.sample_shape[1:])
+        ops.sum(y.reshape(*y.sample_shape, 1), x.reshape(x.sample_shape[0], math.prod(x.sample_shape[1:])))
+        ops.map(y, lambda total: total * share, y)
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        channels, *rest = x.sample_shape
+        share = 1.0 / math.prod(rest)
+        ops.map(dx, lambda dy: dy * share, dy.reshape(channels, *(1 for _ in rest)))
