@@ -32,6 +32,7 @@ FLOORS = [
     ["record", "arguments"],
     ["objective", "summary"],
     ["steps"],
+    ["stream"],
     ["chain"],
     ["train"],
     ["callbacks", "interop"],
