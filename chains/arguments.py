@@ -96,6 +96,8 @@ def check_dtype(dtype: Any) -> np.dtype[Any]:
 
 def check_seed(seed: Any) -> int:
     """`seed` as a number of 64 bits. Raises TypeError or ValueError where it is none."""
+    if type(seed) is int and 0 <= seed < 1 << 64:
+        return seed
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"`seed` (={seed!r}) must be a whole number")
     if not 0 <= seed.__index__() < 1 << 64:
@@ -165,8 +167,10 @@ def check_out(
         raise ValueError(f"`{name}` has shape {out.shape} and type {out.dtype}, but shape {shape} and type {dtype} are wanted")
     if not out.flags.writeable or not out.flags.c_contiguous:
         raise ValueError(f"`{name}` must be a writable, contiguous array")
+    owned = out.flags.owndata
     for other, array in inputs.items():
-        if np.may_share_memory(out, array):
+        apart = owned and array is not out and array.flags.owndata  # which is known sooner than whether memory is shared
+        if not apart and np.may_share_memory(out, array):
             raise ValueError(f"`{name}` overlaps `{other}` in memory; pass an array of its own")
     return out
 

@@ -28,6 +28,7 @@ from chains import SGD, Adam, Chain, Dense, Dropout, SquaredLoss, expr, record, 
 from chains.backends import Executable, UnsupportedOperationError, backend
 from chains.backends.numpy import NumpyBackend
 from chains.program import Recorder
+from chains.programs import Programs
 from chains.scratch import ALIGNMENT
 from chains.view import concrete
 from tests import harness
@@ -1249,6 +1250,7 @@ def fresh_net(width):
     """A network with a backend of its own."""
     net = Chain(Dense(5, width, tanh), Dense(width, 3))
     net.runner = NativeBackend(threads=1)
+    net._programs = Programs(net.runner)
     return net
 
 

@@ -359,6 +359,7 @@ def test_threads_of_the_native_backend(threads, monkeypatch):
     monkeypatch.setattr(native, "THREADED_WORK", 1)
     net, reference = make_net("numpy"), make_net("numpy")
     net.runner = native.NativeBackend(threads=threads)
+    net._programs = Programs(net.runner)
     x = np.random.default_rng(1).normal(size=(500, 3))
     t = np.random.default_rng(2).normal(1.0, 1.0, (500, 2))
     runs = []
