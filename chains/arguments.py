@@ -89,9 +89,13 @@ def check_trained(p: Any, size: int | None = None) -> np.ndarray:
 
 def check_dtype(dtype: Any) -> np.dtype[Any]:
     """`dtype` as a NumPy type. Raises TypeError unless it is float32 or float64."""
-    if np.dtype(dtype) not in DTYPES:
-        raise TypeError(f"`dtype` (={dtype}) must be float32 or float64")
-    return np.dtype(dtype)
+    try:
+        known = np.dtype(dtype)
+    except TypeError:
+        known = None
+    if known is None or known not in DTYPES:
+        raise TypeError(f"`dtype` (={dtype!r}) must be float32 or float64")
+    return known
 
 
 def check_seed(seed: Any) -> int:
@@ -103,6 +107,22 @@ def check_seed(seed: Any) -> int:
     if not 0 <= seed.__index__() < 1 << 64:
         raise ValueError(f"`seed` (={seed}) must be from 0 to 2**64 - 1")
     return seed.__index__()
+
+
+def check_flags(**flags: Any) -> None:
+    """Raise TypeError, naming it, unless each is True or False."""
+    for name, flag in flags.items():
+        if not isinstance(flag, (bool, np.bool_)):
+            raise TypeError(f"`{name}` (={flag!r}) must be True or False")
+
+
+def check_functions(name: str, functions: Any, what: str) -> None:
+    """Raise TypeError unless this is a list, or the like, of things to call."""
+    if not isinstance(functions, (list, tuple)):
+        raise TypeError(f"`{name}` (={functions!r}) must be a list of {what}")
+    for function in functions:
+        if not callable(function) or isinstance(function, type):
+            raise TypeError(f"`{name}` holds {function!r}, but {what} are wanted")
 
 
 def check_is(name: str, value: Any, kind: type, example: str) -> None:
@@ -185,6 +205,6 @@ def check_finite(**arrays: np.ndarray | None) -> None:
 
 def check_mode(mode: str) -> bool:
     """Whether the mode is that of training. Raises ValueError unless it is "train" or "eval"."""
-    if mode not in ("train", "eval"):
+    if not isinstance(mode, str) or mode not in ("train", "eval"):
         raise ValueError(f"`mode` (={mode!r}) must be 'train' or 'eval'")
     return mode == "train"
