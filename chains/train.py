@@ -69,8 +69,8 @@ def train(
     `validation`: (x, t) to compute the loss and the `metrics` (functions of outputs and targets) on after each
     epoch. `progress`: show a bar; None shows one on terminals and in notebooks. `callbacks` are called with a
     `TrainingState` after each epoch; one that returns a text stops the training, and one that has a method `finish` is
-    called there at the end. `resume`: the history of
-    an earlier call with the same optimiser, whose momentum and step count are carried on.
+    called there at the end. `resume`: the history of an earlier call with the same optimiser, whose momentum and step
+    count are carried on; `p` and `state` are to be those it left.
 
     Returns the `History`. Ctrl-C ends training after a step, with `p` and `state` as of then and the reason in
     ``history.stopped``. Raises FloatingPointError, naming the step and the loss and carrying the history as its
@@ -102,7 +102,7 @@ def train(
     state = net.state_for(step.program, state, p.dtype, False, {"p": p, **data}).get("state")
     judge = _Judge(net, p, state, loss, penalty, validation, metrics)
     if check_finite:
-        arguments.check_finite(p=p, **data)
+        arguments.check_finite(p=p, state=state, **data)
     steps = Steps(
         step, {"p": p} if state is None else {"p": p, "state": state}, data, optimizer,
         batch_size=batch_size, drop_last=drop_last, seed=seed,

@@ -22,7 +22,7 @@ from chains import expr, losses, schedules
 from chains import initializers as initial
 from chains.activations import ACTIVATIONS
 from chains.backends import backend
-from chains.layers.base import Layer, Node
+from chains.layers.base import Layer, Node, Vectors
 from chains.program import Program, Recorder
 from chains.scratch import ALIGNMENT
 from chains.view import concrete
@@ -511,7 +511,9 @@ def record_all(net: chains.Chain, dtype: Any, *, pullback: bool = True) -> Recor
     cotangent = ops.external("dy", net.output_shape, role="input", batched=True)
     y = ops.external("y", net.output_shape, role="output", batched=True)
     dy = ops.scratch("dy", net.output_shape)
-    node = Node(net.network.declaration, ops, p, g, net.frozen)
+    state = ops.external("state", (net.n_state,), role="input")
+    new_state = ops.scratch("new state", (net.n_state,), batched=False)
+    node = Node(net.network.declaration, ops, Vectors(p, g, state, new_state, net.frozen))
     node.forward(ops, x, y)
     if pullback:
         ops.copy(dy, cotangent)

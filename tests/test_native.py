@@ -538,7 +538,7 @@ def test_random_chains_equal_numpy(data):
     batch = max(batch, case.net().network.declaration.most_demanding.smallest_batch)
     program = gradient_program(case.net(), "float64", case.loss, case.weighted, case.penalty)
     arrays = random_arrays(program, batch)
-    wanted = run_on(NumpyBackend(), program, batch, arrays, runs=2)
+    wanted = run_on(NumpyBackend(), program, batch, arrays, runs=2)  # a state is updated by each
     native_module.THREADED_WORK, before = 1, native_module.THREADED_WORK
     try:
         for threads in (1, 2):

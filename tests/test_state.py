@@ -492,6 +492,11 @@ def test_a_batch_of_one_while_training(calls, method):
     call(calls.state, mode="eval", **one)
 
 
+def test_a_state_that_is_not_finite(calls):
+    calls.state[5] = np.nan
+    assert_refused(lambda: calls.train(calls.state), "`state`", "nan", "index (5,)", calls=calls)
+
+
 def test_a_last_batch_of_one(calls):
     assert_refused(lambda: calls.train(calls.state, batch_size=7), "the last batch", "drop_last", "of 1", calls=calls)
     assert_refused(lambda: calls.train(calls.state, batch_size=1), "batch of 1", "BatchNorm(4)", calls=calls)

@@ -26,7 +26,7 @@ Call = Callable[[], Any]
 Shape = tuple[int, ...]
 Convolution = Convolve | ConvolveInput | ConvolveWeight
 
-# The workspace is as large as this allows, or as one sample demands.
+# At most this much, or what one sample demands, for all of a program's convolutions and pools together.
 WORKSPACE_BYTES = 1 << 20
 
 
@@ -50,9 +50,8 @@ class Workspace:
         return np.ndarray(shape, dtype, self._binding.workspace, self._offsets[name])
 
     def by_tiles(self, calls: Callable[[slice], Iterator[Call]]) -> list[Call]:
-        """The calls for the batch, tile by tile: those for one tile at once, more when they are due.
-
-        Otherwise a program bound to a large batch would be a large object itself.
+        """The calls for the batch, tile by tile. Where there is more than one tile, each one's calls are made when they are
+        due: otherwise a program bound to a large batch would be a large object itself.
         """
         batch, step = self._binding.batch, self.samples
         self._binding.workspace  # noqa: B018 - part of the scratch memory from now on

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from chains.expr import sqrt
 from chains.layers.base import Declaration, Layer
 from chains.layers.dense import positive
@@ -45,25 +47,13 @@ class BatchNorm(Layer):
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         x, y = self._grid(x), self._grid(y)
-        eps = self.eps
+        eps, (weight, bias) = self.eps, self._affine(ops, p)
         if ops.training:
             self._statistics(ops, x, s)
-        if ops.training and self.affine:
-            ops.map(
-                y,
-                lambda x, mean, scale, w, b: (x - mean) * (scale * w) + b,
-                x, s.mean, s.scale, _column(p.weight), _column(p.bias),
-            )  # fmt: skip
-        elif ops.training:
-            ops.map(y, lambda x, mean, scale: (x - mean) * scale, x, s.mean, s.scale)
-        elif self.affine:
-            ops.map(
-                y,
-                lambda x, mean, var, w, b: (x - mean) * (w / sqrt(var + eps)) + b,
-                x, *self._running(s), _column(p.weight), _column(p.bias),
-            )  # fmt: skip
+            ops.map(y, lambda x, mean, scale, w, b: (x - mean) * (scale * w) + b, x, s.mean, s.scale, weight, bias)
         else:
-            ops.map(y, lambda x, mean, var: (x - mean) * (1.0 / sqrt(var + eps)), x, *self._running(s))
+            running = (_column(view) for view in (s.state.running_mean, s.state.running_var))
+            ops.map(y, lambda x, mean, var, w, b: (x - mean) * (w / sqrt(var + eps)) + b, x, *running, weight, bias)
 
     def _statistics(self, ops: Recorder, x: View, s: Any) -> None:
         """Record the batch's mean and scale, and the new running statistics."""
@@ -91,54 +81,39 @@ class BatchNorm(Layer):
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
         x, dy, dx = (self._grid(view) for view in (x, dy, dx))
-        eps = self.eps
-        mean, scale = s.mean, s.scale
+        eps, shape = self.eps, s.mean.sample_shape
+        slope, *totals = (ops.scratch(name, shape, batched=False) for name in ("slope", "total", "total_product"))
+        total, total_product = (_column(g.bias), _column(g.weight)) if self.affine else totals
         if not ops.training:
-            mean, variance = self._running(s)
-            ops.map(scale, lambda variance: 1.0 / sqrt(variance + eps), variance)
-        if self.affine:
-            total, total_product = _column(g.bias), _column(g.weight)
-        else:
-            total, total_product = (ops.scratch(name, scale.sample_shape, batched=False) for name in ("total", "total_product"))
+            ops.copy(s.mean, _column(s.state.running_mean))
+            ops.map(s.scale, lambda var: 1.0 / sqrt(var + eps), _column(s.state.running_var))
         product = ops.scratch("product", x.sample_shape)  # the normalised x times dy
-        ops.map(product, lambda x, mean, scale, dy: (x - mean) * scale * dy, x, mean, scale, dy)
+        ops.map(product, lambda x, mean, scale, dy: (x - mean) * scale * dy, x, s.mean, s.scale, dy)
         sum_over_samples(ops, total_product, product)
         sum_over_samples(ops, total, dy)
-        slope = scale
-        if self.affine:
-            slope = ops.scratch("slope", scale.sample_shape, batched=False)
-            ops.map(slope, lambda scale, w: scale * w, scale, _column(p.weight))
+        ops.map(slope, lambda scale, w: scale * w, s.scale, self._affine(ops, p)[0])
         if ops.training:
-            self._through_statistics(ops, x, dy, dx, total, total_product, slope, s)
-        else:
-            ops.map(dx, lambda dy, slope: dy * slope, dy, slope)
+            self._through_statistics(ops, x, dy, total, total_product, s)
+        ops.map(dx, lambda dy, slope: dy * slope, dy, slope)
 
-    def _through_statistics(
-        self, ops: Recorder, x: View, dy: View, dx: View, total: View, total_product: View, slope: View, s: Any
-    ) -> None:
-        """Record dx where mean and variance depend on x too."""
+    def _through_statistics(self, ops: Recorder, x: View, dy: View, total: View, total_product: View, s: Any) -> None:
+        """Record what dy loses because mean and variance depend on x too."""
         share = 1.0 / int(x.shape[-1])  # type: ignore[arg-type]
-        shift, factor = (ops.scratch(name, slope.sample_shape, batched=False) for name in ("shift", "factor"))
-        ops.map(
-            (shift, factor),
-            lambda total, total_product, scale, inverse: (
-                total * (inverse * share), scale * total_product * (inverse * share),
-            ),
-            total, total_product, s.scale, ops.inverse_batch,
-        )  # fmt: skip
-        ops.map(
-            dx,
-            lambda dy, x, mean, shift, factor, slope: (dy - shift - (x - mean) * factor) * slope,
-            dy, x, s.mean, shift, factor, slope,
-        )  # fmt: skip
+        shift, factor = (ops.scratch(name, s.mean.sample_shape, batched=False) for name in ("shift", "factor"))
+        inverse = ops.inverse_batch
+        ops.map(shift, lambda total, inverse: total * (inverse * share), total, inverse)
+        ops.map(factor, lambda total, scale, inverse: scale * total * (inverse * share), total_product, s.scale, inverse)
+        ops.map(dy, lambda dy, x, mean, shift, factor: dy - shift - (x - mean) * factor, dy, x, s.mean, shift, factor)
+
+    def _affine(self, ops: Recorder, p: Any) -> tuple[View, View]:
+        """Weight and bias, or one and zero."""
+        if self.affine:
+            return _column(p.weight), _column(p.bias)
+        return ops.constant("one", np.ones(())), ops.constant("zero", np.zeros(()))
 
     def _grid(self, view: View) -> View:
         """Samples as (channels, positions)."""
         return view.reshape(self.channels, view.sample_size // self.channels)
-
-    @staticmethod
-    def _running(s: Any) -> tuple[View, View]:
-        return _column(s.state.running_mean), _column(s.state.running_var)
 
     def __repr__(self) -> str:
         parts = [str(self.channels)]

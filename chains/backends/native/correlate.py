@@ -12,89 +12,17 @@ bounds from a table, columns by leaving out their multiplications in the blocks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from math import gcd
 
-from chains.backends.native.elementwise import Frame, evaluate, horizontal
+from chains.backends.native.blocking import blocks
+from chains.backends.native.elementwise import Frame, evaluate
 from chains.backends.native.emit import I64, Function, Type, Value, integer, number, real_type
-from chains.operations import Convolve, ConvolveInput, ConvolveWeight, Map
+from chains.backends.native.taps import Images, Taps, column_blocks, input_taps, output_taps
+from chains.operations import Convolve, ConvolveInput, Map
 from chains.view import View
-from chains.window import Window
 
 LONGEST_BODY = 128  # multiply-adds in one straight run of code, about
-
-
-@dataclass(frozen=True)
-class Taps:
-    """A class of positions along one axis, and the kernel entries that reach them.
-
-    Position ``first + step * m`` for m < count takes the entries ``tap + tap_step * k`` for k < taps, from the sources
-    ``source + along * m + across * k``, of which those in [0, length) exist.
-    """
-
-    first: int
-    step: int
-    count: int
-    tap: int
-    tap_step: int
-    taps: int
-    source: int
-    along: int
-    across: int
-    length: int
-
-    def reached(self, m: int) -> range:
-        """The k whose source exists for position m."""
-        inside = [k for k in range(self.taps) if 0 <= self.source + self.along * m + self.across * k < self.length]
-        return range(inside[0], inside[-1] + 1) if inside else range(0)
-
-    @property
-    def whole(self) -> range:
-        """The positions for which all sources exist."""
-        inside = [m for m in range(self.count) if len(self.reached(m)) == self.taps]
-        return range(inside[0], inside[-1] + 1) if inside else range(0)
-
-
-def output_taps(window: Window, axis: int, inputs: int, outputs: int) -> list[Taps]:
-    """How each output position of a convolution collects its inputs."""
-    return [
-        Taps(
-            0, 1, outputs, 0, 1, window.size[axis], -window.padding[axis][0], window.stride[axis], window.dilation[axis], inputs
-        )
-    ]
-
-
-def input_taps(window: Window, axis: int, inputs: int, outputs: int) -> list[Taps]:
-    """How each input position collects, backwards, the outputs it took part in."""
-    size, stride, dilation, before = (
-        window.size[axis], window.stride[axis], window.dilation[axis], window.padding[axis][0]
-    )  # fmt: skip
-    classes = []
-    step = stride // gcd(stride, dilation)
-    for remainder in range(stride):
-        first = (remainder - before) % stride
-        count = len(range(first, inputs, stride))
-        taps = [t for t in reversed(range(size)) if t * dilation % stride == remainder]  # so that sources ascend
-        start = taps[0] if taps else 0
-        source = (first + before - start * dilation) // stride
-        if count:
-            classes.append(Taps(first, stride, count, start, -step, len(taps), source, 1, step * dilation // stride, outputs))
-    return classes
-
-
-@dataclass(frozen=True)
-class Images:
-    """Strides of an image buffer, in elements."""
-
-    channel: int
-    row: int
-    column: int
-
-    @staticmethod
-    def of(view: View) -> Images:
-        return Images(*view.strides[1:])
 
 
 def lower_convolve(frame: Frame, operation: Convolve | ConvolveInput, packed: View, maps: Sequence[Map] = ()) -> None:
@@ -187,9 +115,9 @@ class _Correlation:
                         x = f.load(self.scalar, f.address(of, f.add(offset, h * strides[1]), self.scalar))
                         f.store(x, f.address(to, f.add(position, h), self.scalar))
 
-            _blocks(f, self.ins, 1, lambda c, _: _blocks(f, self.size[0], 1, lambda i, _: row(c, i)))
+            blocks(f, self.ins, 1, lambda c, _: blocks(f, self.size[0], 1, lambda i, _: row(c, i)))
 
-        _blocks(f, self.groups, 1, lambda g, _: _blocks(f, self.outs, height, lambda o, count: block(g, o, count)))
+        blocks(f, self.groups, 1, lambda g, _: blocks(f, self.outs, height, lambda o, count: block(g, o, count)))
 
     def write(self, f: Function, arguments: list[Value], out: View, operands: list[View], maps: Sequence[Map]) -> None:
         finish = _Finish(out, operands, maps, [arguments[0], *arguments[3:]])
@@ -239,11 +167,11 @@ class _Correlation:
         widest = max(columns.count for columns in self.columns)
         most = 24 if self.registers >= 32 else 12
 
-        def blocks(length: int, size: int) -> list[int]:
+        def split(length: int, size: int) -> list[int]:
             return [size] * (length // size) + ([length % size] if length % size else [])
 
         def cost(height: int, width: int) -> float:
-            return sum(max(h * w, 0.6 * (h + w), 4.0) + 0.3 for h in blocks(self.outs, height) for w in blocks(widest, width))
+            return sum(max(h * w, 0.6 * (h + w), 4.0) + 0.3 for h in split(self.outs, height) for w in split(widest, width))
 
         choices = [(h, w) for h in range(1, 9) for w in range(1, 13) if h * w <= most and h <= self.outs and w <= widest]
         return min(choices, key=lambda choice: (cost(*choice), -choice[1]))
@@ -311,25 +239,6 @@ class _Tile:
         return [w for w in range(self.width) if self.static is None or tap in columns.reached(self.static + w)]
 
 
-def column_blocks(f: Function, columns: Taps, width: int, body: Callable[[Value, int | None, int], None]) -> None:
-    """Call `body` for blocks of positions: with a number known now where some of their sources do not exist."""
-    whole, position = columns.whole, 0
-
-    def static(stop: int) -> None:
-        nonlocal position
-        while position < stop:
-            size = min(width, columns.count - position)
-            body(integer(position), position, size)
-            position += size
-
-    static(whole.start if whole else columns.count)
-    stop = position + max(0, whole.stop - position) // width * width
-    if stop - position > width:
-        f.loop(integer(position), integer(stop), width, lambda m, _: body(m, None, width))
-        position = stop
-    static(columns.count)
-
-
 @dataclass
 class _Finish:
     """What is done to a block of results: the maps, and storing."""
@@ -392,182 +301,3 @@ def fusible_image_map(operation: Convolve | ConvolveInput, maps: Sequence[Map], 
         view.shape == out.shape if view.batched else view.sample_size == 1 or view.shape == (channels, 1, 1)
         for view in candidate.ins
     )
-
-
-def lower_convolve_weight(frame: Frame, operation: ConvolveWeight) -> None:
-    """The gradient with respect to the kernels: sums over the positions and the samples of the tile."""
-    (out,), (x, dy) = operation.outs, operation.ins
-    window, groups = operation.window, operation.groups
-    rows, columns = (output_taps(window, k, x.sample_shape[1 + k], dy.sample_shape[1 + k])[0] for k in range(2))
-    kernel = _WeightSums(
-        frame.lanes,
-        frame.registers,
-        real_type(out.dtype),
-        dy.sample_shape[0] // groups,
-        x.sample_shape[0] // groups,
-        groups,
-        Images.of(dy),
-        Images.of(x),
-        out.strides,  # type: ignore[arg-type]
-        rows,
-        columns,
-    )
-    frame.outlined("convolve_weight", [frame.base(view) for view in (out, x, dy)], kernel.write)
-
-
-@dataclass(frozen=True)
-class _WeightSums:
-    """``out[o, c, tap] = sum over i, j and the samples: dy[o, i, j] * x[c, source(i), source(j)]``."""
-
-    lanes: int
-    registers: int
-    scalar: Type
-    outs: int  # channels of a group
-    ins: int
-    groups: int
-    dy: Images
-    x: Images
-    weight: tuple[int, int, int, int]  # strides: out channel, in channel, row, column
-    rows: Taps
-    columns: Taps
-
-    def write(self, f: Function, arguments: list[Value]) -> None:
-        out, x, dy, count, first = arguments
-        alive = f.first_lanes(self.lanes, count)
-        begin = f.compare("ne", first, integer(0))
-        height, width, taps = self._block()
-        covered = [
-            [m for m in range(self.rows.count) if k in self.rows.reached(m)] for k in range(self.rows.taps)
-        ]  # the output rows that entry k of the kernel reaches
-        low = f.module.table([rows[0] if rows else 0 for rows in covered])
-        high = f.module.table([rows[-1] + 1 if rows else 0 for rows in covered])
-
-        def group(g: Value) -> None:
-            own = (
-                f.address(out, f.mul(g, self.outs * self.weight[0]), self.scalar),
-                f.address(x, f.mul(g, self.ins * self.x.channel), self.scalar),
-                f.address(dy, f.mul(g, self.outs * self.dy.channel), self.scalar),
-            )
-
-            def block(o: Value, c: Value, h: int, w: int) -> None:
-                def entry(k: Value, _: list[Value]) -> None:
-                    limits = [f.load(I64, f.address(table, k, I64)) for table in (low, high)]
-                    for start in range(0, self.columns.taps, taps):
-                        some = range(start, min(start + taps, self.columns.taps))
-                        sums = self._sums(f, own, o, c, k, h, w, some, limits)
-                        self._add(f, own[0], o, c, k, h, w, some, sums, alive, begin)
-
-                f.loop(integer(0), integer(self.rows.taps), 1, entry)
-
-            _blocks(f, self.outs, height, lambda o, h: _blocks(f, self.ins, width, lambda c, w: block(o, c, h, w)))
-
-        if self.groups == 1:
-            group(integer(0))
-        else:
-            f.loop(integer(0), integer(self.groups), 1, lambda g, _: group(g))
-
-    def _block(self) -> tuple[int, int, int]:
-        """Output channels, input channels and columns of the kernel in a block."""
-        most = 24 if self.registers >= 32 else 12
-        taps = min(self.columns.taps, 6 if self.registers >= 32 else 5)
-
-        def cost(h: int, w: int) -> float:
-            return (h + w * taps + max(h * w * taps, 4)) * -(-self.outs // h) * -(-self.ins // w)
-
-        choices = [
-            (h, w) for h in range(1, 9) for w in range(1, 9) if h * w * taps <= most and h <= self.outs and w <= self.ins
-        ]
-        height, width = min(choices, key=lambda choice: cost(*choice))
-        return height, width, taps
-
-    def _sums(
-        self,
-        f: Function,
-        bases: tuple[Value, Value, Value],
-        o: Value,
-        c: Value,
-        k: Value,
-        height: int,
-        width: int,
-        taps: range,
-        limits: list[Value],
-    ) -> list[Value]:
-        type = Type(self.scalar.name, self.lanes)
-        columns, rows = self.columns, self.rows
-        _, x, dy = bases
-        dy = f.address(dy, f.mul(o, self.dy.channel), self.scalar)
-        x = f.address(x, f.mul(c, self.x.channel), self.scalar)
-        x = f.address(x, f.mul(f.add(f.mul(k, rows.across), rows.source), self.x.row), self.scalar)
-
-        def row(m: Value, sums: list[Value]) -> list[Value]:
-            dy_row = f.address(dy, f.mul(m, self.dy.row), self.scalar)
-            x_row = f.address(x, f.mul(m, rows.along * self.x.row), self.scalar)
-
-            def position(reached: Sequence[int], j: Value, sums: Sequence[Value]) -> list[Value]:
-                """One position of the row, for the kernel's columns that reach it."""
-                sums = list(sums)
-                at = f.address(dy_row, f.mul(j, self.dy.column), self.scalar)
-                slopes = [f.load(type, f.address(at, integer(h * self.dy.channel), self.scalar)) for h in range(height)]
-                at = f.address(x_row, f.mul(j, columns.along * self.x.column), self.scalar)
-                for w in range(width):
-                    for t in reached:
-                        offset = w * self.x.channel + (columns.source + columns.across * t) * self.x.column
-                        value = f.load(type, f.address(at, integer(offset), self.scalar))
-                        for h in range(height):
-                            n = (h * width + w) * len(taps) + t - taps.start
-                            sums[n] = f.fma(slopes[h], value, sums[n])
-                return sums
-
-            runs: list[tuple[int, int, list[int]]] = []  # positions reached by the same columns of the kernel
-            for j in range(columns.count):
-                reached = [t for t in taps if t in columns.reached(j)]
-                if runs and runs[-1][2] == reached:
-                    runs[-1] = (runs[-1][0], j + 1, reached)
-                else:
-                    runs.append((j, j + 1, reached))
-            for start, stop, reached in runs:
-                if not reached:
-                    continue
-                if stop - start == 1:
-                    sums = position(reached, integer(start), sums)
-                else:
-                    sums = f.loop(integer(start), integer(stop), 1, partial(position, reached), sums)[1]
-            return list(sums)
-
-        return f.loop(limits[0], limits[1], 1, row, [number(type, 0.0)] * (height * width * len(taps)))[1]
-
-    def _add(
-        self,
-        f: Function,
-        out: Value,
-        o: Value,
-        c: Value,
-        k: Value,
-        height: int,
-        width: int,
-        taps: range,
-        sums: list[Value],
-        alive: Value,
-        begin: Value,
-    ) -> None:
-        """Add the sums over the lanes to the results of the tiles before, or begin with them."""
-        offset = f.add(f.add(f.mul(o, self.weight[0]), f.mul(c, self.weight[1])), f.mul(k, self.weight[2]))
-        out = f.address(out, offset, self.scalar)
-        zero = number(sums[0].type, 0.0)
-        for h in range(height):
-            for w in range(width):
-                for t in taps:
-                    total = horizontal(f, f.select(alive, sums[(h * width + w) * len(taps) + t - taps.start], zero))
-                    place = h * self.weight[0] + w * self.weight[1] + t * self.weight[3]
-                    pointer = f.address(out, integer(place), self.scalar)
-                    before = f.select(begin, number(self.scalar, 0.0), f.load(self.scalar, pointer))
-                    f.store(f.binary("fadd", before, total), pointer)
-
-
-def _blocks(f: Function, length: int, size: int, body: Callable[[Value, int], None]) -> None:
-    """Call `body` for blocks of `size`, and for what is left."""
-    whole = length // size * size
-    if whole:
-        f.loop(integer(0), integer(whole), size, lambda i, _: body(i, size))
-    if length > whole:
-        body(integer(whole), length - whole)
