@@ -31,9 +31,9 @@ FLOORS = [
     ["losses"],
     ["record", "arguments"],
     ["objective", "summary"],
-    ["steps"],
+    ["steps", "architecture"],
     ["chain"],
-    ["train"],
+    ["train", "models"],
     ["callbacks", "interop"],
 ]
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
