@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from chains.params import Slice
 from chains.record import Network
 
+LONGEST_NAME = 60  # of a layer; of longer ones, such as blocks of many layers, the beginning is shown
+
 
 def summary(network: Network) -> str:
     """The layers with their output shapes, numbers of parameters, what is frozen, and the size of the state if any."""
@@ -14,7 +16,7 @@ def summary(network: Network) -> str:
     rows = [("layer", "output", "parameters", "state")]
     for child in top.children:
         own = [entry for entry in network.layout if entry.name.split(".")[0] == child.name]
-        row = (f"{child.name}  {child.layer!r}", str(child.output_shape), _parameters(own, network.frozen))
+        row = (f"{child.name}  {_shortened(repr(child.layer))}", str(child.output_shape), _parameters(own, network.frozen))
         rows.append((*row, f"{child.n_state:,}" if child.n_state else ""))
     rows.append(("in all", f"from {top.input}", _parameters(network.layout, network.frozen), f"{top.n_state:,}"))
     columns = range(4 if top.n_state else 3)
@@ -24,6 +26,10 @@ def summary(network: Network) -> str:
     ]
     rule = "-" * max(map(len, lines))
     return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 4]} ..."
 
 
 def _parameters(slices: Iterable[Slice], frozen: frozenset[str]) -> str:

@@ -31,10 +31,10 @@ FLOORS = [
     ["losses"],
     ["record", "arguments"],
     ["objective", "programs", "summary"],
-    ["steps"],
+    ["steps", "architecture"],
     ["stream"],
     ["chain"],
-    ["train"],
+    ["train", "models"],
     ["callbacks", "interop"],
 ]
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
