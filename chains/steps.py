@@ -15,6 +15,7 @@ from chains.optimizers import Optimizer
 from chains.program import Program, Recorder
 
 State = dict[str, np.ndarray]
+Arrays = Mapping[str, np.ndarray]
 
 
 class Steps:
@@ -36,7 +37,7 @@ class Steps:
         seed: int,
         state: State | None,
     ) -> None:
-        self.state = _start(optimizer, p) if state is None else _checked(state, optimizer, p)
+        self.state = start_state(optimizer, p) if state is None else checked_state(state, optimizer, p)
         self._first_step = int(self.state["step"])
         self._runner = runner.choose(program)
         self._random = np.array([seed, self.state["step"]], np.uint64)
@@ -95,11 +96,7 @@ class Steps:
             with self._runner.running():
                 done = feed(first, values[first : first + count])
             elapsed = time.perf_counter() - start
-            if not math.isfinite(values[first + done - 1]):
-                raise FloatingPointError(
-                    f"the loss is {values[first + done - 1]} at step {self.done}: the parameters or the data are out of range; "
-                    "try a lower learning rate or clip_norm, or look for extreme values in the data"
-                )
+            check_loss(values[first + done - 1], self.done)
             if tick is not None:
                 tick(done)
             first += done
@@ -134,7 +131,7 @@ class Updater:
         program = ops.finish()
         self.optimizer = optimizer
         self.p = p
-        self.state = _start(optimizer, p)
+        self.state = start_state(optimizer, p)
         self._runner = backend("auto").choose(program)
         arrays = {name: array for name, array in {"p": p, **self.state}.items() if name in program.buffers}
         self._binding: Binding = self._runner.bind(program, 1, arrays)
@@ -151,13 +148,23 @@ class Updater:
         return f"<{self.optimizer!r} of {self.p.size} parameters after {int(self.state['step'])} steps>"
 
 
-def _start(optimizer: Optimizer, p: np.ndarray) -> State:
+def check_loss(loss: float, step: int) -> None:
+    """Raise FloatingPointError where the loss of a step is not finite."""
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"the loss is {loss} at step {step}: the parameters or the data are out of range; "
+            "try a lower learning rate or clip_norm, or look for extreme values in the data"
+        )
+
+
+def start_state(optimizer: Optimizer, p: np.ndarray) -> State:
+    """The state of an optimiser before its first step."""
     return {"state": np.zeros(optimizer.n_states * p.size, p.dtype), "step": np.zeros(()), "epoch": np.zeros(())}
 
 
-def _checked(state: State, optimizer: Optimizer, p: np.ndarray) -> State:
+def checked_state(state: State, optimizer: Optimizer, p: np.ndarray) -> State:
     """A copy of `state`. Raises ValueError unless it is that of such an optimiser and such parameters."""
-    fresh = _start(optimizer, p)
+    fresh = start_state(optimizer, p)
     if {name: (a.shape, a.dtype) for name, a in state.items()} != {name: (a.shape, a.dtype) for name, a in fresh.items()}:
         raise ValueError(
             f"`resume` is the history of another optimiser or network than {optimizer!r} on {p.size} {p.dtype} parameters"

@@ -19,6 +19,7 @@ from chains.losses import Loss
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.steps import Steps
+from chains.stream import Stream, StreamSteps
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 
@@ -62,6 +63,8 @@ def train(
     """Train `net` on `x` and `t`, updating the parameter vector `p` in place.
 
     `x`: (samples, *input_shape); `t`: targets as `loss` wants them; `weights`: (samples,) factors of their losses.
+    Or `x` is a source of batches (x, t) or (x, t, weights), such as `data.Batches` or a list, and `t` is None: every pass
+    over it is an epoch, and it decides `batch_size`, `shuffle`, `drop_last` and `weights`, which may not be given then.
     `batch_size`: samples a step, None for all. Each epoch goes through all samples once, shuffled unless
     `shuffle` is false; a last, smaller batch is used too unless `drop_last`. The same `seed` gives the same run.
     `validation`: (x, t) to compute the loss and the `metrics` (functions of outputs and targets) on after each
@@ -87,15 +90,37 @@ def train(
     for callback in callbacks:
         if not callable(callback) or isinstance(callback, type):
             raise TypeError(f"`callbacks` holds {callback!r}, but something to call after each epoch is wanted")
-    data, objective = net.problem(x, t, loss, weights, penalty)
-    samples = len(data["x"])
-    batch_size = _check_counts(samples, epochs, batch_size, drop_last)
-    judge = _Judge(net, p, loss, penalty, validation, metrics)
-    if check_finite:
-        arguments.check_finite(p=p, **data)
-    program = net.training_step(objective, optimizer, p.dtype)
     state = None if resume is None else resume.optimizer_state
-    steps = Steps(net.runner, program, p, data, optimizer, batch_size=batch_size, drop_last=drop_last, seed=seed, state=state)
+    steps: Steps | StreamSteps
+    if t is None:
+        _check_stream(x, epochs, batch_size=batch_size, shuffle=not shuffle, drop_last=drop_last, weights=weights)
+        judge = _Judge(net, p, loss, penalty, validation, metrics)
+        recorded: list[Any] = []
+
+        def check(x: Any, t: Any, weights: Any = None) -> dict[str, np.ndarray]:
+            data, objective = net.problem(x, t, loss, weights, penalty)
+            if check_finite:
+                arguments.check_finite(**data)
+            recorded[:] = recorded or [objective]
+            if objective != recorded[0]:
+                raise ValueError("the targets or weights of this batch have another shape than those of the first one")
+            return data
+
+        if check_finite:
+            arguments.check_finite(p=p)
+        stream = Stream(x, check, epochs)
+        program = net.training_step(recorded[0], optimizer, p.dtype)
+        steps = StreamSteps(net.runner, program, p, stream, optimizer, seed=seed, state=state)
+    else:
+        data, objective = net.problem(x, t, loss, weights, penalty)
+        batch_size = _check_counts(len(data["x"]), epochs, batch_size, drop_last)
+        judge = _Judge(net, p, loss, penalty, validation, metrics)
+        if check_finite:
+            arguments.check_finite(p=p, **data)
+        program = net.training_step(objective, optimizer, p.dtype)
+        steps = Steps(
+            net.runner, program, p, data, optimizer, batch_size=batch_size, drop_last=drop_last, seed=seed, state=state
+        )
     history = History(optimizer_state=steps.state, optimizer=type(optimizer).__name__)
     bar = _Bar(progress, epochs, steps.per_epoch)
     start = time.perf_counter()
@@ -124,6 +149,18 @@ def train(
         if finish is not None:
             finish(TrainingState(net, p, history.epochs, history))
     return history
+
+
+def _check_stream(x: Any, epochs: int, **given: Any) -> None:
+    """Raise TypeError or ValueError unless `x` can be gone through, and nothing is given that the batches decide."""
+    _check_counts(1, epochs, None, False)
+    if isinstance(x, np.ndarray) or not hasattr(x, "__iter__"):
+        raise TypeError(
+            f"`t` is None, but `x` (a {type(x).__name__}) is no source of batches: pass targets, or Batches(x, t, ...)"
+        )
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise ValueError(f"`{name}` is decided by the source of batches: give it there, not to train")
 
 
 def _check_counts(samples: int, epochs: int, batch_size: int | None, drop_last: bool) -> int:
@@ -180,7 +217,7 @@ class _Judge:
 class _Bar:
     """A progress bar that counts steps; `tick` is None where no bar is shown."""
 
-    def __init__(self, wanted: bool | None, epochs: int, per_epoch: int) -> None:
+    def __init__(self, wanted: bool | None, epochs: int, per_epoch: int | None) -> None:
         self.tick: Callable[[int], object] | None = None
         self._bar: Any = None
         self._epochs = epochs
@@ -191,7 +228,7 @@ class _Bar:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # without widgets, tqdm.auto warns and falls back on text
                 from tqdm.auto import tqdm
-            self._bar = tqdm(total=epochs * per_epoch, unit="step", dynamic_ncols=True)
+            self._bar = tqdm(total=None if per_epoch is None else epochs * per_epoch, unit="step", dynamic_ncols=True)
             self.tick = self._bar.update
 
     def show(self, history: History) -> None:

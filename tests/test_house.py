@@ -32,6 +32,7 @@ FLOORS = [
     ["record", "arguments"],
     ["objective"],
     ["steps"],
+    ["stream"],
     ["chain"],
     ["train"],
     ["callbacks", "interop"],
