@@ -53,7 +53,7 @@ def contests(options: Options) -> list[Contest]:
         from benchmarks.chains_network import flops, share_of_sgemm
 
         mine = table.best("chains")
-        found = [c for size in BATCHES for c in agreement(table, 2e-3, f", batch {size:,}")]
+        found = [c for size in BATCHES for c in agreement(table, 1e-4, f", batch {size:,}")]
         if options.dtype == "float32":
             found += table.compare("lenet5: PyTorch's best mode and batch against chains", table.best("PyTorch"), mine, ">= 5")
             found += table.compare("lenet5: JAX's best mode and batch against chains", table.best("JAX"), mine, ">= 10")
