@@ -83,9 +83,14 @@ def train(
     attribute `history`, where the loss is not a finite number, and TypeError or ValueError, before anything is
     written, for arguments that do not fit.
     """
+    arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
     p = arguments.check_trained(p, net.n_params)
     seed = arguments.check_seed(seed)
     _check_run(p, optimizer, epochs, callbacks, resume)
+    arguments.check_flags(shuffle=shuffle, drop_last=drop_last, check_finite=check_finite)
+    if progress is not None:
+        arguments.check_flags(progress=progress)
+    arguments.check_functions("metrics", metrics, "functions of outputs and targets")
     data: dict[str, np.ndarray] = {}
     steps_through: Callable[..., Steps]
     if t is None:
@@ -143,10 +148,8 @@ def _check_run(p: np.ndarray, optimizer: Optimizer, epochs: int, callbacks: Sequ
             raise ValueError(
                 f"`resume` is the history of {resume.optimizer}, which {optimizer!r} on {p.size} parameters cannot go on from"
             )
-    for callback in callbacks:
-        if not callable(callback) or isinstance(callback, type):
-            raise TypeError(f"`callbacks` holds {callback!r}, but something to call after each epoch is wanted")
-    if not isinstance(epochs, (int, np.integer)) or epochs < 0:
+    arguments.check_functions("callbacks", callbacks, "functions to call after each epoch")
+    if not isinstance(epochs, (int, np.integer)) or isinstance(epochs, bool) or epochs < 0:
         raise ValueError(f"`epochs` (={epochs!r}) must be a whole number, zero or more")
 
 
@@ -154,7 +157,7 @@ def _check_batch_size(net: Chain, samples: int, batch_size: int | None, drop_las
     """The batch size, at most the number of samples. Raises ValueError where it makes no sense, or not for this network."""
     if batch_size is None:
         batch_size = samples
-    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
         raise ValueError(f"`batch_size` (={batch_size!r}) must be a positive whole number, or None for all samples")
     if drop_last and batch_size > samples:
         raise ValueError(f"`drop_last` leaves nothing to train on: `batch_size` (={batch_size}) exceeds the {samples} samples")

@@ -30,7 +30,7 @@ FLOORS = [
     ["layers", "penalties", "metrics", "history"],
     ["losses"],
     ["record", "arguments"],
-    ["objective", "summary"],
+    ["objective", "programs", "summary"],
     ["steps"],
     ["stream"],
     ["chain"],
