@@ -57,7 +57,7 @@ def _rows(frame: Frame, kernel: Kernel) -> None:
 
     def run_panel(column: Value, masks: list[Value | None]) -> None:
         position: Value = integer(0)
-        for block in dict.fromkeys((height, max(1, height // 3), 1)):
+        for block in dict.fromkeys((height, max(1, 2 * height // 3), max(1, height // 3), max(1, height // 6), 1)):
 
             def step(i: Value, _: list[Value], block: int = block) -> list[Value]:
                 _block(frame, kernel, i, block, column, masks, lanes, inner, scalar)
