@@ -43,9 +43,16 @@ def sgemm_rates(size: int = 1024, repeats: int = 7) -> dict[str, float]:
     The best of this call and all before: a machine with other work is slow for a while, and no share of its rate
     may look good for that.
     """
-    for name, prepare in blas_modes():
-        prepare()
-        _best_rates[name] = max(_rate(size, repeats), _best_rates.get(name, 0.0))
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        rates = {"all threads": _rate(size, repeats)}
+    else:
+        rates = {}
+        for threads, name in ((1, "1 thread"), (cores(), "all threads")):
+            with threadpool_limits(threads, user_api="blas"):
+                rates[name] = _rate(size, repeats)
+    _best_rates.update({name: max(rate, _best_rates.get(name, 0.0)) for name, rate in rates.items()})
     return dict(_best_rates)
 
 
@@ -57,7 +64,7 @@ def blas_modes() -> list[tuple[str, Callable[[], None]]]:
     try:
         from threadpoolctl import threadpool_limits
     except ImportError:
-        return [("all threads", lambda: None)]  # as NumPy chooses
+        return [("threads as NumPy chooses", lambda: None)]
     counts = {1: "1 thread", cores(): "all threads"}
     # A limit that is not left again, as a context, holds until the next one.
     return [(text, partial(threadpool_limits, count, "blas")) for count, text in counts.items()]
