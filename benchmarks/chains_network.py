@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 
 import chains
@@ -57,11 +55,6 @@ def _passes(problem: Problem, backend: str) -> Contestant:
     return Contestant(f"chains {backend}, {problem.dtype}", start, run, lambda: p)
 
 
-@cache
-def _rates() -> dict[str, float]:
-    return sgemm_rates()
-
-
 def flops(problem: Problem) -> int:
     """Operations of the products and convolutions of a step: forward, weight gradients, input gradients but the first."""
     program = network(problem, "numpy").program(chains.CrossEntropyLoss(), target_shape=(), dtype=problem.dtype)
@@ -74,6 +67,6 @@ def share_of_sgemm(table: Table, per_unit: float, wanted: float, prefix: str = "
     if row is None or np.dtype(np.float32).name not in row.name:
         return []
     threads = "1 thread" if "1 thread" in row.name else "all threads"
-    share = per_unit / row.median / 1e9 / _rates()[threads]
+    share = per_unit / row.median / 1e9 / sgemm_rates()[threads]
     text = f"{table.key}: matrix operations of {row.name} over the sgemm rate of {threads}"
     return [Criterion(text, share, f">= {wanted:g}")]

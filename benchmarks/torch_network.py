@@ -31,7 +31,7 @@ class Model:
         self.first = [self._as_tensor(array) for array in problem.tensors(problem.p)]
         self.p = [tensor.clone().requires_grad_() for tensor in self.first]
         self.optimizer = self._optimizer()
-        self._loss: Run = compiled(self._plain_loss) if "compile" in mode else self._plain_loss
+        self._loss: Run = compiled(lambda x, t: self._plain_loss(x, t)) if "compile" in mode else self._plain_loss
 
     def _as_tensor(self, array: np.ndarray) -> Tensor:
         """A copy of one parameter: dense weights transposed, kernels in the memory format of the mode."""
