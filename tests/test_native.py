@@ -602,16 +602,6 @@ def test_a_maximum_keeps_nan_and_infinities(eager):
     np.testing.assert_array_equal(actual, wanted)
 
 
-def test_a_maximum_over_the_batch_is_left_to_numpy():
-    """Tiles and threads add up their parts."""
-    m = Maps("float32")
-    m.ops.max(m.output("y", 5, batched=False), m.input("x", 5))
-    program = m.program()
-    with pytest.raises(UnsupportedOperationError, match="no maximum over the batch"):
-        native(2).prepare(program)
-    assert backend("auto").choose(program).name == "numpy"
-
-
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @floats
 def test_statistics_of_the_batch(kind, threads, eager):
