@@ -89,18 +89,40 @@ def check_trained(p: Any, size: int | None = None) -> np.ndarray:
 
 def check_dtype(dtype: Any) -> np.dtype[Any]:
     """`dtype` as a NumPy type. Raises TypeError unless it is float32 or float64."""
-    if np.dtype(dtype) not in DTYPES:
-        raise TypeError(f"`dtype` (={dtype}) must be float32 or float64")
-    return np.dtype(dtype)
+    try:
+        known = np.dtype(dtype)
+    except TypeError:
+        known = None
+    if known is None or known not in DTYPES:
+        raise TypeError(f"`dtype` (={dtype!r}) must be float32 or float64")
+    return known
 
 
 def check_seed(seed: Any) -> int:
     """`seed` as a number of 64 bits. Raises TypeError or ValueError where it is none."""
+    if type(seed) is int and 0 <= seed < 1 << 64:
+        return seed
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"`seed` (={seed!r}) must be a whole number")
     if not 0 <= seed.__index__() < 1 << 64:
         raise ValueError(f"`seed` (={seed}) must be from 0 to 2**64 - 1")
     return seed.__index__()
+
+
+def check_flags(**flags: Any) -> None:
+    """Raise TypeError, naming it, unless each is True or False."""
+    for name, flag in flags.items():
+        if not isinstance(flag, (bool, np.bool_)):
+            raise TypeError(f"`{name}` (={flag!r}) must be True or False")
+
+
+def check_functions(name: str, functions: Any, what: str) -> None:
+    """Raise TypeError unless this is a list, or the like, of things to call."""
+    if not isinstance(functions, (list, tuple)):
+        raise TypeError(f"`{name}` (={functions!r}) must be a list of {what}")
+    for function in functions:
+        if not callable(function) or isinstance(function, type):
+            raise TypeError(f"`{name}` holds {function!r}, but {what} are wanted")
 
 
 def check_is(name: str, value: Any, kind: type, example: str) -> None:
@@ -165,8 +187,10 @@ def check_out(
         raise ValueError(f"`{name}` has shape {out.shape} and type {out.dtype}, but shape {shape} and type {dtype} are wanted")
     if not out.flags.writeable or not out.flags.c_contiguous:
         raise ValueError(f"`{name}` must be a writable, contiguous array")
+    owned = out.flags.owndata
     for other, array in inputs.items():
-        if np.may_share_memory(out, array):
+        apart = owned and array is not out and array.flags.owndata  # which is known sooner than whether memory is shared
+        if not apart and np.may_share_memory(out, array):
             raise ValueError(f"`{name}` overlaps `{other}` in memory; pass an array of its own")
     return out
 
@@ -181,6 +205,6 @@ def check_finite(**arrays: np.ndarray | None) -> None:
 
 def check_mode(mode: str) -> bool:
     """Whether the mode is that of training. Raises ValueError unless it is "train" or "eval"."""
-    if mode not in ("train", "eval"):
+    if not isinstance(mode, str) or mode not in ("train", "eval"):
         raise ValueError(f"`mode` (={mode!r}) must be 'train' or 'eval'")
     return mode == "train"

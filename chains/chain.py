@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,9 +19,7 @@ from chains.objective import Objective
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.program import Program
-from chains.settings import Tunable, numbers_of, structure
-
-KEPT_PROGRAMS = 64  # of one network; beyond, the oldest are forgotten
+from chains.programs import Programs
 
 
 class Chain(Architecture):
@@ -42,8 +39,7 @@ class Chain(Architecture):
         super().__init__(*layers, input_shape=input_shape)
         self.backend = backend
         self.runner = find_backend(backend)
-        self._executables: dict[Any, Executable] = {}
-        self._tuned: dict[Any, Executable] = {}  # the same with settings
+        self._programs = Programs(self.runner)
 
     # What it computes
 
@@ -60,13 +56,13 @@ class Chain(Architecture):
         training = arguments.check_mode(mode)
         p = arguments.check_params(p, self.n_params)
         x = arguments.check_input(x, self.input_shape)
-        run = self._executable(("forward", p.dtype, training), partial(record.forward, self.network, p.dtype, training))
+        run = self._programs.get(("forward", p.dtype, training), lambda: record.forward(self.network, p.dtype, training))
         data = {"x": x, "p": p}
         data |= self.state_for(run.program, state, p.dtype, training, data)
         shape = (len(x), *self.output_shape)
         y = np.empty(shape, p.dtype) if out is None else arguments.check_out(out, shape, p.dtype, data)
         data["y"] = y
-        run(len(x), data | _random(run, seed))
+        run(len(x), _with_random(data, run, seed))
         return y
 
     def value_and_grad(
@@ -94,16 +90,21 @@ class Chain(Architecture):
         training = arguments.check_mode(mode)
         network = self.network
         p = arguments.check_params(p, network.layout.size)
-        data, objective = self.problem(x, t, loss, weights, penalty)
+        data = self._data(x, t, loss, weights)
+        target, weighted = data["t"].shape[1:], weights is not None
+        run = self._programs.recent(
+            (p.dtype, training, target, weighted),
+            (loss, penalty),
+            lambda: self._gradient(self._objective(loss, target, weighted, penalty), p.dtype, training),
+        )
         if check_finite:
             arguments.check_finite(p=p, **data)
-        run = self._gradient(objective, p.dtype, training)
         data["p"] = p
         data |= self.state_for(run.program, state, p.dtype, training, data)
         g = np.empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, data)
         value = np.empty((), p.dtype)
-        data |= {"g": g, "value": value}
-        run(len(data["x"]), data | _random(run, seed))
+        data["g"], data["value"] = g, value
+        run(len(data["x"]), _with_random(data, run, seed))
         return value.item(), g
 
     def loss(
@@ -114,7 +115,7 @@ class Chain(Architecture):
         data, objective = self.problem(x, t, loss, weights, penalty)
         value = np.empty((), p.dtype)
         make = partial(record.loss, self.network, objective, p.dtype, False)
-        run = self._executable(("loss", p.dtype), make, objective)
+        run = self._programs.get(("loss", p.dtype), make, objective)
         data |= self.state_for(run.program, state, p.dtype, False, data)
         run(len(data["x"]), {"p": p, **data, "value": value})
         return float(value)
@@ -142,7 +143,7 @@ class Chain(Architecture):
         dy = arguments.check_input(dy, self.output_shape, "dy", "output")
         if len(dy) != len(x):
             raise ValueError(f"`dy` has shape {dy.shape}, but `x` is a batch of {len(x)}: wanted {len(x)} samples in both")
-        run = self._executable(("vjp", p.dtype, training), lambda: record.vjp(self.network, p.dtype, training))
+        run = self._programs.get(("vjp", p.dtype, training), lambda: record.vjp(self.network, p.dtype, training))
         inputs = {"p": p, "x": x, "dy": dy}
         inputs |= self.state_for(run.program, state, p.dtype, training, inputs)
         if out is None:
@@ -152,7 +153,8 @@ class Chain(Architecture):
                 raise TypeError(f"`out` (={out!r}) must be a pair of arrays, for the parameters and for the inputs")
             g = arguments.check_out(out[0], p.shape, p.dtype, inputs, "out[0]")
             dx = arguments.check_out(out[1], x.shape, p.dtype, {**inputs, "out[0]": g}, "out[1]")
-        run(len(x), {**inputs, "g": g, "dx": dx, **_random(run, seed)})
+        inputs["g"], inputs["dx"] = g, dx
+        run(len(x), _with_random(inputs, run, seed))
         return g, dx
 
     def objective(
@@ -179,7 +181,7 @@ class Chain(Architecture):
         own = {
             name: np.array(a, np.float64) for name, a in self.state_for(executable.program, state, None, training, data).items()
         }
-        return Objective(executable, data, self.n_params, own | _random(executable, seed))
+        return Objective(executable, data, self.n_params, _with_random(own, executable, seed))
 
     # How it computes
 
@@ -215,13 +217,17 @@ class Chain(Architecture):
         self, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None
     ) -> tuple[dict[str, np.ndarray], record.Objective]:
         """The checked data by buffer name, and what is minimised."""
-        x = arguments.check_input(x, self.input_shape)
+        data = self._data(x, t, loss, weights)
+        return data, self._objective(loss, data["t"].shape[1:], weights is not None, penalty)
+
+    def _data(self, x: Any, t: Any, loss: Loss, weights: Any) -> dict[str, np.ndarray]:
+        declaration = self.network.declaration
+        x = arguments.check_input(x, declaration.input)
         arguments.check_is("loss", loss, Loss, "a loss such as SquaredLoss()")
-        t = arguments.check_targets(t, len(x), self.output_shape, loss)
-        data = {"x": x, "t": t}
+        data = {"x": x, "t": arguments.check_targets(t, len(x), declaration.output_shape, loss)}
         if weights is not None:
             data["weights"] = arguments.check_weights(weights, len(x))
-        return data, self._objective(loss, t.shape[1:], weights is not None, penalty)
+        return data
 
     def _objective(self, loss: Loss, target: SampleShape, weighted: bool, penalty: Penalty | None) -> record.Objective:
         arguments.check_is("loss", loss, Loss, "a loss such as SquaredLoss()")
@@ -254,41 +260,24 @@ class Chain(Architecture):
 
     def _gradient(self, objective: record.Objective, dtype: np.dtype[Any], training: bool, *, pure: bool = False) -> Executable:
         make = partial(record.gradient, self.network, objective, dtype, training, pure=pure)
-        return self._executable(("gradient", dtype, training, pure), make, objective)
+        return self._programs.get(("gradient", dtype, training, pure), make, objective)
 
     def training_step(self, objective: record.Objective, optimizer: Optimizer, dtype: np.dtype[Any]) -> Executable:
         """A step of training, recorded the first time; for training loops."""
         make = partial(record.training_step, self.network, objective, optimizer, dtype)
-        return self._executable(("training step", dtype), make, objective, optimizer)
-
-    def _executable(self, kind: tuple[Any, ...], make: Callable[[], Program], *parts: Tunable) -> Executable:
-        """The program of this kind made of these parts: one for all that differ in their settings alone."""
-        try:
-            return self._tuned[kind, parts]
-        except KeyError:
-            general = _kept(self._executables, (kind, structure(parts)), lambda: Executable(self.runner, make()))
-            return _kept(self._tuned, (kind, parts), lambda: general.tuned(numbers_of(parts)))
+        return self._programs.get(("training step", dtype), make, objective, optimizer)
 
     def __getstate__(self) -> dict[str, Any]:
-        dropped = ("_executables", "_tuned", "runner")
-        return {name: value for name, value in super().__getstate__().items() if name not in dropped}
+        return {name: value for name, value in super().__getstate__().items() if name not in ("_programs", "runner")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _executables={}, _tuned={}, runner=find_backend(state["backend"]))
+        runner = find_backend(state["backend"])
+        self.__dict__.update(state, runner=runner, _programs=Programs(runner))
 
 
-def _kept(known: dict[Any, Executable], key: Any, make: Callable[[], Executable]) -> Executable:
-    """What is known under this key, made the first time."""
-    found = known.get(key)
-    if found is None:
-        found = make()
-        if len(known) >= KEPT_PROGRAMS:
-            known.pop(next(iter(known)), None)
-        found = known.setdefault(key, found)
-    return found
-
-
-def _random(run: Executable, seed: int) -> dict[str, np.ndarray]:
-    """The seed for programs that draw random numbers."""
+def _with_random(arrays: dict[str, np.ndarray], run: Executable, seed: int) -> dict[str, np.ndarray]:
+    """`arrays` with the seed, for programs that draw random numbers; it is checked for all."""
     seed = arguments.check_seed(seed)
-    return {"random": np.array([seed, 0], np.uint64)} if "random" in run.program.buffers else {}
+    if "random" in run.program.buffers:
+        arrays["random"] = np.array([seed, 0], np.uint64)
+    return arrays

@@ -36,7 +36,12 @@ class Optimizer(Tunable, ABC):
 
     def __post_init__(self) -> None:
         if callable(self.learning_rate):
-            trace(self.learning_rate, 1)
+            try:
+                trace(self.learning_rate, 1)
+            except TypeError as error:
+                raise TypeError(
+                    f"`learning_rate` (={self.learning_rate!r}) must be a number or a formula of the step: {error}"
+                ) from error
         else:
             check_not_negative("learning_rate", self.learning_rate, ", or a function of the step")
         if self.clip_norm is not None:
@@ -103,6 +108,8 @@ class SGD(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fraction("momentum", self.momentum)
+        if not isinstance(self.nesterov, bool):
+            raise TypeError(f"`nesterov` (={self.nesterov!r}) must be True or False")
         if self.nesterov and self.momentum == 0.0:
             raise ValueError("`nesterov` (=True) needs a positive `momentum` (=0)")
 

@@ -53,6 +53,8 @@ class Layout(Sequence[Slice]):
         """
         found: set[str] = set()
         for pattern in patterns:
+            if not isinstance(pattern, str):
+                raise TypeError(f"a pattern (={pattern!r}) must be a text such as '*.weight'")
             matches = {name for name in self._by_name if fnmatchcase(name, pattern)}
             if not matches:
                 raise ValueError(f"no {self.what} matches {pattern!r}; the names are {', '.join(self._by_name) or 'none'}")
@@ -80,7 +82,10 @@ class Layout(Sequence[Slice]):
 
         Raises ValueError naming the slice whose initializer returned another shape than the slice has.
         """
-        rng = np.random.default_rng(seed)
+        try:
+            rng = np.random.default_rng(seed)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"`seed` (={seed!r}) must be a whole number, zero or positive, or a Generator") from error
         vector = np.empty(self.size, dtype)
         for entry in self._slices:
             values = np.asarray(entry.init(rng, entry.shape))

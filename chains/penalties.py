@@ -34,6 +34,8 @@ class Penalty(Tunable, ABC):
         """Record additions to `value` (a scalar) and to the gradient `g`."""
 
     def __add__(self, other: Penalty) -> Penalty:
+        if not isinstance(other, Penalty):
+            raise TypeError(f"only penalties can be added to {self!r}, not {other!r}")
         return _Sum((self, other))
 
 
@@ -60,6 +62,9 @@ class _Norm(Penalty):
 
     def __post_init__(self) -> None:
         check_not_negative("strength", self.strength)
+        patterns = (self.patterns,) if isinstance(self.patterns, str) else self.patterns
+        if not isinstance(patterns, tuple) or not all(isinstance(pattern, str) for pattern in patterns):
+            raise TypeError(f"`patterns` (={self.patterns!r}) must be a text such as '*.weight', or a tuple of such")
 
     def record(self, ops: Recorder, at: Place, p: View, g: View, value: View) -> None:
         patterns = (self.patterns,) if isinstance(self.patterns, str) else self.patterns
@@ -112,6 +117,11 @@ class FrontLastPenalty(Penalty):
 
     front: Penalty | None
     last: Penalty | None
+
+    def __post_init__(self) -> None:
+        for name, penalty in (("front", self.front), ("last", self.last)):
+            if penalty is not None and not isinstance(penalty, Penalty):
+                raise TypeError(f"`{name}` (={penalty!r}) must be a penalty such as L2Penalty(1e-4), or None")
 
     def record(self, ops: Recorder, at: Place, p: View, g: View, value: View) -> None:
         layers = list(dict.fromkeys(name.split(".")[0] for name in (entry.name for entry in at.layout)))

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -28,6 +28,7 @@ from chains import SGD, Adam, Chain, Dense, Dropout, SquaredLoss, expr, record, 
 from chains.backends import Executable, UnsupportedOperationError, backend
 from chains.backends.numpy import NumpyBackend
 from chains.program import Recorder
+from chains.programs import Programs
 from chains.scratch import ALIGNMENT
 from chains.view import concrete
 from tests import harness
@@ -1048,6 +1049,51 @@ def forks(rounds):
     print(json.dumps("done"))
 
 
+def forks_while_compiling(seconds):
+    """Fork again and again while another thread compiles; every child compiles and computes too. Prints how often."""
+    stop, failed = threading.Event(), []
+
+    def compiling(k):
+        try:
+            for width in itertools.count(k, 2):
+                if stop.is_set():
+                    return
+                program = gradient_program(Chain(Dense(3, width), Dense(width, 2, tanh)), "float32")
+                NativeBackend(threads=1).compile(program)
+        except Exception as error:
+            failed.append(repr(error))
+
+    x = np.linspace(-1, 1, 33, dtype=np.float32)
+    busy = [threading.Thread(target=compiling, args=(k,)) for k in (3, 4)]
+    for thread in busy:
+        thread.start()
+    rounds, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.003 * (rounds % 17))  # at other moments of the others' work
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)  # rather than hang
+            scale = 1.0 + rounds / 64
+            scaled = partial(lambda scale, x: expr.exp(scale * x), scale)
+            program = map_program("float32", scaled)
+            y = run_on(NativeBackend(threads=2), program, 33, {"x0": x, "y0": np.empty_like(x)})["y0"]
+            os._exit(0 if np.allclose(y, np.exp(scale * x), rtol=1e-5) else 1)
+        status = os.waitpid(pid, 0)[1]
+        assert status == 0, f"the child of round {rounds} ended with {status}"
+        rounds += 1
+    stop.set()
+    for thread in busy:
+        thread.join(30)
+    assert not failed
+    print(json.dumps(rounds))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_fork_while_another_thread_compiles():
+    rounds = all_finished([in_process("forks_while_compiling", 4, env={"CHAINS_CACHE": "off"}, popen=True) for _ in range(2)])
+    assert min(rounds) >= 3
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork_in_the_middle():
     assert in_process("forks", 12) == "done"
@@ -1204,6 +1250,7 @@ def fresh_net(width):
     """A network with a backend of its own."""
     net = Chain(Dense(5, width, tanh), Dense(width, 3))
     net.runner = NativeBackend(threads=1)
+    net._programs = Programs(net.runner)
     return net
 
 

@@ -326,7 +326,7 @@ def test_programs_are_recorded_once():
     x, t, p = np.zeros((4, 3)), np.zeros((4, 2)), net.init()
     for loss in (SquaredLoss(), SquaredLoss(), chains.MSELoss()):
         net.value_and_grad(p, x, t, loss)
-        calls.append(len(net._executables))
+        calls.append(len(net._programs))
     assert calls == [1, 1, 2]
 
 

@@ -25,6 +25,7 @@ from chains import (
     tanh,
     train,
 )  # fmt: skip
+from chains.programs import Programs
 from tests.harness import OPTIMIZERS, assert_close
 from tests.test_bad_input import assert_refused
 from tests.test_threads import in_threads
@@ -359,6 +360,7 @@ def test_threads_of_the_native_backend(threads, monkeypatch):
     monkeypatch.setattr(native, "THREADED_WORK", 1)
     net, reference = make_net("numpy"), make_net("numpy")
     net.runner = native.NativeBackend(threads=threads)
+    net._programs = Programs(net.runner)
     x = np.random.default_rng(1).normal(size=(500, 3))
     t = np.random.default_rng(2).normal(1.0, 1.0, (500, 2))
     runs = []

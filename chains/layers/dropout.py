@@ -7,6 +7,7 @@ from typing import Any
 from chains.expr import where
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.program import Recorder
+from chains.settings import check_fraction
 from chains.view import View
 
 
@@ -19,8 +20,7 @@ class Dropout(Layer):
     """
 
     def __init__(self, rate: float = 0.5) -> None:
-        if not 0.0 <= rate < 1.0:
-            raise ValueError(f"`rate` (={rate}) must be at least 0 and below 1")
+        check_fraction("rate", rate)
         self.rate = rate
 
     def declare(self, d: Declaration) -> None:

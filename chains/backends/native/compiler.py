@@ -11,17 +11,27 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from chains.backends.base import UnsupportedOperationError
+from chains.backends.native import winograd
 from chains.backends.native.correlate import lower_convolve, pack_kernels
 from chains.backends.native.correlate_weight import lower_convolve_weight
-from chains.backends.native.driver import Runs, write_driver
-from chains.backends.native.elementwise import Frame, lower_copy, lower_fill, lower_map, lower_random, lower_reduce
+from chains.backends.native.driver import Runs, share, write_driver
+from chains.backends.native.elementwise import (
+    Frame,
+    lower_copy,
+    lower_fill,
+    lower_map,
+    lower_reduce,
+    lower_shared_map,
+)
 from chains.backends.native.emit import I64, PTR, Function, Module, Type, Value, integer
 from chains.backends.native.gemm import is_large, lower_large, workspace
 from chains.backends.native.images import lower_laned, lower_pool, lower_relayout
+from chains.backends.native.kernel import Kernel, kernel_of, needs_packing
 from chains.backends.native.layout import Relayout, arrange
 from chains.backends.native.lookup import lower_gather, lower_scatter_add
-from chains.backends.native.matmul import Kernel, kernel_of, lower_matmul, needs_packing
+from chains.backends.native.matmul import lower_matmul
 from chains.backends.native.packing import pack, packed_columns
+from chains.backends.native.philox import lower_random
 from chains.backends.native.segments import Segment, Step, crossing, segments_of
 from chains.backends.native.target import Processor
 from chains.operations import (
@@ -85,7 +95,9 @@ class Compiler:
         }
         for segment in self.segments:
             for step in segment.tiled:
-                if isinstance(step.operation, (Convolve, ConvolveInput)):
+                if winograd.suits(step.operation):
+                    self._pack(step, (winograd.packed_size(step.operation),))
+                elif isinstance(step.operation, (Convolve, ConvolveInput)):
                     self._pack(step, step.operation.ins[1].shape)
         self.tile_plan = self._plan()
         self.table = self._table()
@@ -100,13 +112,18 @@ class Compiler:
             self._write(f"tile_{number}", partial(self._steps, segment.tiled), tiled=True)
             if segment.product:
                 self._write(f"product_{number}", partial(self._product, segment.product))
-            self._write(f"once_{number}", partial(self._steps, segment.once))
+            for position, (length, steps) in enumerate(segment.pieces):
+                body = partial(self._share, length, steps) if length else partial(self._steps, steps)
+                self._write(f"once_{number}_{position}", body)
             runs = [(o, view, run) for o in segment.sums for view in o.outs for run in view.runs]
             sums.append(tuple((view.buffer, *run, o.name) for o, view, run in runs))
         positions = {buffer: (k, self.own_position(buffer)) for k, buffer in enumerate(self.table)}
         products = {number for number, segment in enumerate(self.segments) if segment.product}
-        write_driver(self.module, sums, positions, self.lanes, products)
-        nbytes = self.tile_bytes + (workspace(self.program.dtype.itemsize, self.lanes) if products else 0)
+        shared = [[length > 0 for length, _ in segment.pieces] for segment in self.segments]
+        write_driver(self.module, sums, positions, self.lanes, products, shared)
+        spaces = [winograd.workspace(operation, self.lanes, self.processor.registers) for operation in self.operations]
+        spaces += [workspace(self.lanes)] if products else []
+        nbytes = self.tile_bytes + max(spaces, default=0) * self.program.dtype.itemsize
         return Compiled(
             self.module.text(),
             self.table,
@@ -120,7 +137,7 @@ class Compiler:
 
     @property
     def tile_bytes(self) -> int:
-        """Scratch of one tile; behind it, large products have their workspace."""
+        """Scratch of one tile; behind it, large products and convolutions have their workspace."""
         return self.tile_plan.nbytes(self.tile) if self.tile_plan.batched else 0
 
     def _is_large(self, operation: Operation) -> bool:
@@ -143,7 +160,7 @@ class Compiler:
             raise UnsupportedOperationError(
                 f"backend 'native' cannot add a sum over samples to `{kernel.out}` ({operation.label})"
             )
-        if needs_packing(kernel):
+        if needs_packing(kernel, self.lanes, bool(self.laned)):
             columns = packed_columns(kernel.b, self.lanes)
             rows = int(kernel.b.shape[0])  # type: ignore[arg-type]
             kernel = replace(kernel, b=self._pack(step, (rows, columns), kernel.b.shape), padded=True)
@@ -179,14 +196,15 @@ class Compiler:
 
     def _write(self, name: str, body: Callable[[Frame], None], tiled: bool = False) -> None:
         arguments = [(PTR, "table"), (PTR, "scratch"), (I64, "start"), (I64, "count"), (I64, "first")]
-        if name.startswith("product"):
+        kind, number, *_ = name.split("_")
+        if kind in ("product", "once"):
             arguments += [(I64, "thread"), (I64, "threads")]
         f = Function(self.module, name, arguments)
         table, scratch, start, count, first = f.arguments[:5]
         bases: dict[Buffer, Value] = {}
         positions = {buffer: k for k, buffer in enumerate(self.table)}
         if tiled:  # sums over samples go to the thread's own blocks, whose addresses follow those of all buffers
-            positions |= {buffer: self.own_position(buffer) for buffer in self.own[int(name.split("_")[1])]}
+            positions |= {buffer: self.own_position(buffer) for buffer in self.own[int(number)]}
 
         def base(view: View) -> Value:
             # Written at the beginning of the function, so that every block may use it.
@@ -199,7 +217,7 @@ class Compiler:
             return f.address(bases[buffer], integer(view.offset), element)
 
         begun = f.compare("ne", first, integer(0)) if tiled else None
-        frame = Frame(f, self.lanes, self.processor.registers, base, count, start, begun)
+        frame = Frame(f, self.lanes, self.processor.registers, base, count, start, bool(self.laned), begun)
         segment_views = self._views(name)
         for view in segment_views:
             base(view)
@@ -209,7 +227,7 @@ class Compiler:
 
     def _views(self, name: str) -> list[View]:
         """The views that the function of this name may touch."""
-        kind, number = name.split("_")
+        kind, number, *piece = name.split("_")
         segment = self.segments[int(number)]
         if kind == "prepare":
             return [view for step in segment.tiled for view in self.packed.get(id(step), ())]
@@ -217,7 +235,7 @@ class Compiler:
             assert segment.product is not None
             return list(segment.product.views)
         views = []
-        for step in segment.tiled if kind == "tile" else segment.once:
+        for step in segment.tiled if kind == "tile" else segment.pieces[int(piece[0])][1]:
             views += [view for operation in step.operations for view in operation.views]
             if id(step) in self.packed:
                 views.append(self.packed[id(step)][1])
@@ -242,7 +260,9 @@ class Compiler:
         for step in segment.tiled:
             if id(step) in self.packed:
                 source, packed = self.packed[id(step)]
-                if isinstance(step.operation, (Convolve, ConvolveInput)):
+                if winograd.suits(step.operation):
+                    winograd.pack_transformed(frame, step.operation, packed)
+                elif isinstance(step.operation, (Convolve, ConvolveInput)):
                     pack_kernels(frame, step.operation, packed)
                 else:
                     pack(frame, source, frame.base(packed), packed.strides[0])
@@ -252,11 +272,23 @@ class Compiler:
         _, scratch, *_, thread, threads = f.arguments
         lower_large(frame, operation, f.address(scratch, integer(self.tile_bytes), Type("i8")), thread, threads)
 
+    def _share(self, length: int, steps: Sequence[Step], frame: Frame) -> None:
+        """A thread's part of maps of long vectors."""
+        f = frame.f
+        *_, thread, threads = f.arguments
+        begin, end = share(f, length, self.lanes, thread, threads)
+        for step in steps:
+            assert isinstance(step.operation, Map)
+            lower_shared_map(frame, step.operation, begin, f.binary("sub", end, begin))
+
     def _steps(self, steps: Sequence[Step], frame: Frame) -> None:
         for step in steps:
             operation = step.operation
             if isinstance(operation, MatMul):
                 lower_matmul(frame, self.kernels[id(step)])
+            elif winograd.suits(operation):
+                space = frame.f.address(frame.f.arguments[1], integer(self.tile_bytes), Type("i8"))
+                winograd.lower_winograd(frame, operation, self.packed[id(step)][1], space, step.maps)
             elif isinstance(operation, (Convolve, ConvolveInput)):
                 lower_convolve(frame, operation, self.packed[id(step)][1], step.maps)
             elif isinstance(operation, ConvolveWeight):

@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from chains.backends.native.blocking import blocks
 from chains.backends.native.elementwise import Frame, evaluate
 from chains.backends.native.emit import I64, Function, Type, Value, integer, number, real_type
-from chains.backends.native.taps import Images, Taps, blocks, column_blocks, input_taps, output_taps
+from chains.backends.native.taps import Images, Taps, column_blocks, input_taps, output_taps
 from chains.operations import Convolve, ConvolveInput, Map
 from chains.view import View
 
@@ -119,20 +120,30 @@ class _Correlation:
         blocks(f, self.groups, 1, lambda g, _: blocks(f, self.outs, height, lambda o, count: block(g, o, count)))
 
     def write(self, f: Function, arguments: list[Value], out: View, operands: list[View], maps: Sequence[Map]) -> None:
-        finish = _Finish(out, operands, maps, [arguments[0], *arguments[3:]])
+        finish = Finish(out, operands, maps)
+        pointers = [arguments[0], *arguments[3:]]
 
         def group(g: Value, _: list[Value]) -> None:
             source = f.address(arguments[1], f.mul(g, self.ins * self.source.channel), self.scalar)
             weight = f.address(arguments[2], f.mul(g, self.outs * self.channel_weights), self.scalar)
             for rows in self.rows:
-                self._rows(f, rows, source, weight, f.mul(g, self.outs), finish)
+                self._rows(f, rows, source, weight, f.mul(g, self.outs), finish, pointers)
 
         if self.groups == 1:
             group(integer(0), [])
         else:
             f.loop(integer(0), integer(self.groups), 1, group)
 
-    def _rows(self, f: Function, rows: Taps, source: Value, weight: Value, channel: Value, finish: _Finish) -> None:
+    def _rows(
+        self,
+        f: Function,
+        rows: Taps,
+        source: Value,
+        weight: Value,
+        channel: Value,
+        finish: Finish,
+        pointers: list[Value],
+    ) -> None:
         height, width = self._block()
         reached = [rows.reached(m) for m in range(rows.count)]
         bounds = [f.module.table([r.start for r in reached]), f.module.table([r.stop for r in reached])]
@@ -149,7 +160,8 @@ class _Correlation:
                     def block(first: Value, static: int | None, positions: int, columns: Taps = columns) -> None:
                         tile = _Tile(count, positions, static, first)
                         results = self._sums(f, rows, columns, line, own, limits, tile)
-                        finish.store(f, results, f.add(channel, o), place, columns, tile)
+                        column = f.add(f.mul(first, columns.step), columns.first)
+                        finish.store(f, pointers, results, f.add(channel, o), place, column, columns.step, count, positions)
 
                     column_blocks(f, columns, width, block)
 
@@ -166,11 +178,11 @@ class _Correlation:
         widest = max(columns.count for columns in self.columns)
         most = 24 if self.registers >= 32 else 12
 
-        def blocks(length: int, size: int) -> list[int]:
+        def split(length: int, size: int) -> list[int]:
             return [size] * (length // size) + ([length % size] if length % size else [])
 
         def cost(height: int, width: int) -> float:
-            return sum(max(h * w, 0.6 * (h + w), 4.0) + 0.3 for h in blocks(self.outs, height) for w in blocks(widest, width))
+            return sum(max(h * w, 0.6 * (h + w), 4.0) + 0.3 for h in split(self.outs, height) for w in split(widest, width))
 
         choices = [(h, w) for h in range(1, 9) for w in range(1, 13) if h * w <= most and h <= self.outs and w <= widest]
         return min(choices, key=lambda choice: (cost(*choice), -choice[1]))
@@ -239,30 +251,40 @@ class _Tile:
 
 
 @dataclass
-class _Finish:
+class Finish:
     """What is done to a block of results: the maps, and storing."""
 
     out: View
     operands: list[View]
     maps: Sequence[Map]
-    pointers: list[Value]  # of out, then of the operands
 
-    def store(self, f: Function, results: list[Value], channel: Value, row: Value, columns: Taps, tile: _Tile) -> None:
+    def store(
+        self,
+        f: Function,
+        pointers: list[Value],
+        results: list[Value],
+        channel: Value,
+        row: Value,
+        column: Value,
+        step: int,
+        height: int,
+        width: int,
+    ) -> None:
+        """Finish the results of `height` channels times `width` columns, `step` apart; `pointers`: of out, of the operands."""
         type = results[0].type
         scalar = Type(type.name)
-        column = f.add(f.mul(tile.first, columns.step), columns.first)
         shared: dict[tuple[View, int], Value] = {}
 
         def place(view: View, pointer: Value, h: int, w: int) -> Value:
             images = Images.of(view)
             offset = f.add(f.mul(f.add(channel, h), images.channel), f.mul(row, images.row))
             offset = f.add(offset, f.mul(column, images.column))
-            return f.address(f.address(pointer, offset, scalar), integer(w * columns.step * images.column), scalar)
+            return f.address(f.address(pointer, offset, scalar), integer(w * step * images.column), scalar)
 
         def operand(view: View, values: dict[View, Value], h: int, w: int) -> Value:
             if view in values:
                 return values[view]
-            pointer = self.pointers[1 + self.operands.index(view)]
+            pointer = pointers[1 + self.operands.index(view)]
             if view.batched:
                 return f.load(type, place(view, pointer, h, w))
             if (view, h) not in shared:  # a number for each channel, or one for all
@@ -271,14 +293,14 @@ class _Finish:
                 shared[view, h] = f.splat(number, type.lanes)
             return shared[view, h]
 
-        for h in range(tile.height):
-            for w in range(tile.width):
-                values = {self.out: results[h * tile.width + w]}
+        for h in range(height):
+            for w in range(width):
+                values = {self.out: results[h * width + w]}
                 for fused in self.maps:
                     ins = [operand(view, values, h, w) for view in fused.ins]
                     values |= dict(zip(fused.outs, evaluate(f, fused.formula, ins, type), strict=True))
                 for view, value in values.items():
-                    pointer = self.pointers[0] if view == self.out else self.pointers[1 + self.operands.index(view)]
+                    pointer = pointers[0] if view == self.out else pointers[1 + self.operands.index(view)]
                     f.store(value, place(view, pointer, h, w))
 
 

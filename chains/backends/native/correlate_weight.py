@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from chains.backends.native.blocking import blocks
 from chains.backends.native.elementwise import Frame, horizontal
 from chains.backends.native.emit import I64, Function, Type, Value, integer, number, real_type
-from chains.backends.native.taps import Images, Taps, blocks, output_taps
+from chains.backends.native.taps import Images, Taps, output_taps
 from chains.operations import ConvolveWeight
 
 

@@ -282,6 +282,13 @@ class Module:
         self.declare(name, f"@{name} = {text}")
         return Value(f"@{name}", PTR)
 
+    def zeros(self, count: int, type: Type) -> Value:
+        """The address of so many zeros."""
+        text = f"private constant [{count} x {type}] zeroinitializer, align 64"
+        name = self._shared.setdefault(text, f"table{len(self._shared)}")
+        self.declare(name, f"@{name} = {text}")
+        return Value(f"@{name}", PTR)
+
     def outline(self, hint: str, types: Sequence[Type], write: Callable[[Function, list[Value]], None]) -> str:
         """The name of an internal function with this body; equal ones are written once."""
         f = Function(self, "outlined", [(type, f"a{k}") for k, type in enumerate(types)])

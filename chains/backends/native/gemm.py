@@ -7,10 +7,11 @@ kernel keeps a few rows times a panel's vectors of the result in registers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chains.backends.base import UnsupportedOperationError
+from chains.backends.native.blocking import row_blocks
 from chains.backends.native.elementwise import Frame, horizontal
 from chains.backends.native.emit import Function, Type, Value, integer, number, real_type
 from chains.backends.native.packing import transposed
@@ -34,9 +35,9 @@ def is_large(operation: Operation) -> bool:
     return rows * columns >= LARGE and not operation.accumulate and operation.outs[0].strides[1] == 1
 
 
-def workspace(dtype_size: int, lanes: int) -> int:
-    """Bytes that each thread needs for its packed blocks."""
-    return (OUTER * INNER + INNER * 4 * lanes) * dtype_size
+def workspace(lanes: int) -> int:
+    """Elements that each thread needs for its packed blocks."""
+    return OUTER * INNER + INNER * 4 * lanes
 
 
 def lower_large(frame: Frame, operation: MatMul, space: Value, thread: Value, threads: Value) -> None:
@@ -149,9 +150,9 @@ class _Product:
                     f.store(horizontal(f, sums[r * width + c]), f.address(out, place, self.scalar))
 
         def some(n: Value, width: int) -> None:
-            blocks(f, integer(0), rows, (4, 1), lambda i, height: block(i, height, n, width))
+            row_blocks(f, integer(0), rows, (4, 1), lambda i, height: block(i, height, n, width))
 
-        blocks(f, begin, end, (4, 1), some)
+        row_blocks(f, begin, end, (4, 1), some)
 
     def _pack_a(self, f: Function, source: Value, target: Value, height: Value, depth: Value) -> None:
         """Blocks of rows, each (inner, row of the block)."""
@@ -167,7 +168,7 @@ class _Product:
 
             f.loop(integer(0), depth, 1, step)
 
-        blocks(f, integer(0), height, self.heights, rows)
+        row_blocks(f, integer(0), height, self.heights, rows)
 
     def _pack_b(self, f: Function, source: Value, target: Value, depth: Value, masks: Sequence[Value | None]) -> None:
         """Rows of the panel's vectors."""
@@ -267,17 +268,7 @@ class _Product:
             else:
                 f.when(fresh, lambda: store(True), lambda: store(False))
 
-        blocks(f, integer(0), height, self.heights, rows)
-
-
-def blocks(f: Function, begin: Value, end: Value, sizes: Sequence[int], body: Callable[[Value, int], None]) -> None:
-    """Call `body` with the start and size of blocks from `begin` to `end`: of the first size while they fit, then the next."""
-    for size in sizes:
-
-        def step(i: Value, _: list[Value], size: int = size) -> None:
-            body(i, size)
-
-        begin, _ = f.loop(begin, f.add(end, 1 - size), size, step)
+        row_blocks(f, integer(0), height, self.heights, rows)
 
 
 def _least(f: Function, a: Value, b: Value) -> Value:

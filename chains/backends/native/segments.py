@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from chains.backends.native.correlate import fusible_image_map
-from chains.backends.native.matmul import fusible
+from chains.backends.native.kernel import fusible
 from chains.operations import Convolve, ConvolveInput, Map, MatMul, Operation
 from chains.view import Buffer, View
+
+SHARED = 1 << 14  # elements of vectors from which on threads share an operation
 
 
 @dataclass
@@ -34,6 +36,18 @@ class Segment:
     tiled: list[Step] = field(default_factory=list)
     product: MatMul | None = None
     once: list[Step] = field(default_factory=list)
+
+    @property
+    def pieces(self) -> list[tuple[int, list[Step]]]:
+        """What is done once, in order: steps that one thread does (0), and steps on vectors of this length that all share."""
+        pieces: list[tuple[int, list[Step]]] = []
+        for step in self.once:
+            length = _shared_length(step.operation)
+            if pieces and pieces[-1][0] == length and (not length or _side_by_side(pieces[-1][1], step)):
+                pieces[-1][1].append(step)
+            else:
+                pieces.append((length, [step]))
+        return pieces
 
     @property
     def sums(self) -> list[Operation]:
@@ -83,6 +97,27 @@ def _must_wait(segment: Segment, operation: Operation) -> bool:
     mine = [view for view in operation.outs if not view.batched]
     theirs = [view for other in segment.sums for view in other.outs]
     return any(_overlap(a, b) for a in mine for b in theirs)
+
+
+def _shared_length(operation: Operation) -> int:
+    """The length of the long vectors that a map is made of; 0 for operations that are not worth sharing."""
+    length = max(view.sample_size for view in operation.views)
+    if not isinstance(operation, Map) or length < SHARED:
+        return 0
+    vectors = [view for view in operation.views if view.sample_size > 1]
+    fits = all(view.sample_size == length and view.contiguous and view.dtype == vectors[0].dtype for view in vectors)
+    return length if fits and all(_apart(out, view) for out in operation.outs for view in operation.ins) else 0
+
+
+def _side_by_side(steps: Sequence[Step], step: Step) -> bool:
+    """Whether element k of `step` depends on no other element of `steps` than k."""
+    before = [view for other in steps for view in other.operation.views]
+    return all(_apart(a, b) for a in step.operation.views for b in before)
+
+
+def _apart(a: View, b: View) -> bool:
+    """Whether two views are the same elements, or have none in common."""
+    return not _overlap(a, b) or (a.offset == b.offset and a.sample_size == b.sample_size)
 
 
 def _overlap(a: View, b: View) -> bool:

@@ -99,12 +99,3 @@ def column_blocks(f: Function, columns: Taps, width: int, body: Callable[[Value,
         f.loop(integer(position), integer(stop), width, lambda m, _: body(m, None, width))
         position = stop
     static(columns.count)
-
-
-def blocks(f: Function, length: int, size: int, body: Callable[[Value, int], None]) -> None:
-    """Call `body` for blocks of `size`, and for what is left."""
-    whole = length // size * size
-    if whole:
-        f.loop(integer(0), integer(whole), size, lambda i, _: body(i, size))
-    if length > whole:
-        body(integer(whole), length - whole)
