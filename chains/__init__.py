@@ -4,7 +4,7 @@
 >>> net = Chain(Dense(784, 30, σ), Dense(30, 10, σ))
 """
 
-from chains import data, expr, schedules
+from chains import data, expr, models, schedules
 from chains.activations import (
     activation,
     elu,

@@ -14,9 +14,14 @@ def summary(network: Network) -> str:
     """The layers with their output shapes, numbers of parameters, what is frozen, and the size of the state if any."""
     top = network.declaration
     rows = [("layer", "output", "parameters", "state")]
+    digits = len(str(len(top.children) - 1))
     for child in top.children:
         own = [entry for entry in network.layout if entry.name.split(".")[0] == child.name]
-        row = (f"{child.name}  {_shortened(repr(child.layer))}", str(child.output_shape), _parameters(own, network.frozen))
+        row = (
+            f"{child.name:>{digits}}  {_shortened(repr(child.layer))}",
+            str(child.output_shape),
+            _parameters(own, network.frozen),
+        )
         rows.append((*row, f"{child.n_state:,}" if child.n_state else ""))
     rows.append(("in all", f"from {top.input}", _parameters(network.layout, network.frozen), f"{top.n_state:,}"))
     columns = range(4 if top.n_state else 3)

@@ -21,8 +21,10 @@ import chains
 from chains import expr, losses, schedules
 from chains import initializers as initial
 from chains.activations import ACTIVATIONS
+from chains.architecture import Architecture
 from chains.backends import backend
 from chains.layers.base import Layer, Node, Vectors
+from chains.models import Bottleneck, DenseBlock, Transition
 from chains.program import Program, Recorder
 from chains.scratch import ALIGNMENT
 from chains.view import concrete
@@ -194,6 +196,11 @@ LAYERS = [
     _layer("Residual-copy", chains.Residual(chains.Flatten())),
     _layer("Residual-softmax", chains.Residual(chains.Softmax())),
     _layer("Residual-nothing", chains.Residual()),
+    _layer("Residual-shortcut", chains.Residual(_dense(3, 5), _dense(5, 4), shortcut=_dense(3, 4, chains.identity))),
+    _layer("Residual-shortcut-reads-dy", chains.Residual(DyUser(), shortcut=DyUser())),
+    _layer("Residual-shortcut-copy", chains.Residual(_dense(6, 6), shortcut=chains.Reshape(2, 6)), (2, 6)),
+    _layer("Residual-activation", chains.Residual(_dense(), activation=chains.tanh)),
+    _layer("Residual-activation-needs-input", chains.Residual(_dense(3, 2), shortcut=_dense(3, 2), activation="gelu")),
     _layer("Parallel", chains.Parallel(_dense(3, 2), _dense(3, 4, chains.gelu), chains.Scale())),
     _layer("Parallel-axis", chains.Parallel(_dense(3, 2), chains.Shift(), axis=-1), (2, 3)),
     _layer("Parallel-first-axis", chains.Parallel(_dense(), chains.Softmax()), (2, 3)),
@@ -203,6 +210,8 @@ LAYERS = [
     _layer("Series", chains.Series(_dense(3, 4), chains.Dropout(0.5), _dense(4, 2))),
     _layer("Series-nothing", chains.Series()),
     _layer("Chain", chains.Chain(_dense(3, 4), chains.Chain(_dense(4, 2, chains.softplus)))),
+    _layer("Chain-part", chains.Chain(_dense(3, 4), _dense(4, 2), _dense(2, 5))[1:], (4,)),
+    _layer("Architecture", Architecture(_dense(3, 4), chains.BatchNorm(4))),
     Case("Dense-alone", chains.Dense, (_dense(3, 4, chains.σ),)),
     Case("Dense-three", chains.Dense, (_dense(3, 4, chains.σ), _dense(4, 5, chains.mish), _dense(5, 2))),
     Case("Dense-frozen", chains.Dense, (_dense(3, 4), _dense(4, 4), _dense(4, 2)), frozen=("1.*", "2.bias")),
@@ -262,6 +271,12 @@ IMAGE_LAYERS = [
     _layer("AvgPool-padded", chains.AvgPool(3, stride=2, padding=1), IMAGE),
     _layer("AvgPool-padding-not-counted", chains.AvgPool((2, 3), stride=1, padding=1, count_padding=False), IMAGE),
     _layer("AvgPool-signal", chains.AvgPool((2,)), SIGNAL),
+    _layer("Residual-projection", chains.Residual(_conv(stride=2, padding=1), _conv(2, 3, 2), shortcut=_conv(2, 3, 1, stride=2),
+                                                  activation=chains.silu), (2, 3, 4)),
+    _layer("Bottleneck", Bottleneck(4, 1), (4, 2, 2)),
+    _layer("Bottleneck-projection", Bottleneck(2, 1, stride=2), (2, 3, 2)),
+    _layer("DenseBlock", DenseBlock(2, 2, growth=1), (2, 2, 2)),
+    _layer("Transition", Transition(2), (2, 2, 3)),
     _layer("GlobalAvgPool", chains.GlobalAvgPool(), IMAGE),
     _layer("GlobalAvgPool-signal", chains.GlobalAvgPool(), SIGNAL),
     _layer("Upsample", chains.Upsample(), (2, 2, 3)),

@@ -79,6 +79,8 @@ def test_combinators(x):
     hidden = np.tanh(x @ p["0.inner.0.weight"] + p["0.inner.0.bias"])
     assert_close(y, x + hidden @ p["0.inner.1.weight"] + p["0.inner.1.bias"], 1e-14)
     assert_close(run(Residual(), x)[0], 2 * x, 0)
+    y, p = run(Residual(Dense(3, 2), shortcut=Dense(3, 2, bias=False), activation=tanh), x)
+    assert_close(y, np.tanh(x @ p["0.inner.weight"] + p["0.inner.bias"] + x @ p["0.shortcut.weight"]), 1e-14)
     y, p = run(Parallel(Dense(3, 2, bias=False), Shift(), axis=-1), x)
     assert_close(y, np.concatenate([x @ p["0.0.weight"], x + p["0.1.shift"]], axis=-1), 1e-14)
     y, p = run(Parallel(Scale(), Shift(), join="sum"), x)
@@ -147,7 +149,8 @@ def test_repr_names_the_layer(case):
 
 def test_repr_can_be_evaluated():
     for text in ("Dense(3, 4, tanh)", "Dense(3, 4, bias=False)", "Dropout(0.25)", "Reshape(2, -1)", "Flatten()",
-                 "Residual(Dense(3, 3))", "Parallel(Scale(), Shift(), join='sum')", "Parallel(Scale(), Shift(), axis=1)",
+                 "Residual(Dense(3, 3))", "Residual(Dense(3, 4), shortcut=Dense(3, 4), activation=tanh)",
+                 "Parallel(Scale(), Shift(), join='sum')", "Parallel(Scale(), Shift(), axis=1)",
                  "Series(Scale(), Softmax())", "Activation(tanh)", "SpatialDropout(0.25)", "LayerNorm()",
                  "LayerNorm(3, eps=0.1)", "LayerNorm((2, 3), affine=False)", "RMSNorm(affine=False)",
                  "GroupNorm(2, 6)", "GroupNorm(2, 6, eps=0.1)",

@@ -1,7 +1,8 @@
 """Densely connected networks: DenseNet-121 and its relatives.
 
-Source: Huang, Liu, van der Maaten and Weinberger, "Densely connected convolutional networks", 2017 (the networks DenseNet-BC
-of table 1). The order of the parameters is that of torchvision; the last layer's weight is transposed.
+Source: Huang, Liu, van der Maaten and Weinberger, "Densely connected convolutional networks", 2017: the networks DenseNet-BC
+of its table 1. Parameters and running statistics are in torchvision's order, so that its arrays can be copied one after
+another; only the weight of the last layer is transposed.
 """
 
 from __future__ import annotations

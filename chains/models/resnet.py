@@ -1,8 +1,8 @@
 """Residual networks of bottleneck blocks: ResNet-50 and its relatives.
 
-Sources: He, Zhang, Ren and Sun, "Deep residual learning for image recognition", 2015. As in torchvision, a block's stride is
-that of its 3x3 convolution; the order of the parameters is that of torchvision too, but for each projection shortcut, which
-there stands behind its block as well, and for the last layer's weight, which is transposed.
+Source: He, Zhang, Ren and Sun, "Deep residual learning for image recognition", 2015. As in torchvision, a block's stride is
+that of its 3x3 convolution. Parameters and running statistics are in torchvision's order too, so that its arrays can be
+copied one after another; only the weight of the last layer is transposed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ HE = VarianceScaling(2.0, "out", "normal")
 
 
 class Bottleneck(Residual):
-    """``y = relu(inner(x) + shortcut(x))``; inner: a convolution 1x1 to `width` channels, one 3x3, one 1x1 to 4 `width`.
+    """``y = relu(inner(x) + shortcut(x))``: inner is a convolution 1x1 to `width` channels, one 3x3, and one 1x1 to 4 `width`.
 
-    Batch normalisation follows each of them, and relu the first two. `stride` is that of the middle one. The shortcut is x
-    itself where that has the output's shape, and otherwise a convolution 1x1 with batch normalisation. Samples are
+    Batch normalisation follows each of them, and relu the first two. `stride` is that of the 3x3. The shortcut is x itself
+    where that has the output's shape, and otherwise a convolution 1x1 with batch normalisation. Samples are
     (inputs, height, width). Source: He et al. 2015, figure 5.
     """
 
