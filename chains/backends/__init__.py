@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from chains.backends.auto import AutoBackend
 from chains.backends.base import Backend, Binding, Executable, Feed, UnsupportedOperationError
@@ -17,7 +18,21 @@ def _native() -> Backend:
     return NativeBackend()
 
 
-_BACKENDS: dict[str, Callable[[], Backend]] = {"auto": AutoBackend, "native": _native, "numpy": NumpyBackend}
+def _cupy(precision: str = "float32") -> Backend:
+    from chains.backends.cupy import CupyBackend
+    from chains.backends.cupy.cuda import CudaDevice
+
+    return CupyBackend(CudaDevice(precision))
+
+
+_BACKENDS: dict[str, Callable[[], Backend]] = {
+    "auto": AutoBackend,
+    "native": _native,
+    "numpy": NumpyBackend,
+    "cupy": _cupy,
+    "cupy-tf32": partial(_cupy, "tf32"),
+    "cupy-bf16": partial(_cupy, "bf16"),
+}
 _loaded: dict[str, Backend] = {}
 
 
