@@ -18,7 +18,6 @@ import numpy as np
 from chains.backends.cupy.device import Array, Device, Gemm, Work
 from chains.backends.cupy.kernels import Kernel
 
-PRECISIONS = ("float32", "tf32", "bf16")  # of float32 products
 WORKSPACE_BYTES = 32 << 20  # for cuBLAS: what it recommends for the largest GPUs
 
 
@@ -107,13 +106,14 @@ class CudaDevice(Device):
             outer.wait_event(self.stream.record())
 
 
+TYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}  # CUDA_R_32F, CUDA_R_64F
+COMPUTE = {"float32": 68, "tf32": 77, "bf16": 75}  # CUBLAS_COMPUTE_32F, _32F_FAST_TF32, _32F_FAST_16BF
+COMPUTE_DOUBLE = 70  # CUBLAS_COMPUTE_64F
+DEFAULT_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
+
+
 class Cublas:
     """Matrix products by cuBLAS, on the stream and with the workspace that each call names."""
-
-    _TYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}  # CUDA_R_32F, CUDA_R_64F
-    _COMPUTE = {"float32": 68, "tf32": 77, "bf16": 75}  # CUBLAS_COMPUTE_32F, _32F_FAST_TF32, _32F_FAST_16BF
-    _COMPUTE_DOUBLE = 70  # CUBLAS_COMPUTE_64F
-    _DEFAULT = -1  # CUBLAS_GEMM_DEFAULT
 
     def __init__(self, precision: str) -> None:
         self._library = cublas()
@@ -125,15 +125,15 @@ class Cublas:
         rows, columns, inner = gemm.sizes
         out, a, b = (ctypes.c_void_p(address) for address in gemm.addresses)
         leading = [ctypes.c_int(length) for length in gemm.leading]
-        kind = ctypes.c_int(self._TYPES[gemm.dtype])
+        kind = ctypes.c_int(TYPES[gemm.dtype])
         number = ctypes.c_float if gemm.dtype == np.float32 else ctypes.c_double
-        compute = self._COMPUTE[self._precision] if gemm.dtype == np.float32 else self._COMPUTE_DOUBLE
+        compute = COMPUTE[self._precision] if gemm.dtype == np.float32 else COMPUTE_DOUBLE
         one, beta = number(1.0), number(1.0 if gemm.accumulate else 0.0)
         return (
             ctypes.c_int(gemm.transposed[1]), ctypes.c_int(gemm.transposed[0]),
             ctypes.c_int(columns), ctypes.c_int(rows), ctypes.c_int(inner), ctypes.byref(one),
             b, kind, leading[2], a, kind, leading[1], ctypes.byref(beta), out, kind, leading[0],
-            ctypes.c_int(compute), ctypes.c_int(self._DEFAULT),
+            ctypes.c_int(compute), ctypes.c_int(DEFAULT_ALGORITHM),
         )  # fmt: skip
 
     def start(self, call: tuple[Any, ...], stream: int, workspace: int, nbytes: int) -> None:

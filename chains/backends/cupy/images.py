@@ -213,6 +213,7 @@ def convolve_weight(source: Source, operation: ConvolveWeight, temporary: Tempor
         f"const Index ih = oh * {window.stride[0]} + kh * {window.dilation[0]} - {top};",
         f"const Index iw = ow * {window.stride[1]} + kw * {window.dilation[1]} - {left};",
         f"const {kind} term = ih < 0 || ih >= {x.shape[2]} || iw < 0 || iw >= {x.shape[3]} ? {literal(0.0, kind)}",
-        f"    : {image}[{at(x, 'n', f'c / {outputs} * {inputs} + k', 'ih', 'iw')}] * {cotangent}[{at(dy, 'n', 'c', 'oh', 'ow')}];",
+        f"    : {image}[{at(x, 'n', f'c / {outputs} * {inputs} + k', 'ih', 'iw')}]",
+        f"    * {cotangent}[{at(dy, 'n', 'c', 'oh', 'ow')}];",
     ]
     return reduce_steps(source, "sum", space, pointers, lines, "term", wide, operation.label, temporary)
