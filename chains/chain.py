@@ -12,6 +12,7 @@ import numpy as np
 from chains import arguments, record
 from chains.backends import Executable
 from chains.backends import backend as find_backend
+from chains.backends.places import place_named, place_of, runner_of
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.combine import Series, last_layer
 from chains.layers.softmax import Softmax
@@ -96,12 +97,15 @@ class Chain(Series):
         """The names of the parameters that are not trained."""
         return self.network.frozen
 
-    def init(self, seed: int | np.random.Generator = 0, dtype: Any = np.float32) -> np.ndarray:
+    def init(self, seed: int | np.random.Generator = 0, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
         """A fresh parameter vector, shape (n_params,), filled by the layers' initializers.
 
-        The same seed gives the same numbers. Raises TypeError unless `dtype` is float32 or float64.
+        The same seed gives the same numbers. `device` is "cpu", for a NumPy array, or "cuda", for CuPy's: whatever is
+        computed from it is then computed on the GPU. Raises TypeError unless `dtype` is float32 or float64, and ValueError
+        for another device and where there is no GPU to use.
         """
-        return self.layout.init(seed, arguments.check_dtype(dtype))
+        p = self.layout.init(seed, arguments.check_dtype(dtype))
+        return p if device == "cpu" else place_named(device).array(p)
 
     def views(self, p: np.ndarray) -> dict[str, np.ndarray]:
         """Each parameter by name, as an array of its own shape that shares the memory of `p`."""
@@ -138,10 +142,11 @@ class Chain(Series):
         training = arguments.check_mode(mode)
         p = arguments.check_params(p, self.n_params)
         x = arguments.check_input(x, self.input_shape)
+        data = arguments.together(p, {"x": x})
         shape = (len(x), *self.output_shape)
-        y = np.empty(shape, p.dtype) if out is None else arguments.check_out(out, shape, p.dtype, {"x": x, "p": p})
-        run = self._executable(("forward", p.dtype, training), lambda: record.forward(self.network, p.dtype, training))
-        run(len(x), {"x": x, "p": p, "y": y, **_random(run, seed)})
+        y = place_of(p).empty(shape, p.dtype) if out is None else arguments.check_out(out, shape, p.dtype, {"p": p, **data})
+        run = self._executable(p, ("forward", p.dtype, training), lambda: record.forward(self.network, p.dtype, training))
+        run(len(x), {**data, "p": p, "y": y, **_random(run, seed, p)})
         return y
 
     def value_and_grad(
@@ -168,20 +173,21 @@ class Chain(Series):
         network = self.network
         p = arguments.check_params(p, network.layout.size)
         data, objective = self.problem(x, t, loss, weights, penalty)
+        data, place = arguments.together(p, data), place_of(p)
         if check_finite:
             arguments.check_finite(p=p, **data)
-        g = np.empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, {"p": p, **data})
-        value = np.empty((), p.dtype)
-        run = self._gradient(objective, p.dtype, training)
-        run(len(data["x"]), {"p": p, **data, "g": g, "value": value, **_random(run, seed)})
+        g = place.empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, {"p": p, **data})
+        value = place.empty((), p.dtype)
+        run = self._gradient(p, objective, p.dtype, training)
+        run(len(data["x"]), {"p": p, **data, "g": g, "value": value, **_random(run, seed, p)})
         return value.item(), g
 
     def loss(self, p: Any, x: Any, t: Any, loss: Loss, *, weights: Any = None, penalty: Penalty | None = None) -> float:
         """The loss at `p` (plus `penalty`), in the mode "eval". Arguments as in `value_and_grad`."""
         p = arguments.check_params(p, self.n_params)
         data, objective = self.problem(x, t, loss, weights, penalty)
-        value = np.empty((), p.dtype)
-        run = self._executable(("loss", objective, p.dtype), lambda: record.loss(self.network, objective, p.dtype, False))
+        data, value = arguments.together(p, data), place_of(p).empty((), p.dtype)
+        run = self._executable(p, ("loss", objective, p.dtype), lambda: record.loss(self.network, objective, p.dtype, False))
         run(len(data["x"]), {"p": p, **data, "value": value})
         return float(value)
 
@@ -206,16 +212,16 @@ class Chain(Series):
         dy = arguments.check_input(dy, self.output_shape, "dy", "output")
         if len(dy) != len(x):
             raise ValueError(f"`dy` has shape {dy.shape}, but `x` is a batch of {len(x)}: wanted {len(x)} samples in both")
+        inputs = {"p": p, **arguments.together(p, {"x": x, "dy": dy})}
         if out is None:
-            g, dx = np.empty(p.shape, p.dtype), np.empty(x.shape, p.dtype)
+            g, dx = place_of(p).empty(p.shape, p.dtype), place_of(p).empty(x.shape, p.dtype)
         else:
             if not isinstance(out, tuple) or len(out) != 2:
                 raise TypeError(f"`out` (={out!r}) must be a pair of arrays, for the parameters and for the inputs")
-            inputs = {"p": p, "x": x, "dy": dy}
             g = arguments.check_out(out[0], p.shape, p.dtype, inputs, "out[0]")
             dx = arguments.check_out(out[1], x.shape, p.dtype, {**inputs, "out[0]": g}, "out[1]")
-        run = self._executable(("vjp", p.dtype, training), lambda: record.vjp(self.network, p.dtype, training))
-        run(len(x), {"p": p, "x": x, "dy": dy, "g": g, "dx": dx, **_random(run, seed)})
+        run = self._executable(p, ("vjp", p.dtype, training), lambda: record.vjp(self.network, p.dtype, training))
+        run(len(x), {**inputs, "g": g, "dx": dx, **_random(run, seed, p)})
         return g, dx
 
     def objective(
@@ -236,8 +242,9 @@ class Chain(Series):
         """
         training = arguments.check_mode(mode)
         data, problem = self.problem(x, t, loss, weights, penalty)
-        executable = self._gradient(problem, np.dtype(np.float64), training)
-        return Objective(executable, data, self.n_params, _random(executable, seed))
+        data = arguments.together(data["x"], data)
+        executable = self._gradient(data["x"], problem, np.dtype(np.float64), training)
+        return Objective(executable, data, self.n_params, _random(executable, seed, data["x"]))
 
     # How it computes
 
@@ -305,23 +312,25 @@ class Chain(Series):
             arguments.check_is("penalty", penalty, Penalty, "a penalty such as L2Penalty(1e-4)")
         return record.Objective(loss, target, weighted, penalty)
 
-    def _gradient(self, objective: record.Objective, dtype: np.dtype[Any], training: bool) -> Executable:
+    def _gradient(self, beside: Any, objective: record.Objective, dtype: np.dtype[Any], training: bool) -> Executable:
         key = ("gradient", objective, dtype, training)
-        return self._executable(key, lambda: record.gradient(self.network, objective, dtype, training))
+        return self._executable(beside, key, lambda: record.gradient(self.network, objective, dtype, training))
 
-    def training_step(self, objective: record.Objective, optimizer: Optimizer, dtype: np.dtype[Any]) -> Program:
-        """The program of a step, recorded the first time; for training loops."""
-        key = ("training step", objective, optimizer, dtype)
-        return self._executable(key, lambda: record.training_step(self.network, objective, optimizer, dtype)).program
+    def training_step(self, p: Any, objective: record.Objective, optimizer: Optimizer) -> Program:
+        """The program of a step from `p`, recorded the first time; for training loops."""
+        key = ("training step", objective, optimizer, p.dtype)
+        return self._executable(p, key, lambda: record.training_step(self.network, objective, optimizer, p.dtype)).program
 
-    def _executable(self, key: Any, make: Callable[[], Program]) -> Executable:
-        """The program under this key, recorded the first time."""
+    def _executable(self, beside: Any, key: Any, make: Callable[[], Program]) -> Executable:
+        """The program under this key, recorded the first time, for arrays where `beside` lies."""
+        runner = runner_of(beside, self.runner)
+        key = (key, runner)
         try:
             return self._executables[key]
         except KeyError:
             if len(self._executables) >= KEPT_PROGRAMS:
                 self._executables.pop(next(iter(self._executables)), None)
-            return self._executables.setdefault(key, Executable(self.runner, make()))
+            return self._executables.setdefault(key, Executable(runner, make()))
 
     def __getstate__(self) -> dict[str, Any]:
         dropped = ("network", "_executables", "runner")
@@ -331,7 +340,9 @@ class Chain(Series):
         self.__dict__.update(state, _executables={}, runner=find_backend(state["backend"]))
 
 
-def _random(run: Executable, seed: int) -> dict[str, np.ndarray]:
-    """The seed for programs that draw random numbers."""
+def _random(run: Executable, seed: int, beside: Any) -> dict[str, Any]:
+    """The seed for programs that draw random numbers, where `beside` lies."""
     seed = arguments.check_seed(seed)
-    return {"random": np.array([seed, 0], np.uint64)} if "random" in run.program.buffers else {}
+    if "random" not in run.program.buffers:
+        return {}
+    return {"random": place_of(beside).contiguous(np.array([seed, 0], np.uint64))}

@@ -11,6 +11,7 @@ import numpy as np
 
 from chains import arguments
 from chains.backends import Backend, Binding, Feed, backend
+from chains.backends.places import place_of, runner_of
 from chains.optimizers import Optimizer
 from chains.program import Program, Recorder
 
@@ -38,19 +39,20 @@ class Steps:
     ) -> None:
         self.state = _start(optimizer, p) if state is None else _checked(state, optimizer, p)
         self._first_step = int(self.state["step"])
-        self._runner = runner.choose(program)
-        self._random = np.array([seed, self.state["step"]], np.uint64)
-        self._value = np.zeros((), p.dtype)
+        place = place_of(p)
+        self._runner = runner_of(p, runner).choose(program)
+        self._random = place.contiguous(np.array([seed, int(self.state["step"])], np.uint64))
+        self._value = place.contiguous(np.zeros((), p.dtype))
         self._seed = seed
         self._samples = len(data["x"])
         self._sorted = np.arange(self._samples)
         self._order = self._sorted.copy()
-        data = {name: np.ascontiguousarray(array) for name, array in data.items() if name in program.buffers}
+        data = {name: place.contiguous(array) for name, array in data.items() if name in program.buffers}
         shared = {"p": p, "value": self._value, "random": self._random, **self.state}
         shared = {name: array for name, array in shared.items() if name in program.buffers}
         self.whole_batch = batch_size == self._samples
         if self.whole_batch:  # bound as they are: nothing to fetch
-            shared |= {name: array.astype(program.dtype, copy=False) for name, array in data.items()}
+            shared |= {name: place.contiguous(array, program.dtype) for name, array in data.items()}
             data = {}
         full, rest = divmod(self._samples, batch_size)
         self._parts = [self._part(program, shared, data, batch_size, 0, full)]
@@ -135,12 +137,12 @@ class Updater:
         self.optimizer = optimizer
         self.p = p
         self.state = _start(optimizer, p)
-        self._runner = backend("auto").choose(program)
+        self._runner = runner_of(p, backend("auto")).choose(program)
         arrays = {name: array for name, array in {"p": p, **self.state}.items() if name in program.buffers}
         self._binding: Binding = self._runner.bind(program, 1, arrays)
 
     def __call__(self, g: np.ndarray) -> None:
-        g = arguments.as_numpy("g", g)
+        g = arguments.together(self.p, {"g": arguments.as_array("g", g)})["g"]
         if g.shape != self.p.shape:
             raise ValueError(f"`g` has shape {g.shape}, but the parameters have shape {self.p.shape}")
         self._binding.arrays["g"][...] = g
@@ -152,7 +154,8 @@ class Updater:
 
 
 def _start(optimizer: Optimizer, p: np.ndarray) -> State:
-    return {"state": np.zeros(optimizer.n_states * p.size, p.dtype), "step": np.zeros(()), "epoch": np.zeros(())}
+    state = {"state": np.zeros(optimizer.n_states * p.size, p.dtype), "step": np.zeros(()), "epoch": np.zeros(())}
+    return {name: place_of(p).contiguous(array) for name, array in state.items()}
 
 
 def _checked(state: State, optimizer: Optimizer, p: np.ndarray) -> State:

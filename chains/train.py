@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from chains import arguments
+from chains.backends.places import place_of
 from chains.chain import Chain
 from chains.history import History
 from chains.losses import Loss
@@ -91,9 +92,10 @@ def train(
     samples = len(data["x"])
     batch_size = _check_counts(samples, epochs, batch_size, drop_last)
     judge = _Judge(net, p, loss, penalty, validation, metrics)
+    data = arguments.together(p, data)
     if check_finite:
         arguments.check_finite(p=p, **data)
-    program = net.training_step(objective, optimizer, p.dtype)
+    program = net.training_step(p, objective, optimizer)
     state = None if resume is None else resume.optimizer_state
     steps = Steps(net.runner, program, p, data, optimizer, batch_size=batch_size, drop_last=drop_last, seed=seed, state=state)
     history = History(optimizer_state=steps.state, optimizer=type(optimizer).__name__)
@@ -162,7 +164,8 @@ class _Judge:
                 raise TypeError(f"`validation` (a {type(validation).__name__}) must be a pair of arrays (x, t)")
             x = arguments.check_input(validation[0], net.input_shape, "validation[0]")
             t = arguments.check_targets(validation[1], len(x), net.output_shape, loss, "validation[1]", "validation[0]")
-            self._data = np.ascontiguousarray(x, p.dtype), t
+            both = arguments.together(p, {"validation[0]": x, "validation[1]": t})
+            self._data = place_of(p).contiguous(both["validation[0]"], p.dtype), both["validation[1]"]
 
     def __call__(self) -> dict[str, float]:
         """The numbers by name; none without validation data."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from chains.backends.base import Arrays, Backend, Binding, caller_arrays
+from chains.backends.base import Arrays, Backend, Binding, Feed, caller_arrays
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.device import Array, Device, Gemm, Work
 from chains.backends.cupy.kernels import Launch, Product
+from chains.backends.places import add_place
 from chains.program import Program
 from chains.view import Buffer, concrete
 
@@ -52,6 +53,12 @@ class DeviceBackend(Backend):
     def allocate(self, nbytes: int) -> Array:
         return self.device.empty((nbytes,), np.uint8)
 
+    def feed(self, binding: Binding, sources: Arrays, order: np.ndarray) -> Feed:
+        from chains.backends.cupy.feed import DeviceFeed
+
+        assert isinstance(binding, DeviceBinding)
+        return DeviceFeed(binding, sources, order)
+
     def running(self) -> AbstractContextManager[object]:
         return self.device.running()
 
@@ -73,7 +80,8 @@ class DeviceBinding(Binding):
         self.work: list[Work] = []
         for step in compiled.steps:
             if isinstance(step, Launch):
-                self._add_launch(step, functions)
+                work = launch(device, step, functions, batch, self._index, self._address)
+                self.work += [work] if work is not None else []
             else:
                 assert isinstance(step, Product)
                 self.work.append(device.product(self._gemm(step)))
@@ -96,15 +104,6 @@ class DeviceBinding(Binding):
         with self.device.running():
             self.run()
 
-    def _add_launch(self, step: Launch, functions: dict[str, Any]) -> None:
-        grid = step.grid(self.batch)
-        if grid is None:
-            return
-        numbers = [self._index(number) for number in step.numbers(self.batch)]
-        addresses = [np.uint64(self._address(buffer)) for buffer in step.buffers]
-        arguments = [self._index(self.batch), *addresses, *numbers]
-        self.work.append(self.device.launch(functions[step.kernel.name], grid, step.block, arguments))
-
     def _gemm(self, step: Product) -> Gemm:
         rows, columns, inner = step.sizes(self.batch)
         leading = (
@@ -123,6 +122,23 @@ class DeviceBinding(Binding):
         if buffer.role == "scratch":
             return self._base + self._plan.offset(buffer, self.batch)
         return self.device.address(self.arrays[buffer.name])
+
+
+def launch(
+    device: Device,
+    step: Launch,
+    functions: dict[str, Any],
+    batch: int,
+    number: Callable[[int], np.generic],
+    address: Callable[[Buffer], int],
+) -> Work | None:
+    """What does a step at a batch size, None where it is left out; `number` makes the kernels' numbers."""
+    grid = step.grid(batch)
+    if grid is None:
+        return None
+    addresses = [np.uint64(address(buffer)) for buffer in step.buffers]
+    arguments = [number(batch), *addresses, *(number(n) for n in step.numbers(batch))]
+    return device.launch(functions[step.kernel.name], grid, step.block, arguments)
 
 
 def device_arrays(device: Device, program: Program, batch: int, arrays: Arrays) -> dict[str, Array]:
@@ -160,6 +176,7 @@ class CupyBackend(Backend):
 
     def __init__(self, device: Device) -> None:
         self.on_device = DeviceBackend(device)
+        add_place(device, self.on_device)
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> HostBinding:
         return HostBinding(self.on_device, program, batch, arrays, scratch)
@@ -175,6 +192,16 @@ class CupyBackend(Backend):
 
     def allocate(self, nbytes: int) -> Array:
         return self.on_device.allocate(nbytes)
+
+    def feed(self, binding: Binding, sources: Arrays, order: np.ndarray) -> Feed:
+        """Data that do not fit into the GPU's memory are sent there batch by batch."""
+        from chains.backends.cupy.feed import HostFeed
+
+        assert isinstance(binding, HostBinding)
+        try:
+            return HostFeed(binding, sources, order)
+        except MemoryError:
+            return super().feed(binding, sources, order)
 
     def running(self) -> AbstractContextManager[object]:
         return self.on_device.running()
@@ -209,7 +236,7 @@ class HostBinding(Binding):
         for name in self._ins if names is None else names:
             self._device.assign(self.inner.arrays[name], self.arrays[name])
 
-    def download(self) -> None:
-        """Copy outputs and states from the GPU."""
-        for name in self._outs:
+    def download(self, names: Sequence[str] | None = None) -> None:
+        """Copy outputs and states, or those of these names, from the GPU."""
+        for name in self._outs if names is None else names:
             self._device.assign(self.arrays[name], self.inner.arrays[name])

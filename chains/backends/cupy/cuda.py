@@ -61,6 +61,11 @@ class CudaDevice(Device):
         else:
             target[...] = source.reshape(target.shape)
 
+    def contiguous(self, array: Any, dtype: Any = None) -> Array:
+        if not self.owns(array):
+            array = np.asarray(array, dtype)
+        return self.cupy.ascontiguousarray(self.cupy.asarray(array, dtype)).reshape(array.shape)
+
     def address(self, array: Array) -> int:
         return int(array.data.ptr)
 

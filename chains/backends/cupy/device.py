@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 
 from chains.backends.cupy.kernels import Kernel
+from chains.backends.places import Array, Place
 
-Array = Any  # an array in the device's memory, with the attributes of NumPy's
 Work = Callable[[], object]
+
+
+__all__ = ["Array", "Device", "Gemm", "Work"]
 
 
 @dataclass(frozen=True)
@@ -32,26 +35,8 @@ class Gemm:
     accumulate: bool
 
 
-class Device(ABC):
+class Device(Place):
     """A GPU, its memory and the order of its work: everything is done in the order it was asked for."""
-
-    name: str
-
-    @abstractmethod
-    def owns(self, array: Any) -> bool:
-        """Whether an array lies in the device's memory."""
-
-    @abstractmethod
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """A C-ordered array, uninitialised. Raises MemoryError, saying how much was wanted, where there is no room."""
-
-    @abstractmethod
-    def assign(self, target: Any, source: Any) -> None:
-        """Copy one array to another of its size, each in the device's memory or NumPy's; converted to the target's type."""
-
-    @abstractmethod
-    def address(self, array: Array) -> int:
-        """Where an array begins."""
 
     @abstractmethod
     def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
@@ -72,9 +57,3 @@ class Device(ABC):
     @abstractmethod
     def running(self) -> AbstractContextManager[object]:
         """A context that work is to be started in."""
-
-    def array(self, source: np.ndarray) -> Array:
-        """A copy of an array in the device's memory."""
-        result = self.empty(source.shape, source.dtype)
-        self.assign(result, source)
-        return result

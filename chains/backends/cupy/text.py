@@ -51,6 +51,11 @@ def ctype(dtype: np.dtype[Any]) -> str:
     return _TYPES[dtype.name]
 
 
+def readable(dtype: np.dtype[Any]) -> bool:
+    """Whether kernels can read numbers of this type."""
+    return dtype.isnative and dtype.name in _TYPES
+
+
 def literal(value: float, kind: str) -> str:
     """A number of the C type "float" or "double", to the last bit."""
     if math.isnan(value) or math.isinf(value):
