@@ -38,14 +38,13 @@ def as_array(name: str, value: Any) -> Any:
 def together(p: Any, data: dict[str, Any]) -> dict[str, Any]:
     """The data beside the parameters: copied to the GPU where these lie there. Raises TypeError where only the data do."""
     place = place_of(p)
-    for name, array in data.items():
-        other = place_of(array)
-        if place is HOST and other is not HOST:
-            raise TypeError(
-                f"`{name}` lies on the GPU and `p` in the computer's memory: pass cupy.asarray(p) to compute there, "
-                f"or cupy.asnumpy({name})"
-            )
     if place is HOST:
+        for name, array in data.items():
+            if is_elsewhere(array):
+                raise TypeError(
+                    f"`{name}` lies on the GPU and `p` in the computer's memory: pass cupy.asarray(p) to compute there, "
+                    f"or cupy.asnumpy({name})"
+                )
         return data
     return {name: array if place.owns(array) else place.contiguous(_native(array)) for name, array in data.items()}
 

@@ -155,9 +155,9 @@ class EmulatedDevice(Device):
         target[...] = np.asarray(source).reshape(target.shape)
 
     def contiguous(self, array: Any, dtype: Any = None) -> DeviceArray:
-        if self.owns(array) and array.flags.c_contiguous and dtype in (None, array.dtype):
+        if self.owns(array) and array.flags.c_contiguous and (dtype is None or dtype == array.dtype):
             return array
-        return self.array(np.asarray(array, dtype))
+        return self.array(np.array(array, dtype, subok=False))
 
     def address(self, array: DeviceArray) -> int:
         return array.ctypes.data

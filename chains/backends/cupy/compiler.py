@@ -38,9 +38,9 @@ WIDE = 1 << 30  # elements of an array from which on kernels count with 64 bits
 class Compiled:
     """The steps of a program, the text of their kernels, and the scratch memory they need; for any batch size."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, source: Source | None = None) -> None:
         self.program = program
-        self.source = Source()
+        self.source = source or Source()
         self.steps: list[Step] = []
         self._sizes: dict[Buffer, Callable[[int], int]] = {}  # elements of this backend's own scratch buffers
         operations = [ready for operation in program.operations for ready in self._prepared(operation)]
