@@ -13,11 +13,12 @@ import pytest
 import chains
 from chains import Adam, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, backends, record, tanh, train
 from chains.backends import UnsupportedOperationError, backend
+from chains.backends.cupy import convolutions
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.cuda import Cublas, usable_cupy
 from chains.backends.cupy.device import Gemm
 from chains.backends.cupy.fusion import apart
-from chains.backends.cupy.kernels import Launch, Source
+from chains.backends.cupy.kernels import Launch, Product, Source
 from chains.backends.places import place_of
 from chains.expr import BINARY, COMPARISONS, TERNARY, UNARY, Expr, trace_nodes
 from chains.operations import Operation
@@ -164,6 +165,38 @@ def test_order_of_threads_does_not_matter(case):
     assert_same_bits(found, backwards)
     for name in wanted:
         assert_close(found[name], wanted[name], 1e-4, name)
+
+
+CONVOLUTIONS = {
+    "plain": chains.Conv(2, 4, 3),
+    "settings": chains.Conv(2, 3, (3, 2), stride=(2, 1), padding=((1, 2), (0, 1)), dilation=(1, 2)),
+    "one": chains.Conv(2, 3, 1),
+    "transposed": chains.ConvTranspose(2, 3, 3, stride=2, padding=1),
+    "signal": chains.Conv(2, 3, (4,), padding=2),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("layer", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+@pytest.mark.parametrize("samples", [1, 3, 100])
+def test_convolutions_as_products(layer, samples, dtype, monkeypatch):
+    """Made small enough to be products, in parts of so many samples."""
+    net = Chain(chains.Shift(), layer, input_shape=(2, 9) if "signal" in repr(layer) or layer.ndim == 1 else (2, 9, 8))
+    entries = net.network.layout["1.weight"].shape
+    positions = np.prod(net.output_shape[1:]) if "Transpose" not in repr(layer) else 72
+    bytes_each = int(np.prod(entries[1:]) * positions) * np.dtype(dtype).itemsize
+    monkeypatch.setattr(convolutions, "SMALLEST", 1)
+    monkeypatch.setattr(convolutions, "PATCHES_BYTES", samples * bytes_each)
+    rng = np.random.default_rng(0)
+    shapes = {"p": (net.n_params,), "x": (8, *net.input_shape), "dy": (8, *net.output_shape)}
+    arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    for program, products in ((record.forward(net.network, dtype, False), 1), (record.vjp(net.network, dtype, False), 2)):
+        steps = list(Compiled(program).at(8))
+        assert sum(isinstance(step, Product) for step in steps) == products * -(-8 // samples)
+        wanted, found, backwards = (run_program(program, name, 8, arrays) for name in ("numpy", *EMULATED))
+        assert_same_bits(found, backwards)
+        for name in wanted:
+            assert_close(found[name], wanted[name], 1e-5 if dtype == np.float32 else 1e-13, name)
 
 
 @needs_compiler

@@ -78,7 +78,7 @@ class DeviceBinding(Binding):
         kernels = list(compiled.source.kernels.values())
         functions = device.compile(compiled.text(batch), kernels)
         self.work: list[Work] = []
-        for step in compiled.steps:
+        for step in compiled.at(batch):
             if isinstance(step, Launch):
                 work = launch(device, step, functions, batch, self._index, self._address)
                 self.work += [work] if work is not None else []

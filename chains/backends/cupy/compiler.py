@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from chains.backends.base import UnsupportedOperationError
 from chains.backends.cupy.axes import Space, count, count_text
+from chains.backends.cupy.convolutions import Lowering, is_product
 from chains.backends.cupy.fusion import Elementwise, Run, in_the_way, run_lines, staged
 from chains.backends.cupy.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.cupy.indexed import gather, random, scatter_add
-from chains.backends.cupy.kernels import Pointers, Source, Step, blocks, each_element
+from chains.backends.cupy.kernels import Pointers, Source, Step, Tiled, blocks, each_element
 from chains.backends.cupy.products import prepared, product
 from chains.backends.cupy.reduction import reduction
 from chains.operations import (
@@ -58,6 +59,11 @@ class Compiled:
                 if buffer.role == "scratch":
                     used[buffer] = (used.get(buffer, (position, position))[0], position)
         return plan(Lifetime(b, self.elements(b, batch) * b.dtype.itemsize, False, *life) for b, life in used.items())
+
+    def at(self, batch: int) -> Iterator[Step]:
+        """The launches and products at a batch size."""
+        for step in self.steps:
+            yield from step.steps(batch) if isinstance(step, Tiled) else (step,)
 
     def elements(self, buffer: Buffer, batch: int) -> int:
         """How many elements a buffer has at a batch size."""
@@ -128,6 +134,8 @@ class Compiled:
             return [product(operation)]
         if isinstance(operation, Reduce):
             return reduction(source, operation, None, lambda buffer: True, self._temporary)
+        if isinstance(operation, (Convolve, ConvolveInput, ConvolveWeight)) and is_product(operation):
+            return Lowering(source, operation, self._temporary).steps()
         if isinstance(operation, ConvolveWeight):
             return convolve_weight(source, operation, self._temporary)
         for kind, lower in _LOWERINGS.items():

@@ -1,4 +1,4 @@
-"""Kernels for pools, and for convolutions as sums over the window: no atomics, one thread a result."""
+"""Kernels for pools, and for convolutions of few channels as sums over the window: no atomics, one thread a result."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _entries(window: Window, x: View, body: list[str]) -> list[str]:
     ]
 
 
-def _covering(window: Window, y: View, body: list[str]) -> list[str]:
+def covering(window: Window, y: View, body: list[str]) -> list[str]:
     """`body` for each entry (kh, kw) of a window, at the output position (oh, ow), that lies at (h, w) of the input."""
     (rows, columns), (top, left) = window.size, (window.padding[0][0], window.padding[1][0])
     (down, right), (over, along) = window.stride, window.dilation
@@ -118,7 +118,7 @@ def pool_input(source: Source, operation: PoolInput) -> list[Step]:
         first = [f"total += {share} / ({kind})({_inside(window, dx, 0, 'oh')} * {_inside(window, dx, 1, 'ow')});"]
     body = [
         f"{kind} total = {literal(0.0, kind)};",
-        *_covering(window, dy, first),
+        *covering(window, dy, first),
         f"{into}[{at(dx, 'n', 'c', 'h', 'w')}] = total;",
     ]
     return _one_each(source, pointers, dx, body, operation.name, operation.label)
@@ -187,7 +187,7 @@ def convolve_input(source: Source, operation: ConvolveInput) -> list[Step]:
     ]
     body = [
         f"{kind} total = {literal(0.0, kind)};",
-        *_covering(operation.window, dy, each),
+        *covering(operation.window, dy, each),
         f"{into}[{at(dx, 'n', 'c', 'h', 'w')}] = total;",
     ]
     return _one_each(source, pointers, dx, body, operation.name, operation.label)

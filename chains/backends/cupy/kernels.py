@@ -82,6 +82,16 @@ class Product(Step):
         return (self.out.buffer,)
 
 
+@dataclass(frozen=True)
+class Tiled(Step):
+    """Steps that are known once the batch size is: the same for one part of the samples after another."""
+
+    steps: Callable[[int], list[Step]]
+    reads: tuple[Buffer, ...] = ()
+    writes: tuple[Buffer, ...] = ()
+    label: str = ""
+
+
 class Source:
     """The kernels of a program: their definitions in one text."""
 
