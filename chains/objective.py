@@ -10,6 +10,7 @@ import numpy as np
 from chains import arguments
 from chains.backends import Binding, Executable
 from chains.backends.places import HOST, place_of
+from chains.minimize import minimize as minimize_in_place
 
 
 class Objective:
@@ -61,8 +62,11 @@ class Objective:
     def minimize(self, p: Any, method: str = "BFGS", **options: Any) -> Any:
         """``scipy.optimize.minimize`` from `p`, converted to float64 first; returns its result.
 
+        From a vector on a GPU, `chains.minimize` instead, which leaves it there ("BFGS" and "L-BFGS").
         SciPy 1.17's TNC, SLSQP and Newton-CG fail, the last one silently, when they start from a float32 vector.
         """
+        if place_of(p) is not HOST:
+            return minimize_in_place(self, p, method, **options)
         from scipy.optimize import minimize
 
         return minimize(self, np.asarray(p, np.float64), jac=True, method=method, **options)
