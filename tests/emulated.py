@@ -24,6 +24,7 @@ from chains.backends import Backend
 from chains.backends.cupy import CupyBackend
 from chains.backends.cupy.device import Device, Gemm, Work
 from chains.backends.cupy.kernels import Kernel
+from chains.backends.places import add_place
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 FLAGS = ("-O1", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
@@ -239,6 +240,8 @@ class EmulatedBackend(CupyBackend):
 
     def __init__(self, backwards: bool = False) -> None:
         super().__init__(EmulatedDevice(backwards))
+        if not backwards:
+            add_place(self.on_device.device, self.on_device)
 
 
 def register(backends: dict[str, Callable[[], Backend]]) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from chains.backends.auto import AutoBackend
 from chains.backends.base import Backend, Binding, Executable, Feed, UnsupportedOperationError
 from chains.backends.numpy import NumpyBackend
+from chains.backends.places import add_place
 
 
 def _native() -> Backend:
@@ -22,7 +23,10 @@ def _cupy(precision: str = "float32") -> Backend:
     from chains.backends.cupy import CupyBackend
     from chains.backends.cupy.cuda import CudaDevice
 
-    return CupyBackend(CudaDevice(precision))
+    made = CupyBackend(CudaDevice(precision))
+    if precision == "float32":  # the one that stands for the GPU where a network names none
+        add_place(made.on_device.device, made.on_device)
+    return made
 
 
 _BACKENDS: dict[str, Callable[[], Backend]] = {

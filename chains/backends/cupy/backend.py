@@ -14,7 +14,6 @@ from chains.backends.base import Arrays, Backend, Binding, Feed, caller_arrays
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.device import Array, Device, Gemm, Work
 from chains.backends.cupy.kernels import Launch, Product
-from chains.backends.places import add_place
 from chains.program import Program
 from chains.view import Buffer, concrete
 
@@ -176,7 +175,6 @@ class CupyBackend(Backend):
 
     def __init__(self, device: Device) -> None:
         self.on_device = DeviceBackend(device)
-        add_place(device, self.on_device)
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> HostBinding:
         return HostBinding(self.on_device, program, batch, arrays, scratch)

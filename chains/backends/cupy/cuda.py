@@ -31,8 +31,7 @@ class CudaDevice(Device):
         self.cupy = usable_cupy()
         self.name = "cuda"
         self.precision = precision
-        self.stream = self.cupy.cuda.Stream()
-        self._capturing = self.cupy.cuda.Stream(non_blocking=True)
+        self.stream, self._capturing = _streams()
         self._modules: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._cublas = Cublas(precision)
@@ -115,6 +114,14 @@ TYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}  # CUDA_R_32F, CUDA_R
 COMPUTE = {"float32": 68, "tf32": 77, "bf16": 75}  # CUBLAS_COMPUTE_32F, _32F_FAST_TF32, _32F_FAST_16BF
 COMPUTE_DOUBLE = 70  # CUBLAS_COMPUTE_64F
 DEFAULT_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
+
+
+@cache
+def _streams() -> tuple[Any, Any]:
+    """The stream for all work, whatever the precision, and one for capturing graphs, which nothing else waits for."""
+    import cupy
+
+    return cupy.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
 
 
 class Cublas:
