@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from chains.operations import Copy, Map, MatMul, Operation, ScatterAdd
+from chains.reorder import relu_after_max_pool
 from chains.view import Buffer, View
 
 
 def simplified(operations: Sequence[Operation]) -> list[Operation]:
     """The same results from fewer operations."""
-    return without_copies(live(operations))
+    return without_copies(relu_after_max_pool(live(operations)))
 
 
 def live(operations: Sequence[Operation]) -> list[Operation]:

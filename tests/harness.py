@@ -22,8 +22,8 @@ from chains import expr, losses, schedules
 from chains import initializers as initial
 from chains.activations import ACTIVATIONS
 from chains.backends import backend
-from chains.layers.base import Layer
-from chains.program import Program
+from chains.layers.base import Layer, Node
+from chains.program import Program, Recorder
 from chains.scratch import ALIGNMENT
 from chains.view import concrete
 from tests.own import Boost, Double, DyUser, Outer, Repeat
@@ -463,6 +463,24 @@ def assert_close(actual: Any, wanted: Any, tolerance: float, what: str = "") -> 
 
 
 # Programs on a named backend
+
+
+def record_all(net: chains.Chain, dtype: Any, *, pullback: bool = True) -> Recorder:
+    """Recorded in one program: the output `y` at `x` and, with `pullback`, the gradients `g` and `dx` for `dy`."""
+    ops = Recorder("all", dtype)
+    p = ops.external("p", (net.n_params,), role="input")
+    g = ops.external("g", (net.n_params,), role="output")
+    x = ops.external("x", net.input_shape, role="input", batched=True)
+    dx = ops.external("dx", net.input_shape, role="output", batched=True)
+    cotangent = ops.external("dy", net.output_shape, role="input", batched=True)
+    y = ops.external("y", net.output_shape, role="output", batched=True)
+    dy = ops.scratch("dy", net.output_shape)
+    node = Node(net.network.declaration, ops, p, g, net.frozen)
+    node.forward(ops, x, y)
+    if pullback:
+        ops.copy(dy, cotangent)
+        node.pullback(ops, x, y, dy, dx)
+    return ops
 
 
 def run_program(

@@ -23,6 +23,7 @@ FLOORS = [
     ["expr", "initializers"],
     ["params", "view", "window"],
     ["operations", "scratch"],
+    ["reorder"],
     ["simplify"],
     ["program"],
     ["activations", "schedules", "optimizers", "backends"],

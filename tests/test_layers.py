@@ -148,7 +148,11 @@ def test_repr_names_the_layer(case):
 def test_repr_can_be_evaluated():
     for text in ("Dense(3, 4, tanh)", "Dense(3, 4, bias=False)", "Dropout(0.25)", "Reshape(2, -1)", "Flatten()",
                  "Residual(Dense(3, 3))", "Parallel(Scale(), Shift(), join='sum')", "Parallel(Scale(), Shift(), axis=1)",
-                 "Series(Scale(), Softmax())", "Activation(tanh)"):  # fmt: skip
+                 "Series(Scale(), Softmax())", "Activation(tanh)", "Conv(1, 6, 5, relu)", "Conv(2, 3, (5,), stride=(2,))",
+                 "Conv(2, 4, (3, 1), stride=2, padding=(1, 0), dilation=2, groups=2, bias=False)",
+                 "Conv(1, 2, 2, padding=((0, 1), (0, 1)))", "ConvTranspose(2, 3, 2, tanh, stride=2, output_padding=1)",
+                 "MaxPool(2)", "MaxPool((2, 3), stride=1, padding=1)", "AvgPool((2,), count_padding=False)",
+                 "GlobalAvgPool()", "Upsample((1, 2))", "Upsample(3)", "Pad(1)", "Pad(((1, 0), (2, 2)))"):  # fmt: skip
         assert repr(eval(text, vars(chains))) == text
 
 

@@ -9,7 +9,25 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Adam, Chain, CrossEntropyLoss, Dense, Dropout, Flatten, Parallel, Residual, SquaredLoss, gelu, tanh, train
+from chains import (
+    Adam,
+    AvgPool,
+    Chain,
+    Conv,
+    ConvTranspose,
+    CrossEntropyLoss,
+    Dense,
+    Dropout,
+    Flatten,
+    GlobalAvgPool,
+    MaxPool,
+    Parallel,
+    Residual,
+    SquaredLoss,
+    gelu,
+    tanh,
+    train,
+)
 from chains.backends import backend
 from chains.steps import Updater
 
@@ -50,7 +68,17 @@ NETS = {
     "dropout": lambda: Chain(Dense(8, 32, chains.relu), Dropout(0.5), Dense(32, 4)),
     "branches": lambda: Chain(Residual(Dense(8, 8, tanh)), Parallel(Dense(8, 2), chains.Scale()), Dense(10, 4)),
     "shapes": lambda: Chain(Flatten(), chains.Scale(), chains.Shift(), Dense(8, 4), chains.LogSoftmax(), input_shape=(2, 4)),
-}
+    "images": lambda: Chain(
+        Conv(2, 3, 3, chains.relu, padding=1), MaxPool(2), Conv(3, 4, 2, gelu), Flatten(), Dense(16, 4),
+        input_shape=(2, 6, 6),
+    ),
+    "more images": lambda: Chain(
+        Conv(2, 4, 1), Conv(4, 2, (2, 3), "tanh", stride=2, groups=2), ConvTranspose(2, 4, 3, stride=2, padding=1),
+        MaxPool(3, stride=2, padding=1), chains.Upsample(2), chains.Pad(1),
+        AvgPool(3, stride=1, padding=1, count_padding=False), GlobalAvgPool(), input_shape=(2, 5, 6),
+    ),
+    "signals": lambda: Chain(Conv(1, 4, (3,), "silu", padding="same"), AvgPool((2,)), GlobalAvgPool(), input_shape=(1, 8)),
+}  # fmt: skip
 every_net = pytest.mark.parametrize("make", NETS.values(), ids=NETS)
 BATCHES = [1, 200, 3000]
 

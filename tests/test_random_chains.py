@@ -29,6 +29,8 @@ backends = st.sampled_from(BACKENDS)
 
 def plain(draw, shape):
     """A layer without parts, for an input of this shape."""
+    if len(shape) in (2, 3) and draw(st.booleans()):
+        return of_images(draw, shape)
     kind = draw(st.sampled_from(["Dense", "Dense", "Activation", "Scale", "Shift", "Dropout", "Softmax", "Reshape", "own"]))
     if kind == "Dense":
         bias = draw(st.booleans())
@@ -44,6 +46,20 @@ def plain(draw, shape):
     if kind == "own":
         return draw(st.sampled_from([Double(), Boost(1.5), Boost(-0.5), DyUser()]))
     return getattr(chains, kind)()
+
+
+def of_images(draw, shape):
+    """A layer of images or signals, for an input of this shape."""
+    kind = draw(st.sampled_from(["Conv", "Conv", "ConvTranspose", "MaxPool", "AvgPool", "GlobalAvgPool", "Upsample", "Pad"]))
+    kernel = tuple(draw(st.integers(1, min(3, length))) for length in shape[1:])
+    stride = draw(st.sampled_from([1, 2]))
+    if kind in ("Conv", "ConvTranspose"):
+        outputs, f, bias = draw(st.integers(1, 3)), draw(st.sampled_from(SMOOTH)), draw(st.booleans())
+        padding = draw(st.sampled_from([0, "same"])) if kind == "Conv" and stride == 1 else 0
+        return getattr(chains, kind)(shape[0], outputs, kernel, f, stride=(stride,) * len(kernel), padding=padding, bias=bias)
+    if kind in ("MaxPool", "AvgPool"):
+        return getattr(chains, kind)(kernel, stride=(stride,) * len(kernel), padding=tuple(k // 2 for k in kernel))
+    return chains.Pad(1) if kind == "Pad" else getattr(chains, kind)()
 
 
 def output_of(layer, shape):
@@ -87,7 +103,7 @@ def keeping(draw, shape, depth):
 
 @st.composite
 def cases(draw):
-    shape = draw(st.sampled_from([(3,), (1,), (2, 2), (1, 3), (2, 1, 2)]))
+    shape = draw(st.sampled_from([(3,), (1,), (2, 2), (1, 3), (2, 1, 2), (1, 3, 3)]))
     layers = layers_for(draw, shape, depth=2)
     penalty = draw(st.sampled_from([None, chains.L2Penalty(0.1)]))
     net = Chain(*layers, input_shape=shape)

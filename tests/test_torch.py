@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Chain, Dense, Parallel, Residual, Scale, Series, Shift, train
+from chains import Chain, Conv, Dense, MaxPool, Parallel, Residual, Scale, Series, Shift, train
 from chains.activations import ACTIVATIONS
 from tests.harness import BATCHES, CLIPPED, DTYPES, OPTIMIZERS, Case, assert_close, assert_same_bits, targets
 
@@ -49,6 +49,10 @@ def linear(p, name, x):
     return y + p[f"{name}.bias"] if f"{name}.bias" in p else y
 
 
+def conv(p, name, x, **settings):
+    return F.conv2d(x, p[f"{name}.weight"], p[f"{name}.bias"], **settings)
+
+
 NETS = [
     *(Peer(f"Dense-{name}", (Dense(3, 4, name), Dense(4, 2, name)),
            lambda x, p, f=f: f(linear(p, "1", f(linear(p, "0", x))))) for name, f in PEERS.items()),
@@ -66,6 +70,16 @@ NETS = [
          lambda x, p: torch.cat([torch.relu(linear(p, "0.0", x)), x + p["0.1.shift"], torch.softmax(x, -1)], -1), (2, 3)),
     Peer("Parallel-sum", (Parallel(Dense(3, 3), Series(Scale(), Dense(3, 3, "mish")), join="sum"),),
          lambda x, p: linear(p, "0.0", x) + F.mish(linear(p, "0.1.1", x * p["0.1.0.scale"]))),
+    Peer("LeNet", (Conv(1, 3, 3, "relu", padding="same"), MaxPool(2), Conv(3, 4, 3, "relu"), MaxPool(2, stride=1),
+                   chains.Flatten(), Dense(16, 5, "tanh"), Dense(5, 2)),
+         lambda x, p: linear(p, "6", torch.tanh(linear(p, "5", F.max_pool2d(torch.relu(conv(
+             p, "2", F.max_pool2d(torch.relu(conv(p, "0", x, padding=1)), 2))), 2, 1).flatten(1)))), (1, 10, 10)),
+    Peer("convolutions", (Residual(Conv(2, 2, 3, "gelu", padding=1)),
+                          Parallel(Conv(2, 2, 1), Series(Conv(2, 4, 1, "silu"), Conv(4, 4, 3, padding=1, groups=4))),
+                          chains.AvgPool(2), chains.GlobalAvgPool()),
+         lambda x, p: (lambda h: F.avg_pool2d(torch.cat([conv(p, "1.0", h), conv(
+             p, "1.1.1", F.silu(conv(p, "1.1.0", h)), padding=1, groups=4)], 1), 2).mean((2, 3)))(
+             x + F.gelu(conv(p, "0.inner", x, padding=1))), (2, 6, 5)),
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from chains.backends.base import Arrays, Backend, Binding, UnsupportedOperationError, aligned, caller_arrays
-from chains.backends.numpy_images import convolve, convolve_input, convolve_weight, pool, pool_input, workspace_bytes
+from chains.backends.numpy_images import Workspace, convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.ufuncs import UFUNCS, Register, scalar_call, schedule
 from chains.operations import (
     Convolve,
@@ -133,7 +133,7 @@ class NumpyBinding(Binding):
     @cached_property
     def workspace(self) -> np.ndarray:
         """Bytes for use within one convolution or pool: as many as the one that wants most."""
-        nbytes = max(workspace_bytes(operation, self.batch) for operation in self.program.operations)
+        nbytes = max(Workspace(operation, self).nbytes for operation in self.program.operations)
         return self.temporary((nbytes,), np.uint8)
 
 

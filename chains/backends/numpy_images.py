@@ -24,44 +24,51 @@ if TYPE_CHECKING:
 
 Call = Callable[[], Any]
 Shape = tuple[int, ...]
+Convolution = Convolve | ConvolveInput | ConvolveWeight
 
-# The workspace is as large as this allows, or as one sample demands.
+# At most this much, or what one sample demands, for all of a program's convolutions and pools together.
 WORKSPACE_BYTES = 1 << 20
 
 
 class Workspace:
-    """Which arrays an operation needs beside its own, for how many samples at a time, and where they lie."""
+    """The arrays that an operation needs beside its own, for so many samples at a time as `WORKSPACE_BYTES` allow."""
 
-    def __init__(self, operation: Operation, batch: int) -> None:
-        self.batch = batch
+    def __init__(self, operation: Operation, binding: NumpyBinding) -> None:
+        self._binding = binding
         self._shapes = {name: (shape, np.dtype(dtype)) for name, (shape, dtype) in _wanted(operation).items()}
-        each = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._shapes.values())
-        self._samples = min(batch, max(1, WORKSPACE_BYTES // each)) if each else batch
+        sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in self._shapes.items()}
+        self.samples = min(binding.batch, max(1, WORKSPACE_BYTES // (sum(sizes.values()) or 1)))
         self._offsets, self.nbytes = {}, 0
-        for name, (shape, dtype) in self._shapes.items():
+        for name, size in sizes.items():
             self._offsets[name] = self.nbytes
-            self.nbytes += -(-self._samples * math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+            self.nbytes += -(-self.samples * size // ALIGNMENT) * ALIGNMENT
 
-    def tiles(self) -> Iterator[slice]:
-        """The batch in parts."""
-        for start in range(0, self.batch, self._samples):
-            yield slice(start, min(start + self._samples, self.batch))
-
-    def array(self, binding: NumpyBinding, name: str, tile: slice, axis: int = 0) -> np.ndarray:
-        """The array `name` for the samples of a tile, their axis being `axis`."""
+    def array(self, name: str, tile: slice, axis: int = 0) -> np.ndarray:
+        """The array of this name for the samples of a tile, their axis being `axis`."""
         shape, dtype = self._shapes[name]
         shape = (*shape[:axis], tile.stop - tile.start, *shape[axis:])
-        return np.ndarray(shape, dtype, binding.workspace, self._offsets[name])
+        return np.ndarray(shape, dtype, self._binding.workspace, self._offsets[name])
 
+    def by_tiles(self, calls: Callable[[slice], Iterator[Call]]) -> list[Call]:
+        """The calls for the batch, tile by tile. Where there is more than one tile, each one's calls are made when they are
+        due: otherwise a program bound to a large batch would be a large object itself.
+        """
+        batch, step = self._binding.batch, self.samples
+        self._binding.workspace  # noqa: B018 - part of the scratch memory from now on
+        if step == batch:
+            return list(calls(slice(0, batch)))
 
-def workspace_bytes(operation: Operation, batch: int) -> int:
-    """How much of the workspace an operation uses."""
-    return Workspace(operation, batch).nbytes
+        def run() -> None:
+            for start in range(0, batch, step):
+                for call in calls(slice(start, min(start + step, batch))):
+                    call()
+
+        return [run]
 
 
 def _wanted(operation: Operation) -> dict[str, tuple[Shape, Any]]:
     """The arrays an operation needs beside its own: shape for one sample, and type."""
-    if isinstance(operation, (Convolve, ConvolveInput, ConvolveWeight)) and not _is_plain_product(operation):
+    if isinstance(operation, Convolution) and not _is_plain_product(operation):
         images, output = _images(operation)
         (channels, height, width), (outputs, *positions) = images.sample_shape, output.sample_shape
         window, dtype = operation.window, images.dtype
@@ -69,14 +76,14 @@ def _wanted(operation: Operation) -> dict[str, tuple[Shape, Any]]:
         wanted = {"patches": ((channels, *window.size, *positions), dtype), "rows": ((outputs, *positions), dtype)}
         return wanted | ({"padded": (padded, dtype)} if window.padded else {})
     if isinstance(operation, PoolInput) and operation.kind == "max":
-        shape = operation.ins[0].sample_shape
-        return {"open": (shape, np.bool_), "chosen": (shape, np.bool_)}
+        shape, dtype = operation.ins[0].sample_shape, operation.ins[0].dtype
+        return {"share": (shape, dtype), "open": (shape, np.bool_), "chosen": (shape, np.bool_)}
     if isinstance(operation, PoolInput) and not operation.count_padding:
         return {"share": (operation.ins[0].sample_shape, operation.ins[0].dtype)}
     return {}
 
 
-def _images(operation: Convolve | ConvolveInput | ConvolveWeight) -> tuple[View, View]:
+def _images(operation: Convolution) -> tuple[View, View]:
     """The views of the convolved images and of the result, or of their gradients."""
     if isinstance(operation, ConvolveWeight):
         return operation.ins[0], operation.ins[1]
@@ -99,75 +106,79 @@ def _is_plain_product(operation: Operation) -> bool:
 def convolve(binding: NumpyBinding, operation: Convolve) -> list[Call]:
     x, w, y = (binding.array(view) for view in (*operation.ins, *operation.outs))
     if _is_plain_product(operation):
-        return [partial(np.matmul, _kernels(w, operation.groups), _grouped(x, operation), _grouped(y, operation))]
-    calls: list[Call] = []
-    w = _kernels(_packed(binding, w, calls), operation.groups)
-    workspace = Workspace(operation, binding.batch)
-    for tile in workspace.tiles():
-        patches, rows = (workspace.array(binding, name, tile, axis) for name, axis in (("patches", 3), ("rows", 1)))
-        calls += _fill_patches(binding, workspace, operation.window, x, patches, tile)
-        calls.append(partial(np.matmul, w, _columns(patches, w.shape[2], operation), _columns(rows, w.shape[1], operation)))
-        calls.append(partial(np.copyto, y[tile].swapaxes(0, 1), rows))
-    return calls
+        return [partial(np.matmul, _kernels(w, operation), _grouped(x, operation), _grouped(y, operation))]
+    first: list[Call] = []
+    kernels = _kernels(_packed(binding, w, first), operation)
+    workspace = Workspace(operation, binding)
+
+    def calls(tile: slice) -> Iterator[Call]:
+        patches, rows = workspace.array("patches", tile, 3), workspace.array("rows", tile, 1)
+        yield from _fill_patches(workspace, operation.window, x, patches, tile)
+        yield partial(
+            np.matmul, kernels, _columns(patches, kernels.shape[2], operation), _columns(rows, kernels.shape[1], operation)
+        )
+        yield partial(np.copyto, y[tile].swapaxes(0, 1), rows)
+
+    return first + workspace.by_tiles(calls)
 
 
 def convolve_input(binding: NumpyBinding, operation: ConvolveInput) -> list[Call]:
     dy, w, dx = (binding.array(view) for view in (*operation.ins, *operation.outs))
     if _is_plain_product(operation):
-        transposed = _kernels(w, operation.groups).swapaxes(1, 2)
+        transposed = _kernels(w, operation).swapaxes(1, 2)
         return [partial(np.matmul, transposed, _grouped(dy, operation), _grouped(dx, operation))]
-    calls: list[Call] = []
-    w = _kernels(_packed(binding, w, calls), operation.groups)
-    workspace, window = Workspace(operation, binding.batch), operation.window
-    for tile in workspace.tiles():
-        patches, rows = (workspace.array(binding, name, tile, axis) for name, axis in (("patches", 3), ("rows", 1)))
-        images = workspace.array(binding, "padded", tile) if window.padded else dx[tile]
-        calls.append(partial(np.copyto, rows, dy[tile].swapaxes(0, 1)))
-        calls.append(
-            partial(
-                np.matmul, w.swapaxes(1, 2), _columns(rows, w.shape[1], operation), _columns(patches, w.shape[2], operation)
-            )
-        )
-        calls.append(partial(images.fill, 0.0))
+    first: list[Call] = []
+    transposed = _kernels(_packed(binding, w, first), operation).swapaxes(1, 2)
+    workspace, window = Workspace(operation, binding), operation.window
+
+    def calls(tile: slice) -> Iterator[Call]:
+        patches, rows = workspace.array("patches", tile, 3), workspace.array("rows", tile, 1)
+        images = workspace.array("padded", tile) if window.padded else dx[tile]
         windows = _windows(images, window, patches.shape[4:])
+        yield partial(np.copyto, rows, dy[tile].swapaxes(0, 1))
+        columns = _columns(patches, transposed.shape[1], operation)
+        yield partial(np.matmul, transposed, _columns(rows, transposed.shape[2], operation), columns)
+        yield partial(images.fill, 0.0)
         for row, column in np.ndindex(window.size):
-            entry, part = windows[:, row, column], patches[:, row, column]
-            calls.append(partial(np.add, entry, part, entry))
+            entry = windows[:, row, column]
+            yield partial(np.add, entry, patches[:, row, column], entry)
         if window.padded:
-            calls.append(partial(np.copyto, dx[tile], _interior(images, window, dx.shape)))
-    return calls
+            yield partial(np.copyto, dx[tile], _interior(images, window, dx.shape))
+
+    return first + workspace.by_tiles(calls)
 
 
 def convolve_weight(binding: NumpyBinding, operation: ConvolveWeight) -> list[Call]:
     x, dy, dw = (binding.array(view) for view in (*operation.ins, *operation.outs))
     total = dw if dw.flags.c_contiguous else binding.temporary(dw.shape, dw.dtype, 1)
     part = binding.temporary(dw.shape, dw.dtype)
-    workspace = Workspace(operation, binding.batch)
-    calls: list[Call] = []
-    for tile in workspace.tiles():
-        patches, rows = (workspace.array(binding, name, tile, axis) for name, axis in (("patches", 3), ("rows", 1)))
-        calls += _fill_patches(binding, workspace, operation.window, x, patches, tile)
-        calls.append(partial(np.copyto, rows, dy[tile].swapaxes(0, 1)))
-        product = _kernels(part if tile.start else total, operation.groups)
-        transposed = _columns(patches, product.shape[2], operation).swapaxes(1, 2)
-        calls.append(partial(np.matmul, _columns(rows, product.shape[1], operation), transposed, product))
+    workspace = Workspace(operation, binding)
+
+    def calls(tile: slice) -> Iterator[Call]:
+        patches, rows = workspace.array("patches", tile, 3), workspace.array("rows", tile, 1)
+        yield from _fill_patches(workspace, operation.window, x, patches, tile)
+        yield partial(np.copyto, rows, dy[tile].swapaxes(0, 1))
+        product = _kernels(part if tile.start else total, operation)
+        columns = _columns(patches, product.shape[2], operation).swapaxes(1, 2)
+        yield partial(np.matmul, _columns(rows, product.shape[1], operation), columns, product)
         if tile.start:
-            calls.append(partial(np.add, total, part, total))
-    return calls if total is dw else [*calls, partial(np.copyto, dw, total)]
+            yield partial(np.add, total, part, total)
+
+    return workspace.by_tiles(calls) + ([] if total is dw else [partial(np.copyto, dw, total)])
 
 
-def _kernels(w: np.ndarray, groups: int) -> np.ndarray:
+def _kernels(w: np.ndarray, operation: Convolution) -> np.ndarray:
     """The kernels as (groups, outputs of a group, entries of a patch)."""
-    return w.reshape(groups, len(w) // groups, -1)
+    return w.reshape(operation.groups, len(w) // operation.groups, -1)
 
 
-def _grouped(images: np.ndarray, operation: Convolve | ConvolveInput) -> np.ndarray:
+def _grouped(images: np.ndarray, operation: Convolution) -> np.ndarray:
     """Images as (batch, groups, channels of a group, positions)."""
     batch, channels, height, width = images.shape
     return images.reshape(batch, operation.groups, channels // operation.groups, height * width)
 
 
-def _columns(array: np.ndarray, rows: int, operation: Convolve | ConvolveInput | ConvolveWeight) -> np.ndarray:
+def _columns(array: np.ndarray, rows: int, operation: Convolution) -> np.ndarray:
     """Patches or results as (groups, rows of a group, samples and positions)."""
     return array.reshape(operation.groups, rows, -1)
 
@@ -180,15 +191,14 @@ def _packed(binding: NumpyBinding, array: np.ndarray, calls: list[Call]) -> np.n
     return packed
 
 
-def _fill_patches(
-    binding: NumpyBinding, workspace: Workspace, window: Window, x: np.ndarray, patches: np.ndarray, tile: slice
-) -> list[Call]:
-    images, calls = x[tile], []
+def _fill_patches(workspace: Workspace, window: Window, x: np.ndarray, patches: np.ndarray, tile: slice) -> Iterator[Call]:
+    images = x[tile]
     if window.padded:
-        images = workspace.array(binding, "padded", tile)
-        calls = [] if tile.start else [partial(images.fill, 0.0)]  # later tiles find the border still there
-        calls.append(partial(np.copyto, _interior(images, window, x.shape), x[tile]))
-    return [*calls, partial(np.copyto, patches, _windows(images, window, patches.shape[4:]))]
+        images = workspace.array("padded", tile)
+        if not tile.start:  # later tiles find the border still there
+            yield partial(images.fill, 0.0)
+        yield partial(np.copyto, _interior(images, window, x.shape), x[tile])
+    yield partial(np.copyto, patches, _windows(images, window, patches.shape[4:]))
 
 
 def _windows(images: np.ndarray, window: Window, positions: Shape) -> np.ndarray:
@@ -225,32 +235,43 @@ def pool_input(binding: NumpyBinding, operation: PoolInput) -> list[Call]:
         return _max_pool_input(binding, operation)
     dy, dx = binding.array(operation.ins[0]), binding.array(operation.outs[0])
     inverse = _inverse_counts(operation, dx.shape, dy)
-    workspace = Workspace(operation, binding.batch)
-    calls: list[Call] = [partial(dx.fill, 0.0)]
-    for tile in workspace.tiles():
-        share = dy[tile] if operation.count_padding else workspace.array(binding, "share", tile)
+    workspace = Workspace(operation, binding)
+
+    def calls(tile: slice) -> Iterator[Call]:
+        share = dy[tile]
         if not operation.count_padding:
-            calls.append(partial(np.multiply, dy[tile], inverse, share))
+            share = workspace.array("share", tile)
+            yield partial(np.multiply, dy[tile], inverse, share)
         for inside, outside in _entries(operation.window, dx.shape, dy.shape):
-            calls.append(partial(np.add, dx[tile][inside], share[outside], dx[tile][inside]))
-    return [*calls, partial(np.multiply, dx, inverse, dx)] if operation.count_padding else calls
+            entry = dx[tile][inside]
+            yield partial(np.add, entry, share[outside], entry)
+
+    last = [partial(np.multiply, dx, inverse, dx)] if operation.count_padding else []
+    return [partial(dx.fill, 0.0), *workspace.by_tiles(calls), *last]
 
 
 def _max_pool_input(binding: NumpyBinding, operation: PoolInput) -> list[Call]:
     dy, x, y, dx = (binding.array(view) for view in (*operation.ins, *operation.outs))
-    workspace = Workspace(operation, binding.batch)
-    calls: list[Call] = [partial(dx.fill, 0.0)]
-    for tile in workspace.tiles():
-        # `open` windows have not met their largest entry yet.
-        open_, chosen = (workspace.array(binding, name, tile) for name in ("open", "chosen"))
-        calls.append(partial(open_.fill, True))
+    bits = np.dtype(f"i{dy.itemsize}")
+    workspace = Workspace(operation, binding)
+
+    def calls(tile: slice) -> Iterator[Call]:
+        # `open` windows have not met their largest entry yet. A gradient is masked as bits, by 0 or -1, because NumPy
+        # is ten times slower with `where=`, and a product with 0 would make NaN of infinities.
+        shares, opens, chosens = (workspace.array(name, tile) for name in ("share", "open", "chosen"))
+        yield partial(opens.fill, True)
         for inside, outside in _entries(operation.window, dx.shape, dy.shape):
-            hit, still, entry = chosen[outside], open_[outside], dx[tile][inside]
-            calls.append(partial(np.equal, x[tile][inside], y[tile][outside], hit))
-            calls.append(partial(np.logical_and, hit, still, hit))
-            calls.append(partial(np.logical_xor, still, hit, still))
-            calls.append(partial(np.add, entry, dy[tile][outside], entry, where=hit))
-    return calls
+            entry, share, still_open, chosen = dx[tile][inside], shares[outside], opens[outside], chosens[outside]
+            mask = share.view(bits)
+            yield partial(np.equal, x[tile][inside], y[tile][outside], chosen)
+            yield partial(np.logical_and, chosen, still_open, chosen)
+            yield partial(np.logical_xor, still_open, chosen, still_open)
+            yield partial(np.copyto, mask, chosen)
+            yield partial(np.negative, mask, mask)
+            yield partial(np.bitwise_and, mask, dy[tile][outside].view(bits), mask)
+            yield partial(np.add, entry, share, entry)
+
+    return [partial(dx.fill, 0.0), *workspace.by_tiles(calls)]
 
 
 def _entries(window: Window, inputs: Shape, outputs: Shape) -> Iterator[tuple[Any, Any]]:

@@ -160,14 +160,23 @@ class ConvTranspose(_Convolution):
         kernel: Number,
         activation: Activation | str = identity,
         *,
+        stride: Number = 1,
+        padding: Padding = 0,
         output_padding: Number = 0,
-        **settings: Any,
+        dilation: Number = 1,
+        groups: int = 1,
+        bias: bool = True,
+        weight_init: InitializerLike = "glorot_normal",
+        bias_init: InitializerLike = "zeros",
     ) -> None:
-        super().__init__(inputs, outputs, kernel, activation, **settings)
+        super().__init__(
+            inputs, outputs, kernel, activation, stride=stride, padding=padding, dilation=dilation, groups=groups,
+            bias=bias, weight_init=weight_init, bias_init=bias_init,
+        )  # fmt: skip
         self.output_padding = per_axis("output_padding", output_padding, self.ndim, least=0)
-        stride = self.window.stride[-self.ndim :]
-        if any(extra >= step for extra, step in zip(self.output_padding, stride, strict=True)):
-            raise ValueError(f"`output_padding` (={output_padding}) must be below `stride` (={setting(stride)})")
+        steps = self.window.stride[-self.ndim :]
+        if any(extra >= step for extra, step in zip(self.output_padding, steps, strict=True)):
+            raise ValueError(f"`output_padding` (={output_padding}) must be below `stride` (={setting(steps)})")
 
     @property
     def _channels(self) -> tuple[int, int]:
