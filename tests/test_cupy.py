@@ -64,9 +64,12 @@ def test_kernels_of_every_case_compile(group, architecture):
 def test_kernels_of_training_compile(architecture, wide):
     source = Source()
     net = Chain(Dense(784, 30, chains.σ), Dropout(0.2), Dense(30, 10))
+    images = Chain(chains.Conv(16, 32, 3, chains.relu), chains.Flatten(), Dense(128, 2), input_shape=(16, 4, 4))
+    Compiled(images.program(SquaredLoss(), Adam(1e-3)), source)  # enough channels to be products
     for optimizer in OPTIMIZERS.values():
         Compiled(net.program(CrossEntropyLoss(), optimizer, target_shape=()), source)
-    assert nvrtc.cubin(source.text(wide), architecture)
+    code = nvrtc.cubin(source.text(wide), architecture)
+    assert all(hint in code for hint in (b"patches_", b"move_", b"random_", b"sum_parts_"))
 
 
 @needs_nvrtc
@@ -370,6 +373,20 @@ def test_arrays_of_the_gpu_in_and_out(net, device):
     assert net(xd[:7], q).tobytes() == y[:7].tobytes()
 
 
+def test_large_arrays_are_bound_where_they_lie(net, device, monkeypatch):
+    """No copies of arguments beyond a size: results are written into the caller's arrays by the kernels themselves."""
+    monkeypatch.setattr(type(backend("emulated").on_device), "copied_bytes", 0)
+    x, t = data()
+    p, q = net.init(), net.init(device="emulated")
+    for _ in range(2):
+        out = device.empty(q.shape, q.dtype)
+        value, g = net.value_and_grad(q, device.array(x), device.array(t), CrossEntropyLoss(), seed=5, out=out)
+        wanted = net.value_and_grad(p, x, t, CrossEntropyLoss(), seed=5)
+        assert g is out
+        assert_close(value, wanted[0], 1e-6)
+        assert_close(g, wanted[1], 1e-6)
+
+
 def test_host_data_go_to_the_parameters(net, device):
     x, t = data()
     q = net.init(device="emulated")
@@ -558,6 +575,15 @@ def test_listing_shows_the_kernels():
     text = net.listing(net.program(SquaredLoss()))
     assert "program gradient" in text
     assert "KERNEL sum_" in text
+
+
+def test_the_benchmark_says_that_nothing_was_measured(monkeypatch, capsys):
+    from benchmarks import gpu as script
+
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(backends, "_loaded", {})
+    assert script.main([]) == 0
+    assert capsys.readouterr().out.startswith("nothing was measured: `backend` (='cupy') needs CuPy")
 
 
 # On a GPU
