@@ -6,15 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from itertools import product
-
-from tqdm.auto import tqdm
 
 from benchmarks import chains_peer, machine, report
 from benchmarks.peers import PEERS, Options
 from benchmarks.timing import Contest, Criterion, Table, race
 
-PROBLEMS = ("matrix_exp", "mnist_mlp", "latency")  # one module each, with `contests(options)`
+PROBLEMS = ("matrix_exp", "mnist_mlp", "latency", "wide", "lenet5", "rosetta_cnn")  # one module each, with `contests(options)`
 
 
 def main() -> int:
@@ -23,10 +20,14 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="about a minute: no torch.compile, a tenth of an epoch")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS), help="who takes part; all by default")
-    parser.add_argument("--backends", nargs="+", choices=chains_peer.BACKENDS, help="of chains; all there are by default")
+    parser.add_argument("--backends", nargs="+", choices=chains_peer.CHOICES, help="of chains; all there are by default")
     parser.add_argument("--rounds", type=int, help="turns of each contestant (default 11, with --quick 3)")
     parser.add_argument("--seconds", type=float, help="length of a turn (default 0.2, with --quick 0.05)")
-    parser.add_argument("--accuracy", action="store_true", help="mnist_mlp: test accuracy of chains over five seeds instead")
+    parser.add_argument(
+        "--accuracy", action="store_true", help="test accuracy of mnist_mlp, lenet5, rosetta_cnn instead of times"
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", help="with --accuracy: of the runs (five for mnist_mlp, else three)")
+    parser.add_argument("--epochs", type=int, help="with --accuracy: of a run (lenet5 10, rosetta_cnn 1)")
     parser.add_argument("--json", metavar="FILE", help="write everything measured")
     parser.add_argument("--plot", metavar="FILE", help="draw a bar chart (needs matplotlib)")
     arguments = parser.parse_args()
@@ -35,13 +36,14 @@ def main() -> int:
         parser.error(f"no problem is called {unknown[0]!r}: choose of {', '.join(PROBLEMS)}")
     facts = machine.describe()
     print("\n".join(f"{name:>9}  {fact}" for name, fact in facts.items()), "", sep="\n", flush=True)
+    options = Options(arguments.quick, arguments.dtype, arguments.peers, arguments.backends, arguments.seeds, arguments.epochs)
+    problems = arguments.problems or PROBLEMS
     if arguments.accuracy:
-        return _summary(_accuracy(arguments.backends))
-    options = Options(arguments.quick, arguments.dtype, arguments.peers, arguments.backends)
+        return _summary(_accuracy(problems, options))
     rounds = arguments.rounds or (3 if options.quick else 11)
     seconds = arguments.seconds or (0.05 if options.quick else 0.2)
     tables = []
-    for name in arguments.problems or PROBLEMS:
+    for name in problems:
         try:
             contests = import_module(f"benchmarks.{name}").contests(options)
         except OSError as error:  # no data
@@ -60,7 +62,7 @@ def main() -> int:
 
 def _race(contest: Contest, rounds: int, seconds: float) -> Table:
     total = len(contest.contestants) * (1 + (contest.rounds or rounds))
-    with tqdm(total=total, file=sys.stderr, unit="turn", leave=False, dynamic_ncols=True) as bar:
+    with report.progress_bar(total, "turn") as bar:
 
         def tick(name: str) -> None:
             bar.set_description(f"{contest.key}: {name}", refresh=True)
@@ -69,21 +71,16 @@ def _race(contest: Contest, rounds: int, seconds: float) -> Table:
         return race(contest, rounds, seconds, tick)
 
 
-def _accuracy(backends: Sequence[str] | None) -> list[Criterion]:
-    from benchmarks import mnist_mlp
-
+def _accuracy(problems: Sequence[str], options: Options) -> list[Criterion]:
     criteria: list[Criterion] = []
-    for backend in chains_peer.backends(backends):
-        for dtype, start in product(("float32", "float64"), ("N(0,1)", "default")):
-            with tqdm(total=50, file=sys.stderr, unit="epoch", leave=False, dynamic_ncols=True) as bar:
-
-                def tick(text: str, bar: tqdm = bar) -> None:
-                    bar.set_description(text, refresh=False)
-                    bar.update()
-
-                text, found = mnist_mlp.accuracies(dtype, backend, start, tick)
-            criteria += found
-            print(text, end="\n\n", flush=True)
+    for name in problems:
+        accuracies = getattr(import_module(f"benchmarks.{name}"), "accuracies", None)
+        try:
+            for text, found in accuracies(options) if accuracies else []:
+                print(text, end="\n\n", flush=True)
+                criteria += found
+        except OSError as error:  # no data
+            print(f"{name}: left out: {error}", end="\n\n")
     return criteria
 
 

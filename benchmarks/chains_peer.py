@@ -16,6 +16,7 @@ from benchmarks.timing import Contestant, Criterion, Table, in_modes
 from chains.backends import backend as find_backend
 
 BACKENDS = ("numpy", "native")  # those that this version of chains lacks are skipped
+CHOICES = (*BACKENDS, "auto")
 
 
 def backends(wanted: Sequence[str] | None = None) -> list[str]:
@@ -30,8 +31,10 @@ def backends(wanted: Sequence[str] | None = None) -> list[str]:
     return found
 
 
-def _modes(backend: str) -> list[tuple[str, Callable[[], None]]]:
+def modes(backend: str) -> list[tuple[str, Callable[[], None]]]:
     """The numbers of threads that have a row each: BLAS's, or those of compiled code itself."""
+    if backend == "auto":
+        return blas_modes()[-1:]
     if backend != "native":
         return blas_modes()
     native: Any = find_backend(backend)
@@ -99,12 +102,12 @@ def _training(problem: Problem, backend: str) -> list[Contestant]:
             epochs=epochs, batch_size=problem.batch_size, seed=epochs, progress=False,
         )  # fmt: skip
 
-    return in_modes(Contestant(f"chains {backend}, {problem.dtype}", start, run, lambda: p), _modes(backend))
+    return in_modes(Contestant(f"chains {backend}, {problem.dtype}", start, run, lambda: p), modes(backend))
 
 
 def gradient_rows(problem: Problem, options: Options) -> list[Contestant]:
     """`value_and_grad(out=)`."""
-    return [row for name in backends(options.backends) for row in in_modes(_call(problem, name, "out="), _modes(name))]
+    return [row for name in backends(options.backends) for row in in_modes(_call(problem, name, "out="), modes(name))]
 
 
 def call_rows(problem: Problem, options: Options) -> list[Contestant]:

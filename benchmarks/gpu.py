@@ -35,7 +35,7 @@ from chains import (
 )
 from chains.backends.cupy.device import Gemm
 from chains.layers.base import Layer
-from chains.steps import Steps
+from chains.steps import ArraySteps
 
 PRECISIONS = ("float32", "tf32", "bf16")
 
@@ -143,18 +143,11 @@ class Trainer:
         self.problem, self.net, self.place = problem, problem.net(backend), place
         self.p = place.array(self.net.init(seed=0))
         data, objective = self.net.problem(place.array(problem.x), place.array(problem.t), problem.loss, None, None)
-        program = self.net.training_step(self.p, objective, problem.optimizer)
-        self.steps = Steps(
-            self.net.runner,
-            program,
-            self.p,
-            data,
-            problem.optimizer,
-            batch_size=problem.batch,
-            drop_last=False,
-            seed=0,
-            state=None,
-        )
+        step = self.net.training_step(self.p, objective, problem.optimizer)
+        self.steps = ArraySteps(
+            data, step, {"p": self.p}, problem.optimizer,
+            batch_size=problem.batch, drop_last=False, seed=0, optimizer_state=None,
+        )  # fmt: skip
 
     def epochs(self, count: int) -> float:
         """The seconds that so many epochs take, with their shuffles; the losses are read at the end of each."""

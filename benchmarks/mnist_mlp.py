@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from statistics import median
 
 import numpy as np
+from tqdm.auto import tqdm
 
 import chains
 from benchmarks import chains_peer
 from benchmarks.chains_peer import native_criteria
 from benchmarks.dense import Problem, initial, outputs, value_and_grad
 from benchmarks.peers import Options, rows
+from benchmarks.report import progress_bar
 from benchmarks.timing import Contest, Criterion, Table
 
 SIZES = (784, 30, 10)
@@ -109,24 +112,30 @@ def _epochs(options: Options) -> Contest:
     )
 
 
-def accuracies(
-    dtype: str, backend: str, start: str, tick: Callable[[str], None], seeds: int = 5
-) -> tuple[str, list[Criterion]]:
-    """Test accuracy of chains after 1, 2, ... 10 epochs, for each seed: a table, and what was promised.
+def accuracies(options: Options) -> Iterator[tuple[str, list[Criterion]]]:
+    """Test accuracy of chains after 1, 2 and 10 epochs, five seeds by default: tables, and what was promised.
 
-    `start`: "N(0,1)" for the book's weights and biases, "default" for those of `Dense`.
+    Each from N(0, 1) weights and biases, as in the book, and from the default ones of `Dense`.
     """
+    seeds = options.seeds or range(5)
+    for backend in chains_peer.backends(options.backends):
+        for dtype, start in product(("float32", "float64"), ("N(0,1)", "default")):
+            with progress_bar(len(seeds) * max(JUDGED_EPOCHS), "epoch") as bar:
+                yield _accuracies(dtype, backend, start, bar, seeds)
+
+
+def _accuracies(dtype: str, backend: str, start: str, bar: tqdm, seeds: Sequence[int]) -> tuple[str, list[Criterion]]:
     p = problem(50_000, dtype)
     net = chains_peer.network(p, backend)
     loss, optimizer = chains_peer.settings(p)
     runs: list[list[float]] = []  # (seeds, epochs)
-    for seed in range(seeds):
+    for seed in seeds:
         q = initial(SIZES, "normal", seed, dtype) if start == "N(0,1)" else net.init(seed, dtype)
         run: list[float] = []
 
         def judge(state: chains.TrainingState, run: list[float] = run) -> None:
             run.append(accuracy(p, state.p))
-            tick(f"seed {len(runs)}, epoch {len(run)}")
+            bar.update()
 
         chains.train(
             net, q, p.x, p.t, loss, optimizer,
@@ -135,7 +144,7 @@ def accuracies(
         runs.append(run)
     medians = [median(column) for column in zip(*runs, strict=True)]
     name = f"chains {backend}, {dtype}, {start} start"
-    lines = [f"mnist_mlp, test accuracy, {name}", "  after epoch  " + "".join(f"  seed {k}" for k in range(seeds)) + "  median"]
+    lines = [f"mnist_mlp, test accuracy, {name}", "  after epoch  " + "".join(f"  seed {k}" for k in seeds) + "  median"]
     for epoch in JUDGED_EPOCHS:
         lines.append(f"  {epoch:11}  " + "".join(f"  {run[epoch - 1]:.4f}" for run in runs) + f"  {medians[epoch - 1]:.4f}")
     criteria = [

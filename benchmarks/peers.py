@@ -1,21 +1,26 @@
-"""Who takes part. A peer is a module with `step_rows`, `gradient_rows`, `epoch_rows` or `call_rows`, as far as it can."""
+"""Who takes part.
+
+A peer is a module `NAME_peer` with `step_rows`, `gradient_rows`, `epoch_rows` or `call_rows`, as far as it can, for chains of
+dense layers, and perhaps a module `NAME_network` with `network_rows`, for the networks of `networks.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.timing import Absent, Contestant
 
 PEERS = {
-    "chains": ("chains_peer", "chains"),
-    "by_hand": ("by_hand_peer", "NumPy by hand"),
-    "per_sample": ("per_sample_peer", "NumPy per sample"),
-    "torch": ("torch_peer", "PyTorch"),
-    "jax": ("jax_peer", "JAX"),
-    "sklearn": ("sklearn_peer", "scikit-learn"),
+    "chains": "chains",
+    "by_hand": "NumPy by hand",
+    "per_sample": "NumPy per sample",
+    "torch": "PyTorch",
+    "jax": "JAX",
+    "sklearn": "scikit-learn",
 }
 
 
@@ -27,19 +32,28 @@ class Options:
     dtype: str = "float32"
     peers: Sequence[str] = tuple(PEERS)
     backends: Sequence[str] | None = None  # of chains; None: all there are
+    seeds: Sequence[int] | None = None  # of the runs that show accuracy; None: as many as were promised
+    epochs: int | None = None  # of these runs; None: as many as were promised
 
 
-def rows(kind: str, problem: Any, options: Options) -> list[Contestant | Absent]:
+def rows(kind: str, problem: Any, options: Options, family: str = "peer") -> list[Contestant | Absent]:
     """All contestants for work of this kind: "step", "gradient", "epoch" (one shuffled pass in batches) or "call"."""
     found: list[Contestant | Absent] = []
     for name in options.peers:
-        module_name, title = PEERS[name]
+        module_name = f"benchmarks.{name}_{family}"
+        if find_spec(module_name) is None:
+            continue
         try:
-            module = import_module(f"benchmarks.{module_name}")
+            module = import_module(module_name)
         except ImportError as error:
-            found.append(Absent(title, f"not installed ({error})"))
+            found.append(Absent(PEERS[name], f"not installed ({error})"))
             continue
         make = getattr(module, f"{kind}_rows", None)
         if make is not None:
             found += make(problem, options)
     return found
+
+
+def network_rows(problem: Any, options: Options) -> list[Contestant | Absent]:
+    """All contestants for passes through the samples of a `networks.Problem`."""
+    return rows("network", problem, options, "network")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from tqdm.auto import tqdm
 
 from benchmarks.timing import Table, ratio
 
@@ -27,6 +30,11 @@ def text(table: Table) -> str:
         for name, a, b, c, last in [header, *lines]
     ]
     return "\n".join([table.title, *shown, *(f"  {criterion}" for criterion in table.criteria)])
+
+
+def progress_bar(total: int, unit: str) -> tqdm:
+    """A bar on the standard error that vanishes when closed."""
+    return tqdm(total=total, file=sys.stderr, unit=unit, leave=False, dynamic_ncols=True)
 
 
 def duration(seconds: float) -> str:

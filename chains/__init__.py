@@ -4,7 +4,7 @@
 >>> net = Chain(Dense(784, 30, σ), Dense(30, 10, σ))
 """
 
-from chains import data, expr, schedules
+from chains import data, expr, models, schedules
 from chains.activations import (
     activation,
     elu,
@@ -31,6 +31,7 @@ from chains.initializers import Constant, Normal, Uniform, VarianceScaling
 from chains.layers import (
     Activation,
     AvgPool,
+    BatchNorm,
     Conv,
     ConvTranspose,
     Declaration,
@@ -38,17 +39,21 @@ from chains.layers import (
     Dropout,
     Flatten,
     GlobalAvgPool,
+    GroupNorm,
     Layer,
+    LayerNorm,
     LogSoftmax,
     MaxPool,
     Pad,
     Parallel,
     Reshape,
     Residual,
+    RMSNorm,
     Scale,
     Series,
     Shift,
     Softmax,
+    SpatialDropout,
     Upsample,
 )
 from chains.losses import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, L1Loss, Loss, MSELoss, SquaredLoss, loss

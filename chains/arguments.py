@@ -10,6 +10,7 @@ import numpy as np
 
 from chains.backends.places import HOST, Place, is_elsewhere, place_of
 from chains.losses import Loss
+from chains.params import Layout
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -81,6 +82,30 @@ def check_params(p: Any, size: int) -> np.ndarray:
     return p
 
 
+def check_state(
+    state: Any, layout: Layout, dtype: np.dtype[Any] | None, updated: bool, inputs: dict[str, np.ndarray]
+) -> np.ndarray:
+    """`state` as a network's state of this type (None: float32 or float64), to be read, or to be `updated` in place.
+
+    Raises TypeError or ValueError where it is none, or overlaps an input in memory while it is updated.
+    """
+    if updated and not (isinstance(state, np.ndarray) or array_api_compat.is_array_api_obj(state)):
+        raise TypeError(f"`state` is a {type(state).__name__}, but an array is wanted: it is updated in place")
+    state = as_array("state", state)
+    if state.shape != (layout.size,):
+        what = f"a state of {layout.size} numbers, shape ({layout.size},)" if layout.size else "no state: leave it out"
+        raise ValueError(f"`state` has shape {state.shape}, but this network has {what}")
+    if state.dtype not in (DTYPES if dtype is None else (dtype,)):
+        wanted = dtype or "float32 or float64"
+        raise TypeError(f"`state` holds {state.dtype}, but {wanted} is wanted, as of `p`: state.astype(p.dtype), say")
+    if not state.flags.c_contiguous or (updated and not getattr(state.flags, "writeable", True)):
+        raise ValueError("`state` must be contiguous, and writable where it is updated: pass a copy")
+    for other, array in inputs.items():
+        if updated and _overlap(place_of(state), state, array):
+            raise ValueError(f"`state` overlaps `{other}` in memory, but it is updated in place: pass a copy")
+    return state
+
+
 def check_trained(p: Any, size: int | None = None) -> np.ndarray:
     """`p` as a parameter vector to be updated in place. Raises TypeError or ValueError where it is none."""
     if not (isinstance(p, np.ndarray) or array_api_compat.is_array_api_obj(p)):
@@ -93,18 +118,40 @@ def check_trained(p: Any, size: int | None = None) -> np.ndarray:
 
 def check_dtype(dtype: Any) -> np.dtype[Any]:
     """`dtype` as a NumPy type. Raises TypeError unless it is float32 or float64."""
-    if np.dtype(dtype) not in DTYPES:
-        raise TypeError(f"`dtype` (={dtype}) must be float32 or float64")
-    return np.dtype(dtype)
+    try:
+        known = np.dtype(dtype)
+    except TypeError:
+        known = None
+    if known is None or known not in DTYPES:
+        raise TypeError(f"`dtype` (={dtype!r}) must be float32 or float64")
+    return known
 
 
 def check_seed(seed: Any) -> int:
     """`seed` as a number of 64 bits. Raises TypeError or ValueError where it is none."""
+    if type(seed) is int and 0 <= seed < 1 << 64:
+        return seed
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"`seed` (={seed!r}) must be a whole number")
     if not 0 <= seed.__index__() < 1 << 64:
         raise ValueError(f"`seed` (={seed}) must be from 0 to 2**64 - 1")
     return seed.__index__()
+
+
+def check_flags(**flags: Any) -> None:
+    """Raise TypeError, naming it, unless each is True or False."""
+    for name, flag in flags.items():
+        if not isinstance(flag, (bool, np.bool_)):
+            raise TypeError(f"`{name}` (={flag!r}) must be True or False")
+
+
+def check_functions(name: str, functions: Any, what: str) -> None:
+    """Raise TypeError unless this is a list, or the like, of things to call."""
+    if not isinstance(functions, (list, tuple)):
+        raise TypeError(f"`{name}` (={functions!r}) must be a list of {what}")
+    for function in functions:
+        if not callable(function) or isinstance(function, type):
+            raise TypeError(f"`{name}` holds {function!r}, but {what} are wanted")
 
 
 def check_is(name: str, value: Any, kind: type, example: str) -> None:
@@ -171,8 +218,10 @@ def check_out(
         raise ValueError(f"`{name}` has shape {out.shape} and type {out.dtype}, but shape {shape} and type {dtype} are wanted")
     if not getattr(out.flags, "writeable", True) or not out.flags.c_contiguous:
         raise ValueError(f"`{name}` must be a writable, contiguous array")
+    owned = out.flags.owndata
     for other, array in inputs.items():
-        if _overlap(place, out, array):
+        apart = owned and array is not out and array.flags.owndata  # which is known sooner than whether memory is shared
+        if not apart and _overlap(place, out, array):
             raise ValueError(f"`{name}` overlaps `{other}` in memory; pass an array of its own")
     return out
 
@@ -196,6 +245,6 @@ def check_finite(**arrays: np.ndarray | None) -> None:
 
 def check_mode(mode: str) -> bool:
     """Whether the mode is that of training. Raises ValueError unless it is "train" or "eval"."""
-    if mode not in ("train", "eval"):
+    if not isinstance(mode, str) or mode not in ("train", "eval"):
         raise ValueError(f"`mode` (={mode!r}) must be 'train' or 'eval'")
     return mode == "train"

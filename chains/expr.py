@@ -32,13 +32,16 @@ Scalar = Union["Expr", float, int]
 class Expr:
     """A node of a formula being traced; built by arithmetic, comparisons and this module's functions."""
 
-    __slots__ = ("operands", "operation", "value")
+    __slots__ = ("operands", "operation", "setting", "value")
     __hash__ = object.__hash__
 
     def __init__(self, operation: str, operands: tuple[Expr, ...] = (), value: float | int = 0) -> None:
         self.operation = operation
         self.operands = operands
-        self.value = value  # the number of a "const", the position of an "input"
+        self.value = value  # the number of a "const", the position of an "input" or "setting"
+        # Whether it is made of settings and constants only, so that it is known before the program runs.
+        known = all(operand.setting or operand.operation == "const" for operand in operands)
+        self.setting: bool = operation == "setting" or (known and any(operand.setting for operand in operands))
 
     def __add__(self, other: Scalar) -> Expr:
         return _binary("add", self, other)
@@ -189,6 +192,11 @@ def trace(function: Callable[..., Any], inputs: int | None = None) -> Formula:
     `inputs` is the number of arguments, needed only where the signature does not say it (``*args``).
     Raises TypeError, naming what was called, where the function does something that is no formula.
     """
+    return trace_with_settings(function, inputs)[0]
+
+
+def trace_with_settings(function: Callable[..., Any], inputs: int | None = None) -> tuple[Formula, tuple[Expr, ...]]:
+    """As `trace`, with the expressions of settings that are the formula's last inputs."""
     try:
         names = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_POSITIONAL]
     except ValueError:  # a builtin or ufunc that does not tell
@@ -198,11 +206,31 @@ def trace(function: Callable[..., Any], inputs: int | None = None) -> Formula:
     results = function(*(Expr("input", value=position) for position in range(len(names))))
     if not isinstance(results, tuple):
         results = (results,)
-    return trace_nodes(tuple(as_expr(result) for result in results), tuple(names))
+    return _numbered(tuple(as_expr(result) for result in results), tuple(names))
 
 
 def trace_nodes(results: tuple[Expr, ...], names: tuple[str, ...]) -> Formula:
     """Number the nodes under `results`, equal ones once."""
+    return _numbered(results, names)[0]
+
+
+def _numbered(results: tuple[Expr, ...], names: tuple[str, ...]) -> tuple[Formula, tuple[Expr, ...]]:
+    """The formula of these nodes, and what in it is made of settings alone, which becomes its last inputs."""
+    settings: dict[Any, Expr] = {}
+    seen: set[int] = set()
+
+    def find(node: Expr) -> None:
+        if node.setting:
+            settings.setdefault(key_of(node), node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            for operand in node.operands:
+                find(operand)
+
+    for result in results:
+        find(result)
+    positions = {key: position for position, key in enumerate(settings, len(names))}
+    names = (*names, *map(repr, settings.values()))
     instructions: list[Instruction] = []
     known: dict[Instruction, int] = {}
     numbers: dict[int, int] = {}  # id of a node -> number of its result
@@ -211,6 +239,9 @@ def trace_nodes(results: tuple[Expr, ...], names: tuple[str, ...]) -> Formula:
         if node.operation == "input":
             return int(node.value)
         if id(node) not in numbers:
+            if node.setting:
+                numbers[id(node)] = positions[key_of(node)]
+                return numbers[id(node)]
             operands = tuple(number(operand) for operand in node.operands)
             instruction = Instruction(node.operation, operands, float(node.value))
             if instruction not in known:
@@ -220,7 +251,12 @@ def trace_nodes(results: tuple[Expr, ...], names: tuple[str, ...]) -> Formula:
         return numbers[id(node)]
 
     outputs = tuple(number(result) for result in results)
-    return Formula(names, tuple(instructions), outputs)
+    return Formula(names, tuple(instructions), outputs), tuple(settings.values())
+
+
+def key_of(node: Expr) -> tuple[Any, ...]:
+    """What equal expressions have in common."""
+    return (node.operation, node.value, *map(key_of, node.operands))
 
 
 def as_expr(value: Any) -> Expr:

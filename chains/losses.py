@@ -18,6 +18,7 @@ from chains.activations import sigmoid
 from chains.expr import exp, log1p, maximum, sign, trace, where
 from chains.layers.softmax import log_sum_exp
 from chains.program import Recorder
+from chains.settings import check_positive
 from chains.view import View
 
 SampleShape = tuple[int, ...]
@@ -148,8 +149,7 @@ class HuberLoss(ElementwiseLoss):
     """
 
     def __init__(self, delta: float = 1.0) -> None:
-        if not delta > 0.0:
-            raise ValueError(f"`delta` (={delta}) must be positive")
+        check_positive("delta", delta)
         super().__init__(f"HuberLoss({delta:g})", _Huber(delta), _Huber(delta, slope=True), average=True)
 
 

@@ -89,7 +89,7 @@ class Objective:
 
     def _bind(self) -> tuple[Binding, np.ndarray, np.ndarray, np.ndarray]:
         program = self._executable.program
-        arrays = {name: array for name, array in self._data.items() if name in program.buffers}
+        arrays = {name: array for name, array in self._data.items() if name in program.buffers} | self._executable.settings
         for name, length in (("p", (self.n_params,)), ("g", (self.n_params,)), ("value", ())):
             arrays[name] = self._place.contiguous(np.zeros(length, program.dtype))
         known = {name: array for name, array in arrays.items() if name in program.buffers}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from chains.expr import Formula
-from chains.view import View, concrete
+from chains.view import Buffer, View, concrete
 from chains.window import Window
 
 
@@ -172,12 +173,12 @@ class PoolInput(Pool):
 
 @dataclass(frozen=True)
 class Gather(Operation):
-    """out[i, ...] = table[index[i], ...] for the two operands (table, index)."""
+    """out[i, ...] = table[index[i], ...] for the two operands (table, index); an index outside is moved to the nearest row."""
 
 
 @dataclass(frozen=True)
 class ScatterAdd(Operation):
-    """out[index[i], ...] += source[i, ...] for the two operands (index, source)."""
+    """out[index[i], ...] += source[i, ...] for the two operands (index, source); an index outside is moved as in `Gather`."""
 
 
 @dataclass(frozen=True)
@@ -205,3 +206,12 @@ class Fill(Operation):
 
     def __str__(self) -> str:
         return f"{self._left} = {self.value:g}"
+
+
+def users(operations: Iterable[Operation]) -> dict[Buffer, list[int]]:
+    """The positions of the operations that touch each buffer, in order."""
+    found: dict[Buffer, list[int]] = {}
+    for position, operation in enumerate(operations):
+        for buffer in dict.fromkeys(view.buffer for view in operation.views):
+            found.setdefault(buffer, []).append(position)
+    return found

@@ -12,12 +12,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from chains.expr import minimum, sqrt, trace
 from chains.program import Recorder
+from chains.settings import Tunable, check_fraction, check_not_negative, check_positive
 from chains.view import View
 
 Schedule = Callable[[Any], Any]
@@ -25,19 +26,26 @@ Rate = float | Schedule
 
 
 @dataclass(frozen=True)
-class Optimizer(ABC):
+class Optimizer(Tunable, ABC):
     """How parameters move along a gradient; the settings only, no state. Use it with `train` or `Updater`."""
+
+    settings: ClassVar[tuple[str, ...]] = ("learning_rate", "clip_norm")
 
     learning_rate: Rate
     clip_norm: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if callable(self.learning_rate):
-            trace(self.learning_rate, 1)
-        elif not self.learning_rate >= 0.0:
-            raise ValueError(f"`learning_rate` (={self.learning_rate}) must be zero or positive, or a function of the step")
-        if self.clip_norm is not None and not self.clip_norm > 0.0:
-            raise ValueError(f"`clip_norm` (={self.clip_norm}) must be positive, or None")
+            try:
+                trace(self.learning_rate, 1)
+            except TypeError as error:
+                raise TypeError(
+                    f"`learning_rate` (={self.learning_rate!r}) must be a number or a formula of the step: {error}"
+                ) from error
+        else:
+            check_not_negative("learning_rate", self.learning_rate, ", or a function of the step")
+        if self.clip_norm is not None:
+            check_positive("clip_norm", self.clip_norm, ", or None")
 
     @property
     @abstractmethod
@@ -62,14 +70,14 @@ class Optimizer(ABC):
     def record(self, ops: Recorder, p: View, g: View, ranges: Sequence[tuple[int, int]]) -> None:
         """Record one update of the `ranges` (start, stop) of the flat vector `p`."""
         size = p.sample_size
-        state = ops.external("state", (self.n_states * size,), role="state")
+        moments = ops.external("moments", (self.n_states * size,), role="state")
         step = ops.external("step", (), role="state", dtype=np.float64)
         scalars = [ops.scratch("scalar", (), batched=False) for _ in self.scalars(0.0)]
         if self.clip_norm is not None:
             self._clip(ops, [g.slice(0, *run) for run in ranges], self.clip_norm)
         ops.map((*scalars, step), lambda step: (*self.scalars(step), step + 1.0), step)
         for start, stop in ranges:
-            states = [state.slice(0, k * size + start, k * size + stop) for k in range(self.n_states)]
+            states = [moments.slice(0, k * size + start, k * size + stop) for k in range(self.n_states)]
             self.update(ops, p.slice(0, start, stop), g.slice(0, start, stop), states, scalars)
 
     @staticmethod
@@ -92,12 +100,16 @@ class SGD(Optimizer):
     With `nesterov`, p -= rate * (g + momentum * v). As in PyTorch. Raises ValueError unless 0 <= momentum < 1.
     """
 
+    settings: ClassVar[tuple[str, ...]] = (*Optimizer.settings, "momentum")
+
     momentum: float = 0.0
     nesterov: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_fraction("momentum", self.momentum)
+        check_fraction("momentum", self.momentum)
+        if not isinstance(self.nesterov, bool):
+            raise TypeError(f"`nesterov` (={self.nesterov!r}) must be True or False")
         if self.nesterov and self.momentum == 0.0:
             raise ValueError("`nesterov` (=True) needs a positive `momentum` (=0)")
 
@@ -122,6 +134,8 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """Adam (Kingma and Ba 2015), with bias correction, as in PyTorch. Raises ValueError unless 0 <= beta < 1 and eps > 0."""
 
+    settings: ClassVar[tuple[str, ...]] = (*Optimizer.settings, "beta1", "beta2", "eps")
+
     learning_rate: Rate = 1e-3
     beta1: float = 0.9
     beta2: float = 0.999
@@ -129,9 +143,9 @@ class Adam(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_fraction("beta1", self.beta1)
-        _check_fraction("beta2", self.beta2)
-        _check_positive("eps", self.eps)
+        check_fraction("beta1", self.beta1)
+        check_fraction("beta2", self.beta2)
+        check_positive("eps", self.eps)
 
     @property
     def n_states(self) -> int:
@@ -159,12 +173,13 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay: p is first multiplied by 1 - rate * weight_decay (Loshchilov and Hutter 2019)."""
 
+    settings: ClassVar[tuple[str, ...]] = (*Adam.settings, "weight_decay")
+
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.weight_decay >= 0.0:
-            raise ValueError(f"`weight_decay` (={self.weight_decay}) must be zero or positive")
+        check_not_negative("weight_decay", self.weight_decay)
 
     def scalars(self, step: Any) -> tuple[Any, ...]:
         return *super().scalars(step), 1.0 - self.rate(step) * self.weight_decay
@@ -178,14 +193,16 @@ class AdamW(Adam):
 class RMSProp(Optimizer):
     """p -= rate * g / (sqrt(v) + eps), v the decaying average of g^2 (Hinton 2012), as in PyTorch."""
 
+    settings: ClassVar[tuple[str, ...]] = (*Optimizer.settings, "decay", "eps")
+
     learning_rate: Rate = 1e-2
     decay: float = 0.99
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_fraction("decay", self.decay)
-        _check_positive("eps", self.eps)
+        check_fraction("decay", self.decay)
+        check_positive("eps", self.eps)
 
     @property
     def n_states(self) -> int:
@@ -205,12 +222,14 @@ class RMSProp(Optimizer):
 class Adagrad(Optimizer):
     """p -= rate * g / (sqrt(v) + eps), v the sum of all g^2 so far (Duchi et al. 2011), as in PyTorch."""
 
+    settings: ClassVar[tuple[str, ...]] = (*Optimizer.settings, "eps")
+
     learning_rate: Rate = 1e-2
     eps: float = 1e-10
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_positive("eps", self.eps)
+        check_positive("eps", self.eps)
 
     @property
     def n_states(self) -> int:
@@ -224,13 +243,3 @@ class Adagrad(Optimizer):
             return v, p - rate * (g / (sqrt(v) + eps))
 
         ops.map((states[0], p), step, p, g, states[0], scalars[0])
-
-
-def _check_fraction(name: str, value: float) -> None:
-    if not 0.0 <= value < 1.0:
-        raise ValueError(f"`{name}` (={value}) must be at least 0 and below 1")
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not value > 0.0:
-        raise ValueError(f"`{name}` (={value}) must be positive")

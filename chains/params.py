@@ -1,4 +1,4 @@
-"""Named slices of the flat parameter vector."""
+"""Named slices of a flat vector: of the parameters, or of the state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Slice:
 class Layout(Sequence[Slice]):
     """The slices of a flat vector in order; a sequence, also indexed by name. ``print(layout)`` shows the table."""
 
-    def __init__(self, slices: Iterable[Slice]) -> None:
+    def __init__(self, slices: Iterable[Slice], what: str = "parameter") -> None:
+        self.what = what
         self._slices = tuple(slices)
         self._by_name = {entry.name: entry for entry in self._slices}
         self.size = self._slices[-1].stop if self._slices else 0
@@ -35,7 +36,7 @@ class Layout(Sequence[Slice]):
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
             if key not in self._by_name:
-                raise KeyError(f"no parameter is named {key!r}; the names are {', '.join(self._by_name) or 'none'}")
+                raise KeyError(f"no {self.what} is named {key!r}; the names are {', '.join(self._by_name) or 'none'}")
             return self._by_name[key]
         return self._slices[key]
 
@@ -52,9 +53,11 @@ class Layout(Sequence[Slice]):
         """
         found: set[str] = set()
         for pattern in patterns:
+            if not isinstance(pattern, str):
+                raise TypeError(f"a pattern (={pattern!r}) must be a text such as '*.weight'")
             matches = {name for name in self._by_name if fnmatchcase(name, pattern)}
             if not matches:
-                raise ValueError(f"no parameter matches {pattern!r}; the names are {', '.join(self._by_name) or 'none'}")
+                raise ValueError(f"no {self.what} matches {pattern!r}; the names are {', '.join(self._by_name) or 'none'}")
             found |= matches
         return frozenset(found)
 
@@ -79,7 +82,10 @@ class Layout(Sequence[Slice]):
 
         Raises ValueError naming the slice whose initializer returned another shape than the slice has.
         """
-        rng = np.random.default_rng(seed)
+        try:
+            rng = np.random.default_rng(seed)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"`seed` (={seed!r}) must be a whole number, zero or positive, or a Generator") from error
         vector = np.empty(self.size, dtype)
         for entry in self._slices:
             values = np.asarray(entry.init(rng, entry.shape))
@@ -90,7 +96,7 @@ class Layout(Sequence[Slice]):
 
     def __str__(self) -> str:
         if not self._slices:
-            return "no parameters"
+            return f"no {self.what}s"
         width = max(len(entry.name) for entry in self._slices)
         return "\n".join(f"{e.name:{width}}  {e.start:>9,}:{e.stop:<9,}  {e.shape}" for e in self._slices)
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from chains.expr import sign
 from chains.params import Layout
 from chains.program import Recorder
+from chains.settings import Tunable, check_not_negative
 from chains.view import View
 
 
@@ -24,7 +26,7 @@ class Place:
     frozen: frozenset[str]
 
 
-class Penalty(ABC):
+class Penalty(Tunable, ABC):
     """A function of the parameters."""
 
     @abstractmethod
@@ -32,6 +34,8 @@ class Penalty(ABC):
         """Record additions to `value` (a scalar) and to the gradient `g`."""
 
     def __add__(self, other: Penalty) -> Penalty:
+        if not isinstance(other, Penalty):
+            raise TypeError(f"only penalties can be added to {self!r}, not {other!r}")
         return _Sum((self, other))
 
 
@@ -51,12 +55,16 @@ class _Sum(Penalty):
 class _Norm(Penalty):
     """``strength`` times a sum over the parameters that match `patterns`. Raises ValueError for a negative strength."""
 
+    settings: ClassVar[tuple[str, ...]] = ("strength",)
+
     strength: float
     patterns: str | tuple[str, ...] = "*"
 
     def __post_init__(self) -> None:
-        if not self.strength >= 0.0:
-            raise ValueError(f"`strength` (={self.strength}) must be zero or positive")
+        check_not_negative("strength", self.strength)
+        patterns = (self.patterns,) if isinstance(self.patterns, str) else self.patterns
+        if not isinstance(patterns, tuple) or not all(isinstance(pattern, str) for pattern in patterns):
+            raise TypeError(f"`patterns` (={self.patterns!r}) must be a text such as '*.weight', or a tuple of such")
 
     def record(self, ops: Recorder, at: Place, p: View, g: View, value: View) -> None:
         patterns = (self.patterns,) if isinstance(self.patterns, str) else self.patterns
@@ -109,6 +117,11 @@ class FrontLastPenalty(Penalty):
 
     front: Penalty | None
     last: Penalty | None
+
+    def __post_init__(self) -> None:
+        for name, penalty in (("front", self.front), ("last", self.last)):
+            if penalty is not None and not isinstance(penalty, Penalty):
+                raise TypeError(f"`{name}` (={penalty!r}) must be a penalty such as L2Penalty(1e-4), or None")
 
     def record(self, ops: Recorder, at: Place, p: View, g: View, value: View) -> None:
         layers = list(dict.fromkeys(name.split(".")[0] for name in (entry.name for entry in at.layout)))

@@ -9,15 +9,15 @@ A layer records its work through a `Recorder`; what comes out is a `Program`: a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from chains.expr import trace
+from chains.expr import Expr, key_of, trace_with_settings
 from chains.operations import (
     Convolve,
     ConvolveInput,
@@ -35,9 +35,12 @@ from chains.operations import (
     ScatterAdd,
 )
 from chains.scratch import Lifetime, Plan, plan
+from chains.settings import evaluate, numbers_of, symbolic
 from chains.simplify import simplified
 from chains.view import Batch, Buffer, Shape, View, c_strides
 from chains.window import Window
+
+T = TypeVar("T")
 
 
 class Recorder:
@@ -50,6 +53,8 @@ class Recorder:
         self.operations: list[Operation] = []
         self._buffers: dict[str, View] = {}
         self._constants: dict[str, list[View]] = {}
+        self._numbers: list[float] = []  # the settings this program is recorded with
+        self._settings: dict[Any, tuple[View, Expr]] = {}
         self._label = ""
         self._draws = 0
 
@@ -75,6 +80,23 @@ class Recorder:
                 return view
         used.append(self._view(f"constant {name}" + f" {len(used) + 1}" * bool(used), "constant", data.shape, data=data))
         return used[-1]
+
+    def symbolic(self, thing: T) -> T:
+        """`thing` with its settings as symbols, which become inputs of the program where formulas use them."""
+        twin = symbolic(thing, len(self._numbers))
+        self._numbers += numbers_of(thing)
+        return twin
+
+    def _setting(self, node: Expr, dtype: np.dtype[Any]) -> View:
+        """The scalar that holds what an expression of settings comes to."""
+        key = (key_of(node), dtype)
+        if key not in self._settings:
+            text = f"({node})" if node.operands else repr(node)
+            same = sum(view.buffer.name.startswith(text) for view, _ in self._settings.values())
+            number = np.array(evaluate(node, self._numbers), dtype)
+            view = self._view(f"{text} {same + 1}" if same else text, "input", (), dtype=dtype, data=number)
+            self._settings[key] = view, node
+        return self._settings[key][0]
 
     @property
     def inverse_batch(self) -> View:
@@ -105,7 +127,9 @@ class Recorder:
     def map(self, outs: View | tuple[View, ...], function: Callable[..., Any], *ins: View) -> None:
         """outs = function(*ins) element by element. `function` is traced; operands broadcast to the outs."""
         outs = outs if isinstance(outs, tuple) else (outs,)
-        formula = trace(function, len(ins))
+        formula, settings = trace_with_settings(function, len(ins))
+        scalar = all(view.ndim == 0 for view in (*outs, *ins))
+        ins += tuple(self._setting(node, np.dtype(np.float64) if scalar else self.dtype) for node in settings)
         if len(formula.outputs) != len(outs):
             raise ValueError(f"map: the formula gives {len(formula.outputs)} results for {len(outs)} outs")
         for view in ins:
@@ -191,7 +215,8 @@ class Recorder:
 
     def finish(self) -> Program:
         """The program of what was recorded, without what nobody reads."""
-        return Program(self.name, self.dtype, tuple(simplified(self.operations)))
+        settings = tuple((view.buffer.name, node) for view, node in self._settings.values())
+        return Program(self.name, self.dtype, tuple(simplified(self.operations)), settings)
 
 
 def _check_broadcast(name: str, small: View, large: View) -> None:
@@ -229,6 +254,12 @@ class Program:
     name: str
     dtype: np.dtype[Any]
     operations: tuple[Operation, ...]
+    settings: tuple[tuple[str, Expr], ...] = ()  # the inputs computed from settings
+
+    def tuned(self, numbers: Sequence[float]) -> dict[str, np.ndarray]:
+        """The inputs that hold settings, for these numbers in the order of `chains.settings.numbers_of`."""
+        inputs = [(self.buffers[name], node) for name, node in self.settings if name in self.buffers]
+        return {buffer.name: np.array(evaluate(node, numbers), buffer.dtype) for buffer, node in inputs}
 
     @cached_property
     def buffers(self) -> dict[str, Buffer]:

@@ -7,11 +7,11 @@ relu with its pullback costs a quarter where windows are two by two.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from chains.expr import Formula, maximum, trace, where
-from chains.operations import Copy, Map, Operation, Pool, PoolInput
+from chains.operations import Copy, Map, Operation, Pool, PoolInput, users
 from chains.view import Buffer, View, c_strides
 
 _RELU = trace(lambda x: maximum(x, 0.0))
@@ -21,11 +21,13 @@ _PULLBACK = trace(lambda dy, y: dy * where(y <= 0.0, 0.0, 1.0))
 def relu_after_max_pool(operations: Sequence[Operation]) -> list[Operation]:
     """The same results, with every relu whose output only a max pool and the two pullbacks read moved behind the pool."""
     result = list(operations)
+    touching = users(result)
     position = 0
     while position < len(result):
-        found = _found(result, position)
+        found = _found(result, touching, position)
         if found is not None:
             result = [new for old in result for new in found.moved(old)]
+            touching = users(result)
         position += 1
     return result
 
@@ -57,18 +59,23 @@ class _Found:
         return [operation]
 
 
-def _found(operations: list[Operation], position: int) -> _Found | None:
+def _found(operations: list[Operation], touching: Mapping[Buffer, list[int]], position: int) -> _Found | None:
     """What would move with a relu at this position; None where there is none, or where moving might change a result."""
-    relu, after = operations[position], operations[position + 1 :]
+    relu = operations[position]
     if not isinstance(relu, Map) or _argument_of_relu(relu.formula) is None or relu.outs[0].buffer.role != "scratch":
         return None
+
+    def after(buffer: Buffer) -> list[Operation]:
+        return [operations[k] for k in touching[buffer] if k > position]
+
     y = relu.outs[0]
-    users = _users(y.buffer, after)
-    if not users or type(users[0]) is not Pool or users[0].kind != "max" or not _is_same(users[0].ins[0], y):
+    readers = after(y.buffer)
+    if not readers or type(readers[0]) is not Pool or readers[0].kind != "max" or not _is_same(readers[0].ins[0], y):
         return None
-    pool, pullbacks = users[0], users[1:]
+    pool, pullbacks = readers[0], readers[1:]
     pooled = pool.outs[0]
-    if any(out.buffer is pooled.buffer for operation in operations if operation is not pool for out in operation.outs):
+    others = (operations[k] for k in touching[pooled.buffer] if operations[k] is not pool)
+    if any(out.buffer is pooled.buffer for operation in others for out in operation.outs):
         return None
     if not pullbacks:
         return _Found(relu, pool)
@@ -80,13 +87,9 @@ def _found(operations: list[Operation], position: int) -> _Found | None:
     dy = pool_input.outs[0]
     places = zip((*pool_input.ins[1:], *pullback.ins), (y, pooled, dy, y), strict=True)
     # Nobody else may see the gradient in front of relu.
-    seen = [operation for operation in _users(dy.buffer, after) if operation is not pool_input]
+    seen = [operation for operation in after(dy.buffer) if operation is not pool_input]
     alone = seen[:1] == [pullback] and (len(seen) == 1 or _is_same(pullback.outs[0], dy)) and dy.buffer.role == "scratch"
     return _Found(relu, pool, pool_input, pullback) if alone and all(_is_same(a, b) for a, b in places) else None
-
-
-def _users(buffer: Buffer, operations: Sequence[Operation]) -> list[Operation]:
-    return [operation for operation in operations if any(view.buffer is buffer for view in operation.views)]
 
 
 def _argument_of_relu(formula: Formula) -> int | None:

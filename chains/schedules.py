@@ -4,43 +4,87 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from chains.expr import cos, floor, minimum, where
+from chains.settings import Tunable, check_not_negative, check_positive
 
 Schedule = Callable[[Any], Any]
 
 
-def exponential(rate: float, decay: float, every: int = 1) -> Schedule:
+@dataclass(frozen=True)
+class exponential(Tunable):
     """``rate * decay ** (step / every)``: the rate falls by the factor `decay` over each `every` updates."""
-    _check_positive("every", every)
-    return lambda step: rate * decay ** (step / every)
+
+    settings: ClassVar[tuple[str, ...]] = ("rate", "decay", "every")
+
+    rate: float
+    decay: float
+    every: float = 1
+
+    def __post_init__(self) -> None:
+        check_not_negative("rate", self.rate)
+        check_positive("decay", self.decay)
+        check_positive("every", self.every)
+
+    def __call__(self, step: Any) -> Any:
+        return self.rate * self.decay ** (step / self.every)
 
 
-def stepwise(rate: float, decay: float, every: int) -> Schedule:
+@dataclass(frozen=True)
+class stepwise(Tunable):
     """``rate * decay ** floor(step / every)``: constant for `every` updates, then lower by the factor `decay`."""
-    _check_positive("every", every)
-    return lambda step: rate * decay ** floor(step / every)
+
+    settings: ClassVar[tuple[str, ...]] = ("rate", "decay", "every")
+
+    rate: float
+    decay: float
+    every: float
+
+    def __post_init__(self) -> None:
+        check_not_negative("rate", self.rate)
+        check_positive("decay", self.decay)
+        check_positive("every", self.every)
+
+    def __call__(self, step: Any) -> Any:
+        return self.rate * self.decay ** floor(step / self.every)
 
 
-def cosine(rate: float, steps: int, *, final: float = 0.0) -> Schedule:
+@dataclass(frozen=True)
+class cosine(Tunable):
     """From `rate` down to `final` along half a cosine over `steps` updates, then `final` (Loshchilov and Hutter 2017)."""
-    _check_positive("steps", steps)
-    return lambda step: final + 0.5 * (rate - final) * (1.0 + cos(math.pi * minimum(step / steps, 1.0)))
+
+    settings: ClassVar[tuple[str, ...]] = ("rate", "steps", "final")
+
+    rate: float
+    steps: float
+    final: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_not_negative("rate", self.rate)
+        check_positive("steps", self.steps)
+        check_not_negative("final", self.final)
+
+    def __call__(self, step: Any) -> Any:
+        return self.final + 0.5 * (self.rate - self.final) * (1.0 + cos(math.pi * minimum(step / self.steps, 1.0)))
 
 
-def warmup(schedule: float | Schedule, steps: int) -> Schedule:
+@dataclass(frozen=True)
+class warmup(Tunable):
     """From ``1 / steps`` of the rate up to it in equal parts over `steps` updates, then `schedule` from its start."""
-    _check_positive("steps", steps)
 
-    def rate(step: Any) -> Any:
-        after = step - steps
-        full = schedule(where(after > 0, after, 0.0)) if callable(schedule) else schedule
-        return where(step < steps, (step + 1.0) / steps, 1.0) * full
+    settings: ClassVar[tuple[str, ...]] = ("schedule", "steps")
 
-    return rate
+    schedule: float | Schedule
+    steps: float
 
+    def __post_init__(self) -> None:
+        if not callable(self.schedule):
+            check_not_negative("schedule", self.schedule, ", or a function of the step")
+        check_positive("steps", self.steps)
 
-def _check_positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"`{name}` (={value}) must be positive")
+    def __call__(self, step: Any) -> Any:
+        after = step - self.steps
+        full = self.schedule(where(after > 0, after, 0.0)) if callable(self.schedule) else self.schedule
+        return where(step < self.steps, (step + 1.0) / self.steps, 1.0) * full

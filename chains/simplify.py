@@ -6,10 +6,10 @@ input's gradient, and where nobody asked for it, it is never computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from chains.operations import Copy, Map, MatMul, Operation, ScatterAdd
+from chains.operations import Copy, Map, MatMul, Operation, ScatterAdd, users
 from chains.reorder import relu_after_max_pool
 from chains.view import Buffer, View
 
@@ -36,32 +36,33 @@ def live(operations: Sequence[Operation]) -> list[Operation]:
     return kept[::-1]
 
 
-def without_copies(operations: list[Operation]) -> list[Operation]:
+def without_copies(operations: Sequence[Operation]) -> list[Operation]:
     """The operations with every scratch buffer that merely repeats another one replaced by that other one."""
-    position = 0
-    while position < len(operations):
-        operation = operations[position]
-        if isinstance(operation, Copy) and _can_share(operations, position):
+    kept: dict[int, Operation] = dict(enumerate(operations))
+    touching = users(operations)
+    for position in range(len(operations)):
+        operation = kept[position]
+        if isinstance(operation, Copy) and _can_share(kept, touching, position):
             copied, original = operation.outs[0].buffer, operation.ins[0].buffer
-            del operations[position]
-            operations[:] = [_redirected(other, copied, original) for other in operations]
-        else:
-            position += 1
-    return operations
+            del kept[position]
+            positions = {*touching[original], *touching.pop(copied)} - {position}
+            touching[original] = sorted(positions)
+            kept.update({k: _redirected(kept[k], copied, original) for k in touching[original]})
+    return [kept[position] for position in sorted(kept)]
 
 
-def _can_share(operations: list[Operation], position: int) -> bool:
+def _can_share(operations: Mapping[int, Operation], touching: Mapping[Buffer, list[int]], position: int) -> bool:
     """Whether the copy at `position` may be dropped and both its buffers be one."""
     (out,), (original,) = operations[position].outs, operations[position].ins
     if out.buffer.role != "scratch" or out.dtype != original.dtype or out.batched != original.batched:
         return False
     if not (_is_whole(out) and _is_whole(original) and out.sample_size == original.sample_size):
         return False
-    if any(view.buffer is out.buffer for before in operations[:position] for view in before.views):
+    if touching[out.buffer][0] < position:
         return False
-    after = operations[position + 1 :]
-    touched = any(view.buffer is original.buffer for later in after for view in later.views)
-    written = any(view.buffer in (out.buffer, original.buffer) for later in after for view in later.outs)
+    touched = touching[original.buffer][-1] > position
+    after = {k for buffer in (out.buffer, original.buffer) for k in touching[buffer] if k > position}
+    written = any(view.buffer in (out.buffer, original.buffer) for k in after for view in operations[k].outs)
     return not written or (not touched and original.buffer.role == "scratch")
 
 

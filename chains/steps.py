@@ -4,86 +4,107 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from chains import arguments
-from chains.backends import Backend, Binding, Feed, backend
+from chains.backends import Binding, Executable, Feed, backend
 from chains.backends.places import place_of, runner_of
 from chains.optimizers import Optimizer
-from chains.program import Program, Recorder
+from chains.program import Recorder
 
 State = dict[str, np.ndarray]
+Arrays = Mapping[str, np.ndarray]
 
 
-class Steps:
-    """A recorded training step going through a data set in batches.
+class Steps(ABC):
+    """A recorded training step, bound to what every step shares; subclasses know where the batches come from.
 
-    `data` are the checked arrays by buffer name. `state` is the optimiser's, live; pass a copy of it to go on.
+    `trained` are the arrays to be updated in place: the parameters and the network's state, if any. `optimizer_state` is
+    live; pass a copy of it to go on. Raises ValueError for that of another optimiser or network.
     """
 
-    def __init__(
-        self,
-        runner: Backend,
-        program: Program,
-        p: np.ndarray,
-        data: Mapping[str, np.ndarray],
-        optimizer: Optimizer,
-        *,
-        batch_size: int,
-        drop_last: bool,
-        seed: int,
-        state: State | None,
-    ) -> None:
-        self.state = _start(optimizer, p) if state is None else _checked(state, optimizer, p)
-        self._first_step = int(self.state["step"])
-        place = place_of(p)
-        self._runner = runner_of(p, runner).choose(program)
-        self._random = place.contiguous(np.array([seed, int(self.state["step"])], np.uint64))
-        self._value = place.contiguous(np.zeros((), p.dtype))
-        self._seed = seed
-        self._samples = len(data["x"])
-        self._sorted = np.arange(self._samples)
-        self._order = self._sorted.copy()
-        data = {name: place.contiguous(array) for name, array in data.items() if name in program.buffers}
-        shared = {"p": p, "value": self._value, "random": self._random, **self.state}
-        shared = {name: array for name, array in shared.items() if name in program.buffers}
-        self.whole_batch = batch_size == self._samples
-        if self.whole_batch:  # bound as they are: nothing to fetch
-            shared |= {name: place.contiguous(array, program.dtype) for name, array in data.items()}
-            data = {}
-        full, rest = divmod(self._samples, batch_size)
-        self._parts = [self._part(program, shared, data, batch_size, 0, full)]
-        if rest and not drop_last:
-            self._parts.append(self._part(program, shared, data, rest, full * batch_size, 1))
-        self.per_epoch = sum(part.steps for part in self._parts)
-        self._chunk = 1  # steps between two looks at the clock
+    per_epoch: int | None  # steps an epoch, where that is known
 
-    def _part(self, program: Program, shared: State, data: State, batch: int, start: int, steps: int) -> _Part:
-        binding = self._runner.bind(program, batch, shared)
-        return _Part(self._runner.feed(binding, data, self._order[start : start + steps * batch]), batch, steps)
+    def __init__(
+        self, executable: Executable, trained: Arrays, optimizer: Optimizer, *, seed: int, optimizer_state: State | None
+    ) -> None:
+        p = trained["p"]
+        self.optimizer_state = _start(optimizer, p) if optimizer_state is None else _checked(optimizer_state, optimizer, p)
+        place = place_of(p)
+        self._first_step = int(self.optimizer_state["step"])
+        self._runner, self._program = executable.backend, executable.program
+        random = np.array([seed, int(self.optimizer_state["step"])], np.uint64)
+        own = {"value": place.contiguous(np.zeros((), p.dtype)), "random": place.contiguous(random)}
+        self._shared = self._used({**trained, **own, **self.optimizer_state, **executable.settings})
+
+    def _used(self, arrays: Arrays) -> State:
+        """Those of the arrays that the program has a buffer for."""
+        return {name: array for name, array in arrays.items() if name in self._program.buffers}
 
     @property
     def done(self) -> int:
         """How many steps were done; the program itself counts them."""
-        return int(self.state["step"]) - self._first_step
+        return int(self.optimizer_state["step"]) - self._first_step
 
+    @abstractmethod
     def epochs(self, most: int, shuffle: bool, tick: Callable[[int], object] | None) -> list[float]:
         """Go through the data once, or up to `most` times where that takes no shuffling; the mean loss of each epoch.
 
         `tick` is called with the number of steps done since its last call. Raises FloatingPointError where a loss is
         not finite.
         """
-        if self.whole_batch:
+
+
+class ArraySteps(Steps):
+    """Steps through a data set in batches; `data` are the checked arrays by buffer name."""
+
+    def __init__(
+        self,
+        data: Arrays,
+        executable: Executable,
+        trained: Arrays,
+        optimizer: Optimizer,
+        *,
+        batch_size: int,
+        drop_last: bool,
+        seed: int,
+        optimizer_state: State | None,
+    ) -> None:
+        super().__init__(executable, trained, optimizer, seed=seed, optimizer_state=optimizer_state)
+        self._seed = seed
+        self._samples = len(data["x"])
+        self._sorted = np.arange(self._samples)
+        self._order = self._sorted.copy()
+        place = place_of(trained["p"])
+        data = {name: place.contiguous(array) for name, array in self._used(data).items()}
+        self._whole_batch = batch_size == self._samples
+        if self._whole_batch:  # bound as they are: nothing to fetch
+            self._shared |= {name: place.contiguous(array, self._program.dtype) for name, array in data.items()}
+            data = {}
+        full, rest = divmod(self._samples, batch_size)
+        self._parts = [self._part(data, batch_size, 0, full)]
+        if rest and not drop_last:
+            self._parts.append(self._part(data, rest, full * batch_size, 1))
+        self.per_epoch = sum(part.steps for part in self._parts)
+        self._chunk = 1  # steps between two looks at the clock
+
+    def _part(self, data: State, batch: int, start: int, steps: int) -> _Part:
+        binding = self._runner.bind(self._program, batch, self._shared)
+        return _Part(self._runner.feed(binding, data, self._order[start : start + steps * batch]), batch, steps)
+
+    def epochs(self, most: int, shuffle: bool, tick: Callable[[int], object] | None) -> list[float]:
+        if self._whole_batch:
             count = min(most, max(1, self._chunk))
-            self.state["epoch"] += count
+            self.optimizer_state["epoch"] += count
             return self._run(self._parts[0].feed, count, tick).tolist()
         if shuffle:  # each epoch's order depends on the seed and its number alone
             self._order[:] = self._sorted
-            np.random.default_rng([self._seed, int(self.state["epoch"])]).shuffle(self._order)
-        self.state["epoch"] += 1
+            np.random.default_rng([self._seed, int(self.optimizer_state["epoch"])]).shuffle(self._order)
+        self.optimizer_state["epoch"] += 1
         total = sum(self._run(part.feed, part.steps, tick).sum() * part.batch for part in self._parts)
         return [float(total) / sum(part.steps * part.batch for part in self._parts)]
 
@@ -97,11 +118,7 @@ class Steps:
             with self._runner.running():
                 done = feed(first, values[first : first + count])
             elapsed = time.perf_counter() - start
-            if not math.isfinite(values[first + done - 1]):
-                raise FloatingPointError(
-                    f"the loss is {values[first + done - 1]} at step {self.done}: the parameters or the data are out of range; "
-                    "try a lower learning rate or clip_norm, or look for extreme values in the data"
-                )
+            check_loss(values[first + done - 1], self.done)
             if tick is not None:
                 tick(done)
             first += done
@@ -132,7 +149,7 @@ class Updater:
         parameters = ops.external("p", p.shape, role="state")
         own = ops.scratch("gradient", p.shape, batched=False)
         ops.copy(own, ops.external("g", p.shape, role="input"))
-        optimizer.record(ops, parameters, own, [(0, p.size)])
+        ops.symbolic(optimizer).record(ops, parameters, own, [(0, p.size)])
         program = ops.finish()
         self.optimizer = optimizer
         self.p = p
@@ -153,8 +170,17 @@ class Updater:
         return f"<{self.optimizer!r} of {self.p.size} parameters after {int(self.state['step'])} steps>"
 
 
+def check_loss(loss: float, step: int) -> None:
+    """Raise FloatingPointError where the loss of a step is not finite."""
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"the loss is {loss} at step {step}: the parameters or the data are out of range; "
+            "try a lower learning rate or clip_norm, or look for extreme values in the data"
+        )
+
+
 def _start(optimizer: Optimizer, p: np.ndarray) -> State:
-    state = {"state": np.zeros(optimizer.n_states * p.size, p.dtype), "step": np.zeros(()), "epoch": np.zeros(())}
+    state = {"moments": np.zeros(optimizer.n_states * p.size, p.dtype), "step": np.zeros(()), "epoch": np.zeros(())}
     return {name: place_of(p).contiguous(array) for name, array in state.items()}
 
 

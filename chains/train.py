@@ -8,30 +8,34 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from chains import arguments
-from chains.backends.places import place_of
+from chains.backends.places import on_host, place_of
 from chains.chain import Chain
 from chains.history import History
 from chains.losses import Loss
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
-from chains.steps import Steps
+from chains.record import Objective
+from chains.steps import ArraySteps, Steps
+from chains.stream import Stream, StreamSteps
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a callback sees after an epoch: `p` and `history` are the live ones, `epoch` counts from 1."""
+    """What a callback sees after an epoch, which count from 1: `p`, `history` and `state`, the network's, are the live ones."""
 
     net: Chain
     p: np.ndarray
     epoch: int
     history: History
+    state: np.ndarray | None = None
 
 
 # Called after each epoch; where it returns a text, training stops with that as the reason.
@@ -53,6 +57,7 @@ def train(
     drop_last: bool = False,
     weights: Any = None,
     penalty: Penalty | None = None,
+    state: np.ndarray | None = None,
     validation: tuple[Any, Any] | None = None,
     metrics: Sequence[Metric] = (),
     progress: bool | None = None,
@@ -60,45 +65,53 @@ def train(
     check_finite: bool = True,
     resume: History | None = None,
 ) -> History:
-    """Train `net` on `x` and `t`, updating the parameter vector `p` in place.
+    """Train `net` on `x` and `t`, updating the parameter vector `p`, and for networks that have one the `state`, in place.
 
     `x`: (samples, *input_shape); `t`: targets as `loss` wants them; `weights`: (samples,) factors of their losses.
+    Or `x` is a source of batches (x, t) or (x, t, weights), such as `data.Batches` or a list, and `t` is None: every pass
+    over it is an epoch, and it decides `batch_size`, `shuffle`, `drop_last` and `weights`, which may not be given then. A
+    batch that does not fit is refused before its step, with a note of its number.
     `batch_size`: samples a step, None for all. Each epoch goes through all samples once, shuffled unless
     `shuffle` is false; a last, smaller batch is used too unless `drop_last`. The same `seed` gives the same run.
     `validation`: (x, t) to compute the loss and the `metrics` (functions of outputs and targets) on after each
     epoch. `progress`: show a bar; None shows one on terminals and in notebooks. `callbacks` are called with a
     `TrainingState` after each epoch; one that returns a text stops the training, and one that has a method `finish` is
-    called there at the end. `resume`: the history of
-    an earlier call with the same optimiser, whose momentum and step count are carried on.
+    called there at the end. `resume`: the history of an earlier call with the same optimiser, whose momentum and step
+    count are carried on; `p` and `state` are to be those it left.
 
-    Returns the `History`. Ctrl-C ends training after a step, with `p` as of then and the reason in
+    Returns the `History`. Ctrl-C ends training after a step, with `p` and `state` as of then and the reason in
     ``history.stopped``. Raises FloatingPointError, naming the step and the loss and carrying the history as its
     attribute `history`, where the loss is not a finite number, and TypeError or ValueError, before anything is
     written, for arguments that do not fit.
     """
+    arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
     p = arguments.check_trained(p, net.n_params)
-    arguments.check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
     seed = arguments.check_seed(seed)
-    if resume is not None:
-        arguments.check_is("resume", resume, History, "the history of an earlier call of train")
-        if resume.optimizer not in ("", type(optimizer).__name__):
-            raise ValueError(
-                f"`resume` is the history of {resume.optimizer}, which {optimizer!r} on {p.size} parameters cannot go on from"
-            )
-    for callback in callbacks:
-        if not callable(callback) or isinstance(callback, type):
-            raise TypeError(f"`callbacks` holds {callback!r}, but something to call after each epoch is wanted")
-    data, objective = net.problem(x, t, loss, weights, penalty)
-    samples = len(data["x"])
-    batch_size = _check_counts(samples, epochs, batch_size, drop_last)
-    judge = _Judge(net, p, loss, penalty, validation, metrics)
-    data = arguments.together(p, data)
+    _check_run(p, optimizer, epochs, callbacks, resume)
+    arguments.check_flags(shuffle=shuffle, drop_last=drop_last, check_finite=check_finite)
+    if progress is not None:
+        arguments.check_flags(progress=progress)
+    arguments.check_functions("metrics", metrics, "functions of outputs and targets")
+    data: dict[str, np.ndarray] = {}
+    steps_through: Callable[..., Steps]
+    if t is None:
+        given = {"batch_size": batch_size, "shuffle": not shuffle, "drop_last": drop_last, "weights": weights}
+        stream = Stream(_check_source(x, given), _batch_problem(net, loss, penalty, check_finite), epochs)
+        objective, steps_through = stream.objective, partial(StreamSteps, stream)
+    else:
+        data, objective = net.problem(x, t, loss, weights, penalty)
+        batch_size = _check_batch_size(net, len(data["x"]), batch_size, drop_last)
+        data = arguments.together(p, data)
+        steps_through = partial(ArraySteps, data, batch_size=batch_size, drop_last=drop_last)
+    step = net.training_step(p, objective, optimizer)
+    state = net.state_for(step.program, state, p.dtype, False, {"p": p, **data}).get("state")
+    judge = _Judge(net, p, state, loss, penalty, validation, metrics)
     if check_finite:
-        arguments.check_finite(p=p, **data)
-    program = net.training_step(p, objective, optimizer)
-    state = None if resume is None else resume.optimizer_state
-    steps = Steps(net.runner, program, p, data, optimizer, batch_size=batch_size, drop_last=drop_last, seed=seed, state=state)
-    history = History(optimizer_state=steps.state, optimizer=type(optimizer).__name__)
+        arguments.check_finite(p=p, state=state, **data)
+    trained = {"p": p} if state is None else {"p": p, "state": state}
+    optimizer_state = None if resume is None else resume.optimizer_state
+    steps = steps_through(step, trained, optimizer, seed=seed, optimizer_state=optimizer_state)
+    history = History(optimizer_state=steps.optimizer_state, optimizer=type(optimizer).__name__)
     bar = _Bar(progress, epochs, steps.per_epoch)
     start = time.perf_counter()
     try:
@@ -110,7 +123,7 @@ def train(
             history.add(judgement)
             history.seconds += [time.perf_counter() - start] * len(losses)
             for callback in callbacks:
-                reason = callback(TrainingState(net, p, history.epochs, history))
+                reason = callback(TrainingState(net, p, history.epochs, history, state))
                 history.stopped = history.stopped or str(reason or "")
             bar.show(history)
     except KeyboardInterrupt:
@@ -124,21 +137,62 @@ def train(
     for callback in callbacks:
         finish = getattr(callback, "finish", None)
         if finish is not None:
-            finish(TrainingState(net, p, history.epochs, history))
+            finish(TrainingState(net, p, history.epochs, history, state))
     return history
 
 
-def _check_counts(samples: int, epochs: int, batch_size: int | None, drop_last: bool) -> int:
-    """The batch size, at most the number of samples. Raises ValueError for counts that make no sense."""
-    if not isinstance(epochs, (int, np.integer)) or epochs < 0:
+def _check_run(p: np.ndarray, optimizer: Optimizer, epochs: int, callbacks: Sequence[Callback], resume: History | None) -> None:
+    """Raise TypeError or ValueError where these make no sense, or not together."""
+    arguments.check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
+    if resume is not None:
+        arguments.check_is("resume", resume, History, "the history of an earlier call of train")
+        if resume.optimizer not in ("", type(optimizer).__name__):
+            raise ValueError(
+                f"`resume` is the history of {resume.optimizer}, which {optimizer!r} on {p.size} parameters cannot go on from"
+            )
+    arguments.check_functions("callbacks", callbacks, "functions to call after each epoch")
+    if not isinstance(epochs, (int, np.integer)) or isinstance(epochs, bool) or epochs < 0:
         raise ValueError(f"`epochs` (={epochs!r}) must be a whole number, zero or more")
+
+
+def _check_batch_size(net: Chain, samples: int, batch_size: int | None, drop_last: bool) -> int:
+    """The batch size, at most the number of samples. Raises ValueError where it makes no sense, or not for this network."""
     if batch_size is None:
-        return samples
-    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+        batch_size = samples
+    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
         raise ValueError(f"`batch_size` (={batch_size!r}) must be a positive whole number, or None for all samples")
     if drop_last and batch_size > samples:
         raise ValueError(f"`drop_last` leaves nothing to train on: `batch_size` (={batch_size}) exceeds the {samples} samples")
-    return min(int(batch_size), samples)
+    batch_size = min(int(batch_size), samples)
+    net.network.check_batch(batch_size)
+    if samples % batch_size and not drop_last:
+        net.network.check_batch(samples % batch_size, "the last batch, which `drop_last` would leave out,")
+    return batch_size
+
+
+def _check_source(x: Any, given: dict[str, Any]) -> Any:
+    """`x`. Raises TypeError or ValueError unless it can be gone through, and nothing is given that the batches decide."""
+    if isinstance(x, np.ndarray) or not hasattr(x, "__iter__"):
+        raise TypeError(
+            f"`t` is None, but `x` (a {type(x).__name__}) is no source of batches: pass targets, or Batches(x, t, ...)"
+        )
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise ValueError(f"`{name}` is decided by the source of batches: give it there, not to train")
+    return x
+
+
+def _batch_problem(net: Chain, loss: Loss, penalty: Penalty | None, check_finite: bool) -> Callable[..., Any]:
+    """`net.problem` for a batch of a source: one that the network cannot be trained on is refused too."""
+
+    def problem(x: Any, t: Any, weights: Any = None) -> tuple[dict[str, np.ndarray], Objective]:
+        data, objective = net.problem(x, t, loss, weights, penalty)
+        net.network.check_batch(len(data["x"]))
+        if check_finite:
+            arguments.check_finite(**data)
+        return data, objective
+
+    return problem
 
 
 def _name(metric: Metric) -> str:
@@ -149,14 +203,21 @@ class _Judge:
     """Computes the loss and the metrics on the validation data."""
 
     def __init__(
-        self, net: Chain, p: np.ndarray, loss: Loss, penalty: Penalty | None, validation: Any, metrics: Sequence[Metric]
+        self,
+        net: Chain,
+        p: np.ndarray,
+        state: np.ndarray | None,
+        loss: Loss,
+        penalty: Penalty | None,
+        validation: Any,
+        metrics: Sequence[Metric],
     ) -> None:
         names = [_name(metric) for metric in metrics]
         if validation is None and metrics:
             raise ValueError("`metrics` are computed on validation data: pass `validation=(x, t)` too")
         if len(set(names)) < len(names) or {"loss", "validation loss", "seconds"} & set(names):
             raise ValueError(f"`metrics` (={names}) must have names of their own: give a function another __name__")
-        self._arguments = (net, p, loss, penalty)
+        self._arguments = (net, p, state, loss, penalty)
         self._metrics = dict(zip(names, metrics, strict=True))
         self._data = None
         if validation is not None:
@@ -171,19 +232,19 @@ class _Judge:
         """The numbers by name; none without validation data."""
         if self._data is None:
             return {}
-        net, p, loss, penalty = self._arguments
+        net, p, state, loss, penalty = self._arguments
         x, t = self._data
-        numbers = {"validation loss": net.loss(p, x, t, loss, penalty=penalty)}
+        numbers = {"validation loss": net.loss(p, x, t, loss, penalty=penalty, state=state)}
         if self._metrics:
-            y = net(x, p)
-            numbers |= {name: float(metric(y, t)) for name, metric in self._metrics.items()}
+            y = net(x, p, state=state)
+            numbers |= {name: float(metric(on_host(y), on_host(t))) for name, metric in self._metrics.items()}
         return numbers
 
 
 class _Bar:
     """A progress bar that counts steps; `tick` is None where no bar is shown."""
 
-    def __init__(self, wanted: bool | None, epochs: int, per_epoch: int) -> None:
+    def __init__(self, wanted: bool | None, epochs: int, per_epoch: int | None) -> None:
         self.tick: Callable[[int], object] | None = None
         self._bar: Any = None
         self._epochs = epochs
@@ -194,7 +255,7 @@ class _Bar:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # without widgets, tqdm.auto warns and falls back on text
                 from tqdm.auto import tqdm
-            self._bar = tqdm(total=epochs * per_epoch, unit="step", dynamic_ncols=True)
+            self._bar = tqdm(total=None if per_epoch is None else epochs * per_epoch, unit="step", dynamic_ncols=True)
             self.tick = self._bar.update
 
     def show(self, history: History) -> None:

@@ -40,8 +40,8 @@ def shape_text(shape: Shape) -> str:
 class Buffer:
     """A named piece of memory. `role` says who provides it and who reads it afterwards:
 
-    "input" (the caller's, only read), "output" (the caller's, filled), "state" (the caller's, updated),
-    "constant" (`data`, part of the program) and "scratch" (private, planned by `chains.scratch`).
+    "input" (the caller's, only read; `data` where it gives none), "output" (the caller's, filled), "state" (the caller's,
+    updated), "constant" (`data`, part of the program) and "scratch" (private, planned by `chains.scratch`).
     """
 
     name: str
@@ -101,6 +101,17 @@ class View:
     def contiguous(self) -> bool:
         """Whether the elements lie in C order without gaps."""
         return self.strides == c_strides(self.shape)
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """The elements' places in the buffer, as runs (start, stop) without gaps; for views without samples."""
+        runs, length = [self.offset], 1
+        for extent, stride in sorted(zip(self.sample_shape, self.strides, strict=True), key=lambda axis: axis[1]):
+            if stride == length and len(runs) == 1:
+                length *= extent
+            elif extent != 1:
+                runs = [start + k * stride for start in runs for k in range(extent)]
+        return [(start, start + length) for start in runs]
 
     @property
     def T(self) -> View:

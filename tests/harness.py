@@ -21,8 +21,10 @@ import chains
 from chains import expr, losses, schedules
 from chains import initializers as initial
 from chains.activations import ACTIVATIONS
+from chains.architecture import Architecture
 from chains.backends import backend
-from chains.layers.base import Layer, Node
+from chains.layers.base import Layer, Node, Vectors
+from chains.models import Bottleneck, DenseBlock, Transition
 from chains.program import Program, Recorder
 from chains.scratch import ALIGNMENT
 from chains.view import concrete
@@ -56,12 +58,17 @@ class Case:
         return net.freeze(*self.frozen)
 
     def problem(self, batch: int, seed: int = 0) -> Problem:
-        """Random data whose numbers are exact in float32, so that both types see the same ones."""
+        """Random data whose numbers are exact in float32, so that both types see the same ones.
+
+        A batch that is too small to train on is made as large as it must be.
+        """
         net, rng = self.net(), np.random.default_rng([seed, batch])
+        batch = max(batch, net.network.declaration.most_demanding.smallest_batch)
         p = _exact(rng.normal(0.0, 0.8, net.n_params))
         x, dy = (_exact(rng.normal(0.0, 1.0, (batch, *shape))) for shape in (net.input_shape, net.output_shape))
         t = targets(self.targets, rng, batch, net.output_shape)
-        return Problem(self, p, x, t, _exact(rng.uniform(0.5, 2.0, batch)) if self.weighted else None, dy)
+        w = _exact(rng.uniform(0.5, 2.0, batch)) if self.weighted else None
+        return Problem(self, p, x, t, w, dy, _exact(rng.uniform(0.5, 2.0, net.n_state)))
 
     def __str__(self) -> str:
         return self.name
@@ -77,20 +84,23 @@ class Problem:
     t: np.ndarray
     w: np.ndarray | None
     dy: np.ndarray
+    state: np.ndarray  # of length 0 for most
 
     def value_and_grad(self, name: str = "numpy", dtype: Any = np.float64, mode: str = "train", **changed: Any) -> Any:
         at = replace(self, **changed) if changed else self
         case = self.case
         return _net(case, name).value_and_grad(
-            at.p.astype(dtype), at.x, at.t, case.loss, weights=at.w, penalty=case.penalty, mode=mode, seed=3
-        )
+            at.p.astype(dtype), at.x, at.t, case.loss, weights=at.w, penalty=case.penalty, state=at.state.astype(dtype),
+            mode=mode, seed=3,
+        )  # fmt: skip
 
     def vjp(self, name: str = "numpy", dtype: Any = np.float64, mode: str = "eval") -> Any:
-        return _net(self.case, name).vjp(self.p.astype(dtype), self.x, self.dy, mode=mode, seed=3)
+        p, state = self.p.astype(dtype), self.state.astype(dtype)
+        return _net(self.case, name).vjp(p, self.x, self.dy, state=state, mode=mode, seed=3)
 
     def call(self, name: str = "numpy", dtype: Any = np.float64, mode: str = "eval", **changed: Any) -> np.ndarray:
         at = replace(self, **changed) if changed else self
-        return _net(self.case, name)(at.x, at.p.astype(dtype), mode=mode, seed=3)
+        return _net(self.case, name)(at.x, at.p.astype(dtype), state=at.state.astype(dtype), mode=mode, seed=3)
 
 
 _nets: dict[tuple[str, str], chains.Chain] = {}
@@ -158,12 +168,39 @@ LAYERS = [
     _layer("Dropout", chains.Dropout(0.4), (9,)),
     _layer("Dropout-image", chains.Dropout(0.25), (2, 3, 3)),
     _layer("Dropout-none", chains.Dropout(0.0)),
+    _layer("SpatialDropout", chains.SpatialDropout(0.4), (6, 2, 3)),
+    _layer("SpatialDropout-vector", chains.SpatialDropout(0.4), (9,)),
+    _layer("LayerNorm", chains.LayerNorm(), (5,)),
+    _layer("LayerNorm-sequence", chains.LayerNorm(3, eps=0.1), (2, 3)),
+    _layer("LayerNorm-image", chains.LayerNorm((2, 3)), (2, 2, 3)),
+    _layer("LayerNorm-plain", chains.LayerNorm(affine=False), (2, 5)),
+    _layer("LayerNorm-one", chains.LayerNorm(), (3, 1)),
+    _layer("RMSNorm", chains.RMSNorm(), (5,)),
+    _layer("RMSNorm-image", chains.RMSNorm((2, 3), eps=0.1), (2, 2, 3)),
+    _layer("RMSNorm-plain", chains.RMSNorm(affine=False), (2, 5)),
+    _layer("GroupNorm", chains.GroupNorm(2, 6), (6,)),
+    _layer("GroupNorm-image", chains.GroupNorm(2, 4, eps=0.1), (4, 2, 3)),
+    _layer("GroupNorm-one-group", chains.GroupNorm(1, 4), (4, 3)),
+    _layer("GroupNorm-instance", chains.GroupNorm(3, 3), (3, 2, 2)),
+    _layer("GroupNorm-plain", chains.GroupNorm(2, 4, affine=False), (4, 3)),
+    _layer("BatchNorm", chains.BatchNorm(3)),
+    _layer("BatchNorm-plain", chains.BatchNorm(3, affine=False)),
+    _layer("BatchNorm-sequence", chains.BatchNorm(2, eps=0.1, momentum=0.3), (2, 3)),
+    _layer("BatchNorm-image", chains.BatchNorm(2), (2, 2, 3)),
+    _layer("BatchNorm-image-plain", chains.BatchNorm(2, affine=False), (2, 2, 3)),
+    _layer("Residual-BatchNorm", chains.Residual(chains.BatchNorm(3), _dense())),
+    _layer("Parallel-BatchNorm", chains.Parallel(chains.BatchNorm(3), chains.Series(_dense(), chains.BatchNorm(3)))),
     _layer("Residual", chains.Residual(_dense())),
     _layer("Residual-deep", chains.Residual(_dense(3, 5), chains.Dropout(0.3), _dense(5, 3))),
     _layer("Residual-nested", chains.Residual(chains.Residual(_dense()), chains.Scale())),
     _layer("Residual-copy", chains.Residual(chains.Flatten())),
     _layer("Residual-softmax", chains.Residual(chains.Softmax())),
     _layer("Residual-nothing", chains.Residual()),
+    _layer("Residual-shortcut", chains.Residual(_dense(3, 5), _dense(5, 4), shortcut=_dense(3, 4, chains.identity))),
+    _layer("Residual-shortcut-reads-dy", chains.Residual(DyUser(), shortcut=DyUser())),
+    _layer("Residual-shortcut-copy", chains.Residual(_dense(6, 6), shortcut=chains.Reshape(2, 6)), (2, 6)),
+    _layer("Residual-activation", chains.Residual(_dense(), activation=chains.tanh)),
+    _layer("Residual-activation-needs-input", chains.Residual(_dense(3, 2), shortcut=_dense(3, 2), activation="gelu")),
     _layer("Parallel", chains.Parallel(_dense(3, 2), _dense(3, 4, chains.gelu), chains.Scale())),
     _layer("Parallel-axis", chains.Parallel(_dense(3, 2), chains.Shift(), axis=-1), (2, 3)),
     _layer("Parallel-first-axis", chains.Parallel(_dense(), chains.Softmax()), (2, 3)),
@@ -173,10 +210,18 @@ LAYERS = [
     _layer("Series", chains.Series(_dense(3, 4), chains.Dropout(0.5), _dense(4, 2))),
     _layer("Series-nothing", chains.Series()),
     _layer("Chain", chains.Chain(_dense(3, 4), chains.Chain(_dense(4, 2, chains.softplus)))),
+    _layer("Chain-part", chains.Chain(_dense(3, 4), _dense(4, 2), _dense(2, 5))[1:], (4,)),
+    _layer("Architecture", Architecture(_dense(3, 4), chains.BatchNorm(4))),
     Case("Dense-alone", chains.Dense, (_dense(3, 4, chains.σ),)),
     Case("Dense-three", chains.Dense, (_dense(3, 4, chains.σ), _dense(4, 5, chains.mish), _dense(5, 2))),
     Case("Dense-frozen", chains.Dense, (_dense(3, 4), _dense(4, 4), _dense(4, 2)), frozen=("1.*", "2.bias")),
     Case("Dense-all-frozen", chains.Dense, (_dense(3, 4), _dense(4, 2)), frozen=("*",)),
+    Case(
+        "BatchNorm-twice",
+        chains.BatchNorm,
+        (_dense(), chains.BatchNorm(3, eps=0.1), chains.Chain(_dense(), chains.BatchNorm(3, eps=0.1))),
+    ),
+    Case("BatchNorm-frozen", chains.BatchNorm, (_dense(), chains.BatchNorm(3), _dense()), frozen=("1.*", "2.bias")),
     Case("Flatten-then-Dense", chains.Flatten, (chains.Flatten(), _dense(6, 2)), (2, 3)),
 ]
 
@@ -226,6 +271,12 @@ IMAGE_LAYERS = [
     _layer("AvgPool-padded", chains.AvgPool(3, stride=2, padding=1), IMAGE),
     _layer("AvgPool-padding-not-counted", chains.AvgPool((2, 3), stride=1, padding=1, count_padding=False), IMAGE),
     _layer("AvgPool-signal", chains.AvgPool((2,)), SIGNAL),
+    _layer("Residual-projection", chains.Residual(_conv(stride=2, padding=1), _conv(2, 3, 2), shortcut=_conv(2, 3, 1, stride=2),
+                                                  activation=chains.silu), (2, 3, 4)),
+    _layer("Bottleneck", Bottleneck(4, 1), (4, 2, 2)),
+    _layer("Bottleneck-projection", Bottleneck(2, 1, stride=2), (2, 3, 2)),
+    _layer("DenseBlock", DenseBlock(2, 2, growth=1), (2, 2, 2)),
+    _layer("Transition", Transition(2), (2, 2, 3)),
     _layer("GlobalAvgPool", chains.GlobalAvgPool(), IMAGE),
     _layer("GlobalAvgPool-signal", chains.GlobalAvgPool(), SIGNAL),
     _layer("Upsample", chains.Upsample(), (2, 2, 3)),
@@ -386,7 +437,7 @@ def uncovered() -> list[str]:
     missing = [c.__name__ for base, have in shown.items() for c in everything if issubclass(c, base) and c not in have]
     functions = {layer.f for case in CASES for layer in case.layers if isinstance(layer, chains.Activation)}
     missing += [name for name, f in ACTIVATIONS.items() if f not in functions or name not in ACTIVATION_FORMULAS]
-    makers = [name for name, f in vars(schedules).items() if inspect.isfunction(f) and f.__module__ == schedules.__name__]
+    makers = [name for name, f in vars(schedules).items() if callable(f) and getattr(f, "__module__", "") == schedules.__name__]
     missing += [name for name in makers if name not in SCHEDULES and not name.startswith("_")]
     kinds = {type(choice) for choice in INITIALIZERS.values()}
     found = [c for c in everything if c.__module__ == initial.__name__]
@@ -475,7 +526,9 @@ def record_all(net: chains.Chain, dtype: Any, *, pullback: bool = True) -> Recor
     cotangent = ops.external("dy", net.output_shape, role="input", batched=True)
     y = ops.external("y", net.output_shape, role="output", batched=True)
     dy = ops.scratch("dy", net.output_shape)
-    node = Node(net.network.declaration, ops, p, g, net.frozen)
+    state = ops.external("state", (net.n_state,), role="input")
+    new_state = ops.scratch("new state", (net.n_state,), batched=False)
+    node = Node(net.network.declaration, ops, Vectors(p, g, state, new_state, net.frozen))
     node.forward(ops, x, y)
     if pullback:
         ops.copy(dy, cotangent)

@@ -198,7 +198,7 @@ def test_no_optimizer_of_an_updater():
         (1.0, ["`t`", "()", "6"]),
         (np.ones((6, 2), complex), ["`t`", "complex128"]),
         (np.full((6, 2), "a"), ["`t`", "U1"]),
-        (None, ["`t`", "object"]),
+        (None, ["`t`"]),  # "object", and in training "None", where batches in place of `x` need no `t`
     ],
     ids=lambda value: str(getattr(value, "dtype", "")) + str(getattr(value, "shape", "")),
 )
@@ -327,7 +327,7 @@ def test_wrong_out(calls, change, word):
     assert_refused(lambda: calls.vjp(out=(calls.g, change(calls.dx))), "`out[1]`", word, calls=calls)
 
 
-@pytest.mark.parametrize("out", [(), (np.empty(26),), np.empty(26), (1, 2, 3)], ids=str)
+@pytest.mark.parametrize("out", [(), (np.empty(26),), np.empty(26), (1, 2, 3)], ids=["none", "one", "array", "three"])
 def test_out_of_vjp_is_a_pair(calls, out):
     assert_refused(lambda: calls.vjp(out=out), "`out", calls=calls)
 
@@ -352,7 +352,7 @@ def test_out_that_overlaps(calls):
 # Objects of the wrong kind
 
 
-@pytest.mark.parametrize("loss", ["mse", None, SquaredLoss, 3, lambda y, t: y - t], ids=str)
+@pytest.mark.parametrize("loss", ["mse", None, SquaredLoss, 3, np.subtract], ids=str)
 def test_wrong_loss(calls, loss):
     x, t = GOOD["x"], GOOD["t"]
     for call in (
@@ -650,6 +650,39 @@ SETTINGS = {
     "schedule-steps": (lambda: chains.schedules.cosine(0.1, 0), "`steps` (=0)"),
     "schedule-warmup": (lambda: chains.schedules.warmup(0.1, 0), "`steps` (=0)"),
     "schedule-if": (lambda: Adam(lambda step: 0.1 if step < 3 else 0.01), "where"),
+    "schedule-text": (lambda: chains.schedules.exponential("a", 0.5), "`rate` (='a')"),
+    "schedule-decay": (lambda: chains.schedules.exponential(0.1, -0.5), "`decay` (=-0.5)"),
+    "schedule-every-text": (lambda: chains.schedules.stepwise(0.1, 0.5, "3"), "`every` (='3')"),
+    "schedule-none": (lambda: chains.schedules.cosine(0.1, None), "`steps` (=None)"),
+    "schedule-final": (lambda: chains.schedules.cosine(0.1, 5, final=-1.0), "`final` (=-1.0)"),
+    "schedule-of-text": (lambda: chains.schedules.warmup("a", 3), "`schedule` (='a')"),
+    "rate-text": (lambda: Adam("1e-3"), "`learning_rate` (='1e-3')"),
+    "rate-none": (lambda: Adam(None), "`learning_rate` (=None)"),
+    "rate-list": (lambda: Adam([0.1]), "`learning_rate` (=[0.1])"),
+    "rate-true": (lambda: Adam(True), "`learning_rate` (=True)"),
+    "rate-infinite": (lambda: Adam(np.inf), "`learning_rate` (=inf)"),
+    "rate-class": (lambda: Adam(chains.SGD), "`learning_rate` (=<class"),
+    "rate-without-step": (lambda: Adam(lambda: 1.0), "`learning_rate`"),
+    "rate-gives-text": (lambda: Adam(lambda step: "x"), "'x'"),
+    "clip-text": (lambda: Adam(clip_norm="1"), "`clip_norm` (='1')"),
+    "momentum-list": (lambda: chains.SGD(0.1, momentum=[0.9]), "`momentum` (=[0.9])"),
+    "nesterov-text": (lambda: chains.SGD(0.1, momentum=0.9, nesterov="yes"), "`nesterov` (='yes')"),
+    "beta-text": (lambda: Adam(beta1="0.9"), "`beta1` (='0.9')"),
+    "eps-none": (lambda: Adam(eps=None), "`eps` (=None)"),
+    "weight_decay-text": (lambda: chains.AdamW(weight_decay="x"), "`weight_decay` (='x')"),
+    "L2-text": (lambda: chains.L2Penalty("1e-3"), "`strength` (='1e-3')"),
+    "L2-patterns": (lambda: chains.L2Penalty(0.1, 3), "`patterns` (=3)"),
+    "L2-list": (lambda: chains.L2Penalty(0.1, ["*"]), "`patterns` (=['*'])"),
+    "L2-plus": (lambda: chains.L2Penalty(0.1) + 3, "not 3"),
+    "FrontLast": (lambda: chains.FrontLastPenalty(0.1, None), "`front` (=0.1)"),
+    "Huber-text": (lambda: chains.HuberLoss("a"), "`delta` (='a')"),
+    "Dropout-text": (lambda: chains.Dropout("a"), "`rate` (='a')"),
+    "freeze": (lambda: NET.freeze(3), "(=3)"),
+    "backend-list": (lambda: Chain(Dense(3, 3), backend=[]), "`backend` (=[])"),
+    "dtype-unknown": (lambda: NET.init(dtype="float99"), "`dtype` (='float99')"),
+    "dtype-number": (lambda: NET.init(dtype=3), "`dtype` (=3)"),
+    "seed-text": (lambda: NET.init(seed="a"), "`seed` (='a')"),
+    "mode-array": (lambda: NET(GOOD["x"], GOOD["p"], mode=np.ones(2)), "`mode`"),
     "patience": (lambda: chains.EarlyStopping(0), "`patience` (=0)"),
     "stopping-mode": (lambda: chains.EarlyStopping(mode="low"), "`mode` (='low')"),
 }
@@ -658,3 +691,28 @@ SETTINGS = {
 @pytest.mark.parametrize(("make", "word"), SETTINGS.values(), ids=SETTINGS)
 def test_settings_out_of_range(make, word):
     assert_refused(make, word)
+
+
+TRAINING = {
+    "epochs": 2.5, "epochs-text": "3", "epochs-true": True, "batch_size": 0.5, "batch_size-text": "4", "batch_size-true": True,
+    "shuffle": "no", "drop_last": 2, "check_finite": "a", "progress": "x", "callbacks": 3, "callbacks-function": print,
+    "metrics": 3, "metrics-function": chains.accuracy, "metrics-text": ["accuracy"], "penalty": 0.1, "resume": 3, "seed": 0.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_options_of_training(name):
+    """The argument and its value are named, and nothing is written."""
+    p, option = GOOD["p"].copy(), name.split("-")[0]
+    with pytest.raises(REFUSED, match=rf"`{option}` (\(=|holds )") as refusal:
+        train(
+            NET, p, GOOD["x"], GOOD["t"], SquaredLoss(), Adam(), validation=(GOOD["x"], GOOD["t"]), **{option: TRAINING[name]}
+        )
+    value = TRAINING[name][0] if isinstance(TRAINING[name], list) else TRAINING[name]
+    assert repr(value) in str(refusal.value)
+    np.testing.assert_array_equal(p, GOOD["p"])
+
+
+def test_training_something_else():
+    with pytest.raises(TypeError, match=r"`net` \(=3\)"):
+        train(3, GOOD["p"], GOOD["x"], GOOD["t"], SquaredLoss(), Adam())

@@ -25,7 +25,7 @@ from chains.operations import Operation
 from chains.program import Program, Recorder
 from chains.steps import Updater
 from tests import emulated, nvrtc
-from tests.harness import CASES, OPTIMIZERS, Case, assert_close, assert_same_bits, run_program
+from tests.harness import CASES, OPTIMIZERS, Case, Problem, assert_close, assert_same_bits, run_program
 
 needs_compiler = pytest.mark.skipif(emulated.COMPILER is None, reason="no C compiler on this computer")
 needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="neither NVRTC nor nvcc on this computer")
@@ -37,6 +37,13 @@ def gradient_program(case: Case, dtype) -> Program:
     t = case.problem(2).t
     objective = record.Objective(case.loss, t.shape[1:], case.weighted, case.penalty)
     return record.gradient(net.network, objective, dtype, True)
+
+
+def arrays_of(problem: Problem) -> dict[str, np.ndarray]:
+    """What a gradient's program is given, by buffer name."""
+    state = problem.case.net().init_state(np.float64)
+    arrays = {"p": problem.p, "x": problem.x, "t": problem.t, "random": np.array([3, 0], np.uint64), "state": state}
+    return arrays if problem.w is None else arrays | {"weights": problem.w}
 
 
 # The kernels compile
@@ -162,8 +169,7 @@ def test_a_long_sum_is_split_among_blocks():
 def test_order_of_threads_does_not_matter(case):
     program = gradient_program(case, np.float32)
     problem = case.problem(70)
-    arrays = {"p": problem.p, "x": problem.x, "t": problem.t, "random": np.array([3, 0], np.uint64)}
-    arrays |= {} if problem.w is None else {"weights": problem.w}
+    arrays = arrays_of(problem)
     wanted, found, backwards = (run_program(program, name, 70, arrays) for name in ("numpy", *EMULATED))
     assert_same_bits(found, backwards)
     for name in wanted:
@@ -458,7 +464,7 @@ def test_training_is_that_of_numpy(net, device, batch_size):
     assert histories["host"].loss == histories["device"].loss
     assert_close(places["host"], places["numpy"], 1e-5)
     assert_close(histories["host"].loss, histories["numpy"].loss, 1e-5)
-    assert device.owns(histories["device"].optimizer_state["state"])
+    assert device.owns(histories["device"].optimizer_state["moments"])
     resumed = net.init(device="emulated")
     first = trained(net, resumed, x, t, batch_size=batch_size, epochs=2)
     trained(net, resumed, x, t, batch_size=batch_size, epochs=1, resume=first)
@@ -606,8 +612,7 @@ def test_every_case_on_the_gpu(case, dtype):
     """The same harness: gradients equal NumPy's, twice the same bits, eagerly and as a graph."""
     program = gradient_program(case, dtype)
     problem = case.problem(70)
-    arrays = {"p": problem.p, "x": problem.x, "t": problem.t, "random": np.array([3, 0], np.uint64)}
-    arrays |= {} if problem.w is None else {"weights": problem.w}
+    arrays = arrays_of(problem)
     wanted, found, again = (
         run_program(program, name, 70, arrays, runs=n) for name, n in (("numpy", 1), ("cupy", 1), ("cupy", 3))
     )

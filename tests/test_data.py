@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from chains.data import Batches, load_mnist, mnist, one_hot, read_idx
+from chains.data import Augment, Batches, load_mnist, mnist, one_hot, read_idx
 from chains.data.idx import ELEMENT_TYPES
 
 RNG_SEED = 0
@@ -277,6 +277,30 @@ def test_batches_at_the_end(samples, batch_size, drop_last, sizes):
     assert len(batches) == len(sizes)
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches_scale_the_first_array(shuffle):
+    x, t = digits(12)
+    before = x.copy()
+    settings = {"batch_size": 5, "shuffle": shuffle, "seed": 2, "augment": Augment(shift=1)}
+    pairs = list(zip(Batches(x, t, scale=1 / 255, **settings), Batches(x, t, **settings), strict=True))
+    for (scaled, labels), (plain, same_labels) in pairs:
+        np.testing.assert_array_equal(scaled, plain * np.float32(1 / 255), strict=True)
+        assert scaled.max() <= 1.0
+        assert labels.tobytes() == same_labels.tobytes()
+    assert max(scaled.max() for (scaled, _), _ in pairs) == 1.0
+    np.testing.assert_array_equal(x, before)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted"), [(bool, np.float32), (np.int64, np.float32), (np.float32, np.float32), (np.float64, np.float64)]
+)
+def test_scaled_batches_are_floats(dtype, wanted):
+    x = np.array([[0, 1], [1, 1], [1, 0]], dtype)
+    (part,) = next(iter(Batches(x, batch_size=3, shuffle=False, scale=-0.1)))
+    np.testing.assert_array_equal(part, np.array([[0, -0.1], [-0.1, -0.1], [-0.1, 0]], wanted), strict=True)
+    assert "scale=-0.1" in repr(Batches(x, batch_size=3, scale=-0.1))
+
+
 def test_batches_can_be_nested():
     batches = Batches(np.arange(9), batch_size=3, seed=1)
     outer = iter(batches)
@@ -304,6 +328,13 @@ def test_batches_refuse_what_makes_no_sense():
         Batches(np.zeros(3), batch_size=0)
     with pytest.raises(TypeError, match=r"`batch_size` \(=2.5\)"):
         Batches(np.zeros(3), batch_size=2.5)
+    with pytest.raises(TypeError, match=r"`scale` \(='1/255'\)"):
+        Batches(np.zeros(3), batch_size=2, scale="1/255")
+    for scale in (0, np.inf, np.nan):
+        with pytest.raises(ValueError, match=rf"`scale` \(={scale}\)"):
+            Batches(np.zeros(3), batch_size=2, scale=scale)
+    with pytest.raises(TypeError, match="holds complex128, but real numbers"):
+        Batches(np.zeros(3, complex), batch_size=2, scale=0.5)
 
 
 # One-hot rows

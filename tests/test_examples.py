@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chains.data import mnist
+from chains import CrossEntropyLoss
+from chains.data import cifar, mnist
 
 FOLDER = Path(__file__).parents[1] / "examples"
 
@@ -26,6 +27,17 @@ def table_row(text: str, start: str) -> list[float]:
     """The numbers of the last printed line that begins so."""
     line = [line for line in text.splitlines() if line.startswith(start)][-1]
     return [float(word.replace(",", "")) for word in line[len(start) :].split()]
+
+
+def write_mnist(folder: Path, samples: tuple[int, int]) -> None:
+    """The four files of MNIST with ten patterns instead of digits, to be told apart with ease."""
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 256, (10, 28, 28), np.uint8)
+    for (images, labels), n in zip([mnist.FILES[:2], mnist.FILES[2:]], samples, strict=True):
+        t = rng.integers(0, 10, n, np.uint8)
+        header = b"\0\0\x08\3" + struct.pack(">3I", n, 28, 28)
+        (folder / images.name).write_bytes(gzip.compress(header + patterns[t].tobytes(), 1))
+        (folder / labels.name).write_bytes(gzip.compress(b"\0\0\x08\1" + struct.pack(">I", n) + t.tobytes(), 1))
 
 
 QUICK = ["--samples", "300", "--epochs", "30", "--iterations", "3", "--plot"]
@@ -65,14 +77,7 @@ def test_quickstart_exponential(size, monkeypatch):
 
 
 def test_mnist_mlp(tmp_path, capsys):
-    rng = np.random.default_rng(0)
-    patterns = rng.integers(0, 256, (10, 28, 28), np.uint8)  # ten "digits", to be told apart with ease
-    for (images, labels), n in zip([mnist.FILES[:2], mnist.FILES[2:]], [600, 100], strict=True):
-        t = rng.integers(0, 10, n, np.uint8)
-        (tmp_path / images.name).write_bytes(
-            gzip.compress(b"\0\0\x08\3" + struct.pack(">3I", n, 28, 28) + patterns[t].tobytes(), 1)
-        )
-        (tmp_path / labels.name).write_bytes(gzip.compress(b"\0\0\x08\1" + struct.pack(">I", n) + t.tobytes(), 1))
+    write_mnist(tmp_path, (600, 100))
     load("mnist_mlp").main(["--epochs", "8", "--seed", "1", "--backend", "numpy", "--data", str(tmp_path)])
     text = capsys.readouterr().out
     assert "23,860" in text
@@ -89,3 +94,58 @@ def test_custom_layer(capsys):
     own, plain = table_row(text, "own layer and activation"), table_row(text, "Dense and tanh only")
     assert own[0] < plain[0]
     assert own[2] < plain[2] / 10
+
+
+def test_lenet5(tmp_path, capsys):
+    write_mnist(tmp_path, (700, 100))
+    load("lenet5").main(["--epochs", "3", "--samples", "600", "--backend", "numpy", "--data", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert "44,426" in text
+    assert table_row(text, "digits trained on") == [600]
+    assert table_row(text, "accuracy on the test digits")[0] > 0.5
+
+
+def test_rosetta_cnn(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cifar, "RECORDS", 40)  # in each file
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 256, (10, 3 * 32 * 32), np.uint8)
+    for file in cifar.FILES:
+        t = rng.integers(0, 10, 40, np.uint8)
+        (tmp_path / file.name).write_bytes(gzip.compress(np.column_stack([t, patterns[t]]).tobytes(), 1))
+    load("rosetta_cnn").main(["--epochs", "1", "--samples", "150", "--data", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert "3,441,592" in text
+    assert table_row(text, "photographs trained on") == [150]
+    assert 0.0 <= table_row(text, "accuracy on the test photographs")[0] <= 1.0
+    assert table_row(text, "steps of 64") == [2]  # the partial batch is dropped
+
+
+@pytest.mark.parametrize("name", ["lenet5", "rosetta_cnn"])
+def test_missing_data_is_named(name, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        load(name).main(["--data", str(tmp_path)])
+    assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_lenet5_against_torch():
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    net = load("lenet5").lenet5("numpy")
+    rng = np.random.default_rng(0)
+    p = net.init(seed=0, dtype=np.float64)
+    x, t = rng.random((20, 1, 28, 28)), rng.integers(0, 10, 20)
+    value, g = net.value_and_grad(p, x, t, CrossEntropyLoss())
+
+    tensors = [torch.from_numpy(array.copy()).requires_grad_() for array in net.views(p).values()]
+    w1, b1, w2, b2, *dense = tensors
+    y = torch.from_numpy(x)
+    for w, b in ((w1, b1), (w2, b2)):
+        y = functional.max_pool2d(functional.relu(functional.conv2d(y, w, b)), 2)
+    y = y.flatten(1)
+    for k in range(0, 6, 2):
+        y = (functional.relu(y) if k else y) @ dense[k] + dense[k + 1]
+    expected = functional.cross_entropy(y, torch.from_numpy(t))
+    expected.backward()
+    np.testing.assert_allclose(value, expected.item(), rtol=1e-12)
+    flat = np.concatenate([tensor.grad.numpy().ravel() for tensor in tensors])
+    np.testing.assert_allclose(g, flat, rtol=1e-10, atol=1e-12)

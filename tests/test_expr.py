@@ -318,3 +318,35 @@ assert abs(gelu(0.5) - y[0, 0]) < 1e-12
 def test_the_error_function_needs_no_scipy():
     done = subprocess.run([sys.executable, "-c", GELU_WITHOUT_SCIPY], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["sin", "tanh", "erf", "expm1", "log1p", "sqrt", "floor"])
+def test_zero_keeps_its_sign(name, dtype, backend_name):
+    x = np.array([-0.0, 0.0] * 20, dtype)
+    y = execute(trace(getattr(expr, name), 1), x, name=backend_name, dtype=dtype)[0]
+    np.testing.assert_array_equal(y, x)
+    np.testing.assert_array_equal(np.signbit(y), np.signbit(x))
+
+
+BOOLEAN_SUMS = {
+    "sum": (lambda a, b: (a > 0) + (b > 0), lambda a, b: 1.0 * (a > 0) + (b > 0)),
+    "difference": (lambda a, b: (a > 0) - (b > 0), lambda a, b: 1.0 * (a > 0) - 1.0 * (b > 0)),
+    "product": (lambda a, b: (a > 0) * (b > 0), lambda a, b: 1.0 * (a > 0) * (b > 0)),
+    "three": (lambda a, b: (a > 0) + (b > 0) + (a > b), lambda a, b: 1.0 * (a > 0) + (b > 0) + (a > b)),
+    "count": (lambda a, b: 3 * ((a > 0) + (b > 0)), lambda a, b: 3.0 * (1.0 * (a > 0) + (b > 0))),
+    "negative": (lambda a, b: -(a > 0) + b, lambda a, b: -1.0 * (a > 0) + b),
+    "not": (lambda a, b: ~(a > 0) + (b > 0), lambda a, b: 1.0 * ~(a > 0) + (b > 0)),
+    "alone": (lambda a, b: a > b, lambda a, b: 1.0 * (a > b)),
+    "larger": (lambda a, b: expr.maximum(a > 0, b > 0), lambda a, b: np.maximum(1.0 * (a > 0), b > 0)),
+    "compared": (lambda a, b: ((a > 0) + (b > 0)) > 1, lambda a, b: 1.0 * ((a > 0) & (b > 0))),
+    "root": (lambda a, b: expr.sqrt((a > 0) + (b > 0)), lambda a, b: np.sqrt(1.0 * (a > 0) + (b > 0))),
+}
+
+
+@pytest.mark.parametrize("name", BOOLEAN_SUMS)
+def test_comparisons_count_as_one_and_zero(name, dtype, backend_name):
+    function, wanted = BOOLEAN_SUMS[name]
+    a, b = np.meshgrid(np.array([-1.5, 0.0, 0.5, 2.0], dtype), np.array([-2.0, 0.0, 0.5, 3.0], dtype))
+    a, b = a.reshape(-1), b.reshape(-1)
+    actual = execute(trace(function, 2), a, b, name=backend_name, dtype=dtype)[0]
+    np.testing.assert_allclose(actual, wanted(a, b).astype(dtype), rtol=2e-7 if dtype == np.float32 else 1e-15)

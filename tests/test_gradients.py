@@ -29,8 +29,13 @@ from tests.harness import (
 
 MODES = ("eval", "train")
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
-# Both modes where they differ, which is where something is dropped.
-MODED = [(case, mode) for case in CASES for mode in MODES if mode == "train" or "Dropout" in repr(case.layers)]
+# Both modes where they differ: where something is dropped or normalised by the batch.
+MODED = [
+    (case, mode)
+    for case in CASES
+    for mode in MODES
+    if mode == "train" or any(name in repr(case.layers) for name in ("Dropout", "BatchNorm"))
+]
 every_case_and_mode = pytest.mark.parametrize(("case", "mode"), MODED, ids=str)
 TOLERANCE = {np.dtype(np.float32): 1e-4, np.dtype(np.float64): 2e-8}  # of a gradient against a central difference
 
@@ -112,13 +117,15 @@ def test_same_call_gives_same_bits(case, dtype, batch, backend_name):
 @every_case
 def test_evaluation_forgets_the_seed(case, backend_name):
     problem, net = case.problem(4), case.net(backend_name)
-    assert_same_bits({"y": net(problem.x, problem.p, seed=1)}, {"y": net(problem.x, problem.p, seed=2)})
+    first, second = (net(problem.x, problem.p, state=problem.state, seed=seed) for seed in (1, 2))
+    assert_same_bits({"y": first}, {"y": second})
 
 
 @every_case
 def test_loss_equals_that_of_the_gradient(case, dtype, batch, backend_name):
     problem, net = case.problem(batch), case.net(backend_name)
-    value = net.loss(problem.p.astype(dtype), problem.x, problem.t, case.loss, weights=problem.w, penalty=case.penalty)
+    p, state = problem.p.astype(dtype), problem.state.astype(dtype)
+    value = net.loss(p, problem.x, problem.t, case.loss, weights=problem.w, penalty=case.penalty, state=state)
     assert_close(value, problem.value_and_grad(mode="eval")[0], ROUNDING[np.dtype(dtype)])
 
 
@@ -126,7 +133,8 @@ def test_loss_equals_that_of_the_gradient(case, dtype, batch, backend_name):
 
 
 def arrays_of(problem: Problem) -> dict[str, np.ndarray]:
-    arrays = {"p": problem.p, "x": problem.x, "t": problem.t, "dy": problem.dy, "random": np.array([3, 0], np.uint64)}
+    arrays = {"p": problem.p, "x": problem.x, "t": problem.t, "dy": problem.dy, "state": problem.state,
+              "random": np.array([3, 0], np.uint64)}  # fmt: skip
     return arrays | ({} if problem.w is None else {"weights": problem.w})
 
 
@@ -139,16 +147,16 @@ def programs(case: Case, dtype: type) -> dict[str, chains.Program]:
         made[f"forward-{training}"] = record.forward(network, dtype, training)
         made[f"vjp-{training}"] = record.vjp(network, dtype, training)
         made[f"loss-{training}"] = record.loss(network, objective, dtype, training)
-        made[f"gradient-{training}"] = record.gradient(network, objective, dtype, training)
+        made[f"gradient-{training}"] = record.gradient(network, objective, dtype, training, pure=True)
     return made
 
 
 @every_case
 def test_nothing_is_read_before_it_is_written(case, dtype, batch, backend_name):
     problem = case.problem(batch)
-    arrays = arrays_of(problem) | {"state": np.zeros(2 * len(problem.p)), "step": np.zeros(())}
+    arrays = arrays_of(problem) | {"moments": np.zeros(2 * len(problem.p)), "step": np.zeros(())}
     for program in programs(case, dtype).values():
-        clean, poisoned = (run_program(program, backend_name, batch, arrays, fill) for fill in (0x00, 0xFF))
+        clean, poisoned = (run_program(program, backend_name, len(problem.x), arrays, fill) for fill in (0x00, 0xFF))
         assert_same_bits(clean, poisoned)
         assert all(np.isfinite(array).all() for array in poisoned.values()), "an output was not filled"
         assert clean, "the program wrote nothing"
@@ -273,9 +281,9 @@ def test_loss_of_extreme_outputs_is_finite(loss, kind, backend_name):
 def test_samples_do_not_see_each_other(case, backend_name):
     """A batch is its samples, one by one."""
     problem, net = case.problem(4), case.net(backend_name)
-    together = net(problem.x, problem.p)
+    together = net(problem.x, problem.p, state=problem.state)
     for k in range(4):
-        assert_close(net(problem.x[k : k + 1], problem.p)[0], together[k], 1e-14)
+        assert_close(net(problem.x[k : k + 1], problem.p, state=problem.state)[0], together[k], 1e-14)
 
 
 # The tools themselves

@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = [
     ["scalar"],
     ["expr", "initializers"],
-    ["params", "view", "window"],
+    ["params", "view", "window", "settings"],
     ["operations", "scratch"],
     ["reorder"],
     ["simplify"],
@@ -30,10 +30,11 @@ FLOORS = [
     ["layers", "penalties", "metrics", "history", "minimize"],
     ["losses"],
     ["record", "arguments"],
-    ["objective"],
-    ["steps"],
+    ["objective", "programs", "summary"],
+    ["steps", "architecture"],
+    ["stream"],
     ["chain"],
-    ["train"],
+    ["train", "models"],
     ["callbacks", "interop"],
 ]
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}

@@ -79,6 +79,8 @@ def test_combinators(x):
     hidden = np.tanh(x @ p["0.inner.0.weight"] + p["0.inner.0.bias"])
     assert_close(y, x + hidden @ p["0.inner.1.weight"] + p["0.inner.1.bias"], 1e-14)
     assert_close(run(Residual(), x)[0], 2 * x, 0)
+    y, p = run(Residual(Dense(3, 2), shortcut=Dense(3, 2, bias=False), activation=tanh), x)
+    assert_close(y, np.tanh(x @ p["0.inner.weight"] + p["0.inner.bias"] + x @ p["0.shortcut.weight"]), 1e-14)
     y, p = run(Parallel(Dense(3, 2, bias=False), Shift(), axis=-1), x)
     assert_close(y, np.concatenate([x @ p["0.0.weight"], x + p["0.1.shift"]], axis=-1), 1e-14)
     y, p = run(Parallel(Scale(), Shift(), join="sum"), x)
@@ -128,9 +130,9 @@ def test_one_layer_object_in_two_places():
 def test_layers_can_be_pickled_and_copied(case):
     """With built-in activations, that is: a formula of one's own is a function, which cannot be pickled."""
     problem, net = case.problem(3), case.net()
-    y, frozen = net(problem.x, problem.p), net.frozen
+    y, frozen = net(problem.x, problem.p, state=problem.state), net.frozen
     for twin in (pickle.loads(pickle.dumps(net)), copy.deepcopy(net)):
-        assert twin(problem.x, problem.p).tobytes() == y.tobytes()
+        assert twin(problem.x, problem.p, state=problem.state).tobytes() == y.tobytes()
         assert twin.frozen == frozen
         assert repr(twin) == repr(net)
 
@@ -147,8 +149,13 @@ def test_repr_names_the_layer(case):
 
 def test_repr_can_be_evaluated():
     for text in ("Dense(3, 4, tanh)", "Dense(3, 4, bias=False)", "Dropout(0.25)", "Reshape(2, -1)", "Flatten()",
-                 "Residual(Dense(3, 3))", "Parallel(Scale(), Shift(), join='sum')", "Parallel(Scale(), Shift(), axis=1)",
-                 "Series(Scale(), Softmax())", "Activation(tanh)", "Conv(1, 6, 5, relu)", "Conv(2, 3, (5,), stride=(2,))",
+                 "Residual(Dense(3, 3))", "Residual(Dense(3, 4), shortcut=Dense(3, 4), activation=tanh)",
+                 "Parallel(Scale(), Shift(), join='sum')", "Parallel(Scale(), Shift(), axis=1)",
+                 "Series(Scale(), Softmax())", "Activation(tanh)", "SpatialDropout(0.25)", "LayerNorm()",
+                 "LayerNorm(3, eps=0.1)", "LayerNorm((2, 3), affine=False)", "RMSNorm(affine=False)",
+                 "GroupNorm(2, 6)", "GroupNorm(2, 6, eps=0.1)",
+                 "BatchNorm(3)", "BatchNorm(3, momentum=0.2, eps=0.1, affine=False)",
+                 "Conv(1, 6, 5, relu)", "Conv(2, 3, (5,), stride=(2,))",
                  "Conv(2, 4, (3, 1), stride=2, padding=(1, 0), dilation=2, groups=2, bias=False)",
                  "Conv(1, 2, 2, padding=((0, 1), (0, 1)))", "ConvTranspose(2, 3, 2, tanh, stride=2, output_padding=1)",
                  "MaxPool(2)", "MaxPool((2, 3), stride=1, padding=1)", "AvgPool((2,), count_padding=False)",

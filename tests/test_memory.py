@@ -12,6 +12,7 @@ import chains
 from chains import (
     Adam,
     AvgPool,
+    BatchNorm,
     Chain,
     Conv,
     ConvTranspose,
@@ -67,6 +68,7 @@ NETS = {
     "needs-input": lambda: Chain(Dense(8, 32, gelu), Dense(32, 4, bias=False)),
     "dropout": lambda: Chain(Dense(8, 32, chains.relu), Dropout(0.5), Dense(32, 4)),
     "branches": lambda: Chain(Residual(Dense(8, 8, tanh)), Parallel(Dense(8, 2), chains.Scale()), Dense(10, 4)),
+    "norms": lambda: Chain(Dense(8, 32), chains.LayerNorm(), chains.GroupNorm(4, 32), chains.RMSNorm(), Dense(32, 4)),
     "shapes": lambda: Chain(Flatten(), chains.Scale(), chains.Shift(), Dense(8, 4), chains.LogSoftmax(), input_shape=(2, 4)),
     "images": lambda: Chain(
         Conv(2, 3, 3, chains.relu, padding=1), MaxPool(2), Conv(3, 4, 2, gelu), Flatten(), Dense(16, 4),
@@ -136,7 +138,7 @@ def test_no_call_of_a_program_makes_an_array(make, batch, dtype, backend_name):
 def bound(runner, program, net, batch, dtype):
     x, t = data_for(net, batch, dtype)
     arrays = {"p": net.init(dtype=dtype), "x": x, "t": t, "random": np.zeros(2, np.uint64), "step": np.zeros(()),
-              "state": np.zeros(2 * net.n_params, dtype)}  # fmt: skip
+              "moments": np.zeros(2 * net.n_params, dtype), "state": net.init_state(dtype)}  # fmt: skip
     return runner.bind(program, batch, {name: array for name, array in arrays.items() if name in program.buffers})
 
 
@@ -148,6 +150,13 @@ def test_the_buffers_do_not_grow_with_the_batch(dtype, backend_name):
 
 
 # The training loop
+
+
+@pytest.mark.parametrize(("samples", "batch"), [(64, 2), (1000, 10), (2000, 1000)])
+def test_batch_statistics_make_no_array(samples, batch, backend_name):
+    net = Chain(Dense(8, 32), BatchNorm(32), chains.Reshape(4, 8), BatchNorm(4), Flatten(), Dense(32, 4))
+    x, t = data_for(net, samples, np.float32)
+    assert epoch_peak(net, {"x": x, "t": t}, SquaredLoss(), batch, backend_name) < CEILING
 
 
 @pytest.mark.parametrize(("samples", "batch"), [(64, 1), (1000, 10), (2050, 1000), (2000, 2000)])
@@ -189,7 +198,8 @@ def epoch_peak(net, data, loss, batch, name):
     gc.disable()
     tracemalloc.start()
     try:
-        train(net, p, data["x"], data["t"], loss, Adam(1e-3), epochs=12, batch_size=batch, callbacks=[probe])
+        state, pair = net.init_state(), (data["x"], data["t"])
+        train(net, p, *pair, loss, Adam(1e-3), epochs=12, batch_size=batch, state=state, callbacks=[probe])
     finally:
         tracemalloc.stop()
         gc.enable()
@@ -201,7 +211,8 @@ def bound_to(name, program, net, batch):
         "p": net.init(),
         "random": np.zeros(2, np.uint64),
         "step": np.zeros(()),
-        "state": np.zeros(2 * net.n_params, np.float32),
+        "moments": np.zeros(2 * net.n_params, np.float32),
+        "state": net.init_state(),
     }
     binding = backend(name).bind(program, batch, {key: array for key, array in arrays.items() if key in program.buffers})
     for key in ("x", "t"):

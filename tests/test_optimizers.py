@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+import pickle
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
 
 import chains
-from chains import SGD, Adagrad, Adam, AdamW, Chain, Dense, RMSProp, SquaredLoss, record, tanh, train
+from chains import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Chain,
+    Dense,
+    FrontLastPenalty,
+    L1Penalty,
+    L2Penalty,
+    RMSProp,
+    SquaredLoss,
+    record,
+    schedules,
+    tanh,
+    train,
+)
+from chains.program import Recorder
 from chains.steps import Updater
 from tests.harness import CLIPPED, OPTIMIZERS, ROUNDING, SCHEDULES, assert_close, assert_same_bits, run_program
 
@@ -88,7 +107,7 @@ def test_a_step_reads_nothing_unwritten(optimizer, dtype, backend_name):
     program = record.training_step(net.network, record.Objective(SquaredLoss(), (2,)), optimizer, np.dtype(dtype))
     rng = np.random.default_rng(0)
     arrays = {"p": net.init(seed=0), "x": rng.normal(size=(6, 3)), "t": rng.normal(size=(6, 2)), "step": np.zeros(()),
-              "state": np.zeros(optimizer.n_states * net.n_params)}  # fmt: skip
+              "moments": np.zeros(optimizer.n_states * net.n_params)}  # fmt: skip
     clean, poisoned = (run_program(program, backend_name, 6, arrays, fill, runs=3) for fill in (0x00, 0xFF))
     assert_same_bits(clean, poisoned)
     assert clean["step"] == 3.0
@@ -187,3 +206,112 @@ def test_settings_that_are_equal_are_equal():
     assert Adam(1e-3) == Adam(0.001) != AdamW(1e-3)
     assert len({Adam(1e-3), Adam(1e-3), SGD(1e-3)}) == 2
     assert "beta1=0.9" in repr(Adam(1e-3))
+
+
+# Settings: one program for all of their values
+
+
+def tuned(rate, k=1):
+    """Optimisers, schedules and penalties that differ in their settings alone, for each `rate`."""
+    return {
+        "SGD": (SGD(rate, momentum=0.5 * k, clip_norm=1.0 / k), L2Penalty(rate)),
+        "Adam": (Adam(rate, beta1=0.5 * k, beta2=0.6 * k, eps=1e-8 / k), L1Penalty(rate) + L2Penalty(0.1 * rate)),
+        "AdamW": (AdamW(schedules.cosine(rate, 10 * k, final=0.1 * rate), weight_decay=rate), None),
+        "RMSProp": (RMSProp(schedules.warmup(schedules.exponential(rate, 0.9, k), k), decay=0.5 * k), None),
+        "Adagrad": (Adagrad(schedules.stepwise(rate, 0.5 * k, k), eps=1e-9 * k), FrontLastPenalty(None, L2Penalty(rate))),
+    }
+
+
+def trained(net, optimizer, penalty, dtype="f8"):
+    rng = np.random.default_rng(0)
+    x, t, p = rng.normal(size=(12, 3)), rng.normal(size=(12, 2)), net.init(seed=0, dtype=dtype)
+    history = train(net, p, x, t, SquaredLoss(), optimizer, epochs=3, batch_size=5, penalty=penalty)
+    return p, history.loss
+
+
+def counting(monkeypatch):
+    """A list that grows with each program that is recorded."""
+    recorded = []
+    finish = Recorder.finish
+    monkeypatch.setattr(Recorder, "finish", lambda ops: recorded.append(ops.name) or finish(ops))
+    return recorded
+
+
+@pytest.mark.parametrize("name", tuned(0.1))
+def test_one_program_serves_all_settings(name, dtype, backend_name, monkeypatch):
+    net = Chain(Dense(3, 4, tanh), Dense(4, 2), backend=backend_name)
+    recorded, results = counting(monkeypatch), []
+    for k in range(20):
+        optimizer, penalty = tuned(0.01 * (k + 1), 1 + k / 40)[name]
+        results.append(trained(net, optimizer, penalty, dtype))
+    assert recorded == ["training step"]
+    for k in (0, 7, 19):  # each as in a network of its own
+        optimizer, penalty = tuned(0.01 * (k + 1), 1 + k / 40)[name]
+        p, loss = trained(Chain(*net.layers, backend=backend_name), optimizer, penalty, dtype)
+        np.testing.assert_array_equal(p, results[k][0])
+        assert loss == results[k][1]
+    assert len({p.tobytes() for p, _ in results}) == 20
+
+
+def test_zero_and_none_are_other_programs(monkeypatch):
+    net, recorded = Chain(Dense(3, 2), backend="numpy"), counting(monkeypatch)
+    for optimizer in (SGD(0.1), SGD(0.2), SGD(0.1, momentum=0.9), SGD(0.1, clip_norm=1.0), SGD(0.3, momentum=0.8), SGD(0.0)):
+        trained(net, optimizer, None)
+    assert len(recorded) == 4
+
+
+def test_settings_of_two_penalties_of_one_kind_are_told_apart(backend_name):
+    net = Chain(Dense(3, 4, tanh), Dense(4, 2), backend=backend_name)
+    p, x, t = net.init(dtype=np.float64), np.ones((2, 3)), np.zeros((2, 2))
+    value, g = net.value_and_grad(p, x, t, SquaredLoss())
+    for a, b in ((0.1, 0.7), (0.3, 0.2)):
+        both = L2Penalty(a, "0.weight") + L2Penalty(b, "1.weight")
+        sums = [np.sum(net.views(p)[name] ** 2) for name in ("0.weight", "1.weight")]
+        penalised, slope = net.value_and_grad(p, x, t, SquaredLoss(), penalty=both)
+        assert penalised == pytest.approx(value + a * sums[0] + b * sums[1], rel=1e-14)
+        for name, strength in (("0.weight", a), ("1.weight", b)):
+            np.testing.assert_allclose(net.views(slope - g)[name], 2 * strength * net.views(p)[name], rtol=1e-12)
+        assert net.loss(p, x, t, SquaredLoss(), penalty=both) == pytest.approx(penalised, rel=1e-14)
+        objective = net.objective(x, t, SquaredLoss(), penalty=both)
+        np.testing.assert_allclose(objective(p)[1], slope, rtol=1e-12)
+    assert "L2Penalty.strength 2" in str(net.program(SquaredLoss(), penalty=both))
+
+
+def test_a_program_by_itself_has_the_settings_it_was_recorded_with(backend_name):
+    net = Chain(Dense(3, 2), backend=backend_name)
+    program, rng = net.program(SquaredLoss(), SGD(0.5), dtype="f8"), np.random.default_rng(0)
+    p = rng.normal(size=8)
+    arrays = {"p": p.copy(), "x": rng.normal(size=(4, 3)), "t": np.zeros((4, 2)), "value": np.zeros(()), "step": np.zeros(())}
+    binding = net.runner.bind(program, 4, arrays)
+    _, g = net.value_and_grad(p, arrays["x"], arrays["t"], SquaredLoss())
+    binding()
+    np.testing.assert_allclose(arrays["p"], p - 0.5 * g, rtol=1e-13)
+    binding.arrays["SGD.learning_rate"][...] = 123.0  # its own copy
+    assert program.buffers["SGD.learning_rate"].data == 0.5
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "own"])
+def test_schedules_are_equal_by_value_and_can_be_pickled(name):
+    schedule = SCHEDULES[name][0]
+    twin = pickle.loads(pickle.dumps(schedule))
+    assert twin == schedule
+    assert hash(twin) == hash(schedule)
+    assert replace(schedule, **{fields(schedule)[0].name: 0.7}) != schedule
+    assert repr(schedule).startswith(type(schedule).__name__ + "(")
+
+
+def test_own_optimizers_may_read_their_numbers_while_recording():
+    """What a class does not name as a setting stays a number."""
+
+    @dataclass(frozen=True)
+    class Halving(SGD):
+        power: float = 2.0
+
+        def update(self, ops, p, g, states, scalars):
+            factor = math.exp(-self.power) if self.power > 1.0 else 1.0
+            ops.map(p, lambda p, g, rate: p - factor * rate * g, p, g, scalars[0])
+
+    for power in (2.0, 0.5):
+        p = np.ones(3)
+        Updater(Halving(0.5, power=power), p)(np.ones(3))
+        np.testing.assert_allclose(p, 1 - 0.5 * (math.exp(-2) if power > 1 else 1))

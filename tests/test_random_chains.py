@@ -31,7 +31,9 @@ def plain(draw, shape):
     """A layer without parts, for an input of this shape."""
     if len(shape) in (2, 3) and draw(st.booleans()):
         return of_images(draw, shape)
-    kind = draw(st.sampled_from(["Dense", "Dense", "Activation", "Scale", "Shift", "Dropout", "Softmax", "Reshape", "own"]))
+    kind = draw(
+        st.sampled_from(["Dense", "Dense", "Activation", "Scale", "Shift", "Dropout", "Softmax", "Reshape", "Norm", "own"])
+    )
     if kind == "Dense":
         bias = draw(st.booleans())
         return Dense(shape[-1], draw(st.integers(1, 4)), draw(st.sampled_from(SMOOTH)), bias=bias)
@@ -43,6 +45,10 @@ def plain(draw, shape):
         return draw(st.sampled_from([chains.Softmax(), chains.LogSoftmax()]))
     if kind == "Reshape":
         return draw(st.sampled_from([chains.Flatten(), Reshape(-1, 1), Reshape(1, -1), Reshape(*reversed(shape))]))
+    if kind == "Norm":  # a large eps, so that slopes stay moderate
+        rest = {"eps": 0.5, "affine": draw(st.booleans())}
+        layers = [chains.LayerNorm(**rest), chains.RMSNorm(shape, **rest), chains.GroupNorm(1, shape[0], **rest)]
+        return draw(st.sampled_from([*layers, chains.BatchNorm(shape[0], **rest)]))
     if kind == "own":
         return draw(st.sampled_from([Double(), Boost(1.5), Boost(-0.5), DyUser()]))
     return getattr(chains, kind)()
@@ -129,7 +135,7 @@ def test_gradients_are_central_differences(case, batch, mode, name):
     net, problem = case.net(name), case.problem(batch, seed=batch)
     note(str(net.program(case.loss)))
     assume(small(net))
-    rest = {"weights": problem.w, "penalty": case.penalty, "mode": mode, "seed": 5}
+    rest = {"weights": problem.w, "penalty": case.penalty, "state": problem.state, "mode": mode, "seed": 5}
     _, g = net.value_and_grad(problem.p, problem.x, problem.t, case.loss, **rest)
     try:
         wanted = central_difference(lambda p: net.value_and_grad(p, problem.x, problem.t, case.loss, **rest)[0], problem.p)
@@ -145,10 +151,10 @@ def test_gradients_are_central_differences(case, batch, mode, name):
 def test_pullbacks_are_central_differences(case, batch, mode, name):
     net, problem = case.net(name), case.problem(batch, seed=batch)
     assume(small(net))
-    dp, dx = net.vjp(problem.p, problem.x, problem.dy, mode=mode, seed=5)
+    dp, dx = net.vjp(problem.p, problem.x, problem.dy, state=problem.state, mode=mode, seed=5)
 
     def total(p, x):
-        return float(np.sum(problem.dy * net(x, p, mode=mode, seed=5)))
+        return float(np.sum(problem.dy * net(x, p, state=problem.state.copy(), mode=mode, seed=5)))
 
     try:
         wanted_p = central_difference(lambda p: total(p, problem.x), problem.p)
@@ -173,12 +179,12 @@ def test_pullbacks_are_central_differences(case, batch, mode, name):
 def test_nothing_is_read_before_it_is_written(case, batch, training, name, optimizer, dtype):
     network, problem, chosen = case.net().network, case.problem(batch), OPTIMIZERS[optimizer]
     objective = record.Objective(case.loss, problem.t.shape[1:], case.weighted, case.penalty)
-    arrays = arrays_of(problem) | {"state": np.zeros(chosen.n_states * len(problem.p)), "step": np.zeros(())}
+    arrays = arrays_of(problem) | {"moments": np.zeros(chosen.n_states * len(problem.p)), "step": np.zeros(())}
     for program in (
         record.gradient(network, objective, np.dtype(dtype), training), record.vjp(network, np.dtype(dtype), training),
         record.forward(network, np.dtype(dtype), training), record.training_step(network, objective, chosen, np.dtype(dtype)),
     ):  # fmt: skip
-        clean, poisoned = (run_program(program, name, batch, arrays, fill, runs=2) for fill in (0x00, 0xFF))
+        clean, poisoned = (run_program(program, name, len(problem.x), arrays, fill, runs=2) for fill in (0x00, 0xFF))
         assert_same_bits(clean, poisoned)
         assert all(np.isfinite(array).all() for array in clean.values())
 
@@ -187,10 +193,11 @@ def test_nothing_is_read_before_it_is_written(case, batch, training, name, optim
 @given(cases(), batches, backends)
 def test_float32_equals_float64(case, batch, name):
     problem, net = case.problem(batch), case.net(name)
-    y, wanted = net(problem.x, problem.p.astype(np.float32)), case.net()(problem.x, problem.p)
-    assert_close(y, wanted, 1e-3)
-    value, g = net.value_and_grad(problem.p.astype(np.float32), problem.x, problem.t, case.loss, weights=problem.w)
-    wanted_value, wanted_g = case.net().value_and_grad(problem.p, problem.x, problem.t, case.loss, weights=problem.w)
+    p, state = problem.p.astype(np.float32), problem.state.astype(np.float32)
+    assert_close(net(problem.x, p, state=state), case.net()(problem.x, problem.p, state=problem.state), 1e-3)
+    data, w = (problem.x, problem.t, case.loss), problem.w
+    value, g = net.value_and_grad(p, *data, weights=w, state=state)
+    wanted_value, wanted_g = case.net().value_and_grad(problem.p, *data, weights=w, state=problem.state)
     assert_close(value, wanted_value, 1e-3)
     assert_close(g, wanted_g, 1e-3)
 
@@ -205,8 +212,9 @@ def test_nesting_changes_nothing(case, name):
                        input_shape=case.input_shape, backend=name)  # fmt: skip
         assert nested.n_params == flat.n_params
         for mode in ("eval", "train"):
-            assert nested(problem.x, problem.p, mode=mode).tobytes() == flat(problem.x, problem.p, mode=mode).tobytes()
-            a, b = (net.vjp(problem.p, problem.x, problem.dy, mode=mode) for net in (nested, flat))
+            y, wanted = (net(problem.x, problem.p, state=problem.state.copy(), mode=mode) for net in (nested, flat))
+            assert y.tobytes() == wanted.tobytes()
+            a, b = (net.vjp(problem.p, problem.x, problem.dy, state=problem.state, mode=mode) for net in (nested, flat))
             assert [array.tobytes() for array in a] == [array.tobytes() for array in b]
 
 

@@ -199,7 +199,9 @@ def test_two_metrics_of_one_name(net):
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"batch_size": 6}, {"callbacks": [lambda state: None]}, {"validation": make_data(4)}], ids=str
+    "settings",
+    [{}, {"batch_size": 6}, {"callbacks": [lambda state: None]}, {"validation": make_data(4)}],
+    ids=["all", "batches", "callback", "validation"],
 )
 def test_one_entry_an_epoch(net, settings):
     history = run(net, epochs=25, **settings)[1]

@@ -45,7 +45,7 @@ def backend(name: str) -> Backend:
 
     Raises ValueError, listing those there are, for an unknown name.
     """
-    if name not in _BACKENDS:
+    if not isinstance(name, str) or name not in _BACKENDS:
         raise ValueError(f"unknown `backend` (={name!r}): choose one of {', '.join(map(repr, _BACKENDS))}")
     if name not in _loaded:
         _loaded[name] = _BACKENDS[name]()

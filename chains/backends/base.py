@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -84,6 +85,10 @@ class Backend(ABC):
         """How much scratch memory a program needs at a batch size."""
         return program.scratch.nbytes(batch)
 
+    def adopted(self, array: np.ndarray) -> np.ndarray:
+        """A NumPy array as one that programs can be bound to."""
+        return array
+
     def allocate(self, nbytes: int) -> np.ndarray:
         """Uninitialised scratch memory."""
         return aligned(nbytes)
@@ -147,8 +152,11 @@ def caller_arrays(program: Program, batch: int, arrays: Arrays) -> dict[str, np.
                 f"`{name}` must be {size} contiguous {buffer.dtype} numbers, not {array.dtype} of shape {array.shape}"
             )
     for name, buffer in program.buffers.items():
-        if buffer.data is not None:
+        if buffer.role == "constant":
+            assert buffer.data is not None
             result[name] = buffer.data
+        elif buffer.data is not None and name not in result:
+            result[name] = buffer.data.copy()
         elif name == "inverse_batch":
             result[name] = np.array(1.0 / batch, program.dtype)
         elif name not in result:
@@ -169,12 +177,21 @@ class Executable:
     def __init__(self, backend: Backend, program: Program) -> None:
         self.backend = backend.choose(program)
         self.program = program
+        self.settings: dict[str, np.ndarray] = {}  # arrays for inputs that callers do not give
         # Bindings at rest, by batch size. Threads take from and give to these lists, which is atomic.
         self._idle: dict[int, list[_Kept]] = {}
         self._blocks: list[np.ndarray] = []
 
+    def tuned(self, numbers: Sequence[float]) -> Executable:
+        """The same program with other settings; bindings are shared."""
+        twin = copy.copy(self)
+        twin.settings = {name: self.backend.adopted(array) for name, array in self.program.tuned(numbers).items()}
+        return twin
+
     def __call__(self, batch: int, arrays: Arrays) -> None:
         """Run the program on `arrays`, one for each of the caller's buffers that the program uses."""
+        if self.settings:
+            arrays = {**arrays, **self.settings}
         idle = self._idle.get(batch)
         if idle is None:
             idle = self._new_size(batch)

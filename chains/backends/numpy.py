@@ -270,7 +270,8 @@ def _gather(binding: NumpyBinding, operation: Gather) -> list[Call]:
 
 def _scatter_add(binding: NumpyBinding, operation: ScatterAdd) -> list[Call]:
     out, index, source = (binding.array(view) for view in operation.views)
-    return [partial(np.add.at, out, index, source)]
+    inside = binding.temporary(index.shape, index.dtype)  # `gather` clips too, of which this is the gradient
+    return [partial(np.clip, index, 0, len(out) - 1, inside), partial(np.add.at, out, inside, source)]
 
 
 def _random(binding: NumpyBinding, operation: Random) -> list[Call]:

@@ -110,6 +110,15 @@ def place_of(array: Any) -> Place:
     return HOST if known is None else known[0]
 
 
+def on_host(array: Any) -> np.ndarray:
+    """The array, or what it holds, as NumPy array."""
+    if not is_elsewhere(array):
+        return np.asarray(array)
+    result = np.empty(array.shape, array.dtype)
+    place_of(array).assign(result, array)
+    return result
+
+
 def runner_of(array: Any, runner: Backend) -> Backend:
     """What runs programs on arrays beside this one: `runner` on the host, and on a GPU where it is meant for that GPU."""
     known = None if type(array) is np.ndarray else _known(array)

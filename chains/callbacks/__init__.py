@@ -12,8 +12,9 @@ class EarlyStopping:
     """Ends training when a quantity has not improved for `patience` epochs, and puts the best parameters back.
 
     `monitor` is "validation loss", "loss" or the name of a metric; `mode` is "min" or "max", what counts as
-    better. An improvement is more than `min_delta`. With `restore`, `p` holds the best epoch's parameters at the
-    end. Each training starts it anew. Raises ValueError for other settings, and when the quantity is missing.
+    better. An improvement is more than `min_delta`. With `restore`, `p`, and the state of a network that has one, are
+    those of the best epoch at the end. Each training starts it anew. Raises ValueError for other settings, and when the
+    quantity is missing.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class EarlyStopping:
     def _begin(self) -> None:
         self.best = math.inf if self.mode == "min" else -math.inf
         self.best_epoch = 0
-        self._best_p: np.ndarray | None = None
+        self._best: list[np.ndarray] = []  # parameters and state
 
     def __call__(self, state: Any) -> str | None:
         if state.epoch == 1:
@@ -52,15 +53,20 @@ class EarlyStopping:
         if gain > self.min_delta:
             self.best, self.best_epoch = value, state.epoch
             if self.restore:
-                self._best_p = state.p.copy()
+                self._best = [vector.copy() for vector in _vectors(state)]
         if state.epoch - self.best_epoch < self.patience:
             return None
         return f"no better {self.monitor} than {self.best:g} (epoch {self.best_epoch}) for {self.patience} epochs"
 
     def finish(self, state: Any) -> None:
-        """Put the best parameters back."""
-        if self._best_p is not None:
-            state.p[:] = self._best_p
+        """Put the best parameters and the best state back."""
+        for vector, best in zip(_vectors(state), self._best, strict=False):  # none, where no epoch was finished
+            vector[:] = best
 
     def __repr__(self) -> str:
         return f"EarlyStopping({self.patience}, monitor={self.monitor!r}, mode={self.mode!r})"
+
+
+def _vectors(state: Any) -> list[np.ndarray]:
+    """What training updates: the parameters, and the network's state if it has one."""
+    return [state.p] if state.state is None else [state.p, state.state]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+
+from chains.data.augment import Augment
+
+# Changes images at random: takes a batch of them and a generator, and returns a fresh batch.
+Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 class Batches:
@@ -15,14 +20,30 @@ class Batches:
     samples each. With `shuffle`, every pass takes the samples in a new order, which `seed` and the number of the
     pass decide, and a batch is a copy of its samples; without, it is a view. The data set itself is
     never copied. A last, smaller batch is given too unless `drop_last`. ``len()`` is the number of batches a pass.
+    `augment`, an `Augment` or a function of images and a random generator, changes the first array of each batch; it draws
+    from the seed and the number of the pass too, so that the same seed gives the same batches. After that, `scale` multiplies
+    the first array, which becomes float32 unless it is float64: pixels are bytes from 0 to 255 in the data sets here and stay
+    so, and ``scale=1 / 255`` makes them numbers from 0 to 1. Scale those for validation alike: ``x * np.float32(1 / 255)``.
 
-    Raises TypeError or ValueError for no arrays, lengths that disagree, or a batch size that makes no sense.
+    Raises TypeError or ValueError for no arrays, lengths that disagree, a batch size or a scale that makes no sense, or an
+    augmentation that does not fit the first array.
 
     >>> for x, t in Batches(images, labels, batch_size=10):
     ...     value, g = net.value_and_grad(p, x, t, loss)
+    >>> batches = Batches(images, labels, batch_size=64, augment=Augment(), scale=1 / 255)
+    >>> history = train(net, p, batches, None, loss, Adam(1e-3), epochs=10)
     """
 
-    def __init__(self, *arrays: Any, batch_size: int, shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
+    def __init__(
+        self,
+        *arrays: Any,
+        batch_size: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        augment: Augmentation | None = None,
+        scale: float | None = None,
+    ) -> None:
         if not arrays:
             raise ValueError("`arrays` are needed: Batches(x, t, batch_size=10), say")
         self.arrays = tuple(np.asarray(array) for array in arrays)
@@ -36,11 +57,19 @@ class Batches:
             raise TypeError(f"`batch_size` (={batch_size!r}) must be a whole number")
         if batch_size < 1:
             raise ValueError(f"`batch_size` (={batch_size}) must be positive")
+        if augment is not None and (not callable(augment) or isinstance(augment, type)):
+            raise TypeError(f"`augment` (={augment!r}) must be a function of images and a random generator, such as Augment()")
+        if isinstance(augment, Augment):
+            augment.check(self.arrays[0].shape)
+        if scale is not None:
+            _check_scale(scale, self.arrays[0])
         self.samples = lengths[0]
         self.batch_size = int(batch_size)
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
+        self.augment = augment
+        self.scale = scale
         self.epoch = 0  # passes begun so far
 
     def __len__(self) -> int:
@@ -48,20 +77,45 @@ class Batches:
         return whole if self.drop_last or not rest else whole + 1
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, ...]]:
-        order = np.random.default_rng((self.seed, self.epoch)).permutation(self.samples) if self.shuffle else None
+        rng = np.random.default_rng((self.seed, self.epoch))
+        order = rng.permutation(self.samples) if self.shuffle else None
         self.epoch += 1
-        return self._batches(order)
+        return self._batches(order, rng)
 
-    def _batches(self, order: np.ndarray | None) -> Iterator[tuple[np.ndarray, ...]]:
+    def _batches(self, order: np.ndarray | None, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, ...]]:
         for k in range(len(self)):
             part = slice(k * self.batch_size, (k + 1) * self.batch_size)
             chosen = part if order is None else order[part]
-            yield tuple(array[chosen] for array in self.arrays)
+            first, *others = (array[chosen] for array in self.arrays)
+            yield (self._changed(first, rng), *others)
+
+    def _changed(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """A batch of the first array, augmented and scaled where that is wanted."""
+        if self.augment is not None:
+            x = self.augment(x, rng)
+        if self.scale is None:
+            return x
+        kind = np.float64 if x.dtype == np.float64 else np.float32
+        return np.multiply(x, kind(self.scale), dtype=kind)
 
     def __repr__(self) -> str:
         arrays = ", ".join(f"{array.dtype} {array.shape}" for array in self.arrays)
         settings = f"batch_size={self.batch_size}, shuffle={self.shuffle}, seed={self.seed}, drop_last={self.drop_last}"
+        if self.augment is not None:
+            settings += f", augment={self.augment!r}"
+        if self.scale is not None:
+            settings += f", scale={self.scale:g}"
         return f"<Batches of {arrays}: {len(self)} an epoch; {settings}>"
+
+
+def _check_scale(scale: Any, array: np.ndarray) -> None:
+    """Raise TypeError or ValueError unless the array can be multiplied by `scale`."""
+    if not isinstance(scale, (int, float, np.integer, np.floating)) or isinstance(scale, bool):
+        raise TypeError(f"`scale` (={scale!r}) must be a number, such as 1 / 255")
+    if not np.isfinite(scale) or scale == 0:
+        raise ValueError(f"`scale` (={scale}) must be finite and not zero")
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"the first array holds {array.dtype}, but real numbers are wanted for `scale`")
 
 
 def one_hot(labels: Any, classes: int, dtype: Any = np.float32) -> np.ndarray:

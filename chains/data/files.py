@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tarfile
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of a data set: its name on the mirrors, and the SHA-256 of what they serve, in hexadecimal."""
+    """A file of a data set: its name on the mirrors, and the SHA-256 of what they serve, in hexadecimal.
+
+    A file that comes in an archive has no hash of its own, and is there under its name without ``.gz``.
+    """
 
     name: str
-    sha256: str
+    sha256: str = ""
 
     def inside(self, folder: Path) -> Path | None:
         """Where the file is in `folder`: under its name or, unpacked, under its name without ``.gz``."""
@@ -27,15 +32,30 @@ class DataFile:
         return None
 
 
-def find(name: str, files: Sequence[DataFile], mirrors: Sequence[str], folder: str | PathLike[str] | None = None) -> list[Path]:
+@dataclass(frozen=True)
+class Archive:
+    """A tar archive with all files of a data set: its name on the mirrors, and its hash, ``"md5:..."`` or ``"sha256:..."``."""
+
+    name: str
+    known_hash: str
+
+
+def find(
+    name: str,
+    files: Sequence[DataFile],
+    mirrors: Sequence[str],
+    folder: str | PathLike[str] | None = None,
+    archive: Archive | None = None,
+) -> list[Path]:
     """The paths of a data set's files, in order, from the first place that has all of them.
 
     `folder` is the only place looked at where it is given. Otherwise: the folder `name` inside that of the
     environment variable CHAINS_DATA, the folder `name` in the user's cache (``pooch.os_cache("chains")``), and
-    then a download into that cache from one of the `mirrors` (addresses that end with a slash).
+    then a download into that cache from one of the `mirrors` (addresses that end with a slash): file by file, or the
+    `archive` that holds them all, which is unpacked there.
 
     Raises FileNotFoundError, saying where the files may be put, where they are missing and pooch is not
-    installed, and ConnectionError where no mirror gave a file with the right hash.
+    installed, ConnectionError where no mirror gave a file with the right hash, and ValueError where an archive lacks a file.
     """
     if folder is not None:
         found = _all_inside(Path(folder), files)
@@ -53,7 +73,12 @@ def find(name: str, files: Sequence[DataFile], mirrors: Sequence[str], folder: s
     except ImportError:
         raise FileNotFoundError(f"to download {name}, install pooch: pip install pooch; or {remedy}") from None
     cache = Path(pooch.os_cache("chains")) / name
-    return _all_inside(cache, files) or [_download(pooch, file, mirrors, cache, remedy) for file in files]
+    found = _all_inside(cache, files)
+    if found is None and archive is not None:
+        packed = _download(pooch, archive.name, archive.known_hash, mirrors, cache, remedy)
+        found = _extract(packed, files, cache)
+        packed.unlink()
+    return found or [_download(pooch, file.name, f"sha256:{file.sha256}", mirrors, cache, remedy) for file in files]
 
 
 def _all_inside(folder: Path, files: Sequence[DataFile]) -> list[Path] | None:
@@ -69,14 +94,14 @@ def _names(files: Sequence[DataFile]) -> str:
     return ", ".join(file.name for file in files)
 
 
-def _download(pooch: ModuleType, file: DataFile, mirrors: Sequence[str], cache: Path, remedy: str) -> Path:
+def _download(pooch: ModuleType, name: str, known_hash: str, mirrors: Sequence[str], cache: Path, remedy: str) -> Path:
     failures = []
     for mirror in mirrors:
         try:
             path = pooch.retrieve(
-                mirror + file.name,
-                known_hash=f"sha256:{file.sha256}",
-                fname=file.name,
+                mirror + name,
+                known_hash=known_hash,
+                fname=name,
                 path=cache,
                 progressbar=sys.stderr.isatty(),
             )
@@ -85,4 +110,21 @@ def _download(pooch: ModuleType, file: DataFile, mirrors: Sequence[str], cache: 
             failures.append(f"{mirror}: {type(error).__name__}, {reason}")
         else:
             return Path(path)
-    raise ConnectionError(f"{file.name} could not be downloaded into {cache}; try again, or {remedy}\n" + "\n".join(failures))
+    raise ConnectionError(f"{name} could not be downloaded into {cache}; try again, or {remedy}\n" + "\n".join(failures))
+
+
+def _extract(packed: Path, files: Sequence[DataFile], folder: Path) -> list[Path]:
+    """Unpack the files of a data set, and nothing else, from a tar archive, whatever folders it has them in."""
+    with tarfile.open(packed) as archive:
+        members = {PurePosixPath(member.name).name: member for member in archive.getmembers() if member.isfile()}
+        names = [file.name.removesuffix(".gz") for file in files]
+        if missing := ", ".join(name for name in names if name not in members):
+            raise ValueError(f"{packed} lacks {missing}")
+        for name in names:
+            partial = folder / f"{name}.part"  # renamed when whole, so that an interruption leaves no half file
+            content = archive.extractfile(members[name])
+            assert content is not None  # it is a regular file
+            with content, partial.open("wb") as file:
+                shutil.copyfileobj(content, file)
+            partial.replace(folder / name)
+    return [folder / name for name in names]

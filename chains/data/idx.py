@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import struct
-import zlib
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
+
+from chains.data.unpack import unpack
 
 # The third byte of a file, and the type of its elements; all are big endian.
 ELEMENT_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -25,7 +25,7 @@ def read_idx(path: str | PathLike[str]) -> np.ndarray:
     Source: "The IDX file format", at the foot of LeCun, Cortes and Burges, "The MNIST database of handwritten digits".
     """
     path = Path(path)
-    content, damage = _content(path)
+    content, damage = unpack(path)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in ELEMENT_TYPES or content[3] > MOST_DIMENSIONS:
         raise ValueError(
             f"{path} is not an IDX file: it begins with the bytes {content[:4].hex(' ') or '(none)'}, but two zeros, "
@@ -48,20 +48,3 @@ def read_idx(path: str | PathLike[str]) -> np.ndarray:
     except ValueError as error:  # a length of zero beside absurd ones
         raise ValueError(f"{path} is damaged: its shape {shape} is no shape of an array ({error})") from error
     return array.astype(dtype.newbyteorder("="), copy=False)
-
-
-def _content(path: Path) -> tuple[bytearray, str]:
-    """The bytes of a file, unpacked as far as possible, and a remark on what went wrong meanwhile."""
-    with path.open("rb") as file:
-        if file.read(2) != b"\x1f\x8b":  # gzip's own magic number
-            file.seek(0)
-            return bytearray(file.read()), ""
-        file.seek(0)
-        content = bytearray()
-        try:
-            with gzip.open(file) as unpacked:
-                while chunk := unpacked.read1(1 << 20):
-                    content += chunk
-        except (EOFError, OSError, zlib.error) as error:
-            return content, f" (unpacking it failed: {error})"
-        return content, ""

@@ -1,11 +1,13 @@
 """Layers, one family a file."""
 
 from chains.layers.base import Declaration, Layer
+from chains.layers.batch_norm import BatchNorm
 from chains.layers.combine import Parallel, Residual, Series
 from chains.layers.conv import Conv, ConvTranspose
 from chains.layers.dense import Dense
-from chains.layers.dropout import Dropout
+from chains.layers.dropout import Dropout, SpatialDropout
 from chains.layers.elementwise import Activation, Scale, Shift
+from chains.layers.norm import GroupNorm, LayerNorm, RMSNorm
 from chains.layers.pool import AvgPool, GlobalAvgPool, MaxPool
 from chains.layers.resample import Pad, Upsample
 from chains.layers.shape import Flatten, Reshape
@@ -14,6 +16,7 @@ from chains.layers.softmax import LogSoftmax, Softmax
 __all__ = [
     "Activation",
     "AvgPool",
+    "BatchNorm",
     "Conv",
     "ConvTranspose",
     "Declaration",
@@ -21,16 +24,20 @@ __all__ = [
     "Dropout",
     "Flatten",
     "GlobalAvgPool",
+    "GroupNorm",
     "Layer",
+    "LayerNorm",
     "LogSoftmax",
     "MaxPool",
     "Pad",
     "Parallel",
+    "RMSNorm",
     "Reshape",
     "Residual",
     "Scale",
     "Series",
     "Shift",
     "Softmax",
+    "SpatialDropout",
     "Upsample",
 ]

@@ -17,7 +17,8 @@ several chains, and twice in the same one; each place has its own parameters.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,7 +47,11 @@ class Layer(ABC):
 
     @abstractmethod
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
-        """Record how `y` is filled from `x`. `p` has the parameters by name, `s` the scratch arrays."""
+        """Record how `y` is filled from `x`. `p` has the parameters by name, `s` the scratch arrays.
+
+        A layer with state reads it from ``s.state.<name>``, and while training may fill ``s.new_state.<name>``, which may
+        be the same memory: read first. Where a call leaves the state as it is, the new one is never computed.
+        """
 
     @abstractmethod
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
@@ -63,15 +68,21 @@ class Layer(ABC):
 class Declaration:
     """What one layer in one place of a network needs; filled by `Layer.declare`."""
 
-    def __init__(self, layer: Layer, input: SampleShape, layout: LayoutBuilder, name: str = "") -> None:
+    def __init__(
+        self, layer: Layer, input: SampleShape, layout: LayoutBuilder, state_layout: LayoutBuilder, name: str = ""
+    ) -> None:
         self.layer = layer
         self.name = name
         self.input = tuple(input)
         self.slices: dict[str, Slice] = {}
+        self.state_slices: dict[str, Slice] = {}
         self.saved_shapes: dict[str, SampleShape] = {}
+        self.shared_shapes: dict[str, SampleShape] = {}
         self.temporary_shapes: dict[str, SampleShape] = {}
+        self.smallest_batch = 1
         self.children: list[Declaration] = []
         self._layout = layout
+        self._state_layout = state_layout
         self._output: SampleShape | None = None
         layer.declare(self)
 
@@ -81,6 +92,12 @@ class Declaration:
             raise ValueError(f"{type(self.layer).__name__}.declare names the parameter {name!r} twice")
         self.slices[name] = self._layout.add(self._full(name), tuple(shape), initializer(init))
 
+    def state(self, name: str, shape: SampleShape, init: InitializerLike) -> None:
+        """An array that training updates, but not along a gradient: the next slice of the network's state."""
+        if name in self.state_slices:
+            raise ValueError(f"{type(self.layer).__name__}.declare names the state {name!r} twice")
+        self.state_slices[name] = self._state_layout.add(self._full(name), tuple(shape), initializer(init))
+
     def output(self, shape: SampleShape) -> None:
         """The shape of the output of one sample."""
         self._output = tuple(shape)
@@ -88,6 +105,10 @@ class Declaration:
     def saved(self, name: str, shape: SampleShape) -> None:
         """A scratch array for each sample that the forward fills and the pullback reads."""
         self.saved_shapes[name] = tuple(shape)
+
+    def shared(self, name: str, shape: SampleShape) -> None:
+        """A scratch array for the whole batch that the forward fills and the pullback reads."""
+        self.shared_shapes[name] = tuple(shape)
 
     def temporary(self, name: str, shape: SampleShape) -> None:
         """A scratch array for each sample; forward and pullback each have their own."""
@@ -97,11 +118,15 @@ class Declaration:
         """Leave a parameter of this layer, or of a part of it ("0.weight"), out of training."""
         self._layout.frozen.add(self._full(name))
 
+    def batch_at_least(self, samples: int) -> None:
+        """Have smaller batches refused while training."""
+        self.smallest_batch = samples
+
     def child(self, name: str, layer: Layer, input: SampleShape) -> SampleShape:
         """Make `layer` a part of this one and return the shape of its output."""
         if not isinstance(layer, Layer):
             raise TypeError(f"`{layer!r}` in {type(self.layer).__name__} is a {type(layer).__name__}, not a layer")
-        declaration = Declaration(layer, input, self._layout, self._full(name))
+        declaration = Declaration(layer, input, self._layout, self._state_layout, self._full(name))
         self.children.append(declaration)
         return declaration.output_shape
 
@@ -116,25 +141,50 @@ class Declaration:
         own = sum(entry.stop - entry.start for entry in self.slices.values())
         return own + sum(child.n_params for child in self.children)
 
+    @property
+    def n_state(self) -> int:
+        own = sum(entry.stop - entry.start for entry in self.state_slices.values())
+        return own + sum(child.n_state for child in self.children)
+
+    @property
+    def most_demanding(self) -> Declaration:
+        """Of this layer and its parts, the one that wants the largest batch while training."""
+        parts = [child.most_demanding for child in self.children]
+        return max([self, *parts], key=lambda declaration: declaration.smallest_batch)
+
     def _full(self, name: str) -> str:
         return f"{self.name}.{name}" if self.name else name
 
 
-class Node:
-    """A declared layer in a program being recorded: the layer with its parameter, gradient and scratch views."""
+@dataclass(frozen=True)
+class Vectors:
+    """The flat vectors of a program being recorded: parameters, their gradient, the state before and after."""
 
-    def __init__(self, declaration: Declaration, ops: Recorder, params: View, gradient: View, frozen: frozenset[str]) -> None:
+    p: View
+    g: View
+    state: View
+    new_state: View
+    frozen: frozenset[str]
+
+
+class Node:
+    """A declared layer in a program being recorded: the layer with its parameter, gradient, state and scratch views."""
+
+    def __init__(self, declaration: Declaration, ops: Recorder, vectors: Vectors) -> None:
         self.declaration = declaration
-        self.children = [Node(child, ops, params, gradient, frozen) for child in declaration.children]
-        self.p = SimpleNamespace()
-        self.g = SimpleNamespace()
+        self.children = [Node(child, ops, vectors) for child in declaration.children]
+        self.p = _windows(vectors.p, declaration.slices)
+        self.g = _windows(vectors.g, declaration.slices)
         for name, entry in declaration.slices.items():
-            setattr(self.p, name, _window(params, entry))
-            # The gradient of a frozen slice goes where nobody reads it, and so is never computed.
-            fate = ops.scratch(f"{entry.name}.frozen", entry.shape, batched=False) if entry.name in frozen else None
-            setattr(self.g, name, fate or _window(gradient, entry))
+            if entry.name in vectors.frozen:  # the gradient goes where nobody reads it, and so is never computed
+                setattr(self.g, name, ops.scratch(f"{entry.name}.frozen", entry.shape, batched=False))
         with ops.label(declaration.name):
-            self._saved = {name: ops.scratch(name, shape) for name, shape in declaration.saved_shapes.items()}
+            self._saved: dict[str, Any] = {name: ops.scratch(name, shape) for name, shape in declaration.saved_shapes.items()}
+            for name, shape in declaration.shared_shapes.items():
+                self._saved[name] = ops.scratch(name, shape, batched=False)
+        if declaration.state_slices:
+            self._saved["state"] = _windows(vectors.state, declaration.state_slices)
+            self._saved["new_state"] = _windows(vectors.new_state, declaration.state_slices)
 
     def forward(self, ops: Recorder, x: View, y: View) -> None:
         begun = len(ops.operations)
@@ -176,6 +226,10 @@ def _touches(out: View, view: View) -> bool:
     )
 
 
-def _window(vector: View, entry: Slice) -> View:
-    view = vector.slice(0, entry.start, entry.stop).reshape(*entry.shape)
-    return view.named(f"{vector.buffer.name}.{entry.name}")
+def _windows(vector: View, slices: Mapping[str, Slice]) -> SimpleNamespace:
+    """The slices of a flat vector, each in its shape, as attributes."""
+    windows = SimpleNamespace()
+    for name, entry in slices.items():
+        view = vector.slice(0, entry.start, entry.stop).reshape(*entry.shape)
+        setattr(windows, name, view.named(f"{vector.buffer.name}.{entry.name}"))
+    return windows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+from chains.activations import Activation, identity, resolve
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.shape import Reshape
 from chains.program import Recorder
@@ -68,33 +69,61 @@ def last_layer(layer: Layer) -> Layer:
 
 
 class Residual(Layer):
-    """``y = x + inner(x)``; several layers are taken one after another. The inner output has the input's shape."""
+    """``y = activation(inner(x) + shortcut(x))``; several layers are taken one after another as `inner`.
 
-    def __init__(self, *layers: Layer) -> None:
+    `shortcut` is one layer, by default x itself: where `inner` changes the shape, a projection such as ``Conv(64, 256, 1)``
+    that changes it likewise. Raises ValueError where the two outputs differ in shape. Source: He et al. 2015.
+    """
+
+    def __init__(self, *layers: Layer, shortcut: Layer | None = None, activation: Activation | str = identity) -> None:
         self.inner = layers[0] if len(layers) == 1 else Series(*layers)
+        self.shortcut = shortcut
+        self.activation = resolve(activation)
 
     def fixed_input(self) -> SampleShape | None:
-        return self.inner.fixed_input()
+        shape = self.inner.fixed_input()
+        return shape if shape is not None or self.shortcut is None else self.shortcut.fixed_input()
 
     def declare(self, d: Declaration) -> None:
         output = d.child("inner", self.inner, d.input)
-        if output != d.input:
-            raise ValueError(f"`inner` (={self.inner!r}) turns shape {d.input} into {output}, so the two cannot be added")
+        skipped = d.child("shortcut", Series() if self.shortcut is None else self.shortcut, d.input)
+        if output != skipped:
+            raise ValueError(
+                f"`inner` (={self.inner!r}) turns shape {d.input} into {output}, but `shortcut` (={self.shortcut!r}) gives "
+                f"{skipped}, so the two cannot be added"
+            )
         d.output(output)
         d.saved("inner", output)
+        d.saved("shortcut", output)
         d.temporary("d_inner", output)
+        d.temporary("dx_shortcut", d.input)
+        if self.activation.needs_input:
+            d.saved("z", output)  # inner(x) + shortcut(x)
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
-        s.children[0].forward(ops, x, s.inner)
-        ops.map(y, lambda x, inner: x + inner, x, s.inner)
+        f, (inner, shortcut) = self.activation, s.children
+        inner.forward(ops, x, s.inner)
+        shortcut.forward(ops, x, s.shortcut)
+        if f.needs_input:
+            ops.map((s.z, y), lambda x, inner: (x + inner, f(x + inner)), s.shortcut, s.inner)
+        else:
+            ops.map(y, lambda x, inner: f(x + inner), s.shortcut, s.inner)
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        ops.copy(s.d_inner, dy)  # the inner pullback may overwrite its own
-        s.children[0].pullback(ops, x, s.inner, s.d_inner, dx)
-        ops.map(dx, lambda dx, dy: dx + dy, dx, dy)
+        f, (inner, shortcut) = self.activation, s.children
+        if f.needs_input:
+            ops.map(dy, lambda dy, z, y: dy * f.slope(z, y), dy, s.z, y)
+        else:
+            ops.map(dy, lambda dy, y: dy * f.slope(None, y), dy, y)
+        ops.copy(s.d_inner, dy)  # each pullback may overwrite its own
+        inner.pullback(ops, x, s.inner, s.d_inner, dx)
+        shortcut.pullback(ops, x, s.shortcut, dy, s.dx_shortcut)
+        ops.map(dx, lambda dx, shortcut: dx + shortcut, dx, s.dx_shortcut)
 
     def __repr__(self) -> str:
-        return f"Residual({self.inner!r})"
+        shortcut = f", shortcut={self.shortcut!r}" if self.shortcut is not None else ""
+        activation = "" if self.activation is identity else f", activation={self.activation!r}"
+        return f"Residual({self.inner!r}{shortcut}{activation})"
 
 
 class Parallel(Layer):

@@ -1,12 +1,13 @@
-"""Dropout."""
+"""Dropout, of single elements and of whole channels."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from chains.expr import where
-from chains.layers.base import Declaration, Layer
+from chains.layers.base import Declaration, Layer, SampleShape
 from chains.program import Recorder
+from chains.settings import check_fraction
 from chains.view import View
 
 
@@ -19,13 +20,16 @@ class Dropout(Layer):
     """
 
     def __init__(self, rate: float = 0.5) -> None:
-        if not 0.0 <= rate < 1.0:
-            raise ValueError(f"`rate` (={rate}) must be at least 0 and below 1")
+        check_fraction("rate", rate)
         self.rate = rate
 
     def declare(self, d: Declaration) -> None:
         d.output(d.input)
-        d.saved("factor", d.input)  # 0 where dropped, 1 / (1 - rate) elsewhere
+        d.saved("factor", self._factors(d.input))  # 0 where dropped, 1 / (1 - rate) elsewhere
+
+    def _factors(self, input: SampleShape) -> SampleShape:
+        """The shape of what is dropped or not, which broadcasts to that of the input."""
+        return input
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         if not ops.training or self.rate == 0.0:
@@ -43,4 +47,17 @@ class Dropout(Layer):
             ops.map(dx, lambda dy, factor: dy * factor, dy, s.factor)
 
     def __repr__(self) -> str:
-        return f"Dropout({self.rate:g})"
+        return f"{type(self).__name__}({self.rate:g})"
+
+
+class SpatialDropout(Dropout):
+    """While training, zeroes each channel of a sample with probability `rate` and divides the others by ``1 - rate``.
+
+    Samples are (channels, ...), as for PyTorch's Dropout1d, Dropout2d and Dropout3d; all else is as in `Dropout`. Source:
+    Tompson et al. 2015. Raises ValueError unless 0 <= rate < 1, and for samples without an axis.
+    """
+
+    def _factors(self, input: SampleShape) -> SampleShape:
+        if not input:
+            raise ValueError(f"{self!r} needs samples with at least one axis, the channels, not scalars")
+        return (input[0], *(1 for _ in input[1:]))

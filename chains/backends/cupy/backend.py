@@ -49,6 +49,9 @@ class DeviceBackend(Backend):
     def scratch_bytes(self, program: Program, batch: int) -> int:
         return self.compile(program).plan(batch).nbytes(batch)
 
+    def adopted(self, array: np.ndarray) -> Array:
+        return self.device.contiguous(array)
+
     def allocate(self, nbytes: int) -> Array:
         return self.device.empty((nbytes,), np.uint8)
 
@@ -156,7 +159,8 @@ def device_arrays(device: Device, program: Program, batch: int, arrays: Arrays) 
                 f"`{name}` must be {size} contiguous {buffer.dtype} numbers, not {array.dtype} of shape {array.shape}"
             )
     for name, buffer in program.buffers.items():
-        if buffer.data is not None:
+        if buffer.role == "constant" or (buffer.data is not None and name not in result):
+            assert buffer.data is not None
             result[name] = device.array(buffer.data)
         elif name == "inverse_batch":
             result[name] = device.array(np.array(1.0 / batch, program.dtype))

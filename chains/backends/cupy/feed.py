@@ -141,12 +141,11 @@ class HostFeed(Feed):
         inputs = [
             n for n in binding.arrays if binding.program.buffers[n].role == "input" and n not in (*sources, "inverse_batch")
         ]
-        self._pending = [name for name in inputs if name not in self._changing]
+        self._given = [name for name in inputs if name not in self._changing]
 
     def __call__(self, first: int, values: np.ndarray) -> int:
         binding = self._binding
-        binding.upload([*self._pending, *self._changing])
-        self._pending = []
+        binding.upload([*self._given, *self._changing])
         done = self._feed(first, values)
         binding.download([*self._changing, "value"])
         return done

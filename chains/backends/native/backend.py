@@ -14,7 +14,7 @@ import numpy as np
 
 from chains.backends.base import Arrays, Backend, Binding, Feed, aligned, caller_arrays
 from chains.backends.native.compiler import Compiled, compile_program
-from chains.backends.native.machine import Code
+from chains.backends.native.machine import machine_code
 from chains.backends.native.runtime import MOST_THREADS, SOURCES, default_threads, pool, runtime
 from chains.backends.native.target import Processor, processor
 from chains.program import Program
@@ -90,7 +90,7 @@ class CompiledProgram:
 
     def __init__(self, program: Program, processor: Processor) -> None:
         self.compiled: Compiled = compile_program(program, processor)
-        self.code = Code(self.compiled.text, ["run"], processor)
+        self.code = machine_code(self.compiled.text, ["run"], processor)
         self.work = program.flops() + 50 * sum(out.sample_size for op in program.operations for out in op.outs if out.batched)
 
 
@@ -101,19 +101,23 @@ class MemoryPlan:
 
     def __init__(self, native: CompiledProgram, batch: int, threads: int) -> None:
         compiled = native.compiled
-        tiles = -(-batch // compiled.tile)
-        self.threads = max(1, min(threads, tiles, native.work * batch // THREADED_WORK))
+        self.threads = max(1, min(threads, native.work * batch // THREADED_WORK))
         self.tile = compiled.tile
-        if self.threads > 1:  # as even as possible, in whole blocks of rows
+        if self.threads > 1 and not compiled.laned:  # as even as possible, in whole blocks of rows
             self.tile = min(self.tile, -(-batch // (self.threads * BLOCK)) * BLOCK)
+        tiles = -(-batch // self.tile)
+        self.sharing = min(self.threads, tiles)  # threads that have tiles
+        if not compiled.products:
+            self.threads = self.sharing
         self.nbytes = 0
+        samples = {True: tiles * compiled.tile, False: batch}  # laned buffers hold whole tiles
         self.shared = {
-            buffer: self._reserve(buffer.nbytes * (batch if buffer.batched else 1))
+            buffer: self._reserve(buffer.nbytes * (samples[buffer in compiled.laned] if buffer.batched else 1))
             for buffer in compiled.table
             if buffer.role == "scratch"
         }
         self.tiles = [self._reserve(compiled.tile_bytes) for _ in range(self.threads)]
-        self.sums = [{buffer: self._reserve(buffer.nbytes) for buffer in compiled.sums} for _ in range(1, self.threads)]
+        self.sums = [{buffer: self._reserve(buffer.nbytes) for buffer in compiled.sums} for _ in range(1, self.sharing)]
 
     def _reserve(self, nbytes: int) -> int:
         start = self.nbytes
@@ -144,10 +148,10 @@ class NativeBinding(Binding):
         own = [[addresses[buffer] for buffer in compiled.sums]]  # the first thread's sums are the results
         own += [[base + sums[buffer] for buffer in compiled.sums] for sums in plan.sums]
         self._tables = [np.array(shared + sums, np.int64) for sums in own]
-        words = [batch, plan.tile, plan.threads]
+        words = [batch, plan.tile, plan.threads, plan.sharing]
         words += [pool().address, runtime().address("parallel")] if plan.threads > 1 else [0, 0]
-        for table, tile in zip(self._tables, plan.tiles, strict=True):
-            words += [table.ctypes.data, base + tile]
+        for number, tile in enumerate(plan.tiles):
+            words += [self._tables[min(number, plan.sharing - 1)].ctypes.data, base + tile]
         self._words = np.array(words, np.int64)
         self.run_address = native.code.address("run")
         call = partial(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.run_address), self._words.ctypes.data)

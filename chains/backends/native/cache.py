@@ -1,9 +1,10 @@
 """Machine code kept on disk between processes.
 
-Files lie in ``$CHAINS_CACHE`` or the user's cache folder, named by a hash of the assembly, the processor and the
-versions of LLVM. Each carries a hash of its own contents, so that a damaged one is compiled anew. They are written under
-another name and then renamed, so that two processes do not disturb each other. Past `LIMIT` bytes in all, those
-that were not used for longest go. ``CHAINS_CACHE=off`` switches it off; `clear` empties it.
+Files lie in ``$CHAINS_CACHE`` or the user's cache folder, named by a hash of the assembly, the processor, the
+versions of LLVM and what is done with it (`machine.PIPELINE`). Each carries a hash of its own contents, so that a damaged
+one is compiled anew. They are written under another name and then renamed, so that two processes do not disturb each
+other. Past `LIMIT` bytes in all, those that were not used for longest go. ``CHAINS_CACHE=off`` switches it off; `clear`
+empties it.
 """
 
 from __future__ import annotations

@@ -11,20 +11,51 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from chains.backends.base import UnsupportedOperationError
-from chains.backends.native.driver import Runs, write_driver
-from chains.backends.native.elementwise import Frame, lower_copy, lower_fill, lower_map, lower_random, lower_reduce
+from chains.backends.native import winograd
+from chains.backends.native.correlate import lower_convolve, pack_kernels
+from chains.backends.native.correlate_weight import lower_convolve_weight
+from chains.backends.native.driver import Runs, share, write_driver
+from chains.backends.native.elementwise import (
+    Frame,
+    lower_copy,
+    lower_fill,
+    lower_map,
+    lower_reduce,
+    lower_shared_map,
+)
 from chains.backends.native.emit import I64, PTR, Function, Module, Type, Value, integer
-from chains.backends.native.matmul import Kernel, kernel_of, lower_matmul, needs_packing
+from chains.backends.native.gemm import is_large, lower_large, workspace
+from chains.backends.native.images import lower_laned, lower_pool, lower_relayout
+from chains.backends.native.kernel import Kernel, kernel_of, needs_packing
+from chains.backends.native.layout import Relayout, arrange
+from chains.backends.native.lookup import lower_gather, lower_scatter_add
+from chains.backends.native.matmul import lower_matmul
 from chains.backends.native.packing import pack, packed_columns
+from chains.backends.native.philox import lower_random
 from chains.backends.native.segments import Segment, Step, crossing, segments_of
 from chains.backends.native.target import Processor
-from chains.operations import Copy, Fill, Map, MatMul, Random, Reduce
+from chains.operations import (
+    Convolve,
+    ConvolveInput,
+    ConvolveWeight,
+    Copy,
+    Fill,
+    Gather,
+    Map,
+    MatMul,
+    Operation,
+    Pool,
+    Random,
+    Reduce,
+    ScatterAdd,
+)
 from chains.program import Program
 from chains.scratch import Lifetime, Plan, plan
-from chains.view import Buffer, View
+from chains.view import Buffer, Shape, View, c_strides
 
 TILE_BYTES = 16 << 10  # scratch of a tile: half of a first-level cache
-ROWS = 48  # tiles are multiples of this, which the kernels' blocks of rows divide
+ROWS = 48  # tiles are multiples of this, which the kernels' blocks of rows divide; tiles with images are one vector of samples
+SUPPORTED = (MatMul, Map, Reduce, Copy, Fill, Random, Convolve, ConvolveInput, ConvolveWeight, Pool, Gather, ScatterAdd)
 
 
 @dataclass(frozen=True)
@@ -34,35 +65,44 @@ class Compiled:
     text: str
     table: tuple[Buffer, ...]  # the buffers in the order of the table of addresses
     whole: frozenset[Buffer]  # batched scratch buffers that hold the whole batch
+    laned: frozenset[Buffer]  # those laid out in lanes; where there are any, tiles have one size
     tile: int  # samples
     tile_bytes: int  # scratch of one tile
     sums: tuple[Buffer, ...]  # the buffers that hold sums over samples: each thread has its own
+    products: bool  # whether there are large products, in which threads share that have no tiles
 
 
 class Compiler:
     def __init__(self, program: Program, processor: Processor) -> None:
         for operation in program.operations:
-            if not isinstance(operation, (MatMul, Map, Reduce, Copy, Fill, Random)):
+            if not isinstance(operation, SUPPORTED):
                 raise UnsupportedOperationError(
                     f"backend 'native' cannot run the operation `{operation.name}` of {operation.label}"
                 )
         self.program = program
         self.processor = processor
         self.lanes = processor.lanes(program.dtype.itemsize)
-        self.segments = segments_of(program.operations, self.lanes)
+        self.operations, self.laned = arrange(program.operations, self.lanes)
+        self.segments = segments_of(self.operations, self.lanes, self._is_large)
         self.whole = crossing(self.segments)
         self.module = Module()
-        self.packed: dict[int, tuple[Kernel, View]] = {}
+        self.packed: dict[int, tuple[View, View]] = {}  # weights and their packed copies, by step
         self.kernels = {
             id(step): self._kernel(step)
             for s in self.segments
             for step in (*s.tiled, *s.once)
             if isinstance(step.operation, MatMul)
         }
+        for segment in self.segments:
+            for step in segment.tiled:
+                if winograd.suits(step.operation):
+                    self._pack(step, (winograd.packed_size(step.operation),))
+                elif isinstance(step.operation, (Convolve, ConvolveInput)):
+                    self._pack(step, step.operation.ins[1].shape)
         self.tile_plan = self._plan()
         self.table = self._table()
         per_sample = max(1, self.tile_plan.bytes_per_sample)
-        self.tile = max(ROWS, min(1024, TILE_BYTES // per_sample // ROWS * ROWS))
+        self.tile = self.lanes if self.laned else max(ROWS, min(1024, TILE_BYTES // per_sample // ROWS * ROWS))
 
     def compiled(self) -> Compiled:
         sums: list[Runs] = []
@@ -70,20 +110,38 @@ class Compiler:
         for number, segment in enumerate(self.segments):
             self._write(f"prepare_{number}", partial(self._prepare, segment))
             self._write(f"tile_{number}", partial(self._steps, segment.tiled), tiled=True)
-            self._write(f"once_{number}", partial(self._steps, segment.once))
-            views = [view for operation in segment.sums for view in operation.outs]
-            sums.append(tuple((view.buffer, view.offset, view.offset + view.sample_size) for view in views))
+            if segment.product:
+                self._write(f"product_{number}", partial(self._product, segment.product))
+            for position, (length, steps) in enumerate(segment.pieces):
+                body = partial(self._share, length, steps) if length else partial(self._steps, steps)
+                self._write(f"once_{number}_{position}", body)
+            runs = [(o, view, run) for o in segment.sums for view in o.outs for run in view.runs]
+            sums.append(tuple((view.buffer, *run, o.name) for o, view, run in runs))
         positions = {buffer: (k, self.own_position(buffer)) for k, buffer in enumerate(self.table)}
-        write_driver(self.module, sums, positions, self.lanes)
-        nbytes = self.tile_plan.nbytes(self.tile) if self.tile_plan.batched else 0
+        products = {number for number, segment in enumerate(self.segments) if segment.product}
+        shared = [[length > 0 for length, _ in segment.pieces] for segment in self.segments]
+        write_driver(self.module, sums, positions, self.lanes, products, shared)
+        spaces = [winograd.workspace(operation, self.lanes, self.processor.registers) for operation in self.operations]
+        spaces += [workspace(self.lanes)] if products else []
+        nbytes = self.tile_bytes + max(spaces, default=0) * self.program.dtype.itemsize
         return Compiled(
             self.module.text(),
             self.table,
             frozenset(self.whole),
+            frozenset(self.laned),
             self.tile,
             nbytes,
             self.sums,
+            bool(products),
         )
+
+    @property
+    def tile_bytes(self) -> int:
+        """Scratch of one tile; behind it, large products and convolutions have their workspace."""
+        return self.tile_plan.nbytes(self.tile) if self.tile_plan.batched else 0
+
+    def _is_large(self, operation: Operation) -> bool:
+        return not self.laned and is_large(operation)
 
     @property
     def sums(self) -> tuple[Buffer, ...]:
@@ -102,14 +160,19 @@ class Compiler:
             raise UnsupportedOperationError(
                 f"backend 'native' cannot add a sum over samples to `{kernel.out}` ({operation.label})"
             )
-        if needs_packing(kernel):
+        if needs_packing(kernel, self.lanes, bool(self.laned)):
             columns = packed_columns(kernel.b, self.lanes)
             rows = int(kernel.b.shape[0])  # type: ignore[arg-type]
-            buffer = Buffer(f"packed {kernel.b}", "scratch", kernel.b.dtype, (rows, columns))
-            view = View(buffer, kernel.b.shape, (columns, 1))
-            self.packed[id(step)] = (kernel, view)
-            kernel = replace(kernel, b=view, padded=True)
+            kernel = replace(kernel, b=self._pack(step, (rows, columns), kernel.b.shape), padded=True)
         return kernel
+
+    def _pack(self, step: Step, shape: Shape, used: Shape | None = None) -> View:
+        """The place of a packed copy of the step's weights, of which `used` is filled."""
+        source = step.operation.ins[1]
+        buffer = Buffer(f"packed {source}", "scratch", source.dtype, shape)
+        view = View(buffer, used or shape, c_strides(shape))
+        self.packed[id(step)] = (source, view)
+        return view
 
     def _plan(self) -> Plan[Buffer]:
         """Offsets of the batched buffers within a tile's scratch; the products and their maps are one moment."""
@@ -126,19 +189,22 @@ class Compiler:
 
     def _table(self) -> tuple[Buffer, ...]:
         buffers = dict.fromkeys(self.program.buffers.values())
-        for operation in self.program.operations:
+        for operation in self.operations:
             buffers |= dict.fromkeys(view.buffer for view in operation.views if view.buffer not in self.tile_plan.batched)
         buffers |= dict.fromkeys(view.buffer for _, view in self.packed.values())
         return tuple(buffers)
 
     def _write(self, name: str, body: Callable[[Frame], None], tiled: bool = False) -> None:
         arguments = [(PTR, "table"), (PTR, "scratch"), (I64, "start"), (I64, "count"), (I64, "first")]
+        kind, number, *_ = name.split("_")
+        if kind in ("product", "once"):
+            arguments += [(I64, "thread"), (I64, "threads")]
         f = Function(self.module, name, arguments)
-        table, scratch, start, count, first = f.arguments
+        table, scratch, start, count, first = f.arguments[:5]
         bases: dict[Buffer, Value] = {}
         positions = {buffer: k for k, buffer in enumerate(self.table)}
         if tiled:  # sums over samples go to the thread's own blocks, whose addresses follow those of all buffers
-            positions |= {buffer: self.own_position(buffer) for buffer in self.own[int(name.split("_")[1])]}
+            positions |= {buffer: self.own_position(buffer) for buffer in self.own[int(number)]}
 
         def base(view: View) -> Value:
             # Written at the beginning of the function, so that every block may use it.
@@ -151,7 +217,7 @@ class Compiler:
             return f.address(bases[buffer], integer(view.offset), element)
 
         begun = f.compare("ne", first, integer(0)) if tiled else None
-        frame = Frame(f, self.lanes, self.processor.registers, base, count, start, begun)
+        frame = Frame(f, self.lanes, self.processor.registers, base, count, start, bool(self.laned), begun)
         segment_views = self._views(name)
         for view in segment_views:
             base(view)
@@ -161,13 +227,15 @@ class Compiler:
 
     def _views(self, name: str) -> list[View]:
         """The views that the function of this name may touch."""
-        kind, number = name.split("_")
+        kind, number, *piece = name.split("_")
         segment = self.segments[int(number)]
         if kind == "prepare":
-            packed = [self.packed[id(step)] for step in segment.tiled if id(step) in self.packed]
-            return [view for kernel, target in packed for view in (kernel.b, target)]
+            return [view for step in segment.tiled for view in self.packed.get(id(step), ())]
+        if kind == "product":
+            assert segment.product is not None
+            return list(segment.product.views)
         views = []
-        for step in segment.tiled if kind == "tile" else segment.once:
+        for step in segment.tiled if kind == "tile" else segment.pieces[int(piece[0])][1]:
             views += [view for operation in step.operations for view in operation.views]
             if id(step) in self.packed:
                 views.append(self.packed[id(step)][1])
@@ -191,14 +259,46 @@ class Compiler:
     def _prepare(self, segment: Segment, frame: Frame) -> None:
         for step in segment.tiled:
             if id(step) in self.packed:
-                kernel, view = self.packed[id(step)]
-                pack(frame, kernel.b, frame.base(view), view.strides[0])
+                source, packed = self.packed[id(step)]
+                if winograd.suits(step.operation):
+                    winograd.pack_transformed(frame, step.operation, packed)
+                elif isinstance(step.operation, (Convolve, ConvolveInput)):
+                    pack_kernels(frame, step.operation, packed)
+                else:
+                    pack(frame, source, frame.base(packed), packed.strides[0])
+
+    def _product(self, operation: MatMul, frame: Frame) -> None:
+        f = frame.f
+        _, scratch, *_, thread, threads = f.arguments
+        lower_large(frame, operation, f.address(scratch, integer(self.tile_bytes), Type("i8")), thread, threads)
+
+    def _share(self, length: int, steps: Sequence[Step], frame: Frame) -> None:
+        """A thread's part of maps of long vectors."""
+        f = frame.f
+        *_, thread, threads = f.arguments
+        begin, end = share(f, length, self.lanes, thread, threads)
+        for step in steps:
+            assert isinstance(step.operation, Map)
+            lower_shared_map(frame, step.operation, begin, f.binary("sub", end, begin))
 
     def _steps(self, steps: Sequence[Step], frame: Frame) -> None:
         for step in steps:
             operation = step.operation
             if isinstance(operation, MatMul):
                 lower_matmul(frame, self.kernels[id(step)])
+            elif winograd.suits(operation):
+                space = frame.f.address(frame.f.arguments[1], integer(self.tile_bytes), Type("i8"))
+                winograd.lower_winograd(frame, operation, self.packed[id(step)][1], space, step.maps)
+            elif isinstance(operation, (Convolve, ConvolveInput)):
+                lower_convolve(frame, operation, self.packed[id(step)][1], step.maps)
+            elif isinstance(operation, ConvolveWeight):
+                lower_convolve_weight(frame, operation)
+            elif isinstance(operation, Pool):
+                lower_pool(frame, operation)
+            elif isinstance(operation, Relayout):
+                lower_relayout(frame, operation, operation.outs[0].buffer in self.tile_plan.batched)
+            elif any(view.buffer in self.laned for view in operation.views):
+                lower_laned(frame, operation)
             elif isinstance(operation, Map):
                 lower_map(frame, operation)
             elif isinstance(operation, Reduce):
@@ -207,6 +307,10 @@ class Compiler:
                 lower_copy(frame, operation.outs[0], operation.ins[0])
             elif isinstance(operation, Fill):
                 lower_fill(frame, operation.outs[0], operation.value)
+            elif isinstance(operation, Gather):
+                lower_gather(frame, operation)
+            elif isinstance(operation, ScatterAdd):
+                lower_scatter_add(frame, operation)
             elif isinstance(operation, Random):
                 lower_random(frame, operation)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from chains.backends.base import UnsupportedOperationError
 from chains.backends.native import vectormath
 from chains.backends.native.emit import I64, Function, Type, Value, integer, number, real_type
 from chains.expr import Formula
-from chains.operations import Map, Random, Reduce
+from chains.operations import Map, Reduce
 from chains.view import Batch, Extent, View
 
 
@@ -25,7 +25,15 @@ class Frame:
     base: Callable[[View], Value]  # the address of a view's first element, of the first of the samples
     count: Value  # of samples
     start: Value  # the number of the first sample in the batch
+    small_tiles: bool  # whether a tile has as many samples as a vector has lanes
     first: Value | None  # whether sums over samples begin with these (i1); None where there are no tiles
+
+    def outlined(self, hint: str, pointers: list[Value], write: Callable[[Function, list[Value]], None]) -> None:
+        """Call a function of its own on these addresses, the number of samples and whether sums begin with them."""
+        begun = integer(0) if self.first is None else self.f.cast("zext", self.first, I64)
+        arguments = [*pointers, self.count, begun]
+        name = self.f.module.outline(hint, [argument.type for argument in arguments], write)
+        self.f.line(f"call void @{name}({', '.join(map(str, arguments))})")
 
     def extent(self, extent: Extent) -> Value:
         return self.f.mul(self.count, extent.per_sample) if isinstance(extent, Batch) else integer(extent)
@@ -77,6 +85,24 @@ def lower_map(frame: Frame, operation: Map) -> None:
             raise UnsupportedOperationError(f"backend 'native' cannot write `{out}` across an operand: `{operation}`")
     if any(view.dtype != operation.outs[0].dtype for view in operation.views):
         raise UnsupportedOperationError(f"backend 'native' wants operands of one type: `{operation}`")
+    _map_elements(frame, operation)
+
+
+def lower_shared_map(frame: Frame, operation: Map, begin: Value, count: Value) -> None:
+    """A part of a map of long vectors: `count` elements from `begin` on."""
+    f = frame.f
+
+    def share(view: View) -> View:
+        return replace(view, shape=(Batch(),), strides=(1,)) if view.sample_size > 1 else replace(view, shape=(), strides=())
+
+    def base(view: View) -> Value:
+        return f.address(frame.base(view), begin, real_type(view.dtype)) if view.ndim else frame.base(view)
+
+    part = Map(tuple(map(share, operation.outs)), tuple(map(share, operation.ins)), operation.formula)
+    _map_elements(replace(frame, base=base, count=count), part)
+
+
+def _map_elements(frame: Frame, operation: Map) -> None:
     f, formula = frame.f, operation.formula
     views = operation.outs + operation.ins
     n_outs = len(operation.outs)
@@ -88,7 +114,7 @@ def lower_map(frame: Frame, operation: Map) -> None:
         for k, result in enumerate(evaluate(f, formula, ins, type)):
             f.store(result, pointers[k], mask)
 
-    _nest(frame, axes_of(operation.outs[0].shape, views), [frame.base(view) for view in views], views[0].dtype, n_outs, body)
+    nest(frame, axes_of(operation.outs[0].shape, views), [frame.base(view) for view in views], views[0].dtype, n_outs, body)
 
 
 def _may_overlap(a: View, b: View) -> bool:
@@ -97,7 +123,7 @@ def _may_overlap(a: View, b: View) -> bool:
     return a.offset < b.offset + b.sample_size and b.offset < a.offset + a.sample_size
 
 
-def _nest(
+def nest(
     frame: Frame,
     axes: list[Axis],
     pointers: list[Value],
@@ -225,14 +251,14 @@ def lower_copy(frame: Frame, out: View, source: View) -> None:
     def body(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> None:
         f.store(values[1] if 1 in values else f.load(type, pointers[1], mask), pointers[0], mask)
 
-    _nest(frame, axes_of(out.shape, (out, source)), [frame.base(out), frame.base(source)], out.dtype, 1, body)
+    nest(frame, axes_of(out.shape, (out, source)), [frame.base(out), frame.base(source)], out.dtype, 1, body)
 
 
 def lower_fill(frame: Frame, out: View, value: float) -> None:
     def body(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> None:
         frame.f.store(number(type, value), pointers[0], mask)
 
-    _nest(frame, axes_of(out.shape, (out,)), [frame.base(out)], out.dtype, 1, body)
+    nest(frame, axes_of(out.shape, (out,)), [frame.base(out)], out.dtype, 1, body)
 
 
 def lower_reduce(frame: Frame, operation: Reduce) -> None:
@@ -240,8 +266,6 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
     f = frame.f
     (out,), (a,) = operation.outs, operation.ins
     maximum = operation.kind == "max"
-    if maximum and operation.sums_over_batch:  # tiles and threads add up their parts
-        raise UnsupportedOperationError(f"backend 'native' has no maximum over the batch: `{operation}`")
     axes = axes_of(a.shape, (out, a))
     kept = [axis for axis in axes if axis.strides[0]]
     reduced = [axis for axis in axes if not axis.strides[0]]
@@ -334,57 +358,3 @@ def horizontal(f: Function, x: Value, maximum: bool = False) -> Value:
     declaration = f"declare {scalar} @{name}({scalar}, {x.type})"
     f.module.declare(name, declaration)
     return f.assign(scalar, f"call reassoc {scalar} @{name}({number(scalar, -0.0)}, {x})")
-
-
-def lower_random(frame: Frame, operation: Random) -> None:
-    """Uniform numbers from Philox4x64-10, in blocks of 8 elements; see `chains.operations.Random`."""
-    f = frame.f
-    (out,), (key,) = operation.outs, operation.ins
-    if not out.contiguous:
-        raise UnsupportedOperationError(f"backend 'native' draws random numbers for contiguous arrays only: `{out}`")
-    key_pointer, pointer = frame.base(key), frame.base(out)
-    seed, step = (f.load(I64, f.address(key_pointer, integer(k), I64)) for k in range(2))
-    scalar = real_type(out.dtype)
-    begin = f.mul(frame.start, out.sample_size)
-    length = f.mul(frame.count, out.sample_size)
-    end = f.add(begin, length)
-
-    def block(i: Value, _: list[Value]) -> list[Value]:
-        words = philox(f, [f.add(i, 1), integer(operation.draw), step, integer(0)], [seed, integer(0)])
-        vector = Value("poison", Type("i64", 4))
-        for k, word in enumerate(words):
-            vector = f.assign(vector.type, f"insertelement {vector}, {word}, i64 {k}")
-        bits = f.binary("lshr", f.cast("bitcast", vector, Type("i32", 8)), number(Type("i32", 8), 8))
-        uniform = f.binary("fmul", f.cast("uitofp", bits, Type(scalar.name, 8)), number(Type(scalar.name, 8), 2.0**-24))
-        offset = f.binary("sub", f.mul(i, 8), begin)  # of the block's first element in this view, perhaps negative
-        iota = Value("<" + ", ".join(f"i64 {k}" for k in range(8)) + ">", Type("i64", 8))
-        position = f.binary("add", iota, f.splat(offset, 8))
-        inside = f.compare("ult", position, f.splat(length, 8))  # unsigned: negative positions are outside too
-        f.store(uniform, f.address(pointer, offset, scalar), inside)
-        return []
-
-    f.loop(f.binary("lshr", begin, integer(3)), f.binary("lshr", f.add(end, 7), integer(3)), 1, block)
-
-
-def philox(f: Function, counter: list[Value], key: list[Value]) -> list[Value]:
-    """Four 64-bit words (Salmon et al. 2011)."""
-    wide = Type("i128")
-    for round in range(10):
-        if round:
-            key = [
-                f.add(key[0], integer(0x9E3779B97F4A7C15 - (1 << 64))),
-                f.add(key[1], integer(0xBB67AE8584CAA73B - (1 << 64))),
-            ]
-        parts = []
-        for multiplier, word in ((0xD2E7470EE14C6C93, counter[0]), (0xCA5A826395121157, counter[2])):
-            product = f.binary("mul", f.cast("zext", word, wide), Value(str(multiplier), wide))
-            high = f.cast("trunc", f.binary("lshr", product, Value("64", wide)), I64)
-            parts.append((high, f.cast("trunc", product, I64)))
-        (high0, low0), (high1, low1) = parts
-        counter = [
-            f.binary("xor", f.binary("xor", high1, counter[1]), key[0]),
-            low1,
-            f.binary("xor", f.binary("xor", high0, counter[3]), key[1]),
-            low0,
-        ]
-    return counter

@@ -256,8 +256,8 @@ class Function:
         return self.assign(type, f"phi {type} " + ", ".join(f"[{value.text}, %{block}]" for value, block in results))
 
     def text(self, linkage: str = "") -> str:
-        arguments = ", ".join(f"{a.type} {'noalias ' if a.type == PTR and linkage else ''}{a.text}" for a in self.arguments)
-        head = f"define {linkage} {self._result} @{self.name}({arguments}) #0 {{".replace("  ", " ")
+        arguments = ", ".join(map(str, self.arguments))
+        head = f"define {linkage} {self._result} @{self.name}({arguments}) {'noinline ' if linkage else ''}#0 {{"
         return "\n".join([head, "entry:", *self._lines, "}"])
 
 
@@ -267,12 +267,38 @@ class Module:
     def __init__(self) -> None:
         self._declarations: dict[str, str] = {}
         self._functions: list[str] = []
+        self._shared: dict[str, str] = {}  # the names of tables and outlined functions, by their text
 
     def declare(self, name: str, declaration: str) -> None:
         self._declarations[name] = declaration
 
     def add(self, function: Function, linkage: str = "") -> None:
         self._functions.append(function.text(linkage))
+
+    def table(self, numbers: Sequence[int]) -> Value:
+        """The address of constant 64-bit numbers; equal ones are kept once."""
+        text = f"private constant [{len(numbers)} x i64] [{', '.join(f'i64 {n}' for n in numbers)}], align 8"
+        name = self._shared.setdefault(text, f"table{len(self._shared)}")
+        self.declare(name, f"@{name} = {text}")
+        return Value(f"@{name}", PTR)
+
+    def zeros(self, count: int, type: Type) -> Value:
+        """The address of so many zeros."""
+        text = f"private constant [{count} x {type}] zeroinitializer, align 64"
+        name = self._shared.setdefault(text, f"table{len(self._shared)}")
+        self.declare(name, f"@{name} = {text}")
+        return Value(f"@{name}", PTR)
+
+    def outline(self, hint: str, types: Sequence[Type], write: Callable[[Function, list[Value]], None]) -> str:
+        """The name of an internal function with this body; equal ones are written once."""
+        f = Function(self, "outlined", [(type, f"a{k}") for k, type in enumerate(types)])
+        write(f, f.arguments)
+        f.line("ret void")
+        text = f.text("internal")
+        if text not in self._shared:
+            f.name = self._shared[text] = f"{hint}_{len(self._shared)}"
+            self.add(f, "internal")
+        return self._shared[text]
 
     def text(self) -> str:
         attributes = 'attributes #0 = { nounwind "no-trapping-math"="true" "frame-pointer"="none" }'

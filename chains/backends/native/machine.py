@@ -8,6 +8,7 @@ from functools import cache
 from itertools import count
 from threading import Lock
 from typing import Any
+from weakref import WeakValueDictionary
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -15,9 +16,12 @@ import llvmlite.binding as llvm
 from chains.backends.native import cache as files
 from chains.backends.native.target import Processor
 
-_locks = {"linking": Lock()}
-if hasattr(os, "register_at_fork"):  # another thread may have held it
-    os.register_at_fork(after_in_child=lambda: _locks.update(linking=Lock()))
+# Part of the name of cached code: raise it whenever `Code` makes other code of the same assembly.
+PIPELINE = "1: passes of level 1 (2 where vectorized), code of level 2"
+
+_locks = {"linking": Lock(), "making": Lock()}
+if hasattr(os, "register_at_fork"):  # another thread may have held them
+    os.register_at_fork(after_in_child=lambda: _locks.update(linking=Lock(), making=Lock()))
     _llvm: Any = getattr(llvm.ffi.lib, "_lock", None)  # llvmlite's own: a fork waits until no thread is inside LLVM
     if _llvm is not None:
         os.register_at_fork(
@@ -26,6 +30,7 @@ if hasattr(os, "register_at_fork"):  # another thread may have held it
             after_in_child=lambda: _llvm.__exit__(None, None, None),
         )
 _numbers = count()
+_made: WeakValueDictionary[str, Code] = WeakValueDictionary()  # by name
 
 
 @cache
@@ -34,15 +39,24 @@ def _linker(processor: Processor) -> llvm.LLJIT:
     return llvm.create_lljit_compiler(processor.machine(), use_jit_link=True)
 
 
+def machine_code(text: str, functions: Sequence[str], processor: Processor, *, vectorize: bool = False) -> Code:
+    """The machine code of a module of which `functions` can be called; programs of the same assembly share it."""
+    versions = f"{llvmlite.__version__} {llvm.llvm_version_info}"
+    name = files.key(text, processor.cpu, processor.features, versions, PIPELINE, str(vectorize), *functions)
+    with _locks["making"]:
+        code = _made.get(name)
+        if code is None:
+            code = _made[name] = Code(name, text, functions, processor, vectorize)
+        return code
+
+
 class Code:
     """The machine code of a module; `address` finds the functions named. It lives as long as this object."""
 
-    def __init__(self, text: str, functions: Sequence[str], processor: Processor, *, vectorize: bool = False) -> None:
+    def __init__(self, name: str, text: str, functions: Sequence[str], processor: Processor, vectorize: bool) -> None:
         self.text = text
         self._processor = processor
         self._vectorize = vectorize
-        versions = f"{llvmlite.__version__} {llvm.llvm_version_info}"
-        name = files.key(text, processor.cpu, processor.features, versions, str(vectorize))
         machine = processor.machine()
         code = files.load(name)
         self.cached = code is not None

@@ -13,99 +13,22 @@ Three situations, told apart by where the batch is:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
-from chains.backends.base import UnsupportedOperationError
+from chains.backends.native.blocking import blocks, panels
 from chains.backends.native.elementwise import Frame, evaluate, horizontal
-from chains.backends.native.emit import Type, Value, integer, number, real_type
-from chains.operations import Map, MatMul
-from chains.view import Batch, View
+from chains.backends.native.emit import Function, Type, Value, integer, number, real_type
+from chains.backends.native.kernel import Kernel, as_rows, is_dots
+from chains.backends.native.matmul_sums import lower_sum_over_samples
+from chains.backends.native.packing import interleaved
+from chains.view import View
 
 UNROLLED = 96  # multiply-adds in one straight run of code, at most
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """A product ``out = a @ b`` with what is done to its elements before they are stored."""
-
-    out: View
-    a: View
-    b: View
-    accumulate: bool = False
-    maps: tuple[Map, ...] = ()
-    padded: bool = False  # whether b's rows are padded to whole vectors (`pack`)
-
-    @property
-    def sums_over_batch(self) -> bool:
-        return isinstance(self.a.shape[1], Batch)
-
-
-def kernel_of(operation: MatMul, maps: Sequence[Map]) -> Kernel:
-    (out,), (a, b) = operation.outs, operation.ins
-    if isinstance(out.shape[1], Batch):
-        raise UnsupportedOperationError(
-            f"backend 'native' wants samples in rows, not in columns: `{operation}` ({operation.label})"
-        )
-    return Kernel(out, a, b, operation.accumulate, tuple(maps))
-
-
-def fusible(operation: MatMul, maps: Sequence[Map], candidate: Map, lanes: int) -> bool:
-    """Whether `candidate`, after `maps`, can be done to the product's elements while they are in registers."""
-    out = operation.outs[0]
-    if not isinstance(out.shape[0], Batch) or out.strides[1] != 1:
-        return False
-    if {view.buffer for view in candidate.outs} & {view.buffer for view in operation.ins}:
-        return False  # other blocks of the product still read them
-    columns = int(out.shape[1])  # type: ignore[arg-type]
-    registers = [out, *(view for fused in maps for view in fused.outs)]
-    broadcast = False
-    for view in candidate.ins:
-        if any(_same_rows(view, register) for register in registers):
-            continue
-        if any(view.buffer is register.buffer for register in registers):
-            return False
-        if view.batched:
-            if view.ndim < 2 or view.shape[-1] != columns or not _same_rows_shape(view, out) or view.strides[-1] != 1:
-                return False
-        elif not (
-            view.sample_size == 1 or (view.shape[-1] == columns and view.sample_size == columns and view.strides[-1] == 1)
-        ):
-            return False
-        else:
-            broadcast = broadcast or view.sample_size > 1
-    if not all(_same_rows_shape(view, out) and view.strides[-1] == 1 for view in candidate.outs):
-        return False
-    touches = any(_same_rows(view, register) for view in candidate.views for register in registers)
-    share = columns / (-(-columns // lanes) * lanes)
-    return touches and (broadcast or share >= 0.5)
-
-
-def _as_rows(view: View) -> View:
-    return view.rows if view.ndim != 2 else view
-
-
-def _same_rows_shape(view: View, out: View) -> bool:
-    if not view.batched or view.ndim < 2 or not (view.contiguous or view.ndim == 2):
-        return False
-    return _as_rows(view).shape == out.shape
-
-
-def _same_rows(view: View, other: View) -> bool:
-    """Whether two views are the same elements, seen as matrices."""
-    if view.buffer is not other.buffer or not view.batched or view.ndim < 2 or not (view.contiguous or view.ndim == 2):
-        return False
-    return _as_rows(view) == _as_rows(other)
-
-
-def needs_packing(kernel: Kernel) -> bool:
-    """Whether b must be copied to rows of whole vectors before the product."""
-    return isinstance(kernel.out.shape[0], Batch) and not kernel.b.batched and kernel.b.strides[1] != 1
-
-
 def lower_matmul(frame: Frame, kernel: Kernel) -> None:
     if kernel.sums_over_batch:
-        _sum_over_samples(frame, kernel)
+        lower_sum_over_samples(frame, kernel)
     else:
         _rows(frame, kernel)
 
@@ -118,17 +41,23 @@ def _rows(frame: Frame, kernel: Kernel) -> None:
     if columns == 1 and a.strides[1] == 1 and kernel.b.strides[0] == 1 and inner >= frame.lanes:
         _dots(frame, kernel)
         return
+    if not kernel.padded and is_dots(kernel, frame.lanes):
+        _dot_rows(frame, kernel)
+        return
     lanes = frame.lanes if out.strides[1] == 1 and (kernel.b.strides[1] == 1 or kernel.padded) else 1
     vectors = -(-columns // lanes)
     registers = frame.registers
     panel = min(vectors, 4 if registers >= 32 else 2)
     height = max(1, min(12, (registers - 2 - panel) // panel)) if panel > 1 else min(12, registers - 4)
     height = {1: height, 2: min(height, 12), 3: min(height, 8), 4: min(height, 6)}[panel]
+    if frame.small_tiles:  # of as many samples as a vector has lanes: blocks that divide them
+        panel = min(panel, 3)
+        height = min(frame.lanes, {1: 16, 2: 8, 3: 8}[panel] if registers >= 32 else 4)
     rows = frame.extent(out.shape[0])
 
     def run_panel(column: Value, masks: list[Value | None]) -> None:
         position: Value = integer(0)
-        for block in dict.fromkeys((height, max(1, height // 3), 1)):
+        for block in dict.fromkeys((height, max(1, 2 * height // 3), max(1, height // 3), max(1, height // 6), 1)):
 
             def step(i: Value, _: list[Value], block: int = block) -> list[Value]:
                 _block(frame, kernel, i, block, column, masks, lanes, inner, scalar)
@@ -136,24 +65,7 @@ def _rows(frame: Frame, kernel: Kernel) -> None:
 
             position, _ = f.loop(position, f.add(rows, 1 - block), block, step)
 
-    _panels(frame, columns, lanes, panel, run_panel)
-
-
-def _panels(frame: Frame, columns: int, lanes: int, panel: int, run: Callable[[Value, list[Value | None]], None]) -> None:
-    """Call `run` for panels of up to `panel` vectors of columns, with the first column and a mask for each vector."""
-    f, width = frame.f, lanes * panel
-    whole = columns // width * width
-    if whole > width:
-
-        def step(column: Value, _: list[Value]) -> list[Value]:
-            run(column, [None] * panel)
-            return []
-
-        f.loop(integer(0), integer(whole), width, step)
-    elif whole:
-        run(integer(0), [None] * panel)
-    if columns > whole:
-        run(integer(whole), [f.lane_mask(lanes, columns - k) for k in range(whole, columns, lanes)])
+    panels(frame, columns, lanes, panel, run_panel)
 
 
 def _block(
@@ -231,7 +143,7 @@ def _finish(
 
     def operand(view: View, r: int, c: int, values: dict[View, Value]) -> Value:
         if view.batched:
-            matrix = _as_rows(view)
+            matrix = as_rows(view)
             return values[matrix] if matrix in values else f.load(type, element(matrix, r, c), masks[c])
         key = (id(view), c)
         if key not in shared:
@@ -251,7 +163,7 @@ def _finish(
             for fused in kernel.maps:
                 ins = [operand(view, r, c, values) for view in fused.ins]
                 for view, value in zip(fused.outs, evaluate(f, fused.formula, ins, type), strict=True):
-                    values[_as_rows(view)] = value
+                    values[as_rows(view)] = value
             for view, value in values.items():
                 f.store(value, element(view, r, c), mask)
 
@@ -281,79 +193,39 @@ def _dots(frame: Frame, kernel: Kernel) -> None:
     f.loop(integer(0), frame.extent(out.shape[0]), 1, step)
 
 
-def _sum_over_samples(frame: Frame, kernel: Kernel) -> None:
-    """Blocks of the result, each a sum over the samples of the tile."""
-    rows, columns = (int(extent) for extent in kernel.out.shape)  # type: ignore[arg-type]
-    lanes = frame.lanes
-    by_columns = rows * -(-columns // lanes)
-    by_rows = columns * -(-rows // lanes)
-    # The transposed product stores its results number by number, which pays only where it saves much.
-    if kernel.a.strides[0] == 1 and (2 * by_rows < by_columns or kernel.b.strides[1] != 1):
-        kernel = replace(kernel, out=kernel.out.T, a=kernel.b.T, b=kernel.a.T)
-        rows, columns = columns, rows
-    f = frame.f
-    scalar = real_type(kernel.out.dtype)
-    if kernel.b.strides[1] != 1:
-        lanes = 1
-    vectors = -(-columns // lanes)
-    panel = min(vectors, 4 if frame.registers >= 32 else 2)
-    height = min(rows, {1: 12, 2: 12 if frame.registers >= 32 else 5, 3: 8, 4: 6}[panel])
-
-    def run_panel(column: Value, masks: list[Value | None]) -> None:
-        whole = rows // height * height
-
-        def step(i: Value, _: list[Value]) -> list[Value]:
-            _sum_block(frame, kernel, i, height, column, masks, lanes, scalar)
-            return []
-
-        f.loop(integer(0), integer(whole), height, step)
-        if rows > whole:
-            _sum_block(frame, kernel, integer(whole), rows - whole, column, masks, lanes, scalar)
-
-    _panels(frame, columns, lanes, panel, run_panel)
-
-
-def _sum_block(
-    frame: Frame, kernel: Kernel, row: Value, block: int, column: Value, masks: list[Value | None], lanes: int, scalar: Type
-) -> None:
+def _dot_rows(frame: Frame, kernel: Kernel) -> None:
+    """A vector of columns at a time, all of which stay in cache while the rows pass by; lanes run along the inner axis."""
     f, out, a, b = frame.f, kernel.out, kernel.a, kernel.b
+    scalar, lanes = real_type(out.dtype), frame.lanes
     type = Type(scalar.name, lanes)
-    a_base = f.address(frame.base(a), f.mul(row, a.strides[0]), scalar)
-    b_base = f.address(frame.base(b), f.mul(column, b.strides[1]), scalar)
+    columns, inner = int(out.shape[1]), int(a.shape[1])  # type: ignore[arg-type]
+    whole = inner // lanes * lanes
 
-    def step(s: Value, sums: list[Value]) -> list[Value]:
-        b_row = f.address(b_base, f.mul(s, b.strides[0]), scalar)
-        a_column = f.address(a_base, f.mul(s, a.strides[1]), scalar)
-        vectors = [
-            f.load(type, f.address(b_row, integer(c * lanes * b.strides[1]), scalar), mask) for c, mask in enumerate(masks)
-        ]
-        results = []
-        for r in range(block):
-            x = f.splat(f.load(scalar, f.address(a_column, integer(r * a.strides[0]), scalar)), lanes)
-            results += [f.fma(x, v, sums[r * len(masks) + c]) for c, v in enumerate(vectors)]
-        return results
+    def block(column: Value, width: int) -> None:
+        b_columns = [f.address(frame.base(b), f.mul(f.add(column, c), b.strides[1]), scalar) for c in range(width)]
 
-    samples = frame.extent(a.shape[1])
-    sums = f.loop(integer(0), samples, 1, step, [number(type, 0.0)] * (block * len(masks)))[1]
-    for r in range(block):
-        for c, mask in enumerate(masks):
-            total = sums[r * len(masks) + c]
-            offset = f.add(f.mul(f.add(row, r), out.strides[0]), f.mul(f.add(column, c * lanes), out.strides[1]))
-            pointer = f.address(frame.base(out), offset, scalar)
-            if out.strides[1] == 1:
-                _add(frame, kernel, total, pointer, mask)
-                continue
-            used = lanes if mask is None else mask.text.count("i1 1")
-            for lane in range(used):
-                x = f.assign(scalar, f"extractelement {total}, i64 {lane}") if lanes > 1 else total
-                _add(frame, kernel, x, f.address(pointer, integer(lane * out.strides[1]), scalar), None)
+        def row(i: Value, _: list[Value]) -> None:
+            a_row = f.address(frame.base(a), f.mul(i, a.strides[0]), scalar)
+
+            def multiply(k: Value, sums: Sequence[Value], mask: Value | None = None) -> list[Value]:
+                x = f.load(type, f.address(a_row, k, scalar), mask)
+                return [f.fma(x, f.load(type, f.address(c, k, scalar), mask), s) for c, s in zip(b_columns, sums, strict=True)]
+
+            sums = f.loop(integer(0), integer(whole), lanes, multiply, [number(type, 0.0)] * width)[1]
+            if inner > whole:
+                sums = multiply(integer(whole), sums, f.lane_mask(lanes, inner - whole))
+            sums += [number(type, 0.0)] * (lanes - width)
+            mask = f.lane_mask(lanes, width)
+            _finish(frame, kernel, i, [_sums_of_lanes(f, sums)], column, [mask], lanes, scalar)
+
+        f.loop(integer(0), frame.extent(out.shape[0]), 1, row)
+
+    blocks(f, columns, lanes, block)
 
 
-def _add(frame: Frame, kernel: Kernel, value: Value, pointer: Value, mask: Value | None) -> None:
-    """Store a sum over the samples of this tile, or add it to that of the tiles before."""
-    f = frame.f
-    before = f.load(value.type, pointer, mask)
-    total = f.binary("fadd", before, value)
-    if frame.first is not None and not kernel.accumulate:
-        total = f.select(frame.first, value, total)
-    f.store(total, pointer, mask)
+def _sums_of_lanes(f: Function, vectors: list[Value]) -> Value:
+    """A square of vectors: the sum of the lanes of each, as one vector."""
+    while len(vectors) > 1:
+        half = len(vectors) // 2
+        vectors = [f.binary("fadd", *interleaved(f, a, b)) for a, b in zip(vectors[:half], vectors[half:], strict=True)]
+    return vectors[0]

@@ -17,7 +17,7 @@ from functools import cache
 
 import numpy as np
 
-from chains.backends.native.machine import Code
+from chains.backends.native.machine import Code, machine_code
 from chains.backends.native.target import processor
 
 # 64-bit words of a pool; each group that different threads write has two cache lines of its own.
@@ -315,7 +315,7 @@ def _runtime() -> Code:
     pairs = [(source, target) for source in SOURCES.values() for target in ("f32", "f64")]
     gathers = "".join(_gather(source, target) for source, target in pairs)
     names = ["worker", "parallel", "steps", *(f"gather_{source}_{target}" for source, target in pairs)]
-    return Code(_TEXT + gathers + _STEPS, names, processor(), vectorize=True)
+    return machine_code(_TEXT + gathers + _STEPS, names, processor(), vectorize=True)
 
 
 class Pool:

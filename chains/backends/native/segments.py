@@ -1,16 +1,20 @@
 """A program cut into segments: operations on samples, which may run tile by tile, then operations on none.
 
-Within a segment the first kind runs before the second. Products take along the maps that follow on their results.
+Within a segment the first kind runs before the second. Products take along the maps that follow on their results. A
+large product is a segment of its own, which sees the whole batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from chains.backends.native.matmul import fusible
-from chains.operations import Map, MatMul, Operation
+from chains.backends.native.correlate import fusible_image_map
+from chains.backends.native.kernel import fusible
+from chains.operations import Convolve, ConvolveInput, Map, MatMul, Operation
 from chains.view import Buffer, View
+
+SHARED = 1 << 14  # elements of vectors from which on threads share an operation
 
 
 @dataclass
@@ -27,10 +31,23 @@ class Step:
 
 @dataclass
 class Segment:
-    """Steps to run on tiles of samples, then steps to run once."""
+    """Steps to run on tiles of samples, or a large product; then steps to run once."""
 
     tiled: list[Step] = field(default_factory=list)
+    product: MatMul | None = None
     once: list[Step] = field(default_factory=list)
+
+    @property
+    def pieces(self) -> list[tuple[int, list[Step]]]:
+        """What is done once, in order: steps that one thread does (0), and steps on vectors of this length that all share."""
+        pieces: list[tuple[int, list[Step]]] = []
+        for step in self.once:
+            length = _shared_length(step.operation)
+            if pieces and pieces[-1][0] == length and (not length or _side_by_side(pieces[-1][1], step)):
+                pieces[-1][1].append(step)
+            else:
+                pieces.append((length, [step]))
+        return pieces
 
     @property
     def sums(self) -> list[Operation]:
@@ -38,14 +55,16 @@ class Segment:
         return [operation for step in self.tiled for operation in step.operations if operation.sums_over_batch]
 
 
-def segments_of(operations: Sequence[Operation], lanes: int) -> list[Segment]:
-    """Cut the operations into as few segments as their order allows."""
+def segments_of(operations: Sequence[Operation], lanes: int, large: Callable[[Operation], bool]) -> list[Segment]:
+    """Cut the operations into as few segments as their order allows; `large` tells which products stand alone."""
     segments = [Segment()]
     for operation in operations:
         segment = segments[-1]
         if not any(view.batched for view in operation.views):
             segment.once.append(Step(operation))
-        elif _must_wait(segment, operation):
+        elif large(operation):
+            segments.append(Segment(product=operation))  # type: ignore[arg-type]
+        elif segment.product is not None or _must_wait(segment, operation):
             segments.append(Segment([Step(operation)]))
         elif not _fuse(segment.tiled, operation, lanes):
             segment.tiled.append(Step(operation))
@@ -53,13 +72,16 @@ def segments_of(operations: Sequence[Operation], lanes: int) -> list[Segment]:
 
 
 def _fuse(steps: list[Step], operation: Operation, lanes: int) -> bool:
-    if not steps or not isinstance(operation, Map) or not isinstance(steps[-1].operation, MatMul):
+    if not steps or not isinstance(operation, Map):
         return False
     product, maps = steps[-1].operation, steps[-1].maps
-    if not fusible(product, maps, operation, lanes):
-        return False
-    maps.append(operation)
-    return True
+    if isinstance(product, MatMul):
+        fits = fusible(product, maps, operation, lanes)
+    else:
+        fits = isinstance(product, (Convolve, ConvolveInput)) and fusible_image_map(product, maps, operation)
+    if fits:
+        maps.append(operation)
+    return fits
 
 
 def _must_wait(segment: Segment, operation: Operation) -> bool:
@@ -75,6 +97,27 @@ def _must_wait(segment: Segment, operation: Operation) -> bool:
     mine = [view for view in operation.outs if not view.batched]
     theirs = [view for other in segment.sums for view in other.outs]
     return any(_overlap(a, b) for a in mine for b in theirs)
+
+
+def _shared_length(operation: Operation) -> int:
+    """The length of the long vectors that a map is made of; 0 for operations that are not worth sharing."""
+    length = max(view.sample_size for view in operation.views)
+    if not isinstance(operation, Map) or length < SHARED:
+        return 0
+    vectors = [view for view in operation.views if view.sample_size > 1]
+    fits = all(view.sample_size == length and view.contiguous and view.dtype == vectors[0].dtype for view in vectors)
+    return length if fits and all(_apart(out, view) for out in operation.outs for view in operation.ins) else 0
+
+
+def _side_by_side(steps: Sequence[Step], step: Step) -> bool:
+    """Whether element k of `step` depends on no other element of `steps` than k."""
+    before = [view for other in steps for view in other.operation.views]
+    return all(_apart(a, b) for a in step.operation.views for b in before)
+
+
+def _apart(a: View, b: View) -> bool:
+    """Whether two views are the same elements, or have none in common."""
+    return not _overlap(a, b) or (a.offset == b.offset and a.sample_size == b.sample_size)
 
 
 def _overlap(a: View, b: View) -> bool:
@@ -93,10 +136,10 @@ def crossing(segments: Sequence[Segment]) -> set[Buffer]:
     seen: dict[Buffer, int] = {}
     across: set[Buffer] = set()
     for number, segment in enumerate(segments):
-        for step in segment.tiled:
-            for operation in step.operations:
-                for view in operation.views:
-                    buffer = view.buffer
-                    if buffer.role == "scratch" and buffer.batched and seen.setdefault(buffer, number) != number:
-                        across.add(buffer)
+        operations = [operation for step in segment.tiled for operation in step.operations]
+        for operation in [*operations, segment.product] if segment.product else operations:
+            for view in operation.views:
+                buffer = view.buffer
+                if buffer.role == "scratch" and buffer.batched and seen.setdefault(buffer, number) != number:
+                    across.add(buffer)
     return across

@@ -132,6 +132,10 @@ def exp(f: Function, x: Value) -> Value:
 
 
 def expm1(f: Function, x: Value) -> Value:
+    return f.intrinsic("copysign", _expm1(f, x), x)  # zero keeps its sign
+
+
+def _expm1(f: Function, x: Value) -> Value:
     one = number(x.type, 1.0)
     n, r = _reduced(f, x, 1.4426950408889634, _LN2[x.type.name])
     p = f.fma(f.binary("fmul", r, r), polynomial(f, r, _EXP[x.type.name]), r)
@@ -175,7 +179,8 @@ def log1p(f: Function, x: Value) -> Value:
     u = f.binary("fadd", x, one)
     lost = f.binary("fdiv", f.binary("fsub", x, f.binary("fsub", u, one)), u)  # what rounding took from 1 + x
     ordinary = f.compare("olt", absolute(f, lost), one)  # not at -1 and infinity
-    return f.binary("fadd", log(f, u), f.select(ordinary, lost, number(x.type, 0.0)))
+    result = f.binary("fadd", log(f, u), f.select(ordinary, lost, number(x.type, 0.0)))
+    return f.intrinsic("copysign", result, x)  # zero keeps its sign
 
 
 def tanh(f: Function, x: Value) -> Value:
@@ -189,13 +194,14 @@ def tanh(f: Function, x: Value) -> Value:
         saturated = f.compare("ogt", absolute(f, x), number(x.type, 8.6))
         return f.select(saturated, f.intrinsic("copysign", one, x), bounded)
     size = minimum(f, absolute(f, x), number(x.type, 22.0))
-    e = expm1(f, f.binary("fadd", size, size))
+    e = _expm1(f, f.binary("fadd", size, size))
     result = f.binary("fdiv", e, f.binary("fadd", e, number(x.type, 2.0)))
     return f.intrinsic("copysign", result, x)
 
 
 def sin(f: Function, x: Value) -> Value:
-    return _circular(f, x, "sin", 0)
+    zero = f.compare("oeq", x, number(x.type, 0.0))
+    return f.select(zero, x, _circular(f, x, "sin", 0))  # zero keeps its sign
 
 
 def cos(f: Function, x: Value) -> Value:

@@ -1,0 +1,88 @@
+"""Products that sum over the samples, such as gradients of weights, as register-blocked kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from chains.backends.native.blocking import panels
+from chains.backends.native.elementwise import Frame
+from chains.backends.native.emit import Type, Value, integer, number, real_type
+from chains.backends.native.kernel import Kernel
+
+
+def lower_sum_over_samples(frame: Frame, kernel: Kernel) -> None:
+    """Blocks of the result, each a sum over the samples of the tile."""
+    rows, columns = (int(extent) for extent in kernel.out.shape)  # type: ignore[arg-type]
+    lanes = frame.lanes
+    by_columns = rows * -(-columns // lanes)
+    by_rows = columns * -(-rows // lanes)
+    # The transposed product stores its results number by number, which pays only where it saves much.
+    if kernel.a.strides[0] == 1 and (2 * by_rows < by_columns or kernel.b.strides[1] != 1):
+        kernel = replace(kernel, out=kernel.out.T, a=kernel.b.T, b=kernel.a.T)
+        rows, columns = columns, rows
+    f = frame.f
+    scalar = real_type(kernel.out.dtype)
+    if kernel.b.strides[1] != 1:
+        lanes = 1
+    vectors = -(-columns // lanes)
+    panel = min(vectors, 4 if frame.registers >= 32 else 2)
+    height = min(rows, {1: 12, 2: 12 if frame.registers >= 32 else 5, 3: 8, 4: 6}[panel])
+
+    def run_panel(column: Value, masks: list[Value | None]) -> None:
+        whole = rows // height * height
+
+        def step(i: Value, _: list[Value]) -> list[Value]:
+            _sum_block(frame, kernel, i, height, column, masks, lanes, scalar)
+            return []
+
+        f.loop(integer(0), integer(whole), height, step)
+        if rows > whole:
+            _sum_block(frame, kernel, integer(whole), rows - whole, column, masks, lanes, scalar)
+
+    panels(frame, columns, lanes, panel, run_panel)
+
+
+def _sum_block(
+    frame: Frame, kernel: Kernel, row: Value, block: int, column: Value, masks: list[Value | None], lanes: int, scalar: Type
+) -> None:
+    f, out, a, b = frame.f, kernel.out, kernel.a, kernel.b
+    type = Type(scalar.name, lanes)
+    a_base = f.address(frame.base(a), f.mul(row, a.strides[0]), scalar)
+    b_base = f.address(frame.base(b), f.mul(column, b.strides[1]), scalar)
+
+    def step(s: Value, sums: list[Value]) -> list[Value]:
+        b_row = f.address(b_base, f.mul(s, b.strides[0]), scalar)
+        a_column = f.address(a_base, f.mul(s, a.strides[1]), scalar)
+        vectors = [
+            f.load(type, f.address(b_row, integer(c * lanes * b.strides[1]), scalar), mask) for c, mask in enumerate(masks)
+        ]
+        results = []
+        for r in range(block):
+            x = f.splat(f.load(scalar, f.address(a_column, integer(r * a.strides[0]), scalar)), lanes)
+            results += [f.fma(x, v, sums[r * len(masks) + c]) for c, v in enumerate(vectors)]
+        return results
+
+    samples = frame.extent(a.shape[1])
+    sums = f.loop(integer(0), samples, 1, step, [number(type, 0.0)] * (block * len(masks)))[1]
+    for r in range(block):
+        for c, mask in enumerate(masks):
+            total = sums[r * len(masks) + c]
+            offset = f.add(f.mul(f.add(row, r), out.strides[0]), f.mul(f.add(column, c * lanes), out.strides[1]))
+            pointer = f.address(frame.base(out), offset, scalar)
+            if out.strides[1] == 1:
+                _add(frame, kernel, total, pointer, mask)
+                continue
+            used = lanes if mask is None else mask.text.count("i1 1")
+            for lane in range(used):
+                x = f.assign(scalar, f"extractelement {total}, i64 {lane}") if lanes > 1 else total
+                _add(frame, kernel, x, f.address(pointer, integer(lane * out.strides[1]), scalar), None)
+
+
+def _add(frame: Frame, kernel: Kernel, value: Value, pointer: Value, mask: Value | None) -> None:
+    """Store a sum over the samples of this tile, or add it to that of the tiles before."""
+    f = frame.f
+    before = f.load(value.type, pointer, mask)
+    total = f.binary("fadd", before, value)
+    if frame.first is not None and not kernel.accumulate:
+        total = f.select(frame.first, value, total)
+    f.store(total, pointer, mask)

@@ -1,0 +1,75 @@
+"""CIFAR-10: 60,000 photographs of ten kinds of things, and the binary format in which it is distributed."""
+
+from __future__ import annotations
+
+import sys
+from os import PathLike
+
+import numpy as np
+
+from chains.data.files import Archive, DataFile, find
+from chains.data.unpack import unpack
+
+Examples = tuple[np.ndarray, np.ndarray]
+
+IMAGE = (3, 32, 32)  # channels (red, green, blue), rows, columns
+RECORD_BYTES = 1 + 3 * 32 * 32  # the label, then the image
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+RECORDS = 10_000  # in each file of the data set
+FILES = tuple(DataFile(f"{name}.bin.gz") for name in [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"])
+# The MD5 is the one on the data set's page.
+ARCHIVE = Archive("cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530")
+MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
+
+
+def read_cifar10(path: str | PathLike[str], records: int | None = None) -> Examples:
+    """The images and labels in a file of CIFAR-10's binary format, gzipped or plain (told by its first bytes).
+
+    A record is one byte with the label, from 0 to 9, and 3,072 with the pixels, by channel, row and column. Returns
+    fresh arrays: the images uint8 of shape (n, 3, 32, 32), the labels int64 of shape (n,). `records` is how many
+    are wanted, None for any number but zero.
+
+    Raises OSError where there is no such file, and ValueError, naming the file, where it is cut short, too long or damaged
+    (with the sizes expected and found), or a record has no such label (with its number, from 0).
+    Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009, and the data set's page.
+    """
+    content, damage = unpack(path)
+    wanted = records or max(1, -(-len(content) // RECORD_BYTES))
+    expected = wanted * RECORD_BYTES
+    if len(content) != expected or damage:
+        fault = "is cut short" if len(content) < expected else "is too long" if len(content) > expected else "is damaged"
+        raise ValueError(
+            f"{path} {fault}: {wanted:,} records of {RECORD_BYTES:,} bytes take {expected:,}, "
+            f"but {len(content):,} were found{damage}"
+        )
+    table = np.frombuffer(content, np.uint8).reshape(wanted, RECORD_BYTES)
+    labels = table[:, 0].astype(np.int64)
+    if labels.max() >= len(CLASSES):
+        record = int(np.argmax(labels >= len(CLASSES)))
+        raise ValueError(f"{path} holds the label {labels[record]} in record {record}, but labels from 0 to 9 are wanted")
+    return table[:, 1:].reshape(wanted, *IMAGE).copy(), labels
+
+
+def load_cifar10(folder: str | PathLike[str] | None = None) -> tuple[Examples, Examples]:
+    """The photographs as ``((x_train, t_train), (x_test, t_test))``: 50,000 to train on and 10,000 to test on.
+
+    The images are uint8, from 0 to 255, shape (n, 3, 32, 32): red, green and blue, then rows and columns; `scale=1 / 255` of
+    `Batches` makes them 0 to 1. The labels are int64, shape (n,), from 0 to 9; `chains.data.cifar.CLASSES` says what they
+    mean. The six files ``data_batch_1.bin`` to ``_5.bin`` and ``test_batch.bin``, gzipped or not, are looked for in `folder`
+    alone where it is given; else in ``$CHAINS_DATA/cifar10``, then in the user's cache; else their archive is downloaded
+    (170 MB) and unpacked into that cache.
+
+    Raises FileNotFoundError or ConnectionError where the files are not to be had, saying where to put them, and
+    ValueError, naming the file, where one is damaged or holds something else.
+    Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
+    """
+    from tqdm import tqdm
+
+    paths = find("cifar10", FILES, MIRRORS, folder, ARCHIVE)
+    x, t = np.empty((len(paths) * RECORDS, *IMAGE), np.uint8), np.empty(len(paths) * RECORDS, np.int64)
+    shown = sys.stderr is not None and sys.stderr.isatty()
+    for k, path in enumerate(tqdm(paths, "CIFAR-10", unit="file", leave=False, delay=0.5, disable=not shown)):
+        part = slice(k * RECORDS, (k + 1) * RECORDS)
+        x[part], t[part] = read_cifar10(path, RECORDS)
+    train = len(x) - RECORDS
+    return (x[:train], t[:train]), (x[train:], t[train:])

@@ -1,0 +1,133 @@
+"""Batches made ahead of time, in a background thread, while the ones before them are used."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+Item = TypeVar("Item")
+
+
+def prefetch(batches: Iterable[Item], depth: int = 2) -> Prefetched[Item]:
+    """The same batches in the same order, of which up to `depth` are made ahead of time in a background thread.
+
+    Each pass over the result is a pass over `batches`, with a thread of its own that lives as long: it ends with the
+    last batch, with an error, or after the batch it is making when the pass is left, by a break, an exception or the
+    end of a ``with`` block. An error in `batches` is raised where its batch would have come, with its own traceback.
+    ``len()`` is that of `batches`. It pays where making a batch takes long and lets other threads run, as NumPy does
+    on arrays and files do. Behaves like PyTorch's DataLoader with one worker and this ``prefetch_factor``.
+
+    Raises TypeError or ValueError for a depth that is no positive whole number, or batches that cannot be gone through.
+
+    >>> history = train(net, p, prefetch(Batches(x, t, batch_size=64, augment=Augment())), None, loss, Adam(1e-3))
+    """
+    return Prefetched(batches, depth)
+
+
+class Prefetched(Generic[Item]):
+    """What `prefetch` returns: an iterable of batches; as a context manager, or by `close`, it ends the passes under way."""
+
+    def __init__(self, batches: Iterable[Item], depth: int = 2) -> None:
+        if not isinstance(depth, int) or isinstance(depth, bool):
+            raise TypeError(f"`depth` (={depth!r}) must be a whole number of batches")
+        if depth < 1:
+            raise ValueError(f"`depth` (={depth}) must be positive")
+        if not isinstance(batches, Iterable):
+            raise TypeError(f"`batches` (a {type(batches).__name__}) must be something to iterate over")
+        self.batches = batches
+        self.depth = depth
+        self._passes: weakref.WeakSet[Pass[Item]] = weakref.WeakSet()
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]  # a TypeError where it has no length
+
+    def __iter__(self) -> Pass[Item]:
+        begun = Pass(iter(self.batches), self.depth)
+        self._passes.add(begun)
+        return begun
+
+    def close(self) -> None:
+        """End all passes under way."""
+        for begun in list(self._passes):
+            begun.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"prefetch({self.batches!r}, depth={self.depth})"
+
+
+class Pass(Iterator[Item]):
+    """One pass over prefetched batches. `close` ends it early, and so does forgetting it."""
+
+    def __init__(self, source: Iterator[Item], depth: int) -> None:
+        self._producer = _Producer(source, depth)
+        # The thread knows the producer, not this object, so that it can be collected; at exit it is called as well.
+        self.close = weakref.finalize(self, self._producer.stop)
+        self._producer.thread.start()
+
+    def __next__(self) -> Item:
+        if not self.close.alive:
+            raise StopIteration
+        item, error = self._producer.take()
+        if error is None:
+            return item
+        self.close()
+        try:
+            raise error
+        finally:
+            del error  # which holds this frame in its traceback
+
+
+class _Producer:
+    """The thread, and what it shares with a pass."""
+
+    def __init__(self, source: Iterator[Any], depth: int) -> None:
+        self.thread = threading.Thread(target=self._work, name="chains-prefetch", daemon=True)
+        self._source = source
+        # One entry for each batch that may still be made. No semaphore: a collected pass may call `stop` at any point of
+        # any thread, within a semaphore's own lock too, and a SimpleQueue's `put` is made for that.
+        self._slots: SimpleQueue[None] = SimpleQueue()
+        for _ in range(depth):
+            self._slots.put(None)
+        self._ready: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        self._stopped = False
+
+    def take(self) -> tuple[Any, BaseException | None]:
+        """The next batch, or the error that came instead: StopIteration after the last one."""
+        result = self._ready.get()
+        self._slots.put(None)
+        return result
+
+    def stop(self) -> None:
+        """Have the thread end and wait for it, though not for long: it may be stuck in what it reads from."""
+        self._stopped = True
+        self._slots.put(None)
+        if self.thread.is_alive() and self.thread is not threading.current_thread():  # which may have collected the pass
+            self.thread.join(1.0)
+
+    def _wait(self) -> bool:
+        """Wait until another batch may be made; whether that is in vain, since the pass was left."""
+        self._slots.get()
+        return self._stopped
+
+    def _work(self) -> None:
+        source, self._source = self._source, iter(())
+        try:
+            while not self._wait():
+                self._ready.put((next(source), None))  # no name for the batch: it would keep one in memory
+            self._ready.put((None, StopIteration()))
+        except BaseException as error:
+            self._ready.put((None, error))
+        finally:
+            close = getattr(source, "close", None)
+            if close is not None:
+                close()

@@ -1,0 +1,225 @@
+"""Normalisations within one sample: layer, root mean square and group normalisation."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any, NamedTuple
+
+from chains.expr import sqrt
+from chains.layers.base import Declaration, Layer, SampleShape
+from chains.layers.dense import positive
+from chains.program import Recorder
+from chains.view import View
+
+
+class Grid(NamedTuple):
+    """How a normalisation sees a sample: three shapes of as many axes, which broadcast to the first one."""
+
+    values: SampleShape
+    statistics: SampleShape  # one mean and one variance for each of these
+    parameters: SampleShape
+
+    @property
+    def group(self) -> int:
+        """How many values of a sample share their statistics."""
+        return math.prod(self.values) // math.prod(self.statistics)
+
+
+class Normalization(Layer):
+    """``y = (x - mean) / sqrt(variance + eps) * weight + bias``, with the mean and variance of parts of each sample."""
+
+    def __init__(self, *, eps: float = 1e-5, affine: bool = True) -> None:
+        self.eps = check_eps(eps)
+        self.affine = affine
+
+    @abstractmethod
+    def grid(self, input: SampleShape) -> Grid:
+        """How samples of this shape are seen. Raises ValueError where they do not fit."""
+
+    @abstractmethod
+    def parameter_shape(self, input: SampleShape) -> SampleShape:
+        """The shape of weight and bias."""
+
+    def declare(self, d: Declaration) -> None:
+        grid = self.grid(d.input)
+        if self.affine:
+            d.param("weight", self.parameter_shape(d.input), "ones")
+            d.param("bias", self.parameter_shape(d.input), "zeros")
+        d.output(d.input)
+        d.saved("mean", grid.statistics)
+        d.saved("scale", grid.statistics)  # 1 / sqrt(variance + eps)
+
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        grid, eps = self.grid(x.sample_shape), self.eps
+        share = 1.0 / grid.group
+        x, y = x.reshape(*grid.values), y.reshape(*grid.values)
+        squares = ops.scratch("squares", grid.values)
+        ops.sum(s.mean, x)
+        ops.map(s.mean, lambda total: total * share, s.mean)
+        ops.map(squares, lambda x, mean: (x - mean) * (x - mean), x, s.mean)
+        ops.sum(s.scale, squares)
+        ops.map(s.scale, lambda total: 1.0 / sqrt(total * share + eps), s.scale)
+        if self.affine:
+            weight, bias = (view.reshape(*grid.parameters) for view in (p.weight, p.bias))
+            ops.map(y, lambda x, mean, scale, w, b: (x - mean) * scale * w + b, x, s.mean, s.scale, weight, bias)
+        else:
+            ops.map(y, lambda x, mean, scale: (x - mean) * scale, x, s.mean, s.scale)
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        grid = self.grid(x.sample_shape)
+        share = 1.0 / grid.group
+        x, dy, dx = (view.reshape(*grid.values) for view in (x, dy, dx))
+        product = ops.scratch("product", grid.values)  # the normalised x times dy
+        total, total_product = (ops.scratch(name, grid.statistics) for name in ("total", "total_product"))
+        ops.map(product, lambda x, mean, scale, dy: (x - mean) * scale * dy, x, s.mean, s.scale, dy)
+        if self.affine:
+            sum_over_samples(ops, g.weight.reshape(*grid.parameters), product)
+            sum_over_samples(ops, g.bias.reshape(*grid.parameters), dy)
+            weight = p.weight.reshape(*grid.parameters)
+            ops.map((product, dy), lambda product, dy, w: (product * w, dy * w), product, dy, weight)
+        ops.sum(total, dy)
+        ops.sum(total_product, product)
+        ops.map(
+            dx,
+            lambda dy, x, mean, scale, total, total_product: (
+                (dy - total * share - (x - mean) * (scale * total_product * share)) * scale
+            ),
+            dy, x, s.mean, s.scale, total, total_product,
+        )  # fmt: skip
+
+    def _settings(self) -> str:
+        return ("" if self.eps == 1e-5 else f", eps={self.eps:g}") + ("" if self.affine else ", affine=False")
+
+
+class LayerNorm(Normalization):
+    """Normalises each sample over its last axis, or over trailing axes of the given `shape` (a length or a tuple).
+
+    ``y = (x - mean) / sqrt(variance + eps) * weight + bias``, with the biased variance; weight and bias, left out
+    without `affine`, have that shape. As in PyTorch. Raises ValueError for other shapes and unless eps is positive.
+    Source: Ba, Kiros and Hinton 2016.
+    """
+
+    def __init__(self, shape: int | SampleShape | None = None, *, eps: float = 1e-5, affine: bool = True) -> None:
+        super().__init__(eps=eps, affine=affine)
+        if shape is not None:
+            shape = tuple(positive("shape", length) for length in (shape if isinstance(shape, (tuple, list)) else (shape,)))
+            if not shape:
+                raise ValueError("`shape` (=()) must have at least one axis")
+        self.shape = shape
+
+    def fixed_input(self) -> SampleShape | None:
+        return self.shape
+
+    def parameter_shape(self, input: SampleShape) -> SampleShape:
+        return input[-1:] if self.shape is None else self.shape
+
+    def grid(self, input: SampleShape) -> Grid:
+        shape = self.parameter_shape(input)
+        if not shape:
+            raise ValueError(f"{self!r} needs samples with at least one axis, not scalars")
+        if input[-len(shape) :] != shape:
+            raise ValueError(f"`shape` (={shape}) must be the last lengths of the input's shape {input}")
+        size = math.prod(shape)
+        rows = math.prod(input) // size
+        return Grid((rows, size), (rows, 1), (1, size))
+
+    def __repr__(self) -> str:
+        shape = "" if self.shape is None else repr(self.shape[0] if len(self.shape) == 1 else self.shape)
+        return f"{type(self).__name__}({(shape + self._settings()).removeprefix(', ')})"
+
+
+class RMSNorm(LayerNorm):
+    """``y = x / sqrt(mean(x^2) + eps) * weight``, each sample over its last axis or trailing axes of the given `shape`.
+
+    As in PyTorch, where eps must be given to be the same. Settings as of `LayerNorm`; there is no bias. Source: Zhang
+    and Sennrich 2019.
+    """
+
+    def declare(self, d: Declaration) -> None:
+        grid = self.grid(d.input)
+        if self.affine:
+            d.param("weight", self.parameter_shape(d.input), "ones")
+        d.output(d.input)
+        d.saved("scale", grid.statistics)  # 1 / sqrt(mean(x^2) + eps)
+
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        grid, eps = self.grid(x.sample_shape), self.eps
+        share = 1.0 / grid.group
+        x, y = x.reshape(*grid.values), y.reshape(*grid.values)
+        squares = ops.scratch("squares", grid.values)
+        ops.map(squares, lambda x: x * x, x)
+        ops.sum(s.scale, squares)
+        ops.map(s.scale, lambda total: 1.0 / sqrt(total * share + eps), s.scale)
+        if self.affine:
+            ops.map(y, lambda x, scale, w: x * scale * w, x, s.scale, p.weight.reshape(*grid.parameters))
+        else:
+            ops.map(y, lambda x, scale: x * scale, x, s.scale)
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        grid = self.grid(x.sample_shape)
+        share = 1.0 / grid.group
+        x, dy, dx = (view.reshape(*grid.values) for view in (x, dy, dx))
+        product = ops.scratch("product", grid.values)  # the normalised x times dy
+        total = ops.scratch("total", grid.statistics)
+        ops.map(product, lambda x, scale, dy: x * scale * dy, x, s.scale, dy)
+        if self.affine:
+            sum_over_samples(ops, g.weight.reshape(*grid.parameters), product)
+            weight = p.weight.reshape(*grid.parameters)
+            ops.map((product, dy), lambda product, dy, w: (product * w, dy * w), product, dy, weight)
+        ops.sum(total, product)
+        ops.map(
+            dx, lambda dy, x, scale, total: (dy - x * (scale * total * share)) * scale, dy, x, s.scale, total
+        )  # fmt: skip
+
+
+class GroupNorm(Normalization):
+    """Normalises each sample over `groups` equal parts of its channels, the first axis, with all positions of these.
+
+    Samples are (channels,) or (channels, length, ...). ``y = (x - mean) / sqrt(variance + eps) * weight + bias``, with
+    the biased variance; weight and bias, left out without `affine`, have shape (channels,). With a group for each channel
+    it is instance normalisation. As in PyTorch. Raises ValueError unless groups divide the channels, and eps is
+    positive. Source: Wu and He 2018.
+    """
+
+    def __init__(self, groups: int, channels: int, *, eps: float = 1e-5, affine: bool = True) -> None:
+        super().__init__(eps=eps, affine=affine)
+        self.groups = positive("groups", groups)
+        self.channels = positive("channels", channels)
+        if self.channels % self.groups:
+            raise ValueError(f"`channels` (={channels}) must be divisible by `groups` (={groups})")
+
+    def parameter_shape(self, input: SampleShape) -> SampleShape:
+        return (self.channels,)
+
+    def grid(self, input: SampleShape) -> Grid:
+        positions = channels_first(self.channels, input)
+        per_group = self.channels // self.groups
+        return Grid((self.groups, per_group, positions), (self.groups, 1, 1), (self.groups, per_group, 1))
+
+    def __repr__(self) -> str:
+        return f"GroupNorm({self.groups}, {self.channels}{self._settings()})"
+
+
+def sum_over_samples(ops: Recorder, out: View, a: View) -> None:
+    """Record out = the sum of `a` over the batch, and over the axes that `out` has with length 1."""
+    if out.shape[-1] == 1 < int(a.shape[-1]):  # type: ignore[arg-type]
+        rows = ops.scratch("rows", out.sample_shape)
+        ops.sum(rows, a)  # first along what lies together in memory
+        a = rows
+    ops.sum(out, a)
+
+
+def channels_first(channels: int, input: SampleShape) -> int:
+    """The number of positions of a sample (channels, ...). Raises ValueError where its first length is another."""
+    if input[:1] != (channels,):
+        hint = "; the channels are the first axis, not the last" if input[-1:] == (channels,) else ""
+        raise ValueError(f"`channels` (={channels}) must be the first length of the input's shape {input}{hint}")
+    return math.prod(input[1:])
+
+
+def check_eps(eps: float) -> float:
+    """`eps` if it is positive; raises ValueError otherwise."""
+    if not eps > 0.0:
+        raise ValueError(f"`eps` (={eps}) must be positive")
+    return eps

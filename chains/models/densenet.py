@@ -1,0 +1,95 @@
+"""Densely connected networks: DenseNet-121 and its relatives.
+
+Source: Huang, Liu, van der Maaten and Weinberger, "Densely connected convolutional networks", 2017: the networks DenseNet-BC
+of its table 1. Parameters and running statistics are in torchvision's order, so that its arrays can be copied one after
+another; only the weight of the last layer is transposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chains.activations import relu
+from chains.chain import Chain
+from chains.layers import Activation, AvgPool, BatchNorm, Conv, Dense, GlobalAvgPool, Layer, MaxPool, Parallel, Series
+from chains.layers.base import SampleShape
+
+BOTTLENECK = 4  # the channels between a dense layer's two convolutions, in growths
+
+
+class DenseBlock(Series):
+    """`count` layers, each of which adds `growth` channels, made of all channels before them, to its input.
+
+    Each makes them by batch normalisation, relu and a convolution 1x1 to 4 `growth` channels, then the same with one 3x3.
+    Samples are (inputs, height, width), outputs (inputs + count * growth, height, width). Source: Huang et al. 2017.
+    """
+
+    def __init__(self, inputs: int, count: int, growth: int = 32) -> None:
+        self.inputs, self.count, self.growth = inputs, count, growth
+        super().__init__(*(_dense_layer(inputs + k * growth, growth) for k in range(count)))
+
+    def __repr__(self) -> str:
+        return f"DenseBlock({self.inputs}, {self.count}{f', growth={self.growth}' if self.growth != 32 else ''})"
+
+
+class Transition(Series):
+    """Batch normalisation, relu, a convolution 1x1 to half the channels, and the means of windows 2x2.
+
+    Samples are (inputs, height, width). Source: Huang et al. 2017.
+    """
+
+    def __init__(self, inputs: int) -> None:
+        self.inputs = inputs
+        super().__init__(*_convolution(inputs, inputs // 2, 1), AvgPool(2))
+
+    def __repr__(self) -> str:
+        return f"Transition({self.inputs})"
+
+
+def densenet121(classes: int = 1000, input_shape: SampleShape = (3, 224, 224), *, backend: str = "auto") -> Chain:
+    """DenseNet-121: 7,978,856 parameters for 1,000 classes. Arguments as for `densenet`."""
+    return densenet((6, 12, 24, 16), classes, input_shape, backend=backend)
+
+
+def densenet(
+    blocks: Sequence[int],
+    classes: int = 1000,
+    input_shape: SampleShape = (3, 224, 224),
+    *,
+    growth: int = 32,
+    backend: str = "auto",
+) -> Chain:
+    """A densely connected network with so many layers in each dense block; half of the channels go on to the next block.
+
+    Samples have shape `input_shape`, (channels, height, width); the outputs, (classes,), are logits. `growth` is the
+    number of channels each layer adds; ``blocks=(6, 12, 32, 32)`` is DenseNet-169, ``(6, 12, 48, 32)`` DenseNet-201. The
+    network without its head, ``net[:-1]``, gives features after average pooling: 1,024 of them in DenseNet-121.
+    Source: Huang et al. 2017, table 1.
+    """
+    channels = 2 * growth
+    layers: list[Layer] = [
+        Conv(input_shape[0], channels, 7, stride=2, padding=3, bias=False, weight_init="he_normal"),
+        BatchNorm(channels),
+        Activation(relu),
+        MaxPool(3, stride=2, padding=1),
+    ]
+    for k, count in enumerate(blocks):
+        if k:
+            layers.append(Transition(channels))
+            channels //= 2
+        layers.append(DenseBlock(channels, count, growth))
+        channels += count * growth
+    head = [BatchNorm(channels), Activation(relu), GlobalAvgPool(), Dense(channels, classes)]
+    return Chain(*layers, *head, input_shape=input_shape, backend=backend)
+
+
+def _dense_layer(inputs: int, growth: int) -> Layer:
+    """The channels of the input, and behind them those made of it."""
+    between = BOTTLENECK * growth
+    return Parallel(Series(), Series(*_convolution(inputs, between, 1), *_convolution(between, growth, 3)))
+
+
+def _convolution(inputs: int, outputs: int, kernel: int) -> list[Layer]:
+    """Batch normalisation, relu, and a convolution that keeps the size of the image."""
+    conv = Conv(inputs, outputs, kernel, padding=kernel // 2, bias=False, weight_init="he_normal")
+    return [BatchNorm(inputs), Activation(relu), conv]

@@ -1,0 +1,53 @@
+"""The programs of one network, each recorded the first time it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+from chains.backends import Backend, Executable
+from chains.program import Program
+from chains.settings import Tunable, numbers_of, structure
+
+T = TypeVar("T")
+KEPT = 64  # of each kind of entry; beyond, the oldest are forgotten
+
+
+class Programs:
+    """Programs on one backend. They may be asked for from several threads."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._recorded: dict[Hashable, Executable] = {}  # one for all that differ in their settings alone
+        self._tuned: dict[Hashable, Executable] = {}  # the same with settings
+        self._recent: dict[Hashable, tuple[Executable, tuple[Any, ...]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._recorded)
+
+    def get(self, kind: Hashable, make: Callable[[], Program], *parts: Tunable) -> Executable:
+        """The program of this kind that `make` records of these parts."""
+        try:
+            return self._tuned[kind, parts]
+        except KeyError:
+            recorded = _kept(self._recorded, (kind, structure(parts)), lambda: Executable(self._backend, make()))
+            return _kept(self._tuned, (kind, parts), lambda: recorded.tuned(numbers_of(parts)))
+
+    def recent(self, kind: Hashable, things: tuple[Any, ...], find: Callable[[], Executable]) -> Executable:
+        """What `find` found last time for this kind and these very things: they are not compared, which takes longer."""
+        key = (kind, *map(id, things))
+        found = self._recent.get(key)
+        if found is None:  # an entry holds on to its things, so that nothing else has their ids
+            found = _kept(self._recent, key, lambda: (find(), things))
+        return found[0]
+
+
+def _kept(known: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
+    """What is known under this key, made the first time."""
+    found = known.get(key)
+    if found is None:
+        found = make()
+        if len(known) >= KEPT:
+            known.pop(next(iter(known)), None)
+        found = known.setdefault(key, found)
+    return found

@@ -1,0 +1,78 @@
+"""LeNet-5 learns to read digits: two convolutions with pooling, three dense layers, Adam, batches of 32.
+
+    python examples/lenet5.py --epochs 10
+
+looks for MNIST in the folder `mnist` inside $CHAINS_DATA or in the user's cache, and else downloads it (11 MB;
+for that `pip install pooch`). All 60,000 digits are trained on; the 10,000 test digits are used once, at the end.
+`--samples 5000` trains on the first 5,000 only.
+
+Source: LeCun, Bottou, Bengio and Haffner, "Gradient-based learning applied to document recognition", 1998, in the
+form of SimpleChains.jl's example: rectified units, max pooling, 44,426 parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from chains import Adam, Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, accuracy, relu, train
+from chains.data import load_mnist
+
+
+def lenet5(backend: str = "auto") -> Chain:
+    """The network, from images (1, 28, 28) to ten logits."""
+    return Chain(
+        Conv(1, 6, 5, relu), MaxPool(2),  # (6, 12, 12)
+        Conv(6, 16, 5, relu), MaxPool(2),  # (16, 4, 4)
+        Flatten(), Dense(256, 120, relu), Dense(120, 84, relu), Dense(84, 10),
+        input_shape=(1, 28, 28), backend=backend,
+    )  # fmt: skip
+
+
+def pixels(images: np.ndarray) -> np.ndarray:
+    """Images (n, 28, 28) of bytes as (n, 1, 28, 28), one channel of numbers from 0 to 1."""
+    return images[:, None].astype(np.float32) / 255
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Train LeNet-5 on MNIST.")
+    parser.add_argument("--epochs", type=int, default=10, help="(%(default)s)")
+    parser.add_argument("--samples", type=int, default=None, help="digits to train on (all)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backend", default="auto", help="what runs the network (%(default)s)")
+    parser.add_argument("--data", default=None, help="folder with the four files of MNIST")
+    options = parser.parse_args(arguments)
+
+    try:
+        (images, labels), (test_images, test_labels) = load_mnist(options.data)
+    except OSError as error:
+        parser.exit(1, f"MNIST is not here: {error}\n")
+    x, t = pixels(images[: options.samples]), labels[: options.samples]
+
+    net = lenet5(options.backend)
+    p = net.init(seed=options.seed)
+    print(net.summary(), "\n")
+
+    start = time.perf_counter()
+    history = train(
+        net, p, x, t, CrossEntropyLoss(), Adam(3e-4),
+        epochs=options.epochs, batch_size=32, seed=options.seed, progress=True,
+    )  # fmt: skip
+    seconds = time.perf_counter() - start
+
+    print(f"\n{history}\n")
+    rows = [
+        ("digits trained on", f"{len(x):,}"),
+        ("accuracy on the test digits", f"{accuracy(net(pixels(test_images), p), test_labels):.4f}"),
+        ("seconds an epoch", f"{seconds / max(history.epochs, 1):.2f}"),
+        ("microseconds a digit", f"{1e6 * seconds / max(history.epochs * len(x), 1):.1f}"),
+    ]
+    for name, value in rows:
+        print(f"{name:36}{value:>10}")
+
+
+if __name__ == "__main__":
+    main()
