@@ -1,0 +1,193 @@
+"""Images and large products on the native backend: lanes of samples, Winograd's way, blocks, within their buffers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import chains
+from chains import Adam, Chain, Conv, ConvTranspose, CrossEntropyLoss, Dense, Dropout, Flatten, MaxPool, record, relu, tanh
+from chains.backends.numpy import NumpyBackend
+from chains.operations import Convolve, ConvolveInput
+
+pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
+
+from chains.backends.native import gemm, winograd
+from chains.backends.native.backend import MemoryPlan
+from chains.backends.native.layout import arrange
+from tests.test_native import (
+    FLOATS,
+    INSTRUCTIONS,
+    Fenced,
+    assert_equal_results,
+    eager,  # noqa: F401 - a fixture
+    gradient_program,
+    native,
+    random_arrays,
+    run_fenced,
+    run_on,
+)
+
+floats = pytest.mark.parametrize("kind", FLOATS)
+every_instruction_set = pytest.mark.parametrize("simd", INSTRUCTIONS)
+
+
+def vjp_of(net, kind):
+    return record.vjp(net.network, np.dtype(kind), training=True)
+
+
+def assert_equals_numpy(program, batch, kind, threads=(1, 2), simd=None, factor=4.0):
+    arrays = random_arrays(program, batch)
+    wanted = run_on(NumpyBackend(), program, batch, arrays)
+    for count in threads:
+        fences = Fenced()
+        actual = run_fenced(native(count, simd), program, batch, arrays, fences)
+        fences.check()
+        assert_equal_results(actual, wanted, kind, f"batch {batch}, {count} threads", factor)
+
+
+def lenet(**options):
+    layers = Conv(1, 6, 5, relu), MaxPool(2), Conv(6, 16, 5, relu), MaxPool(2), Flatten()
+    return Chain(*layers, Dense(256, 120, relu), Dense(120, 84, relu), Dense(84, 10), input_shape=(1, 28, 28), **options)
+
+
+@every_instruction_set
+@floats
+def test_a_network_of_convolutions_at_odd_batches(kind, simd, eager):  # noqa: F811
+    layers = Conv(2, 5, 3, tanh, padding=1), MaxPool(2), Dropout(0.25), Conv(5, 7, 2), Flatten(), Dense(7 * 4 * 3, 9, tanh)
+    program = vjp_of(Chain(*layers, Dense(9, 3), input_shape=(2, 10, 8)), kind)
+    for batch in (1, 3, 4, 5, 15, 16, 17, 33):
+        assert_equals_numpy(program, batch, kind, simd=simd)
+
+
+@every_instruction_set
+@floats
+@pytest.mark.parametrize(
+    ("outs", "ins", "shape", "padding"),
+    [
+        (16, 16, (4, 4), 1),
+        (17, 19, (7, 10), 1),
+        (33, 16, (9, 5), (0, 2)),
+        (20, 50, (6, 23), 2),
+        (16, 40, (8, 64), ((0, 1), (2, 0))),  # the last is cut into parts of a row
+    ],
+)
+def test_winograds_way_equals_numpy(outs, ins, shape, padding, kind, simd, eager):  # noqa: F811
+    program = vjp_of(Chain(Conv(ins, outs, 3, tanh, padding=padding), input_shape=(ins, *shape)), kind)
+    chosen = [o for o in program.operations if isinstance(o, (Convolve, ConvolveInput))]
+    assert chosen
+    assert all(winograd.suits(operation) for operation in chosen)
+    for batch in (1, 18):
+        assert_equals_numpy(program, batch, kind, simd=simd)
+
+
+def test_winograds_way_is_for_plain_kernels_of_three_by_three_and_many_channels():
+    def chosen(layer, shape):
+        program = record.forward(Chain(layer, input_shape=shape).network, np.dtype("float32"), training=False)
+        return [winograd.suits(o) for o in program.operations if isinstance(o, (Convolve, ConvolveInput))]
+
+    assert chosen(Conv(16, 16, 3), (16, 8, 8)) == [True]
+    assert chosen(ConvTranspose(16, 16, 3), (16, 8, 8)) == [True]
+    for layer in (
+        Conv(16, 16, 3, stride=2),
+        Conv(16, 16, 3, dilation=2),
+        Conv(16, 16, 2),
+        Conv(32, 32, 3, groups=2),
+        Conv(16, 8, 3),
+    ):
+        assert chosen(layer, (layer.inputs, 12, 12)) == [False]
+    assert chosen(Conv(16, 16, 3), (16, 5, 5)) == [False]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_random_convolutions_within_their_buffers(data):
+    groups = data.draw(st.integers(1, 3))
+    ins, outs = (groups * data.draw(st.integers(1, 4)) for _ in range(2))
+    kernel, stride, dilation = (tuple(data.draw(st.integers(1, 3)) for _ in range(2)) for _ in range(3))
+    padding = tuple((data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2))) for _ in range(2))
+    span = [(k - 1) * d + 1 - sum(p) for k, d, p in zip(kernel, dilation, padding, strict=True)]
+    shape = tuple(max(1, least) + data.draw(st.integers(0, 9)) for least in span)
+    layer = Conv(ins, outs, kernel, stride=stride, padding=padding, dilation=dilation, groups=groups)
+    program = vjp_of(Chain(layer, input_shape=(ins, *shape)), "float64")
+    assert_equals_numpy(program, data.draw(st.integers(1, 18)), "float64", simd=data.draw(st.sampled_from(INSTRUCTIONS)))
+
+
+def test_samples_of_a_tile_do_not_see_each_other():
+    net = lenet(backend="native")
+    p, x = net.init(0), np.random.default_rng(0).random((20, 1, 28, 28), np.float32)
+    wanted = net(x, p)
+    x[[3, 17]] = np.nan
+    actual = net(x, p)
+    kept = [k for k in range(20) if k not in (3, 17)]
+    np.testing.assert_array_equal(actual[kept], wanted[kept])
+    assert np.isnan(actual[[3, 17]]).all()
+
+
+def test_scratch_of_images_does_not_grow_with_the_batch():
+    program = gradient_program(lenet(), "float32", CrossEntropyLoss(), target_shape=())
+    compiled = native(2).compile(program)
+    sizes = {batch: MemoryPlan(compiled, batch, 2).nbytes for batch in (64, 2048, 100_000)}
+    assert len(set(sizes.values())) == 1, sizes
+
+
+def test_room_behind_channels_is_left_where_their_length_is_a_page():
+    program = vjp_of(Chain(Conv(3, 4, 3, padding=1), MaxPool(2), input_shape=(3, 16, 16)), "float32")
+    operations, laned = arrange(program.operations, 16)
+    room = {buffer.name for buffer in laned if buffer.size % 256 == buffer.shape[1] and buffer.size != buffer.shape[1]}
+    assert any(name.startswith("x ") for name in room), [str(buffer) for buffer in laned]
+    assert len(operations) > len(program.operations)
+    assert_equals_numpy(program, 17, "float32")
+
+
+def test_programs_without_images_stay_as_they_are():
+    program = gradient_program(Chain(Dense(3, 4, tanh), Dense(4, 2)), "float32")
+    operations, laned = arrange(program.operations, 16)
+    assert operations == list(program.operations)
+    assert not laned
+
+
+def test_training_a_network_of_convolutions_on_two_threads_repeats_its_bits(eager):  # noqa: F811
+    rng = np.random.default_rng(1)
+    x, t = rng.random((70, 1, 28, 28), np.float32), rng.integers(0, 10, 70)
+    results = []
+    for _ in range(3):
+        net = lenet(backend="native")
+        p = net.init(0)
+        chains.train(net, p, x, t, CrossEntropyLoss(), Adam(1e-3), epochs=2, batch_size=33, progress=False)
+        results.append(p)
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+# Large products
+
+
+@every_instruction_set
+@floats
+@pytest.mark.parametrize("sizes", [(300, 500), (400, 401, 333), (1200, 110, 1201), (130, 1024, 3)], ids=str)
+def test_large_products_equal_numpy(sizes, kind, simd, eager):  # noqa: F811
+    net = Chain(*(Dense(a, b, tanh) for a, b in pairwise(sizes)))
+    program = vjp_of(net, kind)
+    assert any(gemm.is_large(operation) for operation in program.operations)
+    for batch in (1, gemm.THIN, gemm.THIN + 1, 61, 400):
+        assert_equals_numpy(program, batch, kind, simd=simd, factor=20.0)
+
+
+def test_few_weights_are_no_large_product():
+    program = vjp_of(Chain(Dense(300, 400), Dense(400, 10)), "float32")
+    assert not any(gemm.is_large(operation) for operation in program.operations)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_training_with_large_products(threads, eager):  # noqa: F811
+    """Gradients, momentum and parameters are long enough for threads to share."""
+    net = Chain(Dense(40, 420, relu), Dense(420, 390, relu), Dense(390, 4))
+    objective = record.Objective(chains.MSELoss(), (4,))
+    for optimizer in (chains.SGD(0.01, momentum=0.9), Adam(1e-3, clip_norm=0.5)):
+        program = net.training_step(objective, optimizer, np.dtype("float64")).program
+        assert_equals_numpy(program, 50, "float64", (threads,), factor=20.0)
