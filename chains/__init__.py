@@ -58,6 +58,7 @@ from chains.layers import (
 )
 from chains.losses import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, L1Loss, Loss, MSELoss, SquaredLoss, loss
 from chains.metrics import accuracy
+from chains.minimize import minimize
 from chains.objective import Objective
 from chains.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from chains.penalties import FrontLastPenalty, L1Penalty, L2Penalty, Penalty

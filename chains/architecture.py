@@ -9,6 +9,7 @@ from typing import Any, Self, overload
 import numpy as np
 
 from chains import arguments, record
+from chains.backends.places import place_named
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.combine import Series
 from chains.params import Layout, LayoutBuilder
@@ -84,19 +85,21 @@ class Architecture(Series):
         """The names of the parameters that are not trained."""
         return self.network.frozen
 
-    def init(self, seed: int | np.random.Generator = 0, dtype: Any = np.float32) -> np.ndarray:
+    def init(self, seed: int | np.random.Generator = 0, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
         """A fresh parameter vector, shape (n_params,), filled by the layers' initializers.
 
-        The same seed gives the same numbers. Raises TypeError unless `dtype` is float32 or float64.
+        The same seed gives the same numbers. `device` is "cpu", for a NumPy array, or "cuda", for CuPy's: whatever is
+        computed from it is then computed on the GPU. Raises TypeError unless `dtype` is float32 or float64, and ValueError
+        for another device and where there is no GPU to use.
         """
-        return self.layout.init(seed, arguments.check_dtype(dtype))
+        return place_named(device).contiguous(self.layout.init(seed, arguments.check_dtype(dtype)))
 
-    def init_state(self, dtype: Any = np.float32) -> np.ndarray:
+    def init_state(self, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
         """A fresh state vector, shape (n_state,): running means of 0 and variances of 1. `dtype` is that of the parameters.
 
-        Raises TypeError unless it is float32 or float64.
+        `device` is as for `init`. Raises TypeError unless `dtype` is float32 or float64.
         """
-        return self.state_layout.init(0, arguments.check_dtype(dtype))
+        return place_named(device).contiguous(self.state_layout.init(0, arguments.check_dtype(dtype)))
 
     def state_views(self, state: np.ndarray) -> dict[str, np.ndarray]:
         """Each array of the state by name, sharing the memory of `state`."""

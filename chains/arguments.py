@@ -8,6 +8,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
+from chains.backends.places import HOST, Place, is_elsewhere, place_of
 from chains.losses import Loss
 from chains.params import Layout
 
@@ -24,6 +25,34 @@ def as_numpy(name: str, value: Any) -> np.ndarray:
     if value.dtype.kind not in "fiub":
         raise TypeError(f"`{name}` holds {value.dtype}, but real numbers are wanted")
     return value
+
+
+def as_array(name: str, value: Any) -> Any:
+    """`value` as it is where it is an array of real numbers on a GPU that chains computes on, else as NumPy array."""
+    if is_elsewhere(value):
+        if value.dtype.kind not in "fiub":
+            raise TypeError(f"`{name}` holds {value.dtype}, but real numbers are wanted")
+        return value
+    return as_numpy(name, value)
+
+
+def together(p: Any, data: dict[str, Any]) -> dict[str, Any]:
+    """The data beside the parameters: copied to the GPU where these lie there. Raises TypeError where only the data do."""
+    place = place_of(p)
+    if place is HOST:
+        for name, array in data.items():
+            if is_elsewhere(array):
+                raise TypeError(
+                    f"`{name}` lies on the GPU and `p` in the computer's memory: pass cupy.asarray(p) to compute there, "
+                    f"or cupy.asnumpy({name})"
+                )
+        return data
+    return {name: array if place.owns(array) else place.contiguous(_native(array)) for name, array in data.items()}
+
+
+def _native(array: np.ndarray) -> np.ndarray:
+    """The array in a type that GPUs have."""
+    return array if array.dtype.isnative and array.dtype.itemsize <= 8 else array.astype(np.float64)
 
 
 def _imported(name: str, value: Any) -> np.ndarray:
@@ -43,7 +72,7 @@ def _imported(name: str, value: Any) -> np.ndarray:
 
 def check_params(p: Any, size: int) -> np.ndarray:
     """`p` as a flat parameter vector of `size` entries. Raises TypeError or ValueError where it is none."""
-    p = as_numpy("p", p)
+    p = as_array("p", p)
     if p.shape != (size,):
         raise ValueError(f"`p` has shape {p.shape}, but this network has a vector of {size} parameters, shape ({size},)")
     if p.dtype not in DTYPES:
@@ -62,17 +91,17 @@ def check_state(
     """
     if updated and not (isinstance(state, np.ndarray) or array_api_compat.is_array_api_obj(state)):
         raise TypeError(f"`state` is a {type(state).__name__}, but an array is wanted: it is updated in place")
-    state = as_numpy("state", state)
+    state = as_array("state", state)
     if state.shape != (layout.size,):
         what = f"a state of {layout.size} numbers, shape ({layout.size},)" if layout.size else "no state: leave it out"
         raise ValueError(f"`state` has shape {state.shape}, but this network has {what}")
     if state.dtype not in (DTYPES if dtype is None else (dtype,)):
         wanted = dtype or "float32 or float64"
         raise TypeError(f"`state` holds {state.dtype}, but {wanted} is wanted, as of `p`: state.astype(p.dtype), say")
-    if not state.flags.c_contiguous or (updated and not state.flags.writeable):
+    if not state.flags.c_contiguous or (updated and not getattr(state.flags, "writeable", True)):
         raise ValueError("`state` must be contiguous, and writable where it is updated: pass a copy")
     for other, array in inputs.items():
-        if updated and np.may_share_memory(state, array):
+        if updated and _overlap(place_of(state), state, array):
             raise ValueError(f"`state` overlaps `{other}` in memory, but it is updated in place: pass a copy")
     return state
 
@@ -82,7 +111,7 @@ def check_trained(p: Any, size: int | None = None) -> np.ndarray:
     if not (isinstance(p, np.ndarray) or array_api_compat.is_array_api_obj(p)):
         raise TypeError(f"`p` is a {type(p).__name__}, but an array is wanted: it is updated in place")
     p = check_params(p, math.prod(p.shape) if size is None else size)
-    if not p.flags.writeable:
+    if isinstance(p, np.ndarray) and not p.flags.writeable:
         raise ValueError("`p` is read-only, but it is updated in place: pass a copy")
     return p
 
@@ -142,7 +171,7 @@ def check_shape(name: str, shape: Any) -> tuple[int, ...]:
 
 def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "input") -> np.ndarray:
     """`x` as a batch of arrays of this sample shape. Raises TypeError or ValueError where it is none."""
-    x = as_numpy(name, x)
+    x = as_array(name, x)
     if x.shape[1:] != shape or x.ndim == 0:
         hint = f"; for one sample pass {name}[None]" if x.shape == shape else ""
         if len(shape) > 1 and x.shape[1:] == (*shape[1:], shape[0]):
@@ -156,7 +185,7 @@ def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "in
 
 def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name: str = "t", x: str = "x") -> np.ndarray:
     """`t` as targets for outputs of this sample shape. Raises TypeError or ValueError where it does not go with them."""
-    t = as_numpy(name, t)
+    t = as_array(name, t)
     _check_batch(name, t, batch, x)
     loss.check_target(output, t.shape[1:])
     loss.check_values(t, output)
@@ -165,7 +194,7 @@ def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name:
 
 def check_weights(w: Any, batch: int) -> np.ndarray:
     """`w` as one weight a sample. Raises TypeError or ValueError where it is none."""
-    w = as_numpy("weights", w)
+    w = as_array("weights", w)
     _check_batch("weights", w, batch)
     if w.ndim != 1:
         raise ValueError(f"`weights` has shape {w.shape}, but one weight a sample is wanted, shape ({batch},)")
@@ -181,18 +210,29 @@ def check_out(
     out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: dict[str, np.ndarray], name: str = "out"
 ) -> np.ndarray:
     """`out` as an array to fill. Raises TypeError or ValueError unless it is writable, fits, and overlaps no input."""
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"`{name}` is a {type(out).__name__}, but a NumPy array to fill is wanted")
+    place = place_of(inputs["p"])
+    if not place.owns(out) or (place is HOST and is_elsewhere(out)):
+        kind = "a NumPy array to fill" if place is HOST else "an array to fill on the GPU, where `p` lies,"
+        raise TypeError(f"`{name}` is a {type(out).__name__}, but {kind} is wanted")
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(f"`{name}` has shape {out.shape} and type {out.dtype}, but shape {shape} and type {dtype} are wanted")
-    if not out.flags.writeable or not out.flags.c_contiguous:
+    if not getattr(out.flags, "writeable", True) or not out.flags.c_contiguous:
         raise ValueError(f"`{name}` must be a writable, contiguous array")
     owned = out.flags.owndata
     for other, array in inputs.items():
         apart = owned and array is not out and array.flags.owndata  # which is known sooner than whether memory is shared
-        if not apart and np.may_share_memory(out, array):
+        if not apart and _overlap(place, out, array):
             raise ValueError(f"`{name}` overlaps `{other}` in memory; pass an array of its own")
     return out
+
+
+def _overlap(place: Place, out: Any, array: Any) -> bool:
+    """Whether two arrays may share memory."""
+    if place is HOST or not place.owns(array):
+        return np.may_share_memory(out, array) if place is HOST else False
+    start, other = place.address(out), place.address(array)
+    reach = sum((length - 1) * abs(step) for length, step in zip(array.shape, array.strides, strict=True)) + array.itemsize
+    return start < other + reach and other < start + out.nbytes
 
 
 def check_finite(**arrays: np.ndarray | None) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 
 from chains import arguments, record
 from chains.architecture import Architecture
-from chains.backends import Executable
+from chains.backends import Backend, Executable
 from chains.backends import backend as find_backend
+from chains.backends.places import is_elsewhere, place_of, runner_of
 from chains.layers.base import Layer, SampleShape
 from chains.layers.combine import last_layer
 from chains.layers.softmax import Softmax
@@ -40,6 +41,7 @@ class Chain(Architecture):
         self.backend = backend
         self.runner = find_backend(backend)
         self._programs = Programs(self.runner)
+        self._elsewhere: dict[Backend, Programs] = {}  # for arrays on GPUs
 
     # What it computes
 
@@ -56,13 +58,13 @@ class Chain(Architecture):
         training = arguments.check_mode(mode)
         p = arguments.check_params(p, self.n_params)
         x = arguments.check_input(x, self.input_shape)
-        run = self._programs.get(("forward", p.dtype, training), lambda: record.forward(self.network, p.dtype, training))
-        data = {"x": x, "p": p}
+        run = self._programs_at(p).get(("forward", p.dtype, training), lambda: record.forward(self.network, p.dtype, training))
+        data = {**arguments.together(p, {"x": x}), "p": p}
         data |= self.state_for(run.program, state, p.dtype, training, data)
         shape = (len(x), *self.output_shape)
-        y = np.empty(shape, p.dtype) if out is None else arguments.check_out(out, shape, p.dtype, data)
+        y = place_of(p).empty(shape, p.dtype) if out is None else arguments.check_out(out, shape, p.dtype, data)
         data["y"] = y
-        run(len(x), _with_random(data, run, seed))
+        run(len(x), _with_random(data, run, seed, p))
         return y
 
     def value_and_grad(
@@ -90,21 +92,21 @@ class Chain(Architecture):
         training = arguments.check_mode(mode)
         network = self.network
         p = arguments.check_params(p, network.layout.size)
-        data = self._data(x, t, loss, weights)
+        data = arguments.together(p, self._data(x, t, loss, weights))
         target, weighted = data["t"].shape[1:], weights is not None
-        run = self._programs.recent(
+        run = self._programs_at(p).recent(
             (p.dtype, training, target, weighted),
             (loss, penalty),
-            lambda: self._gradient(self._objective(loss, target, weighted, penalty), p.dtype, training),
+            lambda: self._gradient(p, self._objective(loss, target, weighted, penalty), p.dtype, training),
         )
         if check_finite:
             arguments.check_finite(p=p, **data)
         data["p"] = p
         data |= self.state_for(run.program, state, p.dtype, training, data)
-        g = np.empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, data)
-        value = np.empty((), p.dtype)
+        g = place_of(p).empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, data)
+        value = place_of(p).empty((), p.dtype)
         data["g"], data["value"] = g, value
-        run(len(data["x"]), _with_random(data, run, seed))
+        run(len(data["x"]), _with_random(data, run, seed, p))
         return value.item(), g
 
     def loss(
@@ -113,9 +115,9 @@ class Chain(Architecture):
         """The loss at `p` (plus `penalty`), in the mode "eval". Arguments as in `value_and_grad`."""
         p = arguments.check_params(p, self.n_params)
         data, objective = self.problem(x, t, loss, weights, penalty)
-        value = np.empty((), p.dtype)
+        data, value = arguments.together(p, data), place_of(p).empty((), p.dtype)
         make = partial(record.loss, self.network, objective, p.dtype, False)
-        run = self._programs.get(("loss", p.dtype), make, objective)
+        run = self._programs_at(p).get(("loss", p.dtype), make, objective)
         data |= self.state_for(run.program, state, p.dtype, False, data)
         run(len(data["x"]), {"p": p, **data, "value": value})
         return float(value)
@@ -143,18 +145,18 @@ class Chain(Architecture):
         dy = arguments.check_input(dy, self.output_shape, "dy", "output")
         if len(dy) != len(x):
             raise ValueError(f"`dy` has shape {dy.shape}, but `x` is a batch of {len(x)}: wanted {len(x)} samples in both")
-        run = self._programs.get(("vjp", p.dtype, training), lambda: record.vjp(self.network, p.dtype, training))
-        inputs = {"p": p, "x": x, "dy": dy}
+        run = self._programs_at(p).get(("vjp", p.dtype, training), lambda: record.vjp(self.network, p.dtype, training))
+        inputs = {"p": p, **arguments.together(p, {"x": x, "dy": dy})}
         inputs |= self.state_for(run.program, state, p.dtype, training, inputs)
         if out is None:
-            g, dx = np.empty(p.shape, p.dtype), np.empty(x.shape, p.dtype)
+            g, dx = place_of(p).empty(p.shape, p.dtype), place_of(p).empty(x.shape, p.dtype)
         else:
             if not isinstance(out, tuple) or len(out) != 2:
                 raise TypeError(f"`out` (={out!r}) must be a pair of arrays, for the parameters and for the inputs")
             g = arguments.check_out(out[0], p.shape, p.dtype, inputs, "out[0]")
             dx = arguments.check_out(out[1], x.shape, p.dtype, {**inputs, "out[0]": g}, "out[1]")
         inputs["g"], inputs["dx"] = g, dx
-        run(len(x), _with_random(inputs, run, seed))
+        run(len(x), _with_random(inputs, run, seed, p))
         return g, dx
 
     def objective(
@@ -177,11 +179,11 @@ class Chain(Architecture):
         """
         training = arguments.check_mode(mode)
         data, problem = self.problem(x, t, loss, weights, penalty)
-        executable = self._gradient(problem, np.dtype(np.float64), training, pure=True)
-        own = {
-            name: np.array(a, np.float64) for name, a in self.state_for(executable.program, state, None, training, data).items()
-        }
-        return Objective(executable, data, self.n_params, _with_random(own, executable, seed))
+        data = arguments.together(data["x"], data)
+        executable = self._gradient(data["x"], problem, np.dtype(np.float64), training, pure=True)
+        known = self.state_for(executable.program, state, None, training, data)
+        own = {name: place_of(a).array(place_of(a).contiguous(a, np.float64)) for name, a in known.items()}
+        return Objective(executable, data, self.n_params, _with_random(own, executable, seed, data["x"]))
 
     # How it computes
 
@@ -258,26 +260,39 @@ class Chain(Architecture):
             )
         return {}
 
-    def _gradient(self, objective: record.Objective, dtype: np.dtype[Any], training: bool, *, pure: bool = False) -> Executable:
-        make = partial(record.gradient, self.network, objective, dtype, training, pure=pure)
-        return self._programs.get(("gradient", dtype, training, pure), make, objective)
+    def _programs_at(self, beside: Any) -> Programs:
+        """The programs for arrays where `beside` lies."""
+        if not is_elsewhere(beside):
+            return self._programs
+        runner = runner_of(beside, self.runner)
+        if runner not in self._elsewhere:
+            self._elsewhere[runner] = Programs(runner)
+        return self._elsewhere[runner]
 
-    def training_step(self, objective: record.Objective, optimizer: Optimizer, dtype: np.dtype[Any]) -> Executable:
-        """A step of training, recorded the first time; for training loops."""
-        make = partial(record.training_step, self.network, objective, optimizer, dtype)
-        return self._programs.get(("training step", dtype), make, objective, optimizer)
+    def _gradient(
+        self, beside: Any, objective: record.Objective, dtype: np.dtype[Any], training: bool, *, pure: bool = False
+    ) -> Executable:
+        make = partial(record.gradient, self.network, objective, dtype, training, pure=pure)
+        return self._programs_at(beside).get(("gradient", dtype, training, pure), make, objective)
+
+    def training_step(self, p: Any, objective: record.Objective, optimizer: Optimizer) -> Executable:
+        """A step of training from `p`, recorded the first time; for training loops."""
+        make = partial(record.training_step, self.network, objective, optimizer, p.dtype)
+        return self._programs_at(p).get(("training step", p.dtype), make, objective, optimizer)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name not in ("_programs", "runner")}
+        return {
+            name: value for name, value in super().__getstate__().items() if name not in ("_programs", "_elsewhere", "runner")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         runner = find_backend(state["backend"])
-        self.__dict__.update(state, runner=runner, _programs=Programs(runner))
+        self.__dict__.update(state, runner=runner, _programs=Programs(runner), _elsewhere={})
 
 
-def _with_random(arrays: dict[str, np.ndarray], run: Executable, seed: int) -> dict[str, np.ndarray]:
-    """`arrays` with the seed, for programs that draw random numbers; it is checked for all."""
+def _with_random(arrays: dict[str, Any], run: Executable, seed: int, beside: Any) -> dict[str, Any]:
+    """`arrays` with the seed, where `beside` lies, for programs that draw random numbers; it is checked for all."""
     seed = arguments.check_seed(seed)
     if "random" in run.program.buffers:
-        arrays["random"] = np.array([seed, 0], np.uint64)
+        arrays["random"] = place_of(beside).contiguous(np.array([seed, 0], np.uint64))
     return arrays

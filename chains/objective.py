@@ -9,6 +9,8 @@ import numpy as np
 
 from chains import arguments
 from chains.backends import Binding, Executable
+from chains.backends.places import HOST, place_of
+from chains.minimize import minimize as minimize_in_place
 
 
 class Objective:
@@ -24,13 +26,17 @@ class Objective:
         self.n_params = n_params
         self.batch = len(data["x"])
         self._executable = executable
-        self._data = {name: np.ascontiguousarray(array, dtype) for name, array in data.items()} | dict(extra)
+        self._place = place_of(data["x"])
+        self._data = {name: self._place.contiguous(array, dtype) for name, array in data.items()} | dict(extra)
         self._idle: list[tuple[Binding, np.ndarray, np.ndarray, np.ndarray]] = []
 
     def __call__(self, p: Any) -> tuple[float, np.ndarray]:
-        """The value and the gradient at `p`, shape (n_params,). Raises ValueError for another shape."""
+        """The value and the gradient at `p`, shape (n_params,), where `p` lies. Raises ValueError for another shape.
+
+        Data on a GPU stay there: from a NumPy array, as SciPy's optimisers pass it, only `p` and the gradient travel.
+        """
         if type(p) is not np.ndarray or p.dtype.kind not in "fiub":
-            p = arguments.as_numpy("p", p)
+            p = arguments.as_array("p", p)
         if p.shape != (self.n_params,):
             raise ValueError(
                 f"`p` has shape {p.shape}, but the network has {self.n_params} parameters, shape ({self.n_params},)"
@@ -40,17 +46,27 @@ class Objective:
         except IndexError:
             bound = self._bind()
         binding, own_p, own_g, own_value = bound
-        own_p[...] = p
-        binding()
-        result = own_value.item(), own_g.copy()
+        if self._place is HOST:
+            if place_of(p) is not HOST:
+                raise TypeError(
+                    "`p` lies on the GPU and the data in the computer's memory: make the objective with cupy.asarray(x)"
+                )
+            own_p[...] = p
+            binding()
+            result = own_value.item(), own_g.copy()
+        else:
+            result = self._elsewhere(p, *bound)
         self._idle.append(bound)
         return result
 
     def minimize(self, p: Any, method: str = "BFGS", **options: Any) -> Any:
         """``scipy.optimize.minimize`` from `p`, converted to float64 first; returns its result.
 
+        From a vector on a GPU, `chains.minimize` instead, which leaves it there ("BFGS" and "L-BFGS").
         SciPy 1.17's TNC, SLSQP and Newton-CG fail, the last one silently, when they start from a float32 vector.
         """
+        if place_of(p) is not HOST:
+            return minimize_in_place(self, p, method, **options)
         from scipy.optimize import minimize
 
         return minimize(self, np.asarray(p, np.float64), jac=True, method=method, **options)
@@ -63,11 +79,19 @@ class Objective:
         """The gradient alone, fresh."""
         return self(p)[1]
 
+    def _elsewhere(self, p: Any, binding: Binding, own_p: Any, own_g: Any, own_value: Any) -> tuple[float, Any]:
+        """The value and the gradient for data on a GPU."""
+        self._place.assign(own_p, p)
+        binding()
+        g = place_of(p).empty(own_g.shape, own_g.dtype)
+        self._place.assign(g, own_g)
+        return own_value.item(), g
+
     def _bind(self) -> tuple[Binding, np.ndarray, np.ndarray, np.ndarray]:
         program = self._executable.program
         arrays = {name: array for name, array in self._data.items() if name in program.buffers} | self._executable.settings
         for name, length in (("p", (self.n_params,)), ("g", (self.n_params,)), ("value", ())):
-            arrays[name] = np.zeros(length, program.dtype)
+            arrays[name] = self._place.contiguous(np.zeros(length, program.dtype))
         known = {name: array for name, array in arrays.items() if name in program.buffers}
         return self._executable.backend.bind(program, self.batch, known), arrays["p"], arrays["g"], arrays["value"]
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from chains import arguments
 from chains.backends import Binding, Executable, Feed, backend
+from chains.backends.places import place_of, runner_of
 from chains.optimizers import Optimizer
 from chains.program import Recorder
 
@@ -33,9 +34,11 @@ class Steps(ABC):
     ) -> None:
         p = trained["p"]
         self.optimizer_state = _start(optimizer, p) if optimizer_state is None else _checked(optimizer_state, optimizer, p)
+        place = place_of(p)
         self._first_step = int(self.optimizer_state["step"])
         self._runner, self._program = executable.backend, executable.program
-        own = {"value": np.zeros((), p.dtype), "random": np.array([seed, self.optimizer_state["step"]], np.uint64)}
+        random = np.array([seed, int(self.optimizer_state["step"])], np.uint64)
+        own = {"value": place.contiguous(np.zeros((), p.dtype)), "random": place.contiguous(random)}
         self._shared = self._used({**trained, **own, **self.optimizer_state, **executable.settings})
 
     def _used(self, arrays: Arrays) -> State:
@@ -76,10 +79,11 @@ class ArraySteps(Steps):
         self._samples = len(data["x"])
         self._sorted = np.arange(self._samples)
         self._order = self._sorted.copy()
-        data = {name: np.ascontiguousarray(array) for name, array in self._used(data).items()}
+        place = place_of(trained["p"])
+        data = {name: place.contiguous(array) for name, array in self._used(data).items()}
         self._whole_batch = batch_size == self._samples
         if self._whole_batch:  # bound as they are: nothing to fetch
-            self._shared |= {name: array.astype(self._program.dtype, copy=False) for name, array in data.items()}
+            self._shared |= {name: place.contiguous(array, self._program.dtype) for name, array in data.items()}
             data = {}
         full, rest = divmod(self._samples, batch_size)
         self._parts = [self._part(data, batch_size, 0, full)]
@@ -150,12 +154,12 @@ class Updater:
         self.optimizer = optimizer
         self.p = p
         self.state = _start(optimizer, p)
-        self._runner = backend("auto").choose(program)
+        self._runner = runner_of(p, backend("auto")).choose(program)
         arrays = {name: array for name, array in {"p": p, **self.state}.items() if name in program.buffers}
         self._binding: Binding = self._runner.bind(program, 1, arrays)
 
     def __call__(self, g: np.ndarray) -> None:
-        g = arguments.as_numpy("g", g)
+        g = arguments.together(self.p, {"g": arguments.as_array("g", g)})["g"]
         if g.shape != self.p.shape:
             raise ValueError(f"`g` has shape {g.shape}, but the parameters have shape {self.p.shape}")
         self._binding.arrays["g"][...] = g
@@ -176,7 +180,8 @@ def check_loss(loss: float, step: int) -> None:
 
 
 def _start(optimizer: Optimizer, p: np.ndarray) -> State:
-    return {"moments": np.zeros(optimizer.n_states * p.size, p.dtype), "step": np.zeros(()), "epoch": np.zeros(())}
+    state = {"moments": np.zeros(optimizer.n_states * p.size, p.dtype), "step": np.zeros(()), "epoch": np.zeros(())}
+    return {name: place_of(p).contiguous(array) for name, array in state.items()}
 
 
 def _checked(state: State, optimizer: Optimizer, p: np.ndarray) -> State:

@@ -9,6 +9,7 @@ import numpy as np
 
 from chains.backends import Executable, Feed
 from chains.backends.base import KEPT_BINDINGS
+from chains.backends.places import place_of
 from chains.optimizers import Optimizer
 from chains.record import Objective
 from chains.steps import Arrays, State, Steps, check_loss
@@ -89,6 +90,7 @@ class StreamSteps(Steps):
         self._stream = stream
         self._bound: dict[int, tuple[Arrays, Feed]] = {}  # by batch size
         self._values = np.empty(1)
+        self._place = place_of(trained["p"])
         try:
             self.per_epoch = len(stream)
         except TypeError:
@@ -116,7 +118,7 @@ class StreamSteps(Steps):
     def _step(self, data: State) -> float:
         arrays, feed = self._binding(len(data["x"]))
         for name, array in self._used(data).items():
-            np.copyto(arrays[name], array, "unsafe")
+            self._place.assign(arrays[name], array)
         with self._runner.running():
             feed(0, self._values)
         loss = self._values.item()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from chains import arguments
+from chains.backends.places import on_host, place_of
 from chains.chain import Chain
 from chains.history import History
 from chains.losses import Loss
@@ -100,8 +101,9 @@ def train(
     else:
         data, objective = net.problem(x, t, loss, weights, penalty)
         batch_size = _check_batch_size(net, len(data["x"]), batch_size, drop_last)
+        data = arguments.together(p, data)
         steps_through = partial(ArraySteps, data, batch_size=batch_size, drop_last=drop_last)
-    step = net.training_step(objective, optimizer, p.dtype)
+    step = net.training_step(p, objective, optimizer)
     state = net.state_for(step.program, state, p.dtype, False, {"p": p, **data}).get("state")
     judge = _Judge(net, p, state, loss, penalty, validation, metrics)
     if check_finite:
@@ -223,7 +225,8 @@ class _Judge:
                 raise TypeError(f"`validation` (a {type(validation).__name__}) must be a pair of arrays (x, t)")
             x = arguments.check_input(validation[0], net.input_shape, "validation[0]")
             t = arguments.check_targets(validation[1], len(x), net.output_shape, loss, "validation[1]", "validation[0]")
-            self._data = np.ascontiguousarray(x, p.dtype), t
+            both = arguments.together(p, {"validation[0]": x, "validation[1]": t})
+            self._data = place_of(p).contiguous(both["validation[0]"], p.dtype), both["validation[1]"]
 
     def __call__(self) -> dict[str, float]:
         """The numbers by name; none without validation data."""
@@ -234,7 +237,7 @@ class _Judge:
         numbers = {"validation loss": net.loss(p, x, t, loss, penalty=penalty, state=state)}
         if self._metrics:
             y = net(x, p, state=state)
-            numbers |= {name: float(metric(y, t)) for name, metric in self._metrics.items()}
+            numbers |= {name: float(metric(on_host(y), on_host(t))) for name, metric in self._metrics.items()}
         return numbers
 
 

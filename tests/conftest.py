@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import harness
+from chains import backends
+from tests import emulated, harness
 
 settings.register_profile(
     "chains", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("chains")
+emulated.register(backends._BACKENDS)
 
 
 @pytest.fixture(params=harness.BACKENDS)

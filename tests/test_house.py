@@ -27,7 +27,7 @@ FLOORS = [
     ["simplify"],
     ["program"],
     ["activations", "schedules", "optimizers", "backends"],
-    ["layers", "penalties", "metrics", "history"],
+    ["layers", "penalties", "metrics", "history", "minimize"],
     ["losses"],
     ["record", "arguments"],
     ["objective", "programs", "summary"],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from chains.backends.auto import AutoBackend
 from chains.backends.base import Backend, Binding, Executable, Feed, UnsupportedOperationError
 from chains.backends.numpy import NumpyBackend
+from chains.backends.places import add_place
 
 
 def _native() -> Backend:
@@ -17,7 +19,24 @@ def _native() -> Backend:
     return NativeBackend()
 
 
-_BACKENDS: dict[str, Callable[[], Backend]] = {"auto": AutoBackend, "native": _native, "numpy": NumpyBackend}
+def _cupy(precision: str = "float32") -> Backend:
+    from chains.backends.cupy import CupyBackend
+    from chains.backends.cupy.cuda import CudaDevice
+
+    made = CupyBackend(CudaDevice(precision))
+    if precision == "float32":  # the one that stands for the GPU where a network names none
+        add_place(made.on_device.device, made.on_device)
+    return made
+
+
+_BACKENDS: dict[str, Callable[[], Backend]] = {
+    "auto": AutoBackend,
+    "native": _native,
+    "numpy": NumpyBackend,
+    "cupy": _cupy,
+    "cupy-tf32": partial(_cupy, "tf32"),
+    "cupy-bf16": partial(_cupy, "bf16"),
+}
 _loaded: dict[str, Backend] = {}
 
 

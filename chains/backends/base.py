@@ -60,6 +60,7 @@ class Backend(ABC):
     """A way to execute programs."""
 
     name: str
+    copied_bytes = COPIED_BYTES  # the largest array to copy, rather than to bind a program anew
 
     @abstractmethod
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> Binding:
@@ -83,6 +84,14 @@ class Backend(ABC):
     def scratch_bytes(self, program: Program, batch: int) -> int:
         """How much scratch memory a program needs at a batch size."""
         return program.scratch.nbytes(batch)
+
+    def adopted(self, array: np.ndarray) -> np.ndarray:
+        """A NumPy array as one that programs can be bound to."""
+        return array
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """Uninitialised scratch memory."""
+        return aligned(nbytes)
 
     def feed(self, binding: Binding, sources: Arrays, order: np.ndarray) -> Feed:
         """Feed a bound training step from data sets: arrays of samples by buffer name, C-contiguous.
@@ -176,7 +185,7 @@ class Executable:
     def tuned(self, numbers: Sequence[float]) -> Executable:
         """The same program with other settings; bindings are shared."""
         twin = copy.copy(self)
-        twin.settings = self.program.tuned(numbers)
+        twin.settings = {name: self.backend.adopted(array) for name, array in self.program.tuned(numbers).items()}
         return twin
 
     def __call__(self, batch: int, arrays: Arrays) -> None:
@@ -204,7 +213,7 @@ class Executable:
 
     def _is_large(self, batch: int) -> bool:
         sizes = (buffer.nbytes * (batch if buffer.batched else 1) for buffer in self.program.buffers.values())
-        return max(sizes, default=0) > COPIED_BYTES
+        return max(sizes, default=0) > self.backend.copied_bytes
 
     def _run_once(self, batch: int, arrays: Arrays) -> None:
         """Run on the caller's arrays in place; those of another type or with gaps are copied."""
@@ -213,9 +222,9 @@ class Executable:
         try:
             block = self._blocks.pop()
         except IndexError:
-            block = aligned(nbytes)
+            block = self.backend.allocate(nbytes)
         if not nbytes <= block.nbytes <= 2 * nbytes:
-            block = aligned(nbytes)
+            block = self.backend.allocate(nbytes)
         _Kept(self.backend.bind(self.program, batch, fitting, block)).run(arrays)
         self._blocks[:] = [block]
 

@@ -1,0 +1,269 @@
+"""What the GPU backend gives, on one GPU: ``python -m benchmarks.gpu`` checks everything against NumPy, then measures.
+
+Only CuPy, NumPy and this project are needed; PyTorch has rows where it is installed with CUDA. Without a GPU, the script
+says so and measures nothing. ``--quick`` makes the problems small, to see whether all of it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import chains
+from benchmarks import gpu_torch, matrix_exp
+from chains import (
+    SGD,
+    Adam,
+    Chain,
+    Conv,
+    CrossEntropyLoss,
+    Dense,
+    Dropout,
+    Flatten,
+    MaxPool,
+    SquaredLoss,
+    backends,
+    relu,
+    tanh,
+    σ,
+)
+from chains.backends.cupy.device import Gemm
+from chains.layers.base import Layer
+from chains.steps import ArraySteps
+
+PRECISIONS = ("float32", "tf32", "bf16")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A network to train; `goal` is what issue and README ask of it, in words."""
+
+    name: str
+    layers: tuple[Layer, ...]
+    input_shape: tuple[int, ...]
+    loss: Any
+    optimizer: Any
+    x: np.ndarray
+    t: np.ndarray
+    batch: int
+    goal: str
+    epochs: int = 1
+    test: tuple[np.ndarray, np.ndarray] | None = None
+
+    def net(self, backend: str = "cupy") -> Chain:
+        return Chain(*self.layers, input_shape=self.input_shape, backend=backend)
+
+
+def problems(quick: bool) -> list[Problem]:
+    """The problems of the table, a thousandth as large and long where `quick`."""
+    rng = np.random.default_rng(0)
+
+    def images(samples: int, *shape: int) -> tuple[np.ndarray, np.ndarray]:
+        samples = 4 if quick else samples
+        return rng.random((samples, *shape), np.float32), rng.integers(0, 10, samples)
+
+    p = matrix_exp.problem(40 if quick else 10_000, "float32")
+    digits, labels, test = _digits(quick)
+    flat, one_hot = digits.reshape(len(digits), -1), np.eye(10, dtype=np.float32)[labels]
+    photos, classes = images(50_000, 3, 32, 32)
+    width = 16 if quick else 8192
+    wide = rng.standard_normal((width, width), np.float32)
+    small = Adam(1e-3)
+    lenet = (
+        Conv(1, 6, 5, relu), MaxPool(2), Conv(6, 16, 5, relu), MaxPool(2), Flatten(),
+        Dense(256, 120, relu), Dense(120, 84, relu), Dense(84, 10),
+    )  # fmt: skip
+    rosetta = (
+        Conv(3, 50, 3, relu, padding=1), Conv(50, 50, 3, relu, padding=1), MaxPool(2), Dropout(0.25),
+        Conv(50, 100, 3, relu, padding=1), Conv(100, 100, 3, relu, padding=1), MaxPool(2), Dropout(0.25),
+        Flatten(), Dense(6400, 512, relu), Dropout(0.5), Dense(512, 10),
+    )  # fmt: skip
+    table = [
+        Problem("matrix_exp, Adam step on 10,000 samples", (Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4)), (4,),
+                chains.MSELoss(), small, p.x, p.t, len(p.x), "at most 25 us a step; 20x PyTorch eager, 2x its graphs", 1000),
+        Problem("mnist_mlp, batch 10", (Dense(784, 30, σ), Dense(30, 10, σ)), (784,), SquaredLoss(), SGD(3.0), flat, one_hot,
+                10, "10x PyTorch's graphs"),
+        Problem("lenet5, batch 2,048, 10 epochs", lenet, (1, 28, 28), CrossEntropyLoss(), Adam(2e-3), digits, labels,
+                min(2048, len(digits)), "at most 0.25 s in all, accuracy at least .97", 10, test),
+        Problem("rosetta_cnn, batch 64, 10 epochs", rosetta, (3, 32, 32), CrossEntropyLoss(), SGD(0.01, momentum=0.9), photos,
+                classes, min(64, len(photos)), "at most 4 s in all", 10),
+        Problem(f"wide, {width}^2, batch {width}", (Dense(width, width, tanh), Dense(width, width)), (width,), SquaredLoss(),
+                SGD(1e-3), wide, wide, width, "85% of cuBLAS's rate", 5),
+    ]  # fmt: skip
+    return [replace(problem, epochs=1) for problem in table] if quick else table
+
+
+def _digits(quick: bool) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """MNIST where it is at hand, else noise of its shape, which takes as long and teaches nothing."""
+    try:
+        (x, t), (xv, tv) = chains.data.load_mnist()
+    except (OSError, ValueError) as error:
+        print(f"MNIST is not at hand ({error}): noise of its shape is used, and accuracies mean nothing")
+        rng = np.random.default_rng(1)
+        x, t = rng.integers(0, 256, (60_000, 28, 28), np.uint8), rng.integers(0, 10, 60_000)
+        xv, tv = x[:10_000], t[:10_000]
+    x, xv = (images.reshape(-1, 1, 28, 28).astype(np.float32) / 255.0 for images in (x, xv))
+    return (x[:24], t[:24], (xv[:24], tv[:24])) if quick else (x, t, (xv, tv))
+
+
+def check(name: str, report: Callable[[str], None]) -> bool:
+    """Every case of the tests' harness on the backend `name` against NumPy in float64; whether all agree."""
+    from tests.harness import CASES, ROUNDING
+
+    worst = {np.float32: (0.0, ""), np.float64: (0.0, "")}
+    for case in CASES:
+        problem = case.problem(70)
+        wanted = problem.value_and_grad("numpy", np.float64)
+        for dtype in worst:
+            found = problem.value_and_grad(name, dtype)
+            error = max(_error(a, b) for a, b in zip(found, wanted, strict=True))
+            error /= 10 * ROUNDING[np.dtype(dtype)]
+            worst[dtype] = max(worst[dtype], (error, str(case)))
+    for dtype, (error, case) in worst.items():
+        report(f"  {np.dtype(dtype)}: {len(CASES)} cases, largest error {error:.2f} of what is allowed ({case})")
+    return all(error <= 1.0 for error, _ in worst.values())
+
+
+def _error(found: Any, wanted: Any) -> float:
+    found, wanted = np.asarray(found, np.float64), np.asarray(wanted)
+    difference = float(np.max(np.abs(found - wanted), initial=0.0))
+    return difference / max(1.0, float(np.max(np.abs(wanted), initial=0.0))) if np.isfinite(difference) else np.inf
+
+
+class Trainer:
+    """A problem being trained on a place: the data, the parameters and the losses lie there."""
+
+    def __init__(self, problem: Problem, backend: str, place: Any) -> None:
+        self.problem, self.net, self.place = problem, problem.net(backend), place
+        self.p = place.array(self.net.init(seed=0))
+        data, objective = self.net.problem(place.array(problem.x), place.array(problem.t), problem.loss, None, None)
+        step = self.net.training_step(self.p, objective, problem.optimizer)
+        self.steps = ArraySteps(
+            data, step, {"p": self.p}, problem.optimizer,
+            batch_size=problem.batch, drop_last=False, seed=0, optimizer_state=None,
+        )  # fmt: skip
+
+    def epochs(self, count: int) -> float:
+        """The seconds that so many epochs take, with their shuffles; the losses are read at the end of each."""
+        start, done = time.perf_counter(), 0
+        while done < count:
+            done += len(self.steps.epochs(count - done, True, None))
+        return time.perf_counter() - start
+
+    def accuracy(self) -> float | None:
+        if self.problem.test is None:
+            return None
+        x, t = self.problem.test
+        y = self.net(self.place.array(x), self.p)
+        return float((np.asarray(y.get() if hasattr(y, "get") else y).argmax(1) == t).mean())
+
+
+def measure(problem: Problem, backend: str, place: Any, report: Callable[[str], None]) -> float:
+    """Seconds for the problem's epochs, the best of three after a warm-up; the first of these trains from the start."""
+    trainer = Trainer(problem, backend, place)
+    first = trainer.epochs(problem.epochs)
+    accuracy = trainer.accuracy()
+    best = min(trainer.epochs(problem.epochs) for _ in range(3))
+    steps = problem.epochs * trainer.steps.per_epoch
+    text = f"  chains {backend}: {best:.4g} s, {best / steps * 1e6:.1f} us a step (first time, with compiling, {first:.3g} s)"
+    report(text + (f", accuracy {accuracy:.4f} after {problem.epochs} epochs" if accuracy is not None else ""))
+    return best
+
+
+def cublas_rate(device: Any, size: int) -> float:
+    """Floating-point operations a second of float32 products of this size, at the device's precision."""
+    a, b, out = (device.array(np.random.default_rng(k).standard_normal((size, size), np.float32)) for k in range(3))
+    addresses = (device.address(out), device.address(a), device.address(b))
+    product = device.product(Gemm(np.dtype(np.float32), (size, size, size), addresses, (size,) * 3, (False, False), False))
+    best = np.inf
+    for _ in range(5):
+        with device.running():
+            start = time.perf_counter()
+            for _ in range(3):
+                product()
+            host = np.empty(1, np.float32)
+            device.assign(host, out.reshape(-1)[:1])
+        best = min(best, (time.perf_counter() - start) / 3)
+    return 2.0 * size**3 / best
+
+
+def wide(problem: Problem, names: dict[str, Any], report: Callable[[str], None]) -> None:
+    """The share of cuBLAS's own rate, at each precision."""
+    for name, device in names.items():
+        trainer = Trainer(problem, name, device)
+        trainer.epochs(2)
+        best = min(trainer.epochs(problem.epochs) for _ in range(3)) / problem.epochs
+        program = problem.net(name).program(problem.loss, problem.optimizer)
+        rate, limit = program.flops(problem.batch) / best, cublas_rate(device, problem.batch)
+        share = f"{rate / limit:.0%} of cuBLAS's {limit / 1e12:.1f}"
+        report(f"  chains {name}: {best * 1e3:.2f} ms a step, {rate / 1e12:.1f} TFLOP/s, {share}")
+
+
+def allocations(problem: Problem, backend: str, place: Any) -> int:
+    """How often steady training asks for memory of the GPU, by a hook on CuPy's allocator."""
+    import cupy
+
+    class Count(cupy.cuda.MemoryHook):
+        name, calls = "count", 0
+
+        def alloc_preprocess(self, **kwargs: Any) -> None:
+            Count.calls += 1
+
+        def malloc_preprocess(self, **kwargs: Any) -> None:
+            Count.calls += 1
+
+    trainer = Trainer(problem, backend, place)
+    trainer.epochs(3)
+    with Count():
+        trainer.epochs(2)
+    return Count.calls
+
+
+def run(name: str, place: Any, precise: dict[str, Any], quick: bool, report: Callable[[str], None]) -> bool:
+    """All checks and measurements on a backend; whether the checks passed."""
+    report("correctness, against NumPy in float64")
+    right = check(name, report)
+    *trained, last = problems(quick)
+    for problem in trained:
+        report(f"{problem.name} (goal: {problem.goal})")
+        ours = measure(problem, name, place, report)
+        for text, seconds in gpu_torch.rows(problem):
+            report(f"  {text}" + (f": {seconds:.4g} s, {seconds / ours:.1f} times ours" if seconds is not None else ""))
+    report(f"{last.name} (goal: {last.goal})")
+    wide(last, precise, report)
+    return right
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small problems, to see whether all of it works")
+    options = parser.parse_args(arguments)
+    try:
+        runner: Any = backends.backend("cupy")
+    except ValueError as error:
+        print(f"nothing was measured: {error}")
+        return 0
+    import cupy
+
+    place = runner.on_device.device
+    facts = cupy.cuda.runtime.getDeviceProperties(0)
+    versions = f"CUDA runtime {cupy.cuda.runtime.runtimeGetVersion()}, driver {cupy.cuda.runtime.driverGetVersion()}"
+    print(f"{facts['name'].decode()}; {versions}; CuPy {cupy.__version__}; NumPy {np.__version__}; chains {chains.__version__}")
+    names = {f"cupy-{p}" if p != "float32" else "cupy": None for p in PRECISIONS}
+    precise = {name: backends.backend(name).on_device.device for name in names}  # type: ignore[attr-defined]
+    right = run("cupy", place, precise, options.quick, print)
+    for problem in problems(True)[:2]:
+        print(f"allocations in two steady epochs of {problem.name}: {allocations(problem, 'cupy', place)}")
+    print("not measured, since not built: copies from and to the host beside computing; cuDNN; one kernel for a whole step")
+    print("all correct" if right else "WRONG RESULTS: see above")
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""Programs bound to a GPU's memory and run there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from chains.backends.base import Arrays, Backend, Binding, Feed, caller_arrays
+from chains.backends.cupy.compiler import Compiled
+from chains.backends.cupy.device import Array, Device, Gemm, Work
+from chains.backends.cupy.kernels import Launch, Product
+from chains.program import Program
+from chains.view import Buffer, concrete
+
+
+class DeviceBackend(Backend):
+    """Runs programs on arrays in a GPU's memory."""
+
+    name = "cupy"
+    copied_bytes = 1 << 28
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._compiled: WeakKeyDictionary[Program, Compiled] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> DeviceBinding:
+        return DeviceBinding(self.device, self.compile(program), batch, arrays, scratch)
+
+    def prepare(self, program: Program) -> None:
+        self.compile(program)
+
+    def compile(self, program: Program) -> Compiled:
+        """The steps of a program and the text of its kernels, made the first time."""
+        with self._lock:
+            if program not in self._compiled:
+                self._compiled[program] = Compiled(program)
+            return self._compiled[program]
+
+    def listing(self, program: Program) -> str:
+        """The program, then its kernels in CUDA C."""
+        return f"{program}\n\n{self.compile(program).text(1)}"
+
+    def scratch_bytes(self, program: Program, batch: int) -> int:
+        return self.compile(program).plan(batch).nbytes(batch)
+
+    def adopted(self, array: np.ndarray) -> Array:
+        return self.device.contiguous(array)
+
+    def allocate(self, nbytes: int) -> Array:
+        return self.device.empty((nbytes,), np.uint8)
+
+    def feed(self, binding: Binding, sources: Arrays, order: np.ndarray) -> Feed:
+        from chains.backends.cupy.feed import DeviceFeed
+
+        assert isinstance(binding, DeviceBinding)
+        return DeviceFeed(binding, sources, order)
+
+    def running(self) -> AbstractContextManager[object]:
+        return self.device.running()
+
+
+class DeviceBinding(Binding):
+    """A program with the arrays it works on: a list of `work` to start, which becomes one graph when it is run again."""
+
+    def __init__(self, device: Device, compiled: Compiled, batch: int, arrays: Arrays, scratch: Any = None) -> None:
+        self.program = compiled.program
+        self.batch = batch
+        self.device = device
+        self.arrays = device_arrays(device, self.program, batch, arrays)
+        self._plan = compiled.plan(batch)
+        self.scratch = device.empty((max(1, self._plan.nbytes(batch)),), np.uint8) if scratch is None else scratch
+        self._base = device.address(self.scratch)
+        self._index: type[np.generic] = np.int64 if "long long Index" in compiled.text(batch) else np.int32
+        kernels = list(compiled.source.kernels.values())
+        functions = device.compile(compiled.text(batch), kernels)
+        self.work: list[Work] = []
+        for step in compiled.at(batch):
+            if isinstance(step, Launch):
+                work = launch(device, step, functions, batch, self._index, self._address)
+                self.work += [work] if work is not None else []
+            else:
+                assert isinstance(step, Product)
+                self.work.append(device.product(self._gemm(step)))
+        self._graph: Work | None = None
+        self._runs = 0
+
+    def run(self) -> None:
+        if self._graph is not None:
+            self._graph()
+            return
+        self._runs += 1
+        if self._runs == 2 and self.work:  # the first time, kernels are loaded, which a graph cannot wait for
+            self._graph = self.device.capture(self.work)
+            self._graph()
+            return
+        for each in self.work:
+            each()
+
+    def __call__(self) -> None:
+        with self.device.running():
+            self.run()
+
+    def _gemm(self, step: Product) -> Gemm:
+        rows, columns, inner = step.sizes(self.batch)
+        leading = (
+            max(step.leading, columns),
+            max(step.a.leading, rows if step.a.transposed else inner),
+            max(step.b.leading, inner if step.b.transposed else columns),
+        )
+        views = (step.out, step.a.view, step.b.view)
+        addresses = [self._address(view.buffer) + view.offset * view.dtype.itemsize for view in views]
+        return Gemm(
+            step.out.dtype, (rows, columns, inner), (addresses[0], addresses[1], addresses[2]), leading,
+            (step.a.transposed, step.b.transposed), step.accumulate,
+        )  # fmt: skip
+
+    def _address(self, buffer: Buffer) -> int:
+        if buffer.role == "scratch":
+            return self._base + self._plan.offset(buffer, self.batch)
+        return self.device.address(self.arrays[buffer.name])
+
+
+def launch(
+    device: Device,
+    step: Launch,
+    functions: dict[str, Any],
+    batch: int,
+    number: Callable[[int], np.generic],
+    address: Callable[[Buffer], int],
+) -> Work | None:
+    """What does a step at a batch size, None where it is left out; `number` makes the kernels' numbers."""
+    grid = step.grid(batch)
+    if grid is None:
+        return None
+    addresses = [np.uint64(address(buffer)) for buffer in step.buffers]
+    arguments = [number(batch), *addresses, *(number(n) for n in step.numbers(batch))]
+    return device.launch(functions[step.kernel.name], grid, step.block, arguments)
+
+
+def device_arrays(device: Device, program: Program, batch: int, arrays: Arrays) -> dict[str, Array]:
+    """The caller's arrays by name, with constants, 1 / batch, and uninitialised arrays for those not given.
+
+    Raises ValueError for an array that is not what its buffer wants: kernels would read and write beside it.
+    """
+    result = dict(arrays)
+    for name, array in arrays.items():
+        buffer = program.buffers[name]
+        size = buffer.size * (batch if buffer.batched else 1)
+        if not device.owns(array):
+            raise ValueError(f"`{name}` is a {type(array).__name__}, but an array in the memory of the GPU is wanted")
+        if array.size != size or array.dtype != buffer.dtype or not array.flags.c_contiguous:
+            raise ValueError(
+                f"`{name}` must be {size} contiguous {buffer.dtype} numbers, not {array.dtype} of shape {array.shape}"
+            )
+    for name, buffer in program.buffers.items():
+        if buffer.role == "constant" or (buffer.data is not None and name not in result):
+            assert buffer.data is not None
+            result[name] = device.array(buffer.data)
+        elif name == "inverse_batch":
+            result[name] = device.array(np.array(1.0 / batch, program.dtype))
+        elif name not in result:
+            result[name] = device.empty(concrete(buffer.shape, batch), buffer.dtype)
+    return result
+
+
+class CupyBackend(Backend):
+    """Runs programs on a GPU for arrays in the computer's memory, which are copied there and back at every run.
+
+    `on_device` is the backend for arrays that already lie there.
+    """
+
+    name = "cupy"
+
+    def __init__(self, device: Device) -> None:
+        self.on_device = DeviceBackend(device)
+
+    def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> HostBinding:
+        return HostBinding(self.on_device, program, batch, arrays, scratch)
+
+    def prepare(self, program: Program) -> None:
+        self.on_device.prepare(program)
+
+    def listing(self, program: Program) -> str:
+        return self.on_device.listing(program)
+
+    def scratch_bytes(self, program: Program, batch: int) -> int:
+        return self.on_device.scratch_bytes(program, batch)
+
+    def allocate(self, nbytes: int) -> Array:
+        return self.on_device.allocate(nbytes)
+
+    def feed(self, binding: Binding, sources: Arrays, order: np.ndarray) -> Feed:
+        """Data that do not fit into the GPU's memory are sent there batch by batch."""
+        from chains.backends.cupy.feed import HostFeed
+
+        assert isinstance(binding, HostBinding)
+        try:
+            return HostFeed(binding, sources, order)
+        except MemoryError:
+            return super().feed(binding, sources, order)
+
+    def running(self) -> AbstractContextManager[object]:
+        return self.on_device.running()
+
+
+class HostBinding(Binding):
+    """A binding on the GPU with NumPy arrays before it: copied there before a run, and back after it."""
+
+    def __init__(self, backend: DeviceBackend, program: Program, batch: int, arrays: Arrays, scratch: Any) -> None:
+        self.program = program
+        self.batch = batch
+        self._device = device = backend.device
+        if scratch is not None and not device.owns(scratch):
+            scratch = device.array(scratch)
+        self.inner = backend.bind(program, batch, {}, scratch)
+        self.arrays = caller_arrays(program, batch, arrays)
+        roles = {name: program.buffers[name].role for name in self.arrays}
+        self._ins = [name for name, role in roles.items() if role in ("input", "state") and name != "inverse_batch"]
+        self._outs = [name for name, role in roles.items() if role in ("output", "state")]
+
+    def run(self) -> None:
+        self.upload()
+        self.inner.run()
+        self.download()
+
+    def __call__(self) -> None:
+        with self._device.running():
+            self.run()
+
+    def upload(self, names: Sequence[str] | None = None) -> None:
+        """Copy inputs and states, or those of these names, to the GPU."""
+        for name in self._ins if names is None else names:
+            self._device.assign(self.inner.arrays[name], self.arrays[name])
+
+    def download(self, names: Sequence[str] | None = None) -> None:
+        """Copy outputs and states, or those of these names, from the GPU."""
+        for name in self._outs if names is None else names:
+            self._device.assign(self.arrays[name], self.inner.arrays[name])

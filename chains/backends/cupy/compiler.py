@@ -1,0 +1,164 @@
+"""A program as steps on a GPU: elementwise operations fused, everything else a kernel or a product of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from chains.backends.base import UnsupportedOperationError
+from chains.backends.cupy.axes import Space, count, count_text
+from chains.backends.cupy.convolutions import Lowering, is_product
+from chains.backends.cupy.fusion import Elementwise, Run, in_the_way, run_lines, staged
+from chains.backends.cupy.images import convolve, convolve_input, convolve_weight, pool, pool_input
+from chains.backends.cupy.indexed import gather, random, scatter_add
+from chains.backends.cupy.kernels import Pointers, Source, Step, Tiled, blocks, each_element
+from chains.backends.cupy.products import prepared, product
+from chains.backends.cupy.reduction import reduction
+from chains.operations import (
+    Convolve,
+    ConvolveInput,
+    ConvolveWeight,
+    Gather,
+    MatMul,
+    Operation,
+    Pool,
+    PoolInput,
+    Random,
+    Reduce,
+    ScatterAdd,
+)
+from chains.program import Program
+from chains.scratch import Lifetime, Plan, plan
+from chains.view import Batch, Buffer, View, c_strides
+
+WIDE = 1 << 30  # elements of an array from which on kernels count with 64 bits
+
+
+class Compiled:
+    """The steps of a program, the text of their kernels, and the scratch memory they need; for any batch size."""
+
+    def __init__(self, program: Program, source: Source | None = None) -> None:
+        self.program = program
+        self.source = source or Source()
+        self.steps: list[Step] = []
+        self._sizes: dict[Buffer, Callable[[int], int]] = {}  # elements of this backend's own scratch buffers
+        operations = [ready for operation in program.operations for ready in self._prepared(operation)]
+        self._uses: dict[Buffer, set[int]] = {}
+        for position, operation in enumerate(operations):
+            for view in operation.views:
+                self._uses.setdefault(view.buffer, set()).add(position)
+        self._lower(operations)
+
+    def plan(self, batch: int) -> Plan[Buffer]:
+        """Where each scratch buffer lies at a batch size. A buffer that lives in registers only has no place."""
+        used: dict[Buffer, tuple[int, int]] = {}
+        for position, step in enumerate(self.steps):
+            for buffer in (*step.reads, *step.writes):
+                if buffer.role == "scratch":
+                    used[buffer] = (used.get(buffer, (position, position))[0], position)
+        return plan(Lifetime(b, self.elements(b, batch) * b.dtype.itemsize, False, *life) for b, life in used.items())
+
+    def at(self, batch: int) -> Iterator[Step]:
+        """The launches and products at a batch size."""
+        for step in self.steps:
+            yield from step.steps(batch) if isinstance(step, Tiled) else (step,)
+
+    def elements(self, buffer: Buffer, batch: int) -> int:
+        """How many elements a buffer has at a batch size."""
+        if buffer in self._sizes:
+            return self._sizes[buffer](batch)
+        return buffer.size * batch if buffer.batched else buffer.size
+
+    def text(self, batch: int) -> str:
+        """The text of all kernels; at large batch sizes with numbers of 64 bits."""
+        buffers = {buffer for step in self.steps for buffer in (*step.reads, *step.writes)}
+        return self.source.text(max((self.elements(buffer, batch) for buffer in buffers), default=0) >= WIDE)
+
+    # Scratch of the backend's own
+
+    def _like(self, view: View) -> View:
+        """Scratch shaped like a view, the batch outermost in memory."""
+        if view.batched and not isinstance(view.shape[0], Batch):
+            return self._like(view.T).T
+        return View(Buffer(f"{view} staged", "scratch", view.dtype, view.shape), view.shape, c_strides(view.shape))
+
+    def _temporary(self, name: str, dtype: np.dtype[Any], elements: Callable[[int], int]) -> Buffer:
+        buffer = Buffer(name, "scratch", dtype, ())
+        self._sizes[buffer] = elements
+        return buffer
+
+    # Lowering
+
+    def _prepared(self, operation: Operation) -> list[Operation]:
+        """The operation as ones that have a kernel."""
+        first = prepared(operation, self._like) if isinstance(operation, MatMul) else [operation]
+        return [ready for each in first for ready in staged(each, self._like)]
+
+    def _lower(self, operations: list[Operation]) -> None:
+        start = 0
+        while start < len(operations):
+            operation, stop = operations[start], start + 1
+            if not isinstance(operation, Elementwise):
+                self.steps += self._alone(operation)
+            else:
+                run = Run([operation])
+                while stop < len(operations) and run.takes(operations[stop]):
+                    run.operations.append(operations[stop])
+                    stop += 1
+                after = operations[stop] if stop < len(operations) else None
+                if isinstance(after, Reduce) and _feeds(run, after):
+                    stop += 1
+                    stored = self._stored(range(start, stop))
+                    self.steps += reduction(self.source, after, run, stored, self._temporary)
+                else:
+                    self.steps.append(self._elementwise(run, self._stored(range(start, stop))))
+            start = stop
+
+    def _stored(self, positions: range) -> Callable[[Buffer], bool]:
+        """Whether a buffer is needed beyond the operations at these positions."""
+        return lambda buffer: buffer.role != "scratch" or any(use not in positions for use in self._uses[buffer])
+
+    def _elementwise(self, run: Run, stored: Callable[[Buffer], bool]) -> Step:
+        pointers, space = Pointers(), Space(run.shape, [*run.outs, *run.ins])
+        lines, _ = run_lines(run, space, pointers, stored)
+        body = each_element(count_text(space.kept), [*space.kept_lines, *lines])
+        labels = dict.fromkeys(operation.label for operation in run.operations)
+        grid = lambda batch: (blocks(count(space.kept, batch)), 1)  # noqa: E731
+        return pointers.launch(self.source, "map", body, grid, label=", ".join(labels))
+
+    def _alone(self, operation: Operation) -> list[Step]:
+        source = self.source
+        if isinstance(operation, MatMul):
+            return [product(operation)]
+        if isinstance(operation, Reduce):
+            return reduction(source, operation, None, lambda buffer: True, self._temporary)
+        if isinstance(operation, (Convolve, ConvolveInput, ConvolveWeight)) and is_product(operation):
+            return Lowering(source, operation, self._temporary).steps()
+        if isinstance(operation, ConvolveWeight):
+            return convolve_weight(source, operation, self._temporary)
+        for kind, lower in _LOWERINGS.items():
+            if type(operation) is kind:
+                return lower(source, operation)
+        raise UnsupportedOperationError(f"backend 'cupy' cannot run the operation `{operation.name}` of {operation.label}")
+
+
+_LOWERINGS: dict[type[Operation], Callable[..., list[Step]]] = {
+    Random: random,
+    Gather: gather,
+    ScatterAdd: scatter_add,
+    Pool: pool,
+    PoolInput: pool_input,
+    Convolve: convolve,
+    ConvolveInput: convolve_input,
+}
+
+
+def _feeds(run: Run, reduce: Reduce) -> bool:
+    """Whether the reduction can go along with the run: it sums what the run computes, into memory the run leaves alone."""
+    (out,), (a,) = reduce.outs, reduce.ins
+    if a.shape != run.shape or a not in run.outs or run.scalar or a.dtype != out.dtype:
+        return False
+    touched = [*run.outs, *run.ins]
+    return all(view.buffer is not out.buffer for view in touched) and not any(in_the_way(a, other) for other in run.outs)

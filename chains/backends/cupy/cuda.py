@@ -1,0 +1,220 @@
+"""The GPU, through CuPy and cuBLAS.
+
+CuPy's own cuBLAS functions refuse to work while a graph is captured, so the library is called directly. All work goes to
+one stream, which waits for CuPy's default stream and is waited for by it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from chains.backends.cupy.device import Array, Device, Gemm, Work
+from chains.backends.cupy.kernels import Kernel
+
+WORKSPACE_BYTES = 32 << 20  # for cuBLAS: what it recommends for the largest GPUs
+
+
+class CudaDevice(Device):
+    """The current CUDA device. `precision` says how float32 matrices are multiplied: "float32", "tf32" or "bf16".
+
+    The last two round the factors to 10 or 7 bits and add in float32. Raises ValueError where there is no GPU to use.
+    """
+
+    def __init__(self, precision: str = "float32") -> None:
+        self.cupy = usable_cupy()
+        self.name = "cuda"
+        self.precision = precision
+        self.stream, self._capturing = _streams()
+        self._modules: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._cublas = Cublas(precision)
+        self._workspace = self.empty((WORKSPACE_BYTES,), np.uint8)
+
+    def owns(self, array: Any) -> bool:
+        return isinstance(array, self.cupy.ndarray)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        try:
+            return self.cupy.empty(shape, dtype)
+        except self.cupy.cuda.memory.OutOfMemoryError as error:
+            free, total = self.cupy.cuda.runtime.memGetInfo()
+            nbytes = int(np.prod(shape, dtype=np.float64)) * np.dtype(dtype).itemsize
+            raise MemoryError(
+                f"the GPU has no room for {nbytes:,} more bytes ({free:,} of {total:,} are free): take smaller batches"
+            ) from error
+
+    def assign(self, target: Any, source: Any) -> None:
+        if self.owns(target) and self.owns(source):
+            target[...] = source.reshape(target.shape)
+        elif self.owns(target):
+            target.set(np.ascontiguousarray(source, target.dtype).reshape(target.shape))
+        elif self.owns(source):
+            target[...] = source.get().reshape(target.shape)
+        else:
+            target[...] = source.reshape(target.shape)
+
+    def contiguous(self, array: Any, dtype: Any = None) -> Array:
+        if not self.owns(array):
+            array = np.asarray(array, dtype)
+        return self.cupy.ascontiguousarray(self.cupy.asarray(array, dtype)).reshape(array.shape)
+
+    def address(self, array: Array) -> int:
+        return int(array.data.ptr)
+
+    def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
+        with self._lock:
+            if text not in self._modules:
+                self._modules[text] = self.cupy.RawModule(code=text, options=("--std=c++17",), backend="nvrtc")
+            module = self._modules[text]
+            return {kernel.name: module.get_function(kernel.name) for kernel in kernels}
+
+    def launch(self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic]) -> Work:
+        return partial(kernel, grid, block, tuple(arguments))
+
+    def product(self, gemm: Gemm) -> Work:
+        return partial(self._multiply, self._cublas.call(gemm))
+
+    def _multiply(self, call: Any) -> None:
+        stream = self.cupy.cuda.get_current_stream()
+        self._cublas.start(call, stream.ptr, self._workspace.data.ptr, WORKSPACE_BYTES)
+
+    def capture(self, work: Sequence[Work]) -> Work:
+        with self._lock, self._capturing:
+            self._capturing.begin_capture()
+            try:
+                for each in work:
+                    each()
+            finally:
+                graph = self._capturing.end_capture()
+        return partial(graph.launch, self.stream)
+
+    def running(self) -> AbstractContextManager[object]:
+        return self._on_stream()
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        outer = self.cupy.cuda.get_current_stream()
+        ordered = outer.ptr in (0, 1, self.stream.ptr)  # the default stream, which waits for ours by itself
+        if not ordered:
+            self.stream.wait_event(outer.record())
+        with self.stream:
+            yield
+        if not ordered:
+            outer.wait_event(self.stream.record())
+
+
+TYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}  # CUDA_R_32F, CUDA_R_64F
+COMPUTE = {"float32": 68, "tf32": 77, "bf16": 75}  # CUBLAS_COMPUTE_32F, _32F_FAST_TF32, _32F_FAST_16BF
+COMPUTE_DOUBLE = 70  # CUBLAS_COMPUTE_64F
+DEFAULT_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
+
+
+@cache
+def _streams() -> tuple[Any, Any]:
+    """The stream for all work, whatever the precision, and one for capturing graphs, which nothing else waits for."""
+    import cupy
+
+    return cupy.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
+
+
+class Cublas:
+    """Matrix products by cuBLAS, on the stream and with the workspace that each call names."""
+
+    def __init__(self, precision: str) -> None:
+        self._library = cublas()
+        self._precision = precision
+        self._handles = threading.local()
+
+    def call(self, gemm: Gemm) -> tuple[Any, ...]:
+        """The arguments of cublasGemmEx. cuBLAS's matrices are column-major, so that out.T = b.T @ a.T is asked for."""
+        rows, columns, inner = gemm.sizes
+        out, a, b = (ctypes.c_void_p(address) for address in gemm.addresses)
+        leading = [ctypes.c_int(length) for length in gemm.leading]
+        kind = ctypes.c_int(TYPES[gemm.dtype])
+        number = ctypes.c_float if gemm.dtype == np.float32 else ctypes.c_double
+        compute = COMPUTE[self._precision] if gemm.dtype == np.float32 else COMPUTE_DOUBLE
+        one, beta = number(1.0), number(1.0 if gemm.accumulate else 0.0)
+        return (
+            ctypes.c_int(gemm.transposed[1]), ctypes.c_int(gemm.transposed[0]),
+            ctypes.c_int(columns), ctypes.c_int(rows), ctypes.c_int(inner), ctypes.byref(one),
+            b, kind, leading[2], a, kind, leading[1], ctypes.byref(beta), out, kind, leading[0],
+            ctypes.c_int(compute), ctypes.c_int(DEFAULT_ALGORITHM),
+        )  # fmt: skip
+
+    def start(self, call: tuple[Any, ...], stream: int, workspace: int, nbytes: int) -> None:
+        """Start a product. Setting the stream forgets the workspace, which is therefore set anew."""
+        handle = self._handle()
+        library = self._library
+        if getattr(self._handles, "stream", None) != stream:
+            _check("cublasSetStream", library.cublasSetStream_v2(handle, ctypes.c_void_p(stream)))
+            _check(
+                "cublasSetWorkspace",
+                library.cublasSetWorkspace_v2(handle, ctypes.c_void_p(workspace), ctypes.c_size_t(nbytes)),
+            )
+            self._handles.stream = stream
+        _check("cublasGemmEx", library.cublasGemmEx(handle, *call))
+
+    def _handle(self) -> ctypes.c_void_p:
+        """This thread's handle: one must not be used by two at once."""
+        if not hasattr(self._handles, "handle"):
+            handle = ctypes.c_void_p()
+            _check("cublasCreate", self._library.cublasCreate_v2(ctypes.byref(handle)))
+            self._handles.handle = handle
+        return self._handles.handle
+
+
+def _check(name: str, status: int) -> None:
+    if status:
+        raise RuntimeError(f"{name} failed with the status {status} (see cublasStatus_t in cuBLAS's documentation)")
+
+
+@cache
+def cublas() -> ctypes.CDLL:
+    """NVIDIA's library of matrix products, where CuPy finds it. Raises ValueError where it is missing."""
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        return ctypes.CDLL(load_nvidia_dynamic_lib("cublas").abs_path)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise ValueError(
+            f"`backend` (='cupy') needs the library cuBLAS, which cannot be loaded: {error}; pip install 'cupy-cuda12x[ctk]'"
+        ) from error
+
+
+def usable_cupy() -> Any:
+    """The module `cupy`. Raises ValueError, saying what is missing, where it is not installed or finds no GPU."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise ValueError(
+            f"`backend` (='cupy') needs CuPy, which cannot be imported: {error}; pip install cupy-cuda12x "
+            "(or cupy-cuda13x, by the CUDA version that nvidia-smi shows)"
+        ) from error
+    runtime = cupy.cuda.runtime
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        raise ValueError(f"`backend` (='cupy') finds no GPU: {_reason(runtime, error)}") from error
+    if count == 0:
+        raise ValueError("`backend` (='cupy') finds no GPU: CUDA_VISIBLE_DEVICES hides them, or there is none")
+    return cupy
+
+
+def _reason(runtime: Any, error: Exception) -> str:
+    """What a person can do about CUDA's error."""
+    driver, built = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+    if driver == 0:
+        return "there is no NVIDIA driver on this computer"
+    if driver // 1000 < built // 1000:
+        return (
+            f"the driver knows CUDA {driver // 1000}.{driver % 1000 // 10}, but this CuPy was built for CUDA {built // 1000}; "
+            f"pip install cupy-cuda{driver // 1000}x, or a newer driver"
+        )
+    return str(error)

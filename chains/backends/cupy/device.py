@@ -1,0 +1,59 @@
+"""What the backend needs of a GPU, so that tests can put something else in its place."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chains.backends.cupy.kernels import Kernel
+from chains.backends.places import Array, Place
+
+Work = Callable[[], object]
+
+
+__all__ = ["Array", "Device", "Gemm", "Work"]
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """out = a @ b or out += a @ b for row-major matrices at these addresses.
+
+    `leading` are the lengths of rows in memory, in elements, of out, a and b; a transposed operand is stored column by
+    column.
+    """
+
+    dtype: np.dtype[Any]
+    sizes: tuple[int, int, int]  # rows, columns, inner
+    addresses: tuple[int, int, int]  # of out, a, b
+    leading: tuple[int, int, int]
+    transposed: tuple[bool, bool]
+    accumulate: bool
+
+
+class Device(Place):
+    """A GPU, its memory and the order of its work: everything is done in the order it was asked for."""
+
+    @abstractmethod
+    def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
+        """The kernels of a text, ready to launch, by name; made once for each text."""
+
+    @abstractmethod
+    def launch(self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic]) -> Work:
+        """What launches the kernel."""
+
+    @abstractmethod
+    def product(self, gemm: Gemm) -> Work:
+        """What starts the product."""
+
+    @abstractmethod
+    def capture(self, work: Sequence[Work]) -> Work:
+        """What does all this work in one go."""
+
+    @abstractmethod
+    def running(self) -> AbstractContextManager[object]:
+        """A context that work is to be started in."""

@@ -1,0 +1,151 @@
+"""Training on a GPU: the data, their order and the losses stay there, and a step is one graph.
+
+Before the program, kernels fetch the step's batch by the numbers in `order`; after it, one notes the loss and counts on. All
+that changes from step to step is in the GPU's memory, so that the same graph does every step and the host only launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from chains.backends.base import Feed
+from chains.backends.cupy.backend import DeviceBinding, HostBinding, launch
+from chains.backends.cupy.device import Device, Work
+from chains.backends.cupy.kernels import Launch, Pointers, Source, blocks, each_element
+from chains.backends.cupy.text import ctype, readable
+from chains.view import Buffer
+
+
+class DeviceFeed(Feed):
+    """Many steps of a bound program on data in the GPU's memory; no transfer but of the order and of the losses.
+
+    Steps beyond a loss that is not finite are done too, of those asked for at once.
+    """
+
+    def __init__(self, binding: DeviceBinding, sources: Mapping[str, Any], order: np.ndarray) -> None:
+        device, batch = binding.device, binding.batch
+        self._binding = binding
+        self._device = device
+        self._order = order
+        self._sources = {name: _in_place(device, data, binding.program.buffers[name].dtype) for name, data in sources.items()}
+        steps = len(order) // batch if sources else 0
+        self._own = {
+            "order": device.empty((max(1, steps * batch),), np.int64),
+            "cursor": device.empty((1,), np.int64),
+            "losses": device.empty((max(1, steps),), np.float64),
+        }
+        self._step: Work | None = None
+        self._ran = False
+
+    def __call__(self, first: int, values: np.ndarray) -> int:
+        device, own, batch, count = self._device, self._own, self._binding.batch, len(values)
+        if not self._sources:  # the same batch every time: losses are counted from the call's first step
+            first = 0
+            if own["losses"].size < count:
+                own["losses"], self._step = device.empty((count,), np.float64), None
+        else:
+            part = slice(first * batch, (first + count) * batch)
+            device.assign(own["order"][part], self._order[part])
+        device.assign(own["cursor"], np.array([first]))
+        for _ in range(count):
+            self._one()
+        device.assign(values, own["losses"][first : first + count])
+        finite = np.isfinite(values)
+        return count if finite.all() else int(np.argmin(finite)) + 1
+
+    def _one(self) -> None:
+        """A step: at first call by call, then as one graph."""
+        if self._step is None:
+            work = self._work()
+            if self._ran:
+                self._step = self._device.capture(work)
+            else:
+                for each in work:
+                    each()
+                self._ran = True
+                return
+        self._step()
+
+    def _work(self) -> list[Work]:
+        """What a step consists of."""
+        binding = self._binding
+        arrays = {**binding.arrays, **self._own} | {f"all {name}": array for name, array in self._sources.items()}
+        source = Source()
+        before = [_fetch(source, name, data, binding) for name, data in self._sources.items()]
+        after = _count(source, binding)
+        wide = any(array.size >= 1 << 30 for array in arrays.values())
+        text = source.text(wide)
+        functions = self._device.compile(text, list(source.kernels.values()))
+        number = np.int64 if wide else np.int32
+
+        def address(buffer: Buffer) -> int:
+            return self._device.address(arrays[buffer.name])
+
+        first, last = (
+            [work for step in steps if (work := launch(self._device, step, functions, binding.batch, number, address))]
+            for steps in (before, [after])
+        )
+        return [*first, *binding.work, *last]
+
+
+def _buffer(name: str, dtype: Any) -> Buffer:
+    return Buffer(name, "state", np.dtype(dtype), ())
+
+
+def _in_place(device: Device, data: Any, wanted: np.dtype[Any]) -> Any:
+    """The data in the GPU's memory, as they are where kernels can read them, else of the type wanted."""
+    if not device.owns(data) and not readable(data.dtype):
+        data = data.astype(wanted)
+    return device.contiguous(data)
+
+
+def _fetch(source: Source, name: str, data: Any, binding: DeviceBinding) -> Launch:
+    """The samples of a step: row i of the input is the sample with the number order[cursor * batch + i]."""
+    target = binding.program.buffers[name]
+    width = target.size
+    pointers = Pointers()
+    into = pointers(target, write=True)
+    samples, order = pointers(_buffer(f"all {name}", data.dtype)), pointers(_buffer("order", np.int64))
+    body = [
+        f"const int64 sample = {order}[{pointers(_buffer('cursor', np.int64))}[0] * batch + i / {width}];",
+        f"{into}[i] = ({ctype(target.dtype)}){samples}[sample * {width} + i % {width}];",
+    ]
+    lines = each_element(f"batch * {width}", body)
+    return pointers.launch(source, "fetch", lines, lambda batch: (blocks(batch * width), 1))
+
+
+def _count(source: Source, binding: DeviceBinding) -> Launch:
+    """Note the loss, and count the step and the draws of random numbers."""
+    pointers, buffers = Pointers(), binding.program.buffers
+    value, losses, cursor = (
+        pointers(buffers["value"]),
+        pointers(_buffer("losses", np.float64)),
+        pointers(_buffer("cursor", np.int64)),
+    )
+    body = [f"{losses}[{cursor}[0]] = {value}[0];", f"{cursor}[0] += 1;"]
+    if "random" in buffers:
+        body.append(f"{pointers(buffers['random'])}[1] += 1;")
+    return pointers.launch(source, "count", body, lambda batch: (1, 1), block=(1, 1))
+
+
+class HostFeed(Feed):
+    """Training on the GPU with the parameters in the computer's memory, brought up to date after every call."""
+
+    def __init__(self, binding: HostBinding, sources: Mapping[str, np.ndarray], order: np.ndarray) -> None:
+        self._binding = binding
+        self._feed = DeviceFeed(binding.inner, sources, order)
+        self._changing = [n for n in binding.arrays if binding.program.buffers[n].role == "state" or n == "random"]
+        inputs = [
+            n for n in binding.arrays if binding.program.buffers[n].role == "input" and n not in (*sources, "inverse_batch")
+        ]
+        self._given = [name for name in inputs if name not in self._changing]
+
+    def __call__(self, first: int, values: np.ndarray) -> int:
+        binding = self._binding
+        binding.upload([*self._given, *self._changing])
+        done = self._feed(first, values)
+        binding.download([*self._changing, "value"])
+        return done

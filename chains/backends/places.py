@@ -1,0 +1,128 @@
+"""Where arrays lie: in the computer's memory, or in that of a GPU. The parameter vector's place decides where work is done."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from chains.backends.base import Backend
+
+Array = Any  # an array of the place's library, with the attributes of NumPy's
+
+
+class Place(ABC):
+    """A memory, and how arrays in it are made."""
+
+    name: str
+
+    @abstractmethod
+    def owns(self, array: Any) -> bool:
+        """Whether this is an array that lies here."""
+
+    @abstractmethod
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """A C-ordered array, uninitialised. Raises MemoryError, saying how much was wanted, where there is no room."""
+
+    @abstractmethod
+    def contiguous(self, array: Any, dtype: Any = None) -> Array:
+        """The array, from wherever it is, here, in C order and of a type; the same one where it is so already."""
+
+    @abstractmethod
+    def assign(self, target: Any, source: Any) -> None:
+        """Copy an array to another of its size, of which one is here; converted to the target's type."""
+
+    @abstractmethod
+    def address(self, array: Array) -> int:
+        """Where an array begins."""
+
+    def array(self, source: Any) -> Array:
+        """A copy here."""
+        result = self.empty(source.shape, source.dtype)
+        self.assign(result, source)
+        return result
+
+
+class Host(Place):
+    """The computer's own memory: NumPy's arrays."""
+
+    name = "cpu"
+
+    def owns(self, array: Any) -> bool:
+        return isinstance(array, np.ndarray)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return np.empty(shape, dtype)
+
+    def contiguous(self, array: Any, dtype: Any = None) -> Array:
+        return np.ascontiguousarray(array, dtype).reshape(array.shape)
+
+    def assign(self, target: Any, source: Any) -> None:
+        target[...] = source.reshape(target.shape)
+
+    def address(self, array: Array) -> int:
+        return int(array.ctypes.data)
+
+
+HOST = Host()
+_OTHERS: list[tuple[Place, Backend]] = []  # places beside the host, and what runs programs on their arrays
+
+
+def add_place(place: Place, runner: Backend) -> None:
+    """Make a place known: arrays that it owns are accepted, and `runner` runs programs on them."""
+    _OTHERS.append((place, runner))
+
+
+def _known(array: Any) -> tuple[Place, Backend] | None:
+    for place, runner in _OTHERS:
+        if place.owns(array):
+            return place, runner
+    if array_api_compat.is_cupy_array(array):
+        from chains.backends import backend
+
+        backend("cupy")  # which makes the GPU known
+        return next(known for known in _OTHERS if known[0].owns(array))
+    return None
+
+
+def place_named(name: str) -> Place:
+    """The place of this name. Raises ValueError for an unknown one, and where there is no GPU to use."""
+    if name == "cuda":
+        from chains.backends import backend
+
+        backend("cupy")
+    places = {place.name: place for place in (HOST, *(place for place, _ in _OTHERS))}
+    if name not in places:
+        raise ValueError(f"`device` (={name!r}) must be 'cpu' or 'cuda'")
+    return places[name]
+
+
+def is_elsewhere(array: Any) -> bool:
+    """Whether this is an array in the memory of a GPU."""
+    return type(array) is not np.ndarray and _known(array) is not None
+
+
+def place_of(array: Any) -> Place:
+    """Where an array lies; whatever is no array on a GPU counts as lying on the host."""
+    known = None if type(array) is np.ndarray else _known(array)
+    return HOST if known is None else known[0]
+
+
+def on_host(array: Any) -> np.ndarray:
+    """The array, or what it holds, as NumPy array."""
+    if not is_elsewhere(array):
+        return np.asarray(array)
+    result = np.empty(array.shape, array.dtype)
+    place_of(array).assign(result, array)
+    return result
+
+
+def runner_of(array: Any, runner: Backend) -> Backend:
+    """What runs programs on arrays beside this one: `runner` on the host, and on a GPU where it is meant for that GPU."""
+    known = None if type(array) is np.ndarray else _known(array)
+    if known is None:
+        return runner
+    own: Backend | None = getattr(runner, "on_device", None)
+    return known[1] if own is None else own

@@ -1,0 +1,234 @@
+"""BFGS and L-BFGS on flat vectors that stay where they are: in NumPy's memory or a GPU's.
+
+SciPy's optimisers compute in NumPy's memory, so that on a GPU the vectors would travel at every call. Here nothing leaves the
+device but a few numbers an iteration: the value, the slope along the line, the largest entry of the gradient.
+Source: Nocedal and Wright, "Numerical Optimization", 2nd edition, algorithms 3.5, 3.6 (line search), 6.1 (BFGS), 7.5 (L-BFGS).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chains.backends.places import place_of
+
+Array = Any
+Function = Callable[[Array], tuple[float, Array]]
+
+DECREASE, CURVATURE = 1e-4, 0.9  # of the strong Wolfe conditions; SciPy's
+MOST_TRIES = 40  # of a line search
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `minimize` found: the vector `x`, its value `fun` and gradient `jac`, named as in SciPy."""
+
+    x: Array
+    fun: float
+    jac: Array
+    success: bool
+    message: str
+    nit: int  # iterations
+    nfev: int  # calls of the function
+
+
+def minimize(
+    function: Function,
+    p: Array,
+    method: str = "BFGS",
+    *,
+    memory: int = 10,
+    gtol: float = 1e-5,
+    ftol: float | None = None,
+    maxiter: int | None = None,
+    callback: Callable[[Array], object] | None = None,
+) -> Result:
+    """A minimum of `function`, which returns the value and the gradient, from the vector `p` (left as it is) on.
+
+    `method` is "BFGS", which keeps a matrix of (n, n), or "L-BFGS", which keeps `memory` pairs of vectors. It has converged
+    when the gradient's largest entry is at most `gtol`, or when an iteration lowers the value by at most `ftol` times
+    max(|value|, 1) (by default 2.2e-9 for "L-BFGS" and never for "BFGS", as in SciPy). `maxiter` is 200 n for "BFGS" and
+    15,000 for "L-BFGS" unless given. `callback` is called with the vector after each iteration.
+    Raises ValueError for another method or a vector that is no vector.
+    """
+    if p.ndim != 1:
+        raise ValueError(f"`p` has shape {p.shape}, but a vector is wanted")
+    if method not in ("BFGS", "L-BFGS"):
+        raise ValueError(f"`method` (={method!r}) must be 'BFGS' or 'L-BFGS'")
+    p = place_of(p).array(p).astype(np.float64)
+    direction: _Direction = _Dense(p) if method == "BFGS" else _Pairs(memory)
+    ftol = (0.0 if method == "BFGS" else 2.2204460492503131e-9) if ftol is None else ftol
+    maxiter = (200 * p.size if method == "BFGS" else 15_000) if maxiter is None else maxiter
+    line = _Line(function, p)
+    for iteration in range(maxiter):
+        if _largest(line.g) <= gtol:
+            return line.result(True, "the gradient is below `gtol`", iteration)
+        d = direction(line.g)
+        if not float(d @ line.g) < 0.0:  # a quadratic model spoilt by rounding: begin anew
+            direction.forget()
+            d = -line.g
+        before, g = line.value, line.g
+        step = line.search(d, 1.0 if iteration else min(1.0, 1.0 / max(float(abs(g).sum()), 1e-300)))
+        if step == 0.0:
+            return line.result(
+                False, "no lower value was found along the line: the precision of the values is reached", iteration
+            )
+        direction.learn(step * d, line.g - g)
+        if callback is not None:
+            callback(line.p)
+        if before - line.value <= ftol * max(abs(before), abs(line.value), 1.0) and ftol:
+            return line.result(True, "the value falls by less than `ftol`", iteration + 1)
+    return line.result(_largest(line.g) <= gtol, "the most iterations were made", maxiter)
+
+
+def _largest(g: Array) -> float:
+    return float(abs(g).max()) if g.size else 0.0
+
+
+class _Direction(ABC):
+    """A model of the function's curvature; calling it gives the direction to go in."""
+
+    @abstractmethod
+    def __call__(self, g: Array) -> Array: ...
+
+    @abstractmethod
+    def learn(self, s: Array, y: Array) -> None:
+        """A step `s` changed the gradient by `y`."""
+
+    @abstractmethod
+    def forget(self) -> None: ...
+
+
+class _Dense(_Direction):
+    """BFGS: the inverse Hessian as a matrix."""
+
+    def __init__(self, p: Array) -> None:
+        self._inverse = place_of(p).contiguous(np.eye(p.size))
+        self._fresh = True
+
+    def __call__(self, g: Array) -> Array:
+        return -(self._inverse @ g)
+
+    def learn(self, s: Array, y: Array) -> None:
+        sy = float(s @ y)
+        if not sy > 1e-300:
+            return
+        if self._fresh:  # the first step tells the scale (equation 6.20)
+            self._inverse *= sy / float(y @ y)
+            self._fresh = False
+        hy = self._inverse @ y
+        half = ((0.5 + 0.5 * float(y @ hy) / sy) * s - hy) / sy
+        self._inverse += s[:, None] * half[None, :]
+        self._inverse += half[:, None] * s[None, :]
+
+    def forget(self) -> None:
+        self._inverse[...] = 0.0
+        self._inverse.reshape(-1)[:: len(self._inverse) + 1] = 1.0
+        self._fresh = True
+
+
+class _Pairs(_Direction):
+    """L-BFGS: the latest steps and what they did to the gradient. Its scalars are arrays, which stay on a GPU."""
+
+    def __init__(self, memory: int) -> None:
+        self._pairs: deque[tuple[Array, Array, Array]] = deque(maxlen=memory)
+
+    def __call__(self, g: Array) -> Array:
+        q, factors = -g, []
+        for s, y, rho in reversed(self._pairs):
+            factors.append(rho * (s @ q))
+            q -= factors[-1] * y
+        if self._pairs:
+            s, y, rho = self._pairs[-1]
+            q *= 1.0 / (rho * (y @ y))
+        for (s, y, rho), factor in zip(self._pairs, reversed(factors), strict=True):
+            q += (factor - rho * (y @ q)) * s
+        return q
+
+    def learn(self, s: Array, y: Array) -> None:
+        sy = s @ y
+        if float(sy) > 1e-300:
+            self._pairs.append((s, y, 1.0 / sy))
+
+    def forget(self) -> None:
+        self._pairs.clear()
+
+
+class _Line:
+    """The point reached, with its value and gradient, and the search for the next one along a line."""
+
+    def __init__(self, function: Function, p: Array) -> None:
+        self._function = function
+        self.calls = 0
+        self.p = p
+        self.value, self.g = self._evaluate(p)
+
+    def result(self, success: bool, message: str, iterations: int) -> Result:
+        return Result(self.p, self.value, self.g, success, message, iterations, self.calls)
+
+    def search(self, d: Array, step: float) -> float:
+        """Go along `d` to a point of the strong Wolfe conditions, or at least of a lower value.
+
+        Returns how far, 0 where there is no such point.
+        """
+        start, slope = self.value, float(d @ self.g)
+        origin, best = self.p, (0.0, self.p, self.value, self.g)
+        low, high = (0.0, start, slope), None  # the ends of the interval: place, value, slope
+        for _ in range(MOST_TRIES):
+            p = origin + step * d
+            value, g = self._evaluate(p)
+            rise = float(d @ g) if math.isfinite(value) else math.inf
+            if math.isfinite(value) and value < best[2]:
+                best = (step, p, value, g)
+            # Near the minimum values differ by rounding alone, and slopes tell (Hager and Zhang 2005, approximate Wolfe).
+            flat = value <= start + 1e-15 * abs(start) and (2.0 * DECREASE - 1.0) * slope >= rise
+            falls = value <= start + DECREASE * step * slope or flat
+            if falls and abs(rise) <= -CURVATURE * slope:
+                best = (step, p, value, g)
+                break
+            if not falls or (value >= low[1] and low[0] > 0.0):
+                high = (step, value, rise)
+            elif rise >= 0.0:
+                high, low = low, (step, value, rise)
+            else:
+                if high is not None and (high[0] - low[0]) * rise >= 0.0:
+                    high = low
+                low = (step, value, rise)
+            if high is None:
+                step *= 2.0 if step < 1.0 else 4.0
+                continue
+            if abs(high[0] - low[0]) <= 1e-14 * max(abs(high[0]), abs(low[0])):
+                break
+            step = _between(low, high)
+        step, self.p, self.value, self.g = best
+        return step
+
+    def _evaluate(self, p: Array) -> tuple[float, Array]:
+        self.calls += 1
+        value, g = self._function(p)
+        return float(value), g
+
+
+def _between(low: tuple[float, float, float], high: tuple[float, float, float]) -> float:
+    """The minimum of the cubic through both ends (equation 3.59), or the middle where that lies too near to an end."""
+    (a, fa, da), (b, fb, db) = low, high
+    middle = 0.5 * (a + b)
+    if not (math.isfinite(fb) and math.isfinite(db)):
+        return 0.9 * a + 0.1 * b
+    d1 = da + db - 3.0 * (fa - fb) / (a - b)
+    inside = d1 * d1 - da * db
+    if inside < 0.0:
+        return middle
+    d2 = math.copysign(math.sqrt(inside), b - a)
+    bottom = db - da + 2.0 * d2
+    if bottom == 0.0:
+        return middle
+    step = b - (b - a) * (db + d2 - d1) / bottom
+    edge = 0.1 * abs(b - a)
+    return step if min(a, b) + edge <= step <= max(a, b) - edge else middle

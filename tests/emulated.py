@@ -1,0 +1,250 @@
+"""The GPU backend without a GPU: its kernels compiled by a C compiler and run thread by thread on the processor.
+
+The text of the kernels is C as it stands. Each thread of a block is a coroutine, and a barrier lets the next one go on.
+Threads and blocks may run in either order: results that depend on it show a missing barrier or a race.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chains.backends import Backend
+from chains.backends.cupy import CupyBackend
+from chains.backends.cupy.device import Device, Gemm, Work
+from chains.backends.cupy.kernels import Kernel
+from chains.backends.places import add_place
+
+COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+FLAGS = ("-O1", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
+ROOM = 256  # bytes: how CUDA aligns memory
+
+RUNTIME = r"""
+#include <stdlib.h>
+#include <ucontext.h>
+struct place { unsigned x, y, z; } threadIdx, blockIdx, blockDim, gridDim;
+enum { THREADS = 1024, STACK = 65536 };
+static ucontext_t scheduler, fibers[THREADS];
+static struct place places[THREADS];
+static char* stacks;
+static int done[THREADS], current;
+static void (*function)(void**);
+static void** arguments;
+
+static void body(void) { function(arguments); done[current] = 1; swapcontext(&fibers[current], &scheduler); }
+void barrier(void) { swapcontext(&fibers[current], &scheduler); }
+
+static void together(int threads, int backwards)
+{
+    int left = threads;
+    if (!stacks) stacks = malloc((size_t)THREADS * STACK);
+    for (int t = 0; t < threads; ++t) {
+        getcontext(&fibers[t]);
+        fibers[t].uc_stack.ss_sp = stacks + (size_t)t * STACK;
+        fibers[t].uc_stack.ss_size = STACK;
+        fibers[t].uc_link = 0;
+        makecontext(&fibers[t], body, 0);
+        places[t].x = t % blockDim.x; places[t].y = t / blockDim.x; places[t].z = 0;
+        done[t] = 0;
+    }
+    while (left) {
+        left = 0;
+        for (int k = 0; k < threads; ++k) {
+            current = backwards ? threads - 1 - k : k;
+            if (done[current]) continue;
+            threadIdx = places[current];
+            swapcontext(&scheduler, &fibers[current]);
+            left += !done[current];
+        }
+    }
+}
+
+void launch(void (*f)(void**), void** a, int gx, int gy, int bx, int by, int barriers, int backwards)
+{
+    int grid = gx * gy, threads = bx * by;
+    function = f; arguments = a;
+    gridDim.x = gx; gridDim.y = gy; blockDim.x = bx; blockDim.y = by; gridDim.z = blockDim.z = 1;
+    for (int g = 0; g < grid; ++g) {
+        int which = backwards ? grid - 1 - g : g;
+        blockIdx.x = which % gx; blockIdx.y = which / gx; blockIdx.z = 0;
+        if (barriers) { together(threads, backwards); continue; }
+        for (int k = 0; k < threads; ++k) {
+            int t = backwards ? threads - 1 - k : k;
+            threadIdx.x = t % bx; threadIdx.y = t / bx; threadIdx.z = 0;
+            f(a);
+        }
+    }
+}
+"""
+SHIM = r"""
+#define KERNEL static void
+#define DEVICE static inline
+#define SHARED static
+double exp(double), log(double), log1p(double), expm1(double), sqrt(double), tanh(double), sin(double), cos(double);
+double erf(double), pow(double, double), floor(double), fabs(double);
+float expf(float), logf(float), log1pf(float), expm1f(float), sqrtf(float), tanhf(float), sinf(float), cosf(float);
+float erff(float), powf(float, float), floorf(float), fabsf(float);
+extern struct place { unsigned x, y, z; } threadIdx, blockIdx, blockDim, gridDim;
+void barrier(void);
+#define __syncthreads barrier
+static inline double __longlong_as_double(long long bits) { union { long long i; double d; } both = { bits }; return both.d; }
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
+{ return (unsigned long long)(((unsigned __int128)a * b) >> 64); }
+"""
+
+
+@cache
+def _folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="chains-emulated-")
+    atexit.register(shutil.rmtree, folder, True)
+    return Path(folder)
+
+
+def _built(name: str, text: str, *more: str) -> Path:
+    """The shared library of a C text."""
+    assert COMPILER is not None
+    source, library = _folder() / f"{name}.c", _folder() / f"{name}.so"
+    if not library.exists():
+        source.write_text(text)
+        subprocess.run([COMPILER, *FLAGS, *more, str(source), "-o", str(library), "-lm"], check=True)
+    return library
+
+
+@cache
+def _runtime() -> ctypes.PyDLL:
+    return ctypes.PyDLL(str(_built("runtime", RUNTIME)), mode=ctypes.RTLD_GLOBAL)
+
+
+class DeviceArray(np.ndarray):
+    """An array in the memory of the GPU that there is none of."""
+
+
+class EmulatedDevice(Device):
+    """A GPU made of a C compiler. `backwards` runs threads and blocks from the last to the first."""
+
+    def __init__(self, backwards: bool = False) -> None:
+        self.name = "emulated"
+        self.backwards = backwards
+        self.allocations = 0
+        self.launches = 0
+        self.graphs = 0
+        self._modules: dict[str, ctypes.PyDLL] = {}
+
+    def owns(self, array: Any) -> bool:
+        return isinstance(array, DeviceArray)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
+        self.allocations += 1
+        dtype = np.dtype(dtype)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        block = np.full(nbytes + ROOM, 0xAB, np.uint8)  # what has not been written is seen
+        start = -block.ctypes.data % ROOM
+        return block[start : start + nbytes].view(dtype).reshape(shape).view(DeviceArray)
+
+    def assign(self, target: Any, source: Any) -> None:
+        target[...] = np.asarray(source).reshape(target.shape)
+
+    def contiguous(self, array: Any, dtype: Any = None) -> DeviceArray:
+        if self.owns(array) and array.flags.c_contiguous and (dtype is None or dtype == array.dtype):
+            return array
+        return self.array(np.array(array, dtype, subok=False))
+
+    def address(self, array: DeviceArray) -> int:
+        return array.ctypes.data
+
+    def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
+        if text not in self._modules:
+            _runtime()
+            entries = [_entry(kernel) for kernel in kernels]
+            whole = "\n".join([SHIM, text, *entries])
+            name = hashlib.sha256(whole.encode()).hexdigest()[:16]
+            self._modules[text] = ctypes.PyDLL(str(_built(name, whole)))
+        module = self._modules[text]
+        return {kernel.name: (module[f"call_{kernel.name}"], kernel) for kernel in kernels}
+
+    def launch(self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic]) -> Work:
+        function, description = kernel
+        assert len(arguments) == len(description.parameters)
+        assert block[0] * block[1] <= 256
+        assert 1 <= grid[0] < 1 << 31
+        assert 1 <= grid[1] < 1 << 16
+        boxes = [np.array(argument) for argument in arguments]
+        pointers = (ctypes.c_void_p * len(boxes))(*(box.ctypes.data for box in boxes))
+        barriers = "__syncthreads" in description.text
+        return partial(self._launch, function, pointers, boxes, *grid, *block, barriers)
+
+    def _launch(self, function: Any, pointers: Any, boxes: Any, *numbers: int) -> None:
+        self.launches += 1
+        _runtime().launch(function, pointers, *numbers, int(self.backwards))
+
+    def product(self, gemm: Gemm) -> Work:
+        rows, columns, inner = gemm.sizes
+        shapes = ((rows, columns), (rows, inner), (inner, columns))
+        turned = (False, *gemm.transposed)
+        out, a, b = (
+            _matrix(address, gemm.dtype, shape, leading, transposed)
+            for address, shape, leading, transposed in zip(gemm.addresses, shapes, gemm.leading, turned, strict=True)
+        )
+
+        def multiply() -> None:
+            out[...] = (out + a @ b) if gemm.accumulate else a @ b
+
+        return multiply
+
+    def capture(self, work: Sequence[Work]) -> Work:
+        self.graphs += 1
+        work = tuple(work)
+
+        def replay() -> None:
+            for each in work:
+                each()
+
+        return replay
+
+    def running(self) -> AbstractContextManager[object]:
+        return np.errstate(all="ignore")
+
+
+def _entry(kernel: Kernel) -> str:
+    """A function that takes a kernel's arguments by their addresses, as a launch does."""
+    kinds = [kind.replace("const ", "") for kind in kernel.parameters]
+    arguments = ", ".join(f"*({kind}*)a[{k}]" for k, kind in enumerate(kinds))
+    return f"void call_{kernel.name}(void** a) {{ {kernel.name}({arguments}); }}"
+
+
+def _matrix(address: int, dtype: np.dtype[Any], shape: tuple[int, int], leading: int, transposed: bool) -> np.ndarray:
+    """A matrix in memory, read as BLAS does."""
+    rows, columns = shape[::-1] if transposed else shape
+    assert leading >= columns, "cuBLAS would refuse this leading dimension"
+    span = ((rows - 1) * leading + columns) * dtype.itemsize
+    memory = (ctypes.c_char * span).from_address(address)
+    matrix = np.ndarray((rows, columns), dtype, memory, 0, (leading * dtype.itemsize, dtype.itemsize))
+    return matrix.T if transposed else matrix
+
+
+class EmulatedBackend(CupyBackend):
+    """The GPU backend on `EmulatedDevice`."""
+
+    name = "emulated"
+
+    def __init__(self, backwards: bool = False) -> None:
+        super().__init__(EmulatedDevice(backwards))
+        if not backwards:
+            add_place(self.on_device.device, self.on_device)
+
+
+def register(backends: dict[str, Callable[[], Backend]]) -> None:
+    """Make "emulated" a name of a backend, and "backwards" that of one with its threads in the other order."""
+    backends["emulated"] = EmulatedBackend
+    backends["backwards"] = partial(EmulatedBackend, True)

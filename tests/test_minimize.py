@@ -1,0 +1,119 @@
+"""BFGS and L-BFGS on flat vectors: the minima that SciPy finds, on NumPy's arrays and on a GPU's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import chains
+from chains import Chain, Dense, L2Penalty, SquaredLoss, tanh
+from chains.backends import backend
+from chains.minimize import minimize
+from tests import emulated
+
+optimize = pytest.importorskip("scipy.optimize")
+METHODS = {"BFGS": "BFGS", "L-BFGS": "L-BFGS-B"}
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+def rosenbrock(x):
+    return optimize.rosen(x), optimize.rosen_der(x)
+
+
+def network_problem():
+    """Fitting a sine."""
+    net, rng = Chain(Dense(1, 8, tanh), Dense(8, 1)), np.random.default_rng(0)
+    x = rng.uniform(-3, 3, (200, 1))
+    return net, x, np.sin(x), net.init(seed=1, dtype=np.float64)
+
+
+@every_method
+@pytest.mark.parametrize("n", [2, 10])
+def test_rosenbrock(method, n):
+    result = minimize(rosenbrock, np.full(n, -1.2), method, gtol=1e-8, ftol=0.0)
+    assert result.success
+    np.testing.assert_allclose(result.x, np.ones(n), atol=1e-6)
+    assert result.nfev < 400
+
+
+@every_method
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_quadratic_of_wide_range(method, scale):
+    rng = np.random.default_rng(0)
+    factors = np.logspace(0, 3, 30) * scale
+    center = rng.normal(size=30)
+    result = minimize(lambda x: (0.5 * factors @ (x - center) ** 2, factors * (x - center)), np.zeros(30), method,
+                      gtol=1e-7 * scale, ftol=0.0)  # fmt: skip
+    assert result.success, result.message
+    np.testing.assert_allclose(result.x, center, atol=1e-6)
+
+
+@every_method
+def test_networks_minimum_is_scipys(method):
+    """From near a minimum, so that there is one to find: the value is SciPy's to 1e-6, the vector to 1e-2 of its scale."""
+    net, x, t, p = network_problem()
+    objective = net.objective(x, t, SquaredLoss(), L2Penalty(1e-3))
+    minimum = optimize.minimize(objective, p, jac=True, method="BFGS", options={"gtol": 1e-6}).x
+    p = minimum + 0.05 * np.random.default_rng(1).normal(size=p.size)
+    options = {"gtol": 1e-6, "maxiter": 5000} | ({"ftol": 0.0} if method == "L-BFGS" else {})
+    wanted = optimize.minimize(objective, p, jac=True, method=METHODS[method], options=options)
+    found = minimize(objective, p, method, gtol=1e-6, ftol=0.0, maxiter=5000)
+    assert found.success, found.message
+    assert found.fun == pytest.approx(wanted.fun, rel=1e-6)
+    assert found.nfev < 2 * wanted.nfev + 50
+    np.testing.assert_allclose(found.x, wanted.x, atol=1e-2 * np.abs(wanted.x).max())
+
+
+@every_method
+def test_the_start_is_left_and_the_callback_called(method):
+    start, seen = np.full(2, -1.2), []
+    result = minimize(rosenbrock, start, method, callback=lambda p: seen.append(p.copy()))
+    np.testing.assert_array_equal(start, -1.2)
+    assert len(seen) == result.nit
+    np.testing.assert_array_equal(seen[-1], result.x)
+    assert result.fun == optimize.rosen(result.x)
+    np.testing.assert_array_equal(result.jac, optimize.rosen_der(result.x))
+    stopped = minimize(rosenbrock, start, method, maxiter=3)
+    assert (stopped.nit, stopped.success) == (3, False)
+
+
+@every_method
+def test_infinite_values_are_walls(method):
+    def walled(x):
+        with np.errstate(all="ignore"):
+            return (x[0] - np.log(x[0]), np.array([1.0 - 1.0 / x[0]])) if x[0] > 0 else (np.nan, np.array([np.nan]))
+
+    result = minimize(walled, np.array([1e-3]), method, gtol=1e-8, ftol=0.0)
+    assert result.success
+    np.testing.assert_allclose(result.x, 1.0, atol=1e-6)
+
+
+@every_method
+def test_a_minimum_at_once_and_one_without_precision(method):
+    assert minimize(rosenbrock, np.ones(3), method).nit == 0
+    result = minimize(lambda x: (1e20 + float(x @ x), 2 * x), np.ones(3), method, gtol=1e-12)
+    assert not result.success or float(abs(result.jac).max()) <= 1e-12 or "ftol" in result.message
+
+
+@every_method
+def test_on_a_gpus_arrays(method):
+    """The vectors stay on the device, and the result is that of NumPy's arrays to rounding."""
+    if emulated.COMPILER is None:
+        pytest.skip("no C compiler on this computer")
+    device = backend("emulated").on_device.device
+    net, x, t, p = network_problem()
+    wanted = minimize(net.objective(x, t, SquaredLoss(), L2Penalty(1e-3)), p, method, maxiter=15)
+    found = net.objective(device.array(x), device.array(t), SquaredLoss(), L2Penalty(1e-3)).minimize(
+        device.array(p), method, maxiter=15
+    )
+    assert device.owns(found.x)
+    assert device.owns(found.jac)
+    assert found.fun == pytest.approx(wanted.fun, rel=1e-6)
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match=r"`method` \(='CG'\) must be 'BFGS' or 'L-BFGS'"):
+        minimize(rosenbrock, np.ones(3), "CG")
+    with pytest.raises(ValueError, match=r"`p` has shape \(1, 3\), but a vector is wanted"):
+        minimize(rosenbrock, np.ones((1, 3)))
+    assert chains.minimize is minimize
