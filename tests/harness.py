@@ -271,7 +271,7 @@ IMAGE_LAYERS = [
     _layer("AvgPool-padded", chains.AvgPool(3, stride=2, padding=1), IMAGE),
     _layer("AvgPool-padding-not-counted", chains.AvgPool((2, 3), stride=1, padding=1, count_padding=False), IMAGE),
     _layer("AvgPool-signal", chains.AvgPool((2,)), SIGNAL),
-    _layer("Residual-projection", chains.Residual(_conv(stride=2, padding=1), _conv(2, 3, 2), shortcut=_conv(2, 3, 1, stride=2),
+    _layer("Residual-projection", chains.Residual(_conv(stride=2, padding=1), _conv(2, 3, (1, 2)), shortcut=_conv(2, 3, 1, stride=2),
                                                   activation=chains.silu), (2, 3, 4)),
     _layer("Bottleneck", Bottleneck(4, 1), (4, 2, 2)),
     _layer("Bottleneck-projection", Bottleneck(2, 1, stride=2), (2, 3, 2)),

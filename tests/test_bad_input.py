@@ -433,6 +433,8 @@ def test_layers_that_do_not_fit_are_both_named():
     assert_refused(lambda: Chain(Dense(3, 4), Chain(Dense(4, 2), Dense(3, 1))), "Dense(4, 2)", "Dense(3, 1)")
     assert_refused(lambda: Chain(Dense(3, 4), input_shape=(2,)), "Dense(3, 4)", "(2,)")
     assert_refused(lambda: Chain(chains.Residual(Dense(3, 4))), "`inner`", "Dense(3, 4)", "(3,)", "(4,)")
+    wrong = chains.Residual(Dense(3, 4), shortcut=Dense(3, 5))
+    assert_refused(lambda: Chain(wrong), "`inner`", "Dense(3, 4)", "(4,)", "`shortcut`", "Dense(3, 5)", "(5,)")
     assert_refused(lambda: Chain(chains.Parallel(Dense(3, 4), Dense(3, 2), join="sum")), "Parallel", "(4,)", "(2,)")
     assert_refused(lambda: Chain(chains.Parallel(Dense(3, 4), Dense(2, 4))), "Dense(2, 4)", "Dense(3, 4)")
     assert_refused(lambda: Chain(chains.Parallel(Dense(3, 4), axis=1)), "`axis` (=1)", "(4,)")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Chain, Dense, Dropout, Flatten, Residual, Softmax, SquaredLoss, tanh, σ
+from chains import BatchNorm, Chain, Dense, Dropout, Flatten, Residual, Softmax, SquaredLoss, tanh, σ
 from tests.harness import assert_close
 
 
@@ -264,8 +264,70 @@ def test_summary():
     assert "in all" in Chain(input_shape=(3,)).summary()
 
 
+def test_the_summary_shortens_long_layers():
+    net = Chain(*(Residual(*(Dense(3, 3, tanh) for _ in range(20))) for _ in range(11)))
+    lines = net.summary().splitlines()
+    assert max(map(len, lines)) < 100
+    assert lines[2].startswith(" 0  Residual(Series(Dense(3, 3, tanh), Dense(3, 3, tanh), ")
+    assert lines[12].startswith("10  Residual(")
+    assert "...  (3,)" in lines[2]
+
+
 def test_repr(net):
     assert repr(net) == "Chain(Dense(3, 4, tanh), Dropout(0.5), Dense(4, 2))"
+
+
+# Parts
+
+
+PARTS = [slice(None, -1), slice(1, None), slice(1, 3), slice(2), slice(4, None), slice(3, 1)]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=str)
+def test_a_part_reads_its_slice_of_the_vectors(part):
+    net = Chain(Dense(3, 4, tanh), BatchNorm(4), Residual(Dense(4, 4)), Dense(4, 2))
+    p, rng = net.init(dtype=np.float64), np.random.default_rng(0)
+    state, x = rng.uniform(0.5, 2.0, net.n_state), rng.normal(size=(5, 3))
+    start, stop, _ = part.indices(4)
+    before, middle = net[:start], net[part]
+    inner = before(x, p[: before.n_params], state=state[: before.n_state])
+    begin, old = before.n_params, before.n_state
+    y = middle(inner, p[begin : begin + middle.n_params], state=state[old : old + middle.n_state])
+    assert middle.layers == net.layers[start:stop]
+    after = net[max(start, stop) :]
+    rest = begin + middle.n_params
+    z = after(y, p[rest:], state=state[old + middle.n_state :])
+    assert_close(z, net(x, p, state=state), 1e-14)
+    assert before.n_params + middle.n_params + after.n_params == net.n_params
+
+
+def test_a_part_keeps_what_is_frozen_and_the_backend():
+    net = Chain(Dense(3, 4), Chain(Dense(4, 4)).freeze("0.bias"), Dense(4, 2), backend="numpy").freeze("0.weight", "2.*")
+    assert net[:2].frozen == {"0.weight", "1.0.bias"}
+    assert net[1:].frozen == {"0.0.bias", "1.weight", "1.bias"}
+    assert net[1:].backend == "numpy"
+    assert net.frozen == {"0.weight", "1.0.bias", "2.weight", "2.bias"}
+    x, t, part = np.ones((5, 4)), np.zeros((5, 2)), net[1:]
+    g = part.views(part.value_and_grad(part.init(), x, t, SquaredLoss())[1])
+    assert [name for name, view in g.items() if view.any()] == ["0.0.weight"]
+
+
+def test_a_part_may_begin_with_a_layer_that_fits_any_shape():
+    net = Chain(Dense(6, 4), Flatten(), Dropout(0.5), Dense(4, 2))
+    assert (net[1:3].input_shape, net[1:3].output_shape) == ((4,), (4,))
+    assert (net[2:2].input_shape, net[4:].input_shape) == ((4,), (2,))
+    assert net[1] is net.layers[1]
+    assert net[-1] is net.layers[-1]
+    assert list(net) == list(net.layers)
+    with pytest.raises(IndexError):
+        net[4]
+
+
+def test_a_part_may_not_leave_layers_out():
+    net = Chain(Dense(3, 3), Dense(3, 3), Dense(3, 3))
+    for part in (slice(None, None, 2), slice(None, None, -1)):
+        with pytest.raises(ValueError, match=f"a step of {part.step}, but layers that follow one another"):
+            net[part]
 
 
 # Objective
