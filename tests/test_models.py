@@ -146,7 +146,7 @@ FULL = [
 SMALL = [
     (lambda backend: models.resnet((2, 1), 3, (2, 17, 16), width=2, backend=backend),
      lambda torch: torch_resnet(torch, (2, 1), 3, 2, 2)),
-    (lambda backend: models.densenet((2, 1), 3, (2, 16, 19), growth=3, backend=backend),
+    (lambda backend: models.densenet((2, 1), 3, (2, 32, 32), growth=3, backend=backend),
      lambda torch: torch_densenet(torch, (2, 1), 3, 2, 3)),
 ]  # fmt: skip
 IDS = ["resnet", "densenet"]
