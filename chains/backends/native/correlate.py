@@ -99,21 +99,13 @@ class _Correlation:
             of = f.address(weight, f.add(f.mul(g, strides[0]), f.mul(o, strides[1])), self.scalar)
 
             def row(c: Value, i: Value) -> None:
+                line = f.mul(f.add(f.mul(c, self.size[0]), i), self.size[1])
+                start = f.add(f.mul(c, strides[2]), f.mul(i, strides[3]))
                 for j in range(self.size[1]):
-                    position = f.mul(
-                        f.add(
-                            f.mul(
-                                f.add(f.mul(c, self.size[0]), i),
-                                self.size[1],
-                            ),
-                            j,
-                        ),
-                        count,
-                    )
-                    offset = f.add(f.add(f.mul(c, strides[2]), f.mul(i, strides[3])), j * strides[4])
+                    place = f.mul(f.add(line, j), count)
                     for h in range(count):
-                        x = f.load(self.scalar, f.address(of, f.add(offset, h * strides[1]), self.scalar))
-                        f.store(x, f.address(to, f.add(position, h), self.scalar))
+                        x = f.load(self.scalar, f.address(of, f.add(start, j * strides[4] + h * strides[1]), self.scalar))
+                        f.store(x, f.address(to, f.add(place, h), self.scalar))
 
             blocks(f, self.ins, 1, lambda c, _: blocks(f, self.size[0], 1, lambda i, _: row(c, i)))
 
