@@ -10,7 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chains
-from chains import Adam, Chain, Conv, ConvTranspose, CrossEntropyLoss, Dense, Dropout, Flatten, MaxPool, record, relu, tanh
+from chains import (
+    Activation,
+    Adam,
+    BatchNorm,
+    Chain,
+    Conv,
+    ConvTranspose,
+    CrossEntropyLoss,
+    Dense,
+    Dropout,
+    Flatten,
+    MaxPool,
+    record,
+    relu,
+    tanh,
+)
 from chains.backends.numpy import NumpyBackend
 from chains.operations import Convolve, ConvolveInput
 
@@ -142,6 +157,11 @@ def test_room_behind_channels_is_left_where_their_length_is_a_page():
     assert any(name.startswith("x ") for name in room), [str(buffer) for buffer in laned]
     assert len(operations) > len(program.operations)
     assert_equals_numpy(program, 17, "float32")
+
+
+def test_images_of_one_pool_may_differ_in_room():
+    layers = Activation(relu), MaxPool(2), BatchNorm(2), Activation(relu)
+    assert_equals_numpy(vjp_of(Chain(*layers, input_shape=(2, 16, 16)), "float64"), 5, "float64")
 
 
 def test_programs_without_images_stay_as_they_are():

@@ -107,7 +107,7 @@ class _Pools:
         self.type = Type(self.scalar.name, lanes)
         self.channels = y.sample_shape[0]
         self.x_size = x.sample_shape
-        self.y, self.x = Images.of(y), Images.of(x)
+        self.images = [Images.of(view) for view in operation.views]  # each buffer may have room behind its channels
         window = operation.window
         self.rows, self.columns = (output_taps(window, k, x.sample_shape[1 + k], y.sample_shape[1 + k])[0] for k in range(2))
         # Whether each input lies in exactly one window, so that its gradient is stored and never added to.
@@ -124,11 +124,11 @@ class _Pools:
 
         def windows(channel: Value, m: Value, j: Value, entries: list[_Entries], limits: list[Value]) -> None:
             def row(k: Value, results: Sequence[Value]) -> list[Value]:
-                line = self._x(f, x, channel, m, k, j)
+                line = self._x(f, x, 1, channel, m, k, j)
                 results = list(results)
                 for w, some in enumerate(entries):
-                    for offset in some.offsets:
-                        value = f.load(self.type, f.address(line, integer(offset), self.scalar))
+                    for column in some.columns:
+                        value = f.load(self.type, f.address(line, integer(column * self.images[1].column), self.scalar))
                         join = vectormath.maximum if largest else _add
                         results[w] = join(f, results[w], value)
                 return results
@@ -137,7 +137,7 @@ class _Pools:
             for w, (result, some) in enumerate(zip(results, entries, strict=True)):
                 if not largest:
                     result = f.binary("fmul", result, self._share(f, limits, some))
-                f.store(result, self._y(f, y, channel, m, j, w))
+                f.store(result, self._y(f, y, 0, channel, m, j, w))
 
         self._windows(f, windows)
 
@@ -148,24 +148,25 @@ class _Pools:
             self._clear(f, dx)
 
         def windows(channel: Value, m: Value, j: Value, entries: list[_Entries], limits: list[Value]) -> None:
-            slopes = [f.load(self.type, self._y(f, dy, channel, m, j, w)) for w in range(len(entries))]
+            slopes = [f.load(self.type, self._y(f, dy, 1, channel, m, j, w)) for w in range(len(entries))]
             if self.operation.kind == "mean":
                 slopes = [f.binary("fmul", s, self._share(f, limits, e)) for s, e in zip(slopes, entries, strict=True)]
                 largest = []
                 searching = []
             else:
-                largest = [f.load(self.type, self._y(f, y, channel, m, j, w)) for w in range(len(entries))]
+                largest = [f.load(self.type, self._y(f, y, 3, channel, m, j, w)) for w in range(len(entries))]
                 searching = [Value("splat (i1 true)" if self.type.lanes > 1 else "true", self.type.of("i1"))] * len(entries)
 
             def row(k: Value, searching: Sequence[Value]) -> list[Value]:
-                target = self._x(f, dx, channel, m, k, j)
-                source = self._x(f, x, channel, m, k, j) if largest else target
+                target = self._x(f, dx, 0, channel, m, k, j)
+                source = self._x(f, x, 2, channel, m, k, j) if largest else target
                 searching = list(searching)
                 for w, some in enumerate(entries):
-                    for offset in some.offsets:
-                        slope, at = slopes[w], f.address(target, integer(offset), self.scalar)
+                    for column in some.columns:
+                        slope, at = slopes[w], f.address(target, integer(column * self.images[0].column), self.scalar)
                         if largest:
-                            value = f.load(self.type, f.address(source, integer(offset), self.scalar))
+                            place = f.address(source, integer(column * self.images[2].column), self.scalar)
+                            value = f.load(self.type, place)
                             found = f.binary("and", searching[w], f.compare("oeq", value, largest[w]))
                             searching[w] = f.binary("xor", searching[w], found)
                             slope = f.select(found, slope, number(self.type, 0.0))
@@ -201,10 +202,10 @@ class _Pools:
         f.loop(integer(0), integer(self.channels), 1, channel)
 
     def _clear(self, f: Function, dx: Value) -> None:
-        channels, rows, columns = self.x_size
+        (channels, rows, columns), image = self.x_size, self.images[0]
 
         def clear(c: Value, i: Value, j: Value) -> None:
-            offset = f.add(f.add(f.mul(c, self.x.channel), f.mul(i, self.x.row)), f.mul(j, self.x.column))
+            offset = f.add(f.add(f.mul(c, image.channel), f.mul(i, image.row)), f.mul(j, image.column))
             f.store(number(self.type, 0.0), f.address(dx, offset, self.scalar))
 
         def row(c: Value, i: Value) -> None:
@@ -214,34 +215,36 @@ class _Pools:
             integer(0), integer(channels), 1, lambda c, _: f.loop(integer(0), integer(rows), 1, lambda i, _: row(c, i)) and None
         )
 
-    def _x(self, f: Function, base: Value, channel: Value, m: Value, k: Value, j: Value) -> Value:
-        """Where row k of the window at (m, j) begins."""
+    def _x(self, f: Function, base: Value, operand: int, channel: Value, m: Value, k: Value, j: Value) -> Value:
+        """Where row k of the window at (m, j) begins, in the image of this operand."""
+        x = self.images[operand]
         row = f.add(f.add(f.mul(m, self.rows.along), f.mul(k, self.rows.across)), self.rows.source)
-        offset = f.add(f.mul(channel, self.x.channel), f.mul(row, self.x.row))
-        offset = f.add(offset, f.mul(j, self.columns.along * self.x.column))
+        offset = f.add(f.mul(channel, x.channel), f.mul(row, x.row))
+        offset = f.add(offset, f.mul(j, self.columns.along * x.column))
         return f.address(base, offset, self.scalar)
 
-    def _y(self, f: Function, base: Value, channel: Value, m: Value, j: Value, w: int) -> Value:
-        offset = f.add(f.mul(channel, self.y.channel), f.mul(m, self.y.row))
-        offset = f.add(offset, f.mul(j, self.y.column))
-        return f.address(f.address(base, offset, self.scalar), integer(w * self.y.column), self.scalar)
+    def _y(self, f: Function, base: Value, operand: int, channel: Value, m: Value, j: Value, w: int) -> Value:
+        y = self.images[operand]
+        offset = f.add(f.mul(channel, y.channel), f.mul(m, y.row))
+        offset = f.add(offset, f.mul(j, y.column))
+        return f.address(f.address(base, offset, self.scalar), integer(w * y.column), self.scalar)
 
     def _share(self, f: Function, limits: list[Value], entries: _Entries) -> Value:
         """What one entry of a window counts for in its mean."""
         if self.operation.count_padding:
             return number(self.type, 1.0 / self.operation.window.area)
-        size = f.mul(f.binary("sub", limits[1], limits[0]), len(entries.offsets))
+        size = f.mul(f.binary("sub", limits[1], limits[0]), len(entries.columns))
         share = f.binary("fdiv", number(self.scalar, 1.0), f.cast("sitofp", size, self.scalar))
         return f.splat(share, self.type.lanes)
 
 
 class _Entries:
-    """The entries of one row of a window that lie inside of the image, as offsets from the first window's first."""
+    """The entries of one row of a window that lie inside of the image, as columns behind the first window's first."""
 
     def __init__(self, pools: _Pools, number: int, taps: list[int]) -> None:
         columns = pools.columns
         at = columns.source + columns.along * number
-        self.offsets = [(at + columns.across * tap) * pools.x.column for tap in taps]
+        self.columns = [at + columns.across * tap for tap in taps]
 
 
 def _add(f: Function, a: Value, b: Value) -> Value:
