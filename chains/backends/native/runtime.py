@@ -40,6 +40,7 @@ _DECLARE = "\n".join(
     [
         "declare i64 @syscall(i64, ...)" if _FUTEX else "declare i32 @usleep(i32)",
         "declare i32 @sched_yield()",
+        "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
         "declare void @llvm.aarch64.hint(i32)" if _ARM else "declare void @llvm.x86.sse2.pause()",
     ]
 )
@@ -171,6 +172,14 @@ def _gather(source: str, target: str) -> str:
         (source == "u8"): f"%y = uitofp {a} %x to {b}",
         (source == "i64"): f"%y = sitofp {a} %x to {b}",
     }[True]
+    size = {"float": 4, "double": 8, "i8": 1, "i64": 8}[b]
+    whole = f"""
+  %long = icmp sge i64 %width, 16
+  br i1 %long, label %copy, label %column
+copy:
+  %bytes = mul i64 %width, {size}
+  call void @llvm.memcpy.p0.p0.i64(ptr %t, ptr %s, i64 %bytes, i1 false)
+  br label %rowend"""  # the compiler's loop takes a number at a time
     return f"""
 define void @gather_{source}_{target}(ptr %source, ptr noalias %target, ptr %order, i64 %rows, i64 %width) {{
 entry:
@@ -186,7 +195,7 @@ begin:
   %to = mul i64 %i, %width
   %s = getelementptr {a}, ptr %source, i64 %so
   %t = getelementptr {b}, ptr %target, i64 %to
-  br label %column
+  {whole if a == b else "br label %column"}
 column:
   %j = phi i64 [0, %begin], [%j1, %element]
   %inside = icmp slt i64 %j, %width
