@@ -107,7 +107,9 @@ def _training(problem: Problem, backend: str) -> list[Contestant]:
 
 def gradient_rows(problem: Problem, options: Options) -> list[Contestant]:
     """`value_and_grad(out=)`."""
-    return [row for name in backends(options.backends) for row in in_modes(_call(problem, name, "out="), modes(name))]
+    # A network for each row: calls keep what they are bound to, threads included.
+    pairs = [(name, mode) for name in backends(options.backends) for mode in modes(name)]
+    return [row for name, mode in pairs for row in in_modes(_call(problem, name, "out="), [mode])]
 
 
 def call_rows(problem: Problem, options: Options) -> list[Contestant]:

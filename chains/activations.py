@@ -77,6 +77,8 @@ def resolve(choice: Activation | str) -> Activation:
                 f"unknown activation {choice!r}: choose one of {', '.join(ACTIVATIONS)}, or make one with activation()"
             )
         return ACTIVATIONS[choice]
+    if getattr(choice, "__module__", "") == "chains.expr":
+        raise TypeError(f"`activation` is chains.expr.{choice.__name__}, which is for formulas: pass chains.{choice.__name__}")
     raise TypeError(
         f"`activation` (={choice!r}) must be an activation such as tanh, or its name; "
         "wrap a function of your own with activation(name, f, derivative=...)"

@@ -9,6 +9,7 @@ from typing import Any, Self, overload
 import numpy as np
 
 from chains import arguments, record
+from chains.activations import Activation
 from chains.backends.places import place_named
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.combine import Series
@@ -22,7 +23,7 @@ class Architecture(Series):
     def __init__(self, *layers: Layer, input_shape: SampleShape | None = None) -> None:
         for k, layer in enumerate(layers):
             if not isinstance(layer, Layer):
-                raise TypeError(f"layer {k} (={layer!r}) is a {type(layer).__name__}, not a layer")
+                raise TypeError(f"layer {k} (={layer!r}) is a {type(layer).__name__}, not a layer{_hint(layer)}")
         super().__init__(*layers)
         self._given_shape = None if input_shape is None else arguments.check_shape("input_shape", input_shape)
         self._input_shape = super().fixed_input() if self._given_shape is None else self._given_shape
@@ -36,6 +37,8 @@ class Architecture(Series):
     @cached_property
     def network(self) -> record.Network:
         """The declared layers, for recording programs."""
+        if self._input_shape is None and not self.layers:
+            raise ValueError("`input_shape` is needed: a chain without layers does not fix the shape of its input")
         if self._input_shape is None:
             raise ValueError(f"`input_shape` is needed: {self!r} begins with a layer that does not fix the shape of its input")
         params, state = LayoutBuilder(), LayoutBuilder()
@@ -158,3 +161,12 @@ class Architecture(Series):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "network"}
+
+
+def _hint(thing: Any) -> str:
+    """What may have been meant by something that is no layer."""
+    if isinstance(thing, type) and issubclass(thing, Layer):
+        return f": write {thing.__name__}()"
+    if isinstance(thing, (list, tuple)):
+        return ": write Chain(*layers)"
+    return f": write chains.Activation({thing!r})" if isinstance(thing, Activation) else ""

@@ -162,7 +162,10 @@ def _bce_slope(y: Any, t: Any) -> Any:
 
 
 class BCEWithLogitsLoss(ElementwiseLoss):
-    """The mean binary cross-entropy of sigmoid(y) against targets in [0, 1], over all outputs and samples."""
+    """The mean binary cross-entropy of sigmoid(y) against targets in [0, 1], over all outputs and samples.
+
+    The outputs y are logits: the last layer has no sigmoid, which this loss applies itself.
+    """
 
     takes_logits = True
 

@@ -99,6 +99,8 @@ def train(
         stream = Stream(_check_source(x, given), _batch_problem(net, loss, penalty, check_finite), epochs)
         objective, steps_through = stream.objective, partial(StreamSteps, stream)
     else:
+        if hasattr(x, "__iter__") and not isinstance(x, (list, tuple)) and not hasattr(x, "shape"):
+            raise TypeError(f"`t` must be None: `x` (a {type(x).__name__}) is a source of batches, which gives targets too")
         data, objective = net.problem(x, t, loss, weights, penalty)
         batch_size = _check_batch_size(net, len(data["x"]), batch_size, drop_last)
         data = arguments.together(p, data)

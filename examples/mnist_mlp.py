@@ -39,7 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", default=None, help="folder with the four files of MNIST")
     options = parser.parse_args(arguments)
 
-    (images, labels), (test_images, test_labels) = load_mnist(options.data)
+    try:
+        (images, labels), (test_images, test_labels) = load_mnist(options.data)
+    except OSError as error:
+        parser.exit(1, f"MNIST is not here: {error}\n")
     x, t = pixels(images), one_hot(labels, 10)
     held = len(x) // 6
     x, t, validation = x[:-held], t[:-held], (x[-held:], t[-held:])

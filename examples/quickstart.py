@@ -6,7 +6,7 @@ of both. No data are downloaded. The task is the first example of SimpleChains.j
 
     python examples/quickstart.py
 
-takes some ten seconds, most of them in BFGS's own products of n x n matrices for n parameters. SciPy is needed
+takes some fifteen seconds, most of them in BFGS's own products of n x n matrices for n parameters. SciPy is needed
 for BFGS and matplotlib for the plot; what is missing is left out. A few matrices with large exponentials
 rule the mean losses, so the table has the median error too.
 """

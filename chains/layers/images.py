@@ -72,6 +72,8 @@ def check_images(shape: SampleShape, ndim: int, channels: int | None = None) -> 
     """Raise ValueError unless `shape` is that of channels-first images or signals, with this many channels if given."""
     if len(shape) != ndim + 1:
         hint = f"; a channel axis goes in front, {(1, *shape)}" if len(shape) == ndim else ""
+        if hint and ndim == 2:
+            hint += f"; for signals, {AXES[1]}, the kernel is a tuple of one number, such as (3,)"
         raise ValueError(f"the input must have the sample shape {AXES[ndim]}, but it has {shape}{hint}")
     if channels is not None and shape[0] != channels:
         hint = ""
