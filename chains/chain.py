@@ -20,7 +20,9 @@ from chains.objective import Objective
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.program import Program
-from chains.programs import Programs
+from chains.programs import Programs, Shortcuts
+
+_SEED = 0  # the default
 
 
 class Chain(Architecture):
@@ -42,6 +44,7 @@ class Chain(Architecture):
         self.runner = find_backend(backend)
         self._programs = Programs(self.runner)
         self._elsewhere: dict[Backend, Programs] = {}  # for arrays on GPUs
+        self._shortcuts = Shortcuts()
 
     # What it computes
 
@@ -56,6 +59,10 @@ class Chain(Architecture):
         Raises TypeError or ValueError, before anything is written, for arguments that do not fit.
         """
         training = arguments.check_mode(mode)
+        kind = ("forward", training)
+        quick = self._shortcuts.find(kind, p, x) if state is None and seed is _SEED else None
+        if quick is not None and (found := quick(p, x, out)) is not None:
+            return found
         p = arguments.check_params(p, self.n_params)
         x = arguments.check_input(x, self.input_shape)
         run = self._programs_at(p).get(("forward", p.dtype, training), lambda: record.forward(self.network, p.dtype, training))
@@ -65,6 +72,7 @@ class Chain(Architecture):
         y = place_of(p).empty(shape, p.dtype) if out is None else arguments.check_out(out, shape, p.dtype, data)
         data["y"] = y
         run(len(x), _with_random(data, run, seed, p))
+        self._shortcuts.add(kind, run, {"p": p, "x": x}, ["y"])
         return y
 
     def value_and_grad(
@@ -90,6 +98,10 @@ class Chain(Architecture):
         Other arguments as in a call.
         """
         training = arguments.check_mode(mode)
+        kind, plain = ("gradient", training), weights is None and state is None and seed is _SEED and not check_finite
+        quick = self._shortcuts.find(kind, p, x, loss, penalty) if plain else None
+        if quick is not None and (found := quick(p, x, t, out)) is not None:
+            return found
         network = self.network
         p = arguments.check_params(p, network.layout.size)
         data = arguments.together(p, self._data(x, t, loss, weights))
@@ -107,6 +119,8 @@ class Chain(Architecture):
         value = place_of(p).empty((), p.dtype)
         data["g"], data["value"] = g, value
         run(len(data["x"]), _with_random(data, run, seed, p))
+        if plain and type(loss).check_values is Loss.check_values:
+            self._shortcuts.add(kind, run, {name: data[name] for name in ("p", "x", "t")}, ["g"], loss, penalty)
         return value.item(), g
 
     def loss(
@@ -140,6 +154,10 @@ class Chain(Architecture):
         as in a call.
         """
         training = arguments.check_mode(mode)
+        kind = ("vjp", training)
+        quick = self._shortcuts.find(kind, p, x) if state is None and seed is _SEED and out is None else None
+        if quick is not None and (found := quick(p, x, dy, None, None)) is not None:
+            return found
         p = arguments.check_params(p, self.n_params)
         x = arguments.check_input(x, self.input_shape)
         dy = arguments.check_input(dy, self.output_shape, "dy", "output")
@@ -157,6 +175,7 @@ class Chain(Architecture):
             dx = arguments.check_out(out[1], x.shape, p.dtype, {**inputs, "out[0]": g}, "out[1]")
         inputs["g"], inputs["dx"] = g, dx
         run(len(x), _with_random(inputs, run, seed, p))
+        self._shortcuts.add(kind, run, {"p": p, "x": x, "dy": dy}, ["g", "dx"])
         return g, dx
 
     def objective(
@@ -282,12 +301,14 @@ class Chain(Architecture):
 
     def __getstate__(self) -> dict[str, Any]:
         return {
-            name: value for name, value in super().__getstate__().items() if name not in ("_programs", "_elsewhere", "runner")
+            name: value
+            for name, value in super().__getstate__().items()
+            if name not in ("_programs", "_elsewhere", "_shortcuts", "runner")
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         runner = find_backend(state["backend"])
-        self.__dict__.update(state, runner=runner, _programs=Programs(runner), _elsewhere={})
+        self.__dict__.update(state, runner=runner, _programs=Programs(runner), _elsewhere={}, _shortcuts=Shortcuts())
 
 
 def _with_random(arrays: dict[str, Any], run: Executable, seed: int, beside: Any) -> dict[str, Any]:

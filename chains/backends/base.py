@@ -93,6 +93,14 @@ class Backend(ABC):
         """Uninitialised scratch memory."""
         return aligned(nbytes)
 
+    def function(self, program: Program, batch: int, ins: Sequence[str], outs: Sequence[str], known: Arrays) -> Callable | None:
+        """``function(*ins, *outs)``, the quickest way to call a small program; None where the backend has none.
+
+        It takes arrays that are exactly as the program's buffers of these names, and None for an output to be made; it
+        returns the value as a float, if the program has one, and the outputs, or None for arguments that it does not take.
+        """
+        return None
+
     def feed(self, binding: Binding, sources: Arrays, order: np.ndarray) -> Feed:
         """Feed a bound training step from data sets: arrays of samples by buffer name, C-contiguous.
 
@@ -205,6 +213,14 @@ class Executable:
         kept.run(arrays)
         if len(idle) < KEPT_BINDINGS:
             idle.append(kept)
+
+    def function(self, batch: int, ins: Sequence[str], outs: Sequence[str], known: Arrays | None = None) -> Callable | None:
+        """As `Backend.function`; None also for programs that need more arrays than these and the `known` ones."""
+        needed = {name for name, buffer in self.program.buffers.items() if buffer.data is None}
+        known = {**(known or {}), **self.settings}
+        if needed - {*ins, *outs, *known, "inverse_batch", "value"} or not {*ins, *outs} <= needed:
+            return None
+        return self.backend.function(self.program, batch, ins, outs, known)
 
     def _new_size(self, batch: int) -> list[_Kept]:
         while len(self._idle) >= KEPT_BINDINGS:

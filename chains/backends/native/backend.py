@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -13,14 +13,17 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 
 from chains.backends.base import Arrays, Backend, Binding, Feed, aligned, caller_arrays
+from chains.backends.native.calls import python_function
 from chains.backends.native.compiler import Compiled, compile_program
 from chains.backends.native.machine import machine_code
 from chains.backends.native.runtime import MOST_THREADS, SOURCES, default_threads, pool, runtime
 from chains.backends.native.target import Processor, processor
 from chains.program import Program
+from chains.view import Buffer
 
 # Below this many operations a second thread costs more than it saves (a hand-over takes about a microsecond).
 THREADED_WORK = 400_000
+ALONE_WORK = 1_000_000  # up to so many operations a call keeps the interpreter's lock: some five microseconds
 BLOCK = 12  # rows that kernels take at once
 
 
@@ -73,6 +76,11 @@ class NativeBackend(Backend):
         if not isinstance(binding, NativeBinding) or any(str(a.dtype) not in SOURCES for a in sources.values()):
             return super().feed(binding, sources, order)
         return NativeFeed(binding, sources, order)
+
+    def function(self, program: Program, batch: int, ins: Sequence[str], outs: Sequence[str], known: Arrays) -> Callable | None:
+        if self.compile(program).work * batch > ALONE_WORK:
+            return None
+        return python_function(self.bind(program, batch, known), ins, outs)
 
     def compile(self, program: Program) -> CompiledProgram:
         """The machine code of a program, made the first time."""
@@ -173,6 +181,11 @@ class NativeBinding(Binding):
     @property
     def words_address(self) -> int:
         return self._words.ctypes.data
+
+    def slots(self, buffer: Buffer) -> list[int]:
+        """Where the machine code of the first thread looks up the address of a caller's buffer."""
+        compiled, start = self._native.compiled, self._tables[0].ctypes.data
+        return [start + 8 * k for k, known in enumerate([*compiled.table, *compiled.sums]) if known is buffer]
 
 
 class NativeFeed(Feed):

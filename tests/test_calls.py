@@ -1,0 +1,201 @@
+"""Quick calls: machine code that takes NumPy's arrays as they are, and leaves all others to the long way."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from chains import BatchNorm, Chain, CrossEntropyLoss, Dense, Dropout, L2Penalty, SquaredLoss, tanh
+
+native = pytest.importorskip("chains.backends.native")
+LOSS = SquaredLoss()
+
+
+def make(dtype=np.float32, batch=3, **options):
+    """A network that compiles, its parameters, inputs and targets."""
+    rng = np.random.default_rng(0)
+    net = Chain(Dense(4, 7, tanh), Dense(7, 2), backend="native", **options)
+    return (
+        net,
+        net.init(seed=1, dtype=dtype),
+        rng.normal(size=(batch, 4)).astype(dtype),
+        rng.normal(size=(batch, 2)).astype(dtype),
+    )
+
+
+def quick(net, kind, p, x, *things):
+    """The function that a call of this kind goes to; a test that needs it fails where there is none."""
+    return net._shortcuts.find(kind, p, x, *things)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("batch", [1, 5, 33])
+def test_same_bits_as_the_long_way(dtype, batch):
+    net, p, x, t = make(dtype, batch)
+    dy = t * 2
+    long = (net(x, p), *net.value_and_grad(p, x, t, LOSS), *net.vjp(p, x, dy))
+    assert quick(net, ("forward", False), p, x)(p, x, None) is not None
+    assert quick(net, ("gradient", True), p, x, LOSS, None)(p, x, t, None) is not None
+    assert quick(net, ("vjp", False), p, x)(p, x, dy, None, None) is not None
+    short = (net(x, p), *net.value_and_grad(p, x, t, LOSS), *net.vjp(p, x, dy))
+    for a, b in zip(long, short, strict=True):
+        assert type(a) is type(b)
+        np.testing.assert_array_equal(a, b, strict=True)
+
+
+def test_every_call_makes_arrays_of_its_own():
+    net, p, x, t = make()
+    first, again = (net.value_and_grad(p, x, t, LOSS)[1] for _ in range(2)), net.value_and_grad(p, x, t, LOSS)[1]
+    one, two = first
+    two[:] = 7
+    assert not np.shares_memory(one, two)
+    np.testing.assert_array_equal(one, again)
+    g = np.empty_like(p)
+    assert net.value_and_grad(p, x, t, LOSS, out=g)[1] is g
+    np.testing.assert_array_equal(one, g)
+
+
+def test_other_losses_penalties_modes_and_shapes_are_not_confused():
+    net, p, x, t = make()
+    plain = net.value_and_grad(p, x, t, LOSS)
+    for _ in range(2):
+        value, g = net.value_and_grad(p, x, t, LOSS, penalty=L2Penalty(0.5))
+        assert value > plain[0]
+        assert not np.array_equal(g, plain[1])
+        value, _ = net.value_and_grad(p, x[:2], t[:2], LOSS)
+        assert value == pytest.approx(net.loss(p, x[:2], t[:2], LOSS), rel=1e-6)
+        weighted, _ = net.value_and_grad(p, x, t, LOSS, weights=np.zeros(3))
+        assert weighted == 0
+
+
+class Own(np.ndarray):
+    """An array that is not exactly NumPy's."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.astype(np.float16), lambda x: x.astype(x.dtype.newbyteorder()), lambda x: np.asfortranarray(x),
+        lambda x: np.repeat(x, 2, axis=1)[:, ::2], lambda x: x.view(Own), lambda x: x.tolist(), lambda x: np.ma.array(x),
+        lambda x: np.frombuffer(b"?" + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape),
+    ],
+    ids=["half", "swapped", "fortran", "strided", "subclass", "list", "masked", "unaligned"],
+)  # fmt: skip
+def test_arrays_that_are_not_quite_as_expected_go_the_long_way(change):
+    net, p, x, t = make()
+    expected = net.value_and_grad(p, x, t, LOSS)
+    function = quick(net, ("gradient", True), p, x, LOSS, None)
+    assert function(p, change(x), t, None) is None
+    value, g = net.value_and_grad(p, change(x), t, LOSS)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-2)
+    np.testing.assert_allclose(g, expected[1], rtol=0.1, atol=1e-2)
+
+
+def test_what_the_long_way_refuses_is_refused():
+    net, p, x, t = make()
+    net.value_and_grad(p, x, t, LOSS)
+    fixed = np.empty_like(p)
+    fixed.flags.writeable = False
+    both = np.zeros(p.size + 8, p.dtype)
+    overlapping = both[:-8]
+    x[:] = 1
+    inside = overlapping[:12].reshape(3, 4)
+    before = both.copy()
+    for out, words in ((fixed, "writable"), (p, "overlaps `p`"), (p[:-1], "shape"), (np.empty(p.size), "type"), ([], "list")):
+        with pytest.raises((TypeError, ValueError), match=words):
+            net.value_and_grad(p, x, t, LOSS, out=out)
+    with pytest.raises(ValueError, match="overlaps `x`"):
+        net.value_and_grad(p, inside, t, LOSS, out=overlapping)
+    np.testing.assert_array_equal(both, before)
+    with pytest.raises(ValueError, match="shape"):
+        net.value_and_grad(p[:-1], x, t, LOSS)
+    with pytest.raises(ValueError, match="batch"):
+        net.value_and_grad(p, x, t[:2], LOSS)
+
+
+def test_machine_code_takes_no_wrong_number_of_arguments():
+    net, p, x, _ = make()
+    net(x, p)
+    function = quick(net, ("forward", False), p, x)
+    for wrong in ((), (p,), (p, x), (p, x, None, None), (x, p, None), (None, None, None), (p, x, x)):
+        assert function(*wrong) is None
+
+
+def test_programs_that_need_more_have_no_function():
+    rng = np.random.default_rng(0)
+    x, t = rng.normal(size=(6, 4)).astype(np.float32), rng.integers(0, 2, 6)
+    for net in (Chain(Dense(4, 2), Dropout(0.5)), Chain(Dense(4, 2), BatchNorm(2))):
+        p, state = net.init(seed=0), net.init_state()
+        for seed in (0, 1, 0):
+            assert np.isfinite(net(x, p, state=state if len(state) else None, mode="train", seed=seed)).all()
+        assert quick(net, ("forward", True), p, x) is None or quick(net, ("forward", True), p, x)(p, x, None) is None
+    net = Chain(Dense(4, 2))
+    p = net.init(seed=0)
+    net.value_and_grad(p, x, t, CrossEntropyLoss())
+    with pytest.raises(ValueError, match="labels"):
+        net.value_and_grad(p, x, t + 2, CrossEntropyLoss())
+
+
+def test_references_and_memory_do_not_grow():
+    net, p, x, t = make()
+    objective = net.objective(x, t, LOSS)
+    calls = [
+        lambda: net(x, p), lambda: net.value_and_grad(p, x, t, LOSS), lambda: net.vjp(p, x, t), lambda: objective(p),
+        lambda: net.value_and_grad(p, x, t, LOSS, out=g), lambda: quick(net, ("forward", False), p, x)(p, t, None),
+    ]  # fmt: skip
+    g = np.empty_like(p)
+    for call in calls:
+        call()
+    things = (p, x, t, g, p.dtype, np.ndarray)
+    gc.collect()
+    counts = [sys.getrefcount(thing) for thing in things]
+    tracemalloc.start()
+    try:
+        for call in calls:
+            call()
+        before = tracemalloc.get_traced_memory()[0]
+        for call in calls:
+            for _ in range(2000):
+                call()
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 4096
+    assert [sys.getrefcount(thing) for thing in things] == counts
+
+
+def test_results_are_ordinary():
+    net, p, x, t = make()
+    net.value_and_grad(p, x, t, LOSS)
+    value, g = net.value_and_grad(p, x, t, LOSS)
+    assert type(value) is float
+    assert g.flags.owndata
+    assert g.flags.writeable
+    assert g.shape == p.shape
+    assert net(x, p).shape == net(x, p).shape == (3, 2)
+
+
+def test_functions_outlive_their_network():
+    net, p, x, _ = make()
+    y = net(x, p)
+    function = quick(net, ("forward", False), p, x)
+    del net
+    gc.collect()
+    np.testing.assert_array_equal(function(p, x, None), y)
+
+
+def test_from_several_threads():
+    net, p, _, _ = make()
+    xs = np.random.default_rng(1).normal(size=(8, 3, 4)).astype(np.float32)
+    expected = [net(x, p) for x in xs]
+
+    def work(k):
+        return all(np.array_equal(net(xs[k], p), expected[k]) for _ in range(500))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(work, range(8)))
