@@ -12,6 +12,7 @@ from chains.backends.places import HOST, Place, is_elsewhere, place_of
 from chains.losses import Loss
 from chains.params import Layout
 
+_PIECE = 1 << 16  # elements
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -238,9 +239,17 @@ def _overlap(place: Place, out: Any, array: Any) -> bool:
 def check_finite(**arrays: np.ndarray | None) -> None:
     """Raise ValueError, naming the array and the first place, where one holds an infinity or NaN."""
     for name, array in arrays.items():
-        if array is not None and array.dtype.kind == "f" and not np.isfinite(array).all():
+        if array is not None and array.dtype.kind == "f" and not _all_finite(array):
             index = tuple(int(k) for k in np.argwhere(~np.isfinite(array))[0])
             raise ValueError(f"`{name}` holds {array[index]} at index {index}, but finite numbers are wanted")
+
+
+def _all_finite(array: np.ndarray) -> bool:
+    """Whether there is no infinity or NaN; a piece at a time, so that what is looked through stays in the cache."""
+    if array.size <= _PIECE or not isinstance(array, np.ndarray):
+        return bool(np.isfinite(array).all())
+    rows = max(1, _PIECE * len(array) // array.size)
+    return all(np.isfinite(array[start : start + rows]).all() for start in range(0, len(array), rows))
 
 
 def check_mode(mode: str) -> bool:

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 
 from chains.backends.base import Arrays, Backend, Binding, Feed, aligned, caller_arrays
+from chains.backends.native.ahead import BYTES, DATA, LINE, LINES, WORDS
 from chains.backends.native.calls import python_function
 from chains.backends.native.compiler import Compiled, compile_program
 from chains.backends.native.machine import machine_code
@@ -23,8 +24,9 @@ from chains.view import Buffer
 
 # Below this many operations a second thread costs more than it saves (a hand-over takes about a microsecond).
 THREADED_WORK = 400_000
-ALONE_WORK = 1_000_000  # up to so many operations a call keeps the interpreter's lock: some five microseconds
+ALONE_WORK = 2_000_000  # up to so many operations a call keeps the interpreter's lock: some ten microseconds
 BLOCK = 12  # rows that kernels take at once
+_NOTHING_AHEAD = np.zeros(WORDS, np.int64)
 
 
 _backends: WeakSet[NativeBackend] = WeakSet()
@@ -155,7 +157,9 @@ class NativeBinding(Binding):
         shared = [addresses[buffer] for buffer in compiled.table]
         own = [[addresses[buffer] for buffer in compiled.sums]]  # the first thread's sums are the results
         own += [[base + sums[buffer] for buffer in compiled.sums] for sums in plan.sums]
-        self._tables = [np.array(shared + sums, np.int64) for sums in own]
+        self.ahead = np.zeros(WORDS, np.int64)
+        ahead = [self.ahead.ctypes.data] + [_NOTHING_AHEAD.ctypes.data] * (len(own) - 1)  # the first thread sees to it
+        self._tables = [np.array([*shared, *sums, last], np.int64) for sums, last in zip(own, ahead, strict=True)]
         words = [batch, plan.tile, plan.threads, plan.sharing]
         words += [pool().address, runtime().address("parallel")] if plan.threads > 1 else [0, 0]
         for number, tile in enumerate(plan.tiles):
@@ -202,13 +206,17 @@ class NativeFeed(Feed):
             width = source[0].size
             gathers += [code.address(kind), source.ctypes.data, target.ctypes.data, width, 0]
         self._gathers = np.array(gathers, np.int64)
+        if sources:
+            widest = max(sources.values(), key=lambda source: source[0].nbytes)
+            nbytes = widest[0].nbytes
+            binding.ahead[[DATA, BYTES, LINES]] = widest.ctypes.data, nbytes, -(-nbytes // LINE)
         value, random = binding.arrays["value"], binding.arrays.get("random")
         self._order = order
         self._job = np.array(
             [
                 binding.run_address, binding.words_address, 0, 0, binding.batch,
                 len(sources), self._gathers.ctypes.data, value.ctypes.data, value.itemsize, 0,
-                random.ctypes.data + 8 if random is not None else 0,
+                random.ctypes.data + 8 if random is not None else 0, binding.ahead.ctypes.data,
             ],
             np.int64,
         )  # fmt: skip

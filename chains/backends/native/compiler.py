@@ -217,7 +217,8 @@ class Compiler:
             return f.address(bases[buffer], integer(view.offset), element)
 
         begun = f.compare("ne", first, integer(0)) if tiled else None
-        frame = Frame(f, self.lanes, self.processor.registers, base, count, start, bool(self.laned), begun)
+        ahead = f.load(PTR, f.address(table, integer(len(self.table) + len(self.sums)), PTR)) if tiled else None
+        frame = Frame(f, self.lanes, self.processor.registers, base, count, start, bool(self.laned), begun, ahead)
         segment_views = self._views(name)
         for view in segment_views:
             base(view)

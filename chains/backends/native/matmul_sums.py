@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from chains.backends.native.ahead import fetch_ahead, reads_samples
 from chains.backends.native.blocking import panels
 from chains.backends.native.elementwise import Frame
 from chains.backends.native.emit import Type, Value, integer, number, real_type
@@ -25,6 +26,7 @@ def lower_sum_over_samples(frame: Frame, kernel: Kernel) -> None:
     if kernel.b.strides[1] != 1:
         lanes = 1
     vectors = -(-columns // lanes)
+    ahead = reads_samples(kernel.a)
     panel = min(vectors, 4 if frame.registers >= 32 else 2)
     height = min(rows, {1: 12, 2: 12 if frame.registers >= 32 else 5, 3: 8, 4: 6}[panel])
 
@@ -33,6 +35,8 @@ def lower_sum_over_samples(frame: Frame, kernel: Kernel) -> None:
 
         def step(i: Value, _: list[Value]) -> list[Value]:
             _sum_block(frame, kernel, i, height, column, masks, lanes, scalar)
+            if ahead:
+                fetch_ahead(frame)
             return []
 
         f.loop(integer(0), integer(whole), height, step)

@@ -17,6 +17,7 @@ from functools import cache
 
 import numpy as np
 
+from chains.backends.native.ahead import NUMBERS, ROWS
 from chains.backends.native.machine import Code, machine_code
 from chains.backends.native.target import processor
 
@@ -218,10 +219,11 @@ end:
 
 
 # steps(job): words 0 run, 1 its words, 2 order, 3 steps, 4 batch, 5 gathers, 6 address of the list of gathers (5 words
-# each: function, source, target, width, 0), 7 value, 8 its bytes, 9 values out (double), 10 random step or 0.
+# each: function, source, target, width, 0), 7 value, 8 its bytes, 9 values out (double), 10 random step or 0, 11 what to
+# fetch for the next step (`ahead.py`).
 # Returns how many steps were done; stops behind one whose value is not finite.
-_STEPS = """
-define i64 @steps(ptr %job) {
+_STEPS = f"""
+define i64 @steps(ptr %job) {{
 entry:
   %runp = load ptr, ptr %job, align 8
   %p1 = getelementptr i64, ptr %job, i64 1
@@ -245,6 +247,10 @@ entry:
   %p10 = getelementptr i64, ptr %job, i64 10
   %random = load i64, ptr %p10, align 8
   %randomp = inttoptr i64 %random to ptr
+  %p11 = getelementptr i64, ptr %job, i64 11
+  %ahead = load ptr, ptr %p11, align 8
+  %aheadrows = getelementptr i64, ptr %ahead, i64 {ROWS}
+  %aheadnumbers = getelementptr i64, ptr %ahead, i64 {NUMBERS}
   br label %step
 step:
   %i = phi i64 [0, %entry], [%i1, %after]
@@ -272,6 +278,15 @@ one:
   %k1 = add i64 %k, 1
   br label %gather
 run:
+  %following = add i64 %i, 1
+  %last = icmp sge i64 %following, %steps
+  %none = icmp eq i64 %gathers, 0
+  %idle = or i1 %last, %none
+  %rows = select i1 %idle, i64 0, i64 %batch
+  %after_piece = getelementptr i64, ptr %piece, i64 %batch
+  store i64 0, ptr %ahead, align 8
+  store i64 %rows, ptr %aheadrows, align 8
+  store ptr %after_piece, ptr %aheadnumbers, align 8
   call void %runp(ptr %words)
   %single = icmp eq i64 %bytes, 4
   br i1 %single, label %load4, label %load8
@@ -302,7 +317,7 @@ stop:
   ret i64 %i1
 end:
   ret i64 %steps
-}
+}}
 declare double @llvm.fabs.f64(double)
 """
 

@@ -1,0 +1,61 @@
+"""The samples of the next step, asked for while this one is computed, so that they are in the cache when they are gathered.
+
+Rows picked from a large data set come from memory, and a processor waits for only so many lines at once, doing nothing else
+meanwhile. So the kernel that goes through this step's samples asks for a few lines of the next ones after each of its blocks.
+"""
+
+from __future__ import annotations
+
+from chains.backends.native.elementwise import Frame
+from chains.backends.native.emit import I64, PTR, Function, Type, Value, integer
+from chains.view import View
+
+# The words of what is to be fetched: lines left of a row and the address of the next one; rows left and the address of
+# their numbers; the address of the data, the bytes and the lines of a row.
+LEFT, NEXT, ROWS, NUMBERS, DATA, BYTES, LINES, WORDS = range(8)
+LINE = 64  # bytes
+AT_ONCE = 10  # lines
+WORTH = 512  # bytes of a sample below which the processor's own guesses do
+
+
+def reads_samples(view: View) -> bool:
+    """Whether this is the callers' samples, each of them large."""
+    return view.buffer.role == "input" and view.batched and view.buffer.nbytes >= WORTH
+
+
+def fetch_ahead(frame: Frame) -> None:
+    """Ask for the next few lines, if any are wanted."""
+    f = frame.f
+    if frame.ahead is not None:
+        f.line(f"call void @{f.module.outline('ahead', [PTR], _write)}({frame.ahead})")
+
+
+def _write(f: Function, arguments: list[Value]) -> None:
+    (words,) = arguments
+
+    def place(position: int) -> Value:
+        return f.address(words, integer(position), I64)
+
+    def word(position: int) -> Value:
+        return f.load(I64, place(position))
+
+    left, rows = word(LEFT), word(ROWS)
+    fresh = f.compare("sle", left, integer(0))
+
+    def begin_row() -> Value:
+        numbers = f.load(PTR, place(NUMBERS))
+        f.store(f.address(numbers, integer(1), I64), place(NUMBERS))
+        f.store(f.add(rows, -1), place(ROWS))
+        offset = f.binary("mul", f.load(I64, numbers), word(BYTES))
+        return f.address(f.load(PTR, place(DATA)), offset, Type("i8"))
+
+    def fetch() -> None:
+        address = f.either(fresh, begin_row, lambda: f.load(PTR, place(NEXT)))
+        for k in range(AT_ONCE):
+            line = f.address(address, integer(k * LINE), Type("i8"))
+            f.call("llvm.prefetch.p0", None, line, "i32 0", "i32 3", "i32 1")  # to be read, into the nearest cache
+        f.store(f.address(address, integer(AT_ONCE * LINE), Type("i8")), place(NEXT))
+        f.store(f.add(f.select(fresh, word(LINES), left), -AT_ONCE), place(LEFT))
+
+    more = f.binary("or", f.compare("sgt", left, integer(0)), f.compare("sgt", rows, integer(0)))
+    f.when(more, fetch)
