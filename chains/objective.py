@@ -38,8 +38,6 @@ class Objective:
         Data on a GPU stay there: from a NumPy array, as SciPy's optimisers pass it, only `p` and the gradient travel.
         """
         found: tuple[float, np.ndarray] | None = self._quick(p, None)
-        if found is None and type(p) is np.ndarray and p.dtype.kind in "fiub" and p.ndim == 1:
-            found = self._quick(p.astype(np.float64), None)
         if found is not None:
             return found
         if type(p) is not np.ndarray or p.dtype.kind not in "fiub":

@@ -80,20 +80,39 @@ class Own(np.ndarray):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda x: x.astype(np.float16), lambda x: x.astype(x.dtype.newbyteorder()), lambda x: np.asfortranarray(x),
+        lambda x: x.astype(np.float16), lambda x: np.round(x).astype(np.int64),
+        lambda x: x.astype(x.dtype.newbyteorder()), lambda x: np.asfortranarray(x),
         lambda x: np.repeat(x, 2, axis=1)[:, ::2], lambda x: x.view(Own), lambda x: x.tolist(), lambda x: np.ma.array(x),
         lambda x: np.frombuffer(b"?" + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape),
     ],
-    ids=["half", "swapped", "fortran", "strided", "subclass", "list", "masked", "unaligned"],
+    ids=["half", "integers", "swapped", "fortran", "strided", "subclass", "list", "masked", "unaligned"],
 )  # fmt: skip
 def test_arrays_that_are_not_quite_as_expected_go_the_long_way(change):
     net, p, x, t = make()
-    expected = net.value_and_grad(p, x, t, LOSS)
+    net.value_and_grad(p, x, t, LOSS)
+    expected = net.value_and_grad(p, np.array(change(x), x.dtype), t, LOSS)
     function = quick(net, ("gradient", True), p, x, LOSS, None)
     assert function(p, change(x), t, None) is None
     value, g = net.value_and_grad(p, change(x), t, LOSS)
-    np.testing.assert_allclose(value, expected[0], rtol=1e-2)
-    np.testing.assert_allclose(g, expected[1], rtol=0.1, atol=1e-2)
+    assert value == expected[0]
+    np.testing.assert_array_equal(g, expected[1])
+
+
+@pytest.mark.parametrize(("own", "other"), [(np.float32, np.float64), (np.float64, np.float32)])
+def test_inputs_of_the_other_float_type_are_converted(own, other):
+    net, p, x, t = make(own, 5)
+    expected = net.value_and_grad(p, x.astype(other).astype(own), t.astype(other).astype(own), LOSS)
+    function = quick(net, ("gradient", True), p, x, LOSS, None)
+    for a, b in ((x, t.astype(other)), (x.astype(other), t), (x.astype(other), t.astype(other))):
+        value, g = function(p, a, b, None)
+        if other == np.float64:
+            assert value == expected[0]
+            np.testing.assert_array_equal(g, expected[1])
+        np.testing.assert_allclose(g, expected[1], rtol=1e-4, atol=1e-6)
+        assert g.dtype == own
+    assert function(p, x, t, np.empty(p.size, other)) is None
+    objective = net.objective(x, t, LOSS)
+    np.testing.assert_array_equal(objective(p)[1], objective(p.astype(np.float64))[1])
 
 
 def test_what_the_long_way_refuses_is_refused():

@@ -1,9 +1,10 @@
 """Functions of Python in machine code: a call checks its arrays, runs a program on them where they lie, and makes the results.
 
 What a call of a small network costs is otherwise Python's own bookkeeping. Such a function is one of the kind METH_FASTCALL;
-it reads arrays as NumPy's public C structures describe them, and declines, by returning None, whatever is not exactly an
-array as expected, which is then for slower code to convert or to refuse. It keeps the interpreter's lock, so that one
-binding serves all threads. Where the interpreter or NumPy is not laid out as expected, there are no such functions.
+it reads arrays as NumPy's public C structures describe them. Inputs of the other float type are converted; whatever else
+is not exactly an array as expected it declines, by returning None, and slower code converts or refuses it. It keeps the
+interpreter's lock, so that one binding serves all threads. Where the interpreter or NumPy is not laid out as expected,
+there are no such functions.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 
 from chains.backends.native.emit import I32, I64, PTR, Function, Module, Type, Value, integer, number
 from chains.backends.native.machine import Code, machine_code
+from chains.backends.native.runtime import SOURCES, runtime
 from chains.backends.native.target import processor
 from chains.view import concrete
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 # Where things lie in a PyObject and in NumPy's PyArrayObject_fields (numpy/ndarraytypes.h) with 64-bit addresses, in bytes.
 TYPE, DATA, DIMENSIONS, LENGTHS, DESCR, FLAGS = 8, 16, 24, 32, 56, 64
+OTHER = {"float32": np.dtype(np.float64), "float64": np.dtype(np.float32)}
 READABLE, WRITABLE = 0x101, 0x501  # NPY_ARRAY_C_CONTIGUOUS and _ALIGNED; _WRITEABLE beside them
 NEW_ARRAY = 93  # the place of PyArray_New in NumPy's table of functions (numpy/__multiarray_api.h)
 METH_FASTCALL = 0x80
@@ -35,9 +38,12 @@ METH_FASTCALL = 0x80
 # The 64-bit words that a function works from, and those of each of its arrays, which follow.
 HEADER = (
     "run", "words", "ndarray", "none", "inputs", "arrays", "value", "is single",
-    "new array", "new tuple", "set item", "new float", "incref", "decref",
+    "zero", "new array", "new tuple", "set item", "new float", "incref", "decref",
 )  # fmt: skip
-ARRAY = ("descr", "dimensions", "lengths", "bytes", "flags", "slot", "other slot", "type number")
+ARRAY = (
+    "descr", "dimensions", "lengths", "flags", "slot", "other slot", "type number", "elements", "other descr", "own", "convert",
+)  # fmt: skip
+ZERO = np.zeros(1, np.int64)
 MOST_RESULTS = 3
 
 Arguments = tuple[Value, Value]  # the words, and the address of the arguments
@@ -55,15 +61,18 @@ def python_function(binding: NativeBinding, ins: Sequence[str], outs: Sequence[s
     words = [binding.run_address, binding.words_address, id(np.ndarray), id(None), len(ins), len(ins) + len(outs)]
     value = place.get("value")
     words += [0, 0] if value is None else [value.ctypes.data, int(value.itemsize == 4)]
+    words += [ZERO.ctypes.data, *api]
     keep: list[Any] = [binding]
     for name in (*ins, *outs):
         buffer = program.buffers[name]
         lengths = np.array(concrete(buffer.shape, binding.batch), np.int64)
         slots = binding.slots(buffer)
         keep.append(lengths)
-        words_of = [id(buffer.dtype), lengths.size, lengths.ctypes.data, place[name].nbytes]
-        words_of += [WRITABLE if name in outs else READABLE, slots[0], slots[-1], buffer.dtype.num]
-        words = [*words, *api, *words_of] if name == ins[0] else [*words, *words_of]
+        own, other = place[name], OTHER[str(buffer.dtype)]
+        convert = runtime().address(f"gather_{SOURCES[str(other)]}_{SOURCES[str(buffer.dtype)]}")
+        words_of = [id(buffer.dtype), lengths.size, lengths.ctypes.data, WRITABLE if name in outs else READABLE]
+        words_of += [slots[0], slots[-1], buffer.dtype.num, own.size, id(other), own.ctypes.data, convert]
+        words += words_of
     owner = np.array(words, np.int64).view(_Words)
     owner.keep = keep
     return _new_function()(ctypes.byref(_method()), owner, None)
@@ -165,9 +174,9 @@ def _object(f: Function, objects: Value, k: Value) -> Value:
 
 
 def _fits(module: Module) -> Function:
-    """``fits(object, array, ndarray)``: 1 where the object is an array as described."""
-    f = Function(module, "fits", [(PTR, "object"), (PTR, "array"), (PTR, "ndarray")], "i64")
-    thing, array, ndarray = f.arguments
+    """``fits(object, array, ndarray, other)``: 1 where the object is an array as described, if of the `other` type."""
+    f = Function(module, "fits", [(PTR, "object"), (PTR, "array"), (PTR, "ndarray"), (PTR, "other")], "i64")
+    thing, array, ndarray, other = f.arguments
 
     def layout() -> Value:
         flags = f.cast("zext", _field(f, thing, FLAGS, I32), I64)
@@ -175,7 +184,9 @@ def _fits(module: Module) -> Function:
         dimensions = f.cast("sext", _field(f, thing, DIMENSIONS, I32), I64)
         rank = _of_array(f, array, "dimensions")
         good = f.compare("eq", f.binary("and", flags, wanted), wanted)
-        good = f.binary("and", good, f.compare("eq", _field(f, thing, DESCR), _of_array(f, array, "descr", PTR)))
+        descr = _field(f, thing, DESCR)
+        known = f.binary("or", f.compare("eq", descr, _of_array(f, array, "descr", PTR)), f.compare("eq", descr, other))
+        good = f.binary("and", good, known)
         return f.either(f.binary("and", good, f.compare("eq", dimensions, rank)), lambda: lengths(rank), lambda: integer(0))
 
     def lengths(rank: Value) -> Value:
@@ -199,7 +210,7 @@ def _apart(module: Module) -> Function:
 
     def extent(k: Value) -> tuple[Value, Value]:
         start = _field(f, _object(f, objects, k), DATA, I64)
-        return start, f.add(start, _of_array(f, _array(f, words, k), "bytes"))
+        return start, f.add(start, f.mul(_of_array(f, _array(f, words, k), "elements"), 8))  # at most
 
     start, stop = extent(k)
     none = _header(f, words, "none")
@@ -226,17 +237,19 @@ def _enter(module: Module) -> Function:
     none, ndarray = _header(f, words, "none"), _header(f, words, "ndarray")
     inputs, arrays = _header(f, words, "inputs", I64), _header(f, words, "arrays", I64)
 
-    def fits(k: Value) -> Value:
-        return f.assign(I64, f"call i64 @fits({_object(f, objects, k)}, {_array(f, words, k)}, {ndarray})")
+    def fits(k: Value, other: str) -> Value:
+        array = _array(f, words, k)
+        descr = _of_array(f, array, other, PTR)
+        return f.assign(I64, f"call i64 @fits({_object(f, objects, k)}, {array}, {ndarray}, {descr})")
 
     def all_fit() -> Value:
         def input(k: Value, carried: list[Value]) -> list[Value]:
-            return [f.binary("and", carried[0], fits(k))]
+            return [f.binary("and", carried[0], fits(k, "other descr"))]
 
         def output(k: Value, carried: list[Value]) -> list[Value]:
             def own() -> Value:
                 return f.either(
-                    f.compare("eq", fits(k), integer(1)),
+                    f.compare("eq", fits(k, "descr"), integer(1)),
                     lambda: f.assign(I64, f"call i64 @apart({words}, {objects}, {k})"),
                     lambda: integer(0),
                 )
@@ -287,16 +300,25 @@ def _answer(f: Function, words: Value, objects: Value, results: Value) -> Value:
         f.store(result, f.address(results, k, I64))
         return [f.select(f.compare("eq", result, null), integer(0), carried[0])]
 
-    def place(array: Value, thing: Value) -> None:
-        data = _field(f, thing, DATA)
+    def place(array: Value, data: Value) -> None:
         for slot in ("slot", "other slot"):
             f.store(data, _of_array(f, array, slot, PTR))
 
     def place_input(k: Value, _: list[Value]) -> None:
-        place(_array(f, words, k), _object(f, objects, k))
+        array, thing = _array(f, words, k), _object(f, objects, k)
+        data = _field(f, thing, DATA)
+
+        def converted() -> Value:
+            own = _of_array(f, array, "own", PTR)
+            operands = f"{data}, {own}, {_header(f, words, 'zero')}, i64 1, {_of_array(f, array, 'elements')}"
+            f.line(f"call void {_of_array(f, array, 'convert', PTR).text}({operands})")
+            return own
+
+        other = f.compare("eq", _field(f, thing, DESCR), _of_array(f, array, "other descr", PTR))
+        place(array, f.either(other, converted, lambda: data))
 
     def place_output(k: Value, _: list[Value]) -> None:
-        place(_array(f, words, f.binary("add", inputs, k)), _object(f, results, k))
+        place(_array(f, words, f.binary("add", inputs, k)), _field(f, _object(f, results, k), DATA))
 
     def run() -> Value:
         f.loop(integer(0), inputs, 1, place_input)
