@@ -13,9 +13,11 @@ from benchmarks.dense import Problem
 from benchmarks.machine import blas_modes, sgemm_rates
 from benchmarks.peers import Options
 from benchmarks.timing import Contestant, Criterion, Table, in_modes
+from chains.backends import Feed
 from chains.backends import backend as find_backend
 
 BACKENDS = ("numpy", "native")  # those that this version of chains lacks are skipped
+INSIDE = "inside a loop: chains native"  # the name of the row
 CHOICES = (*BACKENDS, "auto")
 
 
@@ -113,8 +115,27 @@ def gradient_rows(problem: Problem, options: Options) -> list[Contestant]:
 
 
 def call_rows(problem: Problem, options: Options) -> list[Contestant]:
-    """All ways to ask for a value and a gradient."""
-    return [_call(problem, name, way) for name in backends(options.backends) for way in ("value_and_grad", "out=", "objective")]
+    """All ways to ask for a value and a gradient from Python, and the same within a loop of machine code."""
+    names = backends(options.backends)
+    rows = [_call(problem, name, way) for name in names for way in ("value_and_grad", "out=", "objective")]
+    return [*rows, _inside(problem)] if "native" in names else rows
+
+
+def _inside(problem: Problem) -> Contestant:
+    """The program of a gradient, run many times in one call: what an epoch's loop pays."""
+    net, (loss, _) = network(problem, "native"), settings(problem)
+    runner = find_backend("native")
+    arrays = {"p": problem.p.copy(), "x": problem.x, "t": problem.t}
+    binding = runner.bind(net.program(loss, dtype=problem.dtype), problem.samples, arrays)
+    feed = runner.feed(binding, {}, np.zeros(0, np.int64))
+    return Contestant(
+        f"{INSIDE}, {problem.dtype}", lambda: None, lambda n: _all(feed, n),
+        lambda: (binding.arrays["value"].item(), binding.arrays["g"].copy()),
+    )  # fmt: skip
+
+
+def _all(feed: Feed, n: int) -> None:
+    feed(0, np.empty(n))
 
 
 def _call(problem: Problem, backend: str, way: str) -> Contestant:

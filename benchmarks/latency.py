@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks import matrix_exp
+from benchmarks import chains_peer, matrix_exp
 from benchmarks.dense import gradient_error
 from benchmarks.peers import Options, rows
-from benchmarks.timing import Contest
+from benchmarks.timing import Contest, Criterion, Table
 
 
 def contests(options: Options) -> list[Contest]:
@@ -22,4 +22,20 @@ def _calls(dtype: str, options: Options) -> Contest:
         contestants=rows("call", p, options),
         judged="relative error",
         judge=lambda result: gradient_error(p, result),
+        criteria=lambda table: criteria(dtype, table),
     )
+
+
+def criteria(dtype: str, table: Table) -> list[Criterion]:
+    """What a call costs, absolutely and beside the peers."""
+    native, inside = table.best("chains native"), table.best(chains_peer.INSIDE)
+    if native is None or inside is None:
+        return []
+    found = [
+        Criterion(f"latency, {dtype}: microseconds a call of chains native", native.median * 1e6, "<= 2.5"),
+        Criterion(f"latency, {dtype}: microseconds a sample inside the loop", inside.median * 1e6, "<= 0.25"),
+    ]
+    for peer, factor in {"PyTorch": 150, "JAX": 18}.items():
+        text = f"latency, {dtype}: {peer}'s best mode against chains native"
+        found += table.compare(text, table.best(peer), native, f">= {factor}")
+    return found

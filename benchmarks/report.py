@@ -43,7 +43,8 @@ def duration(seconds: float) -> str:
         return f"{seconds:.2f} s"
     if seconds >= 0.01:
         return f"{seconds * 1e3:.1f} ms"
-    return f"{seconds * 1e6:,.1f} us" if seconds < 1e-4 else f"{seconds * 1e6:,.0f} us"
+    digits = 2 if seconds < 1e-6 else 1 if seconds < 1e-4 else 0
+    return f"{seconds * 1e6:,.{digits}f} us"
 
 
 def save_json(path: str, machine: dict[str, Any], tables: Sequence[Table]) -> None:
