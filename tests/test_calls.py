@@ -137,6 +137,23 @@ def test_what_the_long_way_refuses_is_refused():
         net.value_and_grad(p, x, t[:2], LOSS)
 
 
+@pytest.mark.parametrize("other", [np.float32, np.float64])
+def test_neighbours_in_memory_do_not_overlap(other):
+    net, p, x, t = make()
+    expected = net.value_and_grad(p, x, t, LOSS)[1]
+    block = np.zeros(2 * p.nbytes + x.size * np.dtype(other).itemsize, np.uint8)
+    own, g, data = (block[a:b] for a, b in ((0, p.nbytes), (p.nbytes, 2 * p.nbytes), (2 * p.nbytes, None)))
+    own, g, data = own.view(np.float32), g.view(np.float32), data.view(other).reshape(x.shape)
+    own[:], data[:] = p, x
+    function = quick(net, ("gradient", True), p, x, LOSS, None)
+    assert function(own, data, t, g)[1] is g
+    np.testing.assert_array_equal(g, expected)
+    assert (
+        function(own, block[-x.nbytes - 4 : -4].view(np.float32).reshape(x.shape), t, block[-p.nbytes :].view(np.float32))
+        is None
+    )
+
+
 def test_machine_code_takes_no_wrong_number_of_arguments():
     net, p, x, _ = make()
     net(x, p)

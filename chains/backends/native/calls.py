@@ -41,7 +41,8 @@ HEADER = (
     "zero", "new array", "new tuple", "set item", "new float", "incref", "decref",
 )  # fmt: skip
 ARRAY = (
-    "descr", "dimensions", "lengths", "flags", "slot", "other slot", "type number", "elements", "other descr", "own", "convert",
+    "descr", "dimensions", "lengths", "flags", "slot", "other slot", "type number", "bytes", "elements", "own",
+    "other descr", "other bytes", "convert",
 )  # fmt: skip
 ZERO = np.zeros(1, np.int64)
 MOST_RESULTS = 3
@@ -71,7 +72,8 @@ def python_function(binding: NativeBinding, ins: Sequence[str], outs: Sequence[s
         own, other = place[name], OTHER[str(buffer.dtype)]
         convert = runtime().address(f"gather_{SOURCES[str(other)]}_{SOURCES[str(buffer.dtype)]}")
         words_of = [id(buffer.dtype), lengths.size, lengths.ctypes.data, WRITABLE if name in outs else READABLE]
-        words_of += [slots[0], slots[-1], buffer.dtype.num, own.size, id(other), own.ctypes.data, convert]
+        words_of += [slots[0], slots[-1], buffer.dtype.num, own.nbytes, own.size, own.ctypes.data]
+        words_of += [id(other), own.size * other.itemsize, convert]
         words += words_of
     owner = np.array(words, np.int64).view(_Words)
     owner.keep = keep
@@ -209,8 +211,11 @@ def _apart(module: Module) -> Function:
     words, objects, k = f.arguments
 
     def extent(k: Value) -> tuple[Value, Value]:
-        start = _field(f, _object(f, objects, k), DATA, I64)
-        return start, f.add(start, f.mul(_of_array(f, _array(f, words, k), "elements"), 8))  # at most
+        thing, array = _object(f, objects, k), _array(f, words, k)
+        other = f.compare("eq", _field(f, thing, DESCR), _of_array(f, array, "other descr", PTR))
+        nbytes = f.select(other, _of_array(f, array, "other bytes"), _of_array(f, array, "bytes"))
+        start = _field(f, thing, DATA, I64)
+        return start, f.add(start, nbytes)
 
     start, stop = extent(k)
     none = _header(f, words, "none")
