@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Where things lie in a PyObject and in NumPy's PyArrayObject_fields (numpy/ndarraytypes.h) with 64-bit addresses, in bytes.
 TYPE, DATA, DIMENSIONS, LENGTHS, DESCR, FLAGS = 8, 16, 24, 32, 56, 64
-OTHER = {"float32": np.dtype(np.float64), "float64": np.dtype(np.float32)}
+OTHER: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float64), "float64": np.dtype(np.float32)}
 READABLE, WRITABLE = 0x101, 0x501  # NPY_ARRAY_C_CONTIGUOUS and _ALIGNED; _WRITEABLE beside them
 NEW_ARRAY = 93  # the place of PyArray_New in NumPy's table of functions (numpy/__multiarray_api.h)
 METH_FASTCALL = 0x80
