@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,7 @@ from chains.layers.base import Layer
 from chains.steps import ArraySteps
 
 PRECISIONS = ("float32", "tf32", "bf16")
+CONVOLUTIONS = tuple(f"{name}-{how}" for name in ("cupy", "cupy-tf32") for how in ("products", "cudnn", "cudnn-timed"))
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,16 @@ def _digits(quick: bool) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.n
     return (x[:24], t[:24], (xv[:24], tv[:24])) if quick else (x, t, (xv, tv))
 
 
-def check(name: str, report: Callable[[str], None]) -> bool:
-    """Every case of the tests' harness on the backend `name` against NumPy in float64; whether all agree."""
+def check(name: str, report: Callable[[str], None], only: str = "") -> bool:
+    """The cases of the tests' harness with `only` in their names, on the backend `name` against NumPy in float64.
+
+    Returns whether all agree.
+    """
     from tests.harness import CASES, ROUNDING
 
     worst = {np.float32: (0.0, ""), np.float64: (0.0, "")}
-    for case in CASES:
+    cases = [case for case in CASES if only in str(case)]
+    for case in cases:
         problem = case.problem(70)
         wanted = problem.value_and_grad("numpy", np.float64)
         for dtype in worst:
@@ -126,7 +131,7 @@ def check(name: str, report: Callable[[str], None]) -> bool:
             error /= 10 * ROUNDING[np.dtype(dtype)]
             worst[dtype] = max(worst[dtype], (error, str(case)))
     for dtype, (error, case) in worst.items():
-        report(f"  {np.dtype(dtype)}: {len(CASES)} cases, largest error {error:.2f} of what is allowed ({case})")
+        report(f"  {np.dtype(dtype)}: {len(cases)} cases, largest error {error:.2f} of what is allowed ({case})")
     return all(error <= 1.0 for error, _ in worst.values())
 
 
@@ -205,6 +210,23 @@ def wide(problem: Problem, names: dict[str, Any], report: Callable[[str], None])
         report(f"  chains {name}: {best * 1e3:.2f} ms a step, {rate / 1e12:.1f} TFLOP/s, {share}")
 
 
+def convolutions(table: list[Problem], names: Sequence[str], report: Callable[[str], None]) -> bool:
+    """The problems with convolutions done in each way: checked where nothing is rounded to TF32, then measured."""
+    right = True
+    for name in names:
+        try:
+            place = backends.backend(name).on_device.device  # type: ignore[attr-defined]
+        except ValueError as error:
+            report(f"  chains {name} was not measured: {error}")
+            continue
+        report(f"{name}: convolutions by {place.convolutions or 'products and kernels of our own'}")
+        right &= "tf32" in name or check(name, report, only="Conv")
+        for problem in table:
+            report(f"{problem.name} (goal: {problem.goal})")
+            measure(problem, name, place, report)
+    return right
+
+
 def allocations(problem: Problem, backend: str, place: Any) -> int:
     """How often steady training asks for memory of the GPU, by a hook on CuPy's allocator."""
     import cupy
@@ -237,7 +259,10 @@ def run(name: str, place: Any, precise: dict[str, Any], quick: bool, report: Cal
             report(f"  {text}" + (f": {seconds:.4g} s, {seconds / ours:.1f} times ours" if seconds is not None else ""))
     report(f"{last.name} (goal: {last.goal})")
     wide(last, precise, report)
-    return right
+    report("convolutions done in other ways")
+    return (
+        convolutions([p for p in trained if any(isinstance(layer, Conv) for layer in p.layers)], CONVOLUTIONS, report) and right
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -258,9 +283,9 @@ def main(arguments: list[str] | None = None) -> int:
     names = {f"cupy-{p}" if p != "float32" else "cupy": None for p in PRECISIONS}
     precise = {name: backends.backend(name).on_device.device for name in names}  # type: ignore[attr-defined]
     right = run("cupy", place, precise, options.quick, print)
-    for problem in problems(True)[:2]:
+    for problem in problems(True)[:3]:
         print(f"allocations in two steady epochs of {problem.name}: {allocations(problem, 'cupy', place)}")
-    print("not measured, since not built: copies from and to the host beside computing; cuDNN; one kernel for a whole step")
+    print("not measured, since not built: copies from and to the host beside computing; one kernel for a whole step")
     print("all correct" if right else "WRONG RESULTS: see above")
     return 0 if right else 1
 

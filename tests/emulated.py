@@ -22,9 +22,11 @@ import numpy as np
 
 from chains.backends import Backend
 from chains.backends.cupy import CupyBackend
+from chains.backends.cupy.cudnn import Cudnn
 from chains.backends.cupy.device import Device, Gemm, Work
 from chains.backends.cupy.kernels import Kernel
 from chains.backends.places import add_place
+from tests import fake_cudnn
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 FLAGS = ("-O1", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
@@ -131,14 +133,19 @@ class DeviceArray(np.ndarray):
 
 
 class EmulatedDevice(Device):
-    """A GPU made of a C compiler. `backwards` runs threads and blocks from the last to the first."""
+    """A GPU made of a C compiler. `backwards` runs threads and blocks from the last to the first.
 
-    def __init__(self, backwards: bool = False) -> None:
+    With `convolutions`, these are done by `fake_cudnn`, with plans chosen that way.
+    """
+
+    def __init__(self, backwards: bool = False, convolutions: str | None = None, precision: str = "float32") -> None:
         self.name = "emulated"
         self.backwards = backwards
         self.allocations = 0
         self.launches = 0
         self.graphs = 0
+        self.library = fake_cudnn.FrontEnd()
+        self.convolutions = Cudnn(self, self.library, precision, convolutions) if convolutions else None
         self._modules: dict[str, ctypes.PyDLL] = {}
 
     def owns(self, array: Any) -> bool:
@@ -215,6 +222,13 @@ class EmulatedDevice(Device):
     def running(self) -> AbstractContextManager[object]:
         return np.errstate(all="ignore")
 
+    def current_stream(self) -> int:
+        return fake_cudnn.STREAM
+
+    def seconds(self, work: Work) -> float:
+        work()
+        return fake_cudnn.ENGINES[self.library.executed[-1][1]].seconds
+
 
 def _entry(kernel: Kernel) -> str:
     """A function that takes a kernel's arguments by their addresses, as a launch does."""
@@ -236,15 +250,15 @@ def _matrix(address: int, dtype: np.dtype[Any], shape: tuple[int, int], leading:
 class EmulatedBackend(CupyBackend):
     """The GPU backend on `EmulatedDevice`."""
 
-    name = "emulated"
-
-    def __init__(self, backwards: bool = False) -> None:
-        super().__init__(EmulatedDevice(backwards))
-        if not backwards:
+    def __init__(self, name: str = "emulated", backwards: bool = False, convolutions: str | None = None) -> None:
+        super().__init__(EmulatedDevice(backwards, convolutions))
+        self.name = name
+        if name == "emulated":
             add_place(self.on_device.device, self.on_device)
 
 
 def register(backends: dict[str, Callable[[], Backend]]) -> None:
-    """Make "emulated" a name of a backend, and "backwards" that of one with its threads in the other order."""
+    """Make these names of backends: "emulated", "backwards" with its threads in the other order, and one with cuDNN."""
     backends["emulated"] = EmulatedBackend
-    backends["backwards"] = partial(EmulatedBackend, True)
+    backends["backwards"] = partial(EmulatedBackend, "backwards", True)
+    backends["emulated-cudnn"] = partial(EmulatedBackend, "emulated-cudnn", False, "auto")

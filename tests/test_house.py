@@ -148,7 +148,7 @@ def test_sigma_is_sigmoid():
     assert chains.__version__.count(".") == 2
 
 
-HEAVY = ("scipy.optimize", "matplotlib", "torch", "pooch", "tqdm", "llvmlite", "cupy", "sklearn", "pytest")
+HEAVY = ("scipy.optimize", "matplotlib", "torch", "pooch", "tqdm", "llvmlite", "cupy", "cudnn", "sklearn", "pytest")
 LIGHT_IMPORT = f"import sys, chains; print([name for name in {HEAVY} if name in sys.modules])"
 
 

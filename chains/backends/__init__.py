@@ -19,12 +19,12 @@ def _native() -> Backend:
     return NativeBackend()
 
 
-def _cupy(precision: str = "float32") -> Backend:
+def _cupy(precision: str = "float32", convolutions: str = "auto") -> Backend:
     from chains.backends.cupy import CupyBackend
     from chains.backends.cupy.cuda import CudaDevice
 
-    made = CupyBackend(CudaDevice(precision))
-    if precision == "float32":  # the one that stands for the GPU where a network names none
+    made = CupyBackend(CudaDevice(precision, convolutions))
+    if (precision, convolutions) == ("float32", "auto"):  # the one that stands for the GPU where a network names none
         add_place(made.on_device.device, made.on_device)
     return made
 
@@ -36,6 +36,11 @@ _BACKENDS: dict[str, Callable[[], Backend]] = {
     "cupy": _cupy,
     "cupy-tf32": partial(_cupy, "tf32"),
     "cupy-bf16": partial(_cupy, "bf16"),
+    **{
+        f"{name}-{convolutions}": partial(_cupy, precision, convolutions)
+        for name, precision in (("cupy", "float32"), ("cupy-tf32", "tf32"))
+        for convolutions in ("products", "cudnn", "cudnn-timed", "cudnn-fastest")
+    },
 }
 _loaded: dict[str, Backend] = {}
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from chains.backends.base import Arrays, Backend, Binding, Feed, caller_arrays
 from chains.backends.cupy.compiler import Compiled
+from chains.backends.cupy.cudnn import ALIGNMENT, Convolved, convolved
 from chains.backends.cupy.device import Array, Device, Gemm, Work
 from chains.backends.cupy.kernels import Launch, Product
 from chains.program import Program
-from chains.view import Buffer, concrete
+from chains.view import Buffer, View, concrete
 
 
 class DeviceBackend(Backend):
@@ -26,21 +27,25 @@ class DeviceBackend(Backend):
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._compiled: WeakKeyDictionary[Program, Compiled] = WeakKeyDictionary()
+        self._compiled: WeakKeyDictionary[Program, dict[bool, Compiled]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> DeviceBinding:
-        return DeviceBinding(self.device, self.compile(program), batch, arrays, scratch)
+        device, names = self.device, convolved(program) & arrays.keys()
+        aligned = all(device.address(arrays[name]) % ALIGNMENT == 0 for name in names if device.owns(arrays[name]))
+        return DeviceBinding(device, self.compile(program, aligned), batch, arrays, scratch)
 
     def prepare(self, program: Program) -> None:
         self.compile(program)
 
-    def compile(self, program: Program) -> Compiled:
-        """The steps of a program and the text of its kernels, made the first time."""
+    def compile(self, program: Program, aligned: bool = True) -> Compiled:
+        """The steps of a program and the text of its kernels, made the first time; without cuDNN for arrays it cannot take."""
         with self._lock:
-            if program not in self._compiled:
-                self._compiled[program] = Compiled(program)
-            return self._compiled[program]
+            known = self._compiled.setdefault(program, {})
+            library = self.device.convolutions if aligned else None
+            if (library is None) not in known:
+                known[library is None] = Compiled(program, convolutions=library)
+            return known[library is None]
 
     def listing(self, program: Program) -> str:
         """The program, then its kernels in CUDA C."""
@@ -74,7 +79,8 @@ class DeviceBinding(Binding):
         self.device = device
         self.arrays = device_arrays(device, self.program, batch, arrays)
         self._plan = compiled.plan(batch)
-        self.scratch = device.empty((max(1, self._plan.nbytes(batch)),), np.uint8) if scratch is None else scratch
+        nbytes = max(1, self._plan.nbytes(batch))
+        self.scratch = device.empty((nbytes,), np.uint8) if scratch is None or scratch.nbytes < nbytes else scratch
         self._base = device.address(self.scratch)
         self._index: type[np.generic] = np.int64 if "long long Index" in compiled.text(batch) else np.int32
         kernels = list(compiled.source.kernels.values())
@@ -84,6 +90,8 @@ class DeviceBinding(Binding):
             if isinstance(step, Launch):
                 work = launch(device, step, functions, batch, self._index, self._address)
                 self.work += [work] if work is not None else []
+            elif isinstance(step, Convolved):
+                self.work.append(self._convolution(step))
             else:
                 assert isinstance(step, Product)
                 self.work.append(device.product(self._gemm(step)))
@@ -113,12 +121,18 @@ class DeviceBinding(Binding):
             max(step.a.leading, rows if step.a.transposed else inner),
             max(step.b.leading, inner if step.b.transposed else columns),
         )
-        views = (step.out, step.a.view, step.b.view)
-        addresses = [self._address(view.buffer) + view.offset * view.dtype.itemsize for view in views]
         return Gemm(
-            step.out.dtype, (rows, columns, inner), (addresses[0], addresses[1], addresses[2]), leading,
+            step.out.dtype, (rows, columns, inner), self._addresses(step.out, step.a.view, step.b.view), leading,
             (step.a.transposed, step.b.transposed), step.accumulate,
         )  # fmt: skip
+
+    def _convolution(self, step: Convolved) -> Work:
+        assert self.device.convolutions is not None
+        return self.device.convolutions.work(step.convolution, self._addresses(*step.views), self._address(step.workspace))
+
+    def _addresses(self, *views: View) -> tuple[int, int, int]:
+        first, second, third = (self._address(view.buffer) + view.offset * view.dtype.itemsize for view in views)
+        return first, second, third
 
     def _address(self, buffer: Buffer) -> int:
         if buffer.role == "scratch":

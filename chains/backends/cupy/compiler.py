@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from chains.backends.base import UnsupportedOperationError
+from chains.backends.cupy import cudnn
 from chains.backends.cupy.axes import Space, count, count_text
-from chains.backends.cupy.convolutions import Lowering, is_product
+from chains.backends.cupy.convolutions import AnyConvolution, Lowering, is_product
 from chains.backends.cupy.fusion import Elementwise, Run, in_the_way, run_lines, staged
 from chains.backends.cupy.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.cupy.indexed import gather, random, scatter_add
-from chains.backends.cupy.kernels import Pointers, Source, Step, Tiled, blocks, each_element
+from chains.backends.cupy.kernels import Pointers, Source, Step, blocks, each_element, untiled
 from chains.backends.cupy.products import prepared, product
-from chains.backends.cupy.reduction import reduction
+from chains.backends.cupy.reduction import Temporary, reduction
 from chains.operations import (
     Convolve,
     ConvolveInput,
-    ConvolveWeight,
     Gather,
     MatMul,
     Operation,
@@ -39,9 +40,10 @@ WIDE = 1 << 30  # elements of an array from which on kernels count with 64 bits
 class Compiled:
     """The steps of a program, the text of their kernels, and the scratch memory they need; for any batch size."""
 
-    def __init__(self, program: Program, source: Source | None = None) -> None:
+    def __init__(self, program: Program, source: Source | None = None, convolutions: cudnn.Cudnn | None = None) -> None:
         self.program = program
         self.source = source or Source()
+        self._cudnn = convolutions
         self.steps: list[Step] = []
         self._sizes: dict[Buffer, Callable[[int], int]] = {}  # elements of this backend's own scratch buffers
         operations = [ready for operation in program.operations for ready in self._prepared(operation)]
@@ -62,8 +64,7 @@ class Compiled:
 
     def at(self, batch: int) -> Iterator[Step]:
         """The launches and products at a batch size."""
-        for step in self.steps:
-            yield from step.steps(batch) if isinstance(step, Tiled) else (step,)
+        return untiled(self.steps, batch)
 
     def elements(self, buffer: Buffer, batch: int) -> int:
         """How many elements a buffer has at a batch size."""
@@ -93,7 +94,11 @@ class Compiled:
 
     def _prepared(self, operation: Operation) -> list[Operation]:
         """The operation as ones that have a kernel."""
-        first = prepared(operation, self._like) if isinstance(operation, MatMul) else [operation]
+        first = [operation]
+        if isinstance(operation, MatMul):
+            first = prepared(operation, self._like)
+        elif self._cudnn is not None and isinstance(operation, AnyConvolution):
+            first = cudnn.prepared(operation, self._like)
         return [ready for each in first for ready in staged(each, self._like)]
 
     def _lower(self, operations: list[Operation]) -> None:
@@ -134,14 +139,23 @@ class Compiled:
             return [product(operation)]
         if isinstance(operation, Reduce):
             return reduction(source, operation, None, lambda buffer: True, self._temporary)
-        if isinstance(operation, (Convolve, ConvolveInput, ConvolveWeight)) and is_product(operation):
-            return Lowering(source, operation, self._temporary).steps()
-        if isinstance(operation, ConvolveWeight):
-            return convolve_weight(source, operation, self._temporary)
+        if isinstance(operation, AnyConvolution):
+            own = partial(self._convolution, operation)
+            return own(self._temporary) if self._cudnn is None else cudnn.lowered(operation, self._cudnn, self._temporary, own)
         for kind, lower in _LOWERINGS.items():
             if type(operation) is kind:
                 return lower(source, operation)
         raise UnsupportedOperationError(f"backend 'cupy' cannot run the operation `{operation.name}` of {operation.label}")
+
+    def _convolution(self, operation: AnyConvolution, temporary: Temporary) -> list[Step]:
+        """The convolution by this backend's own kernels and cuBLAS."""
+        if is_product(operation):
+            return Lowering(self.source, operation, temporary).steps()
+        if isinstance(operation, Convolve):
+            return convolve(self.source, operation)
+        if isinstance(operation, ConvolveInput):
+            return convolve_input(self.source, operation)
+        return convolve_weight(self.source, operation, temporary)
 
 
 _LOWERINGS: dict[type[Operation], Callable[..., list[Step]]] = {
@@ -150,8 +164,6 @@ _LOWERINGS: dict[type[Operation], Callable[..., list[Step]]] = {
     ScatterAdd: scatter_add,
     Pool: pool,
     PoolInput: pool_input,
-    Convolve: convolve,
-    ConvolveInput: convolve_input,
 }
 
 

@@ -28,11 +28,11 @@ AnyConvolution = Convolve | ConvolveInput | ConvolveWeight
 
 def is_product(operation: AnyConvolution) -> bool:
     """Whether the convolution is done as a product."""
-    w = _parts(operation)[1]
+    w = parts(operation)[1]
     return operation.groups == 1 and w.contiguous and math.prod(concrete(w.shape, 1)) >= SMALLEST
 
 
-def _parts(operation: AnyConvolution) -> tuple[View, View, View]:
+def parts(operation: AnyConvolution) -> tuple[View, View, View]:
     """The views of the images, the kernels and the result of the convolution, or of their gradients."""
     (out,), (first, second) = operation.outs, operation.ins
     if isinstance(operation, Convolve):
@@ -55,7 +55,7 @@ class Lowering:
 
     def __init__(self, source: Source, operation: AnyConvolution, temporary: Temporary) -> None:
         self.source, self.operation = source, operation
-        self.x, self.w, self.y = _parts(operation)
+        self.x, self.w, self.y = parts(operation)
         self.kind = ctype(self.x.dtype)
         (self.outputs, *entry), (_, _, *positions) = concrete(self.w.shape, 1), concrete(self.y.shape, 1)
         self.entries, self.positions = math.prod(entry), math.prod(positions)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from chains.backends.cupy import cudnn
 from chains.backends.cupy.device import Array, Device, Gemm, Work
 from chains.backends.cupy.kernels import Kernel
 
@@ -24,10 +25,11 @@ WORKSPACE_BYTES = 32 << 20  # for cuBLAS: what it recommends for the largest GPU
 class CudaDevice(Device):
     """The current CUDA device. `precision` says how float32 matrices are multiplied: "float32", "tf32" or "bf16".
 
-    The last two round the factors to 10 or 7 bits and add in float32. Raises ValueError where there is no GPU to use.
+    The last two round the factors to 10 or 7 bits and add in float32. `convolutions` says who does these (see
+    `chains.backends.cupy.cudnn`). Raises ValueError where there is no GPU to use.
     """
 
-    def __init__(self, precision: str = "float32") -> None:
+    def __init__(self, precision: str = "float32", convolutions: str = "auto") -> None:
         self.cupy = usable_cupy()
         self.name = "cuda"
         self.precision = precision
@@ -36,6 +38,7 @@ class CudaDevice(Device):
         self._lock = threading.Lock()
         self._cublas = Cublas(precision)
         self._workspace = self.empty((WORKSPACE_BYTES,), np.uint8)
+        self.convolutions = cudnn.chosen(self, precision, convolutions)
 
     def owns(self, array: Any) -> bool:
         return isinstance(array, self.cupy.ndarray)
@@ -82,8 +85,7 @@ class CudaDevice(Device):
         return partial(self._multiply, self._cublas.call(gemm))
 
     def _multiply(self, call: Any) -> None:
-        stream = self.cupy.cuda.get_current_stream()
-        self._cublas.start(call, stream.ptr, self._workspace.data.ptr, WORKSPACE_BYTES)
+        self._cublas.start(call, self.current_stream(), self._workspace.data.ptr, WORKSPACE_BYTES)
 
     def capture(self, work: Sequence[Work]) -> Work:
         with self._lock, self._capturing:
@@ -97,6 +99,22 @@ class CudaDevice(Device):
 
     def running(self) -> AbstractContextManager[object]:
         return self._on_stream()
+
+    def current_stream(self) -> int:
+        return int(self.cupy.cuda.get_current_stream().ptr)
+
+    def seconds(self, work: Work) -> float:
+        event, times = self.cupy.cuda.Event, []
+        with self.running():
+            work()
+            for _ in range(5):
+                start, stop = event(), event()
+                start.record(self.stream)
+                work()
+                stop.record(self.stream)
+                stop.synchronize()
+                times.append(self.cupy.cuda.get_elapsed_time(start, stop) / 1e3)
+        return float(min(times))
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:

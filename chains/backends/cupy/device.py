@@ -6,12 +6,15 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from chains.backends.cupy.kernels import Kernel
 from chains.backends.places import Array, Place
+
+if TYPE_CHECKING:
+    from chains.backends.cupy.cudnn import Cudnn
 
 Work = Callable[[], object]
 
@@ -36,7 +39,12 @@ class Gemm:
 
 
 class Device(Place):
-    """A GPU, its memory and the order of its work: everything is done in the order it was asked for."""
+    """A GPU, its memory and the order of its work: everything is done in the order it was asked for.
+
+    `convolutions` is the library for these, None where the backend's own kernels and products do them.
+    """
+
+    convolutions: Cudnn | None = None
 
     @abstractmethod
     def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
@@ -57,3 +65,11 @@ class Device(Place):
     @abstractmethod
     def running(self) -> AbstractContextManager[object]:
         """A context that work is to be started in."""
+
+    @abstractmethod
+    def current_stream(self) -> int:
+        """The stream that work started now goes to, as CUDA's handle."""
+
+    @abstractmethod
+    def seconds(self, work: Work) -> float:
+        """How long the work takes on the device: the shortest of a few times, after one that does not count."""

@@ -6,7 +6,7 @@ Fixed lengths and strides are part of the text, so that one kernel serves every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from chains.backends.cupy.text import PRELUDE, ctype
@@ -90,6 +90,12 @@ class Tiled(Step):
     reads: tuple[Buffer, ...] = ()
     writes: tuple[Buffer, ...] = ()
     label: str = ""
+
+
+def untiled(steps: Iterable[Step], batch: int) -> Iterator[Step]:
+    """The steps at a batch size, with those of tiled ones in their place."""
+    for step in steps:
+        yield from untiled(step.steps(batch), batch) if isinstance(step, Tiled) else (step,)
 
 
 class Source:
