@@ -171,8 +171,11 @@ class Function:
             return b
         return a if b.text == "0" else self._folded("add", a, b)
 
-    def mul(self, a: Value, b: int) -> Value:
-        return a if b == 1 else self._folded("mul", a, integer(b))
+    def mul(self, a: Value, b: Value | int) -> Value:
+        b = b if isinstance(b, Value) else integer(b)
+        if a.text == "1":
+            return b
+        return a if b.text == "1" else self._folded("mul", a, b)
 
     def _folded(self, operation: str, a: Value, b: Value) -> Value:
         if a.text.lstrip("-").isdigit() and b.text.lstrip("-").isdigit():

@@ -48,7 +48,9 @@ def lower_large(frame: Frame, operation: MatMul, space: Value, thread: Value, th
     product = _Product(frame, out, a, b)
     rows, inner = (frame.extent(extent) for extent in a.shape)
     pointers = [frame.base(out), frame.base(a), frame.base(b), space]
-    arguments = [*pointers, rows, inner, thread, threads]
+    # Strides but 1 are arguments, so that products of different sizes may share their code.
+    strides = [integer(stride) for view in (out, a, b) for stride in view.strides if stride != 1]
+    arguments = [*pointers, rows, inner, thread, threads, *strides]
     name = frame.f.module.outline("gemm", [argument.type for argument in arguments], product.write)
     frame.f.line(f"call void @{name}({', '.join(map(str, arguments))})")
 
@@ -72,7 +74,11 @@ class _Product:
         self.outer = OUTER // self.height * self.height
 
     def write(self, f: Function, arguments: list[Value]) -> None:
-        out, a, b, packed_a, rows, inner, thread, threads = arguments
+        out, a, b, packed_a, rows, inner, thread, threads, *given = arguments
+        strides = iter(given)
+        self.out_strides, self.a_strides, self.b_strides = (
+            [integer(1) if stride == 1 else next(strides) for stride in view.strides] for view in (self.out, self.a, self.b)
+        )
         packed_b = f.address(packed_a, integer(OUTER * INNER), self.scalar)
         panels = -(-self.columns // self.width)
         begin, end = (
@@ -87,13 +93,13 @@ class _Product:
         def block(i: Value, k: Value) -> None:
             height = _least(f, f.binary("sub", rows, i), integer(self.outer))
             depth = _least(f, f.binary("sub", inner, k), integer(INNER))
-            corner = f.add(f.mul(i, self.a.strides[0]), f.mul(k, self.a.strides[1]))
+            corner = f.add(f.mul(i, self.a_strides[0]), f.mul(k, self.a_strides[1]))
             self._pack_a(f, f.address(a, corner, self.scalar), packed_a, height, depth)
 
             def panel(column: Value, masks: Sequence[Value | None]) -> None:
-                source = f.add(f.mul(k, self.b.strides[0]), f.mul(column, self.b.strides[1]))
+                source = f.add(f.mul(k, self.b_strides[0]), f.mul(column, self.b_strides[1]))
                 self._pack_b(f, f.address(b, source, self.scalar), packed_b, depth, masks)
-                target = f.address(out, f.add(f.mul(i, self.out.strides[0]), column), self.scalar)
+                target = f.address(out, f.add(f.mul(i, self.out_strides[0]), column), self.scalar)
                 self._multiply(f, target, f.compare("eq", k, integer(0)), packed_a, packed_b, height, depth, masks)
 
             f.loop(begin, end_whole, 1, lambda n, _: panel(f.mul(n, self.width), [None] * self.vectors))
@@ -133,11 +139,11 @@ class _Product:
 
         def block(i: Value, height: int, n: Value, width: int) -> None:
             def multiply(k: Value, sums: Sequence[Value], mask: Value | None = None) -> list[Value]:
-                def vector(base: Value, row: Value, stride: int) -> Value:
+                def vector(base: Value, row: Value, stride: Value) -> Value:
                     return f.load(self.type, f.address(base, f.add(f.mul(row, stride), k), self.scalar), mask)
 
-                left = [vector(a, f.add(i, r), self.a.strides[0]) for r in range(height)]
-                right = [vector(b, f.add(n, c), self.b.strides[1]) for c in range(width)]
+                left = [vector(a, f.add(i, r), self.a_strides[0]) for r in range(height)]
+                right = [vector(b, f.add(n, c), self.b_strides[1]) for c in range(width)]
                 return [f.fma(x, y, sums[r * width + c]) for r, x in enumerate(left) for c, y in enumerate(right)]
 
             zero = [number(self.type, 0.0)] * (height * width)
@@ -146,7 +152,7 @@ class _Product:
                 sums = multiply(integer(whole), sums, rest)
             for r in range(height):
                 for c in range(width):
-                    place = f.add(f.mul(f.add(i, r), self.out.strides[0]), f.add(n, c))
+                    place = f.add(f.mul(f.add(i, r), self.out_strides[0]), f.add(n, c))
                     f.store(horizontal(f, sums[r * width + c]), f.address(out, place, self.scalar))
 
         def some(n: Value, width: int) -> None:
@@ -156,7 +162,7 @@ class _Product:
 
     def _pack_a(self, f: Function, source: Value, target: Value, height: Value, depth: Value) -> None:
         """Blocks of rows, each (inner, row of the block)."""
-        down, along = self.a.strides
+        down, along = self.a_strides
 
         def rows(i: Value, count: int) -> None:
             def step(k: Value, _: list[Value]) -> None:
@@ -172,7 +178,7 @@ class _Product:
 
     def _pack_b(self, f: Function, source: Value, target: Value, depth: Value, masks: Sequence[Value | None]) -> None:
         """Rows of the panel's vectors."""
-        down, along = self.b.strides
+        down, along = self.b_strides
         width = len(masks) * self.lanes
 
         def row(k: Value, _: list[Value]) -> None:
@@ -186,7 +192,7 @@ class _Product:
             for n, columns in enumerate(masks):
                 count = self.lanes if columns is None else columns.text.count("i1 1")
                 vectors = [
-                    f.load(self.type, f.address(source, f.add(k, (n * self.lanes + j) * along), self.scalar), mask)
+                    f.load(self.type, f.address(source, f.add(k, f.mul(along, n * self.lanes + j)), self.scalar), mask)
                     if j < count
                     else number(self.type, 0.0)
                     for j in range(self.lanes)
@@ -194,7 +200,7 @@ class _Product:
                 for j, vector in enumerate(transposed(f, vectors)):
                     f.store(vector, f.address(target, f.add(f.mul(f.add(k, j), width), n * self.lanes), self.scalar))
 
-        if along == 1:
+        if along.text == "1":
             f.loop(integer(0), depth, 1, row)
             return
         whole = f.binary("and", depth, integer(-self.lanes))
@@ -219,14 +225,14 @@ class _Product:
         Without `fresh`, a and b are not packed, and the result begins with their product.
         """
         width, packed = len(masks), fresh is not None
-        down = width * self.lanes if packed else self.b.strides[0]
+        down = integer(width * self.lanes) if packed else self.b_strides[0]
 
         def rows(i: Value, count: int) -> None:
-            own = f.binary("mul", i, depth) if packed else f.mul(i, self.a.strides[0])
+            own = f.binary("mul", i, depth) if packed else f.mul(i, self.a_strides[0])
             own = f.address(a, own, self.scalar)
 
             def place(r: int, n: int) -> Value:
-                offset = f.add(f.mul(f.add(i, r), self.out.strides[0]), n * self.lanes)
+                offset = f.add(f.mul(f.add(i, r), self.out_strides[0]), n * self.lanes)
                 return f.address(out, offset, self.scalar)
 
             def multiply(k: Value, sums: Sequence[Value]) -> list[Value]:
@@ -240,7 +246,10 @@ class _Product:
                 ]
                 results = []
                 for r in range(count):
-                    offset = f.add(f.mul(k, count), r) if packed else f.add(f.mul(k, self.a.strides[1]), r * self.a.strides[0])
+                    if packed:
+                        offset = f.add(f.mul(k, count), r)
+                    else:
+                        offset = f.add(f.mul(k, self.a_strides[1]), f.mul(self.a_strides[0], r))
                     x = f.splat(f.load(self.scalar, f.address(own, offset, self.scalar)), self.lanes)
                     results += [f.fma(x, v, sums[r * width + n]) for n, v in enumerate(vectors)]
                 return results

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chains.backends.base import UnsupportedOperationError
+from chains.backends.native.vectormath import ELEMENTARY
 from chains.operations import Map, MatMul
 from chains.view import Batch, View
 
@@ -38,7 +39,7 @@ def kernel_of(operation: MatMul, maps: Sequence[Map]) -> Kernel:
 def fusible(operation: MatMul, maps: Sequence[Map], candidate: Map, lanes: int) -> bool:
     """Whether `candidate`, after `maps`, can be done to the product's elements while they are in registers."""
     out = operation.outs[0]
-    if not isinstance(out.shape[0], Batch) or out.strides[1] != 1:
+    if not isinstance(out.shape[0], Batch) or out.strides[1] != 1 or _is_long(candidate):
         return False
     if {view.buffer for view in candidate.outs} & {view.buffer for view in operation.ins}:
         return False  # other blocks of the product still read them
@@ -64,6 +65,12 @@ def fusible(operation: MatMul, maps: Sequence[Map], candidate: Map, lanes: int) 
     touches = any(_same_rows(view, register) for view in candidate.views for register in registers)
     share = columns / (-(-columns // lanes) * lanes)
     return touches and (broadcast or share >= 0.5)
+
+
+def _is_long(operation: Map) -> bool:
+    """Whether a formula holds elementary functions: written once, in a loop of its own, rather than for each row of a block,
+    which takes as long to run and less to compile."""
+    return any(instruction.operation in ELEMENTARY for instruction in operation.formula.instructions)
 
 
 def as_rows(view: View) -> View:

@@ -17,7 +17,7 @@ from chains.backends.native import cache as files
 from chains.backends.native.target import Processor
 
 # Part of the name of cached code: raise it whenever `Code` makes other code of the same assembly.
-PIPELINE = "1: passes of level 1 (2 where vectorized), code of level 2"
+PIPELINE = "2: loops rotated, global value numbering (passes of level 2 where vectorized), code of level 2"
 
 _locks = {"linking": Lock(), "making": Lock()}
 if hasattr(os, "register_at_fork"):  # another thread may have held them
@@ -79,12 +79,19 @@ class Code:
         return machine.emit_assembly(self._optimised(machine))
 
     def _optimised(self, machine: llvm.TargetMachine) -> llvm.ModuleRef:
-        """The module cleaned up. Kernels are vectors already, so that LLVM need not look for any."""
+        """The module cleaned up. Kernels are as they should be but for repeated addresses and tests at the heads of loops."""
         module = llvm.parse_assembly(self.text)
         module.verify()
-        options = llvm.create_pipeline_tuning_options(speed_level=2 if self._vectorize else 1)
+        options = llvm.create_pipeline_tuning_options(speed_level=2)
         options.loop_vectorization = self._vectorize
         options.slp_vectorization = options.loop_unrolling = False
         builder = llvm.create_pass_builder(machine, options)
-        builder.getModulePassManager().run(module, builder)
+        if self._vectorize:
+            passes = builder.getModulePassManager()
+        else:
+            passes = llvm.create_new_module_pass_manager()
+            passes.add_loop_rotate_pass()
+            passes.add_new_gvn_pass()
+            passes.add_simplify_cfg_pass()
+        passes.run(module, builder)
         return module

@@ -259,6 +259,7 @@ def _circular(f: Function, x: Value, name: str, quarter: int) -> Value:
     return f.either(every, reduced, lambda: f.intrinsic(name, x))
 
 
+ELEMENTARY = ("exp", "log", "log1p", "expm1", "tanh", "sin", "cos", "erf")  # those that take a dozen instructions or more
 FUNCTIONS: dict[str, Callable[[Function, Value], Value]] = {
     "exp": exp,
     "log": log,
