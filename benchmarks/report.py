@@ -33,8 +33,8 @@ def text(table: Table) -> str:
 
 
 def progress_bar(total: int, unit: str) -> tqdm:
-    """A bar on the standard error that vanishes when closed."""
-    return tqdm(total=total, file=sys.stderr, unit=unit, leave=False, dynamic_ncols=True)
+    """A bar on the standard error that vanishes when closed; none where that is no terminal."""
+    return tqdm(total=total, file=sys.stderr, unit=unit, leave=False, dynamic_ncols=True, disable=None)
 
 
 def duration(seconds: float) -> str:

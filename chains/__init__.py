@@ -4,7 +4,7 @@
 >>> net = Chain(Dense(784, 30, σ), Dense(30, 10, σ))
 """
 
-from chains import data, expr, models, schedules
+from chains import data, expr, models, schedules, testing
 from chains.activations import (
     activation,
     elu,
@@ -62,8 +62,9 @@ from chains.minimize import minimize
 from chains.objective import Objective
 from chains.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from chains.penalties import FrontLastPenalty, L1Penalty, L2Penalty, Penalty
-from chains.program import Program
+from chains.program import Program, Recorder
 from chains.steps import Updater
 from chains.train import TrainingState, train
+from chains.view import View
 
 __version__ = "0.1.0"

@@ -13,6 +13,8 @@ from typing import Any
 
 from chains.expr import cos, erf, exp, expm1, log1p, maximum, minimum, sin, trace, where
 from chains.expr import tanh as _tanh
+from chains.replay import Replay
+from chains.words import meant
 
 
 class Activation:
@@ -24,18 +26,20 @@ class Activation:
         function: Callable[[Any], Any],
         derivative: Callable[..., Any],
         recipe: tuple[Callable[..., Activation], tuple[Any, ...]] | None = None,
+        note: str = "",
     ) -> None:
         needs = tuple(inspect.signature(derivative).parameters)
         if not set(needs) <= {"x", "y"}:
             raise ValueError(f"the arguments of `derivative` of {name} (={needs}) must be among x (input) and y (output)")
-        trace(function, 1)
-        trace(derivative, len(needs))
+        self.formula = f"y = {trace(function, 1).text(['x'])}"
+        self.slope_formula = f"dy/dx = {trace(derivative, len(needs)).text(needs)}"
+        self.__doc__ = f"{name}: {self.formula}, with the derivative {self.slope_formula}.\n{note}".strip()
         self.name = name
         self.function = function
         self.derivative = derivative
         self.needs_input = "x" in needs
         self._needs = needs
-        self._recipe = recipe  # how to make it again, since formulas cannot be pickled
+        self._recipe = recipe  # how to make a built-in one again, whose lambdas cannot be pickled
 
     def __call__(self, x: Any) -> Any:
         return self.function(x)
@@ -48,8 +52,11 @@ class Activation:
     def __reduce__(self) -> Any:
         return self._recipe or super().__reduce__()
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return self.name
+
+    def __repr__(self) -> str:
+        return f"<activation {self.name}: {self.formula}, {self.slope_formula}>"
 
 
 ACTIVATIONS: dict[str, Activation] = {}
@@ -60,11 +67,12 @@ def activation(name: str, function: Callable[[Any], Any], *, derivative: Callabl
 
     `function` maps a number to a number, in arithmetic and the functions of `chains.expr` (or NumPy's ufuncs
     of the same names). `derivative` takes arguments named ``x`` (the input), ``y`` (the output), or both.
-    Raises TypeError or ValueError, naming it, where one of them cannot be traced.
+    What is kept are the two formulas, so that it can be pickled. Raises TypeError or ValueError, naming it, where one of them
+    cannot be traced.
 
     >>> softsign = activation("softsign", lambda x: x / (1 + abs(x)), derivative=lambda x: 1 / (1 + abs(x)) ** 2)
     """
-    return Activation(name, function, derivative)
+    return Activation(name, Replay(trace(function, 1)), Replay(trace(derivative)))
 
 
 def resolve(choice: Activation | str) -> Activation:
@@ -75,6 +83,7 @@ def resolve(choice: Activation | str) -> Activation:
         if choice not in ACTIVATIONS:
             raise ValueError(
                 f"unknown activation {choice!r}: choose one of {', '.join(ACTIVATIONS)}, or make one with activation()"
+                f"{meant(choice, ACTIVATIONS)}"
             )
         return ACTIVATIONS[choice]
     if getattr(choice, "__module__", "") == "chains.expr":
@@ -85,8 +94,8 @@ def resolve(choice: Activation | str) -> Activation:
     )
 
 
-def _built_in(name: str, function: Callable[[Any], Any], derivative: Callable[..., Any]) -> Activation:
-    ACTIVATIONS[name] = Activation(name, function, derivative, (resolve, (name,)))
+def _built_in(name: str, function: Callable[[Any], Any], derivative: Callable[..., Any], note: str = "") -> Activation:
+    ACTIVATIONS[name] = Activation(name, function, derivative, (resolve, (name,)), note)
     return ACTIVATIONS[name]
 
 
@@ -105,20 +114,26 @@ def _identity(x: Any) -> Any:
 identity = _built_in("identity", _identity, lambda y: 1.0)
 sigmoid = _built_in("sigmoid", _sigmoid, lambda y: y * (1.0 - y))
 tanh = _built_in("tanh", _tanh, lambda y: 1.0 - y * y)
-relu = _built_in("relu", lambda x: maximum(x, 0.0), lambda y: where(y <= 0.0, 0.0, 1.0))
+relu = _built_in(
+    "relu", lambda x: maximum(x, 0.0), lambda y: where(y <= 0.0, 0.0, 1.0), "At the kink, x = 0, the derivative is taken as 0."
+)
 sine = _built_in("sin", sin, lambda x: cos(x))
-softplus = _built_in("softplus", _softplus, _sigmoid)
+softplus = _built_in("softplus", _softplus, _sigmoid, "log(1 + exp(x)), so written that nothing overflows.")
 softsign = _built_in("softsign", lambda x: x / (1.0 + abs(x)), lambda y: (1.0 - abs(y)) ** 2)
-silu = _built_in("silu", lambda x: x * _sigmoid(x), lambda x: _sigmoid(x) * (1.0 + x * (1.0 - _sigmoid(x))))
+silu = _built_in(
+    "silu", lambda x: x * _sigmoid(x), lambda x: _sigmoid(x) * (1.0 + x * (1.0 - _sigmoid(x))), "Also called swish."
+)
 mish = _built_in(
     "mish",
     lambda x: x * _tanh(_softplus(x)),
     lambda x: _tanh(_softplus(x)) + x * _sigmoid(x) * (1.0 - _tanh(_softplus(x)) ** 2),
+    "x * tanh(softplus(x)). Source: Misra 2019.",
 )
 gelu = _built_in(
     "gelu",
     lambda x: 0.5 * x * (1.0 + erf(x * math.sqrt(0.5))),
     lambda x: 0.5 * (1.0 + erf(x * math.sqrt(0.5))) + x * exp(-0.5 * x * x) * (1.0 / math.sqrt(2.0 * math.pi)),
+    "x times the normal distribution function, exactly. Source: Hendrycks and Gimpel 2016.",
 )
 
 
@@ -127,6 +142,7 @@ selu = _built_in(
     "selu",
     lambda x: _SELU_SCALE * where(x > 0.0, x, _SELU_ALPHA * expm1(minimum(x, 0.0))),
     lambda y: where(y > 0.0, _SELU_SCALE, y + _SELU_SCALE * _SELU_ALPHA),
+    "At the kink, x = 0, the derivative is that from below. Source: Klambauer et al. 2017.",
 )
 
 
@@ -139,6 +155,7 @@ def make_leaky_relu(slope: float = 0.01) -> Activation:
         lambda x: where(x > 0.0, x, slope * x),
         lambda y: where(y > 0.0, 1.0, slope),
         (make_leaky_relu, (slope,)),
+        f"At the kink, x = 0, the derivative is taken as {slope:g}.",
     )
 
 
@@ -151,6 +168,7 @@ def make_elu(alpha: float = 1.0) -> Activation:
         lambda x: where(x > 0.0, x, alpha * expm1(minimum(x, 0.0))),
         lambda y: where(y > 0.0, 1.0, y + alpha),
         (make_elu, (alpha,)),
+        f"At x = 0, a kink unless alpha is 1, the derivative is taken as {alpha:g}. Source: Clevert et al. 2016.",
     )
 
 

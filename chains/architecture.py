@@ -169,4 +169,4 @@ def _hint(thing: Any) -> str:
         return f": write {thing.__name__}()"
     if isinstance(thing, (list, tuple)):
         return ": write Chain(*layers)"
-    return f": write chains.Activation({thing!r})" if isinstance(thing, Activation) else ""
+    return f": write chains.Activation({thing})" if isinstance(thing, Activation) else ""

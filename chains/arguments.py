@@ -11,6 +11,7 @@ import numpy as np
 from chains.backends.places import HOST, Place, is_elsewhere, place_of
 from chains.losses import Loss
 from chains.params import Layout
+from chains.words import counted
 
 _PIECE = 1 << 16  # elements
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
@@ -75,7 +76,9 @@ def check_params(p: Any, size: int) -> np.ndarray:
     """`p` as a flat parameter vector of `size` entries. Raises TypeError or ValueError where it is none."""
     p = as_array("p", p)
     if p.shape != (size,):
-        raise ValueError(f"`p` has shape {p.shape}, but this network has a vector of {size} parameters, shape ({size},)")
+        raise ValueError(
+            f"`p` has shape {p.shape}, but this network has a vector of {counted(size, 'parameter')}, shape ({size},)"
+        )
     if p.dtype not in DTYPES:
         raise TypeError(f"`p` holds {p.dtype}, but float32 or float64 is wanted: p.astype(np.float32), say")
     if not p.flags.c_contiguous:
@@ -94,7 +97,9 @@ def check_state(
         raise TypeError(f"`state` is a {type(state).__name__}, but an array is wanted: it is updated in place")
     state = as_array("state", state)
     if state.shape != (layout.size,):
-        what = f"a state of {layout.size} numbers, shape ({layout.size},)" if layout.size else "no state: leave it out"
+        what = (
+            f"a state of {counted(layout.size, 'number')}, shape ({layout.size},)" if layout.size else "no state: leave it out"
+        )
         raise ValueError(f"`state` has shape {state.shape}, but this network has {what}")
     if state.dtype not in (DTYPES if dtype is None else (dtype,)):
         wanted = dtype or "float32 or float64"
@@ -174,22 +179,41 @@ def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "in
     """`x` as a batch of arrays of this sample shape. Raises TypeError or ValueError where it is none."""
     x = as_array(name, x)
     if x.shape[1:] != shape or x.ndim == 0:
-        hint = f"; for one sample pass {name}[None]" if x.shape == shape else ""
-        if len(shape) > 1 and x.shape[1:] == (*shape[1:], shape[0]):
-            hint = f"; here the channels are the last axis, but they come first: np.moveaxis({name}, -1, 1)"
         wanted = ", ".join(["batch", *map(str, shape)])
+        hint = _hint(x.shape, shape, name)
         raise ValueError(f"`{name}` has shape {x.shape}, but a batch of the network's {what}s has shape ({wanted}){hint}")
     if len(x) == 0:
         raise ValueError(f"`{name}` has shape {x.shape}: the batch is empty, and at least one sample is wanted")
     return x
 
 
+def _hint(given: tuple[int, ...], shape: tuple[int, ...], name: str) -> str:
+    """What may bring a batch, or one sample, to this sample shape; empty where nothing would."""
+    if given == shape:
+        return f"; for one sample pass {name}[None]"
+    if given == shape[1:] and shape[0] == 1:
+        return f"; for one sample of one channel pass {name}[None, None]"
+    last = (*shape[1:], *shape[:1])
+    if len(shape) > 1 and given in (last, (*given[:1], *last)):
+        batch = name if given != last else f"{name}[None]"
+        return f"; here the channels are the last axis, but they come first: np.moveaxis({batch}, -1, 1)"
+    if given[1:] == shape[1:] and shape[0] == 1:
+        return f"; the one channel is an axis of its own: {name}[:, None]"
+    if len(given) > 1 and math.prod(given[1:]) == math.prod(shape):
+        lengths = ", ".join(map(str, shape)) or ""
+        return f"; a sample has as many numbers: {name}.reshape(len({name}), {lengths}), where they are in that order"
+    return ""
+
+
 def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name: str = "t", x: str = "x") -> np.ndarray:
     """`t` as targets for outputs of this sample shape. Raises TypeError or ValueError where it does not go with them."""
     t = as_array(name, t)
     _check_batch(name, t, batch, x)
-    loss.check_target(output, t.shape[1:])
-    loss.check_values(t, output)
+    try:
+        loss.check_target(output, t.shape[1:])
+        loss.check_values(t, output)
+    except ValueError as error:
+        raise ValueError(f"`{name}`: {error}") from None
     return t
 
 
@@ -204,7 +228,9 @@ def check_weights(w: Any, batch: int) -> np.ndarray:
 
 def _check_batch(name: str, array: np.ndarray, batch: int, x: str = "x") -> None:
     if array.ndim == 0 or len(array) != batch:
-        raise ValueError(f"`{name}` has shape {array.shape}, but `{x}` is a batch of {batch}: wanted {batch} samples in both")
+        raise ValueError(
+            f"`{name}` has shape {array.shape}, but `{x}` is a batch of {batch}: wanted {counted(batch, 'sample')} in both"
+        )
 
 
 def check_out(

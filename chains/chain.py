@@ -21,6 +21,7 @@ from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.program import Program
 from chains.programs import Programs, Shortcuts
+from chains.words import counted
 
 _SEED = 0  # the default
 
@@ -162,7 +163,9 @@ class Chain(Architecture):
         x = arguments.check_input(x, self.input_shape)
         dy = arguments.check_input(dy, self.output_shape, "dy", "output")
         if len(dy) != len(x):
-            raise ValueError(f"`dy` has shape {dy.shape}, but `x` is a batch of {len(x)}: wanted {len(x)} samples in both")
+            raise ValueError(
+                f"`dy` has shape {dy.shape}, but `x` is a batch of {len(x)}: wanted {counted(len(x), 'sample')} in both"
+            )
         run = self._programs_at(p).get(("vjp", p.dtype, training), lambda: record.vjp(self.network, p.dtype, training))
         inputs = {"p": p, **arguments.together(p, {"x": x, "dy": dy})}
         inputs |= self.state_for(run.program, state, p.dtype, training, inputs)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from chains.words import counted
+
 
 @dataclass
 class History:
@@ -49,7 +51,7 @@ class History:
                 continue
             lines.append("  ".join([f"{epoch + 1:5}", *(f"{values[epoch]:15.6g}" for values in columns.values())]))
         if self.stopped:
-            lines.append(f"stopped after {self.epochs} epochs: {self.stopped}")
+            lines.append(f"stopped after {counted(self.epochs, 'epoch')}: {self.stopped}")
         return "\n".join(lines)
 
     def plot(self, path: str | None = None) -> Any:

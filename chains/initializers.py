@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from chains.words import meant
+
 Initializer = Callable[[np.random.Generator, tuple[int, ...]], Any]
 InitializerLike = Initializer | str | float | np.ndarray
 
@@ -96,12 +98,22 @@ INITIALIZERS: dict[str, Initializer] = {
 }
 
 
-def initializer(choice: InitializerLike) -> Initializer:
-    """The initializer meant by a name, a number, an array or a callable. Raises ValueError for an unknown name."""
+def initializer(choice: InitializerLike, name: str = "init", of: str = "") -> Initializer:
+    """The initializer meant by a name, a number, an array or a callable.
+
+    Raises ValueError or TypeError, naming the argument `name` (and what it is `of`), for anything else.
+    """
     if isinstance(choice, str):
         if choice not in INITIALIZERS:
-            raise ValueError(f"unknown initializer {choice!r}: choose one of {', '.join(INITIALIZERS)}, or pass a callable")
+            raise ValueError(
+                f"`{name}` (={choice!r}){of} is no initializer: choose one of {', '.join(INITIALIZERS)}, or pass a number, an "
+                f"array, or a function of a random generator and a shape{meant(choice, INITIALIZERS)}"
+            )
         return INITIALIZERS[choice]
+    if isinstance(choice, type):
+        raise TypeError(f"`{name}`{of} is the class {choice.__name__}: write {choice.__name__}(...)")
     if callable(choice):
         return choice
+    if np.asarray(choice).dtype.kind not in "fiub":
+        raise TypeError(f"`{name}` (={choice!r}){of} must be a number, an array, a function or a name such as 'zeros'")
     return Constant(choice)

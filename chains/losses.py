@@ -18,6 +18,7 @@ from chains.activations import sigmoid
 from chains.expr import exp, log1p, maximum, sign, trace, where
 from chains.layers.softmax import log_sum_exp
 from chains.program import Recorder
+from chains.replay import Replay
 from chains.settings import check_positive
 from chains.view import View
 
@@ -32,8 +33,12 @@ class Loss(ABC):
     def check_target(self, output: SampleShape, target: SampleShape) -> None:
         """Raise ValueError unless targets of this sample shape go with outputs of that one."""
         if target != output:
-            hint = "; add an axis with t[:, None]" if (*target, 1) == output else ""
-            raise ValueError(f"targets `t` of sample shape {target} do not go with outputs of sample shape {output}{hint}")
+            hint = ""
+            if (*target, 1) == output:
+                hint = "; add an axis with t[:, None]"
+            elif target == output[:-1]:
+                hint = f"; of class labels make rows, with data.one_hot(t, {output[-1]}), or minimise CrossEntropyLoss()"
+            raise ValueError(f"targets of sample shape {target} do not go with outputs of sample shape {output}{hint}")
 
     def check_values(self, t: np.ndarray, output: SampleShape) -> None:  # noqa: B027 - most losses take any values
         """Raise ValueError where the targets hold values that the loss is not defined for."""
@@ -86,9 +91,7 @@ def loss(
     `derivative(y, t)` is its derivative with respect to y. The terms are summed over a sample's outputs (or
     averaged, with ``average=True``) and averaged over the batch.
     """
-    trace(function, 2)
-    trace(derivative, 2)
-    return ElementwiseLoss(name, function, derivative, average)
+    return ElementwiseLoss(name, Replay(trace(function, 2)), Replay(trace(derivative, 2)), average)
 
 
 def _square(y: Any, t: Any) -> Any:
@@ -186,8 +189,9 @@ class CrossEntropyLoss(Loss):
     def check_target(self, output: SampleShape, target: SampleShape) -> None:
         if target not in (output, output[:-1]) or not output:
             raise ValueError(
-                f"targets `t` of sample shape {target} do not go with logits of sample shape {output}: "
+                f"targets of sample shape {target} do not go with logits of sample shape {output}: "
                 f"wanted labels of shape {output[:-1]} or probabilities of shape {output}"
+                + ("; drop the last axis with t[..., 0]" if target == (*output[:-1], 1) else "")
             )
 
     def check_values(self, t: np.ndarray, output: SampleShape) -> None:
@@ -196,11 +200,9 @@ class CrossEntropyLoss(Loss):
         low, high = t.min(), t.max()
         if not (low >= 0 and high < output[-1]):
             wrong = low if not low >= 0 else high
-            raise ValueError(
-                f"labels `t` must be from 0 to {output[-1] - 1}, one of {output[-1]} classes, but there is {wrong}"
-            )
+            raise ValueError(f"labels must be from 0 to {output[-1] - 1}, one of {output[-1]} classes, but there is {wrong}")
         if t.dtype.kind == "f" and np.any(t != np.floor(t)):
-            raise ValueError(f"labels `t` must be whole numbers, not fractions ({t.dtype})")
+            raise ValueError(f"labels must be whole numbers, not fractions ({t.dtype})")
 
     def record(self, ops: Recorder, y: View, t: View, w: View | None, value: View, dy: View) -> None:
         shape = y.sample_shape

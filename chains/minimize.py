@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 
 from chains.backends.places import place_of
+from chains.progress import Progress
 
 Array = Any
 Function = Callable[[Array], tuple[float, Array]]
 
 DECREASE, CURVATURE = 1e-4, 0.9  # of the strong Wolfe conditions; SciPy's
 MOST_TRIES = 40  # of a line search
+DELAY = 0.5  # seconds before a bar is shown
 
 
 @dataclass(frozen=True)
@@ -48,24 +50,44 @@ def minimize(
     ftol: float | None = None,
     maxiter: int | None = None,
     callback: Callable[[Array], object] | None = None,
+    progress: bool | None = None,
 ) -> Result:
     """A minimum of `function`, which returns the value and the gradient, from the vector `p` (left as it is) on.
 
     `method` is "BFGS", which keeps a matrix of (n, n), or "L-BFGS", which keeps `memory` pairs of vectors. It has converged
     when the gradient's largest entry is at most `gtol`, or when an iteration lowers the value by at most `ftol` times
     max(|value|, 1) (by default 2.2e-9 for "L-BFGS" and never for "BFGS", as in SciPy). `maxiter` is 200 n for "BFGS" and
-    15,000 for "L-BFGS" unless given. `callback` is called with the vector after each iteration.
-    Raises ValueError for another method or a vector that is no vector.
+    15,000 for "L-BFGS" unless given. `callback` is called with the vector after each iteration. `progress`: show a bar that
+    counts iterations; None shows one on terminals and in notebooks after half a second, True lines of text elsewhere.
+    Raises TypeError or ValueError for another method, a vector that is no vector, or another `progress`.
     """
     if p.ndim != 1:
         raise ValueError(f"`p` has shape {p.shape}, but a vector is wanted")
     if method not in ("BFGS", "L-BFGS"):
         raise ValueError(f"`method` (={method!r}) must be 'BFGS' or 'L-BFGS'")
+    if not isinstance(progress, (bool, np.bool_, type(None))):
+        raise TypeError(f"`progress` (={progress!r}) must be True, False or None")
     p = place_of(p).array(p).astype(np.float64)
+    total = None if maxiter is None else int(maxiter)
     direction: _Direction = _Dense(p) if method == "BFGS" else _Pairs(memory)
     ftol = (0.0 if method == "BFGS" else 2.2204460492503131e-9) if ftol is None else ftol
     maxiter = (200 * p.size if method == "BFGS" else 15_000) if maxiter is None else maxiter
     line = _Line(function, p)
+    with Progress(progress, total, "iteration", delay=DELAY) as bar:
+        result = _descend(line, direction, gtol, ftol, maxiter, callback, bar)
+        bar.show(_numbers(line))
+    return result
+
+
+def _descend(
+    line: _Line,
+    direction: _Direction,
+    gtol: float,
+    ftol: float,
+    maxiter: int,
+    callback: Callable[[Array], object] | None,
+    bar: Progress,
+) -> Result:
     for iteration in range(maxiter):
         if _largest(line.g) <= gtol:
             return line.result(True, "the gradient is below `gtol`", iteration)
@@ -82,9 +104,17 @@ def minimize(
         direction.learn(step * d, line.g - g)
         if callback is not None:
             callback(line.p)
+        bar.update()
+        if bar.due():
+            bar.show(_numbers(line))
         if before - line.value <= ftol * max(abs(before), abs(line.value), 1.0) and ftol:
             return line.result(True, "the value falls by less than `ftol`", iteration + 1)
     return line.result(_largest(line.g) <= gtol, "the most iterations were made", maxiter)
+
+
+def _numbers(line: _Line) -> dict[str, str]:
+    """Where it is, for people."""
+    return {"value": f"{line.value:.6g}", "gradient": f"{_largest(line.g):.3g}"}
 
 
 def _largest(g: Array) -> float:

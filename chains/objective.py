@@ -10,7 +10,10 @@ import numpy as np
 from chains import arguments
 from chains.backends import Binding, Executable
 from chains.backends.places import HOST, place_of
+from chains.minimize import DELAY
 from chains.minimize import minimize as minimize_in_place
+from chains.progress import Progress
+from chains.words import counted
 
 
 class Objective:
@@ -44,7 +47,7 @@ class Objective:
             p = arguments.as_array("p", p)
         if p.shape != (self.n_params,):
             raise ValueError(
-                f"`p` has shape {p.shape}, but the network has {self.n_params} parameters, shape ({self.n_params},)"
+                f"`p` has shape {p.shape}, but the network has {counted(self.n_params, 'parameter')}, shape ({self.n_params},)"
             )
         try:
             bound = self._idle.pop()
@@ -64,17 +67,32 @@ class Objective:
         self._idle.append(bound)
         return result
 
-    def minimize(self, p: Any, method: str = "BFGS", **options: Any) -> Any:
+    def minimize(self, p: Any, method: str = "BFGS", *, progress: bool | None = None, **options: Any) -> Any:
         """``scipy.optimize.minimize`` from `p`, converted to float64 first; returns its result.
 
-        From a vector on a GPU, `chains.minimize` instead, which leaves it there ("BFGS" and "L-BFGS").
+        `progress`: show a bar that counts evaluations; None shows one on terminals and in notebooks after half a second, True
+        lines of text elsewhere. From a vector on a GPU, `chains.minimize` instead, which leaves it there ("BFGS" and "L-BFGS").
         SciPy 1.17's TNC, SLSQP and Newton-CG fail, the last one silently, when they start from a float32 vector.
         """
         if place_of(p) is not HOST:
-            return minimize_in_place(self, p, method, **options)
+            return minimize_in_place(self, p, method, progress=progress, **options)
         from scipy.optimize import minimize
 
-        return minimize(self, np.asarray(p, np.float64), jac=True, method=method, **options)
+        if progress is not None:
+            arguments.check_flags(progress=progress)
+        p = np.asarray(p, np.float64)
+        with Progress(progress, None, "evaluation", delay=DELAY) as bar:
+
+            def counting(p: np.ndarray) -> tuple[float, np.ndarray]:
+                value, g = self(p)
+                bar.update()
+                if bar.due():
+                    bar.show({"value": f"{value:.6g}"})
+                return value, g
+
+            result = minimize(counting if bar.begun else self, p, jac=True, method=method, **options)
+            bar.show({"value": f"{result.fun:.6g}"})
+        return result
 
     def value(self, p: Any) -> float:
         """The value alone."""
@@ -101,7 +119,7 @@ class Objective:
         return self._executable.backend.bind(program, self.batch, known), arrays["p"], arrays["g"], arrays["value"]
 
     def __repr__(self) -> str:
-        return f"<objective of {self.n_params} parameters on {self.batch} samples>"
+        return f"<objective of {counted(self.n_params, 'parameter')} on {counted(self.batch, 'sample')}>"
 
 
 def _decline(*_: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from chains.initializers import Constant, Initializer
+from chains.words import listed, meant
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,9 @@ class Layout(Sequence[Slice]):
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
             if key not in self._by_name:
-                raise KeyError(f"no {self.what} is named {key!r}; the names are {', '.join(self._by_name) or 'none'}")
+                raise KeyError(
+                    f"no {self.what} is named {key!r}; the names are {listed(self._by_name)}{meant(key, self._by_name)}"
+                )
             return self._by_name[key]
         return self._slices[key]
 
@@ -57,7 +60,7 @@ class Layout(Sequence[Slice]):
                 raise TypeError(f"a pattern (={pattern!r}) must be a text such as '*.weight'")
             matches = {name for name in self._by_name if fnmatchcase(name, pattern)}
             if not matches:
-                raise ValueError(f"no {self.what} matches {pattern!r}; the names are {', '.join(self._by_name) or 'none'}")
+                raise ValueError(f"no {self.what} matches {pattern!r}; the names are {listed(self._by_name)}")
             found |= matches
         return frozenset(found)
 

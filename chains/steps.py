@@ -15,6 +15,7 @@ from chains.backends import Binding, Executable, Feed, backend
 from chains.backends.places import place_of, runner_of
 from chains.optimizers import Optimizer
 from chains.program import Recorder
+from chains.words import counted
 
 State = dict[str, np.ndarray]
 Arrays = Mapping[str, np.ndarray]
@@ -167,7 +168,7 @@ class Updater:
             self._binding.run()
 
     def __repr__(self) -> str:
-        return f"<{self.optimizer!r} of {self.p.size} parameters after {int(self.state['step'])} steps>"
+        return f"<{self.optimizer!r} of {counted(self.p.size, 'parameter')} after {counted(int(self.state['step']), 'step')}>"
 
 
 def check_loss(loss: float, step: int) -> None:

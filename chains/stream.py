@@ -13,6 +13,7 @@ from chains.backends.places import place_of
 from chains.optimizers import Optimizer
 from chains.record import Objective
 from chains.steps import Arrays, State, Steps, check_loss
+from chains.words import counted
 
 
 class Stream:
@@ -38,7 +39,7 @@ class Stream:
 
     def arrays(self, batch: Any, number: int, done: int) -> State:
         """The arrays of a batch by buffer name. Raises TypeError or ValueError, saying which it is, where it does not fit."""
-        data, objective = self._unpacked(batch, f"in batch {number} of a pass, after {done} steps")
+        data, objective = self._unpacked(batch, f"in batch {number} of a pass, after {counted(done, 'step')}")
         if objective != self.objective:
             raise ValueError(f"the targets or weights of batch {number} have another shape than those of the first one")
         return data
@@ -112,7 +113,9 @@ class StreamSteps(Steps):
             if close is not None:
                 close()
         if not samples:
-            raise ValueError(f"`x` gives no batch in a later pass, after {self.done} steps: every pass must give batches")
+            raise ValueError(
+                f"`x` gives no batch in a later pass, after {counted(self.done, 'step')}: every pass must give batches"
+            )
         return [total / samples]
 
     def _step(self, data: State) -> float:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from chains.layers.base import Declaration
 from chains.params import Slice
 from chains.record import Network
 
-LONGEST_NAME = 60  # of a layer; of longer ones, such as blocks of many layers, the beginning is shown
+LONGEST = 60  # characters; layers made of layers that would take more are shown part by part
 
 
 def summary(network: Network) -> str:
     """The layers with their output shapes, numbers of parameters, what is frozen, and the size of the state if any."""
     top = network.declaration
-    rows = [("layer", "output", "parameters", "state")]
-    digits = len(str(len(top.children) - 1))
-    for child in top.children:
-        own = [entry for entry in network.layout if entry.name.split(".")[0] == child.name]
-        row = (
-            f"{child.name:>{digits}}  {_shortened(repr(child.layer))}",
-            str(child.output_shape),
-            _parameters(own, network.frozen),
-        )
-        rows.append((*row, f"{child.n_state:,}" if child.n_state else ""))
+    rows = [("layer", "output", "parameters", "state"), *_rows(network, top)]
     rows.append(("in all", f"from {top.input}", _parameters(network.layout, network.frozen), f"{top.n_state:,}"))
     columns = range(4 if top.n_state else 3)
     widths = [max(len(row[column]) for row in rows) for column in columns]
@@ -33,8 +25,25 @@ def summary(network: Network) -> str:
     return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 4]} ..."
+def _rows(network: Network, parent: Declaration, indent: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """A row for each part of a layer, followed by those of its own parts where it is too long to be shown in one."""
+    digits = max((len(_short(child)) for child in parent.children), default=0)
+    for child in parent.children:
+        text = repr(child.layer)
+        parted = len(text) > LONGEST and bool(child.children)
+        name = f"{indent}{_short(child):>{digits}}  {type(child.layer).__name__ if parted else text}"
+        if parted:
+            yield name, str(child.output_shape), "", ""
+            yield from _rows(network, child, indent + "    ")
+        else:
+            own = [entry for entry in network.layout if entry.name.startswith(f"{child.name}.")]
+            state = f"{child.n_state:,}" if child.n_state else ""
+            yield name, str(child.output_shape), _parameters(own, network.frozen), state
+
+
+def _short(declaration: Declaration) -> str:
+    """The name of a part within its parent."""
+    return declaration.name.rpartition(".")[2]
 
 
 def _parameters(slices: Iterable[Slice], frozen: frozenset[str]) -> str:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +15,17 @@ from chains.backends.places import on_host, place_of
 from chains.chain import Chain
 from chains.history import History
 from chains.losses import Loss
+from chains.metrics import accuracy
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
+from chains.progress import Progress
 from chains.record import Objective
 from chains.steps import ArraySteps, Steps
 from chains.stream import Stream, StreamSteps
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
+PIECE_BYTES = 1 << 26  # of intermediate results on validation data at once
+LEAST_PIECE = 32  # samples, so that there is work to share however large they are
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,11 @@ def train(
     `batch_size`: samples a step, None for all. Each epoch goes through all samples once, shuffled unless
     `shuffle` is false; a last, smaller batch is used too unless `drop_last`. The same `seed` gives the same run.
     `validation`: (x, t) to compute the loss and the `metrics` (functions of outputs and targets) on after each
-    epoch. `progress`: show a bar; None shows one on terminals and in notebooks. `callbacks` are called with a
-    `TrainingState` after each epoch; one that returns a text stops the training, and one that has a method `finish` is
-    called there at the end. `resume`: the history of an earlier call with the same optimiser, whose momentum and step
+    epoch; functions of one's own are first called after the first one. `progress`: show a bar; None shows one on terminals
+    and in notebooks, True lines of text elsewhere. `callbacks` are called with a
+    `TrainingState` after each epoch; one that returns a text stops the training. One that has a method `begin` is called
+    there before the first step, with the names of what will be recorded, and one that has `finish` at the end, with a
+    `TrainingState`. `resume`: the history of an earlier call with the same optimiser, whose momentum and step
     count are carried on; `p` and `state` are to be those it left.
 
     Returns the `History`. Ctrl-C ends training after a step, with `p` and `state` as of then and the reason in
@@ -111,15 +114,20 @@ def train(
     if check_finite:
         arguments.check_finite(p=p, state=state, **data)
     trained = {"p": p} if state is None else {"p": p, "state": state}
+    for callback in callbacks:
+        begin = getattr(callback, "begin", None)
+        if begin is not None:
+            begin(["loss", *judge.names, "seconds"])
     optimizer_state = None if resume is None else resume.optimizer_state
     steps = steps_through(step, trained, optimizer, seed=seed, optimizer_state=optimizer_state)
     history = History(optimizer_state=steps.optimizer_state, optimizer=type(optimizer).__name__)
-    bar = _Bar(progress, epochs, steps.per_epoch)
+    bar = Progress(progress, None if steps.per_epoch is None else epochs * steps.per_epoch, "step")
+    tick = bar.update if bar.begun else None
     start = time.perf_counter()
     try:
         while history.epochs < epochs and not history.stopped:
             most = 1 if callbacks or validation is not None else epochs - history.epochs
-            losses = steps.epochs(most, shuffle, bar.tick)
+            losses = steps.epochs(most, shuffle, tick)
             judgement = judge()
             history.loss += losses
             history.add(judgement)
@@ -127,7 +135,8 @@ def train(
             for callback in callbacks:
                 reason = callback(TrainingState(net, p, history.epochs, history, state))
                 history.stopped = history.stopped or str(reason or "")
-            bar.show(history)
+            if bar.due() or history.epochs == epochs:
+                bar.show(_newest(history, epochs))
     except KeyboardInterrupt:
         history.stopped = f"interrupted by the user in epoch {history.epochs + 1}"
     except FloatingPointError as error:
@@ -221,6 +230,7 @@ class _Judge:
             raise ValueError(f"`metrics` (={names}) must have names of their own: give a function another __name__")
         self._arguments = (net, p, state, loss, penalty)
         self._metrics = dict(zip(names, metrics, strict=True))
+        self.names = [] if validation is None else ["validation loss", *names]
         self._data = None
         if validation is not None:
             if not isinstance(validation, (tuple, list)) or len(validation) != 2:
@@ -229,6 +239,10 @@ class _Judge:
             t = arguments.check_targets(validation[1], len(x), net.output_shape, loss, "validation[1]", "validation[0]")
             both = arguments.together(p, {"validation[0]": x, "validation[1]": t})
             self._data = place_of(p).contiguous(both["validation[0]"], p.dtype), both["validation[1]"]
+            for metric in metrics:
+                if getattr(metric, "__module__", "") == accuracy.__module__:  # others may count their calls
+                    _value(metric, np.zeros((1, *net.output_shape)), on_host(t[:1]))
+            self._pieces = _pieces(net, p, len(x))
 
     def __call__(self) -> dict[str, float]:
         """The numbers by name; none without validation data."""
@@ -236,40 +250,35 @@ class _Judge:
             return {}
         net, p, state, loss, penalty = self._arguments
         x, t = self._data
-        numbers = {"validation loss": net.loss(p, x, t, loss, penalty=penalty, state=state)}
-        if self._metrics:
-            y = net(x, p, state=state)
-            numbers |= {name: float(metric(on_host(y), on_host(t))) for name, metric in self._metrics.items()}
-        return numbers
+        means = [(net.loss(p, x[piece], t[piece], loss, penalty=penalty, state=state), len(x[piece])) for piece in self._pieces]
+        return {"validation loss": sum(mean * size for mean, size in means) / len(x), **self._measured()}
+
+    def _measured(self) -> dict[str, float]:
+        """The metrics by name."""
+        if self._data is None or not self._metrics:
+            return {}
+        net, p, state, *_ = self._arguments
+        x, t = self._data
+        y, t = np.concatenate([on_host(net(x[piece], p, state=state)) for piece in self._pieces]), on_host(t)
+        return {name: _value(metric, y, t) for name, metric in self._metrics.items()}
 
 
-class _Bar:
-    """A progress bar that counts steps; `tick` is None where no bar is shown."""
+def _value(metric: Metric, y: np.ndarray, t: np.ndarray) -> float:
+    try:
+        return float(metric(y, t))
+    except (TypeError, ValueError) as error:
+        error.add_note(f"in the metric {_name(metric)}, of outputs of shape {y.shape} and targets of shape {t.shape}")
+        raise
 
-    def __init__(self, wanted: bool | None, epochs: int, per_epoch: int | None) -> None:
-        self.tick: Callable[[int], object] | None = None
-        self._bar: Any = None
-        self._epochs = epochs
-        self._shown = -math.inf
-        if wanted is None:
-            wanted = (sys.stderr is not None and sys.stderr.isatty()) or "ipykernel" in sys.modules
-        if wanted:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # without widgets, tqdm.auto warns and falls back on text
-                from tqdm.auto import tqdm
-            self._bar = tqdm(total=None if per_epoch is None else epochs * per_epoch, unit="step", dynamic_ncols=True)
-            self.tick = self._bar.update
 
-    def show(self, history: History) -> None:
-        """The newest numbers beside the bar, at most ten times a second."""
-        if self._bar is None:
-            return
-        now = time.perf_counter()
-        if now - self._shown > 0.1 or history.epochs == self._epochs:
-            self._shown = now
-            numbers = {name: f"{values[-1]:.4g}" for name, values in history.columns().items() if name != "seconds"}
-            self._bar.set_postfix({"epoch": f"{history.epochs}/{self._epochs}", **numbers}, refresh=False)
+def _pieces(net: Chain, p: np.ndarray, samples: int) -> list[slice]:
+    """The samples in pieces, each with no more than `PIECE_BYTES` of intermediate results, or `LEAST_PIECE` long."""
+    per_sample = net.program(dtype=p.dtype, mode="eval").scratch.bytes_per_sample
+    size = max(LEAST_PIECE, PIECE_BYTES // max(1, per_sample))
+    return [slice(start, start + size) for start in range(0, samples, size)]
 
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+
+def _newest(history: History, epochs: int) -> dict[str, str]:
+    """The numbers of the last epoch, for people."""
+    numbers = {name: f"{values[-1]:.4g}" for name, values in history.columns().items() if name != "seconds"}
+    return {"epoch": f"{history.epochs}/{epochs}", **numbers}

@@ -156,6 +156,20 @@ class View:
         shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
         return replace(self, shape=shape, offset=self.offset + start * self.strides[axis])
 
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **rest: Any) -> Any:
+        self._refuse()
+
+    def _refuse(self, *_: Any) -> Any:
+        raise TypeError(
+            f"`{self}` is no array but stands for one while a program is recorded: write ops.map(y, lambda x: 2 * x + 1, x) "
+            "for arithmetic and functions, ops.matmul(y, x, w), ops.sum(y, x) or ops.copy(y, x) for others, and "
+            "x.slice(axis, start, stop) for a part"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = _refuse
+    __matmul__ = __rmatmul__ = __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __getitem__ = __setitem__ = __float__ = __len__ = _refuse
+
     def _reshaped(self, shape: Shape) -> View:
         target = View(self.buffer, shape, c_strides(shape), self.offset, self.name)
         if not self.contiguous or target.sample_size != self.sample_size:

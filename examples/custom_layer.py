@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from chains import Adam, Chain, Declaration, Dense, Layer, SquaredLoss, activation, train
+from chains import Adam, Chain, Declaration, Dense, Layer, Recorder, SquaredLoss, View, activation, train
 from chains.expr import sin
+from chains.testing import check_gradients
 
 # An activation is a formula and its derivative. Source: Ziyin, Hartwig and Ueda 2020, equation 3 with a = 1.
 snake = activation("snake", lambda x: x + sin(x) ** 2, derivative=lambda x: 1 + sin(2 * x))
@@ -39,12 +40,12 @@ class Product(Layer):
         d.saved("right", (self.outputs,))
         d.temporary("product", (self.outputs,))
 
-    def forward(self, ops: Any, x: Any, y: Any, p: Any, s: Any) -> None:
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         ops.matmul(s.left, x, p.a)
         ops.matmul(s.right, x, p.b)
         ops.map((s.left, s.right, y), lambda u, v, c: (u + c, v + 1, (u + c) * (v + 1)), s.left, s.right, p.c)
 
-    def pullback(self, ops: Any, x: Any, y: Any, dy: Any, dx: Any, p: Any, g: Any, s: Any) -> None:
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
         ops.map(s.product, lambda dy, u: dy * u, dy, s.left)  # gradient with respect to the right factor
         ops.matmul(g.b, x.T, s.product)
         ops.matmul(dx, s.product, p.b.T)
@@ -52,22 +53,6 @@ class Product(Layer):
         ops.matmul(g.a, x.T, dy)
         ops.sum(g.c, dy)
         ops.matmul(dx, dy, p.a.T, accumulate=True)
-
-
-def gradient_errors(net: Chain, samples: int = 5, step: float = 1e-6) -> tuple[float, float]:
-    """The largest differences of the gradients with respect to parameters and inputs from central differences."""
-    rng = np.random.default_rng(0)
-    p, x = net.init(seed=1, dtype=np.float64), rng.normal(size=(samples, *net.input_shape))
-    dy = rng.normal(size=(samples, *net.output_shape))
-
-    def differences(f: Any, at: np.ndarray) -> np.ndarray:
-        slopes = [(f(at + shift) - f(at - shift)) / (2 * step) for shift in step * np.eye(at.size)]
-        return np.array(slopes)
-
-    dp, dx = net.vjp(p, x, dy)
-    by_p = differences(lambda p: np.sum(dy * net(x, p)), p)
-    by_x = differences(lambda x: np.sum(dy * net(x.reshape(dx.shape), p)), x.ravel())
-    return float(np.abs(dp - by_p).max()), float(np.abs(dx.ravel() - by_x).max())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -79,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plain = Chain(Dense(8, 24, "tanh"), Dense(24, 16, "tanh"), Dense(16, 1))
     print(own.summary(), "\n")
 
-    by_p, by_x = gradient_errors(own)
+    checked = check_gradients(own)
+    by_p, by_x = checked.parameters, checked.inputs
     print(f"largest difference from central differences: {by_p:.1e} for parameters, {by_x:.1e} for inputs\n")
 
     # Something to learn: a wave of the inner product of two vectors, which are the halves of a sample.

@@ -60,7 +60,7 @@ def polish(objective: Objective, p: np.ndarray, iterations: int) -> tuple[np.nda
 
     losses, seconds = [], []
     start = time.perf_counter()
-    with tqdm(total=iterations, unit="iteration", desc="BFGS", dynamic_ncols=True) as bar:
+    with tqdm(total=iterations, unit="iteration", desc="BFGS", dynamic_ncols=True, disable=None) as bar:
 
         def watch(intermediate_result: Any) -> None:  # the name asks SciPy for the loss as well
             losses.append(float(intermediate_result.fun))

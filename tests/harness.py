@@ -1,4 +1,4 @@
-"""One registry of cases, and the tools the tests share: data, central differences, poisoned scratch.
+"""One registry of cases, and data for them; the tools that users have too are those of `chains.testing`.
 
 Adding a layer, activation, loss, penalty, optimiser, schedule or initializer to `chains` without adding a case
 here fails `test_registry.py`. The backends under test are those of `CHAINS_TEST_BACKENDS` (comma-separated).
@@ -22,20 +22,15 @@ from chains import expr, losses, schedules
 from chains import initializers as initial
 from chains.activations import ACTIVATIONS
 from chains.architecture import Architecture
-from chains.backends import backend
 from chains.layers.base import Layer, Node, Vectors
 from chains.models import Bottleneck, DenseBlock, Transition
-from chains.program import Program, Recorder
-from chains.scratch import ALIGNMENT
-from chains.view import concrete
+from chains.program import Recorder
+from chains.testing import ROUNDING, Kink, assert_close, away_from_kinks, central_difference, filled, run_program  # noqa: F401
 from tests.own import Boost, Double, DyUser, Outer, Repeat
 
 BACKENDS = tuple(os.environ.get("CHAINS_TEST_BACKENDS", "numpy").split(","))
 DTYPES = (np.float32, np.float64)
 BATCHES = (1, 5)
-ROUNDING = {np.dtype(np.float32): 3e-5, np.dtype(np.float64): 1e-12}  # of a short computation, relative to its scale
-
-
 SQUARED = chains.SquaredLoss()
 
 
@@ -467,53 +462,6 @@ def package_modules() -> list[Any]:
     return modules
 
 
-# Central differences
-
-
-class Kink(Exception):  # noqa: N818 - no error, but a place
-    """A function was not smooth where it was to be differentiated."""
-
-
-def central_difference(f: Callable[[np.ndarray], float], at: np.ndarray, step: float = 1e-3) -> np.ndarray:
-    """The gradient of `f`, a number, at a float64 array: central differences, extrapolated to step zero.
-
-    Raises Kink where steps of different lengths disagree, as they do where a slope or a curvature jumps.
-    """
-    gradient = np.empty(at.shape)
-    for index in np.ndindex(at.shape):
-        wide, middle, narrow = (_slope(f, at, index, h) for h in (step, step / 2, step / 4))
-        coarse, fine = (4.0 * middle - wide) / 3.0, (4.0 * narrow - middle) / 3.0
-        if abs(coarse - fine) > 1e-8 * max(1.0, abs(fine)):
-            raise Kink
-        gradient[index] = fine
-    return gradient
-
-
-def _slope(f: Callable[[np.ndarray], float], at: np.ndarray, index: tuple[int, ...], h: float) -> float:
-    up, down = at.copy(), at.copy()
-    up[index] += h
-    down[index] -= h
-    return (f(up) - f(down)) / (up[index] - down[index])
-
-
-def away_from_kinks(make: Callable[[int], Any], tries: int = 12) -> Any:
-    """``make(seed)`` for the first seed that raises no Kink."""
-    for seed in range(tries):
-        try:
-            return make(seed)
-        except Kink:
-            continue
-    raise AssertionError(f"{tries} random points all lay at a kink: is the function smooth anywhere?")
-
-
-def assert_close(actual: Any, wanted: Any, tolerance: float, what: str = "") -> None:
-    """Equal within `tolerance` times the scale of what is wanted (at least 1)."""
-    actual, wanted = np.asarray(actual, np.float64), np.asarray(wanted, np.float64)
-    assert actual.shape == wanted.shape, f"{what}: shape {actual.shape}, wanted {wanted.shape}"
-    scale = max(1.0, float(np.max(np.abs(wanted), initial=0.0)))
-    np.testing.assert_allclose(actual, wanted, rtol=0.0, atol=tolerance * scale, err_msg=what)
-
-
 # Programs on a named backend
 
 
@@ -535,36 +483,6 @@ def record_all(net: chains.Chain, dtype: Any, *, pullback: bool = True) -> Recor
         ops.copy(dy, cotangent)
         node.pullback(ops, x, y, dy, dx)
     return ops
-
-
-def run_program(
-    program: Program, name: str, batch: int, arrays: Mapping[str, np.ndarray], fill: int = 0, runs: int = 1
-) -> dict[str, np.ndarray]:
-    """Run a program with scratch filled by the byte `fill` first; returns what it wrote, by buffer name.
-
-    `arrays` are the inputs and states (which are copied); outputs are filled by NaN first.
-    """
-    own = {}
-    for buffer in program.buffers.values():
-        if buffer.role == "output":
-            own[buffer.name] = np.full(concrete(buffer.shape, batch), np.nan, buffer.dtype)
-        elif buffer.name in arrays:
-            own[buffer.name] = np.array(arrays[buffer.name], buffer.dtype, order="C")
-    runner = backend(name)
-    binding = runner.bind(program, batch, own, scratch=filled(runner.scratch_bytes(program, batch), fill))
-    with runner.running():
-        for _ in range(runs):
-            binding.run()
-    return {
-        buffer.name: binding.arrays[buffer.name] for buffer in program.buffers.values() if buffer.role in ("output", "state")
-    }
-
-
-def filled(nbytes: int, fill: int) -> np.ndarray:
-    """Aligned bytes, all `fill`."""
-    block = np.full(nbytes + ALIGNMENT, fill, np.uint8)
-    start = -block.ctypes.data % ALIGNMENT
-    return block[start : start + nbytes]
 
 
 def assert_same_bits(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> None:

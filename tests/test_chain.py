@@ -264,13 +264,26 @@ def test_summary():
     assert "in all" in Chain(input_shape=(3,)).summary()
 
 
-def test_the_summary_shortens_long_layers():
-    net = Chain(*(Residual(*(Dense(3, 3, tanh) for _ in range(20))) for _ in range(11)))
-    lines = net.summary().splitlines()
-    assert max(map(len, lines)) < 100
-    assert lines[2].startswith(" 0  Residual(Series(Dense(3, 3, tanh), Dense(3, 3, tanh), ")
-    assert lines[12].startswith("10  Residual(")
-    assert "...  (3,)" in lines[2]
+def test_the_summary_shows_long_layers_part_by_part():
+    net = Chain(Residual(*(Dense(3, 3, tanh) for _ in range(20))), Residual(Dense(3, 3)), Dense(3, 2)).freeze("0.inner.1.*")
+    lines = [line.split() for line in net.summary().splitlines()]
+    assert max(map(len, net.summary().splitlines())) < 80
+    assert lines[2] == ["0", "Residual", "(3,)"]
+    assert lines[3] == ["inner", "Series", "(3,)"]
+    assert lines[4] == ["0", "Dense(3,", "3,", "tanh)", "(3,)", "12"]
+    assert lines[5][-3:] == ["12", "(12", "frozen)"]
+    assert lines[23] == ["19", "Dense(3,", "3,", "tanh)", "(3,)", "12"]
+    assert lines[24] == ["shortcut", "Series()", "(3,)", "0"]
+    assert lines[25] == ["1", "Residual(Dense(3,", "3))", "(3,)", "12"]
+    counts = [int(line[line.index("(3,)") + 1]) for line in lines[4:26]]
+    assert sum(counts) + 8 == net.n_params
+
+
+def test_the_summary_cuts_no_name():
+    net = Chain(chains.Conv(1, 2, (3, 5), "leaky_relu", stride=(2, 1), padding=((1, 2), (0, 1)), dilation=(1, 2)),
+                input_shape=(1, 9, 9))  # fmt: skip
+    assert repr(net.layers[0]) in net.summary()
+    assert len(repr(net.layers[0])) > 60
 
 
 def test_repr(net):

@@ -19,9 +19,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the ground up: a module imports from lower floors only. A folder is one floor.
 FLOORS = [
-    ["scalar"],
-    ["expr", "initializers"],
-    ["params", "view", "window", "settings"],
+    ["scalar", "words"],
+    ["expr", "initializers", "progress"],
+    ["params", "view", "window", "settings", "replay"],
     ["operations", "scratch"],
     ["reorder"],
     ["simplify"],
@@ -35,7 +35,7 @@ FLOORS = [
     ["stream"],
     ["chain"],
     ["train", "models"],
-    ["callbacks", "interop"],
+    ["callbacks", "testing"],
 ]
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
 

@@ -173,3 +173,41 @@ def test_what_makes_no_sense_is_refused():
         prefetch(3)
     with pytest.raises(TypeError, match="has no len"):
         len(prefetch(k for k in range(3)))
+
+
+# Several threads
+
+
+def test_threads_may_share_a_pass():
+    """Each batch goes to one of them, and all of them see the end."""
+    for _ in range(20):
+        shared, taken = iter(prefetch(range(50))), [[], [], []]
+        threads = [threading.Thread(target=mine.extend, args=(shared,), daemon=True) for mine in taken]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10.0)
+            assert not thread.is_alive(), "a thread waits for a batch that never comes"
+        assert sorted(number for mine in taken for number in mine) == list(range(50))
+
+
+def test_an_error_ends_the_pass_for_all_threads():
+    def batches():
+        yield 0
+        raise OSError("gone")
+
+    shared, errors = iter(prefetch(batches())), []
+
+    def consume():
+        try:
+            list(shared)
+        except OSError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=consume, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10.0)
+        assert not thread.is_alive()
+    assert errors == ["gone"]

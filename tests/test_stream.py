@@ -192,7 +192,7 @@ def test_the_bar_counts_steps(net, capsys):
     run(net, in_order(), progress=True)
     assert "12/12" in capsys.readouterr().err
     run(net, (batch for batch in in_order()), epochs=1, progress=True)  # a generator has no length
-    assert "4step" in capsys.readouterr().err
+    assert "4 steps" in capsys.readouterr().err
 
 
 def test_ctrl_c_in_the_middle_of_an_epoch_leaves_no_thread(net):
@@ -244,7 +244,7 @@ def test_a_bad_batch_is_refused_before_its_step(net):
     p = net.init(seed=0, dtype=np.float64)
     with pytest.raises(ValueError, match="`x` holds nan") as caught:
         run(net, [(X, T), (X * np.nan, T)], p)
-    assert caught.value.__notes__ == ["in batch 1 of a pass, after 1 steps"]
+    assert caught.value.__notes__ == ["in batch 1 of a pass, after 1 step"]
     assert p.tobytes() == run(net, [(X, T)], epochs=1)[0].tobytes()
     with pytest.raises(ValueError, match="weights of batch 1 have another shape"):
         run(net, [(X, T), (X, T, np.ones(20))])

@@ -6,6 +6,7 @@ import _thread
 import signal
 import sys
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -454,3 +455,56 @@ def test_the_bar_is_closed_when_training_fails(net, capsys):
     with pytest.raises(FloatingPointError):
         run(net, optimizer=SGD(1e6), epochs=500, progress=True)
     assert capsys.readouterr().err.endswith("\n")
+
+
+# Validation in pieces
+
+
+class Counted:
+    """The batches that a network is called with."""
+
+    def __init__(self, net, monkeypatch):
+        self.sizes, call = [], type(net).__call__
+        monkeypatch.setattr(type(net), "__call__", lambda net, x, *a, **k: self.sizes.append(len(x)) or call(net, x, *a, **k))
+
+
+def test_validation_in_pieces_gives_the_same_numbers(backend_name, monkeypatch):
+    x, t = make_data(100)
+    labels = np.argmax(t, axis=1)
+    net = Chain(Dense(3, 8, tanh), chains.BatchNorm(8), Dense(8, 2), backend=backend_name)
+    settings = {
+        "epochs": 2,
+        "batch_size": 8,
+        "validation": (x, labels),
+        "metrics": [accuracy],
+        "penalty": chains.L2Penalty(0.1),
+    }
+
+    def numbers():
+        return train(net, net.init(), x, labels, CrossEntropyLoss(), Adam(), state=net.init_state(), **settings)
+
+    whole = numbers()
+    calls = Counted(net, monkeypatch)
+    per_sample = net.program(mode="eval").scratch.bytes_per_sample
+    monkeypatch.setattr(sys.modules["chains.train"], "PIECE_BYTES", 40 * per_sample)
+    pieces = numbers()
+    assert calls.sizes == [40, 40, 20] * 2
+    np.testing.assert_allclose(pieces.validation_loss, whole.validation_loss, rtol=1e-6)
+    assert pieces.metrics == whole.metrics
+    assert pieces.loss == whole.loss
+
+
+def test_validation_of_many_images_takes_bounded_memory(monkeypatch):
+    """On NumPy, whose scratch grows with the batch."""
+    net = Chain(chains.Conv(1, 8, 3, tanh), chains.Flatten(), Dense(8 * 14 * 14, 2), input_shape=(1, 16, 16), backend="numpy")
+    x, t = np.zeros((3000, 1, 16, 16), np.float32), np.zeros((3000, 2))
+    monkeypatch.setattr(sys.modules["chains.train"], "PIECE_BYTES", 0)
+    settings = {"validation": (x, t), "metrics": [lambda y, t: 0.0]}
+    tracemalloc.start()
+    try:
+        history = train(net, net.init(), x[:10], t[:10], SquaredLoss(), SGD(0.1), **settings)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(history.validation_loss) == 1
+    assert most < 12 << 20  # the convolution's output alone, 3000 * 8 * 14 * 14 float32, is 19 MB

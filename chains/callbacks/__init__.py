@@ -1,11 +1,19 @@
-"""Callbacks of the training loop: called after each epoch with a `TrainingState`; a text returned ends training."""
+"""Callbacks of the training loop: called after each epoch with a `TrainingState`; a text returned ends training.
+
+Their methods `begin` and `finish`, where they have them, are called before the first step and at the end.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from chains import arguments
+from chains.settings import check_not_negative
+from chains.words import counted, listed
 
 
 class EarlyStopping:
@@ -13,8 +21,8 @@ class EarlyStopping:
 
     `monitor` is "validation loss", "loss" or the name of a metric; `mode` is "min" or "max", what counts as
     better. An improvement is more than `min_delta`. With `restore`, `p`, and the state of a network that has one, are
-    those of the best epoch at the end. Each training starts it anew. Raises ValueError for other settings, and when the
-    quantity is missing.
+    those of the best epoch at the end. Each training starts it anew. Raises TypeError or ValueError for other settings, and
+    ValueError at the beginning of a training that does not record the quantity.
     """
 
     def __init__(
@@ -26,29 +34,35 @@ class EarlyStopping:
         min_delta: float = 0.0,
         restore: bool = True,
     ) -> None:
-        if patience < 1:
-            raise ValueError(f"`patience` (={patience}) must be a positive number of epochs")
+        if not isinstance(patience, (int, np.integer)) or isinstance(patience, bool) or patience < 1:
+            raise ValueError(f"`patience` (={patience!r}) must be a positive number of epochs")
         if mode not in ("min", "max"):
             raise ValueError(f"`mode` (={mode!r}) must be 'min' or 'max'")
+        if not isinstance(monitor, str):
+            raise TypeError(f"`monitor` (={monitor!r}) must be the name of a quantity, such as 'validation loss'")
+        check_not_negative("min_delta", min_delta)
+        arguments.check_flags(restore=restore)
         self.patience = patience
         self.monitor = monitor
         self.mode = mode
         self.min_delta = min_delta
         self.restore = restore
-        self._begin()
+        self._start()
 
-    def _begin(self) -> None:
+    def begin(self, names: Sequence[str]) -> None:
+        """Start anew. Raises ValueError unless the quantity is among those that will be recorded."""
+        if self.monitor not in names:
+            hint = "" if "validation loss" in names else "; the validation loss and metrics need `validation=(x, t)`"
+            raise ValueError(f"`monitor` (={self.monitor!r}) is not recorded; there are {listed(names)}{hint}")
+        self._start()
+
+    def _start(self) -> None:
         self.best = math.inf if self.mode == "min" else -math.inf
         self.best_epoch = 0
         self._best: list[np.ndarray] = []  # parameters and state
 
     def __call__(self, state: Any) -> str | None:
-        if state.epoch == 1:
-            self._begin()
-        columns = state.history.columns()
-        if self.monitor not in columns:
-            raise ValueError(f"`monitor` (={self.monitor!r}) is not recorded; there are {', '.join(columns)}")
-        value = columns[self.monitor][-1]
+        value = state.history.columns()[self.monitor][-1]
         gain = self.best - value if self.mode == "min" else value - self.best
         if gain > self.min_delta:
             self.best, self.best_epoch = value, state.epoch
@@ -56,7 +70,7 @@ class EarlyStopping:
                 self._best = [vector.copy() for vector in _vectors(state)]
         if state.epoch - self.best_epoch < self.patience:
             return None
-        return f"no better {self.monitor} than {self.best:g} (epoch {self.best_epoch}) for {self.patience} epochs"
+        return f"no better {self.monitor} than {self.best:g} (epoch {self.best_epoch}) for {counted(self.patience, 'epoch')}"
 
     def finish(self, state: Any) -> None:
         """Put the best parameters and the best state back."""

@@ -16,7 +16,8 @@ class Augment:
     image padded with `shift` zeros. For `Batches(..., augment=Augment())`, or a call ``augment(images, rng)``, with
     images of shape (n, ..., rows, columns), which are left as they are; the result is fresh, of the same shape and type.
 
-    Raises TypeError or ValueError for a shift that is no whole number from 0 up to the images' size, exclusive.
+    Raises TypeError or ValueError for a flip that is not True or False, and a shift that is no whole number from 0 up to the
+    images' size, exclusive.
     Source: He, Zhang, Ren and Sun, "Deep residual learning for image recognition", 2016, section 4.2.
     """
 
@@ -24,6 +25,8 @@ class Augment:
     shift: int = 4
 
     def __post_init__(self) -> None:
+        if not isinstance(self.flip, (bool, np.bool_)):
+            raise TypeError(f"`flip` (={self.flip!r}) must be True or False")
         if not isinstance(self.shift, (int, np.integer)) or isinstance(self.shift, bool):
             raise TypeError(f"`shift` (={self.shift!r}) must be a whole number of pixels")
         if self.shift < 0:

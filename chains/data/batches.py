@@ -57,6 +57,9 @@ class Batches:
             raise TypeError(f"`batch_size` (={batch_size!r}) must be a whole number")
         if batch_size < 1:
             raise ValueError(f"`batch_size` (={batch_size}) must be positive")
+        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
+            if not isinstance(flag, (bool, np.bool_)):
+                raise TypeError(f"`{name}` (={flag!r}) must be True or False")
         if augment is not None and (not callable(augment) or isinstance(augment, type)):
             raise TypeError(f"`augment` (={augment!r}) must be a function of images and a random generator, such as Augment()")
         if isinstance(augment, Augment):

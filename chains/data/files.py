@@ -103,7 +103,7 @@ def _download(pooch: ModuleType, name: str, known_hash: str, mirrors: Sequence[s
                 known_hash=known_hash,
                 fname=name,
                 path=cache,
-                progressbar=sys.stderr.isatty(),
+                progressbar=sys.stderr is not None and sys.stderr.isatty(),
             )
         except (OSError, ValueError) as error:  # no connection or no room; a wrong hash
             reason = textwrap.shorten(str(error), 200)

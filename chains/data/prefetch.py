@@ -18,8 +18,9 @@ def prefetch(batches: Iterable[Item], depth: int = 2) -> Prefetched[Item]:
     Each pass over the result is a pass over `batches`, with a thread of its own that lives as long: it ends with the
     last batch, with an error, or after the batch it is making when the pass is left, by a break, an exception or the
     end of a ``with`` block. An error in `batches` is raised where its batch would have come, with its own traceback.
-    ``len()`` is that of `batches`. It pays where making a batch takes long and lets other threads run, as NumPy does
-    on arrays and files do. Behaves like PyTorch's DataLoader with one worker and this ``prefetch_factor``.
+    ``len()`` is that of `batches`. Several threads may share a pass: each batch goes to one of them. It pays where making a
+    batch takes long and lets other threads run, as NumPy does on arrays and files do. Behaves like
+    PyTorch's DataLoader with one worker and this ``prefetch_factor``.
 
     Raises TypeError or ValueError for a depth that is no positive whole number, or batches that cannot be gone through.
 
@@ -38,6 +39,11 @@ class Prefetched(Generic[Item]):
             raise ValueError(f"`depth` (={depth}) must be positive")
         if not isinstance(batches, Iterable):
             raise TypeError(f"`batches` (a {type(batches).__name__}) must be something to iterate over")
+        if hasattr(batches, "shape"):
+            raise TypeError(
+                f"`batches` (a {type(batches).__name__} of shape {batches.shape}) is one array, sample by sample: "
+                "pass batches, such as Batches(x, t, batch_size=64)"
+            )
         self.batches = batches
         self.depth = depth
         self._passes: weakref.WeakSet[Pass[Item]] = weakref.WeakSet()
@@ -72,15 +78,17 @@ class Pass(Iterator[Item]):
         self._producer = _Producer(source, depth)
         # The thread knows the producer, not this object, so that it can be collected; at exit it is called as well.
         self.close = weakref.finalize(self, self._producer.stop)
+        self._taking = threading.Lock()
         self._producer.thread.start()
 
     def __next__(self) -> Item:
-        if not self.close.alive:
-            raise StopIteration
-        item, error = self._producer.take()
-        if error is None:
-            return item
-        self.close()
+        with self._taking:  # one thread at a time, so that each sees the end
+            if not self.close.alive:
+                raise StopIteration
+            item, error = self._producer.take()
+            if error is None:
+                return item
+            self.close()
         try:
             raise error
         finally:

@@ -19,10 +19,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from chains.initializers import InitializerLike, initializer
+from chains.layers.naming import Names, naming_settings
 from chains.operations import Operation
 from chains.params import LayoutBuilder, Slice
 from chains.program import Recorder
@@ -33,6 +33,11 @@ SampleShape = tuple[int, ...]
 
 class Layer(ABC):
     """A differentiable function from one array to another, with parameters. See the module's docstring."""
+
+    def __init_subclass__(cls, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if "__init__" in vars(cls):
+            setattr(cls, "__init__", naming_settings(cls.__init__))  # noqa: B010 - mypy takes it for a mistake
 
     def fixed_input(self) -> SampleShape | None:
         """The shape of one sample, where the layer's settings decide it; None where any shape will do."""
@@ -90,13 +95,15 @@ class Declaration:
         """A parameter array: the next slice of the flat vector."""
         if name in self.slices:
             raise ValueError(f"{type(self.layer).__name__}.declare names the parameter {name!r} twice")
-        self.slices[name] = self._layout.add(self._full(name), tuple(shape), initializer(init))
+        start = initializer(init, "init", f" of the parameter `{name}`")
+        self.slices[name] = self._layout.add(self._full(name), tuple(shape), start)
 
     def state(self, name: str, shape: SampleShape, init: InitializerLike) -> None:
         """An array that training updates, but not along a gradient: the next slice of the network's state."""
         if name in self.state_slices:
             raise ValueError(f"{type(self.layer).__name__}.declare names the state {name!r} twice")
-        self.state_slices[name] = self._state_layout.add(self._full(name), tuple(shape), initializer(init))
+        start = initializer(init, "init", f" of the state `{name}`")
+        self.state_slices[name] = self._state_layout.add(self._full(name), tuple(shape), start)
 
     def output(self, shape: SampleShape) -> None:
         """The shape of the output of one sample."""
@@ -173,24 +180,27 @@ class Node:
     def __init__(self, declaration: Declaration, ops: Recorder, vectors: Vectors) -> None:
         self.declaration = declaration
         self.children = [Node(child, ops, vectors) for child in declaration.children]
-        self.p = _windows(vectors.p, declaration.slices)
-        self.g = _windows(vectors.g, declaration.slices)
+        self.p = self._names("p", "parameters", _windows(vectors.p, declaration.slices))
+        gradients = _windows(vectors.g, declaration.slices)
         for name, entry in declaration.slices.items():
             if entry.name in vectors.frozen:  # the gradient goes where nobody reads it, and so is never computed
-                setattr(self.g, name, ops.scratch(f"{entry.name}.frozen", entry.shape, batched=False))
+                gradients[name] = ops.scratch(f"{entry.name}.frozen", entry.shape, batched=False)
+        self.g = self._names("g", "parameters", gradients)
         with ops.label(declaration.name):
             self._saved: dict[str, Any] = {name: ops.scratch(name, shape) for name, shape in declaration.saved_shapes.items()}
             for name, shape in declaration.shared_shapes.items():
                 self._saved[name] = ops.scratch(name, shape, batched=False)
         if declaration.state_slices:
-            self._saved["state"] = _windows(vectors.state, declaration.state_slices)
-            self._saved["new_state"] = _windows(vectors.new_state, declaration.state_slices)
+            for name in ("state", "new_state"):
+                views = _windows(getattr(vectors, name), declaration.state_slices)
+                self._saved[name] = self._names(f"s.{name}", "state", views)
 
     def forward(self, ops: Recorder, x: View, y: View) -> None:
         begun = len(ops.operations)
         with ops.label(self._label("")):
             self.declaration.layer.forward(ops, x, y, self.p, self._scratch(ops))
         self._check_filled(ops.operations[begun:], "forward", {"y": y})
+        self._check_kept(ops.operations[begun:], "forward", {"x": x})
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View) -> None:
         begun = len(ops.operations)
@@ -199,6 +209,7 @@ class Node:
         wanted = {"dx": dx} | {f"g.{name}": view for name, view in vars(self.g).items()}
         if dx.buffer is not dy.buffer:
             self._check_filled(ops.operations[begun:], "pullback", wanted)
+        self._check_kept(ops.operations[begun:], "pullback", {"x": x, "y": y})
 
     def _check_filled(self, recorded: Sequence[Operation], function: str, views: dict[str, View]) -> None:
         """Raise ValueError unless some operation writes to each of the views."""
@@ -207,14 +218,28 @@ class Node:
             if view.sample_size and not any(_touches(out, view) for out in written):
                 raise ValueError(f"{type(self.declaration.layer).__name__}.{function} does not fill `{name}`")
 
+    def _check_kept(self, recorded: Sequence[Operation], function: str, views: dict[str, View]) -> None:
+        """Raise ValueError where some operation writes to one of the views, or to a parameter."""
+        kept = views | {f"p.{name}": view for name, view in vars(self.p).items()}
+        written = [out for operation in recorded for out in operation.outs]
+        for name, view in kept.items():
+            if any(_touches(out, view) for out in written):
+                raise ValueError(
+                    f"{type(self.declaration.layer).__name__}.{function} writes to `{name}`, which may only be read: "
+                    "declare an array of its own with d.temporary(name, shape)"
+                )
+
     def _label(self, mark: str) -> str:
         name = self.declaration.name
         return f"{name}.{type(self.declaration.layer).__name__}{mark}" if name else ""
 
-    def _scratch(self, ops: Recorder) -> SimpleNamespace:
+    def _names(self, prefix: str, what: str, views: Mapping[str, Any]) -> Names:
+        return Names(f"{type(self.declaration.layer).__name__}", prefix, what, views)
+
+    def _scratch(self, ops: Recorder) -> Names:
         with ops.label(self.declaration.name):
             temporaries = {name: ops.scratch(name, shape) for name, shape in self.declaration.temporary_shapes.items()}
-        return SimpleNamespace(**self._saved, **temporaries, children=self.children)
+        return self._names("s", "scratch arrays", {**self._saved, **temporaries, "children": self.children})
 
 
 def _touches(out: View, view: View) -> bool:
@@ -226,10 +251,7 @@ def _touches(out: View, view: View) -> bool:
     )
 
 
-def _windows(vector: View, slices: Mapping[str, Slice]) -> SimpleNamespace:
-    """The slices of a flat vector, each in its shape, as attributes."""
-    windows = SimpleNamespace()
-    for name, entry in slices.items():
-        view = vector.slice(0, entry.start, entry.stop).reshape(*entry.shape)
-        setattr(windows, name, view.named(f"{vector.buffer.name}.{entry.name}"))
-    return windows
+def _windows(vector: View, slices: Mapping[str, Slice]) -> dict[str, View]:
+    """The slices of a flat vector, each in its shape, by name."""
+    views = {name: vector.slice(0, entry.start, entry.stop).reshape(*entry.shape) for name, entry in slices.items()}
+    return {name: view.named(f"{vector.buffer.name}.{slices[name].name}") for name, view in views.items()}

@@ -122,7 +122,7 @@ class Residual(Layer):
 
     def __repr__(self) -> str:
         shortcut = f", shortcut={self.shortcut!r}" if self.shortcut is not None else ""
-        activation = "" if self.activation is identity else f", activation={self.activation!r}"
+        activation = "" if self.activation is identity else f", activation={self.activation}"
         return f"Residual({self.inner!r}{shortcut}{activation})"
 
 

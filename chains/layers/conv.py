@@ -53,8 +53,8 @@ class _Convolution(Layer):
             if channels % groups:
                 raise ValueError(f"`{name}` (={channels}) must be divisible by `groups` (={groups})")
         self.bias = bias
-        self.weight_init = initializer(weight_init)
-        self.bias_init = initializer(bias_init)
+        self.weight_init = initializer(weight_init, "weight_init")
+        self.bias_init = initializer(bias_init, "bias_init")
 
     @property
     @abstractmethod
@@ -114,7 +114,7 @@ class _Convolution(Layer):
 
     def __repr__(self) -> str:
         parts = [str(self.inputs), str(self.outputs), setting(self.window.size[-self.ndim :])]
-        parts += [] if self.activation is identity else [repr(self.activation)]
+        parts += [] if self.activation is identity else [str(self.activation)]
         rest = settings_text(self.window, self.ndim) + self._extra() + (f", groups={self.groups}" if self.groups > 1 else "")
         return f"{type(self).__name__}({', '.join(parts)}{rest}{'' if self.bias else ', bias=False'})"
 

@@ -32,8 +32,8 @@ class Dense(Layer):
         self.outputs = positive("outputs", outputs)
         self.activation = resolve(activation)
         self.bias = bias
-        self.weight_init = initializer(weight_init)
-        self.bias_init = initializer(bias_init)
+        self.weight_init = initializer(weight_init, "weight_init")
+        self.bias_init = initializer(bias_init, "bias_init")
 
     def fixed_input(self) -> SampleShape:
         return (self.inputs,)
@@ -74,7 +74,7 @@ class Dense(Layer):
 
     def __repr__(self) -> str:
         parts = [str(self.inputs), str(self.outputs)]
-        parts += [] if self.activation is identity else [repr(self.activation)]
+        parts += [] if self.activation is identity else [str(self.activation)]
         return f"Dense({', '.join(parts)}{'' if self.bias else ', bias=False'})"
 
 

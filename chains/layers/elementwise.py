@@ -6,7 +6,7 @@ from typing import Any
 
 from chains.activations import Activation as Function
 from chains.activations import resolve
-from chains.initializers import InitializerLike
+from chains.initializers import InitializerLike, initializer
 from chains.layers.base import Declaration, Layer
 from chains.program import Recorder
 from chains.view import View
@@ -28,14 +28,14 @@ class Activation(Layer):
         ops.map(dx, lambda dy, x, y: dy * self.f.slope(x, y), dy, x, y)
 
     def __repr__(self) -> str:
-        return f"Activation({self.f!r})"
+        return f"Activation({self.f})"
 
 
 class Scale(Layer):
     """``y = x * scale``, with a factor to learn for each feature of a sample; `scale` has the sample's shape."""
 
     def __init__(self, *, scale_init: InitializerLike = "ones") -> None:
-        self.scale_init = scale_init
+        self.scale_init = initializer(scale_init, "scale_init")
 
     def declare(self, d: Declaration) -> None:
         d.param("scale", d.input, self.scale_init)
@@ -55,7 +55,7 @@ class Shift(Layer):
     """``y = x + shift``, with a term to learn for each feature of a sample; `shift` has the sample's shape."""
 
     def __init__(self, *, shift_init: InitializerLike = "zeros") -> None:
-        self.shift_init = shift_init
+        self.shift_init = initializer(shift_init, "shift_init")
 
     def declare(self, d: Declaration) -> None:
         d.param("shift", d.input, self.shift_init)

@@ -82,6 +82,18 @@ def check_images(shape: SampleShape, ndim: int, channels: int | None = None) -> 
         raise ValueError(f"`inputs` (={channels}) must be the channels, the first length of the input's shape {shape}{hint}")
 
 
+def check_channels_first(shape: Any) -> None:
+    """Raise ValueError unless `shape` is that of images, with no sign that the channels come last."""
+    if not isinstance(shape, (tuple, list)) or len(shape) != 3:
+        raise ValueError(f"`input_shape` (={shape!r}) must be {AXES[2]}, such as (3, 224, 224)")
+    height, width, channels = shape
+    if channels in (1, 3, 4) and min(height, width) > 4:
+        raise ValueError(
+            f"`input_shape` (={shape!r}) must be {AXES[2]}, but its last length seems to be the channels: "
+            f"pass {(channels, height, width)}, and images as np.moveaxis(x, -1, 1)"
+        )
+
+
 def positions(window: Window, shape: SampleShape) -> tuple[int, ...]:
     """The output's height and width, or length, over samples of this shape. Raises ValueError for too large a kernel."""
     ndim = len(shape) - 1

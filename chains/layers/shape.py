@@ -14,6 +14,8 @@ class Reshape(Layer):
     """Each sample's elements, in C order, in another shape. One length may be -1: whatever is left."""
 
     def __init__(self, *shape: int) -> None:
+        if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
+            raise TypeError(f"`shape` (={shape[0]!r}) must be given length by length: Reshape({', '.join(map(str, shape[0]))})")
         if shape.count(-1) > 1 or not all(hasattr(length, "__index__") and (length == -1 or length > 0) for length in shape):
             raise ValueError(f"`shape` (={shape}) must be positive lengths, of which one may be -1")
         self.shape = shape

@@ -13,6 +13,7 @@ from chains.activations import relu
 from chains.chain import Chain
 from chains.layers import Activation, AvgPool, BatchNorm, Conv, Dense, GlobalAvgPool, Layer, MaxPool, Parallel, Series
 from chains.layers.base import SampleShape
+from chains.layers.images import check_channels_first
 
 BOTTLENECK = 4  # the channels between a dense layer's two convolutions, in growths
 
@@ -66,6 +67,7 @@ def densenet(
     network without its head, ``net[:-1]``, gives features after average pooling: 1,024 of them in DenseNet-121.
     Source: Huang et al. 2017, table 1.
     """
+    check_channels_first(input_shape)
     channels = 2 * growth
     layers: list[Layer] = [
         Conv(input_shape[0], channels, 7, stride=2, padding=3, bias=False, weight_init="he_normal"),

@@ -14,6 +14,7 @@ from chains.chain import Chain
 from chains.initializers import VarianceScaling
 from chains.layers import Activation, BatchNorm, Conv, Dense, GlobalAvgPool, Layer, MaxPool, Residual, Series
 from chains.layers.base import SampleShape
+from chains.layers.images import check_channels_first
 
 EXPANSION = 4  # the outputs of a bottleneck block, in widths
 HE = VarianceScaling(2.0, "out", "normal")
@@ -63,6 +64,7 @@ def resnet(
     ``net[:-1]``, gives features after average pooling: ``32 * width`` of them for four stages, 2,048 in ResNet-50.
     Source: He et al. 2015, table 1, with their initialisation of kernels (by fan out, as in torchvision).
     """
+    check_channels_first(input_shape)
     layers: list[Layer] = [
         *_normalised(input_shape[0], width, 7, stride=2),
         Activation(relu),

@@ -20,6 +20,7 @@ from chains.backends.native.machine import machine_code
 from chains.backends.native.runtime import MOST_THREADS, SOURCES, default_threads, pool, runtime
 from chains.backends.native.target import Processor, processor
 from chains.program import Program
+from chains.progress import notice
 from chains.view import Buffer
 
 # Below this many operations a second thread costs more than it saves (a hand-over takes about a microsecond).
@@ -88,7 +89,8 @@ class NativeBackend(Backend):
         """The machine code of a program, made the first time."""
         with self._lock:
             if program not in self._compiled:
-                self._compiled[program] = CompiledProgram(program, self.processor)
+                with notice(f"compiling '{program.name}' for this processor: {len(program.operations):,} operations"):
+                    self._compiled[program] = CompiledProgram(program, self.processor)
             return self._compiled[program]
 
     def __repr__(self) -> str:

@@ -1,0 +1,237 @@
+"""For people who write layers, activations or losses: are the gradients right, and does every backend agree?
+
+from chains.testing import check_gradients
+
+def test_my_layer():
+    check_gradients(MyLayer(3, 4), input_shape=(3,))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any, TypeVar
+
+import numpy as np
+
+from chains import record
+from chains.backends import backend
+from chains.chain import Chain
+from chains.layers.base import Layer
+from chains.program import Program
+from chains.scratch import ALIGNMENT
+from chains.view import concrete
+
+T = TypeVar("T")
+DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
+ROUNDING = {np.dtype(np.float32): 3e-5, np.dtype(np.float64): 1e-12}  # of a short computation, relative to its scale
+SLOPE = 2e-8  # of a float64 gradient against a central difference, relative to its scale
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What `check_gradients` found: the largest differences from central differences, and the backends it ran."""
+
+    parameters: float
+    inputs: float
+    backends: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"gradients differ from central differences by at most {self.parameters:.1e} for parameters and {self.inputs:.1e} "
+            f"for inputs; the same on {', '.join(self.backends)}"
+        )
+
+
+def check_gradients(
+    network: Chain | Layer,
+    input_shape: tuple[int, ...] | None = None,
+    *,
+    batch: int = 3,
+    seed: int = 0,
+    backends: Sequence[str] | None = None,
+) -> Checked:
+    """Check the pullback of a layer, or of a whole network, at random parameters and inputs, in the modes "eval" and "train".
+
+    `input_shape` is the shape of one sample, needed where the layer does not fix it. In float64 on NumPy, the gradients with
+    respect to parameters and inputs must equal central differences. Then every one of the `backends` (by default all that
+    can be used here) must give the same in float64 and in float32, to rounding, and the same bits whatever its scratch
+    memory holds beforehand, zeros or NaN. Points at a kink, such as relu's at 0, are avoided. The network should be
+    small: it is computed some six times for each parameter and each input.
+
+    Returns the largest differences. Raises AssertionError, saying what differs, where a check fails, and ValueError or
+    TypeError where the layer cannot be recorded: it does not fill a result, or writes to `x`.
+    """
+    net = _network(network, input_shape)
+    names = usable_backends() if backends is None else tuple(backends)
+    size = max(batch, net.network.declaration.most_demanding.smallest_batch)
+    worst = {"g": 0.0, "dx": 0.0}
+    for mode in ("eval", "train"):
+        forward, vjp = (partial(make, net.network, training=mode == "train") for make in (record.forward, record.vjp))
+        _check_memory(forward(dtype=DTYPES[0]), "numpy", size, _point(net, size, seed), mode)
+        arrays, wanted = away_from_kinks(partial(_differences, net, forward(dtype=DTYPES[0]), size), seed)
+        found = _check_memory(vjp(dtype=DTYPES[0]), "numpy", size, arrays, mode)
+        for result, what in (("g", "parameters"), ("dx", "inputs")):
+            actual = found.get(result, np.zeros(0))  # left out where there is nothing to fill
+            assert_close(actual, wanted[result], SLOPE, f"the gradient with respect to the {what}, mode {mode!r}")
+            worst[result] = max(worst[result], float(np.max(np.abs(actual - wanted[result]), initial=0.0)))
+        for dtype, make in product(DTYPES, (forward, vjp)):
+            program = make(dtype=dtype)
+            reference = run_program(program, "numpy", size, arrays)
+            for name in names:
+                results = _check_memory(program, name, size, arrays, mode)
+                for key, value in reference.items():
+                    what = f"`{key}` of the {program.name} program on the backend {name!r}, {dtype}, mode {mode!r}"
+                    assert_close(results[key], value, ROUNDING[dtype], what)
+    return Checked(worst["g"], worst["dx"], names)
+
+
+def _network(network: Any, input_shape: tuple[int, ...] | None) -> Chain:
+    """A layer as a network. Raises TypeError or ValueError where that cannot be."""
+    if isinstance(network, Chain) and input_shape in (None, network.input_shape):
+        return network
+    if isinstance(network, Chain):
+        raise ValueError(f"`input_shape` (={input_shape}) is not that of the network, {network.input_shape}")
+    if not isinstance(network, Layer):
+        raise TypeError(f"`network` (={network!r}) must be a layer or a Chain")
+    return Chain(network, input_shape=input_shape, backend="numpy")
+
+
+def _differences(net: Chain, forward: Program, batch: int, seed: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Random arrays, and the central differences of sum(dy * y) there with respect to parameters and inputs."""
+    arrays = _point(net, batch, seed)
+
+    def total(name: str, array: np.ndarray) -> float:
+        return float(np.sum(arrays["dy"] * run_program(forward, "numpy", batch, {**arrays, name: array})["y"]))
+
+    g, dx = (central_difference(partial(total, name), arrays[name]) for name in ("p", "x"))
+    for name in net.frozen:
+        net.views(g)[name][...] = 0.0
+    return arrays, {"g": g, "dx": dx}
+
+
+def usable_backends() -> tuple[str, ...]:
+    """The names of the backends that can be used on this computer."""
+    return tuple(_usable(("numpy", "native", "cupy")))
+
+
+def _usable(names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        try:
+            backend(name)
+        except ValueError:  # its libraries or its GPU are missing
+            continue
+        yield name
+
+
+def _point(network: Chain, batch: int, seed: int) -> dict[str, np.ndarray]:
+    """Random arrays by buffer name, whose numbers are exact in float32, so that both types see the same ones."""
+    rng = np.random.default_rng([seed, batch])
+    arrays = {
+        "p": rng.normal(0.0, 0.8, network.n_params),
+        "x": rng.normal(0.0, 1.0, (batch, *network.input_shape)),
+        "dy": rng.normal(0.0, 1.0, (batch, *network.output_shape)),
+        "state": rng.uniform(0.5, 2.0, network.n_state),
+    }
+    exact = {name: array.astype(np.float32).astype(np.float64) for name, array in arrays.items()}
+    return {**exact, "random": np.array([3, 0], np.uint64)}
+
+
+def _check_memory(
+    program: Program, name: str, batch: int, arrays: Mapping[str, np.ndarray], mode: str
+) -> dict[str, np.ndarray]:
+    """The results of a program. Raises AssertionError where they depend on what scratch memory held before."""
+    clean, poisoned = (run_program(program, name, batch, arrays, fill) for fill in (0x00, 0xFF))
+    for key, array in clean.items():
+        what = f"`{key}` of the {program.name} program, mode {mode!r}, on the backend {name!r}"
+        if array.tobytes() != poisoned[key].tobytes():
+            raise AssertionError(
+                f"{what} depends on what scratch memory held before: an array declared by d.saved, d.shared or d.temporary, "
+                "or a part of it, is read before it is filled"
+            )
+        if not np.isfinite(array).all():
+            raise AssertionError(f"{what} is not finite, or not filled everywhere")
+    return clean
+
+
+# Central differences
+
+
+class Kink(Exception):  # noqa: N818 - no error, but a place
+    """A function was not smooth where it was to be differentiated."""
+
+
+def central_difference(f: Callable[[np.ndarray], float], at: np.ndarray, step: float = 1e-3) -> np.ndarray:
+    """The gradient of `f`, a number, at a float64 array: central differences, extrapolated to step zero.
+
+    Raises Kink where steps of different lengths disagree, as they do where a slope or a curvature jumps.
+    """
+    gradient = np.empty(at.shape)
+    for index in np.ndindex(at.shape):
+        wide, middle, narrow = (_slope(f, at, index, h) for h in (step, step / 2, step / 4))
+        coarse, fine = (4.0 * middle - wide) / 3.0, (4.0 * narrow - middle) / 3.0
+        if abs(coarse - fine) > 1e-8 * max(1.0, abs(fine)):
+            raise Kink
+        gradient[index] = fine
+    return gradient
+
+
+def _slope(f: Callable[[np.ndarray], float], at: np.ndarray, index: tuple[int, ...], h: float) -> float:
+    up, down = at.copy(), at.copy()
+    up[index] += h
+    down[index] -= h
+    return (f(up) - f(down)) / (up[index] - down[index])
+
+
+def away_from_kinks(make: Callable[[int], T], first: int = 0, tries: int = 12) -> T:
+    """``make(seed)`` for the first seed that raises no Kink. Raises AssertionError where all of them do."""
+    for seed in range(first, first + tries):
+        try:
+            return make(seed)
+        except Kink:
+            continue
+    raise AssertionError(f"{tries} random points all lay at a kink: is the function smooth anywhere?")
+
+
+def assert_close(actual: Any, wanted: Any, tolerance: float, what: str = "") -> None:
+    """Raise AssertionError unless equal within `tolerance` times the scale of what is wanted (at least 1)."""
+    actual, wanted = np.asarray(actual, np.float64), np.asarray(wanted, np.float64)
+    if actual.shape != wanted.shape:
+        raise AssertionError(f"{what}: shape {actual.shape}, wanted {wanted.shape}")
+    scale = max(1.0, float(np.max(np.abs(wanted), initial=0.0)))
+    np.testing.assert_allclose(actual, wanted, rtol=0.0, atol=tolerance * scale, err_msg=what)
+
+
+# Programs on a named backend
+
+
+def run_program(
+    program: Program, name: str, batch: int, arrays: Mapping[str, np.ndarray], fill: int = 0, runs: int = 1
+) -> dict[str, np.ndarray]:
+    """Run a program with scratch filled by the byte `fill` first; returns what it wrote, by buffer name.
+
+    `arrays` are the inputs and states (which are copied); outputs are filled by NaN first.
+    """
+    own = {}
+    for buffer in program.buffers.values():
+        if buffer.role == "output":
+            own[buffer.name] = np.full(concrete(buffer.shape, batch), np.nan, buffer.dtype)
+        elif buffer.name in arrays:
+            own[buffer.name] = np.array(arrays[buffer.name], buffer.dtype, order="C")
+    runner = backend(name)
+    binding = runner.bind(program, batch, own, scratch=filled(runner.scratch_bytes(program, batch), fill))
+    with runner.running():
+        for _ in range(runs):
+            binding.run()
+    return {
+        buffer.name: binding.arrays[buffer.name] for buffer in program.buffers.values() if buffer.role in ("output", "state")
+    }
+
+
+def filled(nbytes: int, fill: int) -> np.ndarray:
+    """Aligned bytes, all `fill`."""
+    block = np.full(nbytes + ALIGNMENT, fill, np.uint8)
+    start = -block.ctypes.data % ALIGNMENT
+    return block[start : start + nbytes]

@@ -1,0 +1,27 @@
+"""How messages are worded: numbers with their nouns, lists that stay short, names that may have been meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+MOST_LISTED = 20
+
+
+def counted(number: int, noun: str) -> str:
+    """The number with its noun: "1 step", "2 steps"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """The names, or of many the first ones and how many there are."""
+    names = list(names)
+    if len(names) <= MOST_LISTED:
+        return ", ".join(names) or "none"
+    return f"{', '.join(names[:MOST_LISTED])}, ... ({len(names)} in all)"
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """A question after the one of the names that comes near, for the end of a message; empty where none does."""
+    near = get_close_matches(name, list(names), 1)
+    return f"; did you mean `{near[0]}`?" if near else ""

@@ -1,0 +1,115 @@
+"""The gradient check for layers of one's own: it passes what is right, and finds each thing that may be wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import chains
+from chains import BatchNorm, Chain, Conv, Dense, Dropout, Layer, MaxPool
+from chains.testing import Checked, check_gradients, usable_backends
+from tests.own import Boost, Double, DyUser
+
+
+class Cube(Layer):
+    """y = x * x * x, with something wrong where asked for."""
+
+    def __init__(self, wrong: str = "") -> None:
+        self.wrong = wrong
+
+    def declare(self, d):
+        d.param("scale", d.input, "ones")
+        d.output(d.input)
+        d.saved("square", d.input)
+
+    def forward(self, ops, x, y, p, s):
+        if self.wrong != "square is not filled":
+            ops.map(s.square, lambda x: x * x, x)
+        if self.wrong == "writes to x":
+            ops.map(x, lambda x: 0.5 * x, x)
+        if self.wrong == "writes to p":
+            ops.fill(p.scale, 1.0)
+        ops.map(y, lambda square, x, scale: scale * square * x, s.square, x, p.scale)
+
+    def pullback(self, ops, x, y, dy, dx, p, g, s):
+        if self.wrong == "writes to y":
+            ops.fill(y, 0.0)
+        terms = ops.scratch("terms", x.sample_shape)
+        ops.map(terms, lambda square, x, dy: square * x * dy, s.square, x, dy)
+        ops.sum(g.scale, terms)
+        factor = 2.9 if self.wrong == "slope" else 3.0
+        ops.map(dx, lambda dy, square, scale: factor * dy * square * scale, dy, s.square, p.scale)
+
+
+@pytest.mark.parametrize(
+    ("network", "shape"),
+    [
+        (Cube(), (3,)),
+        (Double(), (2, 2)),
+        (Boost(2.0), (3,)),
+        (Chain(Dense(2, 3, "relu"), BatchNorm(3), Dropout(0.3), DyUser(), Dense(3, 2)).freeze("0.*"), None),
+        (Chain(Conv(1, 2, 2, "gelu"), MaxPool(2), input_shape=(1, 4, 4)), None),
+    ],
+    ids=str,
+)
+def test_what_is_right_passes(network, shape):
+    checked = check_gradients(network, shape)
+    assert isinstance(checked, Checked)
+    assert 0 <= checked.parameters < 1e-7
+    assert 0 < checked.inputs < 1e-7
+    assert checked.backends == usable_backends()
+    assert "numpy" in checked.backends
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("slope", "the gradient with respect to the inputs"),
+        ("square is not filled", "read before it is filled"),
+        ("writes to x", "Cube.forward writes to `x`"),
+        ("writes to y", "Cube.pullback writes to `y`"),
+        ("writes to p", "scale` belongs to the inputs and may only be read"),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_what_is_wrong_is_found(wrong, words, first):
+    network = Cube(wrong) if first else Chain(Double(), Cube(wrong), input_shape=(3,))
+    if first and wrong == "writes to x":
+        words = "`x` belongs to the inputs and may only be read"
+    with pytest.raises((AssertionError, ValueError), match=words):
+        check_gradients(network, (3,), backends=["numpy"])
+
+
+def test_writing_to_a_parameter_is_refused_in_training_too():
+    net = Chain(Cube("writes to p"), input_shape=(3,))
+    with pytest.raises(ValueError, match=r"Cube.forward writes to `p\.scale`"):
+        net.program(chains.SquaredLoss(), chains.Adam())
+
+
+def test_a_backend_that_differs_is_found(monkeypatch):
+    class Wrong(chains.backends.NumpyBackend):
+        def bind(self, program, batch, arrays, scratch=None):
+            binding = super().bind(program, batch, arrays, scratch)
+            binding.calls.append(lambda: [np.multiply(a, 1.01, out=a) for n, a in binding.arrays.items() if n in ("y", "dx")])
+            return binding
+
+    monkeypatch.setitem(chains.backends._BACKENDS, "wrong", Wrong)
+    with pytest.raises(AssertionError, match="on the backend 'wrong'"):
+        check_gradients(Double(), (3,), backends=["numpy", "wrong"])
+
+
+def test_what_cannot_be_checked():
+    with pytest.raises(TypeError, match=r"`network` \(=3\)"):
+        check_gradients(3)
+    with pytest.raises(ValueError, match=r"`input_shape` \(=\(4,\)\)"):
+        check_gradients(Chain(Dense(3, 2)), (4,))
+    with pytest.raises(ValueError, match="`input_shape` is needed"):
+        check_gradients(Double())
+    jump = chains.activation("jump", lambda x: np.floor(100 * x) + 0.0 * x, derivative=lambda y: 0.0)
+    with pytest.raises(AssertionError, match="kink"):
+        check_gradients(chains.Activation(jump), (40,))
+
+
+def test_names_for_annotations():
+    assert chains.Recorder is chains.program.Recorder
+    assert chains.View is chains.view.View
