@@ -33,8 +33,12 @@ from chains import (
     tanh,
     σ,
 )
+from chains.backends.cupy.bfloat16 import LARGE, is_large
 from chains.backends.cupy.device import Gemm
+from chains.backends.cupy.products import product
 from chains.layers.base import Layer
+from chains.operations import MatMul
+from chains.program import Program
 from chains.steps import ArraySteps
 
 PRECISIONS = ("float32", "tf32", "bf16")
@@ -73,8 +77,6 @@ def problems(quick: bool) -> list[Problem]:
     digits, labels, test = _digits(quick)
     flat, one_hot = digits.reshape(len(digits), -1), np.eye(10, dtype=np.float32)[labels]
     photos, classes = images(50_000, 3, 32, 32)
-    width = 16 if quick else 8192
-    wide = rng.standard_normal((width, width), np.float32)
     small = Adam(1e-3)
     lenet = (
         Conv(1, 6, 5, relu), MaxPool(2), Conv(6, 16, 5, relu), MaxPool(2), Flatten(),
@@ -94,10 +96,28 @@ def problems(quick: bool) -> list[Problem]:
                 min(2048, len(digits)), "at most 0.25 s in all, accuracy at least .97", 10, test),
         Problem("rosetta_cnn, batch 64, 10 epochs", rosetta, (3, 32, 32), CrossEntropyLoss(), SGD(0.01, momentum=0.9), photos,
                 classes, min(64, len(photos)), "at most 4 s in all", 10),
-        Problem(f"wide, {width}^2, batch {width}", (Dense(width, width, tanh), Dense(width, width)), (width,), SquaredLoss(),
-                SGD(1e-3), wide, wide, width, "85% of cuBLAS's rate", 5),
     ]  # fmt: skip
     return [replace(problem, epochs=1) for problem in table] if quick else table
+
+
+def large_problems(quick: bool) -> list[Problem]:
+    """Networks that are nearly all products: of benchmarks/wide.py, and larger ones with relu and with tanh."""
+    rng, goal = np.random.default_rng(0), "85% of cuBLAS's rate"
+    inputs, hidden, batch = (16, 32, 16) if quick else (2048, 4096, 1024)
+    x, t = rng.standard_normal((batch, inputs), np.float32), rng.integers(0, 10, batch)
+    wide = (Dense(inputs, hidden, relu), Dense(hidden, hidden, relu), Dense(hidden, 10))
+    width = 32 if quick else 8192
+    square = rng.standard_normal((width, width), np.float32)
+    squares = [
+        Problem(f"wider, {width}^2, {f}, batch {width}", (Dense(width, width, f), Dense(width, width)), (width,), SquaredLoss(),
+                SGD(1e-3), square, square, width, goal, 5)
+        for f in (relu, tanh)
+    ]  # fmt: skip
+    return [
+        Problem(f"wide, {inputs}-{hidden}-{hidden}-10, batch {batch}", wide, (inputs,), CrossEntropyLoss(), SGD(1e-3), x, t,
+                batch, goal, 20),
+        *squares,
+    ]  # fmt: skip
 
 
 def _digits(quick: bool) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
@@ -181,33 +201,66 @@ def measure(problem: Problem, backend: str, place: Any, report: Callable[[str], 
     return best
 
 
-def cublas_rate(device: Any, size: int) -> float:
-    """Floating-point operations a second of float32 products of this size, at the device's precision."""
-    a, b, out = (device.array(np.random.default_rng(k).standard_normal((size, size), np.float32)) for k in range(3))
-    addresses = (device.address(out), device.address(a), device.address(b))
-    product = device.product(Gemm(np.dtype(np.float32), (size, size, size), addresses, (size,) * 3, (False, False), False))
-    best = np.inf
+def cublas_seconds(device: Any, program: Program, batch: int) -> float:
+    """What all products of a program take by themselves, each of its sizes, layouts and types, at the device's precision."""
+    numbers: dict[tuple[int, bool], Any] = {}
+    seconds: dict[tuple[Any, ...], float] = {}
+    total = 0.0
+
+    def address(rows: int, columns: int, half: bool) -> int:
+        key = (rows * columns, half)
+        if key not in numbers:
+            array = np.random.default_rng(len(numbers)).standard_normal(rows * columns, np.float32)
+            numbers[key] = device.array((array.view(np.uint32) >> 16).astype(np.uint16) if half else array)
+        return int(device.address(numbers[key]))
+
+    for operation in program.operations:
+        if not isinstance(operation, MatMul):
+            continue
+        step, half = product(operation), device.precision == "bf16" and batch >= LARGE and is_large(operation)
+        (rows, columns, inner), turned = step.sizes(batch), (step.a.transposed, step.b.transposed)
+        key = (rows, columns, inner, turned, half, operation.accumulate)
+        if key not in seconds:
+            out = device.empty((rows, columns), np.float32)
+            addresses = (device.address(out), address(rows, inner, half), address(inner, columns, half))
+            leading = (columns, rows if turned[0] else inner, inner if turned[1] else columns)
+            gemm = Gemm(out.dtype, (rows, columns, inner), addresses, leading, turned, operation.accumulate, half)
+            seconds[key] = _seconds(device, device.product(gemm), out)
+        total += seconds[key]
+    return total
+
+
+def _seconds(device: Any, work: Callable[[], object], out: Any, times: int = 20) -> float:
+    """What work takes, the best of five; `out` is read at the end, which waits for it."""
+    best, host = np.inf, np.empty(1, np.float32)
     for _ in range(5):
         with device.running():
-            start = time.perf_counter()
-            for _ in range(3):
-                product()
-            host = np.empty(1, np.float32)
             device.assign(host, out.reshape(-1)[:1])
-        best = min(best, (time.perf_counter() - start) / 3)
-    return 2.0 * size**3 / best
+            start = time.perf_counter()
+            for _ in range(times):
+                work()
+            device.assign(host, out.reshape(-1)[:1])
+        best = min(best, (time.perf_counter() - start) / times)
+    return float(best)
 
 
-def wide(problem: Problem, names: dict[str, Any], report: Callable[[str], None]) -> None:
-    """The share of cuBLAS's own rate, at each precision."""
+def large(problem: Problem, names: dict[str, Any], report: Callable[[str], None]) -> None:
+    """A step of a network that is nearly all products at each precision, with epilogues and without, beside cuBLAS alone."""
     for name, device in names.items():
-        trainer = Trainer(problem, name, device)
-        trainer.epochs(2)
-        best = min(trainer.epochs(problem.epochs) for _ in range(3)) / problem.epochs
-        program = problem.net(name).program(problem.loss, problem.optimizer)
-        rate, limit = program.flops(problem.batch) / best, cublas_rate(device, problem.batch)
-        share = f"{rate / limit:.0%} of cuBLAS's {limit / 1e12:.1f}"
-        report(f"  chains {name}: {best * 1e3:.2f} ms a step, {rate / 1e12:.1f} TFLOP/s, {share}")
+        program = problem.net(name).program(problem.loss, problem.optimizer, target_shape=problem.t.shape[1:])
+        flops, alone = program.flops(problem.batch), cublas_seconds(device, program, problem.batch)
+        report(f"  cuBLAS alone, {name}: {alone * 1e3:.2f} ms for the products of a step, {flops / alone / 1e12:.1f} TFLOP/s")
+        for epilogues in (True, False):
+            device.epilogues = epilogues
+            device.refused.clear()
+            trainer = Trainer(problem, name, device)
+            trainer.epochs(2)
+            best = min(trainer.epochs(problem.epochs) for _ in range(3)) / problem.epochs
+            text = f"  chains {name} {'with' if epilogues else 'without'} epilogues: {best * 1e3:.2f} ms a step, "
+            refused = ", ".join(f"{count} {kind}" for kind, count in device.refused.items())
+            refused = f"; not done by cublasLt: {refused}" if refused else ""
+            report(text + f"{flops / best / 1e12:.1f} TFLOP/s, {alone / best:.0%} of cuBLAS's{refused}")
+        device.epilogues = True
 
 
 def convolutions(table: list[Problem], names: Sequence[str], report: Callable[[str], None]) -> bool:
@@ -251,18 +304,17 @@ def run(name: str, place: Any, precise: dict[str, Any], quick: bool, report: Cal
     """All checks and measurements on a backend; whether the checks passed."""
     report("correctness, against NumPy in float64")
     right = check(name, report)
-    *trained, last = problems(quick)
-    for problem in trained:
+    for problem in problems(quick):
         report(f"{problem.name} (goal: {problem.goal})")
         ours = measure(problem, name, place, report)
         for text, seconds in gpu_torch.rows(problem):
             report(f"  {text}" + (f": {seconds:.4g} s, {seconds / ours:.1f} times ours" if seconds is not None else ""))
-    report(f"{last.name} (goal: {last.goal})")
-    wide(last, precise, report)
+    for problem in large_problems(quick):
+        report(f"{problem.name} (goal: {problem.goal})")
+        large(problem, precise, report)
     report("convolutions done in other ways")
-    return (
-        convolutions([p for p in trained if any(isinstance(layer, Conv) for layer in p.layers)], CONVOLUTIONS, report) and right
-    )
+    table = [problem for problem in problems(quick) if any(isinstance(layer, Conv) for layer in problem.layers)]
+    return convolutions(table, CONVOLUTIONS, report) and right
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,6 +12,7 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
@@ -22,11 +23,12 @@ import numpy as np
 
 from chains.backends import Backend
 from chains.backends.cupy import CupyBackend
+from chains.backends.cupy.cublas import Cublas, CublasLt
 from chains.backends.cupy.cudnn import Cudnn
-from chains.backends.cupy.device import Device, Gemm, Work
+from chains.backends.cupy.device import Device, Epilogue, Gemm, Work
 from chains.backends.cupy.kernels import Kernel
 from chains.backends.places import add_place
-from tests import fake_cudnn
+from tests import fake_cublas, fake_cudnn
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 FLAGS = ("-O1", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
@@ -133,13 +135,17 @@ class DeviceArray(np.ndarray):
 
 
 class EmulatedDevice(Device):
-    """A GPU made of a C compiler. `backwards` runs threads and blocks from the last to the first.
+    """A GPU made of a C compiler, and cuBLAS of NumPy. `backwards` runs threads and blocks from the last to the first.
 
     With `convolutions`, these are done by `fake_cudnn`, with plans chosen that way.
     """
 
     def __init__(self, backwards: bool = False, convolutions: str | None = None, precision: str = "float32") -> None:
         self.name = "emulated"
+        self.precision = precision
+        self.refused: Counter[str] = Counter()
+        self.cublas, self.lt = fake_cublas.FakeCublas(), fake_cublas.FakeCublasLt()
+        self._cublas, self._lt = Cublas(precision, self.cublas), CublasLt(precision, self.lt)
         self.backwards = backwards
         self.allocations = 0
         self.launches = 0
@@ -196,18 +202,12 @@ class EmulatedDevice(Device):
         _runtime().launch(function, pointers, *numbers, int(self.backwards))
 
     def product(self, gemm: Gemm) -> Work:
-        rows, columns, inner = gemm.sizes
-        shapes = ((rows, columns), (rows, inner), (inner, columns))
-        turned = (False, *gemm.transposed)
-        out, a, b = (
-            _matrix(address, gemm.dtype, shape, leading, transposed)
-            for address, shape, leading, transposed in zip(gemm.addresses, shapes, gemm.leading, turned, strict=True)
-        )
+        call = self._cublas.call(gemm)
+        return lambda: self.cublas.cublasGemmEx(None, *call)
 
-        def multiply() -> None:
-            out[...] = (out + a @ b) if gemm.accumulate else a @ b
-
-        return multiply
+    def fused(self, gemm: Gemm, epilogue: Epilogue) -> Work | None:
+        plan = self._lt.plan(gemm, epilogue)
+        return None if plan is None else partial(self._lt.start, plan, 0, fake_cublas.WORKSPACE)
 
     def capture(self, work: Sequence[Work]) -> Work:
         self.graphs += 1
@@ -237,28 +237,22 @@ def _entry(kernel: Kernel) -> str:
     return f"void call_{kernel.name}(void** a) {{ {kernel.name}({arguments}); }}"
 
 
-def _matrix(address: int, dtype: np.dtype[Any], shape: tuple[int, int], leading: int, transposed: bool) -> np.ndarray:
-    """A matrix in memory, read as BLAS does."""
-    rows, columns = shape[::-1] if transposed else shape
-    assert leading >= columns, "cuBLAS would refuse this leading dimension"
-    span = ((rows - 1) * leading + columns) * dtype.itemsize
-    memory = (ctypes.c_char * span).from_address(address)
-    matrix = np.ndarray((rows, columns), dtype, memory, 0, (leading * dtype.itemsize, dtype.itemsize))
-    return matrix.T if transposed else matrix
-
-
 class EmulatedBackend(CupyBackend):
     """The GPU backend on `EmulatedDevice`."""
 
-    def __init__(self, name: str = "emulated", backwards: bool = False, convolutions: str | None = None) -> None:
-        super().__init__(EmulatedDevice(backwards, convolutions))
+    def __init__(
+        self, name: str = "emulated", backwards: bool = False, convolutions: str | None = None, precision: str = "float32"
+    ) -> None:
+        super().__init__(EmulatedDevice(backwards, convolutions, precision))
         self.name = name
         if name == "emulated":
             add_place(self.on_device.device, self.on_device)
 
 
 def register(backends: dict[str, Callable[[], Backend]]) -> None:
-    """Make these names of backends: "emulated", "backwards" with its threads in the other order, and one with cuDNN."""
+    """Make these names of backends: "emulated", "backwards" with its threads in the other order, others."""
     backends["emulated"] = EmulatedBackend
     backends["backwards"] = partial(EmulatedBackend, "backwards", True)
     backends["emulated-cudnn"] = partial(EmulatedBackend, "emulated-cudnn", False, "auto")
+    for precision in ("tf32", "bf16"):
+        backends[f"emulated-{precision}"] = partial(EmulatedBackend, f"emulated-{precision}", precision=precision)

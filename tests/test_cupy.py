@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import sys
 import types
@@ -15,7 +14,8 @@ from chains import Adam, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, b
 from chains.backends import UnsupportedOperationError, backend
 from chains.backends.cupy import convolutions
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.cuda import Cublas, usable_cupy
+from chains.backends.cupy.cublas import Cublas, loaded
+from chains.backends.cupy.cuda import usable_cupy
 from chains.backends.cupy.device import Gemm
 from chains.backends.cupy.fusion import apart
 from chains.backends.cupy.kernels import Launch, Product, Source
@@ -25,6 +25,7 @@ from chains.operations import Operation
 from chains.program import Program, Recorder
 from chains.steps import Updater
 from tests import emulated, nvrtc
+from tests.fake_cublas import FakeCublas
 from tests.harness import CASES, OPTIMIZERS, Case, Problem, assert_close, assert_same_bits, run_program
 
 needs_compiler = pytest.mark.skipif(emulated.COMPILER is None, reason="no C compiler on this computer")
@@ -300,28 +301,6 @@ def test_scratch_is_no_larger_than_planned_by_the_program():
 # cuBLAS's arguments, read as cuBLAS reads them
 
 
-class FakeCublas:
-    """cublasGemmEx as its documentation has it: column-major matrices, in the computer's memory."""
-
-    def cublasGemmEx(self, handle, ta, tb, m, n, k, alpha, a, kind, lda, b, _kb, ldb, beta, c, _kc, ldc, compute, algorithm):
-        dtype = {0: np.float32, 1: np.float64}[kind.value]
-        assert compute.value == {0: 68, 1: 70}[kind.value]
-
-        def matrix(address, leading, rows, columns):
-            assert leading.value >= max(1, rows)
-            span = ((columns - 1) * leading.value + rows) * np.dtype(dtype).itemsize
-            memory = (ctypes.c_char * span).from_address(address.value)
-            size = np.dtype(dtype).itemsize
-            return np.ndarray((rows, columns), dtype, memory, 0, (size, leading.value * size))
-
-        left = matrix(a, lda, *((k.value, m.value) if ta.value else (m.value, k.value)))
-        right = matrix(b, ldb, *((n.value, k.value) if tb.value else (k.value, n.value)))
-        out = matrix(c, ldc, m.value, n.value)
-        product = (left.T if ta.value else left) @ (right.T if tb.value else right)
-        out[...] = alpha._obj.value * product + (beta._obj.value * out if beta._obj.value else 0)
-        return 0
-
-
 @pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_arguments_of_cublas(dtype, transposed, accumulate):
@@ -333,9 +312,8 @@ def test_arguments_of_cublas(dtype, transposed, accumulate):
     place[:, :3] = out
     addresses = tuple(array.ctypes.data for array in (place, *stored))
     gemm = Gemm(np.dtype(dtype), (5, 3, 7), addresses, (6, stored[0].shape[1], stored[1].shape[1]), transposed, accumulate)
-    cublas = Cublas.__new__(Cublas)
-    cublas._precision = "float32"
-    FakeCublas().cublasGemmEx(None, *cublas.call(gemm))
+    library = FakeCublas()
+    library.cublasGemmEx(None, *Cublas("float32", library).call(gemm))
     assert_close(place[:, :3], wanted, 1e-6)
     assert np.isnan(place[:, 3:]).all()
 
@@ -542,21 +520,20 @@ def test_without_a_gpu_a_sentence_says_why(monkeypatch, module, sentence):
     assert net(x, net.init()).shape == (2, 2)  # "auto" goes on with the processor
 
 
-def test_cublas_that_is_missing(monkeypatch):
-    from chains.backends.cupy import cuda
-
+@pytest.mark.parametrize(("name", "called"), [("cublas", "cuBLAS"), ("cublasLt", "cublasLt")])
+def test_cublas_that_is_missing(monkeypatch, name, called):
     pathfinder = types.ModuleType("cuda.pathfinder")
 
     def missing(name):
-        raise RuntimeError("libcublas.so was not found")
+        raise RuntimeError(f"lib{name}.so was not found")
 
     pathfinder.load_nvidia_dynamic_lib = missing
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", pathfinder)
     monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
-    cuda.cublas.cache_clear()
-    with pytest.raises(ValueError, match=re.escape("needs the library cuBLAS, which cannot be loaded: libcublas.so")):
-        cuda.cublas()
-    cuda.cublas.cache_clear()
+    loaded.cache_clear()
+    with pytest.raises(ValueError, match=re.escape(f"needs the library {called}, which cannot be loaded: lib{name}.so")):
+        loaded(name)
+    loaded.cache_clear()
 
 
 @needs_compiler

@@ -11,10 +11,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from chains.backends.base import Arrays, Backend, Binding, Feed, caller_arrays
+from chains.backends.cupy.bfloat16 import LARGE
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.cudnn import ALIGNMENT, Convolved, convolved
-from chains.backends.cupy.device import Array, Device, Gemm, Work
-from chains.backends.cupy.kernels import Launch, Product
+from chains.backends.cupy.device import Array, Device, Epilogue, Gemm, Work
+from chains.backends.cupy.kernels import Fused, Launch, Product, Step
+from chains.backends.cupy.text import BFLOAT16
 from chains.program import Program
 from chains.view import Buffer, View, concrete
 
@@ -27,32 +29,37 @@ class DeviceBackend(Backend):
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._compiled: WeakKeyDictionary[Program, dict[bool, Compiled]] = WeakKeyDictionary()
+        self._compiled: WeakKeyDictionary[Program, dict[tuple[bool, bool], Compiled]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> DeviceBinding:
         device, names = self.device, convolved(program) & arrays.keys()
         aligned = all(device.address(arrays[name]) % ALIGNMENT == 0 for name in names if device.owns(arrays[name]))
-        return DeviceBinding(device, self.compile(program, aligned), batch, arrays, scratch)
+        return DeviceBinding(device, self.compile(program, batch, aligned), batch, arrays, scratch)
 
     def prepare(self, program: Program) -> None:
         self.compile(program)
 
-    def compile(self, program: Program, aligned: bool = True) -> Compiled:
-        """The steps of a program and the text of its kernels, made the first time; without cuDNN for arrays it cannot take."""
+    def compile(self, program: Program, batch: int = 1, aligned: bool = True) -> Compiled:
+        """The steps of a program and the text of its kernels, made the first time.
+
+        Other ones for large batches where these get bfloat16 factors, and without cuDNN for arrays that it cannot take.
+        """
+        library = self.device.convolutions if aligned else None
+        half = self.device.precision == "bf16" and batch >= LARGE
+        key = library is None, half
         with self._lock:
             known = self._compiled.setdefault(program, {})
-            library = self.device.convolutions if aligned else None
-            if (library is None) not in known:
-                known[library is None] = Compiled(program, convolutions=library)
-            return known[library is None]
+            if key not in known:
+                known[key] = Compiled(program, None, library, epilogues=self.device.epilogues, half=half)
+            return known[key]
 
     def listing(self, program: Program) -> str:
         """The program, then its kernels in CUDA C."""
         return f"{program}\n\n{self.compile(program).text(1)}"
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
-        return self.compile(program).plan(batch).nbytes(batch)
+        return self.compile(program, batch).plan(batch).nbytes(batch)
 
     def adopted(self, array: np.ndarray) -> Array:
         return self.device.contiguous(array)
@@ -85,16 +92,8 @@ class DeviceBinding(Binding):
         self._index: type[np.generic] = np.int64 if "long long Index" in compiled.text(batch) else np.int32
         kernels = list(compiled.source.kernels.values())
         functions = device.compile(compiled.text(batch), kernels)
-        self.work: list[Work] = []
-        for step in compiled.at(batch):
-            if isinstance(step, Launch):
-                work = launch(device, step, functions, batch, self._index, self._address)
-                self.work += [work] if work is not None else []
-            elif isinstance(step, Convolved):
-                self.work.append(self._convolution(step))
-            else:
-                assert isinstance(step, Product)
-                self.work.append(device.product(self._gemm(step)))
+        self._masks: set[Buffer] = set()  # those that a product fills
+        self.work: list[Work] = [work for step in compiled.at(batch) for work in self._bound(step, functions)]
         self._graph: Work | None = None
         self._runs = 0
 
@@ -114,6 +113,34 @@ class DeviceBinding(Binding):
         with self.device.running():
             self.run()
 
+    def _bound(self, step: Step, functions: dict[str, Any]) -> list[Work]:
+        """What does a step."""
+        if isinstance(step, Launch):
+            work = launch(self.device, step, functions, self.batch, self._index, self._address)
+            return [] if work is None else [work]
+        if isinstance(step, Product):
+            return [self.device.product(self._gemm(step))]
+        if isinstance(step, Convolved):
+            return [self._convolution(step)]
+        assert isinstance(step, Fused)
+        work = self._fused(step)
+        if work is not None:
+            return [work]
+        self.device.refused[step.kind] += 1
+        return [each for plain in step.plain for each in self._bound(plain, functions)]
+
+    def _fused(self, step: Fused) -> Work | None:
+        """A product with its epilogue, None where the device refuses it, or that with the mask it needs."""
+        mask = step.mask
+        if mask is not None and mask.buffer in step.reads and mask.buffer not in self._masks:
+            return None
+        vector, bits = (None if view is None else self._place(view) for view in (step.vector, mask))
+        leading = 0 if mask is None else 8 * mask.strides[0]
+        work = self.device.fused(self._gemm(step.product), Epilogue(step.kind, vector, bits, leading))
+        if work is not None and mask is not None:
+            self._masks.add(mask.buffer)
+        return work
+
     def _gemm(self, step: Product) -> Gemm:
         rows, columns, inner = step.sizes(self.batch)
         leading = (
@@ -123,7 +150,7 @@ class DeviceBinding(Binding):
         )
         return Gemm(
             step.out.dtype, (rows, columns, inner), self._addresses(step.out, step.a.view, step.b.view), leading,
-            (step.a.transposed, step.b.transposed), step.accumulate,
+            (step.a.transposed, step.b.transposed), step.accumulate, step.a.view.dtype == BFLOAT16,
         )  # fmt: skip
 
     def _convolution(self, step: Convolved) -> Work:
@@ -131,8 +158,11 @@ class DeviceBinding(Binding):
         return self.device.convolutions.work(step.convolution, self._addresses(*step.views), self._address(step.workspace))
 
     def _addresses(self, *views: View) -> tuple[int, int, int]:
-        first, second, third = (self._address(view.buffer) + view.offset * view.dtype.itemsize for view in views)
+        first, second, third = map(self._place, views)
         return first, second, third
+
+    def _place(self, view: View) -> int:
+        return self._address(view.buffer) + view.offset * view.dtype.itemsize
 
     def _address(self, buffer: Buffer) -> int:
         if buffer.role == "scratch":

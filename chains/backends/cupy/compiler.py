@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,11 +11,13 @@ import numpy as np
 from chains.backends.base import UnsupportedOperationError
 from chains.backends.cupy import cudnn
 from chains.backends.cupy.axes import Space, count, count_text
+from chains.backends.cupy.bfloat16 import with_bfloat16
 from chains.backends.cupy.convolutions import AnyConvolution, Lowering, is_product
+from chains.backends.cupy.epilogues import FusedMatMul, with_epilogues
 from chains.backends.cupy.fusion import Elementwise, Run, in_the_way, run_lines, staged
 from chains.backends.cupy.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.cupy.indexed import gather, random, scatter_add
-from chains.backends.cupy.kernels import Pointers, Source, Step, blocks, each_element, untiled
+from chains.backends.cupy.kernels import Fused, Pointers, Source, Step, blocks, each_element, untiled
 from chains.backends.cupy.products import prepared, product
 from chains.backends.cupy.reduction import Temporary, reduction
 from chains.operations import (
@@ -34,24 +36,39 @@ from chains.program import Program
 from chains.scratch import Lifetime, Plan, plan
 from chains.view import Batch, Buffer, View, c_strides
 
+Stored = Callable[[Buffer], bool]  # whether a buffer's numbers are to be written to memory
+
 WIDE = 1 << 30  # elements of an array from which on kernels count with 64 bits
 
 
 class Compiled:
-    """The steps of a program, the text of their kernels, and the scratch memory they need; for any batch size."""
+    """The steps of a program, the text of their kernels, and the scratch memory they need; for any batch size.
 
-    def __init__(self, program: Program, source: Source | None = None, convolutions: cudnn.Cudnn | None = None) -> None:
+    `convolutions` does these where it can; `epilogues`: whether products do what follows them, where they can; `half`: whether
+    large ones get bfloat16 factors.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        source: Source | None = None,
+        convolutions: cudnn.Cudnn | None = None,
+        *,
+        epilogues: bool = True,
+        half: bool = False,
+    ) -> None:
         self.program = program
         self.source = source or Source()
         self._cudnn = convolutions
         self.steps: list[Step] = []
         self._sizes: dict[Buffer, Callable[[int], int]] = {}  # elements of this backend's own scratch buffers
-        operations = [ready for operation in program.operations for ready in self._prepared(operation)]
-        self._uses: dict[Buffer, set[int]] = {}
+        given = with_epilogues(program.operations) if epilogues else program.operations
+        operations = [ready for operation in given for ready in self._prepared(operation)]
+        operations = with_bfloat16(operations) if half else operations
+        self._last: dict[Buffer, int] = {}  # the last operation that touches a buffer
         for position, operation in enumerate(operations):
-            for view in operation.views:
-                self._uses.setdefault(view.buffer, set()).add(position)
-        self._lower(operations)
+            self._last |= {view.buffer: position for view in operation.views}
+        self.steps = self._lower(operations, self._needed)
 
     def plan(self, batch: int) -> Plan[Buffer]:
         """Where each scratch buffer lies at a batch size. A buffer that lives in registers only has no place."""
@@ -101,12 +118,13 @@ class Compiled:
             first = cudnn.prepared(operation, self._like)
         return [ready for each in first for ready in staged(each, self._like)]
 
-    def _lower(self, operations: list[Operation]) -> None:
+    def _lower(self, operations: Sequence[Operation], stored: Callable[[range], Stored]) -> list[Step]:
+        steps: list[Step] = []
         start = 0
         while start < len(operations):
             operation, stop = operations[start], start + 1
             if not isinstance(operation, Elementwise):
-                self.steps += self._alone(operation)
+                steps += self._alone(operation)
             else:
                 run = Run([operation])
                 while stop < len(operations) and run.takes(operations[stop]):
@@ -115,17 +133,30 @@ class Compiled:
                 after = operations[stop] if stop < len(operations) else None
                 if isinstance(after, Reduce) and _feeds(run, after):
                     stop += 1
-                    stored = self._stored(range(start, stop))
-                    self.steps += reduction(self.source, after, run, stored, self._temporary)
+                    steps += reduction(self.source, after, run, stored(range(start, stop)), self._temporary)
                 else:
-                    self.steps.append(self._elementwise(run, self._stored(range(start, stop))))
+                    steps.append(self._elementwise(run, stored(range(start, stop))))
             start = stop
+        return steps
 
-    def _stored(self, positions: range) -> Callable[[Buffer], bool]:
-        """Whether a buffer is needed beyond the operations at these positions."""
-        return lambda buffer: buffer.role != "scratch" or any(use not in positions for use in self._uses[buffer])
+    def _needed(self, positions: range) -> Stored:
+        """Whether a buffer is needed after the operations at these positions."""
+        return lambda buffer: buffer.role != "scratch" or self._last[buffer] >= positions.stop
 
-    def _elementwise(self, run: Run, stored: Callable[[Buffer], bool]) -> Step:
+    def _fused(self, operation: FusedMatMul) -> Fused:
+        """The product with its epilogue, and without."""
+        after = self._lower(operation.after, lambda positions: lambda buffer: True)
+        whole = product(operation.product)
+        plain = [whole, *after]
+        reads, writes = (dict.fromkeys(view.buffer for view in views) for views in (operation.ins, operation.outs))
+        for step in plain:
+            reads |= dict.fromkeys(step.reads)
+            writes |= dict.fromkeys(step.writes)
+        return Fused(
+            whole, operation.kind, operation.vector, operation.mask, tuple(plain), tuple(reads), tuple(writes), operation.label
+        )
+
+    def _elementwise(self, run: Run, stored: Stored) -> Step:
         pointers, space = Pointers(), Space(run.shape, [*run.outs, *run.ins])
         lines, _ = run_lines(run, space, pointers, stored)
         body = each_element(count_text(space.kept), [*space.kept_lines, *lines])
@@ -135,6 +166,8 @@ class Compiled:
 
     def _alone(self, operation: Operation) -> list[Step]:
         source = self.source
+        if isinstance(operation, FusedMatMul):
+            return [self._fused(operation)]
         if isinstance(operation, MatMul):
             return [product(operation)]
         if isinstance(operation, Reduce):

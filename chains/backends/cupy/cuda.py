@@ -6,8 +6,8 @@ one stream, which waits for CuPy's default stream and is waited for by it.
 
 from __future__ import annotations
 
-import ctypes
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from chains.backends.cupy import cudnn
-from chains.backends.cupy.device import Array, Device, Gemm, Work
+from chains.backends.cupy.cublas import WORKSPACE_BYTES, Cublas, CublasLt, Plan
+from chains.backends.cupy.device import Array, Device, Epilogue, Gemm, Work
 from chains.backends.cupy.kernels import Kernel
-
-WORKSPACE_BYTES = 32 << 20  # for cuBLAS: what it recommends for the largest GPUs
 
 
 class CudaDevice(Device):
@@ -33,10 +32,12 @@ class CudaDevice(Device):
         self.cupy = usable_cupy()
         self.name = "cuda"
         self.precision = precision
+        self.refused: Counter[str] = Counter()
         self.stream, self._capturing = _streams()
         self._modules: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._cublas = Cublas(precision)
+        self._lt = CublasLt(precision)
         self._workspace = self.empty((WORKSPACE_BYTES,), np.uint8)
         self.convolutions = cudnn.chosen(self, precision, convolutions)
 
@@ -87,6 +88,13 @@ class CudaDevice(Device):
     def _multiply(self, call: Any) -> None:
         self._cublas.start(call, self.current_stream(), self._workspace.data.ptr, WORKSPACE_BYTES)
 
+    def fused(self, gemm: Gemm, epilogue: Epilogue) -> Work | None:
+        plan = self._lt.plan(gemm, epilogue)
+        return None if plan is None else partial(self._multiply_on, plan)
+
+    def _multiply_on(self, plan: Plan) -> None:
+        self._lt.start(plan, self.current_stream(), self._workspace.data.ptr)
+
     def capture(self, work: Sequence[Work]) -> Work:
         with self._lock, self._capturing:
             self._capturing.begin_capture()
@@ -128,82 +136,12 @@ class CudaDevice(Device):
             outer.wait_event(self.stream.record())
 
 
-TYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}  # CUDA_R_32F, CUDA_R_64F
-COMPUTE = {"float32": 68, "tf32": 77, "bf16": 75}  # CUBLAS_COMPUTE_32F, _32F_FAST_TF32, _32F_FAST_16BF
-COMPUTE_DOUBLE = 70  # CUBLAS_COMPUTE_64F
-DEFAULT_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
-
-
 @cache
 def _streams() -> tuple[Any, Any]:
     """The stream for all work, whatever the precision, and one for capturing graphs, which nothing else waits for."""
     import cupy
 
     return cupy.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
-
-
-class Cublas:
-    """Matrix products by cuBLAS, on the stream and with the workspace that each call names."""
-
-    def __init__(self, precision: str) -> None:
-        self._library = cublas()
-        self._precision = precision
-        self._handles = threading.local()
-
-    def call(self, gemm: Gemm) -> tuple[Any, ...]:
-        """The arguments of cublasGemmEx. cuBLAS's matrices are column-major, so that out.T = b.T @ a.T is asked for."""
-        rows, columns, inner = gemm.sizes
-        out, a, b = (ctypes.c_void_p(address) for address in gemm.addresses)
-        leading = [ctypes.c_int(length) for length in gemm.leading]
-        kind = ctypes.c_int(TYPES[gemm.dtype])
-        number = ctypes.c_float if gemm.dtype == np.float32 else ctypes.c_double
-        compute = COMPUTE[self._precision] if gemm.dtype == np.float32 else COMPUTE_DOUBLE
-        one, beta = number(1.0), number(1.0 if gemm.accumulate else 0.0)
-        return (
-            ctypes.c_int(gemm.transposed[1]), ctypes.c_int(gemm.transposed[0]),
-            ctypes.c_int(columns), ctypes.c_int(rows), ctypes.c_int(inner), ctypes.byref(one),
-            b, kind, leading[2], a, kind, leading[1], ctypes.byref(beta), out, kind, leading[0],
-            ctypes.c_int(compute), ctypes.c_int(DEFAULT_ALGORITHM),
-        )  # fmt: skip
-
-    def start(self, call: tuple[Any, ...], stream: int, workspace: int, nbytes: int) -> None:
-        """Start a product. Setting the stream forgets the workspace, which is therefore set anew."""
-        handle = self._handle()
-        library = self._library
-        if getattr(self._handles, "stream", None) != stream:
-            _check("cublasSetStream", library.cublasSetStream_v2(handle, ctypes.c_void_p(stream)))
-            _check(
-                "cublasSetWorkspace",
-                library.cublasSetWorkspace_v2(handle, ctypes.c_void_p(workspace), ctypes.c_size_t(nbytes)),
-            )
-            self._handles.stream = stream
-        _check("cublasGemmEx", library.cublasGemmEx(handle, *call))
-
-    def _handle(self) -> ctypes.c_void_p:
-        """This thread's handle: one must not be used by two at once."""
-        if not hasattr(self._handles, "handle"):
-            handle = ctypes.c_void_p()
-            _check("cublasCreate", self._library.cublasCreate_v2(ctypes.byref(handle)))
-            self._handles.handle = handle
-        return self._handles.handle
-
-
-def _check(name: str, status: int) -> None:
-    if status:
-        raise RuntimeError(f"{name} failed with the status {status} (see cublasStatus_t in cuBLAS's documentation)")
-
-
-@cache
-def cublas() -> ctypes.CDLL:
-    """NVIDIA's library of matrix products, where CuPy finds it. Raises ValueError where it is missing."""
-    try:
-        from cuda.pathfinder import load_nvidia_dynamic_lib
-
-        return ctypes.CDLL(load_nvidia_dynamic_lib("cublas").abs_path)
-    except (ImportError, OSError, RuntimeError) as error:
-        raise ValueError(
-            f"`backend` (='cupy') needs the library cuBLAS, which cannot be loaded: {error}; pip install 'cupy-cuda12x[ctk]'"
-        ) from error
 
 
 def usable_cupy() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 Work = Callable[[], object]
 
 
-__all__ = ["Array", "Device", "Gemm", "Work"]
+__all__ = ["Array", "Device", "Epilogue", "Gemm", "Work"]
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,33 @@ class Gemm:
     leading: tuple[int, int, int]
     transposed: tuple[bool, bool]
     accumulate: bool
+    half: bool = False  # whether a and b are bfloat16
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What is done along with a product: one of `epilogues.KINDS`, and where the vector and the mask lie that it needs.
+
+    A row of the mask has `mask_leading` bits.
+    """
+
+    kind: str
+    vector: int | None = None
+    mask: int | None = None
+    mask_leading: int = 0
 
 
 class Device(Place):
     """A GPU, its memory and the order of its work: everything is done in the order it was asked for.
 
+    `precision` says how float32 matrices are multiplied: "float32", "tf32" or "bf16"; `epilogues` whether products and
+    what follows them may be one step; `refused` counts by kind the bound ones for which that could not be.
     `convolutions` is the library for these, None where the backend's own kernels and products do them.
     """
 
+    precision = "float32"
+    epilogues = True
+    refused: Counter[str]
     convolutions: Cudnn | None = None
 
     @abstractmethod
@@ -57,6 +77,10 @@ class Device(Place):
     @abstractmethod
     def product(self, gemm: Gemm) -> Work:
         """What starts the product."""
+
+    @abstractmethod
+    def fused(self, gemm: Gemm, epilogue: Epilogue) -> Work | None:
+        """What starts the product with its epilogue, None where the device cannot do it in one go."""
 
     @abstractmethod
     def capture(self, work: Sequence[Work]) -> Work:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from chains.backends.cupy.axes import Space
 from chains.backends.cupy.kernels import Pointers
-from chains.backends.cupy.text import ctype, formula_lines, literal
+from chains.backends.cupy.text import BFLOAT16, converted, ctype, formula_lines, literal
 from chains.operations import Copy, Fill, Map, Operation
 from chains.view import Batch, Buffer, Shape, View
 
@@ -113,15 +113,15 @@ def run_lines(
 
     Results are written to the buffers that are to be `stored`.
     """
-    kind = "double" if run.scalar else ctype(run.operations[0].outs[0].dtype)
+    kind = "double" if run.scalar else next((ctype(out.dtype) for out in run.outs if out.dtype != BFLOAT16), "float")
     lines: list[str] = []
     known: dict[View, str] = {}
 
     def load(view: View) -> str:
         if view not in known:
             known[view] = name = f"v{len(lines)}"
-            converted = "" if ctype(view.dtype) == kind else f"({kind})"
-            lines.append(f"const {kind} {name} = {converted}{pointers(view.buffer)}[{space.place(view)}];")
+            value = converted(f"{pointers(view.buffer)}[{space.place(view)}]", ctype(view.dtype), kind)
+            lines.append(f"const {kind} {name} = {value};")
         return known[view]
 
     results: dict[View, str] = {}
@@ -137,11 +137,11 @@ def run_lines(
             values = [literal(operation.value, kind)]
         for k, (out, value) in enumerate(zip(operation.outs, values, strict=True)):
             name, own = f"r{number}_{k}", ctype(out.dtype)
-            rounded = f"({kind})({own})" if own != kind else f"({kind})"
-            lines.append(f"const {kind} {name} = {rounded}({value});")
+            value = converted(f"({value})", kind, own)
+            lines.append(f"const {kind} {name} = {converted(value, own, kind) if own != kind else f'({kind}){value}'};")
             known[out] = results[out] = name
     for out, name in results.items():
         if stored(out.buffer):
-            converted = "" if ctype(out.dtype) == kind else f"({ctype(out.dtype)})"
-            lines.append(f"{pointers(out.buffer, write=True)}[{space.place(out)}] = {converted}{name};")
+            value = converted(name, kind, ctype(out.dtype))
+            lines.append(f"{pointers(out.buffer, write=True)}[{space.place(out)}] = {value};")
     return lines, known

@@ -83,6 +83,20 @@ class Product(Step):
 
 
 @dataclass(frozen=True)
+class Fused(Step):
+    """A product with its epilogue (see `epilogues`), and the steps that do the same where the device cannot."""
+
+    product: Product
+    kind: str
+    vector: View | None
+    mask: View | None
+    plain: tuple[Step, ...]
+    reads: tuple[Buffer, ...] = ()
+    writes: tuple[Buffer, ...] = ()
+    label: str = ""
+
+
+@dataclass(frozen=True)
 class Tiled(Step):
     """Steps that are known once the batch size is: the same for one part of the samples after another."""
 

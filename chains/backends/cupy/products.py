@@ -16,13 +16,13 @@ def prepared(operation: MatMul, scratch: Callable[[View], View]) -> list[Operati
     """The product with copies, through scratch, of what cuBLAS cannot take as it is."""
     (out,), (a, b) = operation.outs, operation.ins
     before: list[Operation] = []
-    if _matrix(a) is None:
+    if matrix(a) is None:
         before.append(Copy((scratch(a),), (a,), label=operation.label))
         a = before[-1].outs[0]
-    if _matrix(b) is None:
+    if matrix(b) is None:
         before.append(Copy((scratch(b),), (b,), label=operation.label))
         b = before[-1].outs[0]
-    if _matrix(out) is not None and out.buffer not in (a.buffer, b.buffer):
+    if matrix(out) is not None and out.buffer not in (a.buffer, b.buffer):
         return [*before, MatMul((out,), (a, b), operation.accumulate, label=operation.label)]
     place = scratch(out)
     last = (
@@ -36,11 +36,11 @@ def prepared(operation: MatMul, scratch: Callable[[View], View]) -> list[Operati
 def product(operation: MatMul) -> Product:
     """The step for a product of views that cuBLAS can take."""
     (out,), (a, b) = operation.outs, operation.ins
-    if (matrix := _matrix(out)) is None:
+    if (into := matrix(out)) is None:
         raise AssertionError(f"{operation} was not prepared")
-    if matrix.transposed:  # out.T = b.T @ a.T
+    if into.transposed:  # out.T = b.T @ a.T
         out, a, b = out.T, b.T, a.T
-    left, right = _matrix(a), _matrix(b)
+    left, right = matrix(a), matrix(b)
     assert left is not None
     assert right is not None
 
@@ -48,10 +48,10 @@ def product(operation: MatMul) -> Product:
         (rows, columns), (_, inner) = concrete(out.shape, batch), concrete(a.shape, batch)
         return rows, columns, inner
 
-    return Product(out, left, right, sizes, matrix.leading, operation.accumulate, label=operation.label)
+    return Product(out, left, right, sizes, into.leading, operation.accumulate, label=operation.label)
 
 
-def _matrix(view: View) -> Matrix | None:
+def matrix(view: View) -> Matrix | None:
     """How cuBLAS reads the view, None where it cannot."""
     (rows, columns), (down, right) = view.shape, view.strides
     if (right == 1 or columns == 1) and _fits(down, columns, rows):

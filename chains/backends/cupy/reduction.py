@@ -16,7 +16,7 @@ import numpy as np
 from chains.backends.cupy.axes import Axis, Space, count, count_text
 from chains.backends.cupy.fusion import Run, run_lines
 from chains.backends.cupy.kernels import THREADS, Grid, Pointers, Source, Step
-from chains.backends.cupy.text import ctype, literal
+from chains.backends.cupy.text import converted, ctype, literal
 from chains.operations import Reduce
 from chains.view import Batch, Buffer, View
 
@@ -65,7 +65,7 @@ def reduction(
         lines, known = run_lines(run, space, pointers, stored)
         value = known[a]
     else:
-        lines, value = [], f"{pointers(a.buffer)}[{space.place(a)}]"
+        lines, value = [], converted(f"{pointers(a.buffer)}[{space.place(a)}]", ctype(a.dtype), ctype(out.dtype))
     return reduce_steps(source, operation.kind, space, pointers, lines, value, out, operation.label, temporary, a)
 
 

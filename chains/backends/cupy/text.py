@@ -22,8 +22,22 @@ PRELUDE = """\
 #endif
 typedef long long int64;
 typedef unsigned long long uint64;
+typedef unsigned short bfloat16;
 typedef {index} Index;
 
+DEVICE bfloat16 bfloat16_of(float a)
+{{
+    union {{ float number; unsigned bits; }} both;
+    both.number = a;
+    if (a != a) return (bfloat16)(both.bits >> 16 | 64);
+    return (bfloat16)(both.bits + 0x7fff + (both.bits >> 16 & 1) >> 16);
+}}
+DEVICE float float_of(bfloat16 a)
+{{
+    union {{ float number; unsigned bits; }} both;
+    both.bits = (unsigned)a << 16;
+    return both.number;
+}}
 DEVICE float max_f(float a, float b) {{ return a > b || a != a ? a : b; }}
 DEVICE float min_f(float a, float b) {{ return a < b || a != a ? a : b; }}
 DEVICE float sign_f(float a) {{ return a != a ? a : (float)((a > 0.0f) - (a < 0.0f)); }}
@@ -31,6 +45,8 @@ DEVICE double max_d(double a, double b) {{ return a > b || a != a ? a : b; }}
 DEVICE double min_d(double a, double b) {{ return a < b || a != a ? a : b; }}
 DEVICE double sign_d(double a) {{ return a != a ? a : (double)((a > 0.0) - (a < 0.0)); }}
 """
+
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # NumPy has no type for these: the upper half of a float32
 
 _TYPES = {
     "float32": "float", "float64": "double", "int8": "signed char", "int16": "short", "int32": "int", "int64": "int64",
@@ -48,7 +64,16 @@ _LIBRARY = {"abs": "fabs"} | {
 
 def ctype(dtype: np.dtype[Any]) -> str:
     """The C type of a NumPy type. Raises KeyError for one that kernels cannot read."""
-    return _TYPES[dtype.name]
+    return "bfloat16" if dtype == BFLOAT16 else _TYPES[dtype.name]
+
+
+def converted(value: str, source: str, target: str) -> str:
+    """A value of one C type as another, rounded to nearest."""
+    if source == target:
+        return value
+    if source == "bfloat16":
+        return converted(f"float_of({value})", "float", target)
+    return f"bfloat16_of({value})" if target == "bfloat16" else f"({target}){value}"
 
 
 def readable(dtype: np.dtype[Any]) -> bool:
