@@ -32,10 +32,10 @@ def in_pieces(backend: DeviceBackend, program: Program, batch: int, arrays: Arra
     arrays = {name: array for name, array in arrays.items() if name in buffers}
     outwards = any(not device.owns(array) for name, array in arrays.items() if buffers[name].role == "output")
     size = piece_size(program, batch)
-    while size > 1 and backend.scratch_bytes(program, size) > SHARE * device.room():
-        size //= 2
     if not separable(program) or (size == batch and not outwards):
         return False
+    while size > 1 and backend.scratch_bytes(program, size) > SHARE * device.room():
+        size //= 2
     binding = backend.bind(program, size, {name: array for name, array in arrays.items() if not buffers[name].batched})
     with device.running():
         _run_in_pieces(binding, batch, {name: array for name, array in arrays.items() if buffers[name].batched})
