@@ -38,8 +38,11 @@ def as_array(name: str, value: Any) -> Any:
     return as_numpy(name, value)
 
 
-def together(p: Any, data: dict[str, Any]) -> dict[str, Any]:
-    """The data beside the parameters: copied to the GPU where these lie there. Raises TypeError where only the data do."""
+def together(p: Any, data: dict[str, Any], *, move: bool = True) -> dict[str, Any]:
+    """The data beside the parameters: copied to the GPU where these lie there, unless `move` is false.
+
+    Raises TypeError where only the data lie there.
+    """
     place = place_of(p)
     if place is HOST:
         for name, array in data.items():
@@ -49,7 +52,8 @@ def together(p: Any, data: dict[str, Any]) -> dict[str, Any]:
                     f"or cupy.asnumpy({name})"
                 )
         return data
-    return {name: array if place.owns(array) else place.contiguous(_native(array)) for name, array in data.items()}
+    native = {name: array if place.owns(array) else _native(array) for name, array in data.items()}
+    return {name: place.contiguous(array) for name, array in native.items()} if move else native
 
 
 def _native(array: np.ndarray) -> np.ndarray:
@@ -236,8 +240,11 @@ def _check_batch(name: str, array: np.ndarray, batch: int, x: str = "x") -> None
 def check_out(
     out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: dict[str, np.ndarray], name: str = "out"
 ) -> np.ndarray:
-    """`out` as an array to fill. Raises TypeError or ValueError unless it is writable, fits, and overlaps no input."""
-    place = place_of(inputs["p"])
+    """`out` as an array to fill, where `p` lies, if that is an input.
+
+    Raises TypeError or ValueError unless it is writable, fits, and overlaps no input.
+    """
+    place = HOST if "p" not in inputs else place_of(inputs["p"])
     if not place.owns(out) or (place is HOST and is_elsewhere(out)):
         kind = "a NumPy array to fill" if place is HOST else "an array to fill on the GPU, where `p` lies,"
         raise TypeError(f"`{name}` is a {type(out).__name__}, but {kind} is wanted")

@@ -54,7 +54,8 @@ class Chain(Architecture):
     ) -> np.ndarray:
         """The outputs, shape (batch, *output_shape), at inputs `x` of shape (batch, *input_shape).
 
-        `p` is the parameter vector; its type is that of the computation. `out` is filled where given. `mode` is
+        `p` is the parameter vector; its type is that of the computation. `out` is filled where given; with `p` on a
+        GPU and `x` a NumPy array, it may be one too, and what is large goes there and back in pieces. `mode` is
         "eval" or "train" (which switches dropout on, `seed` choosing what is dropped, and has batch normalisation use
         the batch's statistics). `state`, for networks that have one, is read in "eval" and updated in place in "train".
         Raises TypeError or ValueError, before anything is written, for arguments that do not fit.
@@ -67,6 +68,8 @@ class Chain(Architecture):
         p = arguments.check_params(p, self.n_params)
         x = arguments.check_input(x, self.input_shape)
         run = self._programs_at(p).get(("forward", p.dtype, training), lambda: record.forward(self.network, p.dtype, training))
+        if is_elsewhere(p) and not is_elsewhere(x):
+            return self._call_from_host(run, x, p, state, training, seed, out)
         data = {**arguments.together(p, {"x": x}), "p": p}
         data |= self.state_for(run.program, state, p.dtype, training, data)
         shape = (len(x), *self.output_shape)
@@ -74,6 +77,26 @@ class Chain(Architecture):
         data["y"] = y
         run(len(x), _with_random(data, run, seed, p))
         self._shortcuts.add(kind, run, {"p": p, "x": x}, ["y"])
+        return y
+
+    def _call_from_host(
+        self, run: Executable, x: np.ndarray, p: Any, state: Any, training: bool, seed: int, out: Any
+    ) -> np.ndarray:
+        """A call with `p` on a GPU and `x` in the computer's memory, where `out` may be too."""
+        place, shape = place_of(p), (len(x), *self.output_shape)
+        inputs = {**arguments.together(p, {"x": x}, move=False), "p": p}
+        inputs |= self.state_for(run.program, state, p.dtype, training, inputs)
+        if out is None:
+            y = place.empty(shape, p.dtype)
+        else:
+            outwards = isinstance(out, np.ndarray) and not place.owns(out)
+            y = arguments.check_out(out, shape, p.dtype, {"x": x} if outwards else inputs)
+        inputs = _with_random(inputs, run, seed, p)
+        if not run.in_pieces(len(x), {**inputs, "y": y}):
+            own = y if place.owns(y) else place.empty(shape, p.dtype)
+            run(len(x), {**inputs, **arguments.together(p, {"x": inputs["x"]}), "y": own})
+            if own is not y:
+                place.assign(y, own)
         return y
 
     def value_and_grad(

@@ -81,11 +81,12 @@ class ArraySteps(Steps):
         self._sorted = np.arange(self._samples)
         self._order = self._sorted.copy()
         place = place_of(trained["p"])
-        data = {name: place.contiguous(array) for name, array in self._used(data).items()}
+        data = self._used(data)
         self._whole_batch = batch_size == self._samples
         if self._whole_batch:  # bound as they are: nothing to fetch
             self._shared |= {name: place.contiguous(array, self._program.dtype) for name, array in data.items()}
             data = {}
+        data = self._runner.sources(data)
         full, rest = divmod(self._samples, batch_size)
         self._parts = [self._part(data, batch_size, 0, full)]
         if rest and not drop_last:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import numpy as np
-
-from chains.backends import Executable, Feed
+from chains.backends import Executable, Intake
 from chains.backends.base import KEPT_BINDINGS
-from chains.backends.places import place_of
 from chains.optimizers import Optimizer
 from chains.record import Objective
 from chains.steps import Arrays, State, Steps, check_loss
@@ -75,7 +73,10 @@ class _Resumed(Iterator[Any]):
 
 
 class StreamSteps(Steps):
-    """Steps through a stream, each on a copy of its next batch."""
+    """Steps through a stream, each on a copy of its next batch.
+
+    On a GPU, the next batch is made while a step is being done: its loss is looked at a few steps later.
+    """
 
     def __init__(
         self,
@@ -89,9 +90,11 @@ class StreamSteps(Steps):
     ) -> None:
         super().__init__(executable, trained, optimizer, seed=seed, optimizer_state=optimizer_state)
         self._stream = stream
-        self._bound: dict[int, tuple[Arrays, Feed]] = {}  # by batch size
-        self._values = np.empty(1)
-        self._place = place_of(trained["p"])
+        self._intakes: dict[tuple[Any, ...], Intake] = {}  # by batch size and types
+        self._intake: Intake | None = None  # the one in use
+        self._unread: deque[tuple[int, int]] = deque()  # of the steps whose loss it has yet to tell: number, batch size
+        self._started = 0
+        self._total = 0.0  # losses of the epoch, weighted by samples
         try:
             self.per_epoch = len(stream)
         except TypeError:
@@ -99,16 +102,21 @@ class StreamSteps(Steps):
 
     def epochs(self, most: int, shuffle: bool, tick: Callable[[int], object] | None) -> list[float]:
         self.optimizer_state["epoch"] += 1
-        total, samples = 0.0, 0
+        self._total, samples = 0.0, 0
         batches = self._stream.begin()
         try:
             for number, batch in enumerate(batches):
-                data = self._stream.arrays(batch, number, self.done)
-                total += self._step(data) * len(data["x"])
+                data = self._stream.arrays(batch, number, self._started)
+                with self._runner.running():
+                    self._step(self._used(data), len(data["x"]))
                 samples += len(data["x"])
                 if tick is not None:
                     tick(1)
+            with self._runner.running():
+                self._read(0)
         finally:
+            with self._runner.running():
+                self._change(None)
             close = getattr(batches, "close", None)  # of generators, and of what has threads or files
             if close is not None:
                 close()
@@ -116,23 +124,40 @@ class StreamSteps(Steps):
             raise ValueError(
                 f"`x` gives no batch in a later pass, after {counted(self.done, 'step')}: every pass must give batches"
             )
-        return [total / samples]
+        return [self._total / samples]
 
-    def _step(self, data: State) -> float:
-        arrays, feed = self._binding(len(data["x"]))
-        for name, array in self._used(data).items():
-            self._place.assign(arrays[name], array)
-        with self._runner.running():
-            feed(0, self._values)
-        loss = self._values.item()
-        check_loss(loss, self.done)
-        return loss
+    def _step(self, data: State, size: int) -> None:
+        intake = self._intake_for(data, size)
+        if intake is not self._intake:
+            self._read(0)
+            self._change(intake)
+        intake.start(data)
+        self._started += 1
+        self._unread.append((self._started, size))
+        self._read(intake.ahead)
 
-    def _binding(self, size: int) -> tuple[Arrays, Feed]:
-        """The arrays to copy a batch of this size to, and the feed that does the step."""
-        if size not in self._bound:
-            if len(self._bound) >= KEPT_BINDINGS:
-                self._bound.pop(next(iter(self._bound)))
+    def _read(self, ahead: int) -> None:
+        """Add up the losses, but for those of so many last steps."""
+        while len(self._unread) > ahead:
+            assert self._intake is not None
+            number, size = self._unread.popleft()
+            loss = self._intake.loss()
+            check_loss(loss, number)
+            self._total += loss * size
+
+    def _change(self, intake: Intake | None) -> None:
+        """End what the intake in use has begun, and go on with another."""
+        before, self._intake = self._intake, intake
+        self._unread.clear()
+        if before is not None:
+            before.finish()
+
+    def _intake_for(self, data: State, size: int) -> Intake:
+        """What takes in batches of this size and these types."""
+        key = (size, *((name, type(array), array.dtype) for name, array in data.items()))
+        if key not in self._intakes:
+            if len(self._intakes) >= KEPT_BINDINGS:
+                self._intakes.pop(next(iter(self._intakes)))
             binding = self._runner.bind(self._program, size, self._shared)
-            self._bound[size] = binding.arrays, self._runner.feed(binding, {}, np.arange(size))
-        return self._bound[size]
+            self._intakes[key] = self._runner.intake(binding, data)
+        return self._intakes[key]

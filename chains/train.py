@@ -106,7 +106,7 @@ def train(
             raise TypeError(f"`t` must be None: `x` (a {type(x).__name__}) is a source of batches, which gives targets too")
         data, objective = net.problem(x, t, loss, weights, penalty)
         batch_size = _check_batch_size(net, len(data["x"]), batch_size, drop_last)
-        data = arguments.together(p, data)
+        data = arguments.together(p, data, move=False)
         steps_through = partial(ArraySteps, data, batch_size=batch_size, drop_last=drop_last)
     step = net.training_step(p, objective, optimizer)
     state = net.state_for(step.program, state, p.dtype, False, {"p": p, **data}).get("state")

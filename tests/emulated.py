@@ -1,7 +1,8 @@
 """The GPU backend without a GPU: its kernels compiled by a C compiler and run thread by thread on the processor.
 
 The text of the kernels is C as it stands. Each thread of a block is a coroutine, and a barrier lets the next one go on.
-Threads and blocks may run in either order: results that depend on it show a missing barrier or a race.
+Threads and blocks may run in either order: results that depend on it show a missing barrier or a race. So may the work
+of queues: at once, or as late as events allow, which shows where one is missing.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -25,7 +27,7 @@ from chains.backends import Backend
 from chains.backends.cupy import CupyBackend
 from chains.backends.cupy.cublas import Cublas, CublasLt
 from chains.backends.cupy.cudnn import Cudnn
-from chains.backends.cupy.device import Device, Epilogue, Gemm, Work
+from chains.backends.cupy.device import Device, Epilogue, Event, Gemm, Queue, Work
 from chains.backends.cupy.kernels import Kernel
 from chains.backends.places import add_place
 from tests import fake_cublas, fake_cudnn
@@ -133,6 +135,90 @@ def _runtime() -> ctypes.PyDLL:
 class DeviceArray(np.ndarray):
     """An array in the memory of the GPU that there is none of."""
 
+    def item(self, *index: Any) -> Any:
+        finish_main()
+        return super().item(*index)
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        finish_main()
+        super().__setitem__(key, value)
+
+
+class PinnedArray(np.ndarray):
+    """An array of the host that queues may copy."""
+
+
+class EmulatedEvent(Event):
+    """A place in a queue, or nowhere yet."""
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        self.device = device
+        self.queue: EmulatedQueue | None = None
+        self.place = 0
+
+    def wait(self) -> None:
+        if self.queue is not None and self.device.deaf != "host":
+            self.queue.run_to(self.place)
+
+
+class EmulatedQueue(Queue):
+    """Work that is done as soon as it may be; in one of the `device.late` queues not before something waits for it.
+
+    Nothing waits for an event where `device.deaf` names who is to.
+    """
+
+    def __init__(self, device: EmulatedDevice, name: str) -> None:
+        self.device, self.name = device, name
+        self.left: deque[Work] = deque()
+        self.asked = self.done = 0
+
+    def add(self, work: Work) -> None:
+        self.left.append(work)
+        self.asked += 1
+        if self.name not in self.device.late:
+            self.run_to(self.asked)
+
+    def drop(self) -> None:
+        """Forget what has not been done."""
+        self.left.clear()
+        self.done = self.asked
+
+    def run_to(self, place: int) -> None:
+        with np.errstate(all="ignore"):
+            while self.done < place:
+                self.done += 1
+                self.left.popleft()()
+
+    def copy(self, target: Any, source: Any) -> None:
+        assert {type(target), type(source)} == {PinnedArray, DeviceArray}
+        assert target.dtype == source.dtype
+        assert target.nbytes == source.nbytes
+        assert target.flags.c_contiguous
+        assert source.flags.c_contiguous
+        self.device.copies += 1
+        self.add(partial(np.copyto, *(np.asarray(array).reshape(-1) for array in (target, source))))
+
+    def record(self, event: Event) -> None:
+        assert isinstance(event, EmulatedEvent)
+        event.queue, event.place = self, self.asked
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, EmulatedEvent)
+        if event.queue is not None and self.device.deaf != self.name:
+            self.add(partial(event.queue.run_to, event.place))
+
+
+_devices: WeakSet[EmulatedDevice] = WeakSet()
+
+
+def finish_main() -> None:
+    """What looking at an array of the GPU waits for: the main queues, and no other."""
+    for device in _devices:
+        device.main.run_to(device.main.asked)
+
 
 class EmulatedDevice(Device):
     """A GPU made of a C compiler, and cuBLAS of NumPy. `backwards` runs threads and blocks from the last to the first.
@@ -147,6 +233,13 @@ class EmulatedDevice(Device):
         self.cublas, self.lt = fake_cublas.FakeCublas(), fake_cublas.FakeCublasLt()
         self._cublas, self._lt = Cublas(precision, self.cublas), CublasLt(precision, self.lt)
         self.backwards = backwards
+        self.late: frozenset[str] = frozenset()
+        self.deaf = ""
+        self.free = 1 << 40  # bytes
+        self.copies = 0
+        self.kept: list[np.ndarray] | None = None  # all memory, for late kernels, which know addresses alone
+        self.main, self.to_device, self.to_host = (EmulatedQueue(self, name) for name in ("main", "to_device", "to_host"))
+        _devices.add(self)
         self.allocations = 0
         self.launches = 0
         self.graphs = 0
@@ -162,15 +255,39 @@ class EmulatedDevice(Device):
         dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         block = np.full(nbytes + ROOM, 0xAB, np.uint8)  # what has not been written is seen
+        if self.kept is not None:
+            self.kept.append(block)
         start = -block.ctypes.data % ROOM
         return block[start : start + nbytes].view(dtype).reshape(shape).view(DeviceArray)
 
     def assign(self, target: Any, source: Any) -> None:
-        target[...] = np.asarray(source).reshape(target.shape)
+        if not self.owns(target):
+            self.main.run_to(self.main.asked)
+        elif not self.owns(source):
+            source = np.array(source)
+        ends = np.asarray(target), np.asarray(source).reshape(target.shape)
+        work = partial(np.copyto, *ends, casting="unsafe")
+        if self.owns(target):
+            self.main.add(work)
+        else:
+            work()
+
+    def event(self) -> EmulatedEvent:
+        return EmulatedEvent(self)
+
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> PinnedArray:
+        self.allocations += 1
+        array = np.empty(shape, dtype).view(PinnedArray)
+        array.reshape(-1).view(np.uint8)[:] = 0xAB
+        return array
+
+    def room(self) -> int:
+        return self.free
 
     def contiguous(self, array: Any, dtype: Any = None) -> DeviceArray:
         if self.owns(array) and array.flags.c_contiguous and (dtype is None or dtype == array.dtype):
             return array
+        finish_main()
         return self.array(np.array(array, dtype, subok=False))
 
     def address(self, array: DeviceArray) -> int:
@@ -195,7 +312,7 @@ class EmulatedDevice(Device):
         boxes = [np.array(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(boxes))(*(box.ctypes.data for box in boxes))
         barriers = "__syncthreads" in description.text
-        return partial(self._launch, function, pointers, boxes, *grid, *block, barriers)
+        return partial(self.main.add, partial(self._launch, function, pointers, boxes, *grid, *block, barriers))
 
     def _launch(self, function: Any, pointers: Any, boxes: Any, *numbers: int) -> None:
         self.launches += 1
@@ -203,11 +320,11 @@ class EmulatedDevice(Device):
 
     def product(self, gemm: Gemm) -> Work:
         call = self._cublas.call(gemm)
-        return lambda: self.cublas.cublasGemmEx(None, *call)
+        return partial(self.main.add, lambda: self.cublas.cublasGemmEx(None, *call))
 
     def fused(self, gemm: Gemm, epilogue: Epilogue) -> Work | None:
         plan = self._lt.plan(gemm, epilogue)
-        return None if plan is None else partial(self._lt.start, plan, 0, fake_cublas.WORKSPACE)
+        return None if plan is None else partial(self.main.add, partial(self._lt.start, plan, 0, fake_cublas.WORKSPACE))
 
     def capture(self, work: Sequence[Work]) -> Work:
         self.graphs += 1

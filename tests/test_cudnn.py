@@ -326,22 +326,26 @@ def test_plans_of_the_library_itself():
 
 @needs_compiler
 def test_the_benchmark_measures_both_ways(device, monkeypatch):
-    from benchmarks import gpu as script
+    from benchmarks import gpu, gpu_chains
+    from benchmarks.gpu_problems import PROBLEMS, Problem, Setting
 
     monkeypatch.setattr("tests.harness.CASES", [case for case in CASES if str(case) == "Conv-pointwise-groups"])
-    monkeypatch.setitem(sys.modules, "cupy", None)
     x, t = image_data(4)
     layers, x = (Conv(2, 3, 2), Flatten(), Dense(27, 4)), np.ascontiguousarray(x[..., :4, :4])
-    problem = script.Problem("images", layers, (2, 4, 4), CrossEntropyLoss(), Adam(1e-3), x, t, 2, "none")
-    lines: list[str] = []
-    assert script.convolutions([problem], ["emulated", "emulated-cudnn", "cupy-cudnn"], lines.append)
-    text = "\n".join(lines)
-    assert "emulated: convolutions by products and kernels of our own" in text
-    assert "emulated-cudnn: convolutions by cuDNN 92800 through nvidia-cudnn-frontend 1.28.0" in text
-    assert text.count("float32: 1 cases") == 2
-    assert text.count("us a step") == 2
-    assert "chains cupy-cudnn was not measured: `backend` (='cupy') needs CuPy" in text
+    problem = Problem(layers, (2, 4, 4), CrossEntropyLoss(), Adam(1e-3), x, t, 2)
+    monkeypatch.setitem(PROBLEMS, "lenet5", lambda setting: problem)
+    for way, text in (
+        ("products", "products and kernels of our own"),
+        ("cudnn", "cuDNN 92800 through nvidia-cudnn-frontend 1.28.0"),
+    ):
+        checked = gpu_chains.check_convolutions(way, Setting(tiny=True))
+        assert checked["holds"]
+        assert checked["note"].startswith(f"1 cases, convolutions by {text}")
+        assert gpu_chains.measure("lenet5", way, Setting(tiny=True))["note"] == f"convolutions by {text}"
     assert len(device.library.executed) > 5
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    found = gpu.attempt(lambda setting: gpu_chains.measure("lenet5", "cudnn", setting), Setting())
+    assert "`backend` (='cupy') needs CuPy" in found["failed"]
 
 
 # On a GPU

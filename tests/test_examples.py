@@ -4,13 +4,15 @@ import gzip
 import importlib.util
 import struct
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from chains import CrossEntropyLoss
+from chains import Chain, CrossEntropyLoss, Dense, Flatten, backends
 from chains.data import cifar, mnist
+from tests import emulated
 
 FOLDER = Path(__file__).parents[1] / "examples"
 
@@ -105,13 +107,18 @@ def test_lenet5(tmp_path, capsys):
     assert table_row(text, "accuracy on the test digits")[0] > 0.5
 
 
-def test_rosetta_cnn(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(cifar, "RECORDS", 40)  # in each file
+def write_cifar10(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The six files of CIFAR-10 with 40 of ten patterns each instead of photographs."""
+    monkeypatch.setattr(cifar, "RECORDS", 40)
     rng = np.random.default_rng(0)
     patterns = rng.integers(0, 256, (10, 3 * 32 * 32), np.uint8)
     for file in cifar.FILES:
         t = rng.integers(0, 10, 40, np.uint8)
-        (tmp_path / file.name).write_bytes(gzip.compress(np.column_stack([t, patterns[t]]).tobytes(), 1))
+        (folder / file.name).write_bytes(gzip.compress(np.column_stack([t, patterns[t]]).tobytes(), 1))
+
+
+def test_rosetta_cnn(tmp_path, capsys, monkeypatch):
+    write_cifar10(tmp_path, monkeypatch)
     load("rosetta_cnn").main(["--epochs", "1", "--samples", "150", "--data", str(tmp_path)])
     text = capsys.readouterr().out
     assert "3,441,592" in text
@@ -120,7 +127,100 @@ def test_rosetta_cnn(tmp_path, capsys, monkeypatch):
     assert table_row(text, "steps of 64") == [2]  # the partial batch is dropped
 
 
-@pytest.mark.parametrize("name", ["lenet5", "rosetta_cnn"])
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """A computer without CuPy."""
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(backends, "_loaded", {name: made for name, made in backends._loaded.items() if "cupy" not in name})
+
+
+def table(text: str) -> dict[str, str]:
+    """The printed table of an example on a GPU, as text by heading."""
+    lines = [line for line in text.split("\n\n")[-1].splitlines() if line]
+    return {line[:32].strip(): line[32:] for line in lines}
+
+
+SENTENCE = "No GPU can be used: `backend` (='cupy') needs CuPy, which cannot be imported"
+
+
+def test_gpu_mnist_without_a_gpu(tmp_path, capsys, no_gpu):
+    write_mnist(tmp_path, (600, 100))
+    load("gpu_mnist").main(["--data", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert text.startswith(SENTENCE)
+    assert "The processor goes on, with fewer digits" in text
+    found = table(text)
+    assert found["digits trained on"] == "600"
+    assert found["epochs"] == "3"
+    assert "cores" in found["machine"]
+    assert float(found["seconds an epoch"]) > 0
+    assert float(found["accuracy on the test digits"]) > 0.5
+
+
+@pytest.mark.parametrize("augment", [[], ["--augment"]])
+def test_gpu_cifar_without_a_gpu(tmp_path, capsys, monkeypatch, no_gpu, augment):
+    write_cifar10(tmp_path, monkeypatch)
+    load("gpu_cifar").main(["--data", str(tmp_path), "--samples", "128", *augment])
+    text = capsys.readouterr().out
+    assert text.startswith(SENTENCE)
+    found = table(text)
+    assert found["photographs trained on"] == f"128, {'streamed' if augment else 'all at hand'}"
+    assert float(found["milliseconds a step"]) > 0
+    assert 0 <= float(found["accuracy on test photographs"]) <= 1
+
+
+def test_gpu_wide_without_a_gpu(capsys, no_gpu):
+    load("gpu_wide").main(["--width", "64", "--samples", "2000"])
+    text = capsys.readouterr().out
+    assert text.startswith(SENTENCE)
+    assert "32 -> 64 -> 64 -> 10, 2,000 points" in text
+    seconds, rate, found = table_row(text, "float32")
+    assert seconds > 0
+    assert rate > 0
+    assert found > 0.2  # one in ten would be guessed
+    assert "tf32" not in text
+
+
+@pytest.fixture
+def emulated_gpu(monkeypatch):
+    """The emulated GPU in the place of the real one, and what the examples ask CuPy for."""
+    if emulated.COMPILER is None:
+        pytest.skip("no C compiler on this computer")
+    runner = backends.backend("emulated")
+    for name in ("cupy", "cupy-tf32", "cupy-bf16"):
+        monkeypatch.setitem(backends._loaded, name, runner)
+    monkeypatch.setattr(runner.on_device.device, "name", "cuda")
+    runtime = types.SimpleNamespace(getDeviceProperties=lambda number: {"name": f"GPU number {number}".encode()})
+    cuda = types.SimpleNamespace(runtime=runtime, Device=lambda: types.SimpleNamespace(id=3))
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
+
+
+def test_gpu_mnist_on_a_gpu(tmp_path, capsys, emulated_gpu):
+    write_mnist(tmp_path, (600, 50))
+    module = load("gpu_mnist")
+    module.lenet5 = lambda: Chain(Flatten(), Dense(784, 10), input_shape=(1, 28, 28))  # convolutions take their time there
+    module.main(["--data", str(tmp_path), "--samples", "40", "--batch", "20", "--epochs", "2"])
+    text = capsys.readouterr().out
+    assert "No GPU" not in text
+    assert table(text)["machine"] == "GPU number 3"
+
+
+def test_gpu_wide_on_a_gpu(capsys, emulated_gpu):
+    load("gpu_wide").main(["--width", "32", "--samples", "200", "--epochs", "2"])
+    text = capsys.readouterr().out
+    assert text.startswith("GPU number 3: 16 -> 32 -> 32 -> 10, 200 points")
+    assert all(len(table_row(text, name)) == 3 for name in ("float32", "tf32", "bf16"))
+
+
+@pytest.mark.parametrize("name", ["gpu_mnist", "gpu_wide", "gpu_cifar"])
+def test_a_gpu_that_was_asked_for_and_is_missing(name, capsys, no_gpu):
+    with pytest.raises(SystemExit) as caught:
+        load(name).main(["--device", "cuda"])
+    assert caught.value.code == 1
+    assert capsys.readouterr().err.startswith(SENTENCE)
+
+
+@pytest.mark.parametrize("name", ["lenet5", "rosetta_cnn", "gpu_mnist", "gpu_cifar"])
 def test_missing_data_is_named(name, tmp_path, capsys):
     with pytest.raises(SystemExit):
         load(name).main(["--data", str(tmp_path)])

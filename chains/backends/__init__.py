@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from chains.backends.auto import AutoBackend
-from chains.backends.base import Backend, Binding, Executable, Feed, UnsupportedOperationError
+from chains.backends.base import Backend, Binding, Executable, Feed, Intake, UnsupportedOperationError
 from chains.backends.numpy import NumpyBackend
 from chains.backends.places import add_place
 
@@ -57,4 +57,4 @@ def backend(name: str) -> Backend:
     return _loaded[name]
 
 
-__all__ = ["Backend", "Binding", "Executable", "Feed", "UnsupportedOperationError", "backend"]
+__all__ = ["Backend", "Binding", "Executable", "Feed", "Intake", "UnsupportedOperationError", "backend"]

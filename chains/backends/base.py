@@ -56,6 +56,23 @@ class Feed(ABC):
         """
 
 
+class Intake(ABC):
+    """A bound training step for batches that come one by one. All within the backend's `running()` context."""
+
+    ahead = 0  # of how many steps the losses may be left unread
+
+    @abstractmethod
+    def start(self, batch: Arrays) -> None:
+        """Start the step on these arrays by buffer name, which may be overwritten afterwards."""
+
+    @abstractmethod
+    def loss(self) -> float:
+        """The loss of the first step whose loss has not been read."""
+
+    def finish(self) -> None:  # noqa: B027 - most have nothing under way
+        """End all that was begun, so that the caller's arrays are up to date. Losses left unread are forgotten."""
+
+
 class Backend(ABC):
     """A way to execute programs."""
 
@@ -108,6 +125,18 @@ class Backend(ABC):
         """
         return StepwiseFeed(binding, sources, order)
 
+    def sources(self, data: Arrays) -> dict[str, np.ndarray]:
+        """Data sets as `feed` takes them, where its steps reach them best."""
+        return {name: np.ascontiguousarray(array) for name, array in data.items()}
+
+    def intake(self, binding: Binding, like: Arrays) -> Intake:
+        """Take in batches for a bound training step, whose arrays are in places and of types as these by buffer name."""
+        return StepwiseIntake(binding, self.feed(binding, {}, np.arange(binding.batch)))
+
+    def in_pieces(self, program: Program, batch: int, arrays: Arrays) -> bool:
+        """Run a program on one piece of the batch after another, where that is the way; whether it was done."""
+        return False
+
     def running(self) -> AbstractContextManager[object]:
         """A context that every `Binding.run` must be inside; entered once around many runs."""
         return nullcontext()
@@ -144,6 +173,22 @@ class StepwiseFeed(Feed):
             if not -math.inf < loss < math.inf:
                 return k + 1
         return len(values)
+
+
+class StepwiseIntake(Intake):
+    """Each batch copied to where the step is bound to, and its loss read at once."""
+
+    def __init__(self, binding: Binding, feed: Feed) -> None:
+        self._arrays, self._feed = binding.arrays, feed
+        self._values = np.empty(1)
+
+    def start(self, batch: Arrays) -> None:
+        for name, array in batch.items():
+            self._arrays[name][...] = array.reshape(self._arrays[name].shape)
+        self._feed(0, self._values)
+
+    def loss(self) -> float:
+        return self._values.item()
 
 
 def caller_arrays(program: Program, batch: int, arrays: Arrays) -> dict[str, np.ndarray]:
@@ -221,6 +266,10 @@ class Executable:
         if needed - {*ins, *outs, *known, "inverse_batch", "value"} or not {*ins, *outs} <= needed:
             return None
         return self.backend.function(self.program, batch, ins, outs, known)
+
+    def in_pieces(self, batch: int, arrays: Arrays) -> bool:
+        """Run the program piece by piece on arrays that may be large and lie elsewhere; False where that is not the way."""
+        return self.backend.in_pieces(self.program, batch, {**arrays, **self.settings})
 
     def _new_size(self, batch: int) -> list[_Kept]:
         while len(self._idle) >= KEPT_BINDINGS:

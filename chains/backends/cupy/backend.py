@@ -10,13 +10,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from chains.backends.base import Arrays, Backend, Binding, Feed, caller_arrays
+from chains.backends.base import Arrays, Backend, Binding, Feed, Intake, caller_arrays
 from chains.backends.cupy.bfloat16 import LARGE
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.cudnn import ALIGNMENT, Convolved, convolved
 from chains.backends.cupy.device import Array, Device, Epilogue, Gemm, Work
 from chains.backends.cupy.kernels import Fused, Launch, Product, Step
-from chains.backends.cupy.text import BFLOAT16
+from chains.backends.cupy.text import BFLOAT16, readable
 from chains.program import Program
 from chains.view import Buffer, View, concrete
 
@@ -68,10 +68,36 @@ class DeviceBackend(Backend):
         return self.device.empty((nbytes,), np.uint8)
 
     def feed(self, binding: Binding, sources: Arrays, order: np.ndarray) -> Feed:
+        """Data sets of the host are streamed."""
         from chains.backends.cupy.feed import DeviceFeed
+        from chains.backends.cupy.streaming import StreamedFeed
 
         assert isinstance(binding, DeviceBinding)
-        return DeviceFeed(binding, sources, order)
+        streamed = not all(self.device.owns(array) for array in sources.values())
+        return StreamedFeed(binding, sources, order) if streamed else DeviceFeed(binding, sources, order)
+
+    def sources(self, data: Arrays) -> dict[str, np.ndarray]:
+        """Data sets on the GPU, if they fit there with room to spare, else where they are."""
+        from chains.backends.cupy.streaming import fit
+
+        if fit(self.device, data):
+            kinds = {name: None if readable(array.dtype) else np.float32 for name, array in data.items()}
+            try:
+                return {name: self.device.contiguous(array, kinds[name]) for name, array in data.items()}
+            except MemoryError:
+                pass
+        return {name: array if self.device.owns(array) else np.ascontiguousarray(array) for name, array in data.items()}
+
+    def intake(self, binding: Binding, like: Arrays) -> Intake:
+        from chains.backends.cupy.streaming import DeviceIntake
+
+        assert isinstance(binding, DeviceBinding)
+        return DeviceIntake(binding, like)
+
+    def in_pieces(self, program: Program, batch: int, arrays: Arrays) -> bool:
+        from chains.backends.cupy.pieces import in_pieces
+
+        return in_pieces(self, program, batch, arrays)
 
     def running(self) -> AbstractContextManager[object]:
         return self.device.running()
@@ -240,14 +266,19 @@ class CupyBackend(Backend):
         return self.on_device.allocate(nbytes)
 
     def feed(self, binding: Binding, sources: Arrays, order: np.ndarray) -> Feed:
-        """Data that do not fit into the GPU's memory are sent there batch by batch."""
         from chains.backends.cupy.feed import HostFeed
 
         assert isinstance(binding, HostBinding)
-        try:
-            return HostFeed(binding, sources, order)
-        except MemoryError:
-            return super().feed(binding, sources, order)
+        return HostFeed(binding, self.on_device.feed(binding.inner, sources, order), sources)
+
+    def sources(self, data: Arrays) -> dict[str, np.ndarray]:
+        return self.on_device.sources(data)
+
+    def intake(self, binding: Binding, like: Arrays) -> Intake:
+        from chains.backends.cupy.streaming import HostIntake
+
+        assert isinstance(binding, HostBinding)
+        return HostIntake(binding, like)
 
     def running(self) -> AbstractContextManager[object]:
         return self.on_device.running()

@@ -6,6 +6,7 @@ one stream, which waits for CuPy's default stream and is waited for by it.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 
 from chains.backends.cupy import cudnn
 from chains.backends.cupy.cublas import WORKSPACE_BYTES, Cublas, CublasLt, Plan
-from chains.backends.cupy.device import Array, Device, Epilogue, Gemm, Work
+from chains.backends.cupy.device import Array, Device, Epilogue, Event, Gemm, Queue, Work
 from chains.backends.cupy.kernels import Kernel
 
 
@@ -33,7 +34,8 @@ class CudaDevice(Device):
         self.name = "cuda"
         self.precision = precision
         self.refused: Counter[str] = Counter()
-        self.stream, self._capturing = _streams()
+        self.stream, self._capturing, *copying = _streams()
+        self.main, self.to_device, self.to_host = (CudaQueue(self.cupy, stream) for stream in (self.stream, *copying))
         self._modules: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._cublas = Cublas(precision)
@@ -124,6 +126,21 @@ class CudaDevice(Device):
                 times.append(self.cupy.cuda.get_elapsed_time(start, stop) / 1e3)
         return float(min(times))
 
+    def event(self) -> Event:
+        return CudaEvent(self.cupy.cuda.Event(disable_timing=True))
+
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        count = math.prod(shape)
+        nbytes = max(1, count) * np.dtype(dtype).itemsize
+        try:
+            memory = self.cupy.cuda.alloc_pinned_memory(nbytes)
+        except (self.cupy.cuda.runtime.CUDARuntimeError, MemoryError) as error:
+            raise MemoryError(f"no {nbytes:,} bytes of the computer's memory can be pinned for copies: {error}") from error
+        return np.frombuffer(memory, dtype, count).reshape(shape)
+
+    def room(self) -> int:
+        return int(self.cupy.cuda.runtime.memGetInfo()[0]) + int(self.cupy.get_default_memory_pool().free_bytes())
+
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
         outer = self.cupy.cuda.get_current_stream()
@@ -136,12 +153,43 @@ class CudaDevice(Device):
             outer.wait_event(self.stream.record())
 
 
+class CudaEvent(Event):
+    """CuPy's event."""
+
+    def __init__(self, event: Any) -> None:
+        self.event = event
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+class CudaQueue(Queue):
+    """A stream of CUDA."""
+
+    def __init__(self, cupy: Any, stream: Any) -> None:
+        self._runtime, self._stream = cupy.cuda.runtime, stream
+
+    def copy(self, target: Any, source: Any) -> None:
+        ends = [array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr for array in (target, source)]
+        self._runtime.memcpyAsync(*ends, source.nbytes, self._runtime.memcpyDefault, self._stream.ptr)
+
+    def record(self, event: Event) -> None:
+        assert isinstance(event, CudaEvent)
+        event.event.record(self._stream)
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, CudaEvent)
+        self._stream.wait_event(event.event)
+
+
 @cache
-def _streams() -> tuple[Any, Any]:
-    """The stream for all work, whatever the precision, and one for capturing graphs, which nothing else waits for."""
+def _streams() -> tuple[Any, ...]:
+    """The stream for all work, whatever the precision, and those that nothing else waits for: for capturing graphs, for
+    copies to the GPU and for copies from it.
+    """
     import cupy
 
-    return cupy.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
+    return cupy.cuda.Stream(), *(cupy.cuda.Stream(non_blocking=True) for _ in range(3))
 
 
 def usable_cupy() -> Any:

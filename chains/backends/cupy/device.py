@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Work = Callable[[], object]
 
 
-__all__ = ["Array", "Device", "Epilogue", "Gemm", "Work"]
+__all__ = ["Array", "Device", "Epilogue", "Event", "Gemm", "Queue", "Work"]
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,46 @@ class Epilogue:
     mask_leading: int = 0
 
 
-class Device(Place):
-    """A GPU, its memory and the order of its work: everything is done in the order it was asked for.
+class Event(ABC):
+    """A place in a queue: where it was recorded last. One that never was stops nobody."""
 
-    `precision` says how float32 matrices are multiplied: "float32", "tf32" or "bf16"; `epilogues` whether products and
-    what follows them may be one step; `refused` counts by kind the bound ones for which that could not be.
-    `convolutions` is the library for these, None where the backend's own kernels and products do them.
+    @abstractmethod
+    def wait(self) -> None:
+        """Stop the host until the queue has come there."""
+
+
+class Queue(ABC):
+    """Work in the order it was asked for, beside that of other queues: only events say what comes before what."""
+
+    @abstractmethod
+    def copy(self, target: Any, source: Any) -> None:
+        """Copy, without waiting for it, between pinned memory and the GPU's: contiguous arrays of one type and size."""
+
+    @abstractmethod
+    def record(self, event: Event) -> None:
+        """Put the event behind everything asked for so far."""
+
+    @abstractmethod
+    def wait(self, event: Event) -> None:
+        """Do what is asked for from now on after what the event now stands behind."""
+
+
+class Device(Place):
+    """A GPU, its memory and the order of its work: everything in `main`, in the order it was asked for.
+
+    `to_device` and `to_host` are for copies meanwhile. `precision` says how float32 matrices are multiplied: "float32",
+    "tf32" or "bf16"; `epilogues` whether products and what follows them may be one step; `refused` counts by kind the bound
+    ones for which that could not be. `convolutions` is the library for these, None where the backend's own kernels and
+    products do them.
     """
 
     precision = "float32"
     epilogues = True
     refused: Counter[str]
     convolutions: Cudnn | None = None
+    main: Queue
+    to_device: Queue
+    to_host: Queue
 
     @abstractmethod
     def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
@@ -97,3 +125,18 @@ class Device(Place):
     @abstractmethod
     def seconds(self, work: Work) -> float:
         """How long the work takes on the device: the shortest of a few times, after one that does not count."""
+
+    @abstractmethod
+    def event(self) -> Event:
+        """A new event."""
+
+    @abstractmethod
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """An uninitialised array of the host that queues can copy from and to. Raises MemoryError where there is no room.
+
+        It may be given to others as soon as it is let go of, whatever queues still do with it.
+        """
+
+    @abstractmethod
+    def room(self) -> int:
+        """How many more bytes the GPU can hold."""

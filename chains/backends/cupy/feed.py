@@ -6,7 +6,7 @@ that changes from step to step is in the GPU's memory, so that the same graph do
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,17 +22,20 @@ from chains.view import Buffer
 class DeviceFeed(Feed):
     """Many steps of a bound program on data in the GPU's memory; no transfer but of the order and of the losses.
 
-    Steps beyond a loss that is not finite are done too, of those asked for at once.
+    Steps beyond a loss that is not finite are done too, of those asked for at once. After `around` steps, if given, the
+    device counts from 0 again.
     """
 
-    def __init__(self, binding: DeviceBinding, sources: Mapping[str, Any], order: np.ndarray) -> None:
+    def __init__(
+        self, binding: DeviceBinding, sources: Mapping[str, Any], order: np.ndarray, *, around: int | None = None
+    ) -> None:
         device, batch = binding.device, binding.batch
-        self._binding = binding
+        self._binding, self._around = binding, around
         self._device = device
         self._order = order
         self._sources = {name: _in_place(device, data, binding.program.buffers[name].dtype) for name, data in sources.items()}
-        steps = len(order) // batch if sources else 0
-        self._own = {
+        steps = len(order) // batch if sources or around else 0
+        self.own = {
             "order": device.empty((max(1, steps * batch),), np.int64),
             "cursor": device.empty((1,), np.int64),
             "losses": device.empty((max(1, steps),), np.float64),
@@ -41,7 +44,7 @@ class DeviceFeed(Feed):
         self._ran = False
 
     def __call__(self, first: int, values: np.ndarray) -> int:
-        device, own, batch, count = self._device, self._own, self._binding.batch, len(values)
+        device, own, batch, count = self._device, self.own, self._binding.batch, len(values)
         if not self._sources:  # the same batch every time: losses are counted from the call's first step
             first = 0
             if own["losses"].size < count:
@@ -51,12 +54,12 @@ class DeviceFeed(Feed):
             device.assign(own["order"][part], self._order[part])
         device.assign(own["cursor"], np.array([first]))
         for _ in range(count):
-            self._one()
+            self.one()
         device.assign(values, own["losses"][first : first + count])
         finite = np.isfinite(values)
         return count if finite.all() else int(np.argmin(finite)) + 1
 
-    def _one(self) -> None:
+    def one(self) -> None:
         """A step: at first call by call, then as one graph."""
         if self._step is None:
             work = self._work()
@@ -72,10 +75,10 @@ class DeviceFeed(Feed):
     def _work(self) -> list[Work]:
         """What a step consists of."""
         binding = self._binding
-        arrays = {**binding.arrays, **self._own} | {f"all {name}": array for name, array in self._sources.items()}
+        arrays = {**binding.arrays, **self.own} | {f"all {name}": array for name, array in self._sources.items()}
         source = Source()
         before = [_fetch(source, name, data, binding) for name, data in self._sources.items()]
-        after = _count(source, binding)
+        after = _count(source, binding, self._around)
         wide = any(array.size >= 1 << 30 for array in arrays.values())
         text = source.text(wide)
         functions = self._device.compile(text, list(source.kernels.values()))
@@ -117,7 +120,7 @@ def _fetch(source: Source, name: str, data: Any, binding: DeviceBinding) -> Laun
     return pointers.launch(source, "fetch", lines, lambda batch: (blocks(batch * width), 1))
 
 
-def _count(source: Source, binding: DeviceBinding) -> Launch:
+def _count(source: Source, binding: DeviceBinding, around: int | None) -> Launch:
     """Note the loss, and count the step and the draws of random numbers."""
     pointers, buffers = Pointers(), binding.program.buffers
     value, losses, cursor = (
@@ -126,22 +129,20 @@ def _count(source: Source, binding: DeviceBinding) -> Launch:
         pointers(_buffer("cursor", np.int64)),
     )
     body = [f"{losses}[{cursor}[0]] = {value}[0];", f"{cursor}[0] += 1;"]
+    if around is not None:
+        body.append(f"if ({cursor}[0] == {around}) {cursor}[0] = 0;")
     if "random" in buffers:
         body.append(f"{pointers(buffers['random'])}[1] += 1;")
     return pointers.launch(source, "count", body, lambda batch: (1, 1), block=(1, 1))
 
 
 class HostFeed(Feed):
-    """Training on the GPU with the parameters in the computer's memory, brought up to date after every call."""
+    """A feed on the GPU for parameters in the computer's memory, brought up to date after every call."""
 
-    def __init__(self, binding: HostBinding, sources: Mapping[str, np.ndarray], order: np.ndarray) -> None:
+    def __init__(self, binding: HostBinding, feed: Feed, sources: Iterable[str]) -> None:
         self._binding = binding
-        self._feed = DeviceFeed(binding.inner, sources, order)
-        self._changing = [n for n in binding.arrays if binding.program.buffers[n].role == "state" or n == "random"]
-        inputs = [
-            n for n in binding.arrays if binding.program.buffers[n].role == "input" and n not in (*sources, "inverse_batch")
-        ]
-        self._given = [name for name in inputs if name not in self._changing]
+        self._feed = feed
+        self._given, self._changing = exchanged(binding, sources)
 
     def __call__(self, first: int, values: np.ndarray) -> int:
         binding = self._binding
@@ -149,3 +150,11 @@ class HostFeed(Feed):
         done = self._feed(first, values)
         binding.download([*self._changing, "value"])
         return done
+
+
+def exchanged(binding: HostBinding, sources: Iterable[str]) -> tuple[list[str], list[str]]:
+    """What the host gives to steps beside their samples, and what steps change, by name."""
+    roles = {name: binding.program.buffers[name].role for name in binding.arrays}
+    changing = [name for name, role in roles.items() if role == "state" or name == "random"]
+    known = {*sources, *changing, "inverse_batch"}
+    return [name for name, role in roles.items() if role == "input" and name not in known], changing

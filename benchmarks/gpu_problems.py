@@ -1,0 +1,201 @@
+"""The problems of `benchmarks.gpu`: networks, data, optimisers; each made when it is first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import chains
+from benchmarks import matrix_exp
+from chains import (
+    SGD,
+    Activation,
+    Adam,
+    Chain,
+    Conv,
+    CrossEntropyLoss,
+    Dense,
+    Dropout,
+    Flatten,
+    MaxPool,
+    SquaredLoss,
+    relu,
+    tanh,
+    σ,
+)
+from chains.layers.base import Layer
+
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A network to train for some epochs; `test` are data to judge it by, and `note` what is special about its data."""
+
+    layers: tuple[Layer, ...]
+    input_shape: tuple[int, ...]
+    loss: Any
+    optimizer: Any
+    x: np.ndarray
+    t: np.ndarray
+    batch: int
+    epochs: int = 1
+    test: Arrays | None = None
+    drop_last: bool = False
+    note: str = ""
+
+    def net(self, backend: str = "cupy") -> Chain:
+        return Chain(*self.layers, input_shape=self.input_shape, backend=backend)
+
+    @property
+    def full_steps(self) -> int:
+        """Of all epochs, without those on fewer samples."""
+        return self.epochs * (len(self.x) // self.batch)
+
+    @property
+    def steps(self) -> int:
+        """Of all epochs."""
+        return self.full_steps + (self.epochs if len(self.x) % self.batch and not self.drop_last else 0)
+
+
+class NoGpuError(RuntimeError):
+    """A library was installed for processors alone."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where the data sets lie, if anywhere, and whether everything is to be tiny, to try the script."""
+
+    folder: Path | None = None
+    tiny: bool = False
+
+
+def _matrix_exp(setting: Setting) -> Problem:
+    p = matrix_exp.problem(40 if setting.tiny else 10_000, "float32")
+    layers = (Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4))
+    return Problem(layers, (4,), chains.MSELoss(), Adam(1e-3), p.x, p.t, len(p.x), 3 if setting.tiny else 1000)
+
+
+def _mnist_mlp(setting: Setting) -> Problem:
+    (x, labels), (xv, tv), note = _digits(setting)
+    x, labels = x[:50_000], labels[:50_000]
+    flat, one_hot = x.reshape(len(x), -1), np.eye(10, dtype=np.float32)[labels]
+    layers = (
+        Dense(784, 30, σ, weight_init="normal", bias_init="normal"),
+        Dense(30, 10, σ, weight_init="normal", bias_init="normal"),
+    )
+    test = xv.reshape(len(xv), -1), tv
+    return Problem(layers, (784,), SquaredLoss(), SGD(3.0), flat, one_hot, 2 if setting.tiny else 10, 1, test, note=note)
+
+
+def _lenet5(setting: Setting) -> Problem:
+    (x, t), test, note = _digits(setting)
+    channels = (1, 2) if setting.tiny else (6, 16)
+    layers = (
+        Conv(1, channels[0], 5, relu), MaxPool(2), Conv(*channels, 5, relu), MaxPool(2), Flatten(),
+        Dense(16 * channels[1], 120, relu), Dense(120, 84, relu), Dense(84, 10),
+    )  # fmt: skip
+    batch, epochs = min(2048, len(x) // 2), 1 if setting.tiny else 10
+    # SimpleChains.jl's rate of 3e-4 is for small batches: with 2,048, ten epochs end at an accuracy of .961 instead of .985.
+    return Problem(layers, (1, 28, 28), CrossEntropyLoss(), Adam(2e-3), x, t, batch, epochs, test, note=note)
+
+
+def _rosetta_cnn(setting: Setting) -> Problem:
+    (x, t), test, note = _photographs(setting)
+    thin, wide, features = (1, 2, 8) if setting.tiny else (50, 100, 512)
+    layers = (
+        _conv(3, thin, relu), _conv(thin, thin), MaxPool(2), Activation(relu), Dropout(0.25),
+        _conv(thin, wide, relu), _conv(wide, wide), MaxPool(2), Activation(relu), Dropout(0.25),
+        Flatten(), Dense(64 * wide, features, relu, weight_init="glorot_uniform"), Dropout(0.5),
+        Dense(features, 10, weight_init="glorot_uniform"),
+    )  # fmt: skip
+    batch, epochs = (2, 1) if setting.tiny else (64, 10)
+    optimizer = SGD(0.01, momentum=0.9)
+    return Problem(layers, (3, 32, 32), CrossEntropyLoss(), optimizer, x, t, batch, epochs, test, drop_last=True, note=note)
+
+
+def _conv(inputs: int, outputs: int, activation: Any = "identity") -> Conv:
+    return Conv(inputs, outputs, 3, activation, padding=1, weight_init="glorot_uniform")
+
+
+def _wide(setting: Setting) -> Problem:
+    inputs, width, batch = (6, 8, 16) if setting.tiny else (2048, 4096, 1024)
+    x, t = _noise(batch, (inputs,), 10)
+    layers = (Dense(inputs, width, relu), Dense(width, width, relu), Dense(width, 10))
+    return Problem(layers, (inputs,), CrossEntropyLoss(), SGD(1e-3), x, t, batch, 2 if setting.tiny else 50)
+
+
+def _wider(setting: Setting) -> Problem:
+    width = 16 if setting.tiny else 8192
+    x = _noise(width, (width,), 1)[0]
+    layers = (Dense(width, width, tanh), Dense(width, width))
+    return Problem(layers, (width,), SquaredLoss(), SGD(1e-6), x, x, width, 2 if setting.tiny else 5)
+
+
+def activation_of(layer: Layer) -> str:
+    """The name of the function that a layer ends with; "identity" where there is none."""
+    function = layer.f if isinstance(layer, Activation) else getattr(layer, "activation", None)
+    return "identity" if function is None else str(function.name)
+
+
+PROBLEMS: dict[str, Callable[[Setting], Problem]] = {
+    "matrix_exp": _matrix_exp,
+    "mnist_mlp": _mnist_mlp,
+    "lenet5": _lenet5,
+    "rosetta_cnn": _rosetta_cnn,
+    "wide": _wide,
+    "wider": _wider,
+}
+_made: dict[tuple[str, Setting], Problem] = {}
+
+
+def problem(key: str, setting: Setting) -> Problem:
+    """The problem of this key; the last one is kept."""
+    if (key, setting) not in _made:
+        _made.clear()
+        _made[key, setting] = PROBLEMS[key](setting)
+    return _made[key, setting]
+
+
+def timing(seconds: float, steps: int) -> dict[str, float]:
+    """The time of so many steps, as a row tells it."""
+    return {"seconds": seconds, "us_a_step": seconds / steps * 1e6}
+
+
+def _noise(samples: int, shape: tuple[int, ...], classes: int) -> Arrays:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((samples, *shape), np.float32), rng.integers(0, classes, samples)
+
+
+def _digits(setting: Setting) -> tuple[Arrays, Arrays, str]:
+    """MNIST where it is at hand, else noise of its shape, which takes as long and teaches nothing."""
+    return _images(setting, "mnist", chains.data.load_mnist, (60_000, 28, 28), (1, 28, 28))
+
+
+def _photographs(setting: Setting) -> tuple[Arrays, Arrays, str]:
+    """CIFAR-10 where it is at hand, else noise."""
+    return _images(setting, "cifar10", chains.data.load_cifar10, (50_000, 3, 32, 32), (3, 32, 32))
+
+
+def _images(
+    setting: Setting, name: str, load: Callable[[Path], Any], shape: tuple[int, ...], sample: tuple[int, ...]
+) -> tuple[Arrays, Arrays, str]:
+    note = ""
+    try:
+        if setting.folder is None:
+            raise OSError("no folder is given")
+        (x, t), (xv, tv) = load(setting.folder / name)
+    except (OSError, ValueError) as error:
+        note = f"noise instead of {name}, which is not at hand ({error})"
+        rng = np.random.default_rng(1)
+        samples = 24 if setting.tiny else shape[0]
+        x, t = rng.integers(0, 256, (samples, *shape[1:]), np.uint8), rng.integers(0, 10, samples)
+        xv, tv = x[:10_000], t[:10_000]
+    if setting.tiny:
+        x, t, xv, tv = x[:4], t[:4], xv[:2], tv[:2]
+    x, xv = (images.reshape(-1, *sample).astype(np.float32) / np.float32(255) for images in (x, xv))
+    return (x, t), (xv, tv), note

@@ -1,0 +1,238 @@
+"""Training on data of the host: batches are copied to the GPU while it computes.
+
+The host gathers a batch in pinned memory; a queue of its own copies it; the main queue computes. Each batch has one of two
+places in pinned memory and on the GPU, and events say when these may be filled again. So two batches are under way
+at most, and a steady step allocates nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from chains.backends.base import Arrays, Feed, Intake
+from chains.backends.cupy.backend import DeviceBinding, HostBinding
+from chains.backends.cupy.device import Array, Device
+from chains.backends.cupy.feed import DeviceFeed, exchanged
+from chains.backends.cupy.text import readable
+
+PLACES = 2  # for batches: one being copied, one being computed on
+AHEAD = 4  # steps whose losses nobody has read yet, at most
+AROUND = 8  # steps after which the GPU counts from 0 again: a multiple of `PLACES`, more than `AHEAD`
+SHARE = 0.5  # of the GPU's free memory: larger data sets are not copied there whole
+
+
+def fit(device: Device, data: Arrays) -> bool:
+    """Whether data sets of the host may be copied to the GPU whole."""
+    return sum(array.nbytes for array in data.values() if not device.owns(array)) <= SHARE * device.room()
+
+
+class Inlet:
+    """Arrays of one shape and type after another, by name, copied to the GPU through pinned memory.
+
+    ``places`` are where they lie there, `PLACES` in turn. For each: `room`, whose arrays are to be filled; `send`; then
+    `take`, before work on them is asked for; `taken`, after it.
+    """
+
+    def __init__(self, device: Device, kinds: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
+        self._device = device
+        self._pinned = [{name: device.pinned(*kind) for name, kind in kinds.items()} for _ in range(PLACES)]
+        # Each name's places are one block, so that a kernel can find them by number.
+        self.blocks = {name: device.empty((PLACES * shape[0], *shape[1:]), dtype) for name, (shape, dtype) in kinds.items()}
+        self.places = [
+            {name: block[k * len(block) // PLACES : (k + 1) * len(block) // PLACES] for name, block in self.blocks.items()}
+            for k in range(PLACES)
+        ]
+        self._copied, self._free = ([device.event() for _ in range(PLACES)] for _ in range(2))
+        for event in self._free:  # this memory may have been used for something else before
+            device.main.record(event)
+        self.sent = self.done = 0
+
+    def room(self) -> dict[str, np.ndarray]:
+        """Pinned arrays to fill, once the copies that were made from them are over."""
+        place = self.sent % PLACES
+        self._copied[place].wait()
+        return self._pinned[place]
+
+    def send(self) -> None:
+        """Start to copy what was filled in, once the GPU has done with what was there before."""
+        place, queue = self.sent % PLACES, self._device.to_device
+        queue.wait(self._free[place])
+        for name, array in self._pinned[place].items():
+            queue.copy(self.places[place][name], array)
+        queue.record(self._copied[place])
+        self.sent += 1
+
+    def take(self) -> dict[str, Array]:
+        """Have the main queue wait for the oldest arrays sent."""
+        place = self.done % PLACES
+        self._device.main.wait(self._copied[place])
+        return self.places[place]
+
+    def taken(self) -> None:
+        """What was asked of the main queue so far is all that is done with these arrays."""
+        self._device.main.record(self._free[self.done % PLACES])
+        self.done += 1
+
+    def forget(self) -> None:
+        """Take back what was sent and not taken."""
+        self.sent = self.done
+
+    def finish(self) -> None:
+        """Wait until neither memory is used any more."""
+        for event in (*self._copied, *self._free):
+            event.wait()
+
+
+class Steps:
+    """A bound training step on one batch of the host after another."""
+
+    def __init__(self, binding: DeviceBinding, like: Arrays) -> None:
+        device, batch = binding.device, binding.batch
+        self._main = device.main
+        self._noted = [device.event() for _ in range(AROUND)]
+        self.inlet = Inlet(device, {name: sent_as(binding, name, array) for name, array in like.items()})
+        order = np.arange(AROUND)[:, None] % PLACES * batch + np.arange(batch)
+        self._step = DeviceFeed(binding, self.inlet.blocks, order.reshape(-1), around=AROUND)
+        device.assign(self._step.own["order"], order.reshape(-1))
+        device.assign(self._step.own["cursor"], np.zeros(1, np.int64))
+        self._losses = device.pinned((AROUND,), np.float64)
+        ends = (self._losses, self._step.own["losses"])
+        self._ways = [tuple(array[k : k + 1] for array in ends) for k in range(AROUND)]
+        self.read = 0  # losses
+
+    def start(self) -> None:
+        """Start the step on the oldest batch sent, and the way of its loss to the host."""
+        inlet, number = self.inlet, self.inlet.done % AROUND
+        inlet.take()
+        self._step.one()
+        inlet.taken()
+        self._main.copy(*self._ways[number])
+        self._main.record(self._noted[number])
+
+    def loss(self) -> float:
+        """The first loss that has not been read; waits for its step, and for no other."""
+        number = self.read % AROUND
+        self._noted[number].wait()
+        self.read += 1
+        return float(self._losses[number])
+
+    def finish(self) -> None:
+        """Wait for all steps, and forget losses that nobody has read and batches that were sent ahead."""
+        self.inlet.forget()
+        self.inlet.finish()
+        for event in self._noted:
+            event.wait()
+        self.read = self.inlet.done
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # of a step that was not made, or at Python's end
+            self.finish()  # queues may still use the memory that is given back
+
+
+def sent_as(binding: DeviceBinding, name: str, array: np.ndarray) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape and the type that data travel in: their own type, which may be smaller, where kernels can read it."""
+    own = binding.arrays[name]
+    return own.shape, array.dtype if readable(array.dtype) else own.dtype
+
+
+class StreamedFeed(Feed):
+    """Steps on data sets in the host's memory: the next batch is gathered and copied during the step on the one before.
+
+    Steps beyond a loss that is not finite are done too, a few.
+    """
+
+    def __init__(self, binding: DeviceBinding, sources: Arrays, order: np.ndarray) -> None:
+        self._batch, self._sources, self._order = binding.batch, sources, order
+        self._steps = Steps(binding, sources)
+        self._last = len(order) // binding.batch
+        self._next = 0  # the number of the first step whose batch was not sent
+
+    def __call__(self, first: int, values: np.ndarray) -> int:
+        steps, inlet = self._steps, self._steps.inlet
+        if first == 0 or self._next - (inlet.sent - inlet.done) != first:  # another order
+            inlet.forget()
+            self._next = first
+        read, count = 0, len(values)
+        for done in range(1, count + 1):
+            if inlet.sent == inlet.done:
+                self._send()
+            steps.start()
+            if self._next < self._last:
+                self._send()
+            while read < done - (AHEAD if done < count else 0):
+                values[read] = loss = steps.loss()
+                read += 1
+                if not math.isfinite(loss):
+                    steps.finish()
+                    return read
+        if self._next == self._last:
+            steps.finish()
+        return count
+
+    def _send(self) -> None:
+        piece = self._order[self._next * self._batch : (self._next + 1) * self._batch]
+        for name, target in self._steps.inlet.room().items():
+            source = self._sources[name]
+            if source.dtype == target.dtype:
+                source.take(piece, 0, target, "clip")  # "clip": otherwise NumPy buffers
+            else:
+                target[...] = source[piece]
+        self._steps.inlet.send()
+        self._next += 1
+
+
+class DeviceIntake(Intake):
+    """Batches one by one: a step is done while the next batch is made. Arrays that lie on the GPU are copied there."""
+
+    ahead = AHEAD
+
+    def __init__(self, binding: DeviceBinding, like: Arrays) -> None:
+        self._device, self._own = binding.device, binding.arrays
+        self._near = [name for name, array in like.items() if self._device.owns(array)]
+        self._steps = Steps(binding, {name: array for name, array in like.items() if name not in self._near})
+
+    def start(self, batch: Arrays) -> None:
+        inlet = self._steps.inlet
+        for name, target in inlet.room().items():
+            target[...] = batch[name].reshape(target.shape)
+        inlet.send()
+        for name in self._near:
+            self._device.assign(self._own[name], batch[name])
+        self._steps.start()
+
+    def loss(self) -> float:
+        return self._steps.loss()
+
+    def finish(self) -> None:
+        self._steps.finish()
+
+
+class HostIntake(Intake):
+    """Batches for parameters in the computer's memory, which are brought up to date at the end."""
+
+    ahead = AHEAD
+
+    def __init__(self, binding: HostBinding, like: Arrays) -> None:
+        self._binding, self._inner = binding, DeviceIntake(binding.inner, like)
+        self._given, self._changing = exchanged(binding, like)
+        self._begun = False
+
+    def start(self, batch: Arrays) -> None:
+        if not self._begun:
+            self._binding.upload([*self._given, *self._changing])
+            self._begun = True
+        self._inner.start(batch)
+
+    def loss(self) -> float:
+        return self._inner.loss()
+
+    def finish(self) -> None:
+        self._inner.finish()
+        if self._begun:
+            self._binding.download(self._changing)
+            self._begun = False

@@ -1,0 +1,91 @@
+"""A wide network on a GPU, with float32 products as they are and rounded to TF32 and bfloat16.
+
+    python examples/gpu_wide.py
+
+A network of three layers learns which of ten random directions a random point lies farthest along. Nearly all the work is
+matrix products, so that the table shows what the GPU's own products reach, and what rounding their factors
+to 10 or 7 bits (sums and parameters stay float32) gains and costs.
+
+Where there is no GPU to use, it says what is missing and goes on with the processor and a network a sixteenth as wide,
+which has one row; with `--device cuda` it stops there instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from collections.abc import Sequence
+
+import numpy as np
+
+from chains import SGD, Chain, CrossEntropyLoss, Dense, accuracy, relu, train
+
+CLASSES = 10
+
+
+def points(samples: int, width: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Normally distributed points (samples, width), and the direction, of ten, that each lies farthest along."""
+    directions = np.random.default_rng(0).standard_normal((width, CLASSES), np.float32)
+    x = np.random.default_rng(seed).standard_normal((samples, width), np.float32)
+    return x, (x @ directions).argmax(1)
+
+
+def missing() -> str:
+    """What is missing for computing on a GPU; nothing where there is one."""
+    try:
+        Chain(Dense(1, 1)).init(device="cuda")
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def machine(on_gpu: bool) -> str:
+    """What computes."""
+    if not on_gpu:
+        return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Train a wide network on a GPU, at each precision.")
+    parser.add_argument(
+        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="(%(default)s: a GPU if there is one)"
+    )
+    parser.add_argument("--width", type=int, default=None, help="of the hidden layers (4,096; without a GPU 256)")
+    parser.add_argument("--samples", type=int, default=None, help="points to train on (65,536; without a GPU 4,096)")
+    parser.add_argument("--epochs", type=int, default=4, help="(%(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+
+    sentence = "" if options.device == "cpu" else missing()
+    if sentence and options.device == "cuda":
+        parser.exit(1, f"No GPU can be used: {sentence}\n")
+    on_gpu = options.device != "cpu" and not sentence
+    if sentence:
+        print(f"No GPU can be used: {sentence}\nThe processor goes on, with a smaller network and fewer points.\n")
+    width = options.width or (4096 if on_gpu else 256)
+    samples = options.samples or (65_536 if on_gpu else 4_096)
+    batch = min(1024, max(1, samples // 8))
+
+    inputs = max(1, width // 2)
+    (x, t), (test_x, test_t) = (points(n, inputs, seed) for n, seed in ((samples, 1), (max(1, samples // 8), 2)))
+    backends = {"float32": "cupy", "tf32": "cupy-tf32", "bf16": "cupy-bf16"} if on_gpu else {"float32": "auto"}
+    loss, optimizer = CrossEntropyLoss(), SGD(0.05, momentum=0.9)
+    print(f"{machine(on_gpu)}: {inputs:,} -> {width:,} -> {width:,} -> {CLASSES}, {samples:,} points, batches of {batch:,}\n")
+    print(f"{'products':12}{'seconds an epoch':>18}{'TFLOP/s':>10}{'accuracy':>10}")
+    for name, backend in backends.items():
+        net = Chain(Dense(inputs, width, relu), Dense(width, width, relu), Dense(width, CLASSES), backend=backend)
+        p = net.init(seed=options.seed, device="cuda" if on_gpu else "cpu")
+        history = train(net, p, x, t, loss, optimizer, epochs=options.epochs, batch_size=batch, seed=options.seed)
+        outputs = net(test_x, p, out=np.empty((len(test_x), CLASSES), np.float32))
+        times = np.diff(history.seconds, prepend=0.0)
+        seconds = float(np.min(times)) if len(times) else np.nan  # the first one has the compilation in it
+        rate = net.program(loss, optimizer, target_shape=()).flops(samples) / seconds / 1e12
+        print(f"{name:12}{seconds:>18.4f}{rate:>10.3f}{accuracy(outputs, test_t):>10.4f}")
+
+
+if __name__ == "__main__":
+    main()

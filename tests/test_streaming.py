@@ -1,0 +1,424 @@
+"""Data of the host streamed through a GPU, on the emulated one, whose queues work as early or as late as events allow."""
+
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+import types
+
+import numpy as np
+import pytest
+
+from chains import (
+    SGD,
+    Adam,
+    BatchNorm,
+    Chain,
+    CrossEntropyLoss,
+    Dense,
+    Dropout,
+    SquaredLoss,
+    backends,
+    record,
+    tanh,
+    train,
+)
+from chains.backends import backend
+from chains.backends.cupy import cuda, pieces, streaming
+from chains.data import Batches
+from tests import emulated
+from tests.harness import assert_close
+
+pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="no C compiler on this computer")
+
+QUEUES = ("main", "to_device", "to_host")
+LATE = [frozenset(names) for n in range(4) for names in itertools.combinations(QUEUES, n)]
+RNG = np.random.default_rng(0)
+X, T = RNG.integers(0, 4, (50, 3), np.uint8), RNG.integers(0, 4, 50)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """The emulated GPU as good as new, without room for data sets."""
+    result = backend("emulated").on_device.device
+    monkeypatch.setattr(result, "free", 0)
+    result.kept = []
+    yield result
+    for queue in (result.main, result.to_device, result.to_host):
+        queue.drop()
+    result.late, result.deaf, result.kept = frozenset(), "", None
+
+
+@pytest.fixture(params=LATE, ids=lambda names: "+".join(sorted(names)) or "none")
+def late(request, device):
+    """Each choice of queues that work as late as they may."""
+    device.late = request.param
+    return request.param
+
+
+def network(name="numpy"):
+    return Chain(Dense(3, 6, tanh), Dropout(0.3), Dense(6, 4), backend=name)
+
+
+def trained(p, x, t, name="numpy", **settings):
+    settings = {"epochs": 3, "seed": 2} | ({"batch_size": 7} if t is not None else {}) | settings
+    return train(network(name), p, x, t, CrossEntropyLoss(), Adam(0.02), **settings)
+
+
+def on_numpy(x, t, **settings):
+    p = network().init()
+    return p, trained(p, x, t, **settings)
+
+
+def parameters(device, p=None):
+    """As a copy on the host, once all work is done."""
+    result = np.empty(p.shape, p.dtype)
+    device.assign(result, p)
+    return result
+
+
+# Training
+
+
+@pytest.mark.parametrize("place", ["host", "device"])
+@pytest.mark.parametrize("settings", [{}, {"weights": np.linspace(0.5, 2.0, 50)}, {"batch_size": 25}], ids=["", "weights", "2"])
+def test_streamed_training_is_that_of_numpy(device, late, place, settings):
+    wanted, whole = on_numpy(X, T, **settings)
+    p = network().init() if place == "host" else network().init(device="emulated")
+    before = device.copies
+    history = trained(p, X, T, "emulated" if place == "host" else "numpy", **settings)
+    assert device.copies - before > history.steps  # through pinned memory
+    assert_close(p if place == "host" else parameters(device, p), wanted, 1e-5)
+    assert_close(history.loss, whole.loss, 1e-5)
+
+
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_batches_of_a_source_are_streamed(device, late, place):
+    """The last one is smaller; their arrays are overwritten as soon as the next one is asked for."""
+
+    class Reused(Batches):
+        def __iter__(self):
+            own = [np.empty_like(X), np.empty_like(T)]
+            for batch in super().__iter__():
+                views = [array[: len(part)] for array, part in zip(own, batch, strict=True)]
+                for view, part in zip(views, batch, strict=True):
+                    view[...] = part
+                yield tuple(views)
+                for view in views:
+                    view[...] = 3
+
+    wanted, whole = on_numpy(X, T, shuffle=False)
+    p = network().init() if place == "host" else network().init(device="emulated")
+    history = trained(p, Reused(X, T, batch_size=7, shuffle=False), None, "emulated" if place == "host" else "numpy")
+    assert_close(p if place == "host" else parameters(device, p), wanted, 1e-5)
+    assert_close(history.loss, whole.loss, 1e-5)
+    assert history.steps == whole.steps
+
+
+def test_batches_on_the_gpu(device, late):
+    """Their inputs there already, or both; and types that change on the way."""
+    wanted, _ = on_numpy(X, T, shuffle=False)
+    kinds = [(device.array, np.array), (device.array, device.array), (np.float64, np.array), (np.array, np.int16)]
+
+    def source():
+        for k, start in enumerate(range(0, 50, 7)):
+            make, made = kinds[k % 4]
+            yield make(X[start : start + 7]), made(T[start : start + 7])
+
+    p = network().init(device="emulated")
+    trained(p, [*source()], None)
+    assert_close(parameters(device, p), wanted, 1e-5)
+
+
+def test_a_network_with_state(device, late):
+    def run(p, state, x, t, **settings):
+        net = Chain(Dense(3, 6, tanh), BatchNorm(6), Dense(6, 4), backend="numpy")
+        return train(net, p, x, t, CrossEntropyLoss(), SGD(0.1), state=state, epochs=2, **settings)
+
+    net = Chain(Dense(3, 6, tanh), BatchNorm(6), Dense(6, 4))
+    wanted, wanted_state = net.init(), net.init_state()
+    run(wanted, wanted_state, X, T, batch_size=10, shuffle=False)
+    for data in ((X, T), (Batches(X, T, batch_size=10, shuffle=False), None)):
+        p, state = net.init(device="emulated"), device.array(net.init_state())
+        run(p, state, *data, **({"batch_size": 10, "shuffle": False} if data[1] is not None else {}))
+        assert_close(parameters(device, p), wanted, 1e-5)
+        assert_close(parameters(device, state), wanted_state, 1e-5)
+
+
+def deafness(device, run):
+    """Who must wait for the numbers to be right: those without whose waiting some choice of late queues goes wrong."""
+    needed = set()
+    for deaf, late in itertools.product(("host", *QUEUES), LATE):
+        device.deaf, device.late = deaf, late
+        try:
+            if not run():
+                needed.add(deaf)
+        except (FloatingPointError, IndexError):
+            needed.add(deaf)
+    return needed
+
+
+@pytest.mark.parametrize("data", ["arrays", "batches"])
+def test_a_missing_event_makes_wrong_numbers(device, data):
+    wanted, whole = on_numpy(X, T, shuffle=False, epochs=2)
+
+    def right():
+        p = network().init(device="emulated")
+        source = (X, T) if data == "arrays" else (Batches(X, T, batch_size=7, shuffle=False), None)
+        history = trained(p, *source, **({"shuffle": False} if data == "arrays" else {}), epochs=2)
+        close = np.allclose(history.loss, whole.loss, rtol=1e-4)
+        return close and np.allclose(parameters(device, p), wanted, rtol=1e-3, atol=1e-4)
+
+    assert right()
+    assert deafness(device, right) == {"host", "main", "to_device"}
+
+
+def test_a_steady_step_allocates_nothing(device):
+    counts, p = [], network().init(device="emulated")
+    trained(p, X[:49], T[:49], epochs=5, callbacks=[lambda state: counts.append(device.allocations)])
+    assert counts[1] == counts[4]
+    counts.clear()
+    source = Batches(X[:49], T[:49], batch_size=7, shuffle=False)
+    trained(p, source, None, epochs=5, callbacks=[lambda state: counts.append(device.allocations)])
+    assert counts[1] == counts[4]
+
+
+def test_the_host_allocates_no_batches(device):
+    """A batch is 40 kB here; a step leaves less than a tenth of that, which are the emulation's own objects."""
+    net = Chain(Dense(1000, 4), backend="numpy")
+    program = net.training_step(net.init(device="emulated"), record.Objective(SquaredLoss(), (4,), False, None), SGD(1e-9))
+    p, x, t = net.init(device="emulated"), np.ones((400, 1000), np.float32), np.ones((400, 4), np.float32)
+    own = {"p": p, "value": device.array(np.zeros((), np.float32)), "step": device.array(np.zeros(()))}
+    shared = {name: array for name, array in {**own, **program.settings}.items() if name in program.program.buffers}
+    binding = program.backend.bind(program.program, 10, shared)
+    feed = program.backend.feed(binding, {"x": x, "t": t}, np.arange(400))
+    values = np.empty(40)
+    feed(0, values)
+    tracemalloc.start()
+    try:
+        feed(0, values)
+        assert tracemalloc.get_traced_memory()[1] < 4_000 * 10
+    finally:
+        tracemalloc.stop()
+    assert np.isfinite(values).all()
+
+
+@pytest.mark.parametrize("data", ["arrays", "batches"])
+def test_two_steps_are_under_way_at_most(device, monkeypatch, data):
+    """With a GPU that does nothing before it must: the host goes on at once, and then waits."""
+    device.late = frozenset({"main"})
+    left, start = [], streaming.Steps.start
+
+    def watched(self):
+        start(self)
+        done = int(np.asarray(self._step.own["cursor"])[0])
+        left.append(self.inlet.done - (done if 0 <= done < 8 else 0))  # before anything is done, it holds nothing
+
+    monkeypatch.setattr(streaming.Steps, "start", watched)
+    p = network().init(device="emulated")
+    if data == "arrays":
+        trained(p, X[:49], T[:49], epochs=1)
+        assert max(left) == 2
+    else:
+        trained(p, Batches(X[:49], T[:49], batch_size=7, shuffle=False), None, epochs=1)
+        assert left == [1, 2, 2, 2, 2, 2, 2]
+
+
+def test_losses_that_are_not_finite(device, late):
+    x = X.astype(np.float32)
+    x[30] = np.inf
+    for name in ("emulated", "numpy"):
+        for data in ((x, T), (Batches(x, T, batch_size=7, shuffle=False), None)):
+            p = network().init() if name == "emulated" else network().init(device="emulated")
+            settings = {"shuffle": False} if data[1] is not None else {}
+            with pytest.raises(FloatingPointError, match="loss is nan at step") as caught:
+                trained(p, *data, name, check_finite=False, **settings)
+            assert 5 <= caught.value.history.steps <= 5 + streaming.AHEAD
+            assert device.to_device.done == device.to_device.asked  # nothing is written behind the caller's back
+
+
+def test_data_that_fit_are_copied_whole(device, monkeypatch):
+    nbytes = X.nbytes + T.nbytes
+    for free, streamed in ((2 * nbytes, False), (2 * nbytes - 1, True)):
+        monkeypatch.setattr(device, "free", free)
+        before, p = device.copies, network().init(device="emulated")
+        trained(p, X, T)
+        assert (device.copies > before) is streamed
+
+
+def test_interrupted_training_leaves_the_parameters_of_whole_steps(device):
+    """Ctrl-C between two batches: `p` is what so many steps make of it."""
+
+    def interrupted():
+        yield from itertools.islice(Batches(X, T, batch_size=7, shuffle=False), 5)
+        raise KeyboardInterrupt
+
+    for name in ("emulated", "numpy"):
+        p = network().init() if name == "emulated" else network().init(device="emulated")
+        history = trained(p, interrupted(), None, name, epochs=1)
+        wanted, _ = on_numpy(X[:35], T[:35], shuffle=False, epochs=1)
+        assert history.steps == 5
+        assert "interrupted" in history.stopped
+        assert_close(parameters(device, p) if name == "numpy" else p, wanted, 1e-5)
+
+
+# Calls
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Pieces of eight samples of three numbers in and four out."""
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 8 * 7 * 4)
+
+
+@pytest.mark.parametrize("samples", [5, 8, 9, 50])
+@pytest.mark.parametrize("kind", [np.uint8, np.float32, np.float16])
+def test_a_call_in_pieces(device, late, small_pieces, samples, kind, monkeypatch):
+    net, x = network(), X[:samples].astype(kind)
+    p = net.init()
+    q, wanted = device.array(p), net(x, p)
+    monkeypatch.setattr(device, "free", 1 << 40)
+    y = net(x, q)
+    assert device.owns(y)
+    assert_close(parameters(device, y), wanted, 1e-6)
+    for out in (np.full((samples, 4), np.nan, np.float32), device.empty((samples, 4), np.float32)):
+        assert net(x, q, out=out) is out
+        assert_close(parameters(device, out) if device.owns(out) else out, wanted, 1e-6)
+
+
+@pytest.mark.parametrize("outwards", [True, False])
+def test_a_missing_event_makes_wrong_outputs(device, small_pieces, monkeypatch, outwards):
+    """Where results go to the host, waiting for those says already that inputs may be overwritten."""
+    net = network()
+    p = net.init()
+    q, wanted = device.array(p), net(X, p)
+    monkeypatch.setattr(device, "free", 1 << 40)
+
+    def right():
+        out = np.full((50, 4), np.nan, np.float32)
+        out = out if outwards else device.array(out)
+        net(X, q, out=out)
+        return np.allclose(out if outwards else parameters(device, out), wanted, atol=1e-5)
+
+    assert right()
+    assert deafness(device, right) == {"host", "main", "to_host" if outwards else "to_device"}
+
+
+def test_pieces_are_halved_where_memory_is_short(device, small_pieces):
+    net = network()
+    p = net.init()
+    launches = device.launches
+    out = np.empty((8, 4), np.float32)
+    net(X[:8], device.array(p), out=out)  # one sample at a time: there is no room at all
+    assert device.launches - launches >= 8
+    assert_close(out, net(X[:8], p), 1e-6)
+
+
+def test_what_cannot_be_done_in_pieces_is_done_whole(device, small_pieces):
+    """Dropout counts samples, and batch normalisation in training sums over them."""
+    net = Chain(Dense(3, 6, tanh), BatchNorm(6), Dropout(0.5), Dense(6, 4), backend="numpy")
+    p = net.init()
+    states = [net.init_state() for _ in range(2)]
+    wanted = net(X, p, state=states[0], mode="train", seed=3)
+    q, state, out = device.array(p), device.array(states[1]), np.empty((50, 4), np.float32)
+    assert net(X, q, state=state, mode="train", seed=3, out=out) is out
+    assert_close(out, wanted, 1e-5)
+    assert_close(state, states[0], 1e-5)
+    net(X, q, state=state, out=out)  # in "eval", the state is read: in pieces
+    assert_close(out, net(X, p, state=states[0]), 1e-5)
+    assert pieces.separable(record.forward(net.network, np.dtype(np.float32), False))
+    assert not pieces.separable(record.forward(net.network, np.dtype(np.float32), True))
+
+
+def test_outputs_of_the_wrong_kind_are_refused(device):
+    net = network()
+    p, x = device.array(net.init()), X.astype(np.float32)
+    with pytest.raises(ValueError, match=r"`out` has shape \(50, 3\)"):
+        net(x, p, out=np.empty((50, 3), np.float32))
+    wide = np.zeros((50, 4), np.float32)
+    with pytest.raises(ValueError, match="`out` overlaps `x`"):
+        net(wide.reshape(-1)[:150].reshape(50, 3), p, out=wide)
+    with pytest.raises(TypeError, match="an array to fill on the GPU"):
+        net(device.array(x), p, out=wide)
+
+
+# What is asked of CuPy
+
+
+def test_calls_of_cupy():
+    """A queue is a stream: copies by address, size and direction as the pointers have it, events recorded and waited for."""
+    calls = []
+    runtime = types.SimpleNamespace(memcpyDefault=4, memcpyAsync=lambda *given: calls.append(("copy", *given)))
+    stream = types.SimpleNamespace(ptr=77, wait_event=lambda event: calls.append(("wait", event)))
+    inner = types.SimpleNamespace(
+        record=lambda on: calls.append(("record", on)), synchronize=lambda: calls.append(("synchronize",))
+    )
+    queue, event = (
+        cuda.CudaQueue(types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime)), stream),
+        cuda.CudaEvent(inner),
+    )
+    host = np.zeros(3, np.float32)
+    there = types.SimpleNamespace(data=types.SimpleNamespace(ptr=4096), nbytes=12)
+    queue.copy(there, host)
+    queue.copy(host, there)
+    queue.record(event)
+    queue.wait(event)
+    event.wait()
+    own = host.ctypes.data
+    assert calls == [
+        ("copy", 4096, own, 12, 4, 77), ("copy", own, 4096, 12, 4, 77), ("record", stream), ("wait", inner), ("synchronize",),
+    ]  # fmt: skip
+
+
+def test_pinned_memory_that_there_is_none_of():
+    class CUDARuntimeError(RuntimeError):
+        pass
+
+    def full(nbytes):
+        raise CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
+
+    device = cuda.CudaDevice.__new__(cuda.CudaDevice)
+    runtime = types.SimpleNamespace(CUDARuntimeError=CUDARuntimeError)
+    device.cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(alloc_pinned_memory=bytearray, runtime=runtime))
+    array = device.pinned((3, 2), np.float64)
+    assert array.shape == (3, 2)
+    assert array.dtype == np.float64
+    device.cupy.cuda.alloc_pinned_memory = full
+    with pytest.raises(MemoryError, match="no 48 bytes of the computer's memory can be pinned for copies: cudaErrorMem"):
+        device.pinned((3, 2), np.float64)
+
+
+# On a GPU
+
+
+def gpu() -> str | None:
+    """Why there is none, or None."""
+    try:
+        cuda.usable_cupy()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(gpu() is not None, reason=gpu() or "")
+def test_streaming_on_the_gpu(monkeypatch):
+    """Large enough for copies and steps to run at once: the same numbers as with all data there."""
+    import cupy
+
+    rng = np.random.default_rng(0)
+    x, t = rng.normal(size=(40_000, 512)).astype(np.float32), rng.normal(size=(40_000, 8)).astype(np.float32)
+    net = Chain(Dense(512, 256, tanh), Dense(256, 8))
+    results = []
+    for share in (streaming.SHARE, 0.0):
+        monkeypatch.setattr(streaming, "SHARE", share)
+        p = net.init(device="cuda")
+        train(net, p, x, t, SquaredLoss(), Adam(1e-3), epochs=3, batch_size=4096)
+        results.append(cupy.asnumpy(p))
+    np.testing.assert_array_equal(*results)
+    out = np.empty((40_000, 8), np.float32)
+    monkeypatch.setattr(streaming, "SHARE", 0.5)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 22)
+    net(x, p, out=out)
+    assert_close(out, cupy.asnumpy(net(cupy.asarray(x), p)), 1e-5)
+    assert backends.backend("cupy").on_device.device.room() > 0
