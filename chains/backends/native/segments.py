@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from chains.backends.native.correlate import fusible_image_map
 from chains.backends.native.kernel import fusible
+from chains.backends.tiling import must_wait, overlap
 from chains.operations import Convolve, ConvolveInput, Map, MatMul, Operation
 from chains.view import Buffer, View
 
@@ -54,6 +55,11 @@ class Segment:
         """The tiled operations whose results are sums over the samples."""
         return [operation for step in self.tiled for operation in step.operations if operation.sums_over_batch]
 
+    @property
+    def done_once(self) -> list[Operation]:
+        """The operations that are run once."""
+        return [operation for step in self.once for operation in step.operations]
+
 
 def segments_of(operations: Sequence[Operation], lanes: int, large: Callable[[Operation], bool]) -> list[Segment]:
     """Cut the operations into as few segments as their order allows; `large` tells which products stand alone."""
@@ -64,7 +70,7 @@ def segments_of(operations: Sequence[Operation], lanes: int, large: Callable[[Op
             segment.once.append(Step(operation))
         elif large(operation):
             segments.append(Segment(product=operation))  # type: ignore[arg-type]
-        elif segment.product is not None or _must_wait(segment, operation):
+        elif segment.product is not None or must_wait(segment.sums, segment.done_once, operation):
             segments.append(Segment([Step(operation)]))
         elif not _fuse(segment.tiled, operation, lanes):
             segment.tiled.append(Step(operation))
@@ -82,21 +88,6 @@ def _fuse(steps: list[Step], operation: Operation, lanes: int) -> bool:
     if fits:
         maps.append(operation)
     return fits
-
-
-def _must_wait(segment: Segment, operation: Operation) -> bool:
-    """Whether an operation on samples needs the whole batch, or what is done once, to be finished before it."""
-    summed = {view.buffer for other in segment.sums for view in other.outs}
-    written = {view.buffer for step in segment.once for other in step.operations for view in other.outs}
-    read = {view.buffer for step in segment.once for other in step.operations for view in other.ins}
-    touched = {view.buffer for view in operation.views}
-    if touched & written or {view.buffer for view in operation.outs} & read:
-        return True
-    if {view.buffer for view in operation.ins} & summed:
-        return True
-    mine = [view for view in operation.outs if not view.batched]
-    theirs = [view for other in segment.sums for view in other.outs]
-    return any(_overlap(a, b) for a in mine for b in theirs)
 
 
 def _shared_length(operation: Operation) -> int:
@@ -117,18 +108,7 @@ def _side_by_side(steps: Sequence[Step], step: Step) -> bool:
 
 def _apart(a: View, b: View) -> bool:
     """Whether two views are the same elements, or have none in common."""
-    return not _overlap(a, b) or (a.offset == b.offset and a.sample_size == b.sample_size)
-
-
-def _overlap(a: View, b: View) -> bool:
-    first, second = (_range(view) for view in (a, b))
-    return a.buffer is b.buffer and first[0] < second[1] and second[0] < first[1]
-
-
-def _range(view: View) -> tuple[int, int]:
-    assert not view.batched
-    last = sum((extent - 1) * stride for extent, stride in zip(view.sample_shape, view.strides, strict=True))
-    return view.offset, view.offset + last + 1
+    return not overlap(a, b) or (a.offset == b.offset and a.sample_size == b.sample_size)
 
 
 def crossing(segments: Sequence[Segment]) -> set[Buffer]:
