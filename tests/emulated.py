@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import hashlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -34,13 +35,16 @@ from tests import fake_cublas, fake_cudnn
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 FLAGS = ("-O1", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
+SHARED_BYTES = 227 << 10  # that a block may have on sm_90
 ROOM = 256  # bytes: how CUDA aligns memory
 
 RUNTIME = r"""
 #include <stdlib.h>
+#include <string.h>
 #include <ucontext.h>
 struct place { unsigned x, y, z; } threadIdx, blockIdx, blockDim, gridDim;
-enum { THREADS = 1024, STACK = 65536 };
+enum { THREADS = 1024, STACK = 65536, CHIP = 232448 };
+unsigned char chip[CHIP] __attribute__((aligned(64)));
 static ucontext_t scheduler, fibers[THREADS];
 static struct place places[THREADS];
 static char* stacks;
@@ -76,13 +80,14 @@ static void together(int threads, int backwards)
     }
 }
 
-void launch(void (*f)(void**), void** a, int gx, int gy, int bx, int by, int barriers, int backwards)
+void launch(void (*f)(void**), void** a, int gx, int gy, int bx, int by, int shared, int barriers, int backwards)
 {
     int grid = gx * gy, threads = bx * by;
     function = f; arguments = a;
     gridDim.x = gx; gridDim.y = gy; blockDim.x = bx; blockDim.y = by; gridDim.z = blockDim.z = 1;
     for (int g = 0; g < grid; ++g) {
         int which = backwards ? grid - 1 - g : g;
+        memset(chip, 0xAB, shared);
         blockIdx.x = which % gx; blockIdx.y = which / gx; blockIdx.z = 0;
         if (barriers) { together(threads, backwards); continue; }
         for (int k = 0; k < threads; ++k) {
@@ -95,8 +100,12 @@ void launch(void (*f)(void**), void** a, int gx, int gy, int bx, int by, int bar
 """
 SHIM = r"""
 #define KERNEL static void
+#define KERNEL_OF(threads) static void
 #define DEVICE static inline
 #define SHARED static
+#define ON_CHIP extern unsigned char chip[]
+typedef struct { float x, y, z, w; } float4;
+typedef struct { double x, y; } double2;
 double exp(double), log(double), log1p(double), expm1(double), sqrt(double), tanh(double), sin(double), cos(double);
 double erf(double), pow(double, double), floor(double), fabs(double);
 float expf(float), logf(float), log1pf(float), expm1f(float), sqrtf(float), tanhf(float), sinf(float), cosf(float);
@@ -104,6 +113,8 @@ float erff(float), powf(float, float), floorf(float), fabsf(float);
 extern struct place { unsigned x, y, z; } threadIdx, blockIdx, blockDim, gridDim;
 void barrier(void);
 #define __syncthreads barrier
+static inline void __threadfence(void) {}
+static inline int atomicAdd(int* a, int b) { int before = *a; *a += b; return before; }
 static inline double __longlong_as_double(long long bits) { union { long long i; double d; } both = { bits }; return both.d; }
 static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
 { return (unsigned long long)(((unsigned __int128)a * b) >> 64); }
@@ -232,6 +243,7 @@ class EmulatedDevice(Device):
         self.refused: Counter[str] = Counter()
         self.cublas, self.lt = fake_cublas.FakeCublas(), fake_cublas.FakeCublasLt()
         self._cublas, self._lt = Cublas(precision, self.cublas), CublasLt(precision, self.lt)
+        self.shared_bytes = SHARED_BYTES
         self.backwards = backwards
         self.late: frozenset[str] = frozenset()
         self.deaf = ""
@@ -303,16 +315,20 @@ class EmulatedDevice(Device):
         module = self._modules[text]
         return {kernel.name: (module[f"call_{kernel.name}"], kernel) for kernel in kernels}
 
-    def launch(self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic]) -> Work:
+    def launch(
+        self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic], shared: int = 0
+    ) -> Work:
         function, description = kernel
         assert len(arguments) == len(description.parameters)
-        assert block[0] * block[1] <= 256
+        bounds = re.search(rf"KERNEL(?:_OF\((\d+)\))? {description.name}\(", description.text)
+        assert block[0] * block[1] <= int(bounds[1] or 256)
+        assert shared <= self.shared_bytes
         assert 1 <= grid[0] < 1 << 31
         assert 1 <= grid[1] < 1 << 16
         boxes = [np.array(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(boxes))(*(box.ctypes.data for box in boxes))
         barriers = "__syncthreads" in description.text
-        return partial(self.main.add, partial(self._launch, function, pointers, boxes, *grid, *block, barriers))
+        return partial(self.main.add, partial(self._launch, function, pointers, boxes, *grid, *block, shared, barriers))
 
     def _launch(self, function: Any, pointers: Any, boxes: Any, *numbers: int) -> None:
         self.launches += 1
@@ -358,18 +374,28 @@ class EmulatedBackend(CupyBackend):
     """The GPU backend on `EmulatedDevice`."""
 
     def __init__(
-        self, name: str = "emulated", backwards: bool = False, convolutions: str | None = None, precision: str = "float32"
+        self,
+        name: str = "emulated",
+        backwards: bool = False,
+        convolutions: str | None = None,
+        precision: str = "float32",
+        one_kernel: bool = False,
     ) -> None:
-        super().__init__(EmulatedDevice(backwards, convolutions, precision))
+        super().__init__(EmulatedDevice(backwards, convolutions, precision), one_kernel)
         self.name = name
         if name == "emulated":
             add_place(self.on_device.device, self.on_device)
 
 
 def register(backends: dict[str, Callable[[], Backend]]) -> None:
-    """Make these names of backends: "emulated", "backwards" with its threads in the other order, others."""
+    """Make these names of backends: "emulated", "backwards" with its threads in the other order, others.
+
+    "one-kernel" and "one-kernel-backwards" run programs as one kernel wherever that is possible; the others never do.
+    """
     backends["emulated"] = EmulatedBackend
     backends["backwards"] = partial(EmulatedBackend, "backwards", True)
     backends["emulated-cudnn"] = partial(EmulatedBackend, "emulated-cudnn", False, "auto")
     for precision in ("tf32", "bf16"):
         backends[f"emulated-{precision}"] = partial(EmulatedBackend, f"emulated-{precision}", precision=precision)
+    backends["one-kernel"] = partial(EmulatedBackend, "one-kernel", one_kernel=True)
+    backends["one-kernel-backwards"] = partial(EmulatedBackend, "one-kernel-backwards", True, one_kernel=True)

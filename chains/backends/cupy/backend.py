@@ -16,26 +16,34 @@ from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.cudnn import ALIGNMENT, Convolved, convolved
 from chains.backends.cupy.device import Array, Device, Epilogue, Gemm, Work
 from chains.backends.cupy.kernels import Fused, Launch, Product, Step
+from chains.backends.cupy.one_kernel import OneKernel, one_kernel
+from chains.backends.cupy.shares import Share, share_of, suits
 from chains.backends.cupy.text import BFLOAT16, readable
 from chains.program import Program
 from chains.view import Buffer, View, concrete
 
 
 class DeviceBackend(Backend):
-    """Runs programs on arrays in a GPU's memory."""
+    """Runs programs on arrays in a GPU's memory.
+
+    `one_kernel`: whether to run a program as one kernel over tiles of samples; None does so where its parameters fit into a
+    block's shared memory, True wherever that is possible, False nowhere.
+    """
 
     name = "cupy"
     copied_bytes = 1 << 28
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, one_kernel: bool | None = None) -> None:
         self.device = device
+        self.one_kernel = one_kernel
+        self._tiled: WeakKeyDictionary[Program, dict[Share, OneKernel | None] | None] = WeakKeyDictionary()
         self._compiled: WeakKeyDictionary[Program, dict[tuple[bool, bool], Compiled]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> DeviceBinding:
         device, names = self.device, convolved(program) & arrays.keys()
         aligned = all(device.address(arrays[name]) % ALIGNMENT == 0 for name in names if device.owns(arrays[name]))
-        return DeviceBinding(device, self.compile(program, batch, aligned), batch, arrays, scratch)
+        return DeviceBinding(device, self.steps(program, batch, aligned), batch, arrays, scratch)
 
     def prepare(self, program: Program) -> None:
         self.compile(program)
@@ -54,12 +62,28 @@ class DeviceBackend(Backend):
                 known[key] = Compiled(program, None, library, epilogues=self.device.epilogues, half=half)
             return known[key]
 
+    def steps(self, program: Program, batch: int, aligned: bool = True) -> Compiled:
+        """The steps to run at a batch size: few kernels that do everything, or those of `compile`."""
+        compiled = self.compile(program, batch, aligned)
+        if self.one_kernel is False:
+            return compiled
+        with self._lock:
+            if program not in self._tiled:
+                self._tiled[program] = {} if suits(program) else None
+            kept = self._tiled[program]
+            if kept is None:
+                return compiled
+            share = share_of(program, batch)
+            if share not in kept:
+                kept[share] = one_kernel(program, share, self.device.shared_bytes, forced=self.one_kernel is True)
+            return kept[share] or compiled
+
     def listing(self, program: Program) -> str:
         """The program, then its kernels in CUDA C."""
         return f"{program}\n\n{self.compile(program).text(1)}"
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
-        return self.compile(program, batch).plan(batch).nbytes(batch)
+        return self.steps(program, batch).plan(batch).nbytes(batch)
 
     def adopted(self, array: np.ndarray) -> Array:
         return self.device.contiguous(array)
@@ -108,6 +132,7 @@ class DeviceBinding(Binding):
 
     def __init__(self, device: Device, compiled: Compiled, batch: int, arrays: Arrays, scratch: Any = None) -> None:
         self.program = compiled.program
+        self.compiled = compiled
         self.batch = batch
         self.device = device
         self.arrays = device_arrays(device, self.program, batch, arrays)
@@ -142,7 +167,7 @@ class DeviceBinding(Binding):
     def _bound(self, step: Step, functions: dict[str, Any]) -> list[Work]:
         """What does a step."""
         if isinstance(step, Launch):
-            work = launch(self.device, step, functions, self.batch, self._index, self._address)
+            work = launch(self.device, step, functions, self.batch, self._index, self.address)
             return [] if work is None else [work]
         if isinstance(step, Product):
             return [self.device.product(self._gemm(step))]
@@ -181,16 +206,17 @@ class DeviceBinding(Binding):
 
     def _convolution(self, step: Convolved) -> Work:
         assert self.device.convolutions is not None
-        return self.device.convolutions.work(step.convolution, self._addresses(*step.views), self._address(step.workspace))
+        return self.device.convolutions.work(step.convolution, self._addresses(*step.views), self.address(step.workspace))
 
     def _addresses(self, *views: View) -> tuple[int, int, int]:
         first, second, third = map(self._place, views)
         return first, second, third
 
     def _place(self, view: View) -> int:
-        return self._address(view.buffer) + view.offset * view.dtype.itemsize
+        return self.address(view.buffer) + view.offset * view.dtype.itemsize
 
-    def _address(self, buffer: Buffer) -> int:
+    def address(self, buffer: Buffer) -> int:
+        """Where a buffer of the program begins."""
         if buffer.role == "scratch":
             return self._base + self._plan.offset(buffer, self.batch)
         return self.device.address(self.arrays[buffer.name])
@@ -203,14 +229,15 @@ def launch(
     batch: int,
     number: Callable[[int], np.generic],
     address: Callable[[Buffer], int],
+    more: Sequence[int] = (),
 ) -> Work | None:
-    """What does a step at a batch size, None where it is left out; `number` makes the kernels' numbers."""
+    """What does a step at a batch size, None where it is left out; `number` makes the kernels' numbers, with `more` last."""
     grid = step.grid(batch)
     if grid is None:
         return None
     addresses = [np.uint64(address(buffer)) for buffer in step.buffers]
-    arguments = [number(batch), *addresses, *(number(n) for n in step.numbers(batch))]
-    return device.launch(functions[step.kernel.name], grid, step.block, arguments)
+    arguments = [number(batch), *addresses, *(number(n) for n in (*step.numbers(batch), *more))]
+    return device.launch(functions[step.kernel.name], grid, step.block, arguments, step.shared)
 
 
 def device_arrays(device: Device, program: Program, batch: int, arrays: Arrays) -> dict[str, Array]:
@@ -242,13 +269,13 @@ def device_arrays(device: Device, program: Program, batch: int, arrays: Arrays) 
 class CupyBackend(Backend):
     """Runs programs on a GPU for arrays in the computer's memory, which are copied there and back at every run.
 
-    `on_device` is the backend for arrays that already lie there.
+    `on_device` is the backend for arrays that already lie there; `one_kernel` as for that.
     """
 
     name = "cupy"
 
-    def __init__(self, device: Device) -> None:
-        self.on_device = DeviceBackend(device)
+    def __init__(self, device: Device, one_kernel: bool | None = None) -> None:
+        self.on_device = DeviceBackend(device, one_kernel)
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> HostBinding:
         return HostBinding(self.on_device, program, batch, arrays, scratch)

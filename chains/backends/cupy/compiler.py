@@ -14,7 +14,7 @@ from chains.backends.cupy.axes import Space, count, count_text
 from chains.backends.cupy.bfloat16 import with_bfloat16
 from chains.backends.cupy.convolutions import AnyConvolution, Lowering, is_product
 from chains.backends.cupy.epilogues import FusedMatMul, with_epilogues
-from chains.backends.cupy.fusion import Elementwise, Run, in_the_way, run_lines, staged
+from chains.backends.cupy.fusion import Elementwise, Run, feeds, run_lines, staged
 from chains.backends.cupy.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.cupy.indexed import gather, random, scatter_add
 from chains.backends.cupy.kernels import Fused, Pointers, Source, Step, blocks, each_element, untiled
@@ -131,7 +131,7 @@ class Compiled:
                     run.operations.append(operations[stop])
                     stop += 1
                 after = operations[stop] if stop < len(operations) else None
-                if isinstance(after, Reduce) and _feeds(run, after):
+                if isinstance(after, Reduce) and feeds(run, after):
                     stop += 1
                     steps += reduction(self.source, after, run, stored(range(start, stop)), self._temporary)
                 else:
@@ -198,12 +198,3 @@ _LOWERINGS: dict[type[Operation], Callable[..., list[Step]]] = {
     Pool: pool,
     PoolInput: pool_input,
 }
-
-
-def _feeds(run: Run, reduce: Reduce) -> bool:
-    """Whether the reduction can go along with the run: it sums what the run computes, into memory the run leaves alone."""
-    (out,), (a,) = reduce.outs, reduce.ins
-    if a.shape != run.shape or a not in run.outs or run.scalar or a.dtype != out.dtype:
-        return False
-    touched = [*run.outs, *run.ins]
-    return all(view.buffer is not out.buffer for view in touched) and not any(in_the_way(a, other) for other in run.outs)

@@ -21,6 +21,8 @@ from chains.backends.cupy.cublas import WORKSPACE_BYTES, Cublas, CublasLt, Plan
 from chains.backends.cupy.device import Array, Device, Epilogue, Event, Gemm, Queue, Work
 from chains.backends.cupy.kernels import Kernel
 
+DEFAULT_SHARED_BYTES = 48 << 10  # of a block
+
 
 class CudaDevice(Device):
     """The current CUDA device. `precision` says how float32 matrices are multiplied: "float32", "tf32" or "bf16".
@@ -34,6 +36,7 @@ class CudaDevice(Device):
         self.name = "cuda"
         self.precision = precision
         self.refused: Counter[str] = Counter()
+        self.shared_bytes = int(self.cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"])
         self.stream, self._capturing, *copying = _streams()
         self.main, self.to_device, self.to_host = (CudaQueue(self.cupy, stream) for stream in (self.stream, *copying))
         self._modules: dict[str, Any] = {}
@@ -81,8 +84,12 @@ class CudaDevice(Device):
             module = self._modules[text]
             return {kernel.name: module.get_function(kernel.name) for kernel in kernels}
 
-    def launch(self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic]) -> Work:
-        return partial(kernel, grid, block, tuple(arguments))
+    def launch(
+        self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic], shared: int = 0
+    ) -> Work:
+        if shared > DEFAULT_SHARED_BYTES:  # more has to be asked for
+            kernel.max_dynamic_shared_size_bytes = shared
+        return partial(kernel, grid, block, tuple(arguments), shared_mem=shared)
 
     def product(self, gemm: Gemm) -> Work:
         return partial(self._multiply, self._cublas.call(gemm))

@@ -94,13 +94,17 @@ class Device(Place):
     to_device: Queue
     to_host: Queue
 
+    shared_bytes: int  # the most shared memory that a block may have
+
     @abstractmethod
     def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
         """The kernels of a text, ready to launch, by name; made once for each text."""
 
     @abstractmethod
-    def launch(self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic]) -> Work:
-        """What launches the kernel."""
+    def launch(
+        self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic], shared: int = 0
+    ) -> Work:
+        """What launches the kernel; `shared` bytes of shared memory beside those that its text declares."""
 
     @abstractmethod
     def product(self, gemm: Gemm) -> Work:

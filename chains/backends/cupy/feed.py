@@ -13,8 +13,10 @@ import numpy as np
 
 from chains.backends.base import Feed
 from chains.backends.cupy.backend import DeviceBinding, HostBinding, launch
+from chains.backends.cupy.compiler import WIDE
 from chains.backends.cupy.device import Device, Work
 from chains.backends.cupy.kernels import Launch, Pointers, Source, blocks, each_element
+from chains.backends.cupy.one_kernel import OneKernel
 from chains.backends.cupy.text import ctype, readable
 from chains.view import Buffer
 
@@ -22,8 +24,9 @@ from chains.view import Buffer
 class DeviceFeed(Feed):
     """Many steps of a bound program on data in the GPU's memory; no transfer but of the order and of the losses.
 
-    Steps beyond a loss that is not finite are done too, of those asked for at once. After `around` steps, if given, the
-    device counts from 0 again.
+    Where one block does a step alone, it does all those asked for in one launch. Otherwise each is a graph, and of those asked
+    for at once, steps beyond a loss that is not finite are done too. After `around` steps, if given, the device counts from 0
+    again.
     """
 
     def __init__(
@@ -40,6 +43,9 @@ class DeviceFeed(Feed):
             "cursor": device.empty((1,), np.int64),
             "losses": device.empty((max(1, steps),), np.float64),
         }
+        compiled = binding.compiled
+        self._alone = compiled if isinstance(compiled, OneKernel) and compiled.share.alone else None
+        self._launch: tuple[Launch, dict[str, Any], type[np.generic]] | None = None
         self._step: Work | None = None
         self._ran = False
 
@@ -52,12 +58,36 @@ class DeviceFeed(Feed):
         else:
             part = slice(first * batch, (first + count) * batch)
             device.assign(own["order"][part], self._order[part])
-        device.assign(own["cursor"], np.array([first]))
-        for _ in range(count):
-            self.one()
+        if self._alone is not None:
+            self._on_end(self._alone, first, count)
+        else:
+            device.assign(own["cursor"], np.array([first]))
+            for _ in range(count):
+                self.one()
         device.assign(values, own["losses"][first : first + count])
         finite = np.isfinite(values)
         return count if finite.all() else int(np.argmin(finite)) + 1
+
+    def _on_end(self, program: OneKernel, first: int, count: int) -> None:
+        """So many steps in one launch."""
+        binding, arrays = self._binding, self._arrays()
+        if self._launch is None:
+            source = Source()
+            step = program.training(source, {name: data.dtype for name, data in self._sources.items()})
+            text, number = _sized(source, arrays.values())
+            self._launch = step, self._device.compile(text, list(source.kernels.values())), number
+        step, functions, number = self._launch
+
+        def address(buffer: Buffer) -> int:
+            return self._device.address(arrays[buffer.name]) if buffer.role != "scratch" else binding.address(buffer)
+
+        work = launch(self._device, step, functions, binding.batch, number, address, (first, count))
+        assert work is not None
+        work()
+
+    def _arrays(self) -> dict[str, Any]:
+        """Everything that kernels read or write, by name."""
+        return {**self._binding.arrays, **self.own} | {f"all {name}": array for name, array in self._sources.items()}
 
     def one(self) -> None:
         """A step: at first call by call, then as one graph."""
@@ -74,15 +104,12 @@ class DeviceFeed(Feed):
 
     def _work(self) -> list[Work]:
         """What a step consists of."""
-        binding = self._binding
-        arrays = {**binding.arrays, **self.own} | {f"all {name}": array for name, array in self._sources.items()}
+        binding, arrays = self._binding, self._arrays()
         source = Source()
         before = [_fetch(source, name, data, binding) for name, data in self._sources.items()]
         after = _count(source, binding, self._around)
-        wide = any(array.size >= 1 << 30 for array in arrays.values())
-        text = source.text(wide)
+        text, number = _sized(source, arrays.values())
         functions = self._device.compile(text, list(source.kernels.values()))
-        number = np.int64 if wide else np.int32
 
         def address(buffer: Buffer) -> int:
             return self._device.address(arrays[buffer.name])
@@ -92,6 +119,12 @@ class DeviceFeed(Feed):
             for steps in (before, [after])
         )
         return [*first, *binding.work, *last]
+
+
+def _sized(source: Source, arrays: Iterable[Any]) -> tuple[str, type[np.generic]]:
+    """The text of kernels on these arrays, and the type of its numbers."""
+    wide = any(array.size >= WIDE for array in arrays)
+    return source.text(wide), np.int64 if wide else np.int32
 
 
 def _buffer(name: str, dtype: Any) -> Buffer:

@@ -6,13 +6,13 @@ or overwrites was touched by the operations before it in the same thread only: t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from chains.backends.cupy.axes import Space
 from chains.backends.cupy.kernels import Pointers
 from chains.backends.cupy.text import BFLOAT16, converted, ctype, formula_lines, literal
-from chains.operations import Copy, Fill, Map, Operation
+from chains.operations import Copy, Fill, Map, Operation, Reduce
 from chains.view import Batch, Buffer, Shape, View
 
 Elementwise = (Map, Copy, Fill)
@@ -56,6 +56,15 @@ class Run:
 def in_the_way(a: View, b: View) -> bool:
     """Whether two views may share memory other than element by element."""
     return a.buffer is b.buffer and a != b and not apart(a, b)
+
+
+def feeds(run: Run, reduce: Reduce) -> bool:
+    """Whether the reduction can go along with the run: it sums what the run computes, into memory the run leaves alone."""
+    (out,), (a,) = reduce.outs, reduce.ins
+    if a.shape != run.shape or a not in run.outs or run.scalar or a.dtype != out.dtype:
+        return False
+    touched = [*run.outs, *run.ins]
+    return all(view.buffer is not out.buffer for view in touched) and not any(in_the_way(a, other) for other in run.outs)
 
 
 def apart(a: View, b: View) -> bool:
@@ -106,16 +115,23 @@ def staged(operation: Operation, scratch: Callable[[View], View]) -> list[Operat
     return [replace(operation, outs=places), *copies]
 
 
+class Places(Protocol):
+    """Where elements are, such as a `Space`."""
+
+    def place(self, view: View) -> str:
+        """The number of the view's element in its buffer, as C."""
+
+
 def run_lines(
-    run: Run, space: Space, pointers: Pointers, stored: Callable[[Buffer], bool]
+    run: Run, space: Places, pointers: Pointers, stored: Callable[[Buffer], bool], known: Mapping[View, str] | None = None
 ) -> tuple[list[str], dict[View, str]]:
     """The statements for one element of `space`, and the variables that hold each view's value.
 
-    Results are written to the buffers that are to be `stored`.
+    Results are written to the buffers that are to be `stored`. Values that are `known` already are not read.
     """
     kind = "double" if run.scalar else next((ctype(out.dtype) for out in run.outs if out.dtype != BFLOAT16), "float")
     lines: list[str] = []
-    known: dict[View, str] = {}
+    known = dict(known or {})
 
     def load(view: View) -> str:
         if view not in known:

@@ -49,6 +49,7 @@ class Launch(Step):
     reads: tuple[Buffer, ...] = ()
     writes: tuple[Buffer, ...] = ()
     label: str = ""
+    shared: int = 0  # bytes of shared memory beside what the text declares
 
 
 @dataclass(frozen=True)
@@ -118,13 +119,16 @@ class Source:
     def __init__(self) -> None:
         self.kernels: dict[tuple[str, ...], Kernel] = {}
 
-    def kernel(self, parameters: Sequence[str], names: Sequence[str], body: Sequence[str], hint: str) -> Kernel:
+    def kernel(
+        self, parameters: Sequence[str], names: Sequence[str], body: Sequence[str], hint: str, threads: int = THREADS
+    ) -> Kernel:
         """The kernel of this body; `parameters` are C types, for the variables `names`."""
         key = (*parameters, *names, *body)
         if key not in self.kernels:
             name = f"{hint}_{len(self.kernels)}"
             arguments = ", ".join(f"{kind} {variable}" for kind, variable in zip(parameters, names, strict=True))
-            text = f"KERNEL {name}({arguments})\n{{\n" + "".join(f"    {line}\n" for line in body) + "}\n"
+            head = "KERNEL" if threads == THREADS else f"KERNEL_OF({threads})"
+            text = f"{head} {name}({arguments})\n{{\n" + "".join(f"    {line}\n" for line in body) + "}\n"
             self.kernels[key] = Kernel(name, tuple(parameters), text)
         return self.kernels[key]
 
@@ -138,16 +142,24 @@ HELPERS: list[str] = []  # functions that kernels of other modules call
 
 
 class Pointers:
-    """The parameters of a kernel that are addresses: `b0`, `b1`, ... one for each buffer, in the order of first use."""
+    """The parameters of a kernel that are addresses: `b0`, `b1`, ... one for each buffer, in the order of first use.
 
-    def __init__(self) -> None:
-        self.buffers: dict[Buffer, str] = {}
+    `names` are those of buffers that have one already.
+    """
+
+    def __init__(self, names: dict[Buffer, str] | None = None) -> None:
+        self.buffers: dict[Buffer, str] = {} if names is None else names
         self.written: set[Buffer] = set()
         self.read: set[Buffer] = set()
 
     def __call__(self, buffer: Buffer, *, write: bool = False) -> str:
         (self.written if write else self.read).add(buffer)
         return self.buffers.setdefault(buffer, f"b{len(self.buffers)}")
+
+    def named(self, buffer: Buffer, name: str, *, write: bool = False) -> str:
+        """A parameter of this name."""
+        self.buffers.setdefault(buffer, name)
+        return self(buffer, write=write)
 
     def launch(
         self,
@@ -160,13 +172,15 @@ class Pointers:
         extra: Sequence[str] = (),
         numbers: Callable[[int], tuple[int, ...]] = lambda batch: (),
         label: str = "",
+        shared: int = 0,
     ) -> Launch:
         """A launch of the kernel with this body; `extra` names the `numbers`."""
         types = ["const Index", *(f"{ctype(buffer.dtype)}*" for buffer in self.buffers), *("const Index" for _ in extra)]
-        kernel = source.kernel(types, ["batch", *self.buffers.values(), *extra], body, hint)
+        names = ["batch", *self.buffers.values(), *extra]
+        kernel = source.kernel(types, names, body, hint, max(THREADS, block[0] * block[1]))
         buffers = tuple(self.buffers)
         reads, writes = (tuple(b for b in buffers if b in some) for some in (self.read, self.written))
-        return Launch(kernel, buffers, grid, block, numbers, reads, writes, label)
+        return Launch(kernel, buffers, grid, block, numbers, reads, writes, label, shared)
 
 
 def blocks(elements: int, most: int = 1 << 16) -> int:

@@ -100,7 +100,7 @@ def reduce_steps(
         f"const Index results = {count_text(space.kept)};",
         f"const Index terms = {count_text(space.inner)};",
         f"const Index o = blockIdx.x * (Index){shape.width} + threadIdx.x;",
-        f"{type_} total = {_start(kind, type_)};",
+        f"{type_} total = {start(kind, type_)};",
         "const Index each = (terms + parts - 1) / parts;",
         "const Index first = blockIdx.y * each;",
         "const Index last = first + each < terms ? first + each : terms;",
@@ -108,7 +108,7 @@ def reduce_steps(
         *(f"    {line}" for line in space.kept_lines),
         f"    for (Index r = first + threadIdx.y; r < last; r += {shape.depth}) {{",
         *(f"        {line}" for line in (*space.inner_lines, *lines)),
-        f"        total = {_join(kind, type_, 'total', value)};",
+        f"        total = {join(kind, type_, 'total', value)};",
         "    }",
         "}",
         *_across(kind, type_, shape),
@@ -144,10 +144,10 @@ def _second(source: Source, kind: str, space: Space, first: Shape, partial: Buff
     body = [
         f"const Index results = {count_text(space.kept)};",
         f"const Index o = blockIdx.x * (Index){shape.width} + threadIdx.x;",
-        f"{type_} total = {_start(kind, type_)};",
+        f"{type_} total = {start(kind, type_)};",
         "if (o < results) {",
         f"    for (Index r = threadIdx.y; r < parts; r += {shape.depth}) {{",
-        f"        total = {_join(kind, type_, 'total', f'{parts}[r * results + o]')};",
+        f"        total = {join(kind, type_, 'total', f'{parts}[r * results + o]')};",
         "    }",
         "}",
         *_across(kind, type_, shape),
@@ -177,16 +177,16 @@ def _across(kind: str, type_: str, shape: Shape) -> list[str]:
     step = shape.depth // 2
     while step:
         other = f"shared[lane + {step * shape.width}]"
-        lines += ["__syncthreads();", f"if (threadIdx.y < {step}) shared[lane] = {_join(kind, type_, 'shared[lane]', other)};"]
+        lines += ["__syncthreads();", f"if (threadIdx.y < {step}) shared[lane] = {join(kind, type_, 'shared[lane]', other)};"]
         step //= 2
     return [*lines, "total = shared[lane];"]
 
 
-def _start(kind: str, type_: str) -> str:
+def start(kind: str, type_: str) -> str:
     return literal(0.0 if kind == "sum" else -np.inf, type_)
 
 
-def _join(kind: str, type_: str, a: str, b: str) -> str:
+def join(kind: str, type_: str, a: str, b: str) -> str:
     return f"{a} + {b}" if kind == "sum" else f"max_{type_[0]}({a}, {b})"
 
 
@@ -203,7 +203,7 @@ def _spread(space: Space, a: View | None) -> Shape:
     fixed_results = None if any(isinstance(axis.extent, Batch) for axis in space.kept) else results(1)
     if not grows and terms(1) <= SHORT:
         return Shape(THREADS, 1, results, terms, split=False)
-    along = a is None or not space.kept or _stride(space.inner, space, a) < _stride(space.kept, space, a)
+    along = a is None or not space.kept or step_in_memory(space.inner, space, a) < step_in_memory(space.kept, space, a)
     if along:
         depth = THREADS if grows else min(THREADS, 1 << (-(-terms(1) // 4) - 1).bit_length())
         return Shape(THREADS // depth, depth, results, terms)
@@ -213,7 +213,7 @@ def _spread(space: Space, a: View | None) -> Shape:
     return Shape(width, THREADS // width, results, terms)
 
 
-def _stride(axes: Sequence[Axis], space: Space, a: View) -> int:
+def step_in_memory(axes: Sequence[Axis], space: Space, a: View) -> int:
     """The shortest step in memory along some of these axes."""
     steps = [space.step(axis, a) for axis in axes]
     return min((step for step in steps if step), default=1 << 62)

@@ -16,9 +16,11 @@ from chains.expr import COMPARISONS, Formula
 
 PRELUDE = """\
 #ifndef KERNEL
-#define KERNEL extern "C" __global__ void __launch_bounds__(256)
+#define KERNEL_OF(threads) extern "C" __global__ void __launch_bounds__(threads)
+#define KERNEL KERNEL_OF(256)
 #define DEVICE static __device__ __forceinline__
 #define SHARED __shared__
+#define ON_CHIP extern __shared__ __align__(16) unsigned char chip[]
 #endif
 typedef long long int64;
 typedef unsigned long long uint64;
