@@ -65,8 +65,9 @@ def rows() -> list[Row]:
 
     return [
         ours("correct", "training, streams, pieces", us.check_training),
-        *(ours("correct", f"cases {part + 1} of {us.PARTS}", us.check_cases, part) for part in range(us.PARTS)),
+        *(ours("correct", f"cases {part + 1} of {us.PARTS}", us.check_cases, part, "float32") for part in range(us.PARTS)),
         *(ours(key, "float32", us.measure, key, "float32", limit=90.0) for key in trained),
+        *(ours(key, way, us.measure, key, way) for key in trained[:2] for way in us.KERNELS),
         *(ours(key, p, us.share, key, p) for key in ("wider", "wide") for p in us.PRECISIONS),
         *(ours("allocations", key, us.allocations, key, False) for key in trained),
         ours("allocations", "mnist_mlp, streamed", us.allocations, "mnist_mlp", True),
@@ -81,6 +82,8 @@ def rows() -> list[Row]:
         *(ours(key, "tf32", us.measure, key, "tf32", limit=90.0) for key in trained[::-1]),
         *(ours("correct", f"convolutions, {way}", us.check_convolutions, way) for way in us.CONVOLUTIONS if "tf32" not in way),
         *(ours(key, way, us.measure, key, way) for key in ("rosetta_cnn", "lenet5") for way in us.CONVOLUTIONS),
+        *(ours("correct", f"{way}, cases {part + 1} of {us.PARTS}", us.check_cases, part, way)
+          for way in us.KERNELS for part in range(us.PARTS)),
         *(torch(key, "graph", "tf32") for key in ("rosetta_cnn", "wide", "wider", "lenet5")),
         *(torch(key, "compile", "float32") for key in trained),
         *(jax(key, mode, "float32") for key in trained for mode in ("scan", "jit")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,7 +14,7 @@ import numpy as np
 
 from benchmarks.gpu_problems import Problem, Setting, problem, timing
 from chains import SGD, Adam, Chain, Conv, Dense, SquaredLoss, backends, relu, tanh, train
-from chains.backends.cupy import pieces, streaming
+from chains.backends.cupy import CupyBackend, pieces, streaming
 from chains.backends.cupy.device import Device, Gemm
 from chains.operations import MatMul
 from chains.steps import ArraySteps
@@ -22,11 +23,14 @@ from chains.view import concrete
 Result = dict[str, Any]
 PRECISIONS = ("float32", "tf32", "bf16")
 CONVOLUTIONS = tuple(f"{first}{how}" for first in ("", "tf32-") for how in ("products", "cudnn", "cudnn-timed"))
+KERNELS = {"one-kernel": True, "kernel-by-kernel": False}  # ways to run a program that tiles can go through
 FLOAT = np.dtype(np.float32)
 
 
 def backend_name(way: str, setting: Setting) -> str:
-    """The backend for a precision, or for a way of convolving such as "tf32-cudnn"."""
+    """The backend for a precision, for a way of convolving such as "tf32-cudnn", or for one of `KERNELS`."""
+    if setting.tiny and way == "one-kernel":
+        return way
     if setting.tiny:
         return "emulated-cudnn" if "cudnn" in way else "emulated"
     return "cupy" if way == "float32" else f"cupy-{way}"
@@ -38,7 +42,14 @@ def device_of(precision: str, setting: Setting) -> Device:
         from tests import emulated
 
         emulated.register(backends._BACKENDS)
+    else:
+        for way, chosen in KERNELS.items():
+            backends._BACKENDS.setdefault(backend_name(way, setting), partial(_either_way, chosen))
     return backends.backend(backend_name(precision, setting)).on_device.device  # type: ignore[attr-defined]
+
+
+def _either_way(one_kernel: bool) -> CupyBackend:
+    return CupyBackend(backends.backend("cupy").on_device.device, one_kernel)  # type: ignore[attr-defined]
 
 
 def facts(setting: Setting) -> dict[str, str]:
@@ -61,11 +72,11 @@ def facts(setting: Setting) -> dict[str, str]:
 PARTS = 12  # of the tests' cases
 
 
-def check_cases(part: int, setting: Setting) -> Result:
+def check_cases(part: int, way: str, setting: Setting) -> Result:
     """A part of the cases of the tests' harness against NumPy in float64: the largest error as a share of what is allowed."""
     from tests.harness import CASES
 
-    return _checked(CASES[part :: PARTS * (40 if setting.tiny else 1)], "float32", setting)
+    return _checked(CASES[part :: PARTS * (40 if setting.tiny else 1)], way, setting)
 
 
 def check_convolutions(way: str, setting: Setting) -> Result:

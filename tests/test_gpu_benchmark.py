@@ -29,7 +29,7 @@ def test_a_rehearsal(monkeypatch, capsys, tmp_path):
     assert gpu.main(["--rehearse", "--json", str(file)]) == 0
     text = capsys.readouterr().out
     assert "emulated by the processor: no figure means anything" in text
-    assert "correct: 6 of 6 parts" in text
+    assert "correct: 10 of 10 parts" in text
     content = json.loads(file.read_text())
     assert [(r["problem"], r["who"]) for r in content["results"]] == [(row.problem, row.who) for row in chosen]
     assert [r for r in content["results"] if "failed" in r] == []
