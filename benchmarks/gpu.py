@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import chains
-from benchmarks import gpu_chains, gpu_jax, gpu_torch
+from benchmarks import gpu_chains, gpu_jax, gpu_products, gpu_torch
 from benchmarks.gpu_goals import goals
 from benchmarks.gpu_problems import PROBLEMS, NoGpuError, Setting
 
@@ -51,6 +51,7 @@ class Row:
 def rows() -> list[Row]:
     """All rows, the most important ones first."""
     us = gpu_chains
+    large = ("wider", "wider_relu", "wide")
     trained = ("matrix_exp", "mnist_mlp", "lenet5", "rosetta_cnn")
 
     def ours(problem: str, what: str, work: Callable[..., Result], *given: Any, limit: float = 60.0) -> Row:
@@ -68,7 +69,7 @@ def rows() -> list[Row]:
         *(ours("correct", f"cases {part + 1} of {us.PARTS}", us.check_cases, part, "float32") for part in range(us.PARTS)),
         *(ours(key, "float32", us.measure, key, "float32", limit=90.0) for key in trained),
         *(ours(key, way, us.measure, key, way) for key in trained[:2] for way in us.KERNELS),
-        *(ours(key, p, us.share, key, p) for key in ("wider", "wide") for p in us.PRECISIONS),
+        *(ours(key, p, gpu_products.share, key, p, True) for key in large for p in us.PRECISIONS),
         *(ours("allocations", key, us.allocations, key, False) for key in trained),
         ours("allocations", "mnist_mlp, streamed", us.allocations, "mnist_mlp", True),
         ours("overlap", "copies back", us.copy_back),
@@ -79,6 +80,7 @@ def rows() -> list[Row]:
         ours("overlap", "processor and GPU", us.both_machines),
         *(ours("async_memory", f"loss read {text}", us.async_memory, every) for text, every in
           (("at every step", True), ("later", False))),
+        *(ours(key, f"no epilogues, {p}", gpu_products.share, key, p, False) for key in large for p in us.PRECISIONS),
         *(ours(key, "tf32", us.measure, key, "tf32", limit=90.0) for key in trained[::-1]),
         *(ours("correct", f"convolutions, {way}", us.check_convolutions, way) for way in us.CONVOLUTIONS if "tf32" not in way),
         *(ours(key, way, us.measure, key, way) for key in ("rosetta_cnn", "lenet5") for way in us.CONVOLUTIONS),

@@ -16,9 +16,7 @@ from benchmarks.gpu_problems import Problem, Setting, problem, timing
 from chains import SGD, Adam, Chain, Conv, Dense, SquaredLoss, backends, relu, tanh, train
 from chains.backends.cupy import CupyBackend, pieces, streaming
 from chains.backends.cupy.device import Device, Gemm
-from chains.operations import MatMul
 from chains.steps import ArraySteps
-from chains.view import concrete
 
 Result = dict[str, Any]
 PRECISIONS = ("float32", "tf32", "bf16")
@@ -29,10 +27,9 @@ FLOAT = np.dtype(np.float32)
 
 def backend_name(way: str, setting: Setting) -> str:
     """The backend for a precision, for a way of convolving such as "tf32-cudnn", or for one of `KERNELS`."""
-    if setting.tiny and way == "one-kernel":
-        return way
     if setting.tiny:
-        return "emulated-cudnn" if "cudnn" in way else "emulated"
+        own = {"one-kernel": way, "tf32": "emulated-tf32", "bf16": "emulated-bf16"}
+        return own.get(way, "emulated-cudnn" if "cudnn" in way else "emulated")
     return "cupy" if way == "float32" else f"cupy-{way}"
 
 
@@ -200,42 +197,6 @@ def measure(key: str, precision: str, setting: Setting) -> Result:
     if given.test is not None:
         result["accuracy"] = trainer.accuracy()
     return result | timing(min(trainer.epochs() for _ in range(1 if setting.tiny else 3)), given.steps)
-
-
-def share(key: str, precision: str, setting: Setting) -> Result:
-    """A step against the time that its matrix products take alone: the share of cuBLAS's rate for the same shapes."""
-    given = problem(key, setting)
-    result = measure(key, precision, setting)
-    device = device_of(precision, setting)
-    program = given.net(backend_name(precision, setting)).program(
-        given.loss, given.optimizer, target_shape=given.t.shape[1:], dtype=FLOAT
-    )
-    shapes = [
-        (*concrete(op.ins[0].shape, given.batch), concrete(op.ins[1].shape, given.batch)[1])
-        for op in program.operations
-        if isinstance(op, MatMul)
-    ]
-    alone, step = _products(device, shapes), result["seconds"] / given.steps
-    rates = [program.flops(given.batch) / seconds / 1e12 for seconds in (step, alone)]
-    note = f"{rates[0]:.3g} TFLOP/s of cuBLAS's {rates[1]:.3g} for {len(shapes)} products"
-    return result | {"value": alone / step, "note": note}
-
-
-def _products(device: Device, shapes: list[tuple[int, ...]]) -> float:
-    """The seconds that products of these shapes (rows, inner, columns) take one after another."""
-    sizes = [max(shape[i] * shape[j] for shape in shapes) for i, j in ((0, 2), (0, 1), (1, 2))]
-    out, a, b = (device.array(np.full(size, 1e-3, FLOAT)) for size in sizes)
-    addresses = (device.address(out), device.address(a), device.address(b))
-    work = [
-        device.product(Gemm(FLOAT, (m, n, k), addresses, (n, k, n), (False, False), False)) for m, k, n in shapes
-    ]  # fmt: skip
-
-    def all_of_them() -> None:
-        for _ in range(5):
-            for each in work:
-                each()
-
-    return timed(device, all_of_them) / 5
 
 
 def timed(device: Device, work: Callable[[], object], repeats: int = 4) -> float:

@@ -30,8 +30,8 @@ def goals(results: Sequence[Result]) -> list[Result]:
         _below("rosetta_cnn: seconds for 10 epochs", find("rosetta_cnn", "chains"), "seconds", 4.0),
         *(_times("rosetta_cnn", find, "PyTorch", 1.0, precision) for precision in ("float32", "tf32")),
     ]
-    for problem in ("wide", "wider"):
-        for precision in ("tf32", "bf16"):
+    for problem in ("wide", "wider", "wider_relu"):
+        for precision in ("float32", "tf32", "bf16"):
             row = find(problem, f"chains {precision}")
             found.append(_above(f"{problem}, {precision}: share of cuBLAS's rate", row, "value", 0.85))
     every = [r for r in results if r["problem"] == "allocations"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +130,10 @@ def _wide(setting: Setting) -> Problem:
     return Problem(layers, (inputs,), CrossEntropyLoss(), SGD(1e-3), x, t, batch, 2 if setting.tiny else 50)
 
 
-def _wider(setting: Setting) -> Problem:
+def _wider(setting: Setting, activation: Any = tanh) -> Problem:
     width = 16 if setting.tiny else 8192
     x = _noise(width, (width,), 1)[0]
-    layers = (Dense(width, width, tanh), Dense(width, width))
+    layers = (Dense(width, width, activation), Dense(width, width))
     return Problem(layers, (width,), SquaredLoss(), SGD(1e-6), x, x, width, 2 if setting.tiny else 5)
 
 
@@ -149,6 +150,7 @@ PROBLEMS: dict[str, Callable[[Setting], Problem]] = {
     "rosetta_cnn": _rosetta_cnn,
     "wide": _wide,
     "wider": _wider,
+    "wider_relu": partial(_wider, activation=relu),
 }
 _made: dict[tuple[str, Setting], Problem] = {}
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import chains
+from benchmarks import gpu_products
+from benchmarks.gpu_problems import Setting
 from chains import Adam, Chain, CrossEntropyLoss, Dense, SquaredLoss, record, relu, tanh, train
 from chains.backends import backend
 from chains.backends.cupy import bfloat16, cublas
@@ -25,7 +27,7 @@ from chains.backends.cupy.text import BFLOAT16
 from chains.layers import Layer
 from chains.program import Recorder
 from tests import emulated, nvrtc
-from tests.emulated import EmulatedBackend
+from tests.emulated import EmulatedBackend, EmulatedDevice
 from tests.fake_cublas import FakeCublas, FakeCublasLt, rounded
 from tests.harness import assert_close, assert_same_bits, run_program
 
@@ -552,19 +554,36 @@ def test_types_of_products(precision, half):
 
 
 @needs_compiler
-def test_the_benchmark_of_large_products(large, monkeypatch):
-    from benchmarks import gpu as script
-
-    lines: list[str] = []
+@pytest.mark.parametrize(("key", "left"), [("wide", 2), ("wider", 3), ("wider_relu", 1)])
+def test_the_benchmark_of_large_products(key, left, large, monkeypatch):
+    """cuBLAS alone does the products of a step without epilogues, of the same sizes, layouts and types."""
     device = backend("emulated-bf16").on_device.device
-    monkeypatch.setattr(script, "LARGE", 8)
-    script.large(script.large_problems(True)[1], {"emulated-bf16": device}, lines.append)
-    assert [re.sub(r"[0-9.]+%?", "_", line) for line in lines] == [
-        "  cuBLAS alone, emulated-bf_: _ ms for the products of a step, _ TFLOP/s",
-        "  chains emulated-bf_ with epilogues: _ ms a step, _ TFLOP/s, _ of cuBLAS's",
-        "  chains emulated-bf_ without epilogues: _ ms a step, _ TFLOP/s, _ of cuBLAS's",
-    ]
+    gemms: list[Gemm] = []
+    monkeypatch.setattr(device, "product", lambda gemm: (gemms.append(gemm), EmulatedDevice.product(device, gemm))[1])
+    setting = Setting(tiny=True)
+    plain = gpu_products.share(key, "bf16", False, setting)
+    described = [(gemm.sizes, gemm.leading, gemm.transposed, gemm.accumulate, gemm.half) for gemm in gemms]
+    alone, step = described[: len(described) // 2], described[len(described) // 2 :]
+    assert alone == step
+    assert {half for *_, half in alone} == ({False, True} if key == "wide" else {True})  # its inputs have rows of six
+    gemms.clear()
+    found = gpu_products.share(key, "bf16", True, setting)
+    assert len(gemms) == len(alone) + left  # products without an epilogue
+    for result in (plain, found):
+        rate, of_cublas = map(float, re.findall(r"[0-9][0-9.e+-]*", result["note"]))
+        assert result["value"] == pytest.approx(rate / of_cublas, rel=0.02)
+        assert result["loss"] == pytest.approx(plain["loss"], rel=1e-3)
     assert device.epilogues
+
+
+@needs_compiler
+def test_the_benchmark_says_which_epilogues_were_refused(monkeypatch):
+    device = backend("emulated").on_device.device
+    monkeypatch.setattr(device, "fused", lambda gemm, epilogue: None)
+    found = gpu_products.share("wider", "float32", True, Setting(tiny=True))
+    assert found["note"].endswith("; not done by cublasLt: 1 bias, 1 bgrada")
+    monkeypatch.undo()
+    assert "cublasLt" not in gpu_products.share("wider", "float32", True, Setting(tiny=True))["note"]
 
 
 # NVIDIA's headers and library, where they are installed

@@ -1,0 +1,72 @@
+"""Networks that are nearly all matrix products, on a GPU: a step beside the time that cuBLAS takes for its products alone."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from benchmarks.gpu_chains import backend_name, device_of, measure, timed
+from benchmarks.gpu_problems import Setting, problem
+from chains.backends.cupy import bfloat16
+from chains.backends.cupy.device import Device, Gemm, Work
+from chains.backends.cupy.products import product
+from chains.operations import MatMul
+from chains.program import Program
+
+Operand = tuple[str, bool]  # "a" or "b", and whether it is bfloat16
+
+
+def share(key: str, precision: str, epilogues: bool, setting: Setting) -> dict[str, Any]:
+    """A step's share of cuBLAS's rate, with products doing what follows them (`epilogues`) or without.
+
+    Noted are both rates, and by kind the epilogues that cublasLt did not take.
+    """
+    given, device = problem(key, setting), device_of(precision, setting)
+    program = given.net(backend_name(precision, setting)).program(
+        given.loss, given.optimizer, target_shape=given.t.shape[1:], dtype=np.float32
+    )
+    alone = cublas_seconds(device, program, given.batch)
+    device.refused.clear()
+    with mock.patch.object(device, "epilogues", epilogues):
+        result = measure(key, precision, setting)
+    step = result["seconds"] / given.steps
+    rates = [program.flops(given.batch) / seconds / 1e12 for seconds in (step, alone)]
+    note = f"{rates[0]:.3g} TFLOP/s of cuBLAS's {rates[1]:.3g}"
+    if device.refused:
+        note += f"; not done by cublasLt: {', '.join(f'{count} {kind}' for kind, count in device.refused.items())}"
+    return result | {"value": alone / step, "note": note}
+
+
+def cublas_seconds(device: Device, program: Program, batch: int) -> float:
+    """What a program's products take by themselves, one after another, in its order, sizes, layouts and types."""
+    operations = [operation for operation in program.operations if isinstance(operation, MatMul)]
+    halves = [device.precision == "bf16" and batch >= bfloat16.LARGE and bfloat16.is_large(each) for each in operations]
+    steps = [product(operation) for operation in operations]
+    sizes = [step.sizes(batch) for step in steps]  # rows, columns, inner
+    lengths: dict[Operand, int] = {}
+    for half, (rows, columns, inner) in zip(halves, sizes, strict=True):
+        for name, length in (("a", rows * inner), ("b", inner * columns)):
+            lengths[name, half] = max(length, lengths.get((name, half), 0))
+    factors = {key: device.array(_numbers(length, key[1])) for key, length in lengths.items()}
+    out = device.empty((max(rows * columns for rows, columns, _ in sizes),), np.float32)
+    work: list[Work] = []
+    for step, half, (rows, columns, inner) in zip(steps, halves, sizes, strict=True):
+        turned = step.a.transposed, step.b.transposed
+        leading = columns, rows if turned[0] else inner, inner if turned[1] else columns
+        addresses = device.address(out), device.address(factors["a", half]), device.address(factors["b", half])
+        work.append(device.product(Gemm(out.dtype, (rows, columns, inner), addresses, leading, turned, step.accumulate, half)))
+
+    def all_of_them() -> None:
+        for _ in range(5):
+            for each in work:
+                each()
+
+    return timed(device, all_of_them) / 5
+
+
+def _numbers(length: int, half: bool) -> np.ndarray:
+    """Noise, whose bits cost power as real ones do; as bfloat16, the upper half of each number."""
+    array = np.random.default_rng(length).standard_normal(length, np.float32)
+    return (array.view(np.uint32) >> 16).astype(np.uint16) if half else array
