@@ -49,7 +49,7 @@ class _Model:
     def __init__(self, jax: Any, given: Problem) -> None:
         self._jax, self._problem, jnp = jax, given, jax.numpy
         net = given.net("numpy")
-        self._p = [jnp.asarray(array) for array in net.views(net.init(seed=0)).values()]
+        self._p = list(net.views(net.init(seed=0)).values())
         self._x = jnp.asarray(given.x)
         self._t = jnp.asarray(given.t.astype(np.int32) if given.t.dtype.kind in "iu" else given.t)
         self._functions = {"tanh": jnp.tanh, "sigmoid": jax.nn.sigmoid, "relu": jax.nn.relu, "identity": lambda z: z}
@@ -59,8 +59,8 @@ class _Model:
         self._all = jnp.arange(len(given.x) - len(given.x) % given.batch)
 
     def start(self) -> Any:
-        copies, zeros = ([f(a) for a in self._p] for f in (self._jax.numpy.copy, self._jax.numpy.zeros_like))
-        return copies, zeros, [self._jax.numpy.copy(a) for a in zeros], self._jax.numpy.zeros((), np.int32)
+        zeros = [np.zeros_like(a) for a in self._p]
+        return self._jax.device_put((self._p, zeros, [a.copy() for a in zeros], np.zeros((), np.int32)))
 
     def _orders(self) -> Any:
         """The samples of each step of an epoch, (steps, batch), after another."""
