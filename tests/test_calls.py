@@ -13,6 +13,7 @@ import pytest
 from chains import BatchNorm, Chain, CrossEntropyLoss, Dense, Dropout, L2Penalty, SquaredLoss, tanh
 
 native = pytest.importorskip("chains.backends.native")
+runtime = pytest.importorskip("chains.backends.native.runtime")
 LOSS = SquaredLoss()
 
 
@@ -214,6 +215,29 @@ def test_results_are_ordinary():
     assert g.flags.writeable
     assert g.shape == p.shape
     assert net(x, p).shape == net(x, p).shape == (3, 2)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_threads_give_the_same_bits_whether_or_not_workers_are_to_be_had(taken):
+    """Another caller's task may be under way: then a caller does all parts of its own."""
+    rng = np.random.default_rng(0)
+    net = Chain(Dense(20, 64, tanh), Dense(64, 2), backend="native")
+    p, x, t = net.init(seed=0), rng.normal(size=(100, 20)).astype(np.float32), rng.normal(size=(100, 2)).astype(np.float32)
+    backend = native.NativeBackend(threads=2)
+    program = net.program(LOSS)
+    binding = backend.bind(program, 100, {"p": p, "x": x, "t": t})
+    assert binding.threads == 2
+    binding()
+    function = backend.function(program, 100, ("p", "x", "t"), ("g",), {})
+    words = runtime.pool()._words
+    try:
+        words[runtime.BUSY] = taken
+        value, g = function(p, x, t, None)
+        assert words[runtime.BUSY] == taken
+    finally:
+        words[runtime.BUSY] = 0
+    assert value == binding.arrays["value"]
+    np.testing.assert_array_equal(g, binding.arrays["g"])
 
 
 def test_functions_outlive_their_network():

@@ -25,7 +25,7 @@ from chains.view import Buffer
 
 # Below this many operations a second thread costs more than it saves (a hand-over takes about a microsecond).
 THREADED_WORK = 400_000
-ALONE_WORK = 2_000_000  # up to so many operations a call keeps the interpreter's lock: some ten microseconds
+QUICK_WORK = 4_000_000  # up to so many operations a call keeps the interpreter's lock: some ten microseconds
 BLOCK = 12  # rows that kernels take at once
 _NOTHING_AHEAD = np.zeros(WORDS, np.int64)
 
@@ -81,9 +81,11 @@ class NativeBackend(Backend):
         return NativeFeed(binding, sources, order)
 
     def function(self, program: Program, batch: int, ins: Sequence[str], outs: Sequence[str], known: Arrays) -> Callable | None:
-        if self.compile(program).work * batch > ALONE_WORK:
+        if self.compile(program).work * batch > QUICK_WORK:
             return None
-        return python_function(self.bind(program, batch, known), ins, outs)
+        binding = self.bind(program, batch, known)
+        pool().ensure(binding.threads)
+        return python_function(binding, ins, outs)
 
     def compile(self, program: Program) -> CompiledProgram:
         """The machine code of a program, made the first time."""
@@ -179,19 +181,19 @@ class NativeBinding(Binding):
 
     def together(self, call: Callable[[], object]) -> object:
         """Make a call that uses the worker threads."""
-        workers = pool()
-        with workers.lock:
-            workers.ensure(self.threads)
-            return call()
+        pool().ensure(self.threads)
+        return call()
 
     @property
     def words_address(self) -> int:
         return self._words.ctypes.data
 
     def slots(self, buffer: Buffer) -> list[int]:
-        """Where the machine code of the first thread looks up the address of a caller's buffer."""
-        compiled, start = self._native.compiled, self._tables[0].ctypes.data
-        return [start + 8 * k for k, known in enumerate([*compiled.table, *compiled.sums]) if known is buffer]
+        """Where machine code looks up the address of a caller's buffer: in each table, and among the first thread's sums."""
+        table, sums = self._native.compiled.table, self._native.compiled.sums
+        found = [each.ctypes.data + 8 * k for each in self._tables for k, known in enumerate(table) if known is buffer]
+        first = self._tables[0].ctypes.data + 8 * len(table)
+        return found + [first + 8 * k for k, known in enumerate(sums) if known is buffer]
 
 
 class NativeFeed(Feed):

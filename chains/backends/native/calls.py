@@ -41,7 +41,7 @@ HEADER = (
     "zero", "new array", "new tuple", "set item", "new float", "incref", "decref",
 )  # fmt: skip
 ARRAY = (
-    "descr", "dimensions", "lengths", "flags", "slot", "other slot", "type number", "bytes", "elements", "own",
+    "descr", "dimensions", "lengths", "flags", "slots", "how many slots", "type number", "bytes", "elements", "own",
     "other descr", "other bytes", "convert",
 )  # fmt: skip
 ZERO = np.zeros(1, np.int64)
@@ -56,7 +56,7 @@ def python_function(binding: NativeBinding, ins: Sequence[str], outs: Sequence[s
     For each of `outs` None may be passed, which makes a fresh array. The result is that of `outs`, or a tuple of several;
     where the program has a value, it comes first, as a float. None where such functions cannot be had.
     """
-    if binding.threads != 1 or (api := _api()) is None:
+    if (api := _api()) is None:
         return None
     program, place = binding.program, binding.arrays
     words = [binding.run_address, binding.words_address, id(np.ndarray), id(None), len(ins), len(ins) + len(outs)]
@@ -67,12 +67,12 @@ def python_function(binding: NativeBinding, ins: Sequence[str], outs: Sequence[s
     for name in (*ins, *outs):
         buffer = program.buffers[name]
         lengths = np.array(concrete(buffer.shape, binding.batch), np.int64)
-        slots = binding.slots(buffer)
-        keep.append(lengths)
+        slots = np.array(binding.slots(buffer), np.int64)
+        keep += [lengths, slots]
         own, other = place[name], OTHER[str(buffer.dtype)]
         convert = runtime().address(f"gather_{SOURCES[str(other)]}_{SOURCES[str(buffer.dtype)]}")
         words_of = [id(buffer.dtype), lengths.size, lengths.ctypes.data, WRITABLE if name in outs else READABLE]
-        words_of += [slots[0], slots[-1], buffer.dtype.num, own.nbytes, own.size, own.ctypes.data]
+        words_of += [slots.ctypes.data, slots.size, buffer.dtype.num, own.nbytes, own.size, own.ctypes.data]
         words_of += [id(other), own.size * other.itemsize, convert]
         words += words_of
     owner = np.array(words, np.int64).view(_Words)
@@ -306,8 +306,12 @@ def _answer(f: Function, words: Value, objects: Value, results: Value) -> Value:
         return [f.select(f.compare("eq", result, null), integer(0), carried[0])]
 
     def place(array: Value, data: Value) -> None:
-        for slot in ("slot", "other slot"):
-            f.store(data, _of_array(f, array, slot, PTR))
+        slots = _of_array(f, array, "slots", PTR)
+
+        def store(k: Value, _: list[Value]) -> None:
+            f.store(data, f.load(PTR, f.address(slots, k, I64)))
+
+        f.loop(integer(0), _of_array(f, array, "how many slots"), 1, store)
 
     def place_input(k: Value, _: list[Value]) -> None:
         array, thing = _array(f, words, k), _object(f, objects, k)

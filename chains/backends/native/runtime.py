@@ -2,8 +2,9 @@
 
 A task is cut into numbered parts, whose results do not depend on who does them. The caller and the workers claim parts
 one after another from a word that holds the number of the task and of the next part; the caller then waits for the
-parts that others have begun. A worker that the system does not let run is thus not waited for. Workers look for a new
-task for some ten microseconds, then sleep in the kernel (Linux: a futex; elsewhere: short naps).
+parts that others have begun. A worker that the system does not let run is thus not waited for. A caller that finds another
+one's task under way does all its parts alone. Workers look for a new task for some ten microseconds, then sleep in the kernel
+(Linux: a futex; elsewhere: short naps).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from chains.backends.native.target import processor
 
 # 64-bit words of a pool; each group that different threads write has two cache lines of its own.
 GENERATION, TASK, WORDS, PARTS = 0, 1, 2, 3
-SLEEPERS, CLAIM, FINISHED, POOL_WORDS = 16, 32, 48, 64
+SLEEPERS, CLAIM, FINISHED, BUSY, POOL_WORDS = 16, 32, 48, 64, 80
 CLOSED = 0xFFFF  # no part is to be had
 SPINS = 4000
 MOST_THREADS = 64
@@ -117,6 +118,21 @@ woke:
 
 define void @parallel(ptr %pool, ptr %function, ptr %words, i64 %parts) {{
 entry:
+  %busyp = getelementptr i64, ptr %pool, i64 {BUSY}
+  %busy = atomicrmw xchg ptr %busyp, i64 1 acquire
+  %free = icmp eq i64 %busy, 0
+  br i1 %free, label %together, label %alone
+alone:
+  %part = phi i64 [0, %entry], [%part1, %own]
+  %some = icmp slt i64 %part, %parts
+  br i1 %some, label %own, label %left
+own:
+  call void %function(ptr %words, i64 %part)
+  %part1 = add i64 %part, 1
+  br label %alone
+left:
+  ret void
+together:
   %before = load atomic i64, ptr %pool monotonic, align 8
   %now = add i64 %before, 1
   %number = shl i64 %now, 16
@@ -157,6 +173,7 @@ yield:
   %yielded = call i32 @sched_yield()
   br label %poll
 end:
+  store atomic i64 0, ptr %busyp release, align 8
   ret void
 }}
 """
@@ -343,7 +360,7 @@ def _runtime() -> Code:
 
 
 class Pool:
-    """Worker threads; whoever holds `lock` may hand them a task."""
+    """Worker threads."""
 
     def __init__(self) -> None:
         self._words = np.zeros(POOL_WORDS, np.int64)
@@ -355,7 +372,7 @@ class Pool:
         """Begin without workers: a forked process has the memory but not the threads."""
         self._words[:] = 0
         self._words[CLAIM] = CLOSED
-        self.lock = threading.Lock()
+        self._starting = threading.Lock()
         self.workers = 0
 
     @property
@@ -363,14 +380,15 @@ class Pool:
         return self._words.ctypes.data
 
     def ensure(self, threads: int) -> None:
-        """Have at least ``threads - 1`` workers. Call it holding the lock."""
+        """Have at least ``threads - 1`` workers."""
         if self.workers >= threads - 1:
             return
         work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(runtime().address("worker"))
-        while self.workers < threads - 1:
-            self.workers += 1
-            name = f"chains-worker-{self.workers}"
-            threading.Thread(target=work, args=(self.address,), daemon=True, name=name).start()
+        with self._starting:
+            while self.workers < threads - 1:
+                name = f"chains-worker-{self.workers + 1}"
+                threading.Thread(target=work, args=(self.address,), daemon=True, name=name).start()
+                self.workers += 1
 
 
 @cache
