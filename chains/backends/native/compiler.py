@@ -109,7 +109,8 @@ class Compiler:
         self.own = [list(dict.fromkeys(view.buffer for o in s.sums for view in o.outs)) for s in self.segments]
         for number, segment in enumerate(self.segments):
             self._write(f"prepare_{number}", partial(self._prepare, segment))
-            self._write(f"tile_{number}", partial(self._steps, segment.tiled), tiled=True)
+            for position, steps in enumerate(segment.parts):
+                self._write(f"tile_{number}_{position}", partial(self._steps, steps), tiled=True)
             if segment.product:
                 self._write(f"product_{number}", partial(self._product, segment.product))
             for position, (length, steps) in enumerate(segment.pieces):
@@ -120,7 +121,8 @@ class Compiler:
         positions = {buffer: (k, self.own_position(buffer)) for k, buffer in enumerate(self.table)}
         products = {number for number, segment in enumerate(self.segments) if segment.product}
         shared = [[length > 0 for length, _ in segment.pieces] for segment in self.segments]
-        write_driver(self.module, sums, positions, self.lanes, products, shared)
+        parts = [len(segment.parts) for segment in self.segments]
+        write_driver(self.module, sums, positions, self.lanes, products, parts, shared)
         spaces = [winograd.workspace(operation, self.lanes, self.processor.registers) for operation in self.operations]
         spaces += [workspace(self.lanes)] if products else []
         nbytes = self.tile_bytes + max(spaces, default=0) * self.program.dtype.itemsize
@@ -236,7 +238,7 @@ class Compiler:
             assert segment.product is not None
             return list(segment.product.views)
         views = []
-        for step in segment.tiled if kind == "tile" else segment.pieces[int(piece[0])][1]:
+        for step in segment.parts[int(piece[0])] if kind == "tile" else segment.pieces[int(piece[0])][1]:
             views += [view for operation in step.operations for view in operation.views]
             if id(step) in self.packed:
                 views.append(self.packed[id(step)][1])

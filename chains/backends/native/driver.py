@@ -50,17 +50,19 @@ def write_driver(
     positions: Positions,
     lanes: int,
     products: Collection[int],
+    parts: Sequence[int],
     shared: Sequence[Sequence[bool]],
 ) -> None:
-    """Add `run` and what it needs to a module that has prepare, tile or product, and the pieces of once of every segment.
+    """Add `run` and what it needs to a module that has prepare, the parts of tile, or product, and the pieces of once of
+    every segment.
 
-    `shared` says which of these pieces all threads take part in.
+    `parts` counts those of tile; `shared` says which of the pieces all threads take part in.
     """
     for k, sums in enumerate(segments):
         if k in products:
             _write_product(module, k)
         else:
-            _write_work(module, k)
+            _write_work(module, k, parts[k])
         _write_reduce(module, k, sums, positions, lanes)
         for piece, together in enumerate(shared[k]):
             if together:
@@ -124,7 +126,7 @@ def _write_piece(module: Module, name: str) -> None:
     module.add(f)
 
 
-def _write_work(module: Module, k: int) -> None:
+def _write_work(module: Module, k: int, parts: int) -> None:
     """``work_k(words, thread)``: the tiles that fall to one thread."""
     f = Function(module, f"work_{k}", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
@@ -138,7 +140,8 @@ def _write_work(module: Module, k: int) -> None:
         start = f.binary("mul", i, tile)
         left = f.binary("sub", batch, start)
         count = f.select(f.compare("slt", left, tile), left, tile)
-        f.line(f"call void @tile_{k}({table}, {scratch}, {start}, {count}, {carried[0]})")
+        for part in range(parts):
+            f.line(f"call void @tile_{k}_{part}({table}, {scratch}, {start}, {count}, {carried[0]})")
         return [integer(0)]
 
     f.loop(begin, end, 1, step, [integer(1)])

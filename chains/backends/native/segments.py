@@ -15,6 +15,7 @@ from chains.backends.tiling import must_wait, overlap
 from chains.operations import Convolve, ConvolveInput, Map, MatMul, Operation
 from chains.view import Buffer, View
 
+STEPS = 16  # of a function, at most
 SHARED = 1 << 14  # elements of vectors from which on threads share an operation
 
 
@@ -37,6 +38,11 @@ class Segment:
     tiled: list[Step] = field(default_factory=list)
     product: MatMul | None = None
     once: list[Step] = field(default_factory=list)
+
+    @property
+    def parts(self) -> list[list[Step]]:
+        """The tiled steps in functions of their own, because what a function takes to compile grows faster than its length."""
+        return [self.tiled[start : start + STEPS] for start in range(0, len(self.tiled), STEPS)]
 
     @property
     def pieces(self) -> list[tuple[int, list[Step]]]:
