@@ -47,8 +47,6 @@ ARRAY = (
 ZERO = np.zeros(1, np.int64)
 MOST_RESULTS = 3
 
-Arguments = tuple[Value, Value]  # the words, and the address of the arguments
-
 
 def python_function(binding: NativeBinding, ins: Sequence[str], outs: Sequence[str]) -> Callable[..., Any] | None:
     """``function(*ins, *outs)`` runs the program of a binding on these arrays, and returns None where it declines them.
@@ -56,9 +54,10 @@ def python_function(binding: NativeBinding, ins: Sequence[str], outs: Sequence[s
     For each of `outs` None may be passed, which makes a fresh array. The result is that of `outs`, or a tuple of several;
     where the program has a value, it comes first, as a float. None where such functions cannot be had.
     """
-    if (api := _api()) is None:
-        return None
     program, place = binding.program, binding.arrays
+    floats = all(str(program.buffers[name].dtype) in OTHER for name in (*ins, *outs))
+    if (api := _api()) is None or not floats or len(outs) > MOST_RESULTS:
+        return None
     words = [binding.run_address, binding.words_address, id(np.ndarray), id(None), len(ins), len(ins) + len(outs)]
     value = place.get("value")
     words += [0, 0] if value is None else [value.ctypes.data, int(value.itemsize == 4)]
