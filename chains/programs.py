@@ -81,7 +81,7 @@ def _kept(known: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
     found = known.get(key)
     if found is None:
         found = make()
-        if len(known) >= KEPT:
-            known.pop(next(iter(known)), None)
+        for oldest in list(known)[: max(0, len(known) - KEPT + 1)]:  # other threads may do the same
+            known.pop(oldest, None)
         found = known.setdefault(key, found)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,6 +11,7 @@ import pytest
 
 import chains
 from chains import Adam, Chain, Dense, Dropout, SquaredLoss, gelu, tanh, train
+from chains.programs import KEPT, _kept
 
 ROUNDS = 25
 
@@ -96,3 +98,38 @@ def test_a_failing_call_spoils_nothing(backend_name):
     with pytest.raises(ValueError, match="shape"):
         net.value_and_grad(p, x[:, :2], t, SquaredLoss())
     assert call_all(net, x, t, dy, p) == wanted
+
+
+def test_more_batch_sizes_than_are_kept_from_several_threads(backend_name):
+    """What is kept of old sizes is forgotten, whoever else looks at it."""
+    net = Chain(Dense(3, 2), backend=backend_name)
+    p, x = net.init(seed=0), np.ones((90, 3), np.float32)
+    expected = net(x, p)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        jobs = [
+            lambda k=k: all(np.array_equal(net(x[: 1 + (7 * k + i) % 90], p)[0], expected[0]) for i in range(200))
+            for k in range(4)
+        ]
+        assert all(in_threads(jobs))
+    finally:
+        sys.setswitchinterval(interval)
+    kept = net._shortcuts._known
+    assert len(kept) <= KEPT + len(jobs)
+
+
+def test_what_is_kept_is_bounded_from_several_threads():
+    known = {}
+
+    def fill(k):
+        for i in range(20_000):
+            _kept(known, (k, i), object)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        in_threads([lambda k=k: fill(k) for k in range(4)])
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(known) <= KEPT + 4

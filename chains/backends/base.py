@@ -272,8 +272,8 @@ class Executable:
         return self.backend.in_pieces(self.program, batch, {**arrays, **self.settings})
 
     def _new_size(self, batch: int) -> list[_Kept]:
-        while len(self._idle) >= KEPT_BINDINGS:
-            self._idle.pop(next(iter(self._idle)), None)
+        for oldest in list(self._idle)[: max(0, len(self._idle) - KEPT_BINDINGS + 1)]:  # other threads may do the same
+            self._idle.pop(oldest, None)
         return self._idle.setdefault(batch, [])
 
     def _is_large(self, batch: int) -> bool:
