@@ -16,8 +16,9 @@ from chains.backends.base import Arrays, Backend, Binding, Feed, aligned, caller
 from chains.backends.native.ahead import BYTES, DATA, LINE, LINES, WORDS
 from chains.backends.native.calls import python_function
 from chains.backends.native.compiler import Compiled, compile_program
+from chains.backends.native.epoch import SOURCES
 from chains.backends.native.machine import machine_code
-from chains.backends.native.runtime import MOST_THREADS, SOURCES, default_threads, pool, runtime
+from chains.backends.native.runtime import MOST_THREADS, default_threads, pool, runtime
 from chains.backends.native.target import Processor, processor
 from chains.program import Program
 from chains.progress import notice

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chains.backends.native.emit import I32, I64, PTR, Function, Module, Type, Value, integer, number
+from chains.backends.native.epoch import SOURCES
 from chains.backends.native.machine import Code, machine_code
-from chains.backends.native.runtime import SOURCES, runtime
+from chains.backends.native.runtime import runtime
 from chains.backends.native.target import processor
 from chains.view import concrete
 

@@ -1,4 +1,4 @@
-"""What compiled programs share: worker threads parked in machine code, and the loop over the batches of an epoch.
+"""What compiled programs share: worker threads parked in machine code.
 
 A task is cut into numbered parts, whose results do not depend on who does them. The caller and the workers claim parts
 one after another from a word that holds the number of the task and of the next part; the caller then waits for the
@@ -18,7 +18,7 @@ from functools import cache
 
 import numpy as np
 
-from chains.backends.native.ahead import NUMBERS, ROWS
+from chains.backends.native.epoch import SOURCES, STEPS, gather
 from chains.backends.native.machine import Code, machine_code
 from chains.backends.native.target import processor
 
@@ -179,170 +179,9 @@ end:
 """
 
 
-def _gather(source: str, target: str) -> str:
-    """A function that copies rows by number, converting their elements."""
-    types = {"f32": "float", "f64": "double", "u8": "i8", "i64": "i64"}
-    a, b = types[source], types[target]
-    convert = {
-        (a == b): f"%y = bitcast {a} %x to {b}",
-        (source == "f32" and target == "f64"): f"%y = fpext {a} %x to {b}",
-        (source == "f64" and target == "f32"): f"%y = fptrunc {a} %x to {b}",
-        (source == "u8"): f"%y = uitofp {a} %x to {b}",
-        (source == "i64"): f"%y = sitofp {a} %x to {b}",
-    }[True]
-    size = {"float": 4, "double": 8, "i8": 1, "i64": 8}[b]
-    whole = f"""
-  %long = icmp sge i64 %width, 16
-  br i1 %long, label %copy, label %column
-copy:
-  %bytes = mul i64 %width, {size}
-  call void @llvm.memcpy.p0.p0.i64(ptr %t, ptr %s, i64 %bytes, i1 false)
-  br label %rowend"""  # the compiler's loop takes a number at a time
-    return f"""
-define void @gather_{source}_{target}(ptr %source, ptr noalias %target, ptr %order, i64 %rows, i64 %width) {{
-entry:
-  br label %row
-row:
-  %i = phi i64 [0, %entry], [%i1, %rowend]
-  %more = icmp slt i64 %i, %rows
-  br i1 %more, label %begin, label %end
-begin:
-  %np = getelementptr i64, ptr %order, i64 %i
-  %n = load i64, ptr %np, align 8
-  %so = mul i64 %n, %width
-  %to = mul i64 %i, %width
-  %s = getelementptr {a}, ptr %source, i64 %so
-  %t = getelementptr {b}, ptr %target, i64 %to
-  {whole if a == b else "br label %column"}
-column:
-  %j = phi i64 [0, %begin], [%j1, %element]
-  %inside = icmp slt i64 %j, %width
-  br i1 %inside, label %element, label %rowend
-element:
-  %sp = getelementptr {a}, ptr %s, i64 %j
-  %tp = getelementptr {b}, ptr %t, i64 %j
-  %x = load {a}, ptr %sp
-  {convert}
-  store {b} %y, ptr %tp
-  %j1 = add i64 %j, 1
-  br label %column
-rowend:
-  %i1 = add i64 %i, 1
-  br label %row
-end:
-  ret void
-}}
-"""
-
-
-# steps(job): words 0 run, 1 its words, 2 order, 3 steps, 4 batch, 5 gathers, 6 address of the list of gathers (5 words
-# each: function, source, target, width, 0), 7 value, 8 its bytes, 9 values out (double), 10 random step or 0, 11 what to
-# fetch for the next step (`ahead.py`).
-# Returns how many steps were done; stops behind one whose value is not finite.
-_STEPS = f"""
-define i64 @steps(ptr %job) {{
-entry:
-  %runp = load ptr, ptr %job, align 8
-  %p1 = getelementptr i64, ptr %job, i64 1
-  %words = load ptr, ptr %p1, align 8
-  %p2 = getelementptr i64, ptr %job, i64 2
-  %order = load ptr, ptr %p2, align 8
-  %p3 = getelementptr i64, ptr %job, i64 3
-  %steps = load i64, ptr %p3, align 8
-  %p4 = getelementptr i64, ptr %job, i64 4
-  %batch = load i64, ptr %p4, align 8
-  %p5 = getelementptr i64, ptr %job, i64 5
-  %gathers = load i64, ptr %p5, align 8
-  %p6 = getelementptr i64, ptr %job, i64 6
-  %list = load ptr, ptr %p6, align 8
-  %p7 = getelementptr i64, ptr %job, i64 7
-  %value = load ptr, ptr %p7, align 8
-  %p8 = getelementptr i64, ptr %job, i64 8
-  %bytes = load i64, ptr %p8, align 8
-  %p9 = getelementptr i64, ptr %job, i64 9
-  %values = load ptr, ptr %p9, align 8
-  %p10 = getelementptr i64, ptr %job, i64 10
-  %random = load i64, ptr %p10, align 8
-  %randomp = inttoptr i64 %random to ptr
-  %p11 = getelementptr i64, ptr %job, i64 11
-  %ahead = load ptr, ptr %p11, align 8
-  %aheadrows = getelementptr i64, ptr %ahead, i64 {ROWS}
-  %aheadnumbers = getelementptr i64, ptr %ahead, i64 {NUMBERS}
-  br label %step
-step:
-  %i = phi i64 [0, %entry], [%i1, %after]
-  %more = icmp slt i64 %i, %steps
-  br i1 %more, label %fetch, label %end
-fetch:
-  %first = mul i64 %i, %batch
-  %piece = getelementptr i64, ptr %order, i64 %first
-  br label %gather
-gather:
-  %k = phi i64 [0, %fetch], [%k1, %one]
-  %left = icmp slt i64 %k, %gathers
-  br i1 %left, label %one, label %run
-one:
-  %o = mul i64 %k, 5
-  %g0 = getelementptr i64, ptr %list, i64 %o
-  %function = load ptr, ptr %g0, align 8
-  %g1 = getelementptr i64, ptr %g0, i64 1
-  %source = load ptr, ptr %g1, align 8
-  %g2 = getelementptr i64, ptr %g0, i64 2
-  %target = load ptr, ptr %g2, align 8
-  %g3 = getelementptr i64, ptr %g0, i64 3
-  %width = load i64, ptr %g3, align 8
-  call void %function(ptr %source, ptr %target, ptr %piece, i64 %batch, i64 %width)
-  %k1 = add i64 %k, 1
-  br label %gather
-run:
-  %following = add i64 %i, 1
-  %last = icmp sge i64 %following, %steps
-  %none = icmp eq i64 %gathers, 0
-  %idle = or i1 %last, %none
-  %rows = select i1 %idle, i64 0, i64 %batch
-  %after_piece = getelementptr i64, ptr %piece, i64 %batch
-  store i64 0, ptr %ahead, align 8
-  store i64 %rows, ptr %aheadrows, align 8
-  store ptr %after_piece, ptr %aheadnumbers, align 8
-  call void %runp(ptr %words)
-  %single = icmp eq i64 %bytes, 4
-  br i1 %single, label %load4, label %load8
-load4:
-  %v4 = load float, ptr %value, align 4
-  %w4 = fpext float %v4 to double
-  br label %check
-load8:
-  %w8 = load double, ptr %value, align 8
-  br label %check
-check:
-  %v = phi double [%w4, %load4], [%w8, %load8]
-  %out = getelementptr double, ptr %values, i64 %i
-  store double %v, ptr %out, align 8
-  %draws = icmp ne i64 %random, 0
-  br i1 %draws, label %count, label %after
-count:
-  %r = load i64, ptr %randomp, align 8
-  %r1 = add i64 %r, 1
-  store i64 %r1, ptr %randomp, align 8
-  br label %after
-after:
-  %i1 = add i64 %i, 1
-  %size = call double @llvm.fabs.f64(double %v)
-  %finite = fcmp olt double %size, 0x7FF0000000000000
-  br i1 %finite, label %step, label %stop
-stop:
-  ret i64 %i1
-end:
-  ret i64 %steps
-}}
-declare double @llvm.fabs.f64(double)
-"""
-
 _making = {"once": threading.Lock()}
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _making.update(once=threading.Lock()))
-
-SOURCES = {"float32": "f32", "float64": "f64", "uint8": "u8", "int64": "i64"}
 
 
 def runtime() -> Code:
@@ -354,9 +193,9 @@ def runtime() -> Code:
 @cache
 def _runtime() -> Code:
     pairs = [(source, target) for source in SOURCES.values() for target in ("f32", "f64")]
-    gathers = "".join(_gather(source, target) for source, target in pairs)
+    gathers = "".join(gather(source, target) for source, target in pairs)
     names = ["worker", "parallel", "steps", *(f"gather_{source}_{target}" for source, target in pairs)]
-    return machine_code(_TEXT + gathers + _STEPS, names, processor(), vectorize=True)
+    return machine_code(_TEXT + gathers + STEPS, names, processor(), vectorize=True)
 
 
 class Pool:
