@@ -87,7 +87,11 @@ def _accuracy(problems: Sequence[str], options: Options) -> list[Criterion]:
 def _summary(criteria: list[Criterion]) -> int:
     """Print how many criteria hold; the exit status is 1 where one does not."""
     missed = [criterion for criterion in criteria if not criterion.ok]
-    print(f"{len(criteria) - len(missed)} of {len(criteria)} criteria hold")
+    print(
+        f"{len(criteria) - len(missed)} of {len(criteria)} criteria hold"
+        if criteria
+        else "nothing was measured against criteria"
+    )
     return 1 if missed else 0
 
 

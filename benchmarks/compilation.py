@@ -1,5 +1,7 @@
 """How long it takes to compile programs, from nothing and from the cache on disk: ``python -m benchmarks.compilation``.
 
+It takes some two minutes.
+
 Each is made in a process of its own, which has imported everything and compiled what all programs share. The peak of memory is
 what the process gained while it compiled.
 """
@@ -74,20 +76,19 @@ def row(name: str, network: str) -> tuple[str, float, float, int]:
 def main() -> None:
     print(*(f"{name:>9}  {fact}" for name, fact in describe(sgemm=False).items()), sep="\n")
     found: list[Criterion] = []
-    table = ["", f"  {'program':12} {'from nothing':>10} {'cached':>11} {'memory':>12} {'assembly':>11}"]
+    print("", f"  {'program':12} {'from nothing':>10} {'cached':>11} {'memory':>12} {'assembly':>11}", sep="\n", flush=True)
     named = tqdm(
         {**NETWORKS, **{f"{n} layers": f"{DEEP.format(n)}, MSELoss(), Adam(1e-3)" for n in DEPTHS}}.items(), disable=None
     )
     deep = []
     for name, network in named:
         text, cold, cached, length = row(name, network)
-        table.append(text)
+        print(text, flush=True)
         if name in NETWORKS:
             found.append(Criterion(f"{name}: seconds to compile", cold, f"<= {COLD}"))
             found.append(Criterion(f"{name}: seconds from the cache", cached, f"<= {CACHED}"))
         else:
             deep.append((cold, length))
-    print(*table, sep="\n")
     first, last = deep[BASE], deep[-1]
     layers = DEPTHS[-1] / DEPTHS[BASE]
     for k, what in enumerate(("time", "assembly")):

@@ -13,7 +13,7 @@ from typing import Any
 
 from chains.expr import cos, erf, exp, expm1, log1p, maximum, minimum, sin, trace, where
 from chains.expr import tanh as _tanh
-from chains.replay import Replay
+from chains.replay import Replay, traced
 from chains.words import meant
 
 
@@ -72,7 +72,8 @@ def activation(name: str, function: Callable[[Any], Any], *, derivative: Callabl
 
     >>> softsign = activation("softsign", lambda x: x / (1 + abs(x)), derivative=lambda x: 1 / (1 + abs(x)) ** 2)
     """
-    return Activation(name, Replay(trace(function, 1)), Replay(trace(derivative)))
+    what = f"activation {name!r}"
+    return Activation(name, Replay(traced(what, function, 1)), Replay(traced(f"{what}, derivative", derivative)))
 
 
 def resolve(choice: Activation | str) -> Activation:

@@ -228,7 +228,8 @@ class Chain(Architecture):
         executable = self._gradient(data["x"], problem, np.dtype(np.float64), training, pure=True)
         known = self.state_for(executable.program, state, None, training, data)
         own = {name: place_of(a).array(place_of(a).contiguous(a, np.float64)) for name, a in known.items()}
-        return Objective(executable, data, self.n_params, _with_random(own, executable, seed, data["x"]))
+        made = Objective(executable, data, self.n_params, _with_random(own, executable, seed, data["x"]))
+        return made.made_by(partial(self.objective, loss=loss, penalty=penalty, mode=mode, seed=seed))
 
     # How it computes
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from chains.activations import sigmoid
-from chains.expr import exp, log1p, maximum, sign, trace, where
+from chains.expr import exp, log1p, maximum, sign, where
 from chains.layers.softmax import log_sum_exp
 from chains.program import Recorder
-from chains.replay import Replay
+from chains.replay import Replay, traced
 from chains.settings import check_positive
 from chains.view import View
 
@@ -89,9 +89,12 @@ def loss(
     """A loss of one's own: ``function(y, t)`` for one output and its target, in the functions of `chains.expr`.
 
     `derivative(y, t)` is its derivative with respect to y. The terms are summed over a sample's outputs (or
-    averaged, with ``average=True``) and averaged over the batch.
+    averaged, with ``average=True``) and averaged over the batch. Raises TypeError or ValueError, naming it, where one of the
+    formulas cannot be traced.
     """
-    return ElementwiseLoss(name, Replay(trace(function, 2)), Replay(trace(derivative, 2)), average)
+    what = f"loss {name!r}"
+    formulas = Replay(traced(what, function, 2)), Replay(traced(f"{what}, derivative", derivative, 2))
+    return ElementwiseLoss(name, *formulas, average)
 
 
 def _square(y: Any, t: Any) -> Any:

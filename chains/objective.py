@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from chains.words import counted
 class Objective:
     """``objective(p)`` returns ``(value, gradient)``: a float and a fresh float64 vector. Made by `Chain.objective`.
 
-    The data are converted once and kept. Calls from several threads are safe; each uses arrays of its own.
+    The data are copied, in float64. Calls from several threads are safe; each uses arrays of its own.
     """
 
     def __init__(
@@ -30,7 +30,9 @@ class Objective:
         self.batch = len(data["x"])
         self._executable = executable
         self._place = place_of(data["x"])
-        self._data = {name: self._place.contiguous(array, dtype) for name, array in data.items()} | dict(extra)
+        copies = {name: self._place.array(self._place.contiguous(array, dtype)) for name, array in data.items()}
+        self._data = copies | dict(extra)
+        self._remake: Callable[..., Objective] | None = None
         self._idle: list[tuple[Binding, np.ndarray, np.ndarray, np.ndarray]] = []
         known = {name: array for name, array in self._data.items() if name in executable.program.buffers}
         self._quick = (self._place is HOST and executable.function(self.batch, ("p",), ("g",), known)) or _decline
@@ -118,8 +120,24 @@ class Objective:
         known = {name: array for name, array in arrays.items() if name in program.buffers}
         return self._executable.backend.bind(program, self.batch, known), arrays["p"], arrays["g"], arrays["value"]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Made anew by the network, from the data, where it is copied or sent to another process."""
+        assert self._remake is not None
+        data = self._data
+        options = {name: data[name] for name in ("weights", "state") if name in data}
+        return _remade, (self._remake, data["x"], data["t"], options)
+
+    def made_by(self, make: Callable[..., Objective]) -> Objective:
+        """This objective, which ``make(x, t, weights=, state=)`` makes again of other data."""
+        self._remake = make
+        return self
+
     def __repr__(self) -> str:
         return f"<objective of {counted(self.n_params, 'parameter')} on {counted(self.batch, 'sample')}>"
+
+
+def _remade(make: Callable[..., Objective], x: Any, t: Any, options: dict[str, Any]) -> Objective:
+    return make(x, t, **options)
 
 
 def _decline(*_: Any) -> None:

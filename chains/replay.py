@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import Any
 
-from chains.expr import Formula, erf, where
+from chains.expr import Formula, erf, trace, where
 from chains.scalar import UFUNCS
 
 # Each operation on numbers, arrays and the symbols of another formula, which take NumPy's ufuncs too.
@@ -39,3 +39,13 @@ class Replay:
     @property
     def __signature__(self) -> Signature:
         return Signature([Parameter(name, Parameter.POSITIONAL_ONLY) for name in self.formula.inputs])
+
+
+def traced(what: str, function: Callable[..., Any], inputs: int | None = None) -> Formula:
+    """As `trace`, for a formula that users know as `what`. Raises TypeError or ValueError, which name it."""
+    try:
+        return trace(function, inputs)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
+    except (TypeError, AttributeError) as error:
+        raise TypeError(f"{what}: {error}") from error

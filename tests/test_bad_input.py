@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -718,3 +720,17 @@ def test_options_of_training(name):
 def test_training_something_else():
     with pytest.raises(TypeError, match=r"`net` \(=3\)"):
         train(3, GOOD["p"], GOOD["x"], GOOD["t"], SquaredLoss(), Adam())
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda x: np.sinc(x), lambda x: math.exp(x), lambda x: x if x > 0 else 0, lambda x: x[0], lambda x: None]
+)
+def test_formulas_that_cannot_be_traced_name_what_they_belong_to(wrong):
+    with pytest.raises((TypeError, ValueError), match="activation 'mine'"):
+        chains.activation("mine", wrong, derivative=lambda x: x)
+    with pytest.raises((TypeError, ValueError), match="activation 'mine', derivative"):
+        chains.activation("mine", lambda x: x, derivative=wrong)
+    with pytest.raises((TypeError, ValueError), match="loss 'mine'"):
+        chains.loss("mine", lambda y, t: wrong(y), derivative=lambda y, t: y - t)
+    with pytest.raises((TypeError, ValueError), match="loss 'mine', derivative"):
+        chains.loss("mine", lambda y, t: y - t, derivative=lambda y: y)

@@ -1,0 +1,47 @@
+"""The objective: copies of it, and what it keeps of the data."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+from chains import BatchNorm, Chain, CrossEntropyLoss, Dense, Dropout, L2Penalty, SquaredLoss, tanh
+
+
+def objectives(backend):
+    """Objectives of several kinds, with parameters."""
+    rng = np.random.default_rng(0)
+    x, t, labels = rng.normal(size=(7, 3)), rng.normal(size=(7, 2)), rng.integers(0, 2, 7)
+    plain = Chain(Dense(3, 4, tanh), Dense(4, 2), backend=backend)
+    dropping = Chain(Dense(3, 4, tanh), Dropout(0.5), Dense(4, 2), backend=backend)
+    normal = Chain(Dense(3, 4), BatchNorm(4), Dense(4, 2), backend=backend)
+    state = normal.init_state()
+    yield plain, plain.objective(x, t, SquaredLoss(), weights=rng.random(7))
+    yield plain, plain.objective(x.astype(np.float32), labels, CrossEntropyLoss(), L2Penalty(0.1))
+    yield dropping, dropping.objective(x, t, SquaredLoss(), mode="train", seed=3)
+    yield normal, normal.objective(x, t, SquaredLoss(), state=state + 0.5)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["copied", "pickled"])
+def test_copies_give_the_same(again, backend_name):
+    for net, objective in objectives(backend_name):
+        p = net.init(seed=1, dtype=np.float64)
+        twin = again(objective)
+        value, g = objective(p)
+        assert twin(p)[0] == value
+        np.testing.assert_array_equal(twin(p)[1], g)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_data_changed_later_change_nothing(kind, backend_name):
+    rng = np.random.default_rng(0)
+    x, t, w = (rng.random(size=shape).astype(kind) for shape in ((5, 3), (5, 2), (5,)))
+    net = Chain(Dense(3, 2), backend=backend_name)
+    objective, p = net.objective(x, t, SquaredLoss(), weights=w), net.init(seed=0)
+    value = objective(p)[0]
+    for array in (x, t, w):
+        array *= 2
+    assert objective(p)[0] == value
