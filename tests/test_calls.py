@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +14,7 @@ import pytest
 from chains import BatchNorm, Chain, CrossEntropyLoss, Dense, Dropout, L2Penalty, SquaredLoss, tanh
 
 native = pytest.importorskip("chains.backends.native")
+calls = pytest.importorskip("chains.backends.native.calls")
 runtime = pytest.importorskip("chains.backends.native.runtime")
 LOSS = SquaredLoss()
 
@@ -238,6 +240,33 @@ def test_threads_give_the_same_bits_whether_or_not_workers_are_to_be_had(taken):
         words[runtime.BUSY] = 0
     assert value == binding.arrays["value"]
     np.testing.assert_array_equal(g, binding.arrays["g"])
+
+
+def test_first_calls_from_several_threads(monkeypatch):
+    """Python keeps the address of a method alone: each function must hold on to its own."""
+    make_code = calls._code
+
+    def slowly():
+        time.sleep(0.05)
+        return make_code()
+
+    monkeypatch.setattr(calls, "_code", slowly)
+    calls._method.cache_clear()
+    nets = [make()[0] for _ in range(6)]
+    _, p, x, _ = make()
+    expected = make()[0](x, p)
+    with ThreadPoolExecutor(6) as threads:
+        assert all(np.array_equal(y, expected) for y in threads.map(lambda net: net(x, p), nets))
+    for net in nets:
+        held = [thing for thing in quick(net, ("forward", False), p, x).__self__.keep if isinstance(thing, calls._Method)]
+        assert len(held) == 1
+
+
+def test_numbers_out_of_range_are_infinite_at_every_call():
+    net, p, x, _ = make()
+    for _ in range(3):
+        with np.errstate(all="raise"):
+            assert not np.isfinite(net(np.full(x.shape, 1e300), p)).any()
 
 
 def test_functions_outlive_their_network():

@@ -310,8 +310,13 @@ class _Kept:
     def run(self, arrays: Arrays) -> None:
         for name, own in self._ins:
             array = arrays.get(name)
-            if array is not None and array is not own:
+            if array is None or array is own:
+                continue
+            if array.dtype == own.dtype:
                 own[...] = array
+            else:
+                with np.errstate(all="ignore"):
+                    own[...] = array
         self._call()
         for name, own in self._outs:
             array = arrays[name]

@@ -63,7 +63,8 @@ def python_function(binding: NativeBinding, ins: Sequence[str], outs: Sequence[s
     value = place.get("value")
     words += [0, 0] if value is None else [value.ctypes.data, int(value.itemsize == 4)]
     words += [ZERO.ctypes.data, *api]
-    keep: list[Any] = [binding]
+    method = _method()
+    keep: list[Any] = [binding, method]  # Python has but the address of the method
     for name in (*ins, *outs):
         buffer = program.buffers[name]
         lengths = np.array(concrete(buffer.shape, binding.batch), np.int64)
@@ -77,7 +78,7 @@ def python_function(binding: NativeBinding, ins: Sequence[str], outs: Sequence[s
         words += words_of
     owner = np.array(words, np.int64).view(_Words)
     owner.keep = keep
-    return _new_function()(ctypes.byref(_method()), owner, None)
+    return _new_function()(ctypes.byref(method), owner, None)
 
 
 class _Words(np.ndarray):

@@ -61,12 +61,12 @@ entry:
 look:
   %claim = load atomic i64, ptr %claimp acquire, align 8
   %part = and i64 %claim, 65535
-  %parts = load atomic i64, ptr %partsp monotonic, align 8
+  %parts = load atomic i64, ptr %partsp acquire, align 8
   %left = icmp slt i64 %part, %parts
   br i1 %left, label %try, label %end
 try:
-  %function = load atomic ptr, ptr %taskp monotonic, align 8
-  %words = load atomic ptr, ptr %wordsp monotonic, align 8
+  %function = load atomic ptr, ptr %taskp acquire, align 8
+  %words = load atomic ptr, ptr %wordsp acquire, align 8
   %next = add i64 %claim, 1
   %pair = cmpxchg ptr %claimp, i64 %claim, i64 %next seq_cst seq_cst, align 8
   %mine = extractvalue {{ i64, i1 }} %pair, 1
@@ -139,6 +139,7 @@ together:
   %closed = or i64 %number, {CLOSED}
   %claimp = getelementptr i64, ptr %pool, i64 {CLAIM}
   store atomic i64 %closed, ptr %claimp seq_cst, align 8
+  fence release
   %taskp = getelementptr i64, ptr %pool, i64 {TASK}
   store atomic ptr %function, ptr %taskp monotonic, align 8
   %wordsp = getelementptr i64, ptr %pool, i64 {WORDS}
