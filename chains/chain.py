@@ -45,7 +45,7 @@ class Chain(Architecture):
         self.runner = find_backend(backend)
         self._programs = Programs(self.runner)
         self._elsewhere: dict[Backend, Programs] = {}  # for arrays on GPUs
-        self._shortcuts = Shortcuts()
+        self._shortcuts = Shortcuts(self.runner)
 
     # What it computes
 
@@ -67,7 +67,7 @@ class Chain(Architecture):
             return found
         p = arguments.check_params(p, self.n_params)
         x = arguments.check_input(x, self.input_shape)
-        run = self._programs_at(p).get(("forward", p.dtype, training), lambda: record.forward(self.network, p.dtype, training))
+        run = self.forward_pass(p, training)
         if is_elsewhere(p) and not is_elsewhere(x):
             return self._call_from_host(run, x, p, state, training, seed, out)
         data = {**arguments.together(p, {"x": x}), "p": p}
@@ -228,8 +228,8 @@ class Chain(Architecture):
         executable = self._gradient(data["x"], problem, np.dtype(np.float64), training, pure=True)
         known = self.state_for(executable.program, state, None, training, data)
         own = {name: place_of(a).array(place_of(a).contiguous(a, np.float64)) for name, a in known.items()}
-        made = Objective(executable, data, self.n_params, _with_random(own, executable, seed, data["x"]))
-        return made.made_by(partial(self.objective, loss=loss, penalty=penalty, mode=mode, seed=seed))
+        remake = partial(self.objective, loss=loss, penalty=penalty, mode=mode, seed=seed)
+        return Objective(executable, data, self.n_params, _with_random(own, executable, seed, data["x"]), remake)
 
     # How it computes
 
@@ -321,6 +321,10 @@ class Chain(Architecture):
         make = partial(record.gradient, self.network, objective, dtype, training, pure=pure)
         return self._programs_at(beside).get(("gradient", dtype, training, pure), make, objective)
 
+    def forward_pass(self, p: Any, training: bool) -> Executable:
+        """A call of the network with these parameters, recorded the first time."""
+        return self._programs_at(p).get(("forward", p.dtype, training), lambda: record.forward(self.network, p.dtype, training))
+
     def training_step(self, p: Any, objective: record.Objective, optimizer: Optimizer) -> Executable:
         """A step of training from `p`, recorded the first time; for training loops."""
         make = partial(record.training_step, self.network, objective, optimizer, p.dtype)
@@ -335,7 +339,7 @@ class Chain(Architecture):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         runner = find_backend(state["backend"])
-        self.__dict__.update(state, runner=runner, _programs=Programs(runner), _elsewhere={}, _shortcuts=Shortcuts())
+        self.__dict__.update(state, runner=runner, _programs=Programs(runner), _elsewhere={}, _shortcuts=Shortcuts(runner))
 
 
 def _with_random(arrays: dict[str, Any], run: Executable, seed: int, beside: Any) -> dict[str, Any]:

@@ -23,7 +23,12 @@ class Objective:
     """
 
     def __init__(
-        self, executable: Executable, data: Mapping[str, np.ndarray], n_params: int, extra: Mapping[str, np.ndarray]
+        self,
+        executable: Executable,
+        data: Mapping[str, np.ndarray],
+        n_params: int,
+        extra: Mapping[str, np.ndarray],
+        remake: Callable[..., Objective],  # of (x, t, weights=, state=)
     ) -> None:
         dtype = executable.program.dtype
         self.n_params = n_params
@@ -32,10 +37,10 @@ class Objective:
         self._place = place_of(data["x"])
         copies = {name: self._place.array(self._place.contiguous(array, dtype)) for name, array in data.items()}
         self._data = copies | dict(extra)
-        self._remake: Callable[..., Objective] | None = None
+        self._remake = remake
         self._idle: list[tuple[Binding, np.ndarray, np.ndarray, np.ndarray]] = []
         known = {name: array for name, array in self._data.items() if name in executable.program.buffers}
-        self._quick = (self._place is HOST and executable.function(self.batch, ("p",), ("g",), known)) or _decline
+        self._quick = executable.function(self.batch, ("p",), ("g",), known)
 
     def __call__(self, p: Any) -> tuple[float, np.ndarray]:
         """The value and the gradient at `p`, shape (n_params,), where `p` lies. Raises ValueError for another shape.
@@ -122,15 +127,9 @@ class Objective:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Made anew by the network, from the data, where it is copied or sent to another process."""
-        assert self._remake is not None
         data = self._data
         options = {name: data[name] for name in ("weights", "state") if name in data}
         return _remade, (self._remake, data["x"], data["t"], options)
-
-    def made_by(self, make: Callable[..., Objective]) -> Objective:
-        """This objective, which ``make(x, t, weights=, state=)`` makes again of other data."""
-        self._remake = make
-        return self
 
     def __repr__(self) -> str:
         return f"<objective of {counted(self.n_params, 'parameter')} on {counted(self.batch, 'sample')}>"
@@ -138,7 +137,3 @@ class Objective:
 
 def _remade(make: Callable[..., Objective], x: Any, t: Any, options: dict[str, Any]) -> Objective:
     return make(x, t, **options)
-
-
-def _decline(*_: Any) -> None:
-    """What stands for `_quick` where there is no such function."""

@@ -50,12 +50,13 @@ class Shortcuts:
     They take NumPy arrays that need no conversion, and return None for others, which go the long way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Backend) -> None:
+        self._wanted = np.ndarray if backend.has_functions else None  # the type of arrays that may have a function
         self._known: dict[Hashable, tuple[Callable[..., Any], Any, Any]] = {}
 
     def find(self, kind: Hashable, p: Any, x: Any, one: Any = None, other: Any = None) -> Callable[..., Any] | None:
         """The function for calls of this kind with these very things, None where there is none."""
-        if type(p) is type(x) is np.ndarray:
+        if type(p) is type(x) is self._wanted:
             return self._known.get((kind, p.dtype, x.shape, id(one), id(other)), _NOTHING)[0]
         return None
 
@@ -64,16 +65,12 @@ class Shortcuts:
     ) -> None:
         """Have a function for calls of this kind, if the backend that runs such a program makes any."""
         p, x = ins["p"], ins["x"]
-        if type(p) is type(x) is np.ndarray:
+        if type(p) is type(x) is self._wanted:
             key = (kind, p.dtype, x.shape, id(one), id(other))
-            _kept(self._known, key, lambda: (run.function(len(x), tuple(ins), outs) or _decline, one, other))
+            _kept(self._known, key, lambda: (run.function(len(x), tuple(ins), outs), one, other))
 
 
 _NOTHING = (None, None, None)
-
-
-def _decline(*_: Any) -> None:
-    """What stands for a function that cannot be had, so that it is not looked for again."""
 
 
 def _kept(known: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:

@@ -273,7 +273,7 @@ def _value(metric: Metric, y: np.ndarray, t: np.ndarray) -> float:
 
 def _pieces(net: Chain, p: np.ndarray, samples: int) -> list[slice]:
     """The samples in pieces, each with no more than `PIECE_BYTES` of intermediate results, or `LEAST_PIECE` long."""
-    per_sample = net.program(dtype=p.dtype, mode="eval").scratch.bytes_per_sample
+    per_sample = net.forward_pass(p, False).program.scratch.bytes_per_sample
     size = max(LEAST_PIECE, PIECE_BYTES // max(1, per_sample))
     return [slice(start, start + size) for start in range(0, samples, size)]
 

@@ -19,6 +19,7 @@ class AutoBackend(Backend):
     def __init__(self) -> None:
         self._numpy = NumpyBackend()
         self._native = _native()
+        self.has_functions = self._native is not None
 
     def choose(self, program: Program) -> Backend:
         if self._native is None:

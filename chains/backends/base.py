@@ -77,6 +77,7 @@ class Backend(ABC):
     """A way to execute programs."""
 
     name: str
+    has_functions = False  # whether `function` gives any
     copied_bytes = COPIED_BYTES  # the largest array to copy, rather than to bind a program anew
 
     @abstractmethod
@@ -259,13 +260,15 @@ class Executable:
         if len(idle) < KEPT_BINDINGS:
             idle.append(kept)
 
-    def function(self, batch: int, ins: Sequence[str], outs: Sequence[str], known: Arrays | None = None) -> Callable | None:
-        """As `Backend.function`; None also for programs that need more arrays than these and the `known` ones."""
+    def function(self, batch: int, ins: Sequence[str], outs: Sequence[str], known: Arrays | None = None) -> Callable:
+        """As `Backend.function`; one that takes no arguments where there is none, or the program needs more arrays than these
+        and the `known` ones.
+        """
         needed = {name for name, buffer in self.program.buffers.items() if buffer.data is None}
         known = {**(known or {}), **self.settings}
         if needed - {*ins, *outs, *known, "inverse_batch", "value"} or not {*ins, *outs} <= needed:
-            return None
-        return self.backend.function(self.program, batch, ins, outs, known)
+            return _decline
+        return self.backend.function(self.program, batch, ins, outs, known) or _decline
 
     def in_pieces(self, batch: int, arrays: Arrays) -> bool:
         """Run the program piece by piece on arrays that may be large and lie elsewhere; False where that is not the way."""
@@ -296,6 +299,10 @@ class Executable:
     def _fits(self, name: str, array: np.ndarray) -> bool:
         buffer = self.program.buffers.get(name)
         return buffer is not None and array.flags.c_contiguous and array.dtype == buffer.dtype
+
+
+def _decline(*_: object) -> None:
+    """What stands for a function that cannot be had, so that it is not looked for again."""
 
 
 class _Kept:

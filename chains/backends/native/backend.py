@@ -52,6 +52,7 @@ class NativeBackend(Backend):
     """
 
     name = "native"
+    has_functions = True
 
     def __init__(self, *, threads: int | None = None, simd: str | None = None) -> None:
         if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS):
