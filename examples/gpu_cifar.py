@@ -17,65 +17,14 @@ ended between 0.75 and 0.79 after ten epochs without augmentation.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 from collections.abc import Sequence
 
 import numpy as np
+from on_gpu import add_device, choose, machine
+from rosetta_cnn import pixels, rosetta_cnn
 
-from chains import (
-    SGD,
-    Activation,
-    Chain,
-    Conv,
-    CrossEntropyLoss,
-    Dense,
-    Dropout,
-    Flatten,
-    MaxPool,
-    accuracy,
-    relu,
-    train,
-)
+from chains import SGD, Chain, CrossEntropyLoss, accuracy, train
 from chains.data import Augment, Batches, load_cifar10, prefetch
-
-
-def rosetta_cnn(backend: str) -> Chain:
-    """The network, from images (3, 32, 32) to ten logits; activations follow the pooling, on a quarter of the elements."""
-    return Chain(
-        _conv(3, 50, relu), _conv(50, 50), MaxPool(2), Activation(relu), Dropout(0.25),  # (50, 16, 16)
-        _conv(50, 100, relu), _conv(100, 100), MaxPool(2), Activation(relu), Dropout(0.25),  # (100, 8, 8)
-        Flatten(), Dense(6400, 512, relu, weight_init="glorot_uniform"), Dropout(0.5),
-        Dense(512, 10, weight_init="glorot_uniform"),
-        input_shape=(3, 32, 32), backend=backend,
-    )  # fmt: skip
-
-
-def _conv(inputs: int, outputs: int, activation: str = "identity") -> Conv:
-    return Conv(inputs, outputs, 3, activation, padding=1, weight_init="glorot_uniform")
-
-
-def pixels(images: np.ndarray) -> np.ndarray:
-    """Images of bytes as numbers from 0 to 1."""
-    return images.astype(np.float32) / 255
-
-
-def missing() -> str:
-    """What is missing for computing on a GPU; nothing where there is one."""
-    try:
-        Chain(Dense(1, 1)).init(device="cuda")
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def machine(on_gpu: bool) -> str:
-    """What computes."""
-    if not on_gpu:
-        return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-    import cupy
-
-    return cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
 
 
 def outputs(net: Chain, p: np.ndarray, images: np.ndarray, size: int = 500) -> np.ndarray:
@@ -88,9 +37,7 @@ def outputs(net: Chain, p: np.ndarray, images: np.ndarray, size: int = 500) -> n
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train a convolutional network on CIFAR-10 on a GPU.")
-    parser.add_argument(
-        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="(%(default)s: a GPU if there is one)"
-    )
+    add_device(parser)
     parser.add_argument("--precision", choices=("float32", "tf32", "bf16"), default="float32", help="of products on a GPU")
     parser.add_argument("--augment", action="store_true", help="shift and mirror the photographs, and stream them")
     parser.add_argument("--epochs", type=int, default=None, help="(10; without a GPU 1)")
@@ -99,12 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", default=None, help="folder with the six files of CIFAR-10")
     options = parser.parse_args(arguments)
 
-    sentence = "" if options.device == "cpu" else missing()
-    if sentence and options.device == "cuda":
-        parser.exit(1, f"No GPU can be used: {sentence}\n")
-    on_gpu = options.device != "cpu" and not sentence
-    if sentence:
-        print(f"No GPU can be used: {sentence}\nThe processor goes on, with fewer photographs and epochs.\n")
+    on_gpu = choose(parser, options.device, "fewer photographs and epochs")
     epochs = (10 if on_gpu else 1) if options.epochs is None else options.epochs
     samples = (None if on_gpu else 1_000) if options.samples is None else options.samples
 

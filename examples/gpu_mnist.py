@@ -12,47 +12,14 @@ The network is that of `lenet5.py`; batches are larger, since a GPU is hardly bu
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 from collections.abc import Sequence
 
 import numpy as np
+from lenet5 import lenet5, pixels
+from on_gpu import add_device, choose, machine
 
-from chains import Adam, Chain, Conv, CrossEntropyLoss, Dense, Flatten, History, MaxPool, accuracy, relu, train
+from chains import Adam, CrossEntropyLoss, History, accuracy, train
 from chains.data import load_mnist
-
-
-def lenet5() -> Chain:
-    """The network, from images (1, 28, 28) to ten logits."""
-    return Chain(
-        Conv(1, 6, 5, relu), MaxPool(2),  # (6, 12, 12)
-        Conv(6, 16, 5, relu), MaxPool(2),  # (16, 4, 4)
-        Flatten(), Dense(256, 120, relu), Dense(120, 84, relu), Dense(84, 10),
-        input_shape=(1, 28, 28),
-    )  # fmt: skip
-
-
-def pixels(images: np.ndarray) -> np.ndarray:
-    """Images (n, 28, 28) of bytes as (n, 1, 28, 28), one channel of numbers from 0 to 1."""
-    return images[:, None].astype(np.float32) / 255
-
-
-def missing() -> str:
-    """What is missing for computing on a GPU; nothing where there is one."""
-    try:
-        Chain(Dense(1, 1)).init(device="cuda")
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def machine(on_gpu: bool) -> str:
-    """What computes."""
-    if not on_gpu:
-        return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-    import cupy
-
-    return cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
 
 
 def epoch_seconds(history: History) -> str:
@@ -63,9 +30,7 @@ def epoch_seconds(history: History) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train LeNet-5 on MNIST on a GPU.")
-    parser.add_argument(
-        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="(%(default)s: a GPU if there is one)"
-    )
+    add_device(parser)
     parser.add_argument("--epochs", type=int, default=None, help="(10; without a GPU 3)")
     parser.add_argument("--samples", type=int, default=None, help="digits to train on (all; without a GPU 6,000)")
     parser.add_argument("--batch", type=int, default=None, help="digits a step (512; without a GPU 32)")
@@ -73,12 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", default=None, help="folder with the four files of MNIST")
     options = parser.parse_args(arguments)
 
-    sentence = "" if options.device == "cpu" else missing()
-    if sentence and options.device == "cuda":
-        parser.exit(1, f"No GPU can be used: {sentence}\n")
-    on_gpu = options.device != "cpu" and not sentence
-    if sentence:
-        print(f"No GPU can be used: {sentence}\nThe processor goes on, with fewer digits and epochs.\n")
+    on_gpu = choose(parser, options.device, "fewer digits and epochs")
     epochs = (10 if on_gpu else 3) if options.epochs is None else options.epochs
     samples = (None if on_gpu else 6_000) if options.samples is None else options.samples
     batch = (512 if on_gpu else 32) if options.batch is None else options.batch

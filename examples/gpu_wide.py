@@ -13,11 +13,10 @@ which has one row; with `--device cuda` it stops there instead.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 from collections.abc import Sequence
 
 import numpy as np
+from on_gpu import add_device, choose, machine
 
 from chains import SGD, Chain, CrossEntropyLoss, Dense, accuracy, relu, train
 
@@ -31,41 +30,16 @@ def points(samples: int, width: int, seed: int) -> tuple[np.ndarray, np.ndarray]
     return x, (x @ directions).argmax(1)
 
 
-def missing() -> str:
-    """What is missing for computing on a GPU; nothing where there is one."""
-    try:
-        Chain(Dense(1, 1)).init(device="cuda")
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def machine(on_gpu: bool) -> str:
-    """What computes."""
-    if not on_gpu:
-        return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-    import cupy
-
-    return cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train a wide network on a GPU, at each precision.")
-    parser.add_argument(
-        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="(%(default)s: a GPU if there is one)"
-    )
+    add_device(parser)
     parser.add_argument("--width", type=int, default=None, help="of the hidden layers (4,096; without a GPU 256)")
     parser.add_argument("--samples", type=int, default=None, help="points to train on (65,536; without a GPU 4,096)")
     parser.add_argument("--epochs", type=int, default=4, help="(%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
 
-    sentence = "" if options.device == "cpu" else missing()
-    if sentence and options.device == "cuda":
-        parser.exit(1, f"No GPU can be used: {sentence}\n")
-    on_gpu = options.device != "cpu" and not sentence
-    if sentence:
-        print(f"No GPU can be used: {sentence}\nThe processor goes on, with a smaller network and fewer points.\n")
+    on_gpu = choose(parser, options.device, "a smaller network and fewer points")
     width = options.width or (4096 if on_gpu else 256)
     samples = options.samples or (65_536 if on_gpu else 4_096)
     batch = min(1024, max(1, samples // 8))

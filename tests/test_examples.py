@@ -15,6 +15,7 @@ from chains.data import cifar, mnist
 from tests import emulated
 
 FOLDER = Path(__file__).parents[1] / "examples"
+sys.path.append(str(FOLDER))  # as for `python examples/NAME.py`: some build on others
 
 
 def load(name):

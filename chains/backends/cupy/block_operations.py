@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from chains.backends.cupy.axes import Space, count, count_text
 from chains.backends.cupy.block import TERMS, THREADS, Block, Unit, whole
 from chains.backends.cupy.block_products import Stored, product
-from chains.backends.cupy.fusion import Elementwise, Run, feeds, run_lines
+from chains.backends.cupy.fusion import Elementwise, Run, run_at, run_lines
 from chains.backends.cupy.indexed import EACH
 from chains.backends.cupy.kernels import Pointers
 from chains.backends.cupy.reduction import join, start, step_in_memory
@@ -31,13 +31,8 @@ def take(block: Block, operations: Sequence[Operation], stored: Callable[[Sequen
         elif isinstance(operation, Random):
             random(block, operation)
         else:
-            run = Run([operation])
-            while stop < len(operations) and run.takes(operations[stop]):
-                run.operations.append(operations[stop])
-                stop += 1
-            after = operations[stop] if stop < len(operations) else None
-            if isinstance(after, Reduce) and feeds(run, after):
-                stop += 1
+            run, after, stop = run_at(operations, at)
+            if after is not None:
                 reduce(block, after, run, stored(operations[at:stop]))
             else:
                 elementwise(block, run, stored(operations[at:stop]))

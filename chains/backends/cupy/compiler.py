@@ -14,7 +14,7 @@ from chains.backends.cupy.axes import Space, count, count_text
 from chains.backends.cupy.bfloat16 import with_bfloat16
 from chains.backends.cupy.convolutions import AnyConvolution, Lowering, is_product
 from chains.backends.cupy.epilogues import FusedMatMul, with_epilogues
-from chains.backends.cupy.fusion import Elementwise, Run, feeds, run_lines, staged
+from chains.backends.cupy.fusion import Elementwise, Run, run_at, run_lines, staged
 from chains.backends.cupy.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.cupy.indexed import gather, random, scatter_add
 from chains.backends.cupy.kernels import Fused, Pointers, Source, Step, blocks, each_element, untiled
@@ -126,13 +126,8 @@ class Compiled:
             if not isinstance(operation, Elementwise):
                 steps += self._alone(operation)
             else:
-                run = Run([operation])
-                while stop < len(operations) and run.takes(operations[stop]):
-                    run.operations.append(operations[stop])
-                    stop += 1
-                after = operations[stop] if stop < len(operations) else None
-                if isinstance(after, Reduce) and feeds(run, after):
-                    stop += 1
+                run, after, stop = run_at(operations, start)
+                if after is not None:
                     steps += reduction(self.source, after, run, stored(range(start, stop)), self._temporary)
                 else:
                     steps.append(self._elementwise(run, stored(range(start, stop))))

@@ -6,7 +6,7 @@ or overwrites was touched by the operations before it in the same thread only: t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -51,6 +51,16 @@ class Run:
         if any(in_the_way(view, out) for view in operation.ins for out in written):
             return False
         return not any(in_the_way(out, view) for out in operation.outs for view in touched)
+
+
+def run_at(operations: Sequence[Operation], start: int) -> tuple[Run, Reduce | None, int]:
+    """The longest run from an elementwise operation on, the reduction that goes along with it, and what comes after them."""
+    run, stop = Run([operations[start]]), start + 1
+    while stop < len(operations) and run.takes(operations[stop]):
+        run.operations.append(operations[stop])
+        stop += 1
+    after = operations[stop] if stop < len(operations) else None
+    return (run, after, stop + 1) if isinstance(after, Reduce) and feeds(run, after) else (run, None, stop)
 
 
 def in_the_way(a: View, b: View) -> bool:
