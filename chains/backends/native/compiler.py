@@ -14,7 +14,7 @@ from chains.backends.base import UnsupportedOperationError
 from chains.backends.native import winograd
 from chains.backends.native.correlate import lower_convolve, pack_kernels
 from chains.backends.native.correlate_weight import lower_convolve_weight
-from chains.backends.native.driver import Runs, share, write_driver
+from chains.backends.native.driver import Outline, share, write_driver
 from chains.backends.native.elementwise import (
     Frame,
     lower_copy,
@@ -24,6 +24,7 @@ from chains.backends.native.elementwise import (
     lower_shared_map,
 )
 from chains.backends.native.emit import I64, PTR, Function, Module, Type, Value, integer
+from chains.backends.native.finish import Finish, finish_of
 from chains.backends.native.gemm import is_large, lower_large, workspace
 from chains.backends.native.images import lower_laned, lower_pool, lower_relayout
 from chains.backends.native.kernel import Kernel, kernel_of, needs_packing
@@ -90,7 +91,7 @@ class Compiler:
         self.kernels = {
             id(step): self._kernel(step)
             for s in self.segments
-            for step in (*s.tiled, *s.once)
+            for step in (*s.early, *s.tiled, *s.once)
             if isinstance(step.operation, MatMul)
         }
         for segment in self.segments:
@@ -99,16 +100,22 @@ class Compiler:
                     self._pack(step, (winograd.packed_size(step.operation),))
                 elif isinstance(step.operation, (Convolve, ConvolveInput)):
                     self._pack(step, step.operation.ins[1].shape)
+        self.finishes = [finish_of(segment, self.operations, self._reads, self._in_rows) for segment in self.segments]
+        for finish in filter(None, self.finishes):
+            for key, maps in finish.maps.items():
+                self.kernels[key] = replace(self.kernels[key], maps=maps, transient=True)
         self.tile_plan = self._plan()
         self.table = self._table()
         per_sample = max(1, self.tile_plan.bytes_per_sample)
         self.tile = self.lanes if self.laned else max(ROWS, min(1024, TILE_BYTES // per_sample // ROWS * ROWS))
 
     def compiled(self) -> Compiled:
-        sums: list[Runs] = []
+        outlines: list[Outline] = []
         self.own = [list(dict.fromkeys(view.buffer for o in s.sums for view in o.outs)) for s in self.segments]
         for number, segment in enumerate(self.segments):
             self._write(f"prepare_{number}", partial(self._prepare, segment))
+            if segment.early:
+                self._write(f"early_{number}", partial(self._steps, segment.early))
             for position, steps in enumerate(segment.parts):
                 self._write(f"tile_{number}_{position}", partial(self._steps, steps), tiled=True)
             if segment.product:
@@ -116,13 +123,13 @@ class Compiler:
             for position, (length, steps) in enumerate(segment.pieces):
                 body = partial(self._share, length, steps) if length else partial(self._steps, steps)
                 self._write(f"once_{number}_{position}", body)
-            runs = [(o, view, run) for o in segment.sums for view in o.outs for run in view.runs]
-            sums.append(tuple((view.buffer, *run, o.name) for o, view, run in runs))
+            finish = self.finishes[number]
+            if finish:
+                self._write(f"rest_{number}", partial(self._rest, finish.rest, segment.pieces[finish.piece][1]))
+            outlines.append(self._outline(segment, finish))
         positions = {buffer: (k, self.own_position(buffer)) for k, buffer in enumerate(self.table)}
-        products = {number for number, segment in enumerate(self.segments) if segment.product}
-        shared = [[length > 0 for length, _ in segment.pieces] for segment in self.segments]
-        parts = [len(segment.parts) for segment in self.segments]
-        write_driver(self.module, sums, positions, self.lanes, products, parts, shared)
+        write_driver(self.module, outlines, positions, self.lanes)
+        products = any(segment.product for segment in self.segments)
         spaces = [winograd.workspace(operation, self.lanes, self.processor.registers) for operation in self.operations]
         spaces += [workspace(self.lanes)] if products else []
         nbytes = self.tile_bytes + max(spaces, default=0) * self.program.dtype.itemsize
@@ -134,8 +141,27 @@ class Compiler:
             self.tile,
             nbytes,
             self.sums,
-            bool(products),
+            products,
         )
+
+    def _outline(self, segment: Segment, finish: Finish | None) -> Outline:
+        runs = [(o, view, run) for o in segment.sums for view in o.outs for run in view.runs]
+        return Outline(
+            sums=tuple((view.buffer, *run, o.name) for o, view, run in runs),
+            product=segment.product is not None,
+            parts=len(segment.parts),
+            early=bool(segment.early),
+            shared=tuple(length > 0 for length, _ in segment.pieces),
+            finished=finish.piece if finish else None,
+        )
+
+    def _reads(self, step: Step) -> list[View]:
+        """What a tiled step reads, not counting weights of which it has a packed copy."""
+        weights = [step.operation.ins[1]] if id(step) in self.packed else []
+        return [view for operation in step.operations for view in operation.ins if view not in weights]
+
+    def _in_rows(self, step: Step) -> bool:
+        return self.kernels[id(step)].turned(self.lanes).out.strides[1] == 1
 
     @property
     def tile_bytes(self) -> int:
@@ -201,6 +227,8 @@ class Compiler:
         kind, number, *_ = name.split("_")
         if kind in ("product", "once"):
             arguments += [(I64, "thread"), (I64, "threads")]
+        if tiled:
+            arguments += [(I64, "whole")]
         f = Function(self.module, name, arguments)
         table, scratch, start, count, first = f.arguments[:5]
         bases: dict[Buffer, Value] = {}
@@ -218,9 +246,9 @@ class Compiler:
                 bases[buffer] = self._base(f, buffer, positions, element, table, scratch, start)
             return f.address(bases[buffer], integer(view.offset), element)
 
-        begun = f.compare("ne", first, integer(0)) if tiled else None
+        begun, whole = (f.compare("ne", flag, integer(0)) if tiled else None for flag in (first, f.arguments[-1]))
         ahead = f.load(PTR, f.address(table, integer(len(self.table) + len(self.sums)), PTR)) if tiled else None
-        frame = Frame(f, self.lanes, self.processor.registers, base, count, start, bool(self.laned), begun, ahead)
+        frame = Frame(f, self.lanes, self.processor.registers, base, count, start, bool(self.laned), begun, whole, ahead)
         segment_views = self._views(name)
         for view in segment_views:
             base(view)
@@ -237,9 +265,17 @@ class Compiler:
         if kind == "product":
             assert segment.product is not None
             return list(segment.product.views)
+        if kind == "early":
+            steps = segment.early
+        elif kind == "tile":
+            steps = segment.parts[int(piece[0])]
+        else:
+            finish = self.finishes[int(number)]
+            steps = segment.pieces[finish.piece if kind == "rest" and finish else int(piece[0])][1]
         views = []
-        for step in segment.parts[int(piece[0])] if kind == "tile" else segment.pieces[int(piece[0])][1]:
-            views += [view for operation in step.operations for view in operation.views]
+        for step in steps:
+            finishing = self.kernels[id(step)].maps if id(step) in self.kernels else ()
+            views += [view for operation in (*step.operations, *finishing) for view in operation.views]
             if id(step) in self.packed:
                 views.append(self.packed[id(step)][1])
         return views
@@ -283,6 +319,13 @@ class Compiler:
         for step in steps:
             assert isinstance(step.operation, Map)
             lower_shared_map(frame, step.operation, begin, f.binary("sub", end, begin))
+
+    def _rest(self, runs: Sequence[tuple[int, int]], steps: Sequence[Step], frame: Frame) -> None:
+        """Maps of long vectors on the elements of these runs."""
+        for begin, stop in runs:
+            for step in steps:
+                assert isinstance(step.operation, Map)
+                lower_shared_map(frame, step.operation, integer(begin), integer(stop - begin))
 
     def _steps(self, steps: Sequence[Step], frame: Frame) -> None:
         for step in steps:

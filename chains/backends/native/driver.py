@@ -7,7 +7,8 @@ buffers and of its scratch memory. The first thread's sums are the results; the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from chains.backends.native.emit import I64, PTR, Function, Module, Type, Value, integer, real_type
@@ -44,27 +45,29 @@ def share(f: Function, length: int, lanes: int, thread: Value, threads: Value) -
     return bound(thread), bound(f.add(thread, 1))
 
 
-def write_driver(
-    module: Module,
-    segments: list[Runs],
-    positions: Positions,
-    lanes: int,
-    products: Collection[int],
-    parts: Sequence[int],
-    shared: Sequence[Sequence[bool]],
-) -> None:
-    """Add `run` and what it needs to a module that has prepare, the parts of tile, or product, and the pieces of once of
-    every segment.
+@dataclass(frozen=True)
+class Outline:
+    """What there is of a segment."""
 
-    `parts` counts those of tile; `shared` says which of the pieces all threads take part in.
+    sums: Runs
+    product: bool  # whether it is a large product
+    parts: int  # of its tiles, each a function
+    early: bool  # whether something is done before the tiles
+    shared: tuple[bool, ...]  # for each piece of what is done once, whether all threads take part
+    finished: int | None  # the piece that products do where a tile is the whole batch, but for a rest
+
+
+def write_driver(module: Module, segments: Sequence[Outline], positions: Positions, lanes: int) -> None:
+    """Add `run` and what it needs to a module that has, for every segment, `prepare`, `early`, the parts of `tile`, or
+    `product`, the pieces of `once` and the `rest` of one of them.
     """
-    for k, sums in enumerate(segments):
-        if k in products:
+    for k, segment in enumerate(segments):
+        if segment.product:
             _write_product(module, k)
         else:
-            _write_work(module, k, parts[k])
-        _write_reduce(module, k, sums, positions, lanes)
-        for piece, together in enumerate(shared[k]):
+            _write_work(module, k, segment.parts)
+        _write_reduce(module, k, segment.sums, positions, lanes)
+        for piece, together in enumerate(segment.shared):
             if together:
                 _write_piece(module, f"{k}_{piece}")
     f = Function(module, "run", [(PTR, "words")])
@@ -84,15 +87,23 @@ def write_driver(
 
         f.when(alone, lambda: f.line(f"call void @{name}({words}, i64 0)"), together)
 
-    for k, sums in enumerate(segments):
-        f.line(f"call void @prepare_{k}({table}, {scratch}, i64 0, {batch}, i64 1)")
-        reduce = partial(_call_reduce, f, k, sums, words, sharing) if sums else None
-        run(f"work_{k}", threads if k in products else sharing, reduce)
-        for piece, together in enumerate(shared[k]):
-            if together:
+    def do(name: str, more: str = "") -> None:
+        f.line(f"call void @{name}({table}, {scratch}, i64 0, {batch}, i64 1{more})")
+
+    for k, segment in enumerate(segments):
+        do(f"prepare_{k}")
+        if segment.early:
+            do(f"early_{k}")
+        reduce = partial(_call_reduce, f, k, segment.sums, words, sharing) if segment.sums else None
+        run(f"work_{k}", threads if segment.product else sharing, reduce)
+        for piece, together in enumerate(segment.shared):
+            if piece == segment.finished:
+                whole = f.compare("sle", batch, word(f, words, 1))
+                f.when(whole, partial(do, f"rest_{k}"), partial(run, f"share_{k}_{piece}", threads))
+            elif together:
                 run(f"share_{k}_{piece}", threads)
             else:
-                f.line(f"call void @once_{k}_{piece}({table}, {scratch}, i64 0, {batch}, i64 1, i64 0, i64 1)")
+                do(f"once_{k}_{piece}", ", i64 0, i64 1")
     f.line("ret void")
     module.add(f)
 
@@ -133,6 +144,7 @@ def _write_work(module: Module, k: int, parts: int) -> None:
     batch, tile, threads = (word(f, words, position) for position in (0, 1, 3))
     table, scratch = table_of(f, words, thread)
     tiles = f.binary("sdiv", f.binary("sub", f.binary("add", batch, tile), integer(1)), tile)
+    whole = f.cast("zext", f.compare("eq", tiles, integer(1)), I64)
     begin = f.binary("sdiv", f.binary("mul", tiles, thread), threads)
     end = f.binary("sdiv", f.binary("mul", tiles, f.add(thread, 1)), threads)
 
@@ -141,7 +153,7 @@ def _write_work(module: Module, k: int, parts: int) -> None:
         left = f.binary("sub", batch, start)
         count = f.select(f.compare("slt", left, tile), left, tile)
         for part in range(parts):
-            f.line(f"call void @tile_{k}_{part}({table}, {scratch}, {start}, {count}, {carried[0]})")
+            f.line(f"call void @tile_{k}_{part}({table}, {scratch}, {start}, {count}, {carried[0]}, {whole})")
         return [integer(0)]
 
     f.loop(begin, end, 1, step, [integer(1)])

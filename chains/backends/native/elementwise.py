@@ -27,6 +27,7 @@ class Frame:
     start: Value  # the number of the first sample in the batch
     small_tiles: bool  # whether a tile has as many samples as a vector has lanes
     first: Value | None  # whether sums over samples begin with these (i1); None where there are no tiles
+    whole: Value | None = None  # whether these are the whole batch (i1)
     ahead: Value | None = None  # where it says which samples to fetch for the next step (`ahead.py`); None: nowhere
 
     def outlined(self, hint: str, pointers: list[Value], write: Callable[[Function, list[Value]], None]) -> None:

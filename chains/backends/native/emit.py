@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -16,8 +17,12 @@ class Type:
     name: str  # "float", "double", "i1", "i32", "i64", "ptr"
     lanes: int = 1
 
-    def __str__(self) -> str:
+    @cached_property
+    def text(self) -> str:
         return self.name if self.lanes == 1 else f"<{self.lanes} x {self.name}>"
+
+    def __str__(self) -> str:
+        return self.text
 
     def of(self, name: str) -> Type:
         """The same number of lanes of another scalar type."""
@@ -42,7 +47,7 @@ class Type:
 I1, I32, I64, PTR = Type("i1"), Type("i32"), Type("i64"), Type("ptr")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Value:
     """An operand: its text and its type."""
 
@@ -50,7 +55,7 @@ class Value:
     type: Type
 
     def __str__(self) -> str:
-        return f"{self.type} {self.text}"
+        return f"{self.type.text} {self.text}"
 
 
 def real_type(dtype: np.dtype, lanes: int = 1) -> Type:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.vectormath import ELEMENTARY
@@ -19,12 +19,21 @@ class Kernel:
     a: View
     b: View
     accumulate: bool = False
-    maps: tuple[Map, ...] = ()
+    maps: tuple[Map, ...] = ()  # of a sum over the samples: where a tile is the whole batch
+    transient: bool = False  # whether, after maps, nothing else wants the product itself
     padded: bool = False  # whether b's rows are padded to whole vectors (`pack`)
 
     @property
     def sums_over_batch(self) -> bool:
         return isinstance(self.a.shape[1], Batch)
+
+    def turned(self, lanes: int) -> Kernel:
+        """This sum over the samples, or its transpose if that is so much less work that storing it number by number pays."""
+        rows, columns = (int(extent) for extent in self.out.shape)  # type: ignore[arg-type]
+        by_columns, by_rows = rows * -(-columns // lanes), columns * -(-rows // lanes)
+        if self.a.strides[0] == 1 and (2 * by_rows < by_columns or self.b.strides[1] != 1):
+            return replace(self, out=self.out.T, a=self.b.T, b=self.a.T)
+        return self
 
 
 def kernel_of(operation: MatMul, maps: Sequence[Map]) -> Kernel:

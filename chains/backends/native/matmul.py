@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chains.backends.native.blocking import blocks, panels
-from chains.backends.native.elementwise import Frame, evaluate, horizontal
+from chains.backends.native.elementwise import Frame, horizontal
 from chains.backends.native.emit import Function, Type, Value, integer, number, real_type
-from chains.backends.native.kernel import Kernel, as_rows, is_dots
+from chains.backends.native.epilogue import store_block
+from chains.backends.native.kernel import Kernel, is_dots
 from chains.backends.native.matmul_sums import lower_sum_over_samples
 from chains.backends.native.packing import interleaved
-from chains.view import View
 
+FIRST_LEVEL = 32 << 10  # bytes of the smallest first-level caches
 UNROLLED = 96  # multiply-adds in one straight run of code, at most
 
 
@@ -53,11 +54,14 @@ def _rows(frame: Frame, kernel: Kernel) -> None:
     if frame.small_tiles:  # of as many samples as a vector has lanes: blocks that divide them
         panel = min(panel, 3)
         height = min(frame.lanes, {1: 16, 2: 8, 3: 8}[panel] if registers >= 32 else 4)
+    heights = [height, 2 * height // 3, height // 3, height // 6]
+    if inner * columns * out.dtype.itemsize > FIRST_LEVEL:  # each block reads all weights anew, so that few are better
+        heights.insert(1, 5 * height // 6)
     rows = frame.extent(out.shape[0])
 
     def run_panel(column: Value, masks: list[Value | None]) -> None:
         position: Value = integer(0)
-        for block in dict.fromkeys((height, max(1, 2 * height // 3), max(1, height // 3), max(1, height // 6), 1)):
+        for block in dict.fromkeys(max(1, each) for each in (*heights, 1)):
 
             def step(i: Value, _: list[Value], block: int = block) -> list[Value]:
                 _block(frame, kernel, i, block, column, masks, lanes, inner, scalar)
@@ -119,53 +123,7 @@ def _block(
     results = sums[:width]
     for s in range(1, sets):
         results = [f.binary("fadd", x, y) for x, y in zip(results, sums[s * width :], strict=False)]
-    _finish(frame, kernel, row, results, column, masks, lanes, scalar)
-
-
-def _finish(
-    frame: Frame,
-    kernel: Kernel,
-    row: Value,
-    results: list[Value],
-    column: Value,
-    masks: list[Value | None],
-    lanes: int,
-    scalar: Type,
-) -> None:
-    """Apply the maps to a block of results, row after row, and store what they give."""
-    f, out = frame.f, kernel.out
-    type = Type(scalar.name, lanes)
-    shared: dict[tuple[int, int], Value] = {}  # operands that are the same for every row, by identity and vector
-
-    def element(view: View, r: int, c: int) -> Value:
-        offset = f.add(f.mul(f.add(row, r), view.strides[0]), f.mul(f.add(column, c * lanes), view.strides[1]))
-        return f.address(frame.base(view), offset, scalar)
-
-    def operand(view: View, r: int, c: int, values: dict[View, Value]) -> Value:
-        if view.batched:
-            matrix = as_rows(view)
-            return values[matrix] if matrix in values else f.load(type, element(matrix, r, c), masks[c])
-        key = (id(view), c)
-        if key not in shared:
-            if view.sample_size == 1:
-                shared[key] = f.splat(f.load(scalar, frame.base(view)), lanes)
-            else:
-                pointer = f.address(frame.base(view), f.add(column, c * lanes), scalar)
-                shared[key] = f.load(type, pointer, masks[c])
-        return shared[key]
-
-    for r in range(len(results) // len(masks)):
-        for c, mask in enumerate(masks):
-            result = results[r * len(masks) + c]
-            if kernel.accumulate:
-                result = f.binary("fadd", result, f.load(type, element(out, r, c), mask))
-            values: dict[View, Value] = {out: result}
-            for fused in kernel.maps:
-                ins = [operand(view, r, c, values) for view in fused.ins]
-                for view, value in zip(fused.outs, evaluate(f, fused.formula, ins, type), strict=True):
-                    values[as_rows(view)] = value
-            for view, value in values.items():
-                f.store(value, element(view, r, c), mask)
+    store_block(frame, kernel, row, results, column, masks, lanes, scalar)
 
 
 def _dots(frame: Frame, kernel: Kernel) -> None:
@@ -187,7 +145,7 @@ def _dots(frame: Frame, kernel: Kernel) -> None:
         if inner > whole:
             total = multiply(integer(whole), total, f.lane_mask(lanes, inner - whole))
         result = horizontal(f, total)
-        _finish(frame, kernel, i, [result], integer(0), [None], 1, scalar)
+        store_block(frame, kernel, i, [result], integer(0), [None], 1, scalar)
         return []
 
     f.loop(integer(0), frame.extent(out.shape[0]), 1, step)
@@ -216,7 +174,7 @@ def _dot_rows(frame: Frame, kernel: Kernel) -> None:
                 sums = multiply(integer(whole), sums, f.lane_mask(lanes, inner - whole))
             sums += [number(type, 0.0)] * (lanes - width)
             mask = f.lane_mask(lanes, width)
-            _finish(frame, kernel, i, [_sums_of_lanes(f, sums)], column, [mask], lanes, scalar)
+            store_block(frame, kernel, i, [_sums_of_lanes(f, sums)], column, [mask], lanes, scalar)
 
         f.loop(integer(0), frame.extent(out.shape[0]), 1, row)
 

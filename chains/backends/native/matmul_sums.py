@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from itertools import product
 
 from chains.backends.native.ahead import fetch_ahead, reads_samples
 from chains.backends.native.blocking import panels
 from chains.backends.native.elementwise import Frame
 from chains.backends.native.emit import Type, Value, integer, number, real_type
+from chains.backends.native.epilogue import store_block
 from chains.backends.native.kernel import Kernel
 
 
 def lower_sum_over_samples(frame: Frame, kernel: Kernel) -> None:
     """Blocks of the result, each a sum over the samples of the tile."""
+    kernel = kernel.turned(frame.lanes)
     rows, columns = (int(extent) for extent in kernel.out.shape)  # type: ignore[arg-type]
-    lanes = frame.lanes
-    by_columns = rows * -(-columns // lanes)
-    by_rows = columns * -(-rows // lanes)
-    # The transposed product stores its results number by number, which pays only where it saves much.
-    if kernel.a.strides[0] == 1 and (2 * by_rows < by_columns or kernel.b.strides[1] != 1):
-        kernel = replace(kernel, out=kernel.out.T, a=kernel.b.T, b=kernel.a.T)
-        rows, columns = columns, rows
     f = frame.f
     scalar = real_type(kernel.out.dtype)
-    if kernel.b.strides[1] != 1:
-        lanes = 1
+    lanes = frame.lanes if kernel.b.strides[1] == 1 else 1
     vectors = -(-columns // lanes)
     ahead = reads_samples(kernel.a)
     panel = min(vectors, 4 if frame.registers >= 32 else 2)
@@ -68,8 +62,9 @@ def _sum_block(
 
     samples = frame.extent(a.shape[1])
     sums = f.loop(integer(0), samples, 1, step, [number(type, 0.0)] * (block * len(masks)))[1]
-    for r in range(block):
-        for c, mask in enumerate(masks):
+
+    def add_up() -> None:
+        for r, (c, mask) in product(range(block), enumerate(masks)):
             total = sums[r * len(masks) + c]
             offset = f.add(f.mul(f.add(row, r), out.strides[0]), f.mul(f.add(column, c * lanes), out.strides[1]))
             pointer = f.address(frame.base(out), offset, scalar)
@@ -80,6 +75,12 @@ def _sum_block(
             for lane in range(used):
                 x = f.assign(scalar, f"extractelement {total}, i64 {lane}") if lanes > 1 else total
                 _add(frame, kernel, x, f.address(pointer, integer(lane * out.strides[1]), scalar), None)
+
+    if kernel.maps:
+        assert frame.whole is not None
+        f.when(frame.whole, lambda: store_block(frame, kernel, row, sums, column, masks, lanes, scalar), add_up)
+    else:
+        add_up()
 
 
 def _add(frame: Frame, kernel: Kernel, value: Value, pointer: Value, mask: Value | None) -> None:

@@ -33,8 +33,11 @@ class Step:
 
 @dataclass
 class Segment:
-    """Steps to run on tiles of samples, or a large product; then steps to run once."""
+    """Steps to run once that need nothing of the samples; steps to run on tiles of samples, or a large product; then steps
+    to run once that may need their sums.
+    """
 
+    early: list[Step] = field(default_factory=list)
     tiled: list[Step] = field(default_factory=list)
     product: MatMul | None = None
     once: list[Step] = field(default_factory=list)
@@ -77,10 +80,31 @@ def segments_of(operations: Sequence[Operation], lanes: int, large: Callable[[Op
         elif large(operation):
             segments.append(Segment(product=operation))  # type: ignore[arg-type]
         elif segment.product is not None or must_wait(segment.sums, segment.done_once, operation):
-            segments.append(Segment([Step(operation)]))
+            segments.append(Segment(tiled=[Step(operation)]))
         elif not _fuse(segment.tiled, operation, lanes):
             segment.tiled.append(Step(operation))
+    for segment in segments:
+        _divide(segment)
     return segments
+
+
+def _divide(segment: Segment) -> None:
+    """Put what is done once, and does not depend on the samples, before them."""
+    late = [operation for step in segment.tiled for operation in step.operations]
+    late += [segment.product] if segment.product else []
+    steps, segment.once = segment.once, []
+    for step in steps:
+        if any(conflict(operation, step.operation) for operation in late):
+            late.append(step.operation)
+            segment.once.append(step)
+        else:
+            segment.early.append(step)
+
+
+def conflict(a: Operation, b: Operation) -> bool:
+    """Whether the order of two operations matters, of which one at least is not on samples."""
+    pairs = [(x, y) for x in a.outs for y in b.views] + [(x, y) for x in b.outs for y in a.views]
+    return any(overlap(x, y) for x, y in pairs)
 
 
 def _fuse(steps: list[Step], operation: Operation, lanes: int) -> bool:

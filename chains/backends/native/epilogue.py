@@ -1,0 +1,61 @@
+"""What becomes of a block of a product while it is in registers: the maps that follow, then the stores."""
+
+from __future__ import annotations
+
+from chains.backends.native.elementwise import Frame, evaluate
+from chains.backends.native.emit import Type, Value
+from chains.backends.native.kernel import Kernel, as_rows
+from chains.view import View
+
+
+def store_block(
+    frame: Frame,
+    kernel: Kernel,
+    row: Value,
+    results: list[Value],
+    column: Value,
+    masks: list[Value | None],
+    lanes: int,
+    scalar: Type,
+) -> None:
+    """Apply the maps to a block of results and store what they give.
+
+    All that is read is read before anything is stored: loads wait for masked stores to places near theirs.
+    """
+    f, out = frame.f, kernel.out
+    type = Type(scalar.name, lanes)
+    shared: dict[tuple[int, int], Value] = {}  # operands that are the same for every row, by identity and vector
+
+    def element(view: View, r: int, c: int) -> Value:
+        offset = f.add(f.mul(f.add(row, r), view.strides[0]), f.mul(f.add(column, c * lanes), view.strides[1]))
+        return f.address(frame.base(view), offset, scalar)
+
+    def operand(view: View, r: int, c: int, values: dict[View, Value]) -> Value:
+        if view.batched or view.shape == out.shape:
+            matrix = as_rows(view)
+            return values[matrix] if matrix in values else f.load(type, element(matrix, r, c), masks[c])
+        key = (id(view), c)
+        if key not in shared:
+            if view.sample_size == 1:
+                shared[key] = f.splat(f.load(scalar, frame.base(view)), lanes)
+            else:
+                pointer = f.address(frame.base(view), f.add(column, c * lanes), scalar)
+                shared[key] = f.load(type, pointer, masks[c])
+        return shared[key]
+
+    stores: list[tuple[Value, Value, Value | None]] = []
+    for r in range(len(results) // len(masks)):
+        for c, mask in enumerate(masks):
+            result = results[r * len(masks) + c]
+            if kernel.accumulate:
+                result = f.binary("fadd", result, f.load(type, element(out, r, c), mask))
+            values: dict[View, Value] = {out: result}
+            for fused in kernel.maps:
+                ins = [operand(view, r, c, values) for view in fused.ins]
+                for view, value in zip(fused.outs, evaluate(f, fused.formula, ins, type), strict=True):
+                    values[as_rows(view)] = value
+            for view, value in values.items():
+                if view != out or not kernel.transient:
+                    stores.append((value, element(view, r, c), mask))
+    for value, pointer, mask in stores:
+        f.store(value, pointer, mask)

@@ -1,0 +1,109 @@
+"""Optimisers' steps done to blocks of the gradient while these are in registers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chains import SGD, Adam, Chain, Dense, L1Penalty, L2Penalty, SquaredLoss, relu, tanh
+from chains.backends.numpy import NumpyBackend
+from tests.harness import CLIPPED, OPTIMIZERS
+
+pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
+
+from chains.backends.native import finish
+from chains.backends.native.compiler import Compiler
+from chains.backends.native.target import processor
+from tests.test_native import (
+    INSTRUCTIONS,
+    Fenced,
+    assert_equal_results,
+    floats,
+    native,
+    random_arrays,
+    run_fenced,
+    run_on,
+)
+
+NETWORKS = {
+    "two layers": Chain(Dense(300, 61, tanh), Dense(61, 5)),
+    "of narrow layers": Chain(Dense(784, 30, tanh), Dense(30, 10)),
+    "of wide layers": Chain(Dense(130, 120, relu), Dense(120, 100, tanh), Dense(100, 33)),
+    "without biases": Chain(Dense(150, 130, tanh, bias=False), Dense(130, 3, bias=False)),
+    "with narrow ends": Chain(Dense(20, 2), Dense(2, 300, tanh), Dense(300, 80, relu), Dense(80, 7)),
+}
+PENALTIES = {"no penalty": None, "L2": L2Penalty(0.02), "L1": L1Penalty(0.003)}
+
+
+def finished(program):
+    """The shapes of the weights whose gradients' products do the optimiser's step, and the elements that are left."""
+    compiler = Compiler(program, processor())
+    (segment,) = compiler.segments
+    (found,) = compiler.finishes
+    if found is None:
+        return [], None
+    shapes = [step.operation.outs[0].shape for step in segment.tiled if id(step) in found.maps]
+    return shapes, sum(stop - start for start, stop in found.rest)
+
+
+def step(net, optimizer, penalty=None, dtype=np.float32):
+    return net.program(SquaredLoss(), optimizer, penalty=penalty, dtype=dtype)
+
+
+def test_which_products_do_the_step():
+    assert finished(step(NETWORKS["of narrow layers"], SGD(0.1))) == ([(784, 30)], 30 + 310)
+    assert finished(step(NETWORKS["of wide layers"], Adam(0.1))) == ([(100, 33), (120, 100), (130, 120)], 33 + 100 + 120)
+    assert finished(step(NETWORKS["without biases"], Adam(0.1), L2Penalty(0.1))) == ([(150, 130)], 390)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.1, clip_norm=1.0), None], ids=["clipped", "none"])
+def test_a_gradient_that_is_wanted_whole_is_stored(optimizer):
+    assert finished(step(NETWORKS["of wide layers"], optimizer)) == ([], None)
+
+
+def test_weights_that_are_still_to_be_read_are_not_changed(monkeypatch):
+    """Where the gradient of the input reads the weights themselves, and no packed copy, after their own gradient."""
+    monkeypatch.setattr("chains.backends.native.compiler.needs_packing", lambda *_: False)
+    assert finished(step(NETWORKS["of wide layers"], SGD(0.1))) == ([(130, 120)], 33 * 101 + 100 * 121 + 120)
+
+
+@floats
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *CLIPPED])
+@pytest.mark.parametrize("net", ["two layers", "of wide layers"])
+def test_the_same_bits_as_afterwards(net, optimizer, penalty, kind, monkeypatch):
+    program = step(NETWORKS[net], {**OPTIMIZERS, **CLIPPED}[optimizer], PENALTIES[penalty], kind)
+    arrays = {batch: random_arrays(program, batch) for batch in (1, 10, 47)}
+    results = {batch: run_on(native(), program, batch, a, runs=3) for batch, a in arrays.items()}
+    assert (finished(program)[0] == []) == (optimizer in CLIPPED)
+    monkeypatch.setattr(finish, "LEAST", 1 << 60)
+    assert finished(program) == ([], None)
+    for batch, a in arrays.items():
+        for name, array in run_on(native(), program, batch, a, runs=3).items():
+            assert array.tobytes() == results[batch][name].tobytes(), f"{name}, batch {batch}"
+
+
+@floats
+@pytest.mark.parametrize("simd", INSTRUCTIONS)
+@pytest.mark.parametrize("net", NETWORKS)
+def test_steps_equal_numpy_within_their_buffers(net, simd, kind):
+    """At sizes of one tile, where products do the step, and of more, where they do not."""
+    program = step(NETWORKS[net], Adam(0.01), dtype=kind)
+    for batch in (1, 3, 10, 48, 49, 300):
+        arrays = random_arrays(program, batch)
+        fences = Fenced()
+        actual = run_fenced(native(1, simd), program, batch, arrays, fences, runs=2)
+        fences.check(f"batch {batch}")
+        wanted = run_on(NumpyBackend(), program, batch, arrays, runs=2)
+        assert_equal_results(actual, wanted, kind, f"batch {batch}", factor=4)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_leave_a_tile_to_one(threads, monkeypatch):
+    monkeypatch.setattr("chains.backends.native.backend.THREADED_WORK", 1)
+    program = step(NETWORKS["of wide layers"], Adam(0.01))
+    for batch in (1, 10, 200):
+        arrays = random_arrays(program, batch)
+        results = [run_on(native(count), program, batch, arrays, runs=2) for count in (1, threads, threads)]
+        assert_equal_results(results[1], results[0], np.float32, f"batch {batch}")
+        assert all(results[1][name].tobytes() == results[2][name].tobytes() for name in results[0])
