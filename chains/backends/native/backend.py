@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 
 from chains.backends.base import Arrays, Backend, Binding, Feed, aligned, caller_arrays
-from chains.backends.native.ahead import BYTES, DATA, LINE, LINES, WORDS
+from chains.backends.native import ahead, picked
 from chains.backends.native.calls import python_function
 from chains.backends.native.compiler import Compiled, compile_program
 from chains.backends.native.epoch import SOURCES
@@ -28,7 +28,7 @@ from chains.view import Buffer
 THREADED_WORK = 400_000
 QUICK_WORK = 4_000_000  # up to so many operations a call keeps the interpreter's lock: some ten microseconds
 BLOCK = 12  # rows that kernels take at once
-_NOTHING_AHEAD = np.zeros(WORDS, np.int64)
+_NOTHING_AHEAD = np.zeros(ahead.WORDS, np.int64)
 
 
 _backends: WeakSet[NativeBackend] = WeakSet()
@@ -163,9 +163,11 @@ class NativeBinding(Binding):
         shared = [addresses[buffer] for buffer in compiled.table]
         own = [[addresses[buffer] for buffer in compiled.sums]]  # the first thread's sums are the results
         own += [[base + sums[buffer] for buffer in compiled.sums] for sums in plan.sums]
-        self.ahead = np.zeros(WORDS, np.int64)
-        ahead = [self.ahead.ctypes.data] + [_NOTHING_AHEAD.ctypes.data] * (len(own) - 1)  # the first thread sees to it
-        self._tables = [np.array([*shared, *sums, last], np.int64) for sums, last in zip(own, ahead, strict=True)]
+        self.ahead = np.zeros(ahead.WORDS, np.int64)
+        fetched = [self.ahead.ctypes.data] + [_NOTHING_AHEAD.ctypes.data] * (len(own) - 1)  # the first thread sees to it
+        self.picked = np.zeros(picked.WORDS, np.int64)
+        last = self.picked.ctypes.data
+        self._tables = [np.array([*shared, *sums, first, last], np.int64) for sums, first in zip(own, fetched, strict=True)]
         words = [batch, plan.tile, plan.threads, plan.sharing]
         words += [pool().address, runtime().address("parallel")] if plan.threads > 1 else [0, 0]
         for number, tile in enumerate(plan.tiles):
@@ -185,6 +187,11 @@ class NativeBinding(Binding):
         """Make a call that uses the worker threads."""
         pool().ensure(self.threads)
         return call()
+
+    def picks(self, sources: Mapping[str, np.ndarray]) -> str | None:
+        """The name of the input whose samples can be read where they lie in these data sets."""
+        buffer = self._native.compiled.picked
+        return buffer.name if buffer and buffer.name in sources and sources[buffer.name].dtype == buffer.dtype else None
 
     @property
     def words_address(self) -> int:
@@ -206,7 +213,12 @@ class NativeFeed(Feed):
         self._keep = [dict(sources), order]
         gathers: list[int] = []
         code = runtime()
+        direct = binding.picks(sources)
+        self._picked = sources[direct].ctypes.data if direct else 0
+        self._widest = [0, 0, 0]  # the samples to ask for ahead: address, bytes and lines
         for name, source in sources.items():
+            if name == direct:
+                continue
             target = binding.arrays[name]
             kind = f"gather_{SOURCES[str(source.dtype)]}_{SOURCES[str(target.dtype)]}"
             width = source[0].size
@@ -215,14 +227,15 @@ class NativeFeed(Feed):
         if sources:
             widest = max(sources.values(), key=lambda source: source[0].nbytes)
             nbytes = widest[0].nbytes
-            binding.ahead[[DATA, BYTES, LINES]] = widest.ctypes.data, nbytes, -(-nbytes // LINE)
+            self._widest = [widest.ctypes.data, nbytes, -(-nbytes // ahead.LINE)]
         value, random = binding.arrays["value"], binding.arrays.get("random")
         self._order = order
         self._job = np.array(
             [
                 binding.run_address, binding.words_address, 0, 0, binding.batch,
-                len(sources), self._gathers.ctypes.data, value.ctypes.data, value.itemsize, 0,
+                len(gathers) // 5, self._gathers.ctypes.data, value.ctypes.data, value.itemsize, 0,
                 random.ctypes.data + 8 if random is not None else 0, binding.ahead.ctypes.data,
+                binding.picked.ctypes.data if direct else 0,
             ],
             np.int64,
         )  # fmt: skip
@@ -233,4 +246,6 @@ class NativeFeed(Feed):
         self._job[2] = self._order.ctypes.data + 8 * first * self._binding.batch
         self._job[3] = len(values)
         self._job[9] = values.ctypes.data
+        self._binding.picked[picked.DATA] = self._picked
+        self._binding.ahead[[ahead.DATA, ahead.BYTES, ahead.LINES]] = self._widest
         return int(self._call())

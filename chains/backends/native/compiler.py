@@ -33,6 +33,7 @@ from chains.backends.native.lookup import lower_gather, lower_scatter_add
 from chains.backends.native.matmul import lower_matmul
 from chains.backends.native.packing import pack, packed_columns
 from chains.backends.native.philox import lower_random
+from chains.backends.native.picked import list_rows, picked_input
 from chains.backends.native.segments import Segment, Step, crossing, segments_of
 from chains.backends.native.target import Processor
 from chains.operations import (
@@ -70,6 +71,7 @@ class Compiled:
     tile: int  # samples
     tile_bytes: int  # scratch of one tile
     sums: tuple[Buffer, ...]  # the buffers that hold sums over samples: each thread has its own
+    picked: Buffer | None  # the input whose samples may be picked by number (`picked.py`)
     products: bool  # whether there are large products, in which threads share that have no tiles
 
 
@@ -106,6 +108,9 @@ class Compiler:
                 self.kernels[key] = replace(self.kernels[key], maps=maps, transient=True)
         self.tile_plan = self._plan()
         self.table = self._table()
+        tiled = [o for segment in self.segments for step in segment.tiled for o in step.operations]
+        others = [segment.product for segment in self.segments if segment.product]
+        self.picked = None if self.laned else picked_input(tiled, others)
         per_sample = max(1, self.tile_plan.bytes_per_sample)
         self.tile = self.lanes if self.laned else max(ROWS, min(1024, TILE_BYTES // per_sample // ROWS * ROWS))
 
@@ -117,7 +122,8 @@ class Compiler:
             if segment.early:
                 self._write(f"early_{number}", partial(self._steps, segment.early))
             for position, steps in enumerate(segment.parts):
-                self._write(f"tile_{number}_{position}", partial(self._steps, steps), tiled=True)
+                body = self._steps if position or not self._lists(segment) else self._first_steps
+                self._write(f"tile_{number}_{position}", partial(body, steps), tiled=True)
             if segment.product:
                 self._write(f"product_{number}", partial(self._product, segment.product))
             for position, (length, steps) in enumerate(segment.pieces):
@@ -141,6 +147,7 @@ class Compiler:
             self.tile,
             nbytes,
             self.sums,
+            self.picked,
             products,
         )
 
@@ -166,6 +173,17 @@ class Compiler:
     @property
     def tile_bytes(self) -> int:
         """Scratch of one tile; behind it, large products and convolutions have their workspace."""
+        return self._rows_offset + (8 * self.tile if self.picked else 0)
+
+    @property
+    def _rows(self) -> View:
+        """The samples that tiles list."""
+        assert self.picked is not None
+        return View(self.picked, self.picked.shape, c_strides(self.picked.shape))
+
+    @property
+    def _rows_offset(self) -> int:
+        """Where in a tile's scratch the addresses of its samples are."""
         return self.tile_plan.nbytes(self.tile) if self.tile_plan.batched else 0
 
     def _is_large(self, operation: Operation) -> bool:
@@ -248,9 +266,9 @@ class Compiler:
 
         begun, whole = (f.compare("ne", flag, integer(0)) if tiled else None for flag in (first, f.arguments[-1]))
         ahead = f.load(PTR, f.address(table, integer(len(self.table) + len(self.sums)), PTR)) if tiled else None
-        frame = Frame(f, self.lanes, self.processor.registers, base, count, start, bool(self.laned), begun, whole, ahead)
-        segment_views = self._views(name)
-        for view in segment_views:
+        rows = (self.picked, f.address(scratch, integer(self._rows_offset), Type("i8"))) if tiled and self.picked else None
+        frame = Frame(f, self.lanes, self.processor.registers, base, count, start, bool(self.laned), begun, whole, rows, ahead)
+        for view in self._views(name):
             base(view)
         body(frame)
         f.line("ret void")
@@ -272,7 +290,7 @@ class Compiler:
         else:
             finish = self.finishes[int(number)]
             steps = segment.pieces[finish.piece if kind == "rest" and finish else int(piece[0])][1]
-        views = []
+        views = [self._rows] if kind == "tile" and piece == ["0"] and self._lists(segment) else []
         for step in steps:
             finishing = self.kernels[id(step)].maps if id(step) in self.kernels else ()
             views += [view for operation in (*step.operations, *finishing) for view in operation.views]
@@ -326,6 +344,17 @@ class Compiler:
             for step in steps:
                 assert isinstance(step.operation, Map)
                 lower_shared_map(frame, step.operation, integer(begin), integer(stop - begin))
+
+    def _lists(self, segment: Segment) -> bool:
+        """Whether a segment reads samples by their addresses."""
+        return any(view.buffer is self.picked for step in segment.tiled for o in step.operations for view in o.views)
+
+    def _first_steps(self, steps: Sequence[Step], frame: Frame) -> None:
+        """List the samples of a tile, then as `_steps`."""
+        f = frame.f
+        words = f.load(PTR, f.address(f.arguments[0], integer(len(self.table) + len(self.sums) + 1), PTR))
+        list_rows(frame, self._rows, words)
+        self._steps(steps, frame)
 
     def _steps(self, steps: Sequence[Step], frame: Frame) -> None:
         for step in steps:

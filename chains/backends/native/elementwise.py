@@ -9,10 +9,10 @@ import numpy as np
 
 from chains.backends.base import UnsupportedOperationError
 from chains.backends.native import vectormath
-from chains.backends.native.emit import I64, Function, Type, Value, integer, number, real_type
+from chains.backends.native.emit import I64, PTR, Function, Type, Value, integer, number, real_type
 from chains.expr import Formula
 from chains.operations import Map, Reduce
-from chains.view import Batch, Extent, View
+from chains.view import Batch, Buffer, Extent, View
 
 
 @dataclass
@@ -28,6 +28,7 @@ class Frame:
     small_tiles: bool  # whether a tile has as many samples as a vector has lanes
     first: Value | None  # whether sums over samples begin with these (i1); None where there are no tiles
     whole: Value | None = None  # whether these are the whole batch (i1)
+    rows: tuple[Buffer, Value] | None = None  # the input whose samples are listed, and where their addresses are
     ahead: Value | None = None  # where it says which samples to fetch for the next step (`ahead.py`); None: nowhere
 
     def outlined(self, hint: str, pointers: list[Value], write: Callable[[Function, list[Value]], None]) -> None:
@@ -36,6 +37,13 @@ class Frame:
         arguments = [*pointers, self.count, begun]
         name = self.f.module.outline(hint, [argument.type for argument in arguments], write)
         self.f.line(f"call void @{name}({', '.join(map(str, arguments))})")
+
+    def row(self, view: View, i: Value, stride: int) -> Value:
+        """The address of row i of a matrix, or of column i, whichever has this stride."""
+        scalar = real_type(view.dtype)
+        if self.rows is not None and view.buffer is self.rows[0] and stride == view.buffer.size:
+            return self.f.address(self.f.load(PTR, self.f.address(self.rows[1], i, PTR)), integer(view.offset), scalar)
+        return self.f.address(self.base(view), self.f.mul(i, stride), scalar)
 
     def extent(self, extent: Extent) -> Value:
         return self.f.mul(self.count, extent.per_sample) if isinstance(extent, Batch) else integer(extent)

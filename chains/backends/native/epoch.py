@@ -65,7 +65,7 @@ end:
 
 # steps(job): words 0 run, 1 its words, 2 order, 3 steps, 4 batch, 5 gathers, 6 address of the list of gathers (5 words
 # each: function, source, target, width, 0), 7 value, 8 its bytes, 9 values out (double), 10 random step or 0, 11 what to
-# fetch for the next step (`ahead.py`).
+# fetch for the next step (`ahead.py`), 12 where to say which samples are picked (`picked.py`) or 0.
 # Returns how many steps were done; stops behind one whose value is not finite.
 STEPS = f"""
 define i64 @steps(ptr %job) {{
@@ -94,6 +94,10 @@ entry:
   %randomp = inttoptr i64 %random to ptr
   %p11 = getelementptr i64, ptr %job, i64 11
   %ahead = load ptr, ptr %p11, align 8
+  %p12 = getelementptr i64, ptr %job, i64 12
+  %picked = load i64, ptr %p12, align 8
+  %picks = icmp ne i64 %picked, 0
+  %pickedp = inttoptr i64 %picked to ptr
   %aheadrows = getelementptr i64, ptr %ahead, i64 {ROWS}
   %aheadnumbers = getelementptr i64, ptr %ahead, i64 {NUMBERS}
   br label %step
@@ -126,13 +130,23 @@ run:
   %following = add i64 %i, 1
   %last = icmp sge i64 %following, %steps
   %none = icmp eq i64 %gathers, 0
-  %idle = or i1 %last, %none
+  %nothing = select i1 %picks, i1 false, i1 %none
+  %idle = or i1 %last, %nothing
   %rows = select i1 %idle, i64 0, i64 %batch
   %after_piece = getelementptr i64, ptr %piece, i64 %batch
   store i64 0, ptr %ahead, align 8
   store i64 %rows, ptr %aheadrows, align 8
   store ptr %after_piece, ptr %aheadnumbers, align 8
+  br i1 %picks, label %pick, label %do
+pick:
+  store ptr %piece, ptr %pickedp, align 8
   call void %runp(ptr %words)
+  store i64 0, ptr %pickedp, align 8
+  br label %done
+do:
+  call void %runp(ptr %words)
+  br label %done
+done:
   %single = icmp eq i64 %bytes, 4
   br i1 %single, label %load4, label %load8
 load4:

@@ -86,7 +86,7 @@ def _block(
     """`block` rows from `row` on, of a vector of columns for each mask, from `column` on."""
     f, a, b = frame.f, kernel.a, kernel.b
     type = Type(scalar.name, lanes)
-    a_rows = [f.address(frame.base(a), f.mul(f.add(row, r), a.strides[0]), scalar) for r in range(block)]
+    a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(block)]
     b_base = f.address(frame.base(b), f.mul(column, b.strides[1]), scalar)
 
     def multiply(k: Value, sums: list[Value]) -> list[Value]:
@@ -135,7 +135,7 @@ def _dots(frame: Frame, kernel: Kernel) -> None:
     whole = inner // lanes * lanes
 
     def step(i: Value, _: list[Value]) -> list[Value]:
-        a_row = f.address(frame.base(a), f.mul(i, a.strides[0]), scalar)
+        a_row = frame.row(a, i, a.strides[0])
 
         def multiply(k: Value, total: Value, mask: Value | None = None) -> Value:
             x = f.load(type, f.address(a_row, k, scalar), mask)
@@ -163,7 +163,7 @@ def _dot_rows(frame: Frame, kernel: Kernel) -> None:
         b_columns = [f.address(frame.base(b), f.mul(f.add(column, c), b.strides[1]), scalar) for c in range(width)]
 
         def row(i: Value, _: list[Value]) -> None:
-            a_row = f.address(frame.base(a), f.mul(i, a.strides[0]), scalar)
+            a_row = frame.row(a, i, a.strides[0])
 
             def multiply(k: Value, sums: Sequence[Value], mask: Value | None = None) -> list[Value]:
                 x = f.load(type, f.address(a_row, k, scalar), mask)

@@ -45,12 +45,10 @@ def _sum_block(
 ) -> None:
     f, out, a, b = frame.f, kernel.out, kernel.a, kernel.b
     type = Type(scalar.name, lanes)
-    a_base = f.address(frame.base(a), f.mul(row, a.strides[0]), scalar)
-    b_base = f.address(frame.base(b), f.mul(column, b.strides[1]), scalar)
 
     def step(s: Value, sums: list[Value]) -> list[Value]:
-        b_row = f.address(b_base, f.mul(s, b.strides[0]), scalar)
-        a_column = f.address(a_base, f.mul(s, a.strides[1]), scalar)
+        b_row = f.address(frame.row(b, s, b.strides[0]), f.mul(column, b.strides[1]), scalar)
+        a_column = f.address(frame.row(a, s, a.strides[1]), f.mul(row, a.strides[0]), scalar)
         vectors = [
             f.load(type, f.address(b_row, integer(c * lanes * b.strides[1]), scalar), mask) for c, mask in enumerate(masks)
         ]
