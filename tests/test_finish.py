@@ -12,7 +12,7 @@ from tests.harness import CLIPPED, OPTIMIZERS
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native import finish
-from chains.backends.native.compiler import Compiler
+from chains.backends.native.blueprint import Blueprint
 from chains.backends.native.target import processor
 from tests.test_native import (
     INSTRUCTIONS,
@@ -37,9 +37,9 @@ PENALTIES = {"no penalty": None, "L2": L2Penalty(0.02), "L1": L1Penalty(0.003)}
 
 def finished(program):
     """The shapes of the weights whose gradients' products do the optimiser's step, and the elements that are left."""
-    compiler = Compiler(program, processor())
-    (segment,) = compiler.segments
-    (found,) = compiler.finishes
+    blueprint = Blueprint(program, processor())
+    (segment,) = blueprint.segments
+    (found,) = blueprint.finishes
     if found is None:
         return [], None
     shapes = [step.operation.outs[0].shape for step in segment.tiled if id(step) in found.maps]
@@ -63,7 +63,7 @@ def test_a_gradient_that_is_wanted_whole_is_stored(optimizer):
 
 def test_weights_that_are_still_to_be_read_are_not_changed(monkeypatch):
     """Where the gradient of the input reads the weights themselves, and no packed copy, after their own gradient."""
-    monkeypatch.setattr("chains.backends.native.compiler.needs_packing", lambda *_: False)
+    monkeypatch.setattr("chains.backends.native.blueprint.needs_packing", lambda *_: False)
     assert finished(step(NETWORKS["of wide layers"], SGD(0.1))) == ([(130, 120)], 33 * 101 + 100 * 121 + 120)
 
 

@@ -7,11 +7,12 @@ of a tile; and the tile's own scratch memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from chains.backends.base import UnsupportedOperationError
 from chains.backends.native import winograd
+from chains.backends.native.blueprint import Blueprint
 from chains.backends.native.correlate import lower_convolve, pack_kernels
 from chains.backends.native.correlate_weight import lower_convolve_weight
 from chains.backends.native.driver import Outline, share, write_driver
@@ -24,17 +25,15 @@ from chains.backends.native.elementwise import (
     lower_shared_map,
 )
 from chains.backends.native.emit import I64, PTR, Function, Module, Type, Value, integer
-from chains.backends.native.finish import Finish, finish_of
-from chains.backends.native.gemm import is_large, lower_large, workspace
+from chains.backends.native.gemm import lower_large
 from chains.backends.native.images import lower_laned, lower_pool, lower_relayout
-from chains.backends.native.kernel import Kernel, kernel_of, needs_packing
-from chains.backends.native.layout import Relayout, arrange
+from chains.backends.native.layout import Relayout
 from chains.backends.native.lookup import lower_gather, lower_scatter_add
 from chains.backends.native.matmul import lower_matmul
-from chains.backends.native.packing import pack, packed_columns
+from chains.backends.native.packing import pack
 from chains.backends.native.philox import lower_random
-from chains.backends.native.picked import list_rows, picked_input
-from chains.backends.native.segments import Segment, Step, crossing, segments_of
+from chains.backends.native.picked import list_rows
+from chains.backends.native.segments import Segment, Step
 from chains.backends.native.target import Processor
 from chains.operations import (
     Convolve,
@@ -45,18 +44,14 @@ from chains.operations import (
     Gather,
     Map,
     MatMul,
-    Operation,
     Pool,
     Random,
     Reduce,
     ScatterAdd,
 )
 from chains.program import Program
-from chains.scratch import Lifetime, Plan, plan
-from chains.view import Buffer, Shape, View, c_strides
+from chains.view import Buffer, View
 
-TILE_BYTES = 16 << 10  # scratch of a tile: half of a first-level cache
-ROWS = 48  # tiles are multiples of this, which the kernels' blocks of rows divide; tiles with images are one vector of samples
 SUPPORTED = (MatMul, Map, Reduce, Copy, Fill, Random, Convolve, ConvolveInput, ConvolveWeight, Pool, Gather, ScatterAdd)
 
 
@@ -76,82 +71,33 @@ class Compiled:
 
 
 class Compiler:
-    def __init__(self, program: Program, processor: Processor) -> None:
-        for operation in program.operations:
-            if not isinstance(operation, SUPPORTED):
-                raise UnsupportedOperationError(
-                    f"backend 'native' cannot run the operation `{operation.name}` of {operation.label}"
-                )
-        self.program = program
-        self.processor = processor
-        self.lanes = processor.lanes(program.dtype.itemsize)
-        self.operations, self.laned = arrange(program.operations, self.lanes)
-        self.segments = segments_of(self.operations, self.lanes, self._is_large)
-        self.whole = crossing(self.segments)
+    """Writes the functions that a blueprint asks for."""
+
+    def __init__(self, blueprint: Blueprint) -> None:
+        self.blueprint = blueprint
         self.module = Module()
-        self.packed: dict[int, tuple[View, View]] = {}  # weights and their packed copies, by step
-        self.kernels = {
-            id(step): self._kernel(step)
-            for s in self.segments
-            for step in (*s.early, *s.tiled, *s.once)
-            if isinstance(step.operation, MatMul)
-        }
-        for segment in self.segments:
-            for step in segment.tiled:
-                if winograd.suits(step.operation):
-                    self._pack(step, (winograd.packed_size(step.operation),))
-                elif isinstance(step.operation, (Convolve, ConvolveInput)):
-                    self._pack(step, step.operation.ins[1].shape)
-        self.finishes = [finish_of(segment, self.operations, self._reads, self._in_rows) for segment in self.segments]
-        for finish in filter(None, self.finishes):
-            for key, maps in finish.maps.items():
-                self.kernels[key] = replace(self.kernels[key], maps=maps, transient=True)
-        self.tile_plan = self._plan()
-        self.table = self._table()
-        tiled = [o for segment in self.segments for step in segment.tiled for o in step.operations]
-        others = [segment.product for segment in self.segments if segment.product]
-        self.picked = None if self.laned else picked_input(tiled, others)
-        per_sample = max(1, self.tile_plan.bytes_per_sample)
-        self.tile = self.lanes if self.laned else max(ROWS, min(1024, TILE_BYTES // per_sample // ROWS * ROWS))
 
     def compiled(self) -> Compiled:
-        outlines: list[Outline] = []
-        self.own = [list(dict.fromkeys(view.buffer for o in s.sums for view in o.outs)) for s in self.segments]
-        for number, segment in enumerate(self.segments):
-            self._write(f"prepare_{number}", partial(self._prepare, segment))
-            if segment.early:
-                self._write(f"early_{number}", partial(self._steps, segment.early))
-            for position, steps in enumerate(segment.parts):
-                body = self._steps if position or not self._lists(segment) else self._first_steps
-                self._write(f"tile_{number}_{position}", partial(body, steps), tiled=True)
-            if segment.product:
-                self._write(f"product_{number}", partial(self._product, segment.product))
-            for position, (length, steps) in enumerate(segment.pieces):
-                body = partial(self._share, length, steps) if length else partial(self._steps, steps)
-                self._write(f"once_{number}_{position}", body)
-            finish = self.finishes[number]
-            if finish:
-                self._write(f"rest_{number}", partial(self._rest, finish.rest, segment.pieces[finish.piece][1]))
-            outlines.append(self._outline(segment, finish))
-        positions = {buffer: (k, self.own_position(buffer)) for k, buffer in enumerate(self.table)}
-        write_driver(self.module, outlines, positions, self.lanes)
-        products = any(segment.product for segment in self.segments)
-        spaces = [winograd.workspace(operation, self.lanes, self.processor.registers) for operation in self.operations]
-        spaces += [workspace(self.lanes)] if products else []
-        nbytes = self.tile_bytes + max(spaces, default=0) * self.program.dtype.itemsize
+        blueprint = self.blueprint
+        for number in range(len(blueprint.segments)):
+            self._write_segment(number)
+        positions = {buffer: (k, blueprint.own_position(buffer)) for k, buffer in enumerate(blueprint.table)}
+        outlines = [self._outline(number) for number in range(len(blueprint.segments))]
+        write_driver(self.module, outlines, positions, blueprint.lanes)
         return Compiled(
             self.module.text(),
-            self.table,
-            frozenset(self.whole),
-            frozenset(self.laned),
-            self.tile,
-            nbytes,
-            self.sums,
-            self.picked,
-            products,
+            blueprint.table,
+            frozenset(blueprint.whole),
+            frozenset(blueprint.laned),
+            blueprint.tile,
+            blueprint.tile_bytes,
+            blueprint.sums,
+            blueprint.picked,
+            blueprint.has_products,
         )
 
-    def _outline(self, segment: Segment, finish: Finish | None) -> Outline:
+    def _outline(self, number: int) -> Outline:
+        segment, finish = self.blueprint.segments[number], self.blueprint.finishes[number]
         runs = [(o, view, run) for o in segment.sums for view in o.outs for run in view.runs]
         return Outline(
             sums=tuple((view.buffer, *run, o.name) for o, view, run in runs),
@@ -162,97 +108,65 @@ class Compiler:
             finished=finish.piece if finish else None,
         )
 
-    def _reads(self, step: Step) -> list[View]:
-        """What a tiled step reads, not counting weights of which it has a packed copy."""
-        weights = [step.operation.ins[1]] if id(step) in self.packed else []
-        return [view for operation in step.operations for view in operation.ins if view not in weights]
+    # Functions
 
-    def _in_rows(self, step: Step) -> bool:
-        return self.kernels[id(step)].turned(self.lanes).out.strides[1] == 1
+    def _write_segment(self, number: int) -> None:
+        blueprint = self.blueprint
+        segment, finish = blueprint.segments[number], blueprint.finishes[number]
+        packed = [view for step in segment.tiled for view in blueprint.packed.get(id(step), ())]
+        self._write(f"prepare_{number}", packed, partial(self._prepare, segment))
+        if segment.early:
+            self._write(f"early_{number}", self._views(segment.early), partial(self._steps, segment.early))
+        for position, steps in enumerate(segment.parts):
+            first = position == 0 and blueprint.lists(segment)
+            views = [blueprint.rows, *self._views(steps)] if first else self._views(steps)
+            body = partial(self._first_steps if first else self._steps, steps)
+            self._write(f"tile_{number}_{position}", views, body, "whole", own=blueprint.own[number])
+        if segment.product:
+            body = partial(self._product, segment.product)
+            self._write(f"product_{number}", segment.product.views, body, "thread", "threads")
+        for position, (length, steps) in enumerate(segment.pieces):
+            body = partial(self._share, length, steps) if length else partial(self._steps, steps)
+            self._write(f"once_{number}_{position}", self._views(steps), body, "thread", "threads")
+        if finish:
+            steps = segment.pieces[finish.piece][1]
+            self._write(f"rest_{number}", self._views(steps), partial(self._rest, finish.rest, steps))
 
-    @property
-    def tile_bytes(self) -> int:
-        """Scratch of one tile; behind it, large products and convolutions have their workspace."""
-        return self._rows_offset + (8 * self.tile if self.picked else 0)
+    def _views(self, steps: Sequence[Step]) -> list[View]:
+        """What these steps may touch."""
+        views = []
+        for step in steps:
+            finishing = self.blueprint.kernels[id(step)].maps if id(step) in self.blueprint.kernels else ()
+            views += [view for operation in (*step.operations, *finishing) for view in operation.views]
+            if id(step) in self.blueprint.packed:
+                views.append(self.blueprint.packed[id(step)][1])
+        return views
 
-    @property
-    def _rows(self) -> View:
-        """The samples that tiles list."""
-        assert self.picked is not None
-        return View(self.picked, self.picked.shape, c_strides(self.picked.shape))
-
-    @property
-    def _rows_offset(self) -> int:
-        """Where in a tile's scratch the addresses of its samples are."""
-        return self.tile_plan.nbytes(self.tile) if self.tile_plan.batched else 0
-
-    def _is_large(self, operation: Operation) -> bool:
-        return not self.laned and is_large(operation)
-
-    @property
-    def sums(self) -> tuple[Buffer, ...]:
-        """The buffers that hold sums over samples."""
-        return tuple(dict.fromkeys(buffer for buffers in self.own for buffer in buffers))
-
-    def own_position(self, buffer: Buffer) -> int:
-        """Where in a thread's table the address of its own block of sums is; -1 where it has none."""
-        return len(self.table) + self.sums.index(buffer) if buffer in self.sums else -1
-
-    def _kernel(self, step: Step) -> Kernel:
-        operation = step.operation
-        assert isinstance(operation, MatMul)
-        kernel = kernel_of(operation, step.maps)
-        if kernel.accumulate and kernel.sums_over_batch:
-            raise UnsupportedOperationError(
-                f"backend 'native' cannot add a sum over samples to `{kernel.out}` ({operation.label})"
-            )
-        if needs_packing(kernel, self.lanes, bool(self.laned)):
-            columns = packed_columns(kernel.b, self.lanes)
-            rows = int(kernel.b.shape[0])  # type: ignore[arg-type]
-            kernel = replace(kernel, b=self._pack(step, (rows, columns), kernel.b.shape), padded=True)
-        return kernel
-
-    def _pack(self, step: Step, shape: Shape, used: Shape | None = None) -> View:
-        """The place of a packed copy of the step's weights, of which `used` is filled."""
-        source = step.operation.ins[1]
-        buffer = Buffer(f"packed {source}", "scratch", source.dtype, shape)
-        view = View(buffer, used or shape, c_strides(shape))
-        self.packed[id(step)] = (source, view)
-        return view
-
-    def _plan(self) -> Plan[Buffer]:
-        """Offsets of the batched buffers within a tile's scratch; the products and their maps are one moment."""
-        used: dict[Buffer, tuple[int, int]] = {}
-        moment = 0
-        for segment in self.segments:
-            for step in segment.tiled:
-                for operation in step.operations:
-                    for view in operation.views:
-                        if view.buffer.role == "scratch" and view.buffer.batched and view.buffer not in self.whole:
-                            used[view.buffer] = (used.get(view.buffer, (moment, moment))[0], moment)
-                moment += 1
-        return plan(Lifetime(buffer, buffer.nbytes, True, first, last) for buffer, (first, last) in used.items())
-
-    def _table(self) -> tuple[Buffer, ...]:
-        buffers = dict.fromkeys(self.program.buffers.values())
-        for operation in self.operations:
-            buffers |= dict.fromkeys(view.buffer for view in operation.views if view.buffer not in self.tile_plan.batched)
-        buffers |= dict.fromkeys(view.buffer for _, view in self.packed.values())
-        return tuple(buffers)
-
-    def _write(self, name: str, body: Callable[[Frame], None], tiled: bool = False) -> None:
-        arguments = [(PTR, "table"), (PTR, "scratch"), (I64, "start"), (I64, "count"), (I64, "first")]
-        kind, number, *_ = name.split("_")
-        if kind in ("product", "once"):
-            arguments += [(I64, "thread"), (I64, "threads")]
-        if tiled:
-            arguments += [(I64, "whole")]
-        f = Function(self.module, name, arguments)
-        table, scratch, start, count, first = f.arguments[:5]
+    def _write(
+        self,
+        name: str,
+        views: Sequence[View],
+        body: Callable[[Frame], None],
+        *more: str,
+        own: Sequence[Buffer] | None = None,
+    ) -> None:
+        """A function that may touch these views, with `more` arguments; `own` are the sums that each thread has for itself
+        in a tile, None in what is not one.
+        """
+        blueprint = self.blueprint
+        numbers = [(I64, each) for each in ("start", "count", "first", *more)]
+        f = Function(self.module, name, [(PTR, "table"), (PTR, "scratch"), *numbers])
+        scratch, start, count, first = f.arguments[1:5]
+        positions = {buffer: k for k, buffer in enumerate(blueprint.table)}
+        positions |= {buffer: blueprint.own_position(buffer) for buffer in own or ()}
         bases: dict[Buffer, Value] = {}
-        positions = {buffer: k for k, buffer in enumerate(self.table)}
-        if tiled:  # sums over samples go to the thread's own blocks, whose addresses follow those of all buffers
-            positions |= {buffer: self.own_position(buffer) for buffer in self.own[int(number)]}
+
+        def begin(buffer: Buffer, element: Type) -> Value:
+            offset = blueprint.offset(buffer)
+            if offset is not None:
+                return f.address(scratch, integer(offset), Type("i8"))
+            pointer = self._word(f, positions[buffer])
+            return f.address(pointer, f.mul(start, buffer.size), element) if buffer.batched else pointer
 
         def base(view: View) -> Value:
             # Written at the beginning of the function, so that every block may use it.
@@ -261,62 +175,31 @@ class Compiler:
                 raise UnsupportedOperationError(f"backend 'native' has no operation on {buffer.dtype} (`{view}`)")
             element = Type({4: "float", 8: "double"}[buffer.dtype.itemsize])
             if buffer not in bases:
-                bases[buffer] = self._base(f, buffer, positions, element, table, scratch, start)
+                bases[buffer] = begin(buffer, element)
             return f.address(bases[buffer], integer(view.offset), element)
 
-        begun, whole = (f.compare("ne", flag, integer(0)) if tiled else None for flag in (first, f.arguments[-1]))
-        ahead = f.load(PTR, f.address(table, integer(len(self.table) + len(self.sums)), PTR)) if tiled else None
-        rows = (self.picked, f.address(scratch, integer(self._rows_offset), Type("i8"))) if tiled and self.picked else None
-        frame = Frame(f, self.lanes, self.processor.registers, base, count, start, bool(self.laned), begun, whole, rows, ahead)
-        for view in self._views(name):
+        frame = Frame(f, blueprint.lanes, blueprint.processor.registers, base, count, start, bool(blueprint.laned))
+        if own is not None:
+            frame.first, frame.whole = (f.compare("ne", flag, integer(0)) for flag in (first, f.arguments[-1]))
+            frame.ahead = self._word(f, blueprint.ahead_position)
+            if blueprint.picked:
+                frame.rows = blueprint.picked, f.address(scratch, integer(blueprint.rows_offset), Type("i8"))
+        for view in views:
             base(view)
         body(frame)
         f.line("ret void")
         self.module.add(f)
 
-    def _views(self, name: str) -> list[View]:
-        """The views that the function of this name may touch."""
-        kind, number, *piece = name.split("_")
-        segment = self.segments[int(number)]
-        if kind == "prepare":
-            return [view for step in segment.tiled for view in self.packed.get(id(step), ())]
-        if kind == "product":
-            assert segment.product is not None
-            return list(segment.product.views)
-        if kind == "early":
-            steps = segment.early
-        elif kind == "tile":
-            steps = segment.parts[int(piece[0])]
-        else:
-            finish = self.finishes[int(number)]
-            steps = segment.pieces[finish.piece if kind == "rest" and finish else int(piece[0])][1]
-        views = [self._rows] if kind == "tile" and piece == ["0"] and self._lists(segment) else []
-        for step in steps:
-            finishing = self.kernels[id(step)].maps if id(step) in self.kernels else ()
-            views += [view for operation in (*step.operations, *finishing) for view in operation.views]
-            if id(step) in self.packed:
-                views.append(self.packed[id(step)][1])
-        return views
+    def _word(self, f: Function, position: int) -> Value:
+        """An address in a function's table."""
+        return f.load(PTR, f.address(f.arguments[0], integer(position), PTR))
 
-    def _base(
-        self,
-        f: Function,
-        buffer: Buffer,
-        positions: dict[Buffer, int],
-        element: Type,
-        table: Value,
-        scratch: Value,
-        start: Value,
-    ) -> Value:
-        if buffer in self.tile_plan.batched:
-            return f.address(scratch, integer(self.tile_plan.offset(buffer, self.tile)), Type("i8"))
-        pointer = f.load(PTR, f.address(table, integer(positions[buffer]), PTR))
-        return f.address(pointer, f.mul(start, buffer.size), element) if buffer.batched else pointer
+    # Their bodies
 
     def _prepare(self, segment: Segment, frame: Frame) -> None:
         for step in segment.tiled:
-            if id(step) in self.packed:
-                source, packed = self.packed[id(step)]
+            if id(step) in self.blueprint.packed:
+                source, packed = self.blueprint.packed[id(step)]
                 if winograd.suits(step.operation):
                     winograd.pack_transformed(frame, step.operation, packed)
                 elif isinstance(step.operation, (Convolve, ConvolveInput)):
@@ -327,13 +210,13 @@ class Compiler:
     def _product(self, operation: MatMul, frame: Frame) -> None:
         f = frame.f
         _, scratch, *_, thread, threads = f.arguments
-        lower_large(frame, operation, f.address(scratch, integer(self.tile_bytes), Type("i8")), thread, threads)
+        lower_large(frame, operation, f.address(scratch, integer(self.blueprint.workspace_offset), Type("i8")), thread, threads)
 
     def _share(self, length: int, steps: Sequence[Step], frame: Frame) -> None:
         """A thread's part of maps of long vectors."""
         f = frame.f
         *_, thread, threads = f.arguments
-        begin, end = share(f, length, self.lanes, thread, threads)
+        begin, end = share(f, length, self.blueprint.lanes, thread, threads)
         for step in steps:
             assert isinstance(step.operation, Map)
             lower_shared_map(frame, step.operation, begin, f.binary("sub", end, begin))
@@ -345,34 +228,28 @@ class Compiler:
                 assert isinstance(step.operation, Map)
                 lower_shared_map(frame, step.operation, integer(begin), integer(stop - begin))
 
-    def _lists(self, segment: Segment) -> bool:
-        """Whether a segment reads samples by their addresses."""
-        return any(view.buffer is self.picked for step in segment.tiled for o in step.operations for view in o.views)
-
     def _first_steps(self, steps: Sequence[Step], frame: Frame) -> None:
         """List the samples of a tile, then as `_steps`."""
-        f = frame.f
-        words = f.load(PTR, f.address(f.arguments[0], integer(len(self.table) + len(self.sums) + 1), PTR))
-        list_rows(frame, self._rows, words)
+        list_rows(frame, self.blueprint.rows, self._word(frame.f, self.blueprint.picked_position))
         self._steps(steps, frame)
 
     def _steps(self, steps: Sequence[Step], frame: Frame) -> None:
         for step in steps:
             operation = step.operation
             if isinstance(operation, MatMul):
-                lower_matmul(frame, self.kernels[id(step)])
+                lower_matmul(frame, self.blueprint.kernels[id(step)])
             elif winograd.suits(operation):
-                space = frame.f.address(frame.f.arguments[1], integer(self.tile_bytes), Type("i8"))
-                winograd.lower_winograd(frame, operation, self.packed[id(step)][1], space, step.maps)
+                space = frame.f.address(frame.f.arguments[1], integer(self.blueprint.workspace_offset), Type("i8"))
+                winograd.lower_winograd(frame, operation, self.blueprint.packed[id(step)][1], space, step.maps)
             elif isinstance(operation, (Convolve, ConvolveInput)):
-                lower_convolve(frame, operation, self.packed[id(step)][1], step.maps)
+                lower_convolve(frame, operation, self.blueprint.packed[id(step)][1], step.maps)
             elif isinstance(operation, ConvolveWeight):
                 lower_convolve_weight(frame, operation)
             elif isinstance(operation, Pool):
                 lower_pool(frame, operation)
             elif isinstance(operation, Relayout):
-                lower_relayout(frame, operation, operation.outs[0].buffer in self.tile_plan.batched)
-            elif any(view.buffer in self.laned for view in operation.views):
+                lower_relayout(frame, operation, self.blueprint.offset(operation.outs[0].buffer) is not None)
+            elif any(view.buffer in self.blueprint.laned for view in operation.views):
                 lower_laned(frame, operation)
             elif isinstance(operation, Map):
                 lower_map(frame, operation)
@@ -392,4 +269,9 @@ class Compiler:
 
 def compile_program(program: Program, processor: Processor) -> Compiled:
     """Write the assembly. Raises UnsupportedOperationError, naming it, for an operation that cannot be compiled."""
-    return Compiler(program, processor).compiled()
+    for operation in program.operations:
+        if not isinstance(operation, SUPPORTED):
+            raise UnsupportedOperationError(
+                f"backend 'native' cannot run the operation `{operation.name}` of {operation.label}"
+            )
+    return Compiler(Blueprint(program, processor)).compiled()

@@ -26,7 +26,7 @@ class Frame:
     count: Value  # of samples
     start: Value  # the number of the first sample in the batch
     small_tiles: bool  # whether a tile has as many samples as a vector has lanes
-    first: Value | None  # whether sums over samples begin with these (i1); None where there are no tiles
+    first: Value | None = None  # whether sums over samples begin with these (i1); None where there are no tiles
     whole: Value | None = None  # whether these are the whole batch (i1)
     rows: tuple[Buffer, Value] | None = None  # the input whose samples are listed, and where their addresses are
     ahead: Value | None = None  # where it says which samples to fetch for the next step (`ahead.py`); None: nowhere

@@ -1,0 +1,187 @@
+"""What is decided about a program before its assembly is written: its segments and kernels, and where everything lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from chains.backends.base import UnsupportedOperationError
+from chains.backends.native import winograd
+from chains.backends.native.finish import finish_of
+from chains.backends.native.gemm import is_large, workspace
+from chains.backends.native.kernel import Kernel, kernel_of, needs_packing
+from chains.backends.native.layout import arrange
+from chains.backends.native.packing import packed_columns
+from chains.backends.native.picked import picked_input
+from chains.backends.native.segments import Segment, Step, crossing, segments_of
+from chains.backends.native.target import Processor
+from chains.operations import Convolve, ConvolveInput, MatMul, Operation
+from chains.program import Program
+from chains.scratch import Lifetime, Plan, plan
+from chains.view import Buffer, Shape, View, c_strides
+
+TILE_BYTES = 16 << 10  # scratch of a tile: half of a first-level cache
+ROWS = 48  # tiles are multiples of this, which the kernels' blocks of rows divide; tiles with images are one vector of samples
+
+
+class Blueprint:
+    """The decisions.
+
+    `laned` are the buffers laid out in lanes, `whole` the batched scratch buffers that hold the whole batch. `packed` are
+    the weights and their packed copies and `kernels` what products do, both by the identity of a step. `finishes` tells
+    for each segment which products do an optimiser's step, `own` what sums over samples each thread has for itself. `table`
+    are the buffers in the order of the table of addresses, `picked` is the input whose samples may be picked by number,
+    `tile` how many samples a tile has, at most.
+    """
+
+    def __init__(self, program: Program, processor: Processor) -> None:
+        self.program = program
+        self.processor = processor
+        self.lanes = processor.lanes(program.dtype.itemsize)
+        self.operations, self.laned = arrange(program.operations, self.lanes)
+        self.segments = segments_of(self.operations, self.lanes, self._is_large)
+        self.whole = crossing(self.segments)
+        self.packed: dict[int, tuple[View, View]] = {}
+        self.kernels = {id(step): self._kernel(step) for step in self._steps() if isinstance(step.operation, MatMul)}
+        self._pack_convolutions()
+        self.finishes = [finish_of(segment, self.operations, self._reads, self._in_rows) for segment in self.segments]
+        for finish in filter(None, self.finishes):
+            for key, maps in finish.maps.items():
+                self.kernels[key] = replace(self.kernels[key], maps=maps, transient=True)
+        self.own = [tuple(dict.fromkeys(view.buffer for o in s.sums for view in o.outs)) for s in self.segments]
+        self._tile_plan = self._plan()
+        self.table = self._table()
+        self.picked = None if self.laned else picked_input(self._tiled(), self._products())
+        per_sample = max(1, self._tile_plan.bytes_per_sample)
+        self.tile = self.lanes if self.laned else max(ROWS, min(1024, TILE_BYTES // per_sample // ROWS * ROWS))
+
+    # Sums
+
+    @property
+    def sums(self) -> tuple[Buffer, ...]:
+        """The buffers that hold sums over samples."""
+        return tuple(dict.fromkeys(buffer for buffers in self.own for buffer in buffers))
+
+    def own_position(self, buffer: Buffer) -> int:
+        """Where in a thread's table the address of its own block of sums is; -1 where it has none."""
+        return len(self.table) + self.sums.index(buffer) if buffer in self.sums else -1
+
+    # A thread's table: the addresses of `table`, of its own sums, of what to fetch ahead (`ahead.py`) and of what is picked.
+
+    @property
+    def ahead_position(self) -> int:
+        return len(self.table) + len(self.sums)
+
+    @property
+    def picked_position(self) -> int:
+        return self.ahead_position + 1
+
+    # The scratch memory of a tile: buffers, then the addresses of its samples, then workspace.
+
+    def offset(self, buffer: Buffer) -> int | None:
+        """Where a buffer begins; None if it is no part of tiles."""
+        return self._tile_plan.offset(buffer, self.tile) if buffer in self._tile_plan.batched else None
+
+    @property
+    def rows_offset(self) -> int:
+        return self._tile_plan.nbytes(self.tile) if self._tile_plan.batched else 0
+
+    @property
+    def workspace_offset(self) -> int:
+        return self.rows_offset + (8 * self.tile if self.picked else 0)
+
+    @property
+    def tile_bytes(self) -> int:
+        spaces = [winograd.workspace(operation, self.lanes, self.processor.registers) for operation in self.operations]
+        spaces += [workspace(self.lanes)] if self.has_products else []
+        return self.workspace_offset + max(spaces, default=0) * self.program.dtype.itemsize
+
+    # Samples picked by number
+
+    @property
+    def rows(self) -> View:
+        """The samples that tiles list."""
+        assert self.picked is not None
+        return View(self.picked, self.picked.shape, c_strides(self.picked.shape))
+
+    def lists(self, segment: Segment) -> bool:
+        """Whether a segment reads samples by their addresses."""
+        return any(view.buffer is self.picked for step in segment.tiled for o in step.operations for view in o.views)
+
+    # What there is
+
+    @property
+    def has_products(self) -> bool:
+        """Whether there are large products."""
+        return any(self._products())
+
+    def _products(self) -> Iterator[MatMul]:
+        return (segment.product for segment in self.segments if segment.product)
+
+    def _steps(self) -> Iterator[Step]:
+        return (step for s in self.segments for step in (*s.early, *s.tiled, *s.once))
+
+    def _tiled(self) -> Iterator[Operation]:
+        return (operation for s in self.segments for step in s.tiled for operation in step.operations)
+
+    # Decisions
+
+    def _is_large(self, operation: Operation) -> bool:
+        return not self.laned and is_large(operation)
+
+    def _kernel(self, step: Step) -> Kernel:
+        operation = step.operation
+        assert isinstance(operation, MatMul)
+        kernel = kernel_of(operation, step.maps)
+        if kernel.accumulate and kernel.sums_over_batch:
+            raise UnsupportedOperationError(
+                f"backend 'native' cannot add a sum over samples to `{kernel.out}` ({operation.label})"
+            )
+        if needs_packing(kernel, self.lanes, bool(self.laned)):
+            columns = packed_columns(kernel.b, self.lanes)
+            rows = int(kernel.b.shape[0])  # type: ignore[arg-type]
+            kernel = replace(kernel, b=self._pack(step, (rows, columns), kernel.b.shape), padded=True)
+        return kernel
+
+    def _pack_convolutions(self) -> None:
+        for step in (step for segment in self.segments for step in segment.tiled):
+            if winograd.suits(step.operation):
+                self._pack(step, (winograd.packed_size(step.operation),))
+            elif isinstance(step.operation, (Convolve, ConvolveInput)):
+                self._pack(step, step.operation.ins[1].shape)
+
+    def _pack(self, step: Step, shape: Shape, used: Shape | None = None) -> View:
+        """The place of a packed copy of the step's weights, of which `used` is filled."""
+        source = step.operation.ins[1]
+        buffer = Buffer(f"packed {source}", "scratch", source.dtype, shape)
+        view = View(buffer, used or shape, c_strides(shape))
+        self.packed[id(step)] = (source, view)
+        return view
+
+    def _reads(self, step: Step) -> list[View]:
+        """What a tiled step reads, not counting weights of which it has a packed copy."""
+        weights = [step.operation.ins[1]] if id(step) in self.packed else []
+        return [view for operation in step.operations for view in operation.ins if view not in weights]
+
+    def _in_rows(self, step: Step) -> bool:
+        return self.kernels[id(step)].turned(self.lanes).out.strides[1] == 1
+
+    def _plan(self) -> Plan[Buffer]:
+        """Offsets of the batched buffers within a tile's scratch; the products and their maps are one moment."""
+        used: dict[Buffer, tuple[int, int]] = {}
+        moment = 0
+        for segment in self.segments:
+            for step in segment.tiled:
+                for operation in step.operations:
+                    for view in operation.views:
+                        if view.buffer.role == "scratch" and view.buffer.batched and view.buffer not in self.whole:
+                            used[view.buffer] = (used.get(view.buffer, (moment, moment))[0], moment)
+                moment += 1
+        return plan(Lifetime(buffer, buffer.nbytes, True, first, last) for buffer, (first, last) in used.items())
+
+    def _table(self) -> tuple[Buffer, ...]:
+        buffers = dict.fromkeys(self.program.buffers.values())
+        for operation in self.operations:
+            buffers |= dict.fromkeys(view.buffer for view in operation.views if view.buffer not in self._tile_plan.batched)
+        buffers |= dict.fromkeys(view.buffer for _, view in self.packed.values())
+        return tuple(buffers)
