@@ -56,6 +56,14 @@ def test_which_products_do_the_step():
     assert finished(step(NETWORKS["without biases"], Adam(0.1), L2Penalty(0.1))) == ([(150, 130)], 390)
 
 
+def test_a_small_share_of_the_gradient_is_left_with_the_rest():
+    assert finished(step(Chain(Dense(200, 200, tanh), Dense(200, 200, tanh), Dense(200, 20)), SGD(0.1)))[0] != []
+    large = Chain(Dense(600, 600), Dense(600, 20))  # the first one is a large product, which sees the whole batch
+    blueprint = Blueprint(step(large, SGD(0.1)), processor())
+    assert [segment.product is not None for segment in blueprint.segments].count(True) == 2
+    assert not any(blueprint.finishes)
+
+
 @pytest.mark.parametrize("optimizer", [SGD(0.1, clip_norm=1.0), None], ids=["clipped", "none"])
 def test_a_gradient_that_is_wanted_whole_is_stored(optimizer):
     assert finished(step(NETWORKS["of wide layers"], optimizer)) == ([], None)

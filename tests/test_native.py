@@ -557,7 +557,7 @@ def test_random_chains_equal_numpy(data):
 def reductions(kind):
     """Sums and maxima over every choice of axes, several to a program."""
     programs = []
-    for shape in ((1,), (5,), (17,), (3, 5), (5, 1), (2, 3, 4), (4, 1, 19)):
+    for shape in ((1,), (5,), (17,), (3, 5), (5, 1), (2, 3, 4), (4, 1, 19), (600,), (2, 256), (2, 515)):
         m = Maps(kind)
         x = m.input("x", *shape)
         axes = range(len(shape))
@@ -579,7 +579,7 @@ def reductions(kind):
 
 
 @floats
-@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("number", range(10))
 def test_reductions_equal_numpy(number, kind, eager):
     program = reductions(kind)[number]
     for batch in (1, 2, 16, 47, 49, 130):

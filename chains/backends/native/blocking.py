@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from chains.backends.native.elementwise import Frame
 from chains.backends.native.emit import Function, Value, integer
 
 
@@ -17,9 +16,9 @@ def blocks(f: Function, length: int, size: int, body: Callable[[Value, int], Non
         body(integer(whole), length - whole)
 
 
-def panels(frame: Frame, columns: int, lanes: int, panel: int, run: Callable[[Value, list[Value | None]], None]) -> None:
+def panels(f: Function, columns: int, lanes: int, panel: int, run: Callable[[Value, list[Value | None]], None]) -> None:
     """Call `run` for panels of up to `panel` vectors of columns, with the first column and a mask for each vector."""
-    f, width = frame.f, lanes * panel
+    width = lanes * panel
     whole = columns // width * width
     if whole > width:
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from chains.backends.base import UnsupportedOperationError
 from chains.backends.native import vectormath
+from chains.backends.native.blocking import panels
 from chains.backends.native.emit import I64, PTR, Function, Type, Value, integer, number, real_type
 from chains.expr import Formula
 from chains.operations import Map, Reduce
@@ -333,10 +334,12 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
             finish(pointers[0], results, [None])
             return
         length = int(kept[-1].extent)  # type: ignore[arg-type]
-        for begin in range(0, length, 8 * lanes):
-            masks = [f.lane_mask(lanes, length - k) for k in range(begin, min(length, begin + 8 * lanes), lanes)]
-            here = [f.address(pointer, integer(begin), scalar) for pointer in pointers]
+
+        def block(begin: Value, masks: list[Value | None]) -> None:
+            here = [f.address(pointer, begin, scalar) for pointer in pointers]
             finish(here[0], folded(reduced, here[1], masks, [number(type, neutral)] * len(masks)), masks)
+
+        panels(frame.f, length, lanes, 8, block)
 
     run(0, kept[:-1] if along else kept, [frame.base(out), frame.base(a)])
 

@@ -15,7 +15,7 @@ from chains.backends.tiling import overlap
 from chains.operations import Map, MatMul, Operation
 from chains.view import View
 
-LEAST = 1024  # elements of a product worth it
+LEAST = 1024  # elements of a product worth it; together they should be half of the gradient
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ def finish_of(
         gradient = _gradient(segment, maps, operations) if length else None
         if gradient is not None and not any(conflict(a, b) for a in before for b in maps):
             found = {id(step): _slices(maps, gradient, step) for step in _finished(segment, maps, gradient, reads, in_rows)}
-            return Finish(piece, found, tuple(_rest(segment, gradient, found))) if found else None
+            rest = tuple(_rest(segment, gradient, found))
+            return Finish(piece, found, rest) if 2 * sum(stop - start for start, stop in rest) < length else None
         before += [step.operation for step in steps]
     return None
 

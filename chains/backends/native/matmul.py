@@ -69,7 +69,7 @@ def _rows(frame: Frame, kernel: Kernel) -> None:
 
             position, _ = f.loop(position, f.add(rows, 1 - block), block, step)
 
-    panels(frame, columns, lanes, panel, run_panel)
+    panels(frame.f, columns, lanes, panel, run_panel)
 
 
 def _block(

@@ -37,7 +37,7 @@ def lower_sum_over_samples(frame: Frame, kernel: Kernel) -> None:
         if rows > whole:
             _sum_block(frame, kernel, integer(whole), rows - whole, column, masks, lanes, scalar)
 
-    panels(frame, columns, lanes, panel, run_panel)
+    panels(frame.f, columns, lanes, panel, run_panel)
 
 
 def _sum_block(
