@@ -288,11 +288,11 @@ def points(kind):
     info = np.finfo(dtype)
     edges = [0, info.smallest_subnormal, info.tiny * 0.75, info.tiny, info.eps, 1 - info.epsneg, 1, 1 + info.eps]
     edges += [info.max, np.inf]
-    breaks = [0.9, 0.34657359, 0.70710678, 8.6, 20, 22, 88.722839, 87.33655, 103.97208, 709.782713, 708.39642, 745.13322]
+    breaks = [0.9, 0.34657359, 0.70710678, 8.6, 9.1, 20, 22, 88.722839, 87.33655, 103.97208, 709.782713, 708.39642, 745.13322]
     breaks += [math.pi / 4 * k for k in range(1, 9)] + [vectormath.REDUCED["float" if dtype.itemsize == 4 else "double"]]
     near = np.concatenate([b * (1 + np.arange(-60, 61) * float(info.eps)) for b in breaks])
     orders = np.logspace(math.log10(float(info.smallest_subnormal)), math.log10(float(info.max)) - 0.01, 8000)
-    grids = [np.linspace(0, 1.5, 9001), np.linspace(0, 12, 9001), np.linspace(0, 760, 9001)]
+    grids = [np.linspace(7.9, 9.2, 9001), np.linspace(0, 1.5, 9001), np.linspace(0, 12, 9001), np.linspace(0, 760, 9001)]
     positive = np.concatenate([edges, near, orders, *grids])
     bits = rng.integers(0, 2 ** (8 * dtype.itemsize), 8001, np.uint64).astype(f"u{dtype.itemsize}").view(dtype)
     with np.errstate(all="ignore"):
