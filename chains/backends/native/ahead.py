@@ -1,20 +1,21 @@
 """The samples of the next step, asked for while this one is computed, so that they are in the cache when they are gathered.
 
 Rows picked from a large data set come from memory, and a processor waits for only so many lines at once, doing nothing else
-meanwhile. So the kernel that goes through this step's samples asks for a few lines of the next ones after each of its blocks.
+meanwhile. So the kernels that go through this step's samples ask for a few lines of the next ones now and then: both
+those that read them and those of their gradient, so that what is asked for is spread over the step.
 """
 
 from __future__ import annotations
 
 from chains.backends.native.elementwise import Frame
-from chains.backends.native.emit import I64, PTR, Function, Type, Value, integer
+from chains.backends.native.emit import I64, PTR, Type, Value, integer
 from chains.view import View
 
 # The words of what is to be fetched: lines left of a row and the address of the next one; rows left and the address of
 # their numbers; the address of the data, the bytes and the lines of a row.
 LEFT, NEXT, ROWS, NUMBERS, DATA, BYTES, LINES, WORDS = range(8)
 LINE = 64  # bytes
-AT_ONCE = 10  # lines
+AT_ONCE = 5  # lines
 WORTH = 512  # bytes of a sample below which the processor's own guesses do
 
 
@@ -25,13 +26,9 @@ def reads_samples(view: View) -> bool:
 
 def fetch_ahead(frame: Frame) -> None:
     """Ask for the next few lines, if any are wanted."""
-    f = frame.f
-    if frame.ahead is not None:
-        f.line(f"call void @{f.module.outline('ahead', [PTR], _write)}({frame.ahead})")
-
-
-def _write(f: Function, arguments: list[Value]) -> None:
-    (words,) = arguments
+    f, words = frame.f, frame.ahead
+    if words is None:
+        return
 
     def place(position: int) -> Value:
         return f.address(words, integer(position), I64)

@@ -13,8 +13,9 @@ Three situations, told apart by where the batch is:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from chains.backends.native.ahead import fetch_ahead, reads_samples
 from chains.backends.native.blocking import blocks, panels
 from chains.backends.native.elementwise import Frame, horizontal
 from chains.backends.native.emit import Function, Type, Value, integer, number, real_type
@@ -24,6 +25,7 @@ from chains.backends.native.matmul_sums import lower_sum_over_samples
 from chains.backends.native.packing import interleaved
 
 FIRST_LEVEL = 32 << 10  # bytes of the smallest first-level caches
+PIECE = 6  # steps of the inner loop behind each of which samples of the next step are asked for
 UNROLLED = 96  # multiply-adds in one straight run of code, at most
 
 
@@ -118,12 +120,28 @@ def _block(
     if whole == per_step:
         sums = steps(integer(0), start, per_step)
     else:
-        sums = f.loop(integer(0), integer(whole), per_step, lambda k, carried: steps(k, list(carried), per_step), start)[1]
+        sums = _along(frame, kernel, whole, per_step, lambda k, carried: steps(k, list(carried), per_step), start)
     sums = steps(integer(whole), list(sums), inner - whole)
     results = sums[:width]
     for s in range(1, sets):
         results = [f.binary("fadd", x, y) for x, y in zip(results, sums[s * width :], strict=False)]
     store_block(frame, kernel, row, results, column, masks, lanes, scalar)
+
+
+def _along(
+    frame: Frame, kernel: Kernel, whole: int, step: int, body: Callable[[Value, list[Value]], list[Value]], sums: list[Value]
+) -> list[Value]:
+    """The loop along the inner axis; with a look ahead now and then, where the rows are large samples."""
+    f, end = frame.f, integer(whole)
+    if not reads_samples(kernel.a):
+        return f.loop(integer(0), end, step, body, sums)[1]
+
+    def piece(begin: Value, carried: list[Value]) -> list[Value]:
+        fetch_ahead(frame)
+        stop = f.add(begin, PIECE * step)
+        return f.loop(begin, f.select(f.compare("slt", stop, end), stop, end), step, body, carried)[1]
+
+    return f.loop(integer(0), end, PIECE * step, piece, sums)[1]
 
 
 def _dots(frame: Frame, kernel: Kernel) -> None:
