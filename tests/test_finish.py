@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chains import SGD, Adam, Chain, Dense, L1Penalty, L2Penalty, SquaredLoss, relu, tanh
+from chains import SGD, Chain, Dense, L1Penalty, L2Penalty, SquaredLoss, relu, tanh
 from chains.backends.numpy import NumpyBackend
 from tests.harness import CLIPPED, OPTIMIZERS
 
@@ -30,6 +30,8 @@ NETWORKS = {
     "of narrow layers": Chain(Dense(784, 30, tanh), Dense(30, 10)),
     "of wide layers": Chain(Dense(130, 120, relu), Dense(120, 100, tanh), Dense(100, 33)),
     "without biases": Chain(Dense(150, 130, tanh, bias=False), Dense(130, 3, bias=False)),
+    "one column": Chain(Dense(17000, 1)),
+    "one row": Chain(Dense(1, 17000)),
     "with narrow ends": Chain(Dense(20, 2), Dense(2, 300, tanh), Dense(300, 80, relu), Dense(80, 7)),
 }
 PENALTIES = {"no penalty": None, "L2": L2Penalty(0.02), "L1": L1Penalty(0.003)}
@@ -52,8 +54,10 @@ def step(net, optimizer, penalty=None, dtype=np.float32):
 
 def test_which_products_do_the_step():
     assert finished(step(NETWORKS["of narrow layers"], SGD(0.1))) == ([(784, 30)], 30 + 310)
-    assert finished(step(NETWORKS["of wide layers"], Adam(0.1))) == ([(100, 33), (120, 100), (130, 120)], 33 + 100 + 120)
-    assert finished(step(NETWORKS["without biases"], Adam(0.1), L2Penalty(0.1))) == ([(150, 130)], 390)
+    assert finished(step(NETWORKS["of wide layers"], SGD(0.1))) == ([(100, 33), (120, 100), (130, 120)], 33 + 100 + 120)
+    assert finished(step(NETWORKS["without biases"], SGD(0.1), L2Penalty(0.1))) == ([(150, 130)], 390)
+    assert finished(step(NETWORKS["of wide layers"], SGD(0.1, momentum=0.9))) == ([], None)  # it would take more registers
+    assert finished(step(NETWORKS["one column"], SGD(0.1))) == ([], None)  # which is computed as a row
 
 
 def test_a_small_share_of_the_gradient_is_left_with_the_rest():
@@ -83,7 +87,7 @@ def test_the_same_bits_as_afterwards(net, optimizer, penalty, kind, monkeypatch)
     program = step(NETWORKS[net], {**OPTIMIZERS, **CLIPPED}[optimizer], PENALTIES[penalty], kind)
     arrays = {batch: random_arrays(program, batch) for batch in (1, 10, 47)}
     results = {batch: run_on(native(), program, batch, a, runs=3) for batch, a in arrays.items()}
-    assert (finished(program)[0] == []) == (optimizer in CLIPPED)
+    assert (finished(program)[0] == []) == (optimizer != "SGD" or penalty == "L1")
     monkeypatch.setattr(finish, "LEAST", 1 << 60)
     assert finished(program) == ([], None)
     for batch, a in arrays.items():
@@ -96,7 +100,7 @@ def test_the_same_bits_as_afterwards(net, optimizer, penalty, kind, monkeypatch)
 @pytest.mark.parametrize("net", NETWORKS)
 def test_steps_equal_numpy_within_their_buffers(net, simd, kind):
     """At sizes of one tile, where products do the step, and of more, where they do not."""
-    program = step(NETWORKS[net], Adam(0.01), dtype=kind)
+    program = step(NETWORKS[net], SGD(0.01), dtype=kind)
     for batch in (1, 3, 10, 48, 49, 300):
         arrays = random_arrays(program, batch)
         fences = Fenced()
@@ -109,7 +113,7 @@ def test_steps_equal_numpy_within_their_buffers(net, simd, kind):
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_leave_a_tile_to_one(threads, monkeypatch):
     monkeypatch.setattr("chains.backends.native.backend.THREADED_WORK", 1)
-    program = step(NETWORKS["of wide layers"], Adam(0.01))
+    program = step(NETWORKS["of wide layers"], SGD(0.01))
     for batch in (1, 10, 200):
         arrays = random_arrays(program, batch)
         results = [run_on(native(count), program, batch, arrays, runs=2) for count in (1, threads, threads)]

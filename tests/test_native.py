@@ -475,7 +475,7 @@ def guard_pages(kind, behind):
     programs |= {name: other(name, kind) for name in (OTHERS if kind == "float32" else ["dropout"])}
     programs["functions"] = map_program(kind, lambda x: tuple(call(name)(x) for name in FUNCTIONS), len(FUNCTIONS))
     programs["random"] = random_program(kind, (3,))
-    programs["step"] = Chain(Dense(150, 121, tanh), Dense(121, 5)).program(SquaredLoss(), Adam(0.01), dtype=kind)
+    programs["step"] = Chain(Dense(150, 121, tanh), Dense(121, 5)).program(SquaredLoss(), SGD(0.01), dtype=kind)
     programs |= {f"reductions {k}": program for k, program in enumerate(reductions(kind))}
     for name, program in programs.items():
         for batch in (1, 5, 33, 101):

@@ -91,3 +91,16 @@ def test_a_step_by_itself_reads_its_own_samples_again(kind):
             own[name][...] = arrays[name]
         binding()
         assert own["p"].tobytes() == run_on(runner, program, 4, arrays)["p"].tobytes()
+
+
+def test_samples_that_lie_in_the_parameters_are_copied_first():
+    """What is read is then what was there before the step, on every backend."""
+    results = []
+    for runner in (NativeBackend(threads=1), NumpyBackend()):
+        program = Chain(Dense(200, 90, tanh), Dense(90, 5)).program(SquaredLoss(), SGD(0.1), dtype=np.float64)
+        arrays = random_arrays(program, 8)
+        binding = runner.bind(program, 8, arrays)
+        sources = {"x": arrays["p"][:18000].reshape(90, 200), "t": np.ones((90, 5))}
+        runner.feed(binding, sources, np.arange(88))(0, np.zeros(11))
+        results.append(arrays["p"])
+    assert_close(*results, 1e-12)

@@ -9,6 +9,7 @@ from chains.backends.auto import AutoBackend
 from chains.backends.base import Backend, Binding, Executable, Feed, Intake, UnsupportedOperationError
 from chains.backends.numpy import NumpyBackend
 from chains.backends.places import add_place
+from chains.words import meant
 
 
 def _native() -> Backend:
@@ -51,7 +52,8 @@ def backend(name: str) -> Backend:
     Raises ValueError, listing those there are, for an unknown name.
     """
     if not isinstance(name, str) or name not in _BACKENDS:
-        raise ValueError(f"unknown `backend` (={name!r}): choose one of {', '.join(map(repr, _BACKENDS))}")
+        hint = meant(name, _BACKENDS) if isinstance(name, str) else ""
+        raise ValueError(f"unknown `backend` (={name!r}): choose one of {', '.join(map(repr, _BACKENDS))}{hint}")
     if name not in _loaded:
         _loaded[name] = _BACKENDS[name]()
     return _loaded[name]

@@ -191,7 +191,11 @@ class NativeBinding(Binding):
     def picks(self, sources: Mapping[str, np.ndarray]) -> str | None:
         """The name of the input whose samples can be read where they lie in these data sets."""
         buffer = self._native.compiled.picked
-        return buffer.name if buffer and buffer.name in sources and sources[buffer.name].dtype == buffer.dtype else None
+        source = sources.get(buffer.name) if buffer else None
+        if buffer is None or source is None or source.dtype != buffer.dtype:
+            return None
+        changed = [self.arrays[each.name] for each in self.program.buffers.values() if each.role in ("state", "output")]
+        return None if any(np.may_share_memory(source, array) for array in changed) else buffer.name
 
     @property
     def words_address(self) -> int:

@@ -44,7 +44,7 @@ class Blueprint:
         self.packed: dict[int, tuple[View, View]] = {}
         self.kernels = {id(step): self._kernel(step) for step in self._steps() if isinstance(step.operation, MatMul)}
         self._pack_convolutions()
-        self.finishes = [finish_of(segment, self.operations, self._reads, self._in_rows) for segment in self.segments]
+        self.finishes = [finish_of(segment, self.operations, self._reads, self._as_it_is) for segment in self.segments]
         for finish in filter(None, self.finishes):
             for key, maps in finish.maps.items():
                 self.kernels[key] = replace(self.kernels[key], maps=maps, transient=True)
@@ -160,11 +160,13 @@ class Blueprint:
 
     def _reads(self, step: Step) -> list[View]:
         """What a tiled step reads, not counting weights of which it has a packed copy."""
-        weights = [step.operation.ins[1]] if id(step) in self.packed else []
-        return [view for operation in step.operations for view in operation.ins if view not in weights]
+        operation = step.operation
+        own = [view for view in operation.ins if id(step) not in self.packed or view is not operation.ins[1]]
+        return own + [view for fused in step.maps for view in fused.ins]
 
-    def _in_rows(self, step: Step) -> bool:
-        return self.kernels[id(step)].turned(self.lanes).out.strides[1] == 1
+    def _as_it_is(self, step: Step) -> bool:
+        kernel = self.kernels[id(step)]
+        return kernel.turned(self.lanes) is kernel
 
     def _plan(self) -> Plan[Buffer]:
         """Offsets of the batched buffers within a tile's scratch; the products and their maps are one moment."""

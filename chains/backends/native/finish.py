@@ -2,7 +2,8 @@
 
 What is done once, behind the tiles, goes through the whole gradient and all parameters. Where one tile holds the batch,
 it can do that to each block of a weight gradient as it has it: the gradient is then neither stored nor read again. What no
-product gives, biases for example, is left for afterwards.
+product gives, biases for example, is left for afterwards. So it is with plain steps down the gradient: what they write
+takes the registers of what they read, while those that keep moments would need several for each number of a block.
 """
 
 from __future__ import annotations
@@ -28,26 +29,27 @@ class Finish:
 
 
 def finish_of(
-    segment: Segment, operations: Sequence[Operation], reads: Callable[[Step], list[View]], in_rows: Callable[[Step], bool]
+    segment: Segment, operations: Sequence[Operation], reads: Callable[[Step], list[View]], as_it_is: Callable[[Step], bool]
 ) -> Finish | None:
     """What the products of a segment may do, among all operations of its program; None if nothing.
 
-    `reads` tells what a step reads, and `in_rows` whether a product has its results in vectors along rows.
+    `reads` tells what a step reads, and `as_it_is` whether a product is computed as it is, not as its transpose.
     """
     before: list[Operation] = []
     for piece, (length, steps) in enumerate(segment.pieces):
         maps = [step.operation for step in steps if isinstance(step.operation, Map)]
         gradient = _gradient(segment, maps, operations) if length else None
         if gradient is not None and not any(conflict(a, b) for a in before for b in maps):
-            found = {id(step): _slices(maps, gradient, step) for step in _finished(segment, maps, gradient, reads, in_rows)}
-            rest = tuple(_rest(segment, gradient, found))
-            return Finish(piece, found, rest) if 2 * sum(stop - start for start, stop in rest) < length else None
+            done = {id(step): maps for step, maps in _finished(segment, maps, gradient, reads) if as_it_is(step)}
+            rest = tuple(_rest(gradient, [step.operation.outs[0] for step in segment.tiled if id(step) in done]))
+            return Finish(piece, done, rest) if 2 * sum(stop - start for start, stop in rest) < length else None
         before += [step.operation for step in steps]
     return None
 
 
 def _gradient(segment: Segment, maps: Sequence[Map], operations: Sequence[Operation]) -> View | None:
-    """The vector of sums that these maps go through, if they alone want it, and nothing else that the samples change."""
+    """The vector of sums that these maps go through to change one other, if nobody else wants it, and the samples change
+    nothing else that they read."""
     sums = segment.sums
     summed = {view.buffer for operation in sums for view in operation.outs}
     found = {view for operation in maps for view in operation.ins if view.buffer in summed}
@@ -56,38 +58,31 @@ def _gradient(segment: Segment, maps: Sequence[Map], operations: Sequence[Operat
     (gradient,) = found
     users = [o for o in operations if any(view.buffer is gradient.buffer for view in o.views)]
     others = [view for operation in maps for view in operation.views if view.buffer is not gradient.buffer]
-    written = [view for step in segment.tiled for o in step.operations for view in o.outs if not view.batched]
+    changed = {view for operation in maps for view in operation.outs if view.buffer is not gradient.buffer}
+    tiled = [view for step in segment.tiled for o in step.operations for view in o.outs if not view.batched]
     alone = all(any(user is each for each in (*sums, *maps)) for user in users)
-    if gradient.buffer.role != "scratch" or not alone or any(overlap(a, b) for a in others for b in written):
-        return None
-    return gradient
+    apart = not any(overlap(a, b) for a in others for b in tiled)
+    return gradient if gradient.buffer.role == "scratch" and len(changed) == 1 and alone and apart else None
 
 
 def _finished(
-    segment: Segment,
-    maps: Sequence[Map],
-    gradient: View,
-    reads: Callable[[Step], list[View]],
-    in_rows: Callable[[Step], bool],
-) -> Iterator[Step]:
-    """The products behind which nobody reads what the maps would write."""
+    segment: Segment, maps: Sequence[Map], gradient: View, reads: Callable[[Step], list[View]]
+) -> Iterator[tuple[Step, tuple[Map, ...]]]:
+    """The products behind which nobody reads what the maps would write, with the maps on their elements."""
     for position, step in enumerate(segment.tiled):
-        operation = step.operation
-        out = operation.outs[0]
-        if not (isinstance(operation, MatMul) and out.buffer is gradient.buffer and out.sample_size >= LEAST):
+        out = step.operation.outs[0]
+        if not (isinstance(step.operation, MatMul) and out.buffer is gradient.buffer and out.sample_size >= LEAST):
             continue
         inside = gradient.offset <= out.offset and out.offset + out.sample_size <= gradient.offset + gradient.sample_size
-        if not (inside and out.contiguous and in_rows(step)):
-            continue
-        written = [view for each in _slices(maps, gradient, step) for view in each.outs]
-        read = [view for later in segment.tiled[position:] for view in reads(later)]
-        if not any(overlap(a, b) for a in written for b in read):
-            yield step
+        if inside and out.contiguous:
+            slices = _slices(maps, gradient, out)
+            read = [view for later in segment.tiled[position:] for view in reads(later)]
+            if not any(overlap(a, b) for each in slices for a in each.outs for b in read):
+                yield step, slices
 
 
-def _slices(maps: Sequence[Map], gradient: View, step: Step) -> tuple[Map, ...]:
+def _slices(maps: Sequence[Map], gradient: View, out: View) -> tuple[Map, ...]:
     """The maps on the elements of one product."""
-    out = step.operation.outs[0]
 
     def slice(view: View) -> View:
         if view.sample_size == 1:
@@ -97,11 +92,10 @@ def _slices(maps: Sequence[Map], gradient: View, step: Step) -> tuple[Map, ...]:
     return tuple(Map(tuple(map(slice, each.outs)), tuple(map(slice, each.ins)), each.formula) for each in maps)
 
 
-def _rest(segment: Segment, gradient: View, found: dict[int, tuple[Map, ...]]) -> Iterator[tuple[int, int]]:
-    """The runs of elements between those of the products."""
+def _rest(gradient: View, done: Sequence[View]) -> Iterator[tuple[int, int]]:
+    """The runs of elements of the gradient between those that are done."""
     begin = 0
-    outs = (step.operation.outs[0] for step in segment.tiled if id(step) in found)
-    for out in sorted(outs, key=lambda out: out.offset):
+    for out in sorted(done, key=lambda out: out.offset):
         stop = out.offset - gradient.offset
         if stop > begin:
             yield begin, stop

@@ -57,8 +57,8 @@ def _rows(frame: Frame, kernel: Kernel) -> None:
         panel = min(panel, 3)
         height = min(frame.lanes, {1: 16, 2: 8, 3: 8}[panel] if registers >= 32 else 4)
     heights = [height, 2 * height // 3, height // 3, height // 6]
-    if inner * columns * out.dtype.itemsize > FIRST_LEVEL:  # each block reads all weights anew, so that few are better
-        heights.insert(1, 5 * height // 6)
+    if inner * columns * out.dtype.itemsize > FIRST_LEVEL and not frame.small_tiles:
+        heights.insert(1, 5 * height // 6)  # each block reads all weights anew, so that few are better
     rows = frame.extent(out.shape[0])
 
     def run_panel(column: Value, masks: list[Value | None]) -> None:

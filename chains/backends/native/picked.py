@@ -16,7 +16,7 @@ from chains.view import Batch, Buffer, View
 
 # The words that say what a tile picks: the address of the samples' numbers, 0 to take those of the input in order; that of
 # the data.
-NUMBERS, DATA, WORDS = range(3)
+ORDER, DATA, WORDS = range(3)
 
 
 def picked_input(tiled: Iterable[Operation], others: Iterable[Operation]) -> Buffer | None:

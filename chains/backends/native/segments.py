@@ -89,12 +89,12 @@ def segments_of(operations: Sequence[Operation], lanes: int, large: Callable[[Op
 
 
 def _divide(segment: Segment) -> None:
-    """Put what is done once, and does not depend on the samples, before them."""
+    """Put what is done once, and does not depend on the samples, before them; but not what threads share."""
     late = [operation for step in segment.tiled for operation in step.operations]
     late += [segment.product] if segment.product else []
     steps, segment.once = segment.once, []
     for step in steps:
-        if any(conflict(operation, step.operation) for operation in late):
+        if _shared_length(step.operation) or any(conflict(operation, step.operation) for operation in late):
             late.append(step.operation)
             segment.once.append(step)
         else:
