@@ -15,6 +15,7 @@ from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.combine import Series
 from chains.params import Layout, LayoutBuilder
 from chains.summary import summary
+from chains.words import counted
 
 
 class Architecture(Series):
@@ -143,6 +144,8 @@ class Architecture(Series):
         rest. Raises IndexError where there is no such layer, and ValueError for a slice with a step.
         """
         if not isinstance(at, slice):
+            if not -len(self.layers) <= at < len(self.layers):
+                raise IndexError(f"there is no layer {at}: this network has {counted(len(self.layers), 'layer')}, from 0 on")
             return self.layers[at]
         start, stop, step = at.indices(len(self.layers))
         if step != 1:

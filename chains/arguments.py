@@ -11,7 +11,7 @@ import numpy as np
 from chains.backends.places import HOST, Place, is_elsewhere, place_of
 from chains.losses import Loss
 from chains.params import Layout
-from chains.words import counted
+from chains.words import counted, shown
 
 _PIECE = 1 << 16  # elements
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
@@ -73,7 +73,8 @@ def _imported(name: str, value: Any) -> np.ndarray:
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise ValueError(f"`{name}` cannot be made an array: {error}") from error
+        hint = "; for a list of batches (x, t), `t` must be None" if isinstance(value, list) and name == "x" else ""
+        raise ValueError(f"`{name}` cannot be made an array: {error}{hint}") from error
 
 
 def check_params(p: Any, size: int) -> np.ndarray:
@@ -158,16 +159,16 @@ def check_flags(**flags: Any) -> None:
 def check_functions(name: str, functions: Any, what: str) -> None:
     """Raise TypeError unless this is a list, or the like, of things to call."""
     if not isinstance(functions, (list, tuple)):
-        raise TypeError(f"`{name}` (={functions!r}) must be a list of {what}")
+        raise TypeError(f"`{name}` (={shown(functions)}) must be a list of {what}")
     for function in functions:
         if not callable(function) or isinstance(function, type):
-            raise TypeError(f"`{name}` holds {function!r}, but {what} are wanted")
+            raise TypeError(f"`{name}` holds {shown(function)}, but {what} are wanted")
 
 
 def check_is(name: str, value: Any, kind: type, example: str) -> None:
     """Raise TypeError unless `value` is of this kind."""
     if not isinstance(value, kind):
-        raise TypeError(f"`{name}` (={value!r}) must be {example}")
+        raise TypeError(f"`{name}` (={shown(value)}) must be {example}")
 
 
 def check_shape(name: str, shape: Any) -> tuple[int, ...]:
@@ -215,10 +216,18 @@ def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name:
     _check_batch(name, t, batch, x)
     try:
         loss.check_target(output, t.shape[1:])
+    except ValueError as error:
+        raise ValueError(f"`{name}`: {error}") from None
+    check_target_values(t, output, loss, name)
+    return t
+
+
+def check_target_values(t: Any, output: tuple[int, ...], loss: Loss, name: str = "t") -> None:
+    """Raise ValueError where targets of the right shape hold values that the loss is not defined for."""
+    try:
         loss.check_values(t, output)
     except ValueError as error:
         raise ValueError(f"`{name}`: {error}") from None
-    return t
 
 
 def check_weights(w: Any, batch: int) -> np.ndarray:

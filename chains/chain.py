@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from chains import arguments, record
+from chains.activations import sigmoid
 from chains.architecture import Architecture
 from chains.backends import Backend, Executable
 from chains.backends import backend as find_backend
@@ -143,8 +144,10 @@ class Chain(Architecture):
         value = place_of(p).empty((), p.dtype)
         data["g"], data["value"] = g, value
         run(len(data["x"]), _with_random(data, run, seed, p))
-        if plain and type(loss).check_values is Loss.check_values:
-            self._shortcuts.add(kind, run, {name: data[name] for name in ("p", "x", "t")}, ["g"], loss, penalty)
+        if plain:
+            own = type(loss).check_values is not Loss.check_values
+            check = partial(arguments.check_target_values, output=self.output_shape, loss=loss) if own else None
+            self._shortcuts.add(kind, run, {name: data[name] for name in ("p", "x", "t")}, ["g"], loss, penalty, check)
         return value.item(), g
 
     def loss(
@@ -271,17 +274,19 @@ class Chain(Architecture):
     def _data(self, x: Any, t: Any, loss: Loss, weights: Any) -> dict[str, np.ndarray]:
         declaration = self.network.declaration
         x = arguments.check_input(x, declaration.input)
-        arguments.check_is("loss", loss, Loss, "a loss such as SquaredLoss()")
+        arguments.check_is("loss", loss, Loss, "a loss such as SquaredLoss(), or one made by chains.loss")
         data = {"x": x, "t": arguments.check_targets(t, len(x), declaration.output_shape, loss)}
         if weights is not None:
             data["weights"] = arguments.check_weights(weights, len(x))
         return data
 
     def _objective(self, loss: Loss, target: SampleShape, weighted: bool, penalty: Penalty | None) -> record.Objective:
-        arguments.check_is("loss", loss, Loss, "a loss such as SquaredLoss()")
+        arguments.check_is("loss", loss, Loss, "a loss such as SquaredLoss(), or one made by chains.loss")
         last = last_layer(self)
         if loss.takes_logits and isinstance(last, Softmax):
             raise ValueError(f"{loss!r} takes logits, but the last layer is {last!r}: leave that layer out")
+        if loss.takes_logits and getattr(last, "activation", None) is sigmoid:
+            raise ValueError(f"{loss!r} takes logits, but the last layer is {last!r}: leave its sigmoid out")
         if penalty is not None:
             arguments.check_is("penalty", penalty, Penalty, "a penalty such as L2Penalty(1e-4)")
         return record.Objective(loss, target, weighted, penalty)

@@ -10,14 +10,14 @@ from typing import Any
 from chains.words import counted
 
 
-@dataclass
+@dataclass(eq=False)
 class History:
     """What happened in each epoch: lists of equal length, one entry an epoch. ``print(history)`` shows a table."""
 
     loss: list[float] = field(default_factory=list)  # mean over the epoch's samples, each before its step
     validation_loss: list[float] = field(default_factory=list)  # after the epoch; empty without validation data
     metrics: dict[str, list[float]] = field(default_factory=dict)  # on the validation data, after the epoch
-    seconds: list[float] = field(default_factory=list)  # since training began, at the end of the epoch
+    seconds: list[float] = field(default_factory=list)  # since training began, at the end of each epoch
     steps: int = 0
     optimizer: str = ""  # its name
     stopped: str = ""  # why training ended before the last epoch, or empty

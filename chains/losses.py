@@ -170,13 +170,19 @@ def _bce_slope(y: Any, t: Any) -> Any:
 class BCEWithLogitsLoss(ElementwiseLoss):
     """The mean binary cross-entropy of sigmoid(y) against targets in [0, 1], over all outputs and samples.
 
-    The outputs y are logits: the last layer has no sigmoid, which this loss applies itself.
+    The outputs y are logits: the last layer has no sigmoid, which this loss applies itself. They are above 0 where class 1 is
+    the likelier one: as a metric, ``partial(accuracy, threshold=0)``.
     """
 
     takes_logits = True
 
     def __init__(self) -> None:
         super().__init__("BCEWithLogitsLoss()", _bce, _bce_slope, average=True)
+
+    def check_values(self, t: np.ndarray, output: SampleShape) -> None:
+        low, high = t.min(), t.max()
+        if low < 0 or high > 1:
+            raise ValueError(f"targets must be from 0 to 1, but there is {low if low < 0 else high}")
 
 
 @dataclass(frozen=True)
@@ -199,6 +205,8 @@ class CrossEntropyLoss(Loss):
 
     def check_values(self, t: np.ndarray, output: SampleShape) -> None:
         if t.ndim > len(output):
+            if (low := t.min()) < 0:
+                raise ValueError(f"probabilities must not be negative, but there is {low}")
             return
         low, high = t.min(), t.max()
         if not (low >= 0 and high < output[-1]):

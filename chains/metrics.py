@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 
-def accuracy(y: np.ndarray, t: np.ndarray) -> float:
+def accuracy(y: np.ndarray, t: np.ndarray, *, threshold: float = 0.5) -> float:
     """The share of samples whose largest output is that of the target: a label, or the largest of a one-hot row.
 
     `y` has shape (batch, ..., classes), `t` (batch, ...) or that of `y`. With one output a sample, an output
-    above 0.5 counts as class 1. Raises ValueError for other shapes.
+    above the threshold counts as class 1: 0.5 for probabilities, 0 for the logits of `BCEWithLogitsLoss`. Raises ValueError for
+    other shapes.
     """
     y, t = np.asarray(y), np.asarray(t)
     if y.ndim and y.shape[-1] == 1:
-        y, t = (y[..., 0] > 0.5).astype(np.int64), t.reshape(y.shape[:-1])
+        y, t = (y[..., 0] > threshold).astype(np.int64), t.reshape(y.shape[:-1])
         return float(np.mean(y == t))
     if t.shape == y.shape:
         t = t.argmax(axis=-1)

@@ -78,7 +78,9 @@ class Objective:
         """``scipy.optimize.minimize`` from `p`, converted to float64 first; returns its result.
 
         `progress`: show a bar that counts evaluations; None shows one on terminals and in notebooks after half a second, True
-        lines of text elsewhere. From a vector on a GPU, `chains.minimize` instead, which leaves it there ("BFGS" and "L-BFGS").
+        lines of text elsewhere. `options` are SciPy's own keyword arguments, such as ``tol=1e-8`` or
+        ``options={"maxiter": 50}``. From a vector on a GPU, `chains.minimize` instead, which leaves it there ("BFGS" and
+        "L-BFGS"), with its options.
         SciPy 1.17's TNC, SLSQP and Newton-CG fail, the last one silently, when they start from a float32 vector.
         """
         if place_of(p) is not HOST:

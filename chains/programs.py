@@ -52,25 +52,60 @@ class Shortcuts:
 
     def __init__(self, backend: Backend) -> None:
         self._wanted = np.ndarray if backend.has_functions else None  # the type of arrays that may have a function
-        self._known: dict[Hashable, tuple[Callable[..., Any], Any, Any]] = {}
+        self._known: dict[Hashable, tuple[Callable[..., Any] | None, Any, Any]] = {}  # of these very things, by their ids
+        self._equal: dict[Hashable, tuple[Callable[..., Any] | None]] = {}  # of equal things, which takes longer to find
 
     def find(self, kind: Hashable, p: Any, x: Any, one: Any = None, other: Any = None) -> Callable[..., Any] | None:
-        """The function for calls of this kind with these very things, None where there is none."""
+        """The function for calls of this kind with these things, None where there is none."""
         if type(p) is type(x) is self._wanted:
-            return self._known.get((kind, p.dtype, x.shape, id(one), id(other)), _NOTHING)[0]
+            found = self._known.get((kind, p.dtype, x.shape, id(one), id(other)))
+            return found[0] if found is not None else self._alike(kind, p, x, one, other)
         return None
 
+    def _alike(self, kind: Hashable, p: Any, x: Any, one: Any, other: Any) -> Callable[..., Any] | None:
+        """The function for things equal to these, which from now on is known for these too."""
+        try:
+            found = self._equal.get((kind, p.dtype, x.shape, one, other))
+        except TypeError:  # no loss at all: the long way says so
+            return None
+        if found is None:
+            return None
+        return _kept(self._known, (kind, p.dtype, x.shape, id(one), id(other)), lambda: (found[0], one, other))[0]
+
     def add(
-        self, kind: Hashable, run: Executable, ins: dict[str, Any], outs: Sequence[str], one: Any = None, other: Any = None
+        self,
+        kind: Hashable,
+        run: Executable,
+        ins: dict[str, Any],
+        outs: Sequence[str],
+        one: Any = None,
+        other: Any = None,
+        check: Callable[[Any], None] | None = None,
     ) -> None:
-        """Have a function for calls of this kind, if the backend that runs such a program makes any."""
+        """Have a function for calls of this kind, if the backend that runs such a program makes any.
+
+        `check` is called with the third of the arrays, where it has the shape of this one, before the function is.
+        """
         p, x = ins["p"], ins["x"]
         if type(p) is type(x) is self._wanted:
-            key = (kind, p.dtype, x.shape, id(one), id(other))
-            _kept(self._known, key, lambda: (run.function(len(x), tuple(ins), outs), one, other))
+            key = (kind, p.dtype, x.shape, one, other)
+            _kept(self._equal, key, lambda: (_checking(run.function(len(x), tuple(ins), outs), check, ins),))
+            self._alike(kind, p, x, one, other)
 
 
-_NOTHING = (None, None, None)
+def _checking(
+    function: Callable[..., Any] | None, check: Callable[[Any], None] | None, ins: dict[str, Any]
+) -> Callable[..., Any] | None:
+    if function is None or check is None:
+        return function
+    shape, checked = list(ins.values())[2].shape, check
+
+    def call(p: Any, x: Any, t: Any, *rest: Any) -> Any:
+        if type(t) is np.ndarray and t.shape == shape:
+            checked(t)
+        return function(p, x, t, *rest)
+
+    return call
 
 
 def _kept(known: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:

@@ -74,10 +74,11 @@ def train(
     batch that does not fit is refused before its step, with a note of its number.
     `batch_size`: samples a step, None for all. Each epoch goes through all samples once, shuffled unless
     `shuffle` is false; a last, smaller batch is used too unless `drop_last`. The same `seed` gives the same run.
-    `validation`: (x, t) to compute the loss and the `metrics` (functions of outputs and targets) on after each
-    epoch; functions of one's own are first called after the first one. `progress`: show a bar; None shows one on terminals
-    and in notebooks, True lines of text elsewhere. `callbacks` are called with a
-    `TrainingState` after each epoch; one that returns a text stops the training. One that has a method `begin` is called
+    `check_finite`: refuse an infinity or NaN in the data, `p` or `state`, for which all of them are read once.
+    `validation`: (x, t) to compute the loss (with the penalty) and the `metrics` (functions of outputs and targets) on
+    after each epoch; functions of one's own are first called after the first one. `progress`: show a bar; None shows one on
+    terminals and in notebooks, True lines of text elsewhere. `callbacks` are called with a `TrainingState` after each
+    epoch; one that returns a text stops the training. One that has a method `begin` is called
     there before the first step, with the names of what will be recorded, and one that has `finish` at the end, with a
     `TrainingState`. `resume`: the history of an earlier call with the same optimiser, whose momentum and step
     count are carried on; `p` and `state` are to be those it left.
@@ -112,7 +113,7 @@ def train(
     state = net.state_for(step.program, state, p.dtype, False, {"p": p, **data}).get("state")
     judge = _Judge(net, p, state, loss, penalty, validation, metrics)
     if check_finite:
-        arguments.check_finite(p=p, state=state, **data)
+        arguments.check_finite(p=p, state=state, **data, **judge.data)
     trained = {"p": p} if state is None else {"p": p, "state": state}
     for callback in callbacks:
         begin = getattr(callback, "begin", None)
@@ -186,6 +187,7 @@ def _check_source(x: Any, given: dict[str, Any]) -> Any:
     if isinstance(x, np.ndarray) or not hasattr(x, "__iter__"):
         raise TypeError(
             f"`t` is None, but `x` (a {type(x).__name__}) is no source of batches: pass targets, or Batches(x, t, ...)"
+            + "; call it, if it returns one" * callable(x)
         )
     for name, value in given.items():
         if value is not None and value is not False:
@@ -207,7 +209,7 @@ def _batch_problem(net: Chain, loss: Loss, penalty: Penalty | None, check_finite
 
 
 def _name(metric: Metric) -> str:
-    return getattr(metric, "__name__", repr(metric))
+    return getattr(getattr(metric, "func", metric), "__name__", repr(metric))
 
 
 class _Judge:
@@ -252,6 +254,11 @@ class _Judge:
         x, t = self._data
         means = [(net.loss(p, x[piece], t[piece], loss, penalty=penalty, state=state), len(x[piece])) for piece in self._pieces]
         return {"validation loss": sum(mean * size for mean, size in means) / len(x), **self._measured()}
+
+    @property
+    def data(self) -> dict[str, np.ndarray]:
+        """The validation data by argument."""
+        return {} if self._data is None else {f"validation[{k}]": array for k, array in enumerate(self._data)}
 
     def _measured(self) -> dict[str, float]:
         """The metrics by name."""

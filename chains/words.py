@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 MOST_LISTED = 20
+LONGEST = 100  # characters of a value
 
 
 def counted(number: int, noun: str) -> str:
@@ -25,3 +27,11 @@ def meant(name: str, names: Iterable[str]) -> str:
     """A question after the one of the names that comes near, for the end of a message; empty where none does."""
     near = get_close_matches(name, list(names), 1)
     return f"; did you mean `{near[0]}`?" if near else ""
+
+
+def shown(value: Any) -> str:
+    """A value for a message: an array by its type and shape, others as they are printed, cut where that is long."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"an array of {value.dtype}, shape {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

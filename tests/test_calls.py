@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+import chains
 from chains import BatchNorm, Chain, CrossEntropyLoss, Dense, Dropout, L2Penalty, SquaredLoss, tanh
 
 native = pytest.importorskip("chains.backends.native")
@@ -288,3 +289,51 @@ def test_from_several_threads():
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(work, range(8)))
+
+
+def test_losses_and_penalties_made_in_the_call_are_as_quick():
+    net, p, x, t = make()
+    made = [0]
+    find = net._shortcuts.add
+
+    def add(*arguments):
+        made[0] += 1
+        find(*arguments)
+
+    net._shortcuts.add = add
+    wanted = net.value_and_grad(p, x, t, chains.HuberLoss(0.5), penalty=chains.L2Penalty(0.1))
+    for _ in range(200):  # more than are kept
+        value, g = net.value_and_grad(p, x, t, chains.HuberLoss(0.5), penalty=chains.L2Penalty(0.1))
+        assert (value, g.tobytes()) == (wanted[0], wanted[1].tobytes())
+    assert made[0] == 1
+    other = net.value_and_grad(p, x, t, chains.HuberLoss(0.25), penalty=chains.L2Penalty(0.1))
+    assert other[0] != wanted[0]
+    assert made[0] == 2
+
+
+def test_what_is_no_loss_is_refused_whether_or_not_it_can_be_compared():
+    net, p, x, t = make()
+    for wrong in (None, [1], x, SquaredLoss):
+        with pytest.raises(TypeError, match=r"`loss`.*must be a loss such as"):
+            net.value_and_grad(p, x, t, wrong)
+
+
+@pytest.mark.parametrize(("loss", "good", "bad", "text"), [
+    (chains.BCEWithLogitsLoss(), 1.0, 1.5, "targets must be from 0 to 1, but there is 1.5"),
+    (chains.BCEWithLogitsLoss(), 0.0, -0.5, "targets must be from 0 to 1, but there is -0.5"),
+    (chains.CrossEntropyLoss(), 0.25, -0.5, "probabilities must not be negative, but there is -0.5"),
+])  # fmt: skip
+def test_targets_that_make_no_sense_are_refused_in_quick_calls_too(loss, good, bad, text):
+    net, p, x, t = make()
+    fine, wrong = np.full_like(t, good), np.full_like(t, good)
+    wrong[-1, -1] = bad
+    for _ in range(3):
+        net.value_and_grad(p, x, fine, loss)
+        with pytest.raises(ValueError, match=f"`t`: {text}"):
+            net.value_and_grad(p, x, wrong, loss)
+        with pytest.raises(ValueError, match="`t`"):
+            net.value_and_grad(p, x, fine[:, :1], loss)
+    before = p.copy()
+    with pytest.raises(ValueError, match=text):
+        chains.train(net, p, x, wrong, loss, chains.SGD(0.1), progress=False)
+    assert p.tobytes() == before.tobytes()
