@@ -4,10 +4,14 @@ from chains.testing import check_gradients
 
 def test_my_layer():
     check_gradients(MyLayer(3, 4), input_shape=(3,))
+
+def test_my_loss():
+    check_loss(my_loss, t=np.array([[0.5, -1.0], [2.0, 0.0]]))
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +24,9 @@ from chains import record
 from chains.backends import backend
 from chains.chain import Chain
 from chains.layers.base import Layer
+from chains.layers.dense import Dense
+from chains.layers.shape import Reshape
+from chains.losses import Loss
 from chains.program import Program
 from chains.scratch import ALIGNMENT
 from chains.view import concrete
@@ -86,6 +93,43 @@ def check_gradients(
                     what = f"`{key}` of the {program.name} program on the backend {name!r}, {dtype}, mode {mode!r}"
                     assert_close(results[key], value, ROUNDING[dtype], what)
     return Checked(worst["g"], worst["dx"], names)
+
+
+def check_loss(
+    loss: Loss,
+    t: Any,
+    output_shape: tuple[int, ...] | None = None,
+    *,
+    seed: int = 0,
+    backends: Sequence[str] | None = None,
+) -> float:
+    """Check the derivative of a loss for targets `t` (batch, ...), at random outputs, with and without weights of samples.
+
+    `output_shape` is the shape of one sample's outputs, by default that of its target. The derivative must equal central
+    differences of the loss, in float64 and, to rounding, in float32, on every one of the `backends` (by default all that can be
+    used here). Points at a kink are avoided. Returns the largest difference in float64; raises AssertionError, saying
+    what differs, where a check fails, and ValueError or TypeError for targets that do not go with the loss.
+    """
+    t = np.asarray(t)
+    batch, shape = len(t), t.shape[1:] if output_shape is None else output_shape
+    names = usable_backends() if backends is None else tuple(backends)
+    nets = {name: Chain(Dense(batch, math.prod(shape), bias=False), Reshape(*shape), backend=name) for name in ("numpy", *names)}
+    x = np.eye(batch)  # so that the weights are the outputs, and the gradient is the derivative
+    worst = 0.0
+    for weights in (None, np.linspace(0.5, 2.0, batch)):
+        value = partial(nets["numpy"].loss, x=x, t=t, loss=loss, weights=weights)
+
+        def differences(seed: int, value: Callable[[np.ndarray], float] = value) -> tuple[np.ndarray, np.ndarray]:
+            y = np.random.default_rng(seed).normal(size=batch * math.prod(shape)).astype(np.float32).astype(np.float64)
+            return y, central_difference(value, y)
+
+        y, wanted = away_from_kinks(differences, seed)
+        for name, dtype in product(names, DTYPES):
+            _, actual = nets[name].value_and_grad(y.astype(dtype), x, t, loss, weights=weights)
+            what = f"the derivative of {loss!r} on the backend {name!r}, {dtype}{', with weights' * (weights is not None)}"
+            assert_close(actual, wanted, SLOPE if dtype == DTYPES[0] else ROUNDING[dtype], what)
+            worst = max(worst, float(np.max(np.abs(actual - wanted)))) if dtype == DTYPES[0] else worst
+    return worst
 
 
 def _network(network: Any, input_shape: tuple[int, ...] | None) -> Chain:

@@ -7,7 +7,8 @@ import pytest
 
 import chains
 from chains import BatchNorm, Chain, Conv, Dense, Dropout, Layer, MaxPool
-from chains.testing import Checked, check_gradients, usable_backends
+from chains.testing import Checked, check_gradients, check_loss, usable_backends
+from tests.harness import LOSSES, targets
 from tests.own import Boost, Double, DyUser
 
 
@@ -113,3 +114,26 @@ def test_what_cannot_be_checked():
 def test_names_for_annotations():
     assert chains.Recorder is chains.program.Recorder
     assert chains.View is chains.view.View
+
+
+@pytest.mark.parametrize(("loss", "kind"), LOSSES, ids=str)
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (1,)], ids=str)
+def test_the_derivatives_of_all_losses_are_right(loss, kind, shape):
+    t = targets(kind, np.random.default_rng(0), 4, shape)
+    assert 0.0 <= check_loss(loss, t, shape) < 1e-7
+
+
+def _cube(y, t):
+    d = y - t
+    return d * d * abs(d)
+
+
+def test_a_wrong_derivative_of_a_loss_is_found():
+    t = np.array([[0.5, -1.0], [2.0, 0.25]])
+    right = chains.loss("cubes", _cube, derivative=lambda y, t: 3.0 * (y - t) * abs(y - t))
+    assert check_loss(right, t) < 1e-7
+    wrong = chains.loss("cubes", _cube, derivative=lambda y, t: 2.0 * (y - t) * abs(y - t))
+    with pytest.raises(AssertionError, match="the derivative of cubes on the backend 'numpy', float64"):
+        check_loss(wrong, t)
+    with pytest.raises(ValueError, match="`t`"):
+        check_loss(right, t, (3,))
