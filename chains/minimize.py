@@ -24,6 +24,8 @@ Function = Callable[[Array], tuple[float, Array]]
 
 DECREASE, CURVATURE = 1e-4, 0.9  # of the strong Wolfe conditions; SciPy's
 MOST_TRIES = 40  # of a line search
+MOST_WIDENING = 10.0  # of BFGS's matrix in an iteration: 1 / (1 - CURVATURE), the most after a unit step
+BLOCK = 2**20  # entries of BFGS's matrix that are changed together, so that no second matrix is needed
 DELAY = 0.5  # seconds before a bar is shown
 
 
@@ -88,28 +90,39 @@ def _descend(
     callback: Callable[[Array], object] | None,
     bar: Progress,
 ) -> Result:
+    # How much the last iteration gained; at first what makes the step about 1 long.
+    fall = 0.5 * float(line.g @ line.g) / max(float(abs(line.g).sum()), 1e-300)
     for iteration in range(maxiter):
         if _largest(line.g) <= gtol:
             return line.result(True, "the gradient is below `gtol`", iteration)
         d = direction(line.g)
-        if not float(d @ line.g) < 0.0:  # a quadratic model spoilt by rounding: begin anew
+        slope = float(d @ line.g)  # along the line
+        if not slope < 0.0:  # a quadratic model spoilt by rounding: begin anew
             direction.forget()
             d = -line.g
+            slope = float(d @ line.g)
         before, g = line.value, line.g
-        step = line.search(d, 1.0 if iteration else min(1.0, 1.0 / max(float(abs(g).sum()), 1e-300)))
+        step = line.search(d, slope, _first(direction, fall, slope))
         if step == 0.0:
             return line.result(
                 False, "no lower value was found along the line: the precision of the values is reached", iteration
             )
-        direction.learn(step * d, line.g - g)
+        direction.learn(step * d, line.g - g, -step * step * slope)
+        fall = before - line.value
         if callback is not None:
             callback(line.p)
         bar.update()
         if bar.due():
             bar.show(_numbers(line))
-        if before - line.value <= ftol * max(abs(before), abs(line.value), 1.0) and ftol:
+        if fall <= ftol * max(abs(before), abs(line.value), 1.0) and ftol:
             return line.result(True, "the value falls by less than `ftol`", iteration + 1)
     return line.result(_largest(line.g) <= gtol, "the most iterations were made", maxiter)
+
+
+def _first(direction: _Direction, fall: float, slope: float) -> float:
+    """The step to try first: 1, or less where a parabola of this slope falls sooner by what was gained last (equation 3.60)."""
+    reach = 2.02 * fall  # a hundredth more than the parabola's, so that it becomes 1 in the end
+    return reach / -slope if 0.0 < reach < -slope and not direction.scaled else 1.0
 
 
 def _numbers(line: _Line) -> dict[str, str]:
@@ -124,38 +137,57 @@ def _largest(g: Array) -> float:
 class _Direction(ABC):
     """A model of the function's curvature; calling it gives the direction to go in."""
 
+    @property
+    @abstractmethod
+    def scaled(self) -> bool:
+        """Whether the model is of the function's own scale, so that a step of 1 is the one to try first."""
+
     @abstractmethod
     def __call__(self, g: Array) -> Array: ...
 
     @abstractmethod
-    def learn(self, s: Array, y: Array) -> None:
-        """A step `s` changed the gradient by `y`."""
+    def learn(self, s: Array, y: Array, expected: float) -> None:
+        """A step `s` changed the gradient by `y`, where the model expected s @ y to be `expected`."""
 
     @abstractmethod
     def forget(self) -> None: ...
 
 
 class _Dense(_Direction):
-    """BFGS: the inverse Hessian as a matrix."""
+    """BFGS: the inverse Hessian as a matrix, widened where the function turns out to be less curved than the matrix says.
+
+    For the line search mends a matrix that is too large at once, but accepts the short unit steps of one that is too small.
+    Source: Al-Baali, "Numerical experience with a class of self-scaling quasi-Newton algorithms", JOTA 96, 1998.
+    """
 
     def __init__(self, p: Array) -> None:
         self._inverse = place_of(p).contiguous(np.eye(p.size))
+        self._pair = place_of(p).empty((2, p.size), p.dtype)  # of the latest update, of rank two
         self._fresh = True
+
+    @property
+    def scaled(self) -> bool:
+        return False
 
     def __call__(self, g: Array) -> Array:
         return -(self._inverse @ g)
 
-    def learn(self, s: Array, y: Array) -> None:
+    def learn(self, s: Array, y: Array, expected: float) -> None:
         sy = float(s @ y)
         if not sy > 1e-300:
             return
-        if self._fresh:  # the first step tells the scale (equation 6.20)
-            self._inverse *= sy / float(y @ y)
-            self._fresh = False
-        hy = self._inverse @ y
+        # The first step tells the scale (equation 6.20); later ones widen where unit steps are too short.
+        scale = sy / float(y @ y) if self._fresh else min(max(1.0, expected / sy), MOST_WIDENING)
+        self._fresh = False
+        hy = self._inverse @ y * scale
         half = ((0.5 + 0.5 * float(y @ hy) / sy) * s - hy) / sy
-        self._inverse += s[:, None] * half[None, :]
-        self._inverse += half[:, None] * s[None, :]
+        self._pair[0], self._pair[1] = s, half
+        rows = max(1, BLOCK // s.size)
+        for first in range(0, s.size, rows):
+            block = self._inverse[first : first + rows]
+            if scale != 1.0:
+                block *= scale
+            block += self._pair[:, first : first + rows].T @ self._pair[::-1]  # s half' + half s'
 
     def forget(self) -> None:
         self._inverse[...] = 0.0
@@ -169,6 +201,10 @@ class _Pairs(_Direction):
     def __init__(self, memory: int) -> None:
         self._pairs: deque[tuple[Array, Array, Array]] = deque(maxlen=memory)
 
+    @property
+    def scaled(self) -> bool:
+        return bool(self._pairs)
+
     def __call__(self, g: Array) -> Array:
         q, factors = -g, []
         for s, y, rho in reversed(self._pairs):
@@ -181,7 +217,7 @@ class _Pairs(_Direction):
             q += (factor - rho * (y @ q)) * s
         return q
 
-    def learn(self, s: Array, y: Array) -> None:
+    def learn(self, s: Array, y: Array, expected: float) -> None:
         sy = s @ y
         if float(sy) > 1e-300:
             self._pairs.append((s, y, 1.0 / sy))
@@ -202,12 +238,12 @@ class _Line:
     def result(self, success: bool, message: str, iterations: int) -> Result:
         return Result(self.p, self.value, self.g, success, message, iterations, self.calls)
 
-    def search(self, d: Array, step: float) -> float:
-        """Go along `d` to a point of the strong Wolfe conditions, or at least of a lower value.
+    def search(self, d: Array, slope: float, step: float) -> float:
+        """Go along `d`, where the slope is `slope`, to a point of the strong Wolfe conditions, or at least of a lower value.
 
-        Returns how far, 0 where there is no such point.
+        `step` is tried first. Returns how far it went, 0 where there is no such point.
         """
-        start, slope = self.value, float(d @ self.g)
+        start = self.value
         origin, best = self.p, (0.0, self.p, self.value, self.g)
         low, high = (0.0, start, slope), None  # the ends of the interval: place, value, slope
         for _ in range(MOST_TRIES):
