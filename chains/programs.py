@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from chains.backends import Backend, Executable
+from chains.backends.base import decline
 from chains.program import Program
 from chains.settings import Tunable, numbers_of, structure
 
@@ -52,8 +53,8 @@ class Shortcuts:
 
     def __init__(self, backend: Backend) -> None:
         self._wanted = np.ndarray if backend.has_functions else None  # the type of arrays that may have a function
-        self._known: dict[Hashable, tuple[Callable[..., Any] | None, Any, Any]] = {}  # of these very things, by their ids
-        self._equal: dict[Hashable, tuple[Callable[..., Any] | None]] = {}  # of equal things, which takes longer to find
+        self._known: dict[Hashable, tuple[Callable[..., Any], Any, Any]] = {}  # of these very things, by their ids
+        self._equal: dict[Hashable, Callable[..., Any]] = {}  # of equal things, which takes longer to find
 
     def find(self, kind: Hashable, p: Any, x: Any, one: Any = None, other: Any = None) -> Callable[..., Any] | None:
         """The function for calls of this kind with these things, None where there is none."""
@@ -70,7 +71,7 @@ class Shortcuts:
             return None
         if found is None:
             return None
-        return _kept(self._known, (kind, p.dtype, x.shape, id(one), id(other)), lambda: (found[0], one, other))[0]
+        return _kept(self._known, (kind, p.dtype, x.shape, id(one), id(other)), lambda: (found, one, other))[0]
 
     def add(
         self,
@@ -89,19 +90,17 @@ class Shortcuts:
         p, x = ins["p"], ins["x"]
         if type(p) is type(x) is self._wanted:
             key = (kind, p.dtype, x.shape, one, other)
-            _kept(self._equal, key, lambda: (_checking(run.function(len(x), tuple(ins), outs), check, ins),))
+            _kept(self._equal, key, lambda: _checking(run.function(len(x), tuple(ins), outs), check, ins))
             self._alike(kind, p, x, one, other)
 
 
-def _checking(
-    function: Callable[..., Any] | None, check: Callable[[Any], None] | None, ins: dict[str, Any]
-) -> Callable[..., Any] | None:
-    if function is None or check is None:
+def _checking(function: Callable[..., Any], check: Callable[[Any], None] | None, ins: dict[str, Any]) -> Callable[..., Any]:
+    if function is decline or check is None:
         return function
     shape, checked = list(ins.values())[2].shape, check
 
     def call(p: Any, x: Any, t: Any, *rest: Any) -> Any:
-        if type(t) is np.ndarray and t.shape == shape:
+        if type(t) is np.ndarray and t.dtype.kind == "f" and t.shape == shape:  # others go the long way, which checks them
             checked(t)
         return function(p, x, t, *rest)
 

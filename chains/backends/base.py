@@ -267,8 +267,8 @@ class Executable:
         needed = {name for name, buffer in self.program.buffers.items() if buffer.data is None}
         known = {**(known or {}), **self.settings}
         if needed - {*ins, *outs, *known, "inverse_batch", "value"} or not {*ins, *outs} <= needed:
-            return _decline
-        return self.backend.function(self.program, batch, ins, outs, known) or _decline
+            return decline
+        return self.backend.function(self.program, batch, ins, outs, known) or decline
 
     def in_pieces(self, batch: int, arrays: Arrays) -> bool:
         """Run the program piece by piece on arrays that may be large and lie elsewhere; False where that is not the way."""
@@ -301,7 +301,7 @@ class Executable:
         return buffer is not None and array.flags.c_contiguous and array.dtype == buffer.dtype
 
 
-def _decline(*_: object) -> None:
+def decline(*_: object) -> None:
     """What stands for a function that cannot be had, so that it is not looked for again."""
 
 

@@ -1,4 +1,4 @@
-"""The samples of the next step, asked for while this one is computed, so that they are in the cache when they are gathered.
+"""The samples of the next step, asked for while this one is computed, so that they are in the cache when they are read.
 
 Rows picked from a large data set come from memory, and a processor waits for only so many lines at once, doing nothing else
 meanwhile. So the kernels that go through this step's samples ask for a few lines of the next ones now and then: both

@@ -16,7 +16,7 @@ from chains.backends.base import Arrays, Backend, Binding, Feed, aligned, caller
 from chains.backends.native import ahead, picked
 from chains.backends.native.calls import python_function
 from chains.backends.native.compiler import Compiled, compile_program
-from chains.backends.native.epoch import SOURCES
+from chains.backends.native.epoch import GATHER, JOB, SOURCES
 from chains.backends.native.machine import machine_code
 from chains.backends.native.runtime import MOST_THREADS, default_threads, pool, runtime
 from chains.backends.native.target import Processor, processor
@@ -28,6 +28,7 @@ from chains.view import Buffer
 THREADED_WORK = 400_000
 QUICK_WORK = 4_000_000  # up to so many operations a call keeps the interpreter's lock: some ten microseconds
 BLOCK = 12  # rows that kernels take at once
+_PER_CALL = [list(JOB).index(name) for name in ("order", "steps", "values")]
 _NOTHING_AHEAD = np.zeros(ahead.WORDS, np.int64)
 
 
@@ -226,7 +227,7 @@ class NativeFeed(Feed):
             target = binding.arrays[name]
             kind = f"gather_{SOURCES[str(source.dtype)]}_{SOURCES[str(target.dtype)]}"
             width = source[0].size
-            gathers += [code.address(kind), source.ctypes.data, target.ctypes.data, width, 0]
+            gathers += [code.address(kind), source.ctypes.data, target.ctypes.data, width]
         self._gathers = np.array(gathers, np.int64)
         if sources:
             widest = max(sources.values(), key=lambda source: source[0].nbytes)
@@ -234,22 +235,26 @@ class NativeFeed(Feed):
             self._widest = [widest.ctypes.data, nbytes, -(-nbytes // ahead.LINE)]
         value, random = binding.arrays["value"], binding.arrays.get("random")
         self._order = order
-        self._job = np.array(
-            [
-                binding.run_address, binding.words_address, 0, 0, binding.batch,
-                len(gathers) // 5, self._gathers.ctypes.data, value.ctypes.data, value.itemsize, 0,
-                random.ctypes.data + 8 if random is not None else 0, binding.ahead.ctypes.data,
-                binding.picked.ctypes.data if direct else 0,
-            ],
-            np.int64,
-        )  # fmt: skip
+        job = {
+            "run": binding.run_address,
+            "words": binding.words_address,
+            "batch": binding.batch,
+            "gathers": len(gathers) // GATHER,
+            "list": self._gathers.ctypes.data,
+            "value": value.ctypes.data,
+            "bytes": value.itemsize,
+            "random": random.ctypes.data + 8 if random is not None else 0,
+            "ahead": binding.ahead.ctypes.data,
+            "fetched": binding.batch if sources else 0,
+            "picked": binding.picked.ctypes.data,
+            "picks": direct is not None,
+        }
+        self._job = np.array([job.get(name, 0) for name in JOB], np.int64)
         call = partial(ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.address("steps")), self._job.ctypes.data)
         self._call: Callable[[], Any] = call if binding.threads == 1 else partial(binding.together, call)
 
     def __call__(self, first: int, values: np.ndarray) -> int:
-        self._job[2] = self._order.ctypes.data + 8 * first * self._binding.batch
-        self._job[3] = len(values)
-        self._job[9] = values.ctypes.data
+        self._job[_PER_CALL] = self._order.ctypes.data + 8 * first * self._binding.batch, len(values), values.ctypes.data
         self._binding.picked[picked.DATA] = self._picked
         self._binding.ahead[[ahead.DATA, ahead.BYTES, ahead.LINES]] = self._widest
         return int(self._call())

@@ -63,41 +63,28 @@ end:
 """
 
 
-# steps(job): words 0 run, 1 its words, 2 order, 3 steps, 4 batch, 5 gathers, 6 address of the list of gathers (5 words
-# each: function, source, target, width, 0), 7 value, 8 its bytes, 9 values out (double), 10 random step or 0, 11 what to
-# fetch for the next step (`ahead.py`), 12 where to say which samples are picked (`picked.py`) or 0.
+# What `steps` is told, a word each: the step and its words; the order of the samples, how many steps of how many samples;
+# the gathers, `GATHER` words each (function, source, target, width); the value, its bytes, and where the steps' values go
+# (double); where the random numbers' step is, or 0; what to fetch for the next step, and how many samples (`ahead.py`); what
+# says which samples are picked, and whether any are (`picked.py`).
+JOB = {
+    "run": "ptr", "words": "ptr", "order": "ptr", "steps": "i64", "batch": "i64", "gathers": "i64", "list": "ptr",
+    "value": "ptr", "bytes": "i64", "values": "ptr", "random": "i64", "ahead": "ptr", "fetched": "i64",
+    "picked": "ptr", "picks": "i64",
+}  # fmt: skip
+GATHER = 4
+_WORDS = "\n".join(
+    f"  %at_{name} = getelementptr i64, ptr %job, i64 {k}\n  %{name} = load {type}, ptr %at_{name}, align 8"
+    for k, (name, type) in enumerate(JOB.items())
+)
+
 # Returns how many steps were done; stops behind one whose value is not finite.
 STEPS = f"""
 define i64 @steps(ptr %job) {{
 entry:
-  %runp = load ptr, ptr %job, align 8
-  %p1 = getelementptr i64, ptr %job, i64 1
-  %words = load ptr, ptr %p1, align 8
-  %p2 = getelementptr i64, ptr %job, i64 2
-  %order = load ptr, ptr %p2, align 8
-  %p3 = getelementptr i64, ptr %job, i64 3
-  %steps = load i64, ptr %p3, align 8
-  %p4 = getelementptr i64, ptr %job, i64 4
-  %batch = load i64, ptr %p4, align 8
-  %p5 = getelementptr i64, ptr %job, i64 5
-  %gathers = load i64, ptr %p5, align 8
-  %p6 = getelementptr i64, ptr %job, i64 6
-  %list = load ptr, ptr %p6, align 8
-  %p7 = getelementptr i64, ptr %job, i64 7
-  %value = load ptr, ptr %p7, align 8
-  %p8 = getelementptr i64, ptr %job, i64 8
-  %bytes = load i64, ptr %p8, align 8
-  %p9 = getelementptr i64, ptr %job, i64 9
-  %values = load ptr, ptr %p9, align 8
-  %p10 = getelementptr i64, ptr %job, i64 10
-  %random = load i64, ptr %p10, align 8
+{_WORDS}
   %randomp = inttoptr i64 %random to ptr
-  %p11 = getelementptr i64, ptr %job, i64 11
-  %ahead = load ptr, ptr %p11, align 8
-  %p12 = getelementptr i64, ptr %job, i64 12
-  %picked = load i64, ptr %p12, align 8
-  %picks = icmp ne i64 %picked, 0
-  %pickedp = inttoptr i64 %picked to ptr
+  %some = icmp ne i64 %picks, 0
   %aheadrows = getelementptr i64, ptr %ahead, i64 {ROWS}
   %aheadnumbers = getelementptr i64, ptr %ahead, i64 {NUMBERS}
   br label %step
@@ -112,9 +99,9 @@ fetch:
 gather:
   %k = phi i64 [0, %fetch], [%k1, %one]
   %left = icmp slt i64 %k, %gathers
-  br i1 %left, label %one, label %run
+  br i1 %left, label %one, label %compute
 one:
-  %o = mul i64 %k, 5
+  %o = mul i64 %k, {GATHER}
   %g0 = getelementptr i64, ptr %list, i64 %o
   %function = load ptr, ptr %g0, align 8
   %g1 = getelementptr i64, ptr %g0, i64 1
@@ -126,27 +113,18 @@ one:
   call void %function(ptr %source, ptr %target, ptr %piece, i64 %batch, i64 %width)
   %k1 = add i64 %k, 1
   br label %gather
-run:
+compute:
   %following = add i64 %i, 1
   %last = icmp sge i64 %following, %steps
-  %none = icmp eq i64 %gathers, 0
-  %nothing = select i1 %picks, i1 false, i1 %none
-  %idle = or i1 %last, %nothing
-  %rows = select i1 %idle, i64 0, i64 %batch
+  %rows = select i1 %last, i64 0, i64 %fetched
   %after_piece = getelementptr i64, ptr %piece, i64 %batch
   store i64 0, ptr %ahead, align 8
   store i64 %rows, ptr %aheadrows, align 8
   store ptr %after_piece, ptr %aheadnumbers, align 8
-  br i1 %picks, label %pick, label %do
-pick:
-  store ptr %piece, ptr %pickedp, align 8
-  call void %runp(ptr %words)
-  store i64 0, ptr %pickedp, align 8
-  br label %done
-do:
-  call void %runp(ptr %words)
-  br label %done
-done:
+  %numbers = select i1 %some, ptr %piece, ptr null
+  store ptr %numbers, ptr %picked, align 8
+  call void %run(ptr %words)
+  store ptr null, ptr %picked, align 8
   %single = icmp eq i64 %bytes, 4
   br i1 %single, label %load4, label %load8
 load4:

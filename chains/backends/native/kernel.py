@@ -32,6 +32,7 @@ class Kernel:
         rows, columns = (int(extent) for extent in self.out.shape)  # type: ignore[arg-type]
         by_columns, by_rows = rows * -(-columns // lanes), columns * -(-rows // lanes)
         if self.a.strides[0] == 1 and (2 * by_rows < by_columns or self.b.strides[1] != 1):
+            assert not self.maps  # which would have to be turned too
             return replace(self, out=self.out.T, a=self.b.T, b=self.a.T)
         return self
 
