@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from itertools import pairwise
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
@@ -16,9 +16,10 @@ from chains.backends.base import Arrays, Backend, Binding, Feed, aligned, caller
 from chains.backends.native import ahead, picked
 from chains.backends.native.calls import python_function
 from chains.backends.native.compiler import Compiled, compile_program
+from chains.backends.native.driver import ARGUMENTS
 from chains.backends.native.epoch import GATHER, JOB, SOURCES
 from chains.backends.native.machine import machine_code
-from chains.backends.native.runtime import MOST_THREADS, default_threads, pool, runtime
+from chains.backends.native.runtime import MOST_THREADS, default_threads, pool, processors, runtime
 from chains.backends.native.target import Processor, processor
 from chains.program import Program
 from chains.progress import notice
@@ -28,6 +29,11 @@ from chains.view import Buffer
 THREADED_WORK = 400_000
 QUICK_WORK = 4_000_000  # up to so many operations a call keeps the interpreter's lock: some ten microseconds
 BLOCK = 12  # rows that kernels take at once
+FEW, UNEVEN = 4 * BLOCK, 1.02  # samples of a thread from which on its share may be no more than this of an even one
+# Threads stay together for steps of less work than this, some fifty microseconds. They wait for each other so long, in
+# pauses of a few nanoseconds, for each step to come and at most.
+TEAM_WORK = 20_000_000
+PATIENCE, MOST_PATIENCE = 100, 40_000
 _PER_CALL = [list(JOB).index(name) for name in ("order", "steps", "values")]
 _NOTHING_AHEAD = np.zeros(ahead.WORDS, np.int64)
 
@@ -107,7 +113,7 @@ class CompiledProgram:
 
     def __init__(self, program: Program, processor: Processor) -> None:
         self.compiled: Compiled = compile_program(program, processor)
-        self.code = machine_code(self.compiled.text, ["run"], processor)
+        self.code = machine_code(self.compiled.text, ["run", "member"], processor)
         self.work = program.flops() + 50 * sum(out.sample_size for op in program.operations for out in op.outs if out.batched)
 
 
@@ -119,9 +125,7 @@ class MemoryPlan:
     def __init__(self, native: CompiledProgram, batch: int, threads: int) -> None:
         compiled = native.compiled
         self.threads = max(1, min(threads, native.work * batch // THREADED_WORK))
-        self.tile = compiled.tile
-        if self.threads > 1 and not compiled.laned:  # as even as possible, in whole blocks of rows
-            self.tile = min(self.tile, -(-batch // (self.threads * BLOCK)) * BLOCK)
+        self.tile = _tile(compiled, batch, self.threads)
         tiles = -(-batch // self.tile)
         self.sharing = min(self.threads, tiles)  # threads that have tiles
         if not compiled.products:
@@ -131,8 +135,9 @@ class MemoryPlan:
         self.shared = {
             buffer: self._reserve(buffer.nbytes * (samples[buffer in compiled.laned] if buffer.batched else 1))
             for buffer in compiled.table
-            if buffer.role == "scratch"
+            if buffer.role == "scratch" and buffer not in compiled.packed
         }
+        self.packed = [{buffer: self._reserve(buffer.nbytes) for buffer in compiled.packed} for _ in range(self.sharing)]
         self.tiles = [self._reserve(compiled.tile_bytes) for _ in range(self.threads)]
         self.sums = [{buffer: self._reserve(buffer.nbytes) for buffer in compiled.sums} for _ in range(1, self.sharing)]
 
@@ -140,6 +145,20 @@ class MemoryPlan:
         start = self.nbytes
         self.nbytes += -(-nbytes // 128) * 128
         return start
+
+
+def _tile(compiled: Compiled, batch: int, threads: int) -> int:
+    """The samples of a tile: whole blocks of rows; but an even share of the batch where the most that a thread gets were
+    otherwise much more.
+    """
+    if threads == 1 or compiled.laned:
+        return compiled.tile
+    share = -(-batch // threads)
+    tile = min(compiled.tile, -(-share // BLOCK) * BLOCK)
+    tiles = -(-batch // tile)
+    bounds = [min(batch, tiles * thread // threads * tile) for thread in range(threads + 1)]
+    most = max(end - begin for begin, end in pairwise(bounds))
+    return tile if share < FEW or most <= UNEVEN * share else -(-share // -(-share // compiled.room))
 
 
 class NativeBinding(Binding):
@@ -161,20 +180,28 @@ class NativeBinding(Binding):
         base = self._scratch.ctypes.data
         addresses = {buffer: base + offset for buffer, offset in plan.shared.items()}
         addresses |= {buffer: self.arrays[buffer.name].ctypes.data for buffer in compiled.table if buffer.role != "scratch"}
-        shared = [addresses[buffer] for buffer in compiled.table]
         own = [[addresses[buffer] for buffer in compiled.sums]]  # the first thread's sums are the results
         own += [[base + sums[buffer] for buffer in compiled.sums] for sums in plan.sums]
         self.ahead = np.zeros(ahead.WORDS, np.int64)
         fetched = [self.ahead.ctypes.data] + [_NOTHING_AHEAD.ctypes.data] * (len(own) - 1)  # the first thread sees to it
         self.picked = np.zeros(picked.WORDS, np.int64)
         last = self.picked.ctypes.data
-        self._tables = [np.array([*shared, *sums, first, last], np.int64) for sums, first in zip(own, fetched, strict=True)]
-        words = [batch, plan.tile, plan.threads, plan.sharing]
-        words += [pool().address, runtime().address("parallel")] if plan.threads > 1 else [0, 0]
+        self._tables = []
+        for packed, sums, first in zip(plan.packed, own, fetched, strict=True):
+            own_addresses = addresses | {buffer: base + offset for buffer, offset in packed.items()}
+            table = [own_addresses[buffer] for buffer in compiled.table]
+            self._tables.append(np.array([*table, *sums, first, last], np.int64))
+        self.run_address = native.code.address("run")
+        # More threads than processors would wait for each other at every step.
+        self.stays_together = 1 < plan.threads <= processors() and native.work * batch < TEAM_WORK
+        head = {"batch": batch, "tile": plan.tile, "threads": plan.threads, "sharing": plan.sharing, "run": self.run_address}
+        if plan.threads > 1:
+            functions = {name: runtime().address(name) for name in ("parallel", "meet")}
+            head |= {"pool": pool().address, **functions, "member": native.code.address("member")}
+        words = [head.get(name, 0) for name in ARGUMENTS]
         for number, tile in enumerate(plan.tiles):
             words += [self._tables[min(number, plan.sharing - 1)].ctypes.data, base + tile]
         self._words = np.array(words, np.int64)
-        self.run_address = native.code.address("run")
         call = partial(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.run_address), self._words.ctypes.data)
         self._call: Callable[[], object] = call if self.threads == 1 else partial(self.together, call)
 
@@ -236,7 +263,7 @@ class NativeFeed(Feed):
         value, random = binding.arrays["value"], binding.arrays.get("random")
         self._order = order
         job = {
-            "run": binding.run_address,
+            "run": code.address("lead") if binding.stays_together else binding.run_address,
             "words": binding.words_address,
             "batch": binding.batch,
             "gathers": len(gathers) // GATHER,
@@ -250,11 +277,17 @@ class NativeFeed(Feed):
             "picks": direct is not None,
         }
         self._job = np.array([job.get(name, 0) for name in JOB], np.int64)
-        call = partial(ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.address("steps")), self._job.ctypes.data)
-        self._call: Callable[[], Any] = call if binding.threads == 1 else partial(binding.together, call)
+        steps = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+        self._team = steps(code.address("team_steps")) if binding.stays_together else None
+        self._steps = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.address("steps"))
 
     def __call__(self, first: int, values: np.ndarray) -> int:
         self._job[_PER_CALL] = self._order.ctypes.data + 8 * first * self._binding.batch, len(values), values.ctypes.data
         self._binding.picked[picked.DATA] = self._picked
         self._binding.ahead[[ahead.DATA, ahead.BYTES, ahead.LINES]] = self._widest
-        return int(self._call())
+        job, words = self._job.ctypes.data, self._binding.words_address
+        if self._binding.threads > 1:
+            pool().ensure(self._binding.threads)
+        if self._team is None:
+            return int(self._steps(job))
+        return int(self._team(job, words, min(MOST_PATIENCE, PATIENCE * len(values))))

@@ -31,7 +31,7 @@ class Blueprint:
     the weights and their packed copies and `kernels` what products do, both by the identity of a step. `finishes` tells
     for each segment which products do an optimiser's step, `own` what sums over samples each thread has for itself. `table`
     are the buffers in the order of the table of addresses, `picked` is the input whose samples may be picked by number,
-    `tile` how many samples a tile has, at most.
+    `tile` how many samples a tile has and `room` how many it has at most.
     """
 
     def __init__(self, program: Program, processor: Processor) -> None:
@@ -54,6 +54,7 @@ class Blueprint:
         self.picked = None if self.laned else picked_input(self._tiled(), self._products())
         per_sample = max(1, self._tile_plan.bytes_per_sample)
         self.tile = self.lanes if self.laned else max(ROWS, min(1024, TILE_BYTES // per_sample // ROWS * ROWS))
+        self.room = self.tile if self.laned else self.tile * 9 // 8
 
     # Sums
 
@@ -80,15 +81,15 @@ class Blueprint:
 
     def offset(self, buffer: Buffer) -> int | None:
         """Where a buffer begins; None if it is no part of tiles."""
-        return self._tile_plan.offset(buffer, self.tile) if buffer in self._tile_plan.batched else None
+        return self._tile_plan.offset(buffer, self.room) if buffer in self._tile_plan.batched else None
 
     @property
     def rows_offset(self) -> int:
-        return self._tile_plan.nbytes(self.tile) if self._tile_plan.batched else 0
+        return self._tile_plan.nbytes(self.room) if self._tile_plan.batched else 0
 
     @property
     def workspace_offset(self) -> int:
-        return self.rows_offset + (8 * self.tile if self.picked else 0)
+        return self.rows_offset + (8 * self.room if self.picked else 0)
 
     @property
     def tile_bytes(self) -> int:

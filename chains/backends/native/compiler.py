@@ -15,7 +15,7 @@ from chains.backends.native import winograd
 from chains.backends.native.blueprint import Blueprint
 from chains.backends.native.correlate import lower_convolve, pack_kernels
 from chains.backends.native.correlate_weight import lower_convolve_weight
-from chains.backends.native.driver import Outline, share, write_driver
+from chains.backends.native.driver import Outline, Positions, merged, share, write_driver
 from chains.backends.native.elementwise import (
     Frame,
     lower_copy,
@@ -35,6 +35,7 @@ from chains.backends.native.philox import lower_random
 from chains.backends.native.picked import list_rows
 from chains.backends.native.segments import Segment, Step
 from chains.backends.native.target import Processor
+from chains.backends.native.team import meetings
 from chains.operations import (
     Convolve,
     ConvolveInput,
@@ -64,8 +65,10 @@ class Compiled:
     whole: frozenset[Buffer]  # batched scratch buffers that hold the whole batch
     laned: frozenset[Buffer]  # those laid out in lanes; where there are any, tiles have one size
     tile: int  # samples
+    room: int  # samples, at most
     tile_bytes: int  # scratch of one tile
     sums: tuple[Buffer, ...]  # the buffers that hold sums over samples: each thread has its own
+    packed: frozenset[Buffer]  # packed weights: each thread has its own
     picked: Buffer | None  # the input whose samples may be picked by number (`picked.py`)
     products: bool  # whether there are large products, in which threads share that have no tiles
 
@@ -82,7 +85,7 @@ class Compiler:
         for number in range(len(blueprint.segments)):
             self._write_segment(number)
         positions = {buffer: (k, blueprint.own_position(buffer)) for k, buffer in enumerate(blueprint.table)}
-        outlines = [self._outline(number) for number in range(len(blueprint.segments))]
+        outlines = [self._outline(number, positions) for number in range(len(blueprint.segments))]
         write_driver(self.module, outlines, positions, blueprint.lanes)
         return Compiled(
             self.module.text(),
@@ -90,21 +93,26 @@ class Compiler:
             frozenset(blueprint.whole),
             frozenset(blueprint.laned),
             blueprint.tile,
+            blueprint.room,
             blueprint.tile_bytes,
             blueprint.sums,
+            frozenset(view.buffer for _, view in blueprint.packed.values()),
             blueprint.picked,
             blueprint.has_products,
         )
 
-    def _outline(self, number: int) -> Outline:
+    def _outline(self, number: int, positions: Positions) -> Outline:
         segment, finish = self.blueprint.segments[number], self.blueprint.finishes[number]
-        runs = [(o, view, run) for o in segment.sums for view in o.outs for run in view.runs]
+        runs = [(view.buffer, *run, o.name) for o in segment.sums for view in o.outs for run in view.runs]
+        sums = merged(runs, positions)
         return Outline(
-            sums=tuple((view.buffer, *run, o.name) for o, view, run in runs),
+            sums=tuple(sums),
             product=segment.product is not None,
+            packs=any(id(step) in self.blueprint.packed for step in segment.tiled),
             parts=len(segment.parts),
             early=bool(segment.early),
-            shared=tuple(length > 0 for length, _ in segment.pieces),
+            pieces=tuple(length for length, _ in segment.pieces),
+            meetings=meetings(segment.pieces, sums),
             finished=finish.piece if finish else None,
         )
 
@@ -114,7 +122,8 @@ class Compiler:
         blueprint = self.blueprint
         segment, finish = blueprint.segments[number], blueprint.finishes[number]
         packed = [view for step in segment.tiled for view in blueprint.packed.get(id(step), ())]
-        self._write(f"prepare_{number}", packed, partial(self._prepare, segment))
+        if packed:
+            self._write(f"prepare_{number}", packed, partial(self._prepare, segment))
         if segment.early:
             self._write(f"early_{number}", self._views(segment.early), partial(self._steps, segment.early))
         for position, steps in enumerate(segment.parts):

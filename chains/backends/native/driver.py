@@ -1,8 +1,10 @@
-"""The function that runs a compiled program, and the one that each thread runs.
+"""The functions that run a compiled program: `run`, which calls other threads for what they share, and `member`, which does
+what falls to one thread of a team (`team.py`).
 
-Both take the address of a list of 64-bit words, `ARGUMENTS`: the batch size, the samples in a tile, the number of
-threads, how many of them have tiles, the pool and its function `parallel`, then for each thread the addresses of its table of
-buffers and of its scratch memory. The first thread's sums are the results; the others' are added to them in order.
+They take the address of a list of 64-bit words, `ARGUMENTS`: the batch size, the samples in a tile, the number of
+threads, how many of them have tiles, the pool and its functions `parallel` and `meet`, these two functions and whether
+there is a team; then for each thread the addresses of its table of buffers and of its scratch memory. The first thread's
+sums are the results; the others' are added to them in order.
 """
 
 from __future__ import annotations
@@ -12,19 +14,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from chains.backends.native.emit import I64, PTR, Function, Module, Type, Value, integer, real_type
-from chains.backends.native.segments import SHARED
+from chains.backends.native.segments import SHARED, TOGETHER
+from chains.backends.native.team import Run
 from chains.backends.native.vectormath import maximum
 from chains.view import Buffer
 
-ARGUMENTS = ("batch", "tile", "threads", "sharing", "pool", "parallel")
-Run = tuple[Buffer, int, int, str]  # entries start..stop of a buffer, and the operation that gives them
+ARGUMENTS = ("batch", "tile", "threads", "sharing", "pool", "parallel", "meet", "run", "member", "team")
 Runs = tuple[Run, ...]
 Positions = dict[Buffer, tuple[int, int]]  # in a table: of a buffer, and of a thread's own block of sums for it
 
 
-def word(f: Function, words: Value, position: Value | int, type: Type = I64) -> Value:
-    """A 64-bit word of a list."""
-    return f.load(type, f.address(words, position if isinstance(position, Value) else integer(position), I64))
+def word(f: Function, words: Value, position: Value | str, type: Type = I64) -> Value:
+    """A 64-bit word of a list, by its position or its name."""
+    place = position if isinstance(position, Value) else integer(ARGUMENTS.index(position))
+    return f.load(type, f.address(words, place, I64))
 
 
 def table_of(f: Function, words: Value, thread: Value | int) -> tuple[Value, Value]:
@@ -51,98 +54,137 @@ class Outline:
 
     sums: Runs
     product: bool  # whether it is a large product
+    packs: bool  # whether weights are packed before the tiles
     parts: int  # of its tiles, each a function
     early: bool  # whether something is done before the tiles
-    shared: tuple[bool, ...]  # for each piece of what is done once, whether all threads take part
+    pieces: tuple[int, ...]  # what is done once: the length of the vectors that may be shared, or 0
+    meetings: tuple[bool, ...]  # for each of these pieces, whether a team must meet before it
     finished: int | None  # the piece that products do where a tile is the whole batch, but for a rest
 
 
 def write_driver(module: Module, segments: Sequence[Outline], positions: Positions, lanes: int) -> None:
-    """Add `run` and what it needs to a module that has, for every segment, `prepare`, `early`, the parts of `tile`, or
-    `product`, the pieces of `once` and the `rest` of one of them.
+    """Add `run`, `member` and what they need to a module that has, for every segment, `prepare`, `early`, the parts of
+    `tile`, or `product`, the pieces of `once` and the `rest` of one of them.
     """
     for k, segment in enumerate(segments):
         if segment.product:
             _write_product(module, k)
         else:
-            _write_work(module, k, segment.parts)
-        _write_reduce(module, k, segment.sums, positions, lanes)
-        for piece, together in enumerate(segment.shared):
-            if together:
-                _write_piece(module, f"{k}_{piece}")
+            _write_work(module, k, segment)
+        if segment.sums:
+            _write_reduce(module, k, segment.sums, positions, lanes)
+        for piece, length in enumerate(segment.pieces):
+            if length:
+                _write_share(module, f"{k}_{piece}")
+    _write_run(module, segments)
+    _write_member(module, segments)
+
+
+def _do(f: Function, words: Value, name: str, more: str = "") -> None:
+    """Call a function of the whole batch."""
+    table, scratch = table_of(f, words, 0)
+    f.line(f"call void @{name}({table}, {scratch}, i64 0, {word(f, words, 'batch')}, i64 1{more})")
+
+
+def _write_run(module: Module, segments: Sequence[Outline]) -> None:
+    """``run(words)``: the whole program; threads are called for each part that they share."""
     f = Function(module, "run", [(PTR, "words")])
     (words,) = f.arguments
-    batch, threads, sharing = (word(f, words, position) for position in (0, 2, 3))
-    table, scratch = table_of(f, words, 0)
+    threads, sharing = word(f, words, "threads"), word(f, words, "sharing")
     alone = f.compare("eq", threads, integer(1))
 
-    def run(name: str, parts: Value, then: Callable[[], None] | None = None) -> None:
+    def share(name: str, parts: Value, then: Callable[[], None] | None = None) -> None:
         """Call a function of words and a part, for all parts."""
 
         def together() -> None:
-            pool, parallel = word(f, words, 4, PTR), word(f, words, 5, PTR)
+            pool, parallel = word(f, words, "pool", PTR), word(f, words, "parallel", PTR)
             f.line(f"call void {parallel.text}({pool}, ptr @{name}, {words}, {parts})")
             if then is not None:
                 then()
 
         f.when(alone, lambda: f.line(f"call void @{name}({words}, i64 0)"), together)
 
-    def do(name: str, more: str = "") -> None:
-        f.line(f"call void @{name}({table}, {scratch}, i64 0, {batch}, i64 1{more})")
+    def reduce(k: int, sums: Runs) -> None:
+        if sum(stop - start for _, start, stop, _ in sums) < SHARED:
+            f.line(f"call void @reduce_{k}({words}, i64 0, i64 1)")
+        else:
+            share(f"reduce_part_{k}", threads)
 
     for k, segment in enumerate(segments):
-        do(f"prepare_{k}")
         if segment.early:
-            do(f"early_{k}")
-        reduce = partial(_call_reduce, f, k, segment.sums, words, sharing) if segment.sums else None
-        run(f"work_{k}", threads if segment.product else sharing, reduce)
-        for piece, together in enumerate(segment.shared):
+            _do(f, words, f"early_{k}")
+        then = partial(reduce, k, segment.sums) if segment.sums else None
+        share(f"work_{k}", threads if segment.product else sharing, then)
+        for piece, length in enumerate(segment.pieces):
+            name = f"{k}_{piece}"
             if piece == segment.finished:
-                whole = f.compare("sle", batch, word(f, words, 1))
-                f.when(whole, partial(do, f"rest_{k}"), partial(run, f"share_{k}_{piece}", threads))
-            elif together:
-                run(f"share_{k}_{piece}", threads)
+                whole = f.compare("sle", word(f, words, "batch"), word(f, words, "tile"))
+                f.when(whole, partial(_do, f, words, f"rest_{k}"), partial(share, f"share_{name}", threads))
+            elif length >= SHARED:
+                share(f"share_{name}", threads)
             else:
-                do(f"once_{k}_{piece}", ", i64 0, i64 1")
+                _do(f, words, f"once_{name}", ", i64 0, i64 1")
     f.line("ret void")
     module.add(f)
 
 
-def _call_reduce(f: Function, k: int, sums: Runs, words: Value, sharing: Value) -> None:
-    if sum(stop - start for _, start, stop, _ in sums) < SHARED:
-        f.line(f"call void @reduce_{k}({words}, i64 0, i64 1)")
-        return
-    _write_reduce_part(f.module, k)
-    pool, parallel = word(f, words, 4, PTR), word(f, words, 5, PTR)
-    f.line(f"call void {parallel.text}({pool}, ptr @reduce_part_{k}, {words}, {sharing})")
+def _write_member(module: Module, segments: Sequence[Outline]) -> None:
+    """``member(words, thread)``: what falls to one thread of a team, which has met before and meets afterwards."""
+    f = Function(module, "member", [(PTR, "words"), (I64, "thread")])
+    words, thread = f.arguments
+    first = f.compare("eq", thread, integer(0))
 
+    def meet() -> None:
+        pool, function = word(f, words, "pool", PTR), word(f, words, "meet", PTR)
+        f.line(f"call void {function.text}({pool}, {thread}, {word(f, words, 'threads')})")
 
-def _write_reduce_part(module: Module, k: int) -> None:
-    """``reduce_part_k(words, part)``: a thread's share of the elements."""
-    f = Function(module, f"reduce_part_{k}", [(PTR, "words"), (I64, "part")])
-    words, part = f.arguments
-    f.line(f"call void @reduce_{k}({words}, {part}, {word(f, words, 3)})")
+    def share(name: str) -> None:
+        f.line(f"call void @{name}({words}, {thread})")
+
+    for k, segment in enumerate(segments):
+        if k > 0:
+            meet()
+        if segment.early:
+            f.when(first, partial(_do, f, words, f"early_{k}"))
+        if segment.product:
+            share(f"work_{k}")
+        else:
+            f.when(f.compare("slt", thread, word(f, words, "sharing")), partial(share, f"work_{k}"))
+        meet()
+        if segment.sums:
+            share(f"reduce_part_{k}")
+        for piece, length in enumerate(segment.pieces):
+            if segment.meetings[piece]:
+                meet()
+            if piece == segment.finished:
+                whole = f.compare("sle", word(f, words, "batch"), word(f, words, "tile"))
+                rest = partial(f.when, first, partial(_do, f, words, f"rest_{k}"))
+                f.when(whole, rest, partial(share, f"share_{k}_{piece}"))
+            elif length:
+                share(f"share_{k}_{piece}")
+            else:
+                f.when(first, partial(_do, f, words, f"once_{k}_{piece}", ", i64 0, i64 1"))
     f.line("ret void")
     module.add(f)
 
 
-def _write_piece(module: Module, name: str) -> None:
+def _write_share(module: Module, name: str) -> None:
     """``share_name(words, thread)``: the thread's part of what is done once."""
     f = Function(module, f"share_{name}", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
-    batch, threads = word(f, words, 0), word(f, words, 2)
-    table, scratch = table_of(f, words, 0)
-    f.line(f"call void @once_{name}({table}, {scratch}, i64 0, {batch}, i64 1, {thread}, {threads})")
+    _do(f, words, f"once_{name}", f", {thread}, {word(f, words, 'threads')}")
     f.line("ret void")
     module.add(f)
 
 
-def _write_work(module: Module, k: int, parts: int) -> None:
-    """``work_k(words, thread)``: the tiles that fall to one thread."""
+def _write_work(module: Module, k: int, segment: Outline) -> None:
+    """``work_k(words, thread)``: the tiles that fall to one thread, which packs its own weights."""
     f = Function(module, f"work_{k}", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
-    batch, tile, threads = (word(f, words, position) for position in (0, 1, 3))
+    batch, tile, threads = (word(f, words, name) for name in ("batch", "tile", "sharing"))
     table, scratch = table_of(f, words, thread)
+    if segment.packs:
+        f.line(f"call void @prepare_{k}({table}, {scratch}, i64 0, {batch}, i64 1)")
     tiles = f.binary("sdiv", f.binary("sub", f.binary("add", batch, tile), integer(1)), tile)
     whole = f.cast("zext", f.compare("eq", tiles, integer(1)), I64)
     begin = f.binary("sdiv", f.binary("mul", tiles, thread), threads)
@@ -152,7 +194,7 @@ def _write_work(module: Module, k: int, parts: int) -> None:
         start = f.binary("mul", i, tile)
         left = f.binary("sub", batch, start)
         count = f.select(f.compare("slt", left, tile), left, tile)
-        for part in range(parts):
+        for part in range(segment.parts):
             f.line(f"call void @tile_{k}_{part}({table}, {scratch}, {start}, {count}, {carried[0]}, {whole})")
         return [integer(0)]
 
@@ -165,7 +207,7 @@ def _write_product(module: Module, k: int) -> None:
     """``work_k(words, thread)``: the thread's share of a large product."""
     f = Function(module, f"work_{k}", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
-    batch, threads = word(f, words, 0), word(f, words, 2)
+    batch, threads = word(f, words, "batch"), word(f, words, "threads")
     table, scratch = table_of(f, words, thread)
     f.line(f"call void @product_{k}({table}, {scratch}, i64 0, {batch}, i64 1, {thread}, {threads})")
     f.line("ret void")
@@ -173,24 +215,26 @@ def _write_product(module: Module, k: int) -> None:
 
 
 def _write_reduce(module: Module, k: int, sums: Runs, positions: Positions, lanes: int) -> None:
-    """``reduce_k(words, part, parts)``: add the other threads' sums to the first one's, in a part of each vector.
-
-    Of maxima, keep the larger.
+    """``reduce_k(words, part, parts)``: add the other threads' sums to the first one's, in a part of each long vector; short
+    ones are the first part's. Of maxima, keep the larger. ``reduce_part_k(words, part)`` is a thread's part.
     """
     f = Function(module, f"reduce_{k}", [(PTR, "words"), (I64, "part"), (I64, "parts")])
     words, part, parts = f.arguments
     table, _ = table_of(f, words, 0)
+    leads = f.compare("eq", part, integer(0))
 
     def add_thread(thread: Value, _: list[Value]) -> list[Value]:
         other, _unused = table_of(f, words, thread)
-        for buffer, start, stop, kind in merged(sums, positions):
+        for buffer, start, stop, kind in sums:
             scalar = real_type(buffer.dtype)
             type = Type(scalar.name, lanes)
             target, source = (
                 f.address(f.load(PTR, f.address(t, integer(position), PTR)), integer(start), scalar)
                 for t, position in zip((table, other), positions[buffer], strict=True)
             )
-            begin, end = share(f, stop - start, lanes, part, parts)
+            begin, end = integer(0), f.select(leads, integer(stop - start), integer(0))
+            if stop - start >= TOGETHER:
+                begin, end = share(f, stop - start, lanes, part, parts)
             length = f.binary("sub", end, begin)
             whole = f.add(begin, f.binary("and", length, integer(-lanes)))
 
@@ -213,12 +257,17 @@ def _write_reduce(module: Module, k: int, sums: Runs, positions: Positions, lane
                 f.when(f.compare("sgt", rest, integer(0)), partial(add, f.first_lanes(lanes, rest), whole))
         return []
 
-    f.loop(integer(1), word(f, words, 3), 1, add_thread)
+    f.loop(integer(1), word(f, words, "sharing"), 1, add_thread)
+    f.line("ret void")
+    module.add(f)
+    f = Function(module, f"reduce_part_{k}", [(PTR, "words"), (I64, "part")])
+    words, part = f.arguments
+    f.line(f"call void @reduce_{k}({words}, {part}, {word(f, words, 'threads')})")
     f.line("ret void")
     module.add(f)
 
 
-def merged(sums: Runs, positions: Positions) -> list[Run]:
+def merged(sums: Sequence[Run], positions: Positions) -> list[Run]:
     """Runs of one kind that touch joined into one."""
     result: list[Run] = []
     runs = {(buffer, start, stop, "max" if kind == "max" else "sum") for buffer, start, stop, kind in sums}

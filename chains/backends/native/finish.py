@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from chains.backends.native.segments import Segment, Step, conflict
+from chains.backends.native.segments import SHARED, Segment, Step, conflict
 from chains.backends.tiling import overlap
 from chains.operations import Map, MatMul, Operation
 from chains.view import View
@@ -38,7 +38,7 @@ def finish_of(
     before: list[Operation] = []
     for piece, (length, steps) in enumerate(segment.pieces):
         maps = [step.operation for step in steps if isinstance(step.operation, Map)]
-        gradient = _gradient(segment, maps, operations) if length else None
+        gradient = _gradient(segment, maps, operations) if length >= SHARED else None
         if gradient is not None and not any(conflict(a, b) for a in before for b in maps):
             done = {id(step): maps for step, maps in _finished(segment, maps, gradient, reads) if as_it_is(step)}
             rest = tuple(_rest(gradient, [step.operation.outs[0] for step in segment.tiled if id(step) in done]))

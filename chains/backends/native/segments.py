@@ -16,7 +16,8 @@ from chains.operations import Convolve, ConvolveInput, Map, MatMul, Operation
 from chains.view import Buffer, View
 
 STEPS = 16  # of a function, at most
-SHARED = 1 << 14  # elements of vectors from which on threads share an operation
+SHARED = 1 << 14  # elements of vectors from which on threads are called to share an operation
+TOGETHER = 1 << 8  # ... from which on threads that are together anyway share it (`team.py`)
 
 
 @dataclass
@@ -49,11 +50,11 @@ class Segment:
 
     @property
     def pieces(self) -> list[tuple[int, list[Step]]]:
-        """What is done once, in order: steps that one thread does (0), and steps on vectors of this length that all share."""
+        """What is done once, in order: steps of one thread (0), and those on vectors of a length, which all may share."""
         pieces: list[tuple[int, list[Step]]] = []
         for step in self.once:
             length = _shared_length(step.operation)
-            if pieces and pieces[-1][0] == length and (not length or _side_by_side(pieces[-1][1], step)):
+            if pieces and pieces[-1][0] == length and (not length or side_by_side(pieces[-1][1], step)):
                 pieces[-1][1].append(step)
             else:
                 pieces.append((length, [step]))
@@ -94,7 +95,7 @@ def _divide(segment: Segment) -> None:
     late += [segment.product] if segment.product else []
     steps, segment.once = segment.once, []
     for step in steps:
-        if _shared_length(step.operation) or any(conflict(operation, step.operation) for operation in late):
+        if _shared_length(step.operation) >= SHARED or any(conflict(operation, step.operation) for operation in late):
             late.append(step.operation)
             segment.once.append(step)
         else:
@@ -123,14 +124,14 @@ def _fuse(steps: list[Step], operation: Operation, lanes: int) -> bool:
 def _shared_length(operation: Operation) -> int:
     """The length of the long vectors that a map is made of; 0 for operations that are not worth sharing."""
     length = max(view.sample_size for view in operation.views)
-    if not isinstance(operation, Map) or length < SHARED:
+    if not isinstance(operation, Map) or length < TOGETHER:
         return 0
     vectors = [view for view in operation.views if view.sample_size > 1]
     fits = all(view.sample_size == length and view.contiguous and view.dtype == vectors[0].dtype for view in vectors)
     return length if fits and all(_apart(out, view) for out in operation.outs for view in operation.ins) else 0
 
 
-def _side_by_side(steps: Sequence[Step], step: Step) -> bool:
+def side_by_side(steps: Sequence[Step], step: Step) -> bool:
     """Whether element k of `step` depends on no other element of `steps` than k."""
     before = [view for other in steps for view in other.operation.views]
     return all(_apart(a, b) for a in step.operation.views for b in before)
