@@ -124,7 +124,7 @@ class ArraySteps(Steps):
             if tick is not None:
                 tick(done)
             first += done
-            self._chunk = max(1, min(2 * self._chunk, int(done * 0.05 / (elapsed + 1e-9))))
+            self._chunk = max(1, min(16 * self._chunk, int(done * 0.05 / (elapsed + 1e-9))))
         return values
 
 

@@ -954,8 +954,10 @@ def binding_many():
     growth = []
     for work, warm, count in ((bind, 200, 2000), (compile_, 100, 300)):
         work(warm)
+        gc.collect()
         before = resident()
         work(count)
+        gc.collect()
         growth.append(resident() - before)
     print(json.dumps(growth))
 

@@ -92,8 +92,8 @@ class Backend(ABC):
         """The backend that is to run this program: itself, but for one that stands for several."""
         return self
 
-    def prepare(self, program: Program) -> None:  # noqa: B027 - most backends have nothing to prepare
-        """Do what takes long, such as compiling. Raises UnsupportedOperationError as `bind` does."""
+    def prepare(self, program: Program, batch: int | None = None) -> None:  # noqa: B027 - most backends have nothing to prepare
+        """Do what takes long, such as compiling, for a batch size or any. Raises UnsupportedOperationError as `bind` does."""
 
     def listing(self, program: Program) -> str:
         """The program as the backend runs it, for people to read."""

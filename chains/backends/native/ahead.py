@@ -7,16 +7,29 @@ those that read them and those of their gradient, so that what is asked for is s
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import numpy as np
+
 from chains.backends.native.elementwise import Frame
 from chains.backends.native.emit import I64, PTR, Type, Value, integer
 from chains.view import View
 
 # The words of what is to be fetched: lines left of a row and the address of the next one; rows left and the address of
 # their numbers; the address of the data, the bytes and the lines of a row.
-LEFT, NEXT, ROWS, NUMBERS, DATA, BYTES, LINES, WORDS = range(8)
+LEFT, NEXT, ROWS, NUMBERS, DATA, BYTES, LINES = range(7)
+WORDS = 16  # no other thread writes to these lines of the cache
 LINE = 64  # bytes
 AT_ONCE = 5  # lines
 WORTH = 512  # bytes of a sample below which the processor's own guesses do
+
+
+def parts(source: np.ndarray, count: int) -> list[tuple[int, int, int]]:
+    """The samples of a data set for so many threads to fetch, each a share of every row: address, bytes and lines of a row."""
+    nbytes = source[0].nbytes
+    lines = -(-nbytes // LINE)
+    cuts = [lines * k // count for k in range(count + 1)]
+    return [(source.ctypes.data + begin * LINE, nbytes, end - begin) for begin, end in pairwise(cuts)]
 
 
 def reads_samples(view: View) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -19,7 +20,9 @@ from chains.backends.native.compiler import Compiled, compile_program
 from chains.backends.native.driver import ARGUMENTS
 from chains.backends.native.epoch import GATHER, JOB, SOURCES
 from chains.backends.native.machine import machine_code
+from chains.backends.native.pace import Pace
 from chains.backends.native.runtime import MOST_THREADS, default_threads, pool, processors, runtime
+from chains.backends.native.split import MOST_PARTS, MOST_SAMPLES
 from chains.backends.native.target import Processor, processor
 from chains.program import Program
 from chains.progress import notice
@@ -29,12 +32,16 @@ from chains.view import Buffer
 THREADED_WORK = 400_000
 QUICK_WORK = 4_000_000  # up to so many operations a call keeps the interpreter's lock: some ten microseconds
 BLOCK = 12  # rows that kernels take at once
-FEW, UNEVEN = 4 * BLOCK, 1.02  # samples of a thread from which on its share may be no more than this of an even one
-# Threads stay together for steps of less work than this, some fifty microseconds. They wait for each other so long, in
-# pauses of a few nanoseconds, for each step to come and at most.
+SPLIT_WORK = 300_000  # operations of a batch, each part's, from which on products of one tile are split
+FEW, UNEVEN = 8, 1.02  # samples of a thread from which on its share may be no more than this of an even one
+# Threads stay together for steps of less work than this, some fifty microseconds, if there are enough of them. The first
+# one waits for the others so long, in pauses of a few nanoseconds, for each step to come and at most.
 TEAM_WORK = 20_000_000
+TEAM_STEPS = 50  # fewer take less time than workers to wake
 PATIENCE, MOST_PATIENCE = 100, 40_000
 _PER_CALL = [list(JOB).index(name) for name in ("order", "steps", "values")]
+_STEPS = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
+_TOGETHER = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 _NOTHING_AHEAD = np.zeros(ahead.WORDS, np.int64)
 
 
@@ -66,15 +73,16 @@ class NativeBackend(Backend):
             raise ValueError(f"`threads` (={threads!r}) must be a whole number from 1 to {MOST_THREADS}")
         self.threads = threads or default_threads()
         self.processor = processor(simd)
-        self._compiled: WeakKeyDictionary[Program, CompiledProgram] = WeakKeyDictionary()
+        self._compiled: WeakKeyDictionary[Program, dict[int, CompiledProgram]] = WeakKeyDictionary()  # by parts
+        self._work: WeakKeyDictionary[Program, int] = WeakKeyDictionary()
         self._lock = threading.Lock()
         _backends.add(self)
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> NativeBinding:
-        return NativeBinding(program, self.compile(program), batch, arrays, self.threads, scratch)
+        return NativeBinding(program, self.compile(program, batch), batch, arrays, self.threads, scratch)
 
-    def prepare(self, program: Program) -> None:
-        self.compile(program)
+    def prepare(self, program: Program, batch: int | None = None) -> None:
+        self.compile(program, batch)
 
     def listing(self, program: Program) -> str:
         """LLVM's assembly as it is written, then the processor's."""
@@ -82,7 +90,7 @@ class NativeBackend(Backend):
         return f"{program}\n\n{code.text}\n{code.assembly()}"
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
-        return MemoryPlan(self.compile(program), batch, self.threads).nbytes
+        return MemoryPlan(self.compile(program, batch), batch, self.threads).nbytes
 
     def feed(self, binding: Binding, sources: Mapping[str, np.ndarray], order: np.ndarray) -> Feed:
         if not isinstance(binding, NativeBinding) or any(str(a.dtype) not in SOURCES for a in sources.values()):
@@ -96,25 +104,40 @@ class NativeBackend(Backend):
         pool().ensure(binding.threads)
         return python_function(binding, ins, outs)
 
-    def compile(self, program: Program) -> CompiledProgram:
-        """The machine code of a program, made the first time."""
+    def compile(self, program: Program, batch: int | None = None) -> CompiledProgram:
+        """The machine code of a program for a batch size, or for any; made the first time."""
         with self._lock:
             if program not in self._compiled:
+                self._compiled[program] = {}
+                self._work[program] = _work(program)
+            parts = self._parts(self._work[program] * batch) if batch and batch <= MOST_SAMPLES else 1
+            made = self._compiled[program]
+            if parts not in made:
                 with notice(f"compiling '{program.name}' for this processor: {len(program.operations):,} operations"):
-                    self._compiled[program] = CompiledProgram(program, self.processor)
-            return self._compiled[program]
+                    native = CompiledProgram(program, self.processor, parts, self._work[program])
+                made[parts] = made[native.compiled.parts] = native
+            return made[parts]
+
+    def _parts(self, work: int) -> int:
+        """Into how many parts products are split."""
+        return max(1, min(self.threads, processors(), MOST_PARTS, work // SPLIT_WORK))
 
     def __repr__(self) -> str:
         return f"<native backend: {self.processor.kind}, {self.threads} threads>"
 
 
 class CompiledProgram:
-    """The machine code of a program."""
+    """The machine code of a program; `work` is about how many operations a sample takes."""
 
-    def __init__(self, program: Program, processor: Processor) -> None:
-        self.compiled: Compiled = compile_program(program, processor)
+    def __init__(self, program: Program, processor: Processor, parts: int, work: int) -> None:
+        self.compiled: Compiled = compile_program(program, processor, parts)
         self.code = machine_code(self.compiled.text, ["run", "member"], processor)
-        self.work = program.flops() + 50 * sum(out.sample_size for op in program.operations for out in op.outs if out.batched)
+        self.work = work
+        self.paces: dict[int, Pace] = {}  # by the size of a batch
+
+
+def _work(program: Program) -> int:
+    return program.flops() + 50 * sum(out.sample_size for op in program.operations for out in op.outs if out.batched)
 
 
 class MemoryPlan:
@@ -124,11 +147,12 @@ class MemoryPlan:
 
     def __init__(self, native: CompiledProgram, batch: int, threads: int) -> None:
         compiled = native.compiled
-        self.threads = max(1, min(threads, native.work * batch // THREADED_WORK))
-        self.tile = _tile(compiled, batch, self.threads)
+        split = compiled.parts > 1
+        self.threads = compiled.parts if split else max(1, min(threads, native.work * batch // THREADED_WORK))
+        self.tile = compiled.tile if split else _tile(compiled, batch, self.threads)
         tiles = -(-batch // self.tile)
         self.sharing = min(self.threads, tiles)  # threads that have tiles
-        if not compiled.products:
+        if not (compiled.products or split):
             self.threads = self.sharing
         self.nbytes = 0
         samples = {True: tiles * compiled.tile, False: batch}  # laned buffers hold whole tiles
@@ -138,7 +162,8 @@ class MemoryPlan:
             if buffer.role == "scratch" and buffer not in compiled.packed
         }
         self.packed = [{buffer: self._reserve(buffer.nbytes) for buffer in compiled.packed} for _ in range(self.sharing)]
-        self.tiles = [self._reserve(compiled.tile_bytes) for _ in range(self.threads)]
+        self.tiles = [self._reserve(compiled.tile_bytes) for _ in range(1 if split else self.threads)]
+        self.rows = [self._reserve(8 * compiled.room) for _ in range(self.threads if split else self.sharing)]
         self.sums = [{buffer: self._reserve(buffer.nbytes) for buffer in compiled.sums} for _ in range(1, self.sharing)]
 
     def _reserve(self, nbytes: int) -> int:
@@ -182,25 +207,28 @@ class NativeBinding(Binding):
         addresses |= {buffer: self.arrays[buffer.name].ctypes.data for buffer in compiled.table if buffer.role != "scratch"}
         own = [[addresses[buffer] for buffer in compiled.sums]]  # the first thread's sums are the results
         own += [[base + sums[buffer] for buffer in compiled.sums] for sums in plan.sums]
-        self.ahead = np.zeros(ahead.WORDS, np.int64)
-        fetched = [self.ahead.ctypes.data] + [_NOTHING_AHEAD.ctypes.data] * (len(own) - 1)  # the first thread sees to it
+        self.ahead = np.zeros((compiled.parts, ahead.WORDS), np.int64)  # of tiles, the first thread fetches what is wanted
         self.picked = np.zeros(picked.WORDS, np.int64)
-        last = self.picked.ctypes.data
         self._tables = []
-        for packed, sums, first in zip(plan.packed, own, fetched, strict=True):
-            own_addresses = addresses | {buffer: base + offset for buffer, offset in packed.items()}
-            table = [own_addresses[buffer] for buffer in compiled.table]
-            self._tables.append(np.array([*table, *sums, first, last], np.int64))
+        for number, rows in enumerate(plan.rows):
+            tile = min(number, plan.sharing - 1)
+            addresses |= {buffer: base + offset for buffer, offset in plan.packed[tile].items()}
+            table = [addresses[buffer] for buffer in compiled.table]
+            fetched = self.ahead[number] if number < compiled.parts else _NOTHING_AHEAD
+            more = [fetched.ctypes.data, self.picked.ctypes.data, base + rows]
+            self._tables.append(np.array([*table, *own[tile], *more], np.int64))
         self.run_address = native.code.address("run")
         # More threads than processors would wait for each other at every step.
         self.stays_together = 1 < plan.threads <= processors() and native.work * batch < TEAM_WORK
+        self.pace = native.paces.setdefault(batch, Pace()) if self.stays_together else None
         head = {"batch": batch, "tile": plan.tile, "threads": plan.threads, "sharing": plan.sharing, "run": self.run_address}
         if plan.threads > 1:
             functions = {name: runtime().address(name) for name in ("parallel", "meet")}
             head |= {"pool": pool().address, **functions, "member": native.code.address("member")}
         words = [head.get(name, 0) for name in ARGUMENTS]
-        for number, tile in enumerate(plan.tiles):
-            words += [self._tables[min(number, plan.sharing - 1)].ctypes.data, base + tile]
+        for number in range(plan.threads):
+            words += [self._tables[min(number, len(self._tables) - 1)].ctypes.data]
+            words += [base + plan.tiles[min(number, len(plan.tiles) - 1)]]
         self._words = np.array(words, np.int64)
         call = partial(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.run_address), self._words.ctypes.data)
         self._call: Callable[[], object] = call if self.threads == 1 else partial(self.together, call)
@@ -247,7 +275,7 @@ class NativeFeed(Feed):
         code = runtime()
         direct = binding.picks(sources)
         self._picked = sources[direct].ctypes.data if direct else 0
-        self._widest = [0, 0, 0]  # the samples to ask for ahead: address, bytes and lines
+        self._widest = np.zeros((len(binding.ahead), 3), np.int64)  # the samples to ask for ahead: address, bytes and lines
         for name, source in sources.items():
             if name == direct:
                 continue
@@ -257,9 +285,7 @@ class NativeFeed(Feed):
             gathers += [code.address(kind), source.ctypes.data, target.ctypes.data, width]
         self._gathers = np.array(gathers, np.int64)
         if sources:
-            widest = max(sources.values(), key=lambda source: source[0].nbytes)
-            nbytes = widest[0].nbytes
-            self._widest = [widest.ctypes.data, nbytes, -(-nbytes // ahead.LINE)]
+            self._widest[:] = ahead.parts(max(sources.values(), key=lambda source: source[0].nbytes), len(self._widest))
         value, random = binding.arrays["value"], binding.arrays.get("random")
         self._order = order
         job = {
@@ -272,22 +298,38 @@ class NativeFeed(Feed):
             "bytes": value.itemsize,
             "random": random.ctypes.data + 8 if random is not None else 0,
             "ahead": binding.ahead.ctypes.data,
+            "fetchers": len(binding.ahead),
             "fetched": binding.batch if sources else 0,
             "picked": binding.picked.ctypes.data,
             "picks": direct is not None,
         }
         self._job = np.array([job.get(name, 0) for name in JOB], np.int64)
-        steps = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-        self._team = steps(code.address("team_steps")) if binding.stays_together else None
-        self._steps = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.address("steps"))
+        self._alone, self._team = _STEPS(code.address("steps")), _TOGETHER(code.address("team_steps"))
+        self._pace = binding.pace
 
     def __call__(self, first: int, values: np.ndarray) -> int:
+        binding, pace = self._binding, self._pace
+        binding.picked[picked.DATA] = self._picked
+        binding.ahead[:, [ahead.DATA, ahead.BYTES, ahead.LINES]] = self._widest
+        if binding.threads > 1:
+            pool().ensure(binding.threads)
+        if pace is None or len(values) < TEAM_STEPS:
+            return self._run(first, values, False)
+        trial = pace.trial(len(values))
+        done = self._timed(pace, first, values[:trial], not pace.together) if trial else 0
+        if done == len(values) or (trial and (done < trial or not np.isfinite(values[done - 1]))):
+            return done
+        return done + self._timed(pace, first + done, values[done:], pace.together)
+
+    def _timed(self, pace: Pace, first: int, values: np.ndarray, together: bool) -> int:
+        start = time.perf_counter()
+        done = self._run(first, values, together)
+        pace.note(together, done, time.perf_counter() - start)
+        return done
+
+    def _run(self, first: int, values: np.ndarray, together: bool) -> int:
         self._job[_PER_CALL] = self._order.ctypes.data + 8 * first * self._binding.batch, len(values), values.ctypes.data
-        self._binding.picked[picked.DATA] = self._picked
-        self._binding.ahead[[ahead.DATA, ahead.BYTES, ahead.LINES]] = self._widest
         job, words = self._job.ctypes.data, self._binding.words_address
-        if self._binding.threads > 1:
-            pool().ensure(self._binding.threads)
-        if self._team is None:
-            return int(self._steps(job))
-        return int(self._team(job, words, min(MOST_PATIENCE, PATIENCE * len(values))))
+        if together:
+            return int(self._team(job, words, min(MOST_PATIENCE, PATIENCE * len(values))))
+        return int(self._alone(job))

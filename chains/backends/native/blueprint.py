@@ -7,15 +7,18 @@ from dataclasses import replace
 
 from chains.backends.base import UnsupportedOperationError
 from chains.backends.native import winograd
-from chains.backends.native.finish import finish_of
+from chains.backends.native.finish import finish_of, left_over
 from chains.backends.native.gemm import is_large, workspace
 from chains.backends.native.kernel import Kernel, kernel_of, needs_packing
 from chains.backends.native.layout import arrange
 from chains.backends.native.packing import packed_columns
+from chains.backends.native.padding import pad_rows
 from chains.backends.native.picked import picked_input
 from chains.backends.native.segments import Segment, Step, crossing, segments_of
+from chains.backends.native.split import Owners, split
 from chains.backends.native.target import Processor
-from chains.operations import Convolve, ConvolveInput, MatMul, Operation
+from chains.backends.native.team import Work, meetings
+from chains.operations import Convolve, ConvolveInput, Map, MatMul, Operation
 from chains.program import Program
 from chains.scratch import Lifetime, Plan, plan
 from chains.view import Buffer, Shape, View, c_strides
@@ -31,15 +34,22 @@ class Blueprint:
     the weights and their packed copies and `kernels` what products do, both by the identity of a step. `finishes` tells
     for each segment which products do an optimiser's step, `own` what sums over samples each thread has for itself. `table`
     are the buffers in the order of the table of addresses, `picked` is the input whose samples may be picked by number,
-    `tile` how many samples a tile has and `room` how many it has at most.
+    `tile` how many samples a tile has and `room` how many it has at most. Where products are split into `parts`, a tile is
+    the whole batch; `meetings` then tells for each segment before which of its parts and pieces the threads meet.
     """
 
-    def __init__(self, program: Program, processor: Processor) -> None:
+    def __init__(self, program: Program, processor: Processor, parts: int = 1) -> None:
         self.program = program
         self.processor = processor
         self.lanes = processor.lanes(program.dtype.itemsize)
         self.operations, self.laned = arrange(program.operations, self.lanes)
-        self.segments = segments_of(self.operations, self.lanes, self._is_large)
+        if not self.laned:
+            self.operations = pad_rows(self.operations, self.lanes)
+        owners: Owners = {}
+        if parts > 1 and not any(self._is_large(operation) for operation in self.operations) and not self.laned:
+            self.operations, owners = split(self.operations, parts, self.lanes)
+        self.parts = parts if owners else 1
+        self.segments = segments_of(self.operations, self.lanes, self._is_large, owners)
         self.whole = crossing(self.segments)
         self.packed: dict[int, tuple[View, View]] = {}
         self.kernels = {id(step): self._kernel(step) for step in self._steps() if isinstance(step.operation, MatMul)}
@@ -49,6 +59,7 @@ class Blueprint:
             for key, maps in finish.maps.items():
                 self.kernels[key] = replace(self.kernels[key], maps=maps, transient=True)
         self.own = [tuple(dict.fromkeys(view.buffer for o in s.sums for view in o.outs)) for s in self.segments]
+        self.meetings = [meetings(self._works(k)) if owners else () for k in range(len(self.segments))]
         self._tile_plan = self._plan()
         self.table = self._table()
         self.picked = None if self.laned else picked_input(self._tiled(), self._products())
@@ -67,7 +78,8 @@ class Blueprint:
         """Where in a thread's table the address of its own block of sums is; -1 where it has none."""
         return len(self.table) + self.sums.index(buffer) if buffer in self.sums else -1
 
-    # A thread's table: the addresses of `table`, of its own sums, of what to fetch ahead (`ahead.py`) and of what is picked.
+    # A thread's table: the addresses of `table`, of its own sums, of what to fetch ahead (`ahead.py`), of what is picked and
+    # of the list of a tile's samples (`picked.py`).
 
     @property
     def ahead_position(self) -> int:
@@ -77,19 +89,19 @@ class Blueprint:
     def picked_position(self) -> int:
         return self.ahead_position + 1
 
-    # The scratch memory of a tile: buffers, then the addresses of its samples, then workspace.
+    @property
+    def rows_position(self) -> int:
+        return self.ahead_position + 2
+
+    # The scratch memory of a tile: buffers, then workspace.
 
     def offset(self, buffer: Buffer) -> int | None:
         """Where a buffer begins; None if it is no part of tiles."""
         return self._tile_plan.offset(buffer, self.room) if buffer in self._tile_plan.batched else None
 
     @property
-    def rows_offset(self) -> int:
-        return self._tile_plan.nbytes(self.room) if self._tile_plan.batched else 0
-
-    @property
     def workspace_offset(self) -> int:
-        return self.rows_offset + (8 * self.room if self.picked else 0)
+        return self._tile_plan.nbytes(self.room) if self._tile_plan.batched else 0
 
     @property
     def tile_bytes(self) -> int:
@@ -110,6 +122,10 @@ class Blueprint:
         return any(view.buffer is self.picked for step in segment.tiled for o in step.operations for view in o.views)
 
     # What there is
+
+    def packers(self, segment: Segment) -> tuple[int, ...]:
+        """The threads that have weights to pack."""
+        return tuple(sorted({step.owner or 0 for step in segment.tiled if id(step) in self.packed}))
 
     @property
     def has_products(self) -> bool:
@@ -170,17 +186,42 @@ class Blueprint:
         return kernel.turned(self.lanes) is kernel
 
     def _plan(self) -> Plan[Buffer]:
-        """Offsets of the batched buffers within a tile's scratch; the products and their maps are one moment."""
+        """Offsets of the batched buffers within a tile's scratch; the products and their maps are one moment, and so is
+        what threads do at the same time.
+        """
         used: dict[Buffer, tuple[int, int]] = {}
-        moment = 0
-        for segment in self.segments:
-            for step in segment.tiled:
-                for operation in step.operations:
-                    for view in operation.views:
-                        if view.buffer.role == "scratch" and view.buffer.batched and view.buffer not in self.whole:
-                            used[view.buffer] = (used.get(view.buffer, (moment, moment))[0], moment)
-                moment += 1
+        for moment, step in self._moments():
+            for operation in step.operations:
+                for view in operation.views:
+                    if view.buffer.role == "scratch" and view.buffer.batched and view.buffer not in self.whole:
+                        used[view.buffer] = (used.get(view.buffer, (moment, moment))[0], moment)
         return plan(Lifetime(buffer, buffer.nbytes, True, first, last) for buffer, (first, last) in used.items())
+
+    def _moments(self) -> Iterator[tuple[int, Step]]:
+        """The tiled steps with numbers that grow where one is behind another."""
+        moment = 0
+        for segment, meets in zip(self.segments, self.meetings, strict=True):
+            moment += 1
+            for position, steps in enumerate(segment.parts):
+                moment += bool(meets) and meets[position]
+                for step in steps:
+                    yield moment, step
+                    moment += not meets
+
+    def _works(self, number: int) -> list[Work]:
+        """What threads do in a segment, where products are split: its parts, then its pieces."""
+        segment, finish = self.segments[number], self.finishes[number]
+        works = []
+        for steps in segment.parts:
+            finishing = [each for step in steps if id(step) in self.kernels for each in self.kernels[id(step)].maps]
+            works.append(Work(steps, finishing, steps[0].owner or 0))
+        for position, (length, steps) in enumerate(segment.pieces):
+            if finish and finish.piece == position:
+                maps = [step.operation for step in steps if isinstance(step.operation, Map)]
+                works.append(Work((), left_over(finish, maps)))
+            else:
+                works.append(Work(steps, length=length))
+        return works
 
     def _table(self) -> tuple[Buffer, ...]:
         buffers = dict.fromkeys(self.program.buffers.values())

@@ -33,9 +33,9 @@ from chains.backends.native.matmul import lower_matmul
 from chains.backends.native.packing import pack
 from chains.backends.native.philox import lower_random
 from chains.backends.native.picked import list_rows
-from chains.backends.native.segments import Segment, Step
+from chains.backends.native.segments import Step
 from chains.backends.native.target import Processor
-from chains.backends.native.team import meetings
+from chains.backends.native.team import Work, meetings
 from chains.operations import (
     Convolve,
     ConvolveInput,
@@ -71,6 +71,7 @@ class Compiled:
     packed: frozenset[Buffer]  # packed weights: each thread has its own
     picked: Buffer | None  # the input whose samples may be picked by number (`picked.py`)
     products: bool  # whether there are large products, in which threads share that have no tiles
+    parts: int  # into how many parts products are split; where it is more than one, a tile is the whole batch
 
 
 class Compiler:
@@ -86,7 +87,7 @@ class Compiler:
             self._write_segment(number)
         positions = {buffer: (k, blueprint.own_position(buffer)) for k, buffer in enumerate(blueprint.table)}
         outlines = [self._outline(number, positions) for number in range(len(blueprint.segments))]
-        write_driver(self.module, outlines, positions, blueprint.lanes)
+        write_driver(self.module, outlines, positions, blueprint.lanes, split=blueprint.parts > 1)
         return Compiled(
             self.module.text(),
             blueprint.table,
@@ -99,20 +100,23 @@ class Compiler:
             frozenset(view.buffer for _, view in blueprint.packed.values()),
             blueprint.picked,
             blueprint.has_products,
+            blueprint.parts,
         )
 
     def _outline(self, number: int, positions: Positions) -> Outline:
         segment, finish = self.blueprint.segments[number], self.blueprint.finishes[number]
         runs = [(view.buffer, *run, o.name) for o in segment.sums for view in o.outs for run in view.runs]
         sums = merged(runs, positions)
+        works = [Work(steps, length=length) for length, steps in segment.pieces]
         return Outline(
             sums=tuple(sums),
             product=segment.product is not None,
-            packs=any(id(step) in self.blueprint.packed for step in segment.tiled),
-            parts=len(segment.parts),
+            lists=self.blueprint.lists(segment),
+            packers=self.blueprint.packers(segment),
+            parts=tuple(steps[0].owner or 0 for steps in segment.parts),
             early=bool(segment.early),
             pieces=tuple(length for length, _ in segment.pieces),
-            meetings=meetings(segment.pieces, sums),
+            meetings=self.blueprint.meetings[number] or meetings(works, sums),
             finished=finish.piece if finish else None,
         )
 
@@ -121,16 +125,17 @@ class Compiler:
     def _write_segment(self, number: int) -> None:
         blueprint = self.blueprint
         segment, finish = blueprint.segments[number], blueprint.finishes[number]
-        packed = [view for step in segment.tiled for view in blueprint.packed.get(id(step), ())]
-        if packed:
-            self._write(f"prepare_{number}", packed, partial(self._prepare, segment))
+        for thread in blueprint.packers(segment):
+            steps = [step for step in segment.tiled if id(step) in blueprint.packed and (step.owner or 0) == thread]
+            packed = [view for step in steps for view in blueprint.packed[id(step)]]
+            self._write(f"prepare_{number}_{thread}", packed, partial(self._prepare, steps))
         if segment.early:
             self._write(f"early_{number}", self._views(segment.early), partial(self._steps, segment.early))
+        if blueprint.lists(segment):
+            self._write(f"list_{number}", [blueprint.rows], self._list, own=())
         for position, steps in enumerate(segment.parts):
-            first = position == 0 and blueprint.lists(segment)
-            views = [blueprint.rows, *self._views(steps)] if first else self._views(steps)
-            body = partial(self._first_steps if first else self._steps, steps)
-            self._write(f"tile_{number}_{position}", views, body, "whole", own=blueprint.own[number])
+            body = partial(self._steps, steps)
+            self._write(f"tile_{number}_{position}", self._views(steps), body, "whole", own=blueprint.own[number])
         if segment.product:
             body = partial(self._product, segment.product)
             self._write(f"product_{number}", segment.product.views, body, "thread", "threads")
@@ -192,7 +197,7 @@ class Compiler:
             frame.first, frame.whole = (f.compare("ne", flag, integer(0)) for flag in (first, f.arguments[-1]))
             frame.ahead = self._word(f, blueprint.ahead_position)
             if blueprint.picked:
-                frame.rows = blueprint.picked, f.address(scratch, integer(blueprint.rows_offset), Type("i8"))
+                frame.rows = blueprint.picked, self._word(f, blueprint.rows_position)
         for view in views:
             base(view)
         body(frame)
@@ -205,16 +210,15 @@ class Compiler:
 
     # Their bodies
 
-    def _prepare(self, segment: Segment, frame: Frame) -> None:
-        for step in segment.tiled:
-            if id(step) in self.blueprint.packed:
-                source, packed = self.blueprint.packed[id(step)]
-                if winograd.suits(step.operation):
-                    winograd.pack_transformed(frame, step.operation, packed)
-                elif isinstance(step.operation, (Convolve, ConvolveInput)):
-                    pack_kernels(frame, step.operation, packed)
-                else:
-                    pack(frame, source, frame.base(packed), packed.strides[0])
+    def _prepare(self, steps: Sequence[Step], frame: Frame) -> None:
+        for step in steps:
+            source, packed = self.blueprint.packed[id(step)]
+            if winograd.suits(step.operation):
+                winograd.pack_transformed(frame, step.operation, packed)
+            elif isinstance(step.operation, (Convolve, ConvolveInput)):
+                pack_kernels(frame, step.operation, packed)
+            else:
+                pack(frame, source, frame.base(packed), packed.strides[0])
 
     def _product(self, operation: MatMul, frame: Frame) -> None:
         f = frame.f
@@ -237,10 +241,9 @@ class Compiler:
                 assert isinstance(step.operation, Map)
                 lower_shared_map(frame, step.operation, integer(begin), integer(stop - begin))
 
-    def _first_steps(self, steps: Sequence[Step], frame: Frame) -> None:
-        """List the samples of a tile, then as `_steps`."""
+    def _list(self, frame: Frame) -> None:
+        """List the samples of a tile."""
         list_rows(frame, self.blueprint.rows, self._word(frame.f, self.blueprint.picked_position))
-        self._steps(steps, frame)
 
     def _steps(self, steps: Sequence[Step], frame: Frame) -> None:
         for step in steps:
@@ -276,11 +279,14 @@ class Compiler:
                 lower_random(frame, operation)
 
 
-def compile_program(program: Program, processor: Processor) -> Compiled:
-    """Write the assembly. Raises UnsupportedOperationError, naming it, for an operation that cannot be compiled."""
+def compile_program(program: Program, processor: Processor, parts: int = 1) -> Compiled:
+    """Write the assembly, with products split into so many parts if that is worth it.
+
+    Raises UnsupportedOperationError, naming it, for an operation that cannot be compiled.
+    """
     for operation in program.operations:
         if not isinstance(operation, SUPPORTED):
             raise UnsupportedOperationError(
                 f"backend 'native' cannot run the operation `{operation.name}` of {operation.label}"
             )
-    return Compiler(Blueprint(program, processor)).compiled()
+    return Compiler(Blueprint(program, processor, parts)).compiled()

@@ -54,15 +54,16 @@ class Outline:
 
     sums: Runs
     product: bool  # whether it is a large product
-    packs: bool  # whether weights are packed before the tiles
-    parts: int  # of its tiles, each a function
+    lists: bool  # whether the samples of a tile are listed
+    packers: tuple[int, ...]  # the threads that pack weights before the tiles
+    parts: tuple[int, ...]  # of its tiles, each a function: the thread that does it where products are split
     early: bool  # whether something is done before the tiles
     pieces: tuple[int, ...]  # what is done once: the length of the vectors that may be shared, or 0
-    meetings: tuple[bool, ...]  # for each of these pieces, whether a team must meet before it
+    meetings: tuple[bool, ...]  # for each of these pieces, or for all parts and pieces, whether a team must meet before it
     finished: int | None  # the piece that products do where a tile is the whole batch, but for a rest
 
 
-def write_driver(module: Module, segments: Sequence[Outline], positions: Positions, lanes: int) -> None:
+def write_driver(module: Module, segments: Sequence[Outline], positions: Positions, lanes: int, *, split: bool) -> None:
     """Add `run`, `member` and what they need to a module that has, for every segment, `prepare`, `early`, the parts of
     `tile`, or `product`, the pieces of `once` and the `rest` of one of them.
     """
@@ -77,7 +78,7 @@ def write_driver(module: Module, segments: Sequence[Outline], positions: Positio
             if length:
                 _write_share(module, f"{k}_{piece}")
     _write_run(module, segments)
-    _write_member(module, segments)
+    (_write_owner if split else _write_member)(module, segments)
 
 
 def _do(f: Function, words: Value, name: str, more: str = "") -> None:
@@ -91,7 +92,6 @@ def _write_run(module: Module, segments: Sequence[Outline]) -> None:
     f = Function(module, "run", [(PTR, "words")])
     (words,) = f.arguments
     threads, sharing = word(f, words, "threads"), word(f, words, "sharing")
-    alone = f.compare("eq", threads, integer(1))
 
     def share(name: str, parts: Value, then: Callable[[], None] | None = None) -> None:
         """Call a function of words and a part, for all parts."""
@@ -102,6 +102,7 @@ def _write_run(module: Module, segments: Sequence[Outline]) -> None:
             if then is not None:
                 then()
 
+        alone = f.compare("eq", parts, integer(1))
         f.when(alone, lambda: f.line(f"call void @{name}({words}, i64 0)"), together)
 
     def reduce(k: int, sums: Runs) -> None:
@@ -168,6 +169,52 @@ def _write_member(module: Module, segments: Sequence[Outline]) -> None:
     module.add(f)
 
 
+def _write_owner(module: Module, segments: Sequence[Outline]) -> None:
+    """`member` where products are split: what is this thread's own, and for the first one what is nobody's."""
+    f = Function(module, "member", [(PTR, "words"), (I64, "thread")])
+    words, thread = f.arguments
+    table, scratch = table_of(f, words, thread)
+    batch = word(f, words, "batch")
+
+    def meet() -> None:
+        pool, function = word(f, words, "pool", PTR), word(f, words, "meet", PTR)
+        f.line(f"call void {function.text}({pool}, {thread}, {word(f, words, 'threads')})")
+
+    def only(owner: int, name: str, more: str = "") -> None:
+        call = f"call void @{name}({table}, {scratch}, i64 0, {batch}, i64 1{more})"
+        f.when(f.compare("eq", thread, integer(owner)), lambda: f.line(call))
+
+    for k, segment in enumerate(segments):
+        if k > 0:
+            meet()
+        if segment.early:
+            only(0, f"early_{k}")
+        if segment.product:
+            f.line(f"call void @work_{k}({words}, {thread})")
+            meet()
+        if segment.lists:
+            f.line(f"call void @list_{k}({table}, {scratch}, i64 0, {batch}, i64 1)")
+        for packer in segment.packers:
+            only(packer, f"prepare_{k}_{packer}")
+        for part, owner in enumerate(segment.parts):
+            if segment.meetings[part]:
+                meet()
+            only(owner, f"tile_{k}_{part}", ", i64 1")
+        for piece, length in enumerate(segment.pieces):
+            if segment.meetings[len(segment.parts) + piece]:
+                meet()
+            if piece == segment.finished:
+                only(0, f"rest_{k}")
+            elif length:
+                f.line(f"call void @share_{k}_{piece}({words}, {thread})")
+            else:
+                only(0, f"once_{k}_{piece}", ", i64 0, i64 1")
+        if segment.lists and not any(segment.meetings):
+            meet()  # the first thread may change what is picked
+    f.line("ret void")
+    module.add(f)
+
+
 def _write_share(module: Module, name: str) -> None:
     """``share_name(words, thread)``: the thread's part of what is done once."""
     f = Function(module, f"share_{name}", [(PTR, "words"), (I64, "thread")])
@@ -183,8 +230,8 @@ def _write_work(module: Module, k: int, segment: Outline) -> None:
     words, thread = f.arguments
     batch, tile, threads = (word(f, words, name) for name in ("batch", "tile", "sharing"))
     table, scratch = table_of(f, words, thread)
-    if segment.packs:
-        f.line(f"call void @prepare_{k}({table}, {scratch}, i64 0, {batch}, i64 1)")
+    for packer in segment.packers:
+        f.line(f"call void @prepare_{k}_{packer}({table}, {scratch}, i64 0, {batch}, i64 1)")
     tiles = f.binary("sdiv", f.binary("sub", f.binary("add", batch, tile), integer(1)), tile)
     whole = f.cast("zext", f.compare("eq", tiles, integer(1)), I64)
     begin = f.binary("sdiv", f.binary("mul", tiles, thread), threads)
@@ -194,7 +241,9 @@ def _write_work(module: Module, k: int, segment: Outline) -> None:
         start = f.binary("mul", i, tile)
         left = f.binary("sub", batch, start)
         count = f.select(f.compare("slt", left, tile), left, tile)
-        for part in range(segment.parts):
+        if segment.lists:
+            f.line(f"call void @list_{k}({table}, {scratch}, {start}, {count}, {carried[0]})")
+        for part in range(len(segment.parts)):
             f.line(f"call void @tile_{k}_{part}({table}, {scratch}, {start}, {count}, {carried[0]}, {whole})")
         return [integer(0)]
 

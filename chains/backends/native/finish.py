@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from chains.backends.native.segments import SHARED, Segment, Step, conflict
-from chains.backends.tiling import overlap
+from chains.backends.native.segments import SHARED, Segment, Step
+from chains.backends.tiling import conflict, overlap
 from chains.operations import Map, MatMul, Operation
 from chains.view import View
 
@@ -79,6 +79,19 @@ def _finished(
             read = [view for later in segment.tiled[position:] for view in reads(later)]
             if not any(overlap(a, b) for each in slices for a in each.outs for b in read):
                 yield step, slices
+
+
+def left_over(finish: Finish, maps: Sequence[Map]) -> list[Map]:
+    """The maps on the elements that are left to do."""
+
+    def slice(view: View, begin: int, stop: int) -> View:
+        long = view.sample_size > 1
+        return replace(view, shape=(stop - begin,), strides=(1,), offset=view.offset + begin) if long else view
+
+    def part(views: Sequence[View], run: tuple[int, int]) -> tuple[View, ...]:
+        return tuple(slice(view, *run) for view in views)
+
+    return [Map(part(each.outs, run), part(each.ins, run), each.formula) for run in finish.rest for each in maps]
 
 
 def _slices(maps: Sequence[Map], gradient: View, out: View) -> tuple[Map, ...]:

@@ -6,12 +6,13 @@ large product is a segment of its own, which sees the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from chains.backends.native.correlate import fusible_image_map
 from chains.backends.native.kernel import fusible
-from chains.backends.tiling import must_wait, overlap
+from chains.backends.tiling import conflict, must_wait, overlap
 from chains.operations import Convolve, ConvolveInput, Map, MatMul, Operation
 from chains.view import Buffer, View
 
@@ -22,10 +23,11 @@ TOGETHER = 1 << 8  # ... from which on threads that are together anyway share it
 
 @dataclass
 class Step:
-    """An operation and the maps fused to it."""
+    """An operation and the maps fused to it; and the thread that does it where it is one thread's part (`split.py`)."""
 
     operation: Operation
     maps: list[Map] = field(default_factory=list)
+    owner: int | None = None
 
     @property
     def operations(self) -> list[Operation]:
@@ -45,8 +47,11 @@ class Segment:
 
     @property
     def parts(self) -> list[list[Step]]:
-        """The tiled steps in functions of their own, because what a function takes to compile grows faster than its length."""
-        return [self.tiled[start : start + STEPS] for start in range(0, len(self.tiled), STEPS)]
+        """The tiled steps in functions of their own: those of one thread, and no more than `STEPS` of them, because what a
+        function takes to compile grows faster than its length.
+        """
+        groups = [list(steps) for _, steps in groupby(self.tiled, lambda step: step.owner)]
+        return [steps[start : start + STEPS] for steps in groups for start in range(0, len(steps), STEPS)]
 
     @property
     def pieces(self) -> list[tuple[int, list[Step]]]:
@@ -71,8 +76,12 @@ class Segment:
         return [operation for step in self.once for operation in step.operations]
 
 
-def segments_of(operations: Sequence[Operation], lanes: int, large: Callable[[Operation], bool]) -> list[Segment]:
-    """Cut the operations into as few segments as their order allows; `large` tells which products stand alone."""
+def segments_of(
+    operations: Sequence[Operation], lanes: int, large: Callable[[Operation], bool], owners: Mapping[int, int]
+) -> list[Segment]:
+    """Cut the operations into as few segments as their order allows; `large` tells which products stand alone, and `owners`
+    the threads that do some of the operations, by their identity.
+    """
     segments = [Segment()]
     for operation in operations:
         segment = segments[-1]
@@ -81,9 +90,9 @@ def segments_of(operations: Sequence[Operation], lanes: int, large: Callable[[Op
         elif large(operation):
             segments.append(Segment(product=operation))  # type: ignore[arg-type]
         elif segment.product is not None or must_wait(segment.sums, segment.done_once, operation):
-            segments.append(Segment(tiled=[Step(operation)]))
+            segments.append(Segment(tiled=[Step(operation, owner=owners.get(id(operation)))]))
         elif not _fuse(segment.tiled, operation, lanes):
-            segment.tiled.append(Step(operation))
+            segment.tiled.append(Step(operation, owner=owners.get(id(operation))))
     for segment in segments:
         _divide(segment)
     return segments
@@ -102,14 +111,8 @@ def _divide(segment: Segment) -> None:
             segment.early.append(step)
 
 
-def conflict(a: Operation, b: Operation) -> bool:
-    """Whether the order of two operations matters, of which one at least is not on samples."""
-    pairs = [(x, y) for x in a.outs for y in b.views] + [(x, y) for x in b.outs for y in a.views]
-    return any(overlap(x, y) for x, y in pairs)
-
-
 def _fuse(steps: list[Step], operation: Operation, lanes: int) -> bool:
-    if not steps or not isinstance(operation, Map):
+    if not steps or not isinstance(operation, Map) or steps[-1].owner is not None:
         return False
     product, maps = steps[-1].operation, steps[-1].maps
     if isinstance(product, MatMul):

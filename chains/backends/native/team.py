@@ -8,48 +8,67 @@ wait for each other only where one needs what another has done.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from chains.backends.native.segments import TOGETHER, Step, conflict, side_by_side
+from chains.backends.native.segments import TOGETHER, Step, side_by_side
+from chains.backends.tiling import conflict
 from chains.operations import Operation
 from chains.view import Buffer
 
 Run = tuple[Buffer, int, int, str]  # entries start..stop of a buffer, and the operation that gives them
-Piece = tuple[int, list[Step]]
 
 
-def meetings(pieces: Sequence[Piece], runs: Iterable[Run]) -> tuple[bool, ...]:
-    """For each piece of what is done once, whether all must meet before it. What comes before them is that each has added its
-    part of the long ones of these sums, and the first thread the short ones.
+@dataclass(frozen=True)
+class Work:
+    """What one thread does, or, on vectors of a length, all threads share."""
+
+    steps: Sequence[Step]
+    maps: Sequence[Operation] = ()  # done with them
+    thread: int = 0
+    length: int = 0
+
+    @property
+    def operations(self) -> list[Operation]:
+        return [*(operation for step in self.steps for operation in step.operations), *self.maps]
+
+
+def meetings(works: Sequence[Work], sums: Iterable[Run] = ()) -> tuple[bool, ...]:
+    """For each of these works, done in order, whether all threads must meet before it.
+
+    They meet as early as they may, behind the last thing that one waits for, so that what comes next is done side by side.
+    What comes before all is that each thread has added its part of the long ones of these sums, and the first the short ones.
     """
-    runs = list(runs)
-    before: list[Piece] = []  # since they met
-    result = []
-    for piece in pieces:
-        meet = not _adds_alike(runs, piece) or any(_depends(each, piece) for each in before)
-        if meet:
-            runs, before = [], []
-        before.append(piece)
-        result.append(meet)
-    return tuple(result)
+    runs = list(sums)
+    met = 0  # the first work behind their last meeting
+    meet = [False] * len(works)
+    for position, work in enumerate(works):
+        waits = [each + 1 for each in range(met, position) if _depends(works[each], work)]
+        if not waits and not any(meet) and not _adds_alike(runs, work):
+            waits = [0]
+        if waits:
+            met = waits[-1]
+            meet[met] = True
+    return tuple(meet)
 
 
-def _operations(piece: Piece) -> list[Operation]:
-    return [operation for step in piece[1] for operation in step.operations]
-
-
-def _adds_alike(runs: Sequence[Run], piece: Piece) -> bool:
-    """Whether each thread itself has added the sums that it needs for its part of a piece."""
-    length = piece[0]
-    views = [view for operation in _operations(piece) for view in operation.views]
+def _adds_alike(runs: Sequence[Run], work: Work) -> bool:
+    """Whether each thread itself has added the sums that it needs for its part."""
+    views = [view for operation in work.operations for view in operation.views]
     for buffer, start, stop, _ in runs:
-        whole = length and all((v.offset, v.sample_size) == (start, stop - start) for v in views if v.buffer is buffer)
-        if any(v.buffer is buffer for v in views) and not (whole if stop - start >= TOGETHER else not length):
+        touched = [view for view in views if view.buffer is buffer]
+        if stop - start < TOGETHER:
+            alike = not work.length and work.thread == 0
+        else:
+            alike = work.length > 0 and all((v.offset, v.sample_size) == (start, stop - start) for v in touched)
+        if touched and not alike:
             return False
     return True
 
 
-def _depends(a: Piece, b: Piece) -> bool:
-    """Whether one thread's part of a piece depends on another thread's part of an earlier one."""
-    if a[0] == b[0] and (not a[0] or all(side_by_side(a[1], step) for step in b[1])):
+def _depends(a: Work, b: Work) -> bool:
+    """Whether what one thread does of `b` depends on what another one does of `a`, which comes before."""
+    if not a.length and not b.length and a.thread == b.thread:
         return False
-    return any(conflict(x, y) for x in _operations(a) for y in _operations(b))
+    if a.length and a.length == b.length and all(side_by_side(a.steps, step) for step in b.steps):
+        return False
+    return any(conflict(x, y) for x in a.operations for y in b.operations)
