@@ -37,6 +37,14 @@ def reads_samples(view: View) -> bool:
     return view.buffer.role == "input" and view.batched and view.buffer.nbytes >= WORTH
 
 
+def begin_fetching(frame: Frame, rows: Value, numbers: Value) -> None:
+    """Say which samples are wanted next."""
+    f, words = frame.f, frame.ahead
+    assert words is not None
+    for position, value in {LEFT: integer(0), ROWS: rows, NUMBERS: numbers}.items():
+        f.store(value, f.address(words, integer(position), I64))
+
+
 def fetch_ahead(frame: Frame) -> None:
     """Ask for the next few lines, if any are wanted."""
     f, words = frame.f, frame.ahead

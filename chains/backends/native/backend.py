@@ -254,6 +254,15 @@ class NativeBinding(Binding):
         return None if any(np.may_share_memory(source, array) for array in changed) else buffer.name
 
     @property
+    def late(self) -> frozenset[str]:
+        """The inputs that other threads than the first one may still read when this is done with a step."""
+        return self._native.compiled.late
+
+    def gathers_late(self) -> None:
+        """Have a team meet behind each step."""
+        self._words[ARGUMENTS.index("gathers")] = 1
+
+    @property
     def words_address(self) -> int:
         return self._words.ctypes.data
 
@@ -283,9 +292,12 @@ class NativeFeed(Feed):
             kind = f"gather_{SOURCES[str(source.dtype)]}_{SOURCES[str(target.dtype)]}"
             width = source[0].size
             gathers += [code.address(kind), source.ctypes.data, target.ctypes.data, width]
+            if name in binding.late:
+                binding.gathers_late()
         self._gathers = np.array(gathers, np.int64)
         if sources:
-            self._widest[:] = ahead.parts(max(sources.values(), key=lambda source: source[0].nbytes), len(self._widest))
+            fetchers = len(self._widest) if direct else 1  # all threads read samples that are picked, the first one gathers
+            self._widest[:fetchers] = ahead.parts(max(sources.values(), key=lambda source: source[0].nbytes), fetchers)
         value, random = binding.arrays["value"], binding.arrays.get("random")
         self._order = order
         job = {
@@ -298,7 +310,6 @@ class NativeFeed(Feed):
             "bytes": value.itemsize,
             "random": random.ctypes.data + 8 if random is not None else 0,
             "ahead": binding.ahead.ctypes.data,
-            "fetchers": len(binding.ahead),
             "fetched": binding.batch if sources else 0,
             "picked": binding.picked.ctypes.data,
             "picks": direct is not None,
@@ -308,11 +319,9 @@ class NativeFeed(Feed):
         self._pace = binding.pace
 
     def __call__(self, first: int, values: np.ndarray) -> int:
-        binding, pace = self._binding, self._pace
-        binding.picked[picked.DATA] = self._picked
-        binding.ahead[:, [ahead.DATA, ahead.BYTES, ahead.LINES]] = self._widest
-        if binding.threads > 1:
-            pool().ensure(binding.threads)
+        pace = self._pace
+        if self._binding.threads > 1:
+            pool().ensure(self._binding.threads)
         if pace is None or len(values) < TEAM_STEPS:
             return self._run(first, values, False)
         trial = pace.trial(len(values))
@@ -328,6 +337,8 @@ class NativeFeed(Feed):
         return done
 
     def _run(self, first: int, values: np.ndarray, together: bool) -> int:
+        self._binding.picked[picked.DATA] = self._picked
+        self._binding.ahead[:, [ahead.DATA, ahead.BYTES, ahead.LINES]] = self._widest
         self._job[_PER_CALL] = self._order.ctypes.data + 8 * first * self._binding.batch, len(values), values.ctypes.data
         job, words = self._job.ctypes.data, self._binding.words_address
         if together:

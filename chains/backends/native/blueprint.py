@@ -48,7 +48,7 @@ class Blueprint:
         owners: Owners = {}
         if parts > 1 and not any(self._is_large(operation) for operation in self.operations) and not self.laned:
             self.operations, owners = split(self.operations, parts, self.lanes)
-        self.parts = parts if owners else 1
+        self.parts = 1 + max(owners.values(), default=0)
         self.segments = segments_of(self.operations, self.lanes, self._is_large, owners)
         self.whole = crossing(self.segments)
         self.packed: dict[int, tuple[View, View]] = {}
@@ -222,6 +222,13 @@ class Blueprint:
             else:
                 works.append(Work(steps, length=length))
         return works
+
+    def late(self, number: int) -> set[str]:
+        """The inputs that other threads than the first one read in a segment behind the last meeting."""
+        meets = self.meetings[number]
+        last = max((position for position, meet in enumerate(meets) if meet), default=0)
+        works = [work for work in self._works(number)[last:] if work.thread or work.length] if meets else []
+        return {view.buffer.name for work in works for o in work.operations for view in o.ins if view.buffer.role == "input"}
 
     def _table(self) -> tuple[Buffer, ...]:
         buffers = dict.fromkeys(self.program.buffers.values())

@@ -12,6 +12,7 @@ from functools import partial
 
 from chains.backends.base import UnsupportedOperationError
 from chains.backends.native import winograd
+from chains.backends.native.ahead import begin_fetching
 from chains.backends.native.blueprint import Blueprint
 from chains.backends.native.correlate import lower_convolve, pack_kernels
 from chains.backends.native.correlate_weight import lower_convolve_weight
@@ -32,7 +33,7 @@ from chains.backends.native.lookup import lower_gather, lower_scatter_add
 from chains.backends.native.matmul import lower_matmul
 from chains.backends.native.packing import pack
 from chains.backends.native.philox import lower_random
-from chains.backends.native.picked import list_rows
+from chains.backends.native.picked import NEXT_NUMBERS, NEXT_ROWS, list_rows
 from chains.backends.native.segments import Step
 from chains.backends.native.target import Processor
 from chains.backends.native.team import Work, meetings
@@ -72,6 +73,7 @@ class Compiled:
     picked: Buffer | None  # the input whose samples may be picked by number (`picked.py`)
     products: bool  # whether there are large products, in which threads share that have no tiles
     parts: int  # into how many parts products are split; where it is more than one, a tile is the whole batch
+    late: frozenset[str]  # the inputs that other threads than the first one may still read when this is done with a step
 
 
 class Compiler:
@@ -87,6 +89,7 @@ class Compiler:
             self._write_segment(number)
         positions = {buffer: (k, blueprint.own_position(buffer)) for k, buffer in enumerate(blueprint.table)}
         outlines = [self._outline(number, positions) for number in range(len(blueprint.segments))]
+        late = frozenset(name for number in range(len(blueprint.segments)) for name in blueprint.late(number))
         write_driver(self.module, outlines, positions, blueprint.lanes, split=blueprint.parts > 1)
         return Compiled(
             self.module.text(),
@@ -101,6 +104,7 @@ class Compiler:
             blueprint.picked,
             blueprint.has_products,
             blueprint.parts,
+            late,
         )
 
     def _outline(self, number: int, positions: Positions) -> Outline:
@@ -242,8 +246,13 @@ class Compiler:
                 lower_shared_map(frame, step.operation, integer(begin), integer(stop - begin))
 
     def _list(self, frame: Frame) -> None:
-        """List the samples of a tile."""
-        list_rows(frame, self.blueprint.rows, self._word(frame.f, self.blueprint.picked_position))
+        """List the samples of a tile; threads that do parts of it see to what comes next, each its share of every sample."""
+        f, words = frame.f, self._word(frame.f, self.blueprint.picked_position)
+        list_rows(frame, self.blueprint.rows, words)
+        if self.blueprint.parts > 1:
+            rows, numbers = (f.address(words, integer(position), I64) for position in (NEXT_ROWS, NEXT_NUMBERS))
+            picks = f.compare("ne", f.load(I64, words), integer(0))
+            f.when(picks, lambda: begin_fetching(frame, f.load(I64, rows), f.load(PTR, numbers)))
 
     def _steps(self, steps: Sequence[Step], frame: Frame) -> None:
         for step in steps:

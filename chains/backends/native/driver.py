@@ -2,9 +2,9 @@
 what falls to one thread of a team (`team.py`).
 
 They take the address of a list of 64-bit words, `ARGUMENTS`: the batch size, the samples in a tile, the number of
-threads, how many of them have tiles, the pool and its functions `parallel` and `meet`, these two functions and whether
-there is a team; then for each thread the addresses of its table of buffers and of its scratch memory. The first thread's
-sums are the results; the others' are added to them in order.
+threads, how many of them have tiles, the pool and its functions `parallel` and `meet`, these two functions, whether there
+is a team, and whether samples are gathered that its threads may still read; then for each thread the addresses of its table
+of buffers and of its scratch memory. The first thread's sums are the results; the others' are added to them in order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from chains.backends.native.team import Run
 from chains.backends.native.vectormath import maximum
 from chains.view import Buffer
 
-ARGUMENTS = ("batch", "tile", "threads", "sharing", "pool", "parallel", "meet", "run", "member", "team")
+ARGUMENTS = ("batch", "tile", "threads", "sharing", "pool", "parallel", "meet", "run", "member", "team", "gathers")
 Runs = tuple[Run, ...]
 Positions = dict[Buffer, tuple[int, int]]  # in a table: of a buffer, and of a thread's own block of sums for it
 
@@ -211,6 +211,7 @@ def _write_owner(module: Module, segments: Sequence[Outline]) -> None:
                 only(0, f"once_{k}_{piece}", ", i64 0, i64 1")
         if segment.lists and not any(segment.meetings):
             meet()  # the first thread may change what is picked
+    f.when(f.compare("ne", word(f, words, "gathers"), integer(0)), meet)
     f.line("ret void")
     module.add(f)
 

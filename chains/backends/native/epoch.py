@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chains.backends.native.ahead import NUMBERS, ROWS
-from chains.backends.native.ahead import WORDS as AHEAD
+from chains.backends.native.picked import NEXT_NUMBERS, NEXT_ROWS
 
 SOURCES = {"float32": "f32", "float64": "f64", "uint8": "u8", "int64": "i64"}
 
@@ -66,11 +66,11 @@ end:
 
 # What `steps` is told, a word each: the step and its words; the order of the samples, how many steps of how many samples;
 # the gathers, `GATHER` words each (function, source, target, width); the value, its bytes, and where the steps' values go
-# (double); where the random numbers' step is, or 0; what to fetch for the next step, by how many threads, and how many
-# samples (`ahead.py`); what says which samples are picked, and whether any are (`picked.py`).
+# (double); where the random numbers' step is, or 0; what to fetch for the next step, and how many samples (`ahead.py`); what
+# says which samples are picked, and whether any are (`picked.py`).
 JOB = {
     "run": "ptr", "words": "ptr", "order": "ptr", "steps": "i64", "batch": "i64", "gathers": "i64", "list": "ptr",
-    "value": "ptr", "bytes": "i64", "values": "ptr", "random": "i64", "ahead": "ptr", "fetchers": "i64", "fetched": "i64",
+    "value": "ptr", "bytes": "i64", "values": "ptr", "random": "i64", "ahead": "ptr", "fetched": "i64",
     "picked": "ptr", "picks": "i64",
 }  # fmt: skip
 GATHER = 4
@@ -86,6 +86,10 @@ entry:
 {_WORDS}
   %randomp = inttoptr i64 %random to ptr
   %some = icmp ne i64 %picks, 0
+  %aheadrows = getelementptr i64, ptr %ahead, i64 {ROWS}
+  %aheadnumbers = getelementptr i64, ptr %ahead, i64 {NUMBERS}
+  %pickedrows = getelementptr i64, ptr %picked, i64 {NEXT_ROWS}
+  %pickednumbers = getelementptr i64, ptr %picked, i64 {NEXT_NUMBERS}
   br label %step
 step:
   %i = phi i64 [0, %entry], [%i1, %after]
@@ -117,20 +121,11 @@ compute:
   %last = icmp sge i64 %following, %steps
   %rows = select i1 %last, i64 0, i64 %fetched
   %after_piece = getelementptr i64, ptr %piece, i64 %batch
-  br label %fetcher
-fetcher:
-  %thread = phi i64 [0, %compute], [%thread1, %fetcher]
-  %place = mul i64 %thread, {AHEAD}
-  %theirs = getelementptr i64, ptr %ahead, i64 %place
-  store i64 0, ptr %theirs, align 8
-  %theirrows = getelementptr i64, ptr %theirs, i64 {ROWS}
-  store i64 %rows, ptr %theirrows, align 8
-  %theirnumbers = getelementptr i64, ptr %theirs, i64 {NUMBERS}
-  store ptr %after_piece, ptr %theirnumbers, align 8
-  %thread1 = add i64 %thread, 1
-  %others = icmp slt i64 %thread1, %fetchers
-  br i1 %others, label %fetcher, label %ready
-ready:
+  store i64 0, ptr %ahead, align 8
+  store i64 %rows, ptr %aheadrows, align 8
+  store ptr %after_piece, ptr %aheadnumbers, align 8
+  store i64 %rows, ptr %pickedrows, align 8
+  store ptr %after_piece, ptr %pickednumbers, align 8
   %numbers = select i1 %some, ptr %piece, ptr null
   store ptr %numbers, ptr %picked, align 8
   call void %run(ptr %words)

@@ -15,8 +15,8 @@ from chains.operations import MatMul, Operation
 from chains.view import Batch, Buffer, View
 
 # The words that say what a tile picks: the address of the samples' numbers, 0 to take those of the input in order; that of
-# the data.
-ORDER, DATA, WORDS = range(3)
+# the data; how many samples the next step picks, and the address of their numbers.
+ORDER, DATA, NEXT_ROWS, NEXT_NUMBERS, WORDS = range(5)
 
 
 def picked_input(tiled: Iterable[Operation], others: Iterable[Operation]) -> Buffer | None:

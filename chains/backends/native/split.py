@@ -28,7 +28,7 @@ Owners = dict[int, int]  # the thread that does an operation, by its identity; o
 
 
 def split(operations: Sequence[Operation], parts: int, lanes: int) -> tuple[list[Operation], Owners]:
-    """The operations with large products cut into so many parts, and whose they are.
+    """The operations with large products cut into so many parts at most, and whose they are.
 
     Only where the operations change a state: what is run once does not wait for a team.
     """
@@ -63,16 +63,17 @@ def _put_off(operations: Sequence[Operation], owners: Owners) -> list[Operation]
 
 
 def _cut(product: MatMul, parts: int, lanes: int) -> list[MatMul]:
-    """The parts of a product; none if it is not worth it."""
+    """The parts of a product, as many as are worth it."""
     (out,), (a, b) = product.outs, product.ins
     weights = b if out.batched else out
     if weights.batched or weights.ndim != 2 or weights.sample_size < WORTH:
         return []
     axis = 0 if weights.strides[0] >= weights.strides[1] else 1  # along which the rows of the weights lie
     length = int(weights.shape[axis])  # type: ignore[arg-type]
-    cuts = _cuts(length, parts, lanes)
-    if cuts[1] < 2 * lanes:
+    counts = (count for count in range(parts, 1, -1) if _cuts(length, count, lanes)[1] >= 2 * lanes)
+    if (count := next(counts, None)) is None:
         return []
+    cuts = _cuts(length, count, lanes)
 
     def piece(thread: int) -> MatMul:
         start, stop = cuts[thread], cuts[thread + 1]
@@ -85,7 +86,7 @@ def _cut(product: MatMul, parts: int, lanes: int) -> list[MatMul]:
             part = (out.slice(0, start, stop), a.slice(0, start, stop), b)
         return replace(product, outs=part[:1], ins=part[1:], accumulate=product.accumulate and part[0].buffer is out.buffer)
 
-    return [piece(thread) for thread in range(parts)]
+    return [piece(thread) for thread in range(count)]
 
 
 def _cuts(length: int, parts: int, lanes: int) -> list[int]:

@@ -1,0 +1,415 @@
+"""Threads that stay together through the steps of a loop, and products split among them."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from chains import SGD, Adam, BatchNorm, Chain, Dense, Dropout, L2Penalty, SquaredLoss, relu, sigmoid, tanh
+from chains.backends.numpy import NumpyBackend
+from tests.harness import CLIPPED, OPTIMIZERS
+
+pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
+
+from chains.backends.native import backend as native_module
+from chains.backends.native import split as split_module
+from chains.backends.native.blueprint import Blueprint
+from chains.backends.native.pace import EVERY, Pace
+from chains.backends.native.runtime import BUSY, DISBANDED, LATE, MEETINGS, TEAM, pool
+from chains.backends.native.segments import Step
+from chains.backends.native.target import processor
+from chains.backends.native.team import Work, meetings
+from chains.expr import trace
+from chains.operations import Map
+from chains.view import Buffer, View, c_strides
+from tests.test_native import Fenced, Guarded, assert_equal_results, eager, floats, native, random_arrays  # noqa: F401 - a fixture
+
+SPLIT = {
+    "narrow": Chain(Dense(784, 30, sigmoid), Dense(30, 10, sigmoid)),
+    "deep": Chain(Dense(130, 120, relu), Dense(120, 101, tanh), Dense(101, 97, tanh), Dense(97, 3)),
+    "without biases": Chain(Dense(150, 130, tanh, bias=False), Dense(130, 64, bias=False)),
+    "statistics of the batch": Chain(Dense(300, 40), BatchNorm(40), Dense(40, 5, tanh)),
+    "dropout": Chain(Dense(200, 90, relu), Dropout(0.4), Dense(90, 7)),
+}
+TILED = {
+    "three layers": Chain(Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4)),
+    "statistics of the batch": Chain(Dense(9, 21), BatchNorm(21), Dense(21, 17, tanh), BatchNorm(17), Dense(17, 3)),
+    "dropout": Chain(Dense(7, 50, relu), Dropout(0.4), Dense(50, 3)),
+}
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """As if there were four processors, and any amount of work were worth them."""
+    monkeypatch.setattr(native_module, "processors", lambda: 4)
+    monkeypatch.setattr(native_module, "THREADED_WORK", 1)
+    monkeypatch.setattr(native_module, "SPLIT_WORK", 1)
+    monkeypatch.setattr(native_module, "PATIENCE", 1 << 30)
+    monkeypatch.setattr(native_module, "MOST_PATIENCE", 1 << 30)
+
+
+def fed(runner, program, batch, arrays, sources, order, together=False, make=None):
+    """The values of steps on batches of data sets, and what they make of the states."""
+    own = {}
+    for name, array in arrays.items():
+        own[name] = make(array.shape, array.dtype, array.dtype.itemsize) if make else array.copy()
+        own[name][...] = array
+    scratch = make((runner.scratch_bytes(program, batch),), np.uint8, 64) if make else None
+    binding = runner.bind(program, batch, own, scratch)
+    values = np.full(len(order) // batch, np.nan)
+    feed = runner.feed(binding, sources, order)
+    if isinstance(runner, NumpyBackend):
+        feed(0, values)
+    else:
+        pool().ensure(binding.threads)
+        assert feed._run(0, values, together) == len(values)
+        assert not together or formed(len(values))
+    return {"values": values, **{name: own[name] for name, b in program.buffers.items() if b.role == "state"}}
+
+
+def formed(steps):
+    """Whether the last loop of so many steps was a team's, from its first step to its last."""
+    words = pool()._words
+    return words[TEAM] == DISBANDED and words[MEETINGS] > steps
+
+
+def problem(net, batch, kind, steps=40, seed=0):
+    rng = np.random.default_rng(seed)
+    samples = 3 * batch + 5
+    x = 0.3 * rng.normal(size=(samples, *net.input_shape)).astype(kind)
+    t = rng.normal(size=(samples, *net.output_shape)).astype(kind)
+    order = np.concatenate([rng.permutation(samples)[: 3 * batch] for _ in range(-(-steps // 3))])[: steps * batch]
+    return {"x": x, "t": t}, order
+
+
+def program_of(net, optimizer, kind="float32", penalty=None):
+    return net.program(SquaredLoss(), optimizer, penalty=penalty, dtype=kind)
+
+
+def states(program, batch):
+    """Parameters small enough to be trained, and states that might have come from training."""
+    arrays = random_arrays(program, batch)
+    found = {name: np.array(abs(array)) for name, array in arrays.items() if program.buffers[name].role == "state"}
+    return {name: a for name, a in arrays.items() if name in ("random", "value")} | found | {"p": 0.1 * arrays["p"]}
+
+
+def assert_same_bits(a, b, what=""):
+    for name, array in b.items():
+        assert a[name].tobytes() == array.tobytes(), f"{name} {what}"
+
+
+# What is split
+
+
+def parts_of(net, optimizer=SGD(0.1), parts=2):  # noqa: B008 - it has no state
+    """The shapes of the products' operands, and whose they are, where any are split."""
+    blueprint = Blueprint(program_of(net, optimizer), processor(), parts)
+    steps = [step for segment in blueprint.segments for step in segment.tiled]
+    return [(step.owner, *(view.shape for view in step.operation.ins)) for step in steps if step.owner is not None]
+
+
+def test_products_are_split_along_the_rows_of_their_weights():
+    found = parts_of(SPLIT["narrow"])
+    rows = [shapes[1][0] for owner, *shapes in found[:2]]
+    assert [owner for owner, *_ in found] == [0, 1, 0, 1]
+    assert sum(rows) == 784
+    assert rows[0] % 16 == 0
+    assert 0.85 < rows[0] / rows[1] < 1  # the first thread has other things to do
+    assert [shapes[0][0] for _, *shapes in found[2:]] == rows  # of the gradient: x.T @ dy
+
+
+def test_which_products_are_split():
+    assert parts_of(Chain(Dense(30, 30, tanh), Dense(30, 30))) == []  # small ones
+    assert parts_of(Chain(Dense(600, 600, tanh), Dense(600, 600))) == []  # large ones see the whole batch
+    assert parts_of(SPLIT["narrow"], optimizer=None) == []  # what is run once
+    assert len(parts_of(SPLIT["deep"])) == 2 * (3 + 3 + 2)  # layers, their weights' gradients, and their inputs'
+    assert {owner for owner, *_ in parts_of(SPLIT["narrow"], parts=4)} == {0, 1, 2, 3}
+
+
+def test_few_samples_are_split_and_more_shared_out():
+    program, runner = program_of(SPLIT["narrow"], SGD(0.1)), native(2)
+    for batch, parts in ((1, 1), (10, 2), (split_module.MOST_SAMPLES, 2), (split_module.MOST_SAMPLES + 1, 1)):
+        wanted = min(parts, native_module.processors())
+        assert runner.compile(program, batch).compiled.parts == wanted, batch
+    assert native(1).compile(program, 10).compiled.parts == 1
+
+
+# When threads meet
+
+
+def vector(name, length=1000, role="scratch"):
+    return View(Buffer(name, role, np.dtype(np.float32), (length,)), (length,), (1,))
+
+
+def work(out, *ins, thread=0, length=0):
+    formula = trace(lambda *xs: sum(xs[1:], xs[0]), len(ins))
+    return Work([Step(Map((out,), ins, formula))], thread=thread, length=length)
+
+
+def test_threads_meet_where_one_needs_what_another_has_done():
+    a, b, c, d = (vector(name) for name in "abcd")
+    own = work(a, b), work(c, d, thread=1)
+    assert meetings([*own, work(b, a), work(d, c, thread=1)]) == (False,) * 4
+    assert meetings([*own, work(b, a, c)]) == (False, False, True)
+    assert meetings([*own, work(d, b)]) == (False, False, True)  # which the second one still reads
+    assert meetings([*own, work(c, b)]) == (False, False, True)  # which the second one may still write
+
+
+def test_they_meet_as_early_as_they_may():
+    a, b, c, d = (vector(name) for name in "abcd")
+    # The second one needs what comes first: it should not wait for what the first one does meanwhile.
+    assert meetings([work(a, b), work(c, b), work(d, a, thread=1)]) == (False, True, False)
+
+
+def test_parts_of_the_same_vectors_need_no_meeting():
+    a, b, c = (vector(name) for name in "abc")
+    scalar = View(Buffer("s", "scratch", np.dtype(np.float32), ()), (), ())
+    assert meetings([work(a, b, length=1000), work(c, a, length=1000)]) == (False, False)
+    assert meetings([work(a, b, length=1000), work(scalar, a)]) == (False, True)
+    assert meetings([work(scalar, b), work(a, scalar, length=1000)]) == (False, True)
+    half = View(a.buffer, (500,), (1,), 250)
+    assert meetings([work(a, b, length=1000), work(vector("d", 500), half, length=500)]) == (False, True)
+
+
+def test_sums_are_added_by_those_that_need_them():
+    a, b = vector("a"), vector("b")
+    value = View(Buffer("value", "output", np.dtype(np.float32), ()), (), ())
+    sums = [(a.buffer, 0, 1000, "sum"), (value.buffer, 0, 1, "sum")]
+    assert meetings([work(value, value), work(b, a, length=1000)], sums) == (False, False)
+    assert meetings([work(b, a)], sums) == (True,)  # the first thread needs what others have added
+    assert meetings([work(b, a, value, length=1000)], sums) == (True,)
+    assert meetings([work(b, View(a.buffer, (1000,), (1,), 0), length=1000)], [(a.buffer, 0, 2000, "sum")]) == (True,)
+
+
+def test_columns_of_a_matrix_are_apart():
+    matrix = Buffer("m", "scratch", np.dtype(np.float32), SPLIT["narrow"].program(SquaredLoss()).buffers["x"].shape)
+    whole = View(matrix, matrix.shape, c_strides(matrix.shape))
+    left, right = whole.slice(1, 0, 384), whole.slice(1, 384, 784)
+    assert meetings([work(left, left), work(right, right, thread=1)]) == (False, False)
+    assert meetings([work(left, left), work(whole, whole, thread=1)]) == (False, True)
+
+
+# Results
+
+
+@floats
+@pytest.mark.parametrize("threads", [2, 3, 4])
+@pytest.mark.parametrize("name", SPLIT)
+def test_split_products_equal_numpy_and_have_the_same_bits_alone(name, threads, kind, many):
+    net = SPLIT[name]
+    program = program_of(net, SGD(0.01), kind)
+    for batch in (2 if "statistics" in name else 1, 3, 10, 15):
+        sources, order = problem(net, batch, kind)
+        arrays = states(program, batch)
+        runner = native(threads)
+        assert 2 <= runner.compile(program, batch).compiled.parts <= threads
+        alone = fed(runner, program, batch, arrays, sources, order)
+        for _ in range(3):
+            assert_same_bits(fed(runner, program, batch, arrays, sources, order, together=True), alone, f"batch {batch}")
+        assert_equal_results(alone, fed(NumpyBackend(), program, batch, arrays, sources, order), kind, name, factor=100)
+
+
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *CLIPPED])
+@pytest.mark.parametrize("name", ["deep", "statistics of the batch"])
+def test_optimizers_of_split_products(name, optimizer, many):
+    net = SPLIT[name]
+    program = program_of(net, {**OPTIMIZERS, **CLIPPED}[optimizer], penalty=L2Penalty(0.01))
+    sources, order = problem(net, 7, "float32", steps=12)
+    arrays = states(program, 7)
+    alone = fed(native(3), program, 7, arrays, sources, order)
+    assert_same_bits(fed(native(3), program, 7, arrays, sources, order, together=True), alone)
+    one = fed(native(1), program, 7, arrays, sources, order)
+    assert_equal_results(alone, one, np.float32, factor=30)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "uint8"])
+def test_samples_that_are_gathered_are_not_gathered_too_early(kind, many):
+    """Other threads may still read those of the step before."""
+    net = SPLIT["narrow"]
+    program = program_of(net, SGD(0.1), "float32")
+    sources, order = problem(net, 10, "float32", steps=300)
+    sources["x"] = (40 * abs(sources["x"])).astype(kind)
+    arrays = states(program, 10)
+    arrays["p"] = arrays["p"] / 40
+    alone = fed(native(2), program, 10, arrays, sources, order)
+    for _ in range(5):
+        assert_same_bits(fed(native(2), program, 10, arrays, sources, order, together=True), alone)
+
+
+@floats
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "Adam, clipped", "RMSProp"])
+@pytest.mark.parametrize("name", TILED)
+def test_tiles_have_the_same_bits_by_a_team(name, optimizer, kind, many):
+    net = TILED[name]
+    optimizers = {**OPTIMIZERS, "Adam, clipped": Adam(0.01, clip_norm=0.5)}
+    program = program_of(net, optimizers[optimizer], kind, L2Penalty(0.01))
+    for batch, threads in ((16, 2), (100, 2), (200, 2), (201, 3), (777, 4)):
+        sources, order = problem(net, batch, kind, steps=9)
+        arrays = states(program, batch)
+        alone = fed(native(threads), program, batch, arrays, sources, order)
+        for _ in range(2):
+            together = fed(native(threads), program, batch, arrays, sources, order, together=True)
+            assert_same_bits(together, alone, f"batch {batch}, {threads} threads")
+        one = fed(native(1), program, batch, arrays, sources, order)
+        assert_equal_results(alone, one, kind, f"batch {batch}", factor=30)
+
+
+@pytest.mark.parametrize("make", [Fenced, lambda: Guarded(True), lambda: Guarded(False)], ids=["fences", "behind", "before"])
+@pytest.mark.parametrize("name", ["narrow", "deep", "without biases"])
+def test_teams_stay_within_their_buffers(name, make, many):
+    net, make = SPLIT[name], make()
+    program = program_of(net, SGD(0.01))
+    for batch in (1, 9, 15, 40):
+        sources, order = problem(net, batch, "float32", steps=6)
+        fenced = {name: make(a.shape, a.dtype, a.dtype.itemsize) for name, a in sources.items()}
+        for key, array in sources.items():
+            fenced[key][...] = array
+        numbers = make(order.shape, order.dtype, order.dtype.itemsize)
+        numbers[...] = order
+        arrays = states(program, batch)
+        wanted = fed(native(3), program, batch, arrays, sources, order)
+        assert_same_bits(fed(native(3), program, batch, arrays, fenced, numbers, True, make), wanted, f"batch {batch}")
+        if isinstance(make, Fenced):
+            make.check()
+
+
+# Teams that do not come together, or part
+
+
+def training(net, optimizer, threads=2, batch=10, steps=2000):
+    program = program_of(net, optimizer)
+    sources, order = problem(net, batch, "float32", steps)
+    arrays = states(program, batch)
+    return lambda together: fed(native(threads), program, batch, arrays, sources, order, together)
+
+
+@pytest.mark.parametrize("net", [SPLIT["narrow"], TILED["three layers"]], ids=["split", "tiled"])
+def test_a_pool_that_is_busy_is_not_waited_for(net, many):
+    run = training(net, SGD(0.01), batch=10 if net is SPLIT["narrow"] else 200)
+    wanted = run(True)
+    words = pool()._words
+    words[MEETINGS] = 0
+    words[BUSY] = 1
+    try:
+        with pytest.raises(AssertionError):  # there was no team
+            run(True)
+        words[MEETINGS] = 1 << 40  # as if there had been one
+        assert_same_bits(run(True), wanted)
+    finally:
+        words[BUSY] = 0
+    assert_same_bits(run(True), wanted)
+
+
+@pytest.mark.parametrize("net", [SPLIT["narrow"], TILED["three layers"]], ids=["split", "tiled"])
+def test_a_team_that_is_late_parts(net, many):
+    """The steps that remain are done without it, with the same results; and then there can be one again."""
+    run = training(net, SGD(0.01), batch=10 if net is SPLIT["narrow"] else 200, steps=6000)
+    wanted, words, stop = run(True), pool()._words, threading.Event()
+    met = words[MEETINGS]
+
+    def disturb():
+        while not stop.is_set():
+            words[LATE] = 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        for _ in range(3):
+            assert_same_bits(run(False), wanted)
+            words[MEETINGS] = 0
+            binding_free = run_without_check(run)
+            assert_same_bits(binding_free, wanted)
+            assert words[MEETINGS] < met
+    finally:
+        stop.set()
+        thread.join()
+    assert_same_bits(run(True), wanted)
+    assert words[MEETINGS] == met
+
+
+def run_without_check(run):
+    """As `run(True)`, whether or not the team lasted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.test_team.formed", lambda _: True)
+        return run(True)
+
+
+def test_several_callers_at_once(many):
+    """One has the team; the others do their steps alone."""
+    runs = [training(net, optimizer) for net in (SPLIT["narrow"], SPLIT["deep"]) for optimizer in (SGD(0.01), Adam(0.001))]
+    wanted = [run(False) for run in runs]
+    results = [None] * len(runs)
+
+    def work(k):
+        results[k] = [run_without_check(runs[k]) for _ in range(4)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.test_team.formed", lambda _: True)
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(len(runs))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for several, one in zip(results, wanted, strict=True):
+        for result in several:
+            assert_same_bits(result, one)
+
+
+def test_steps_end_at_a_loss_that_is_not_finite_with_a_team_too(many):
+    net = SPLIT["narrow"]
+    program, runner = program_of(net, SGD(0.01)), native(2)
+    sources, order = problem(net, 10, "float32")
+    sources["t"][order[73]] = np.inf
+    arrays = states(program, 10)
+    first = next(k for k in range(40) if order[73] in order[10 * k : 10 * k + 10])
+    results = []
+    for together in (False, True):
+        own = {name: array.copy() for name, array in arrays.items()}
+        feed = runner.feed(runner.bind(program, 10, own), sources, order)
+        values = np.full(40, -7.0)
+        assert feed._run(0, values, together) == first + 1
+        assert (values[first + 1 :] == -7.0).all()
+        results.append(own["p"].tobytes())
+    assert results[0] == results[1]
+
+
+# How fast they are
+
+
+def test_the_faster_way_is_taken():
+    pace = Pace()
+    assert pace.together
+    pace.note(True, 1000, EVERY / 2)
+    assert pace.trial(500) == 0
+    pace.note(True, 1000, EVERY / 2)
+    count = pace.trial(500)
+    assert 0 < count <= 500
+    pace.note(False, count, 2 * count * EVERY / 2000)  # twice as long
+    assert pace.together
+    assert pace.trial(500) == 0
+    pace.note(True, 1000, EVERY)
+    pace.note(False, 1, 0.5 * EVERY / 1000)
+    assert not pace.together
+    pace.note(False, 1000, 2 * EVERY)
+    assert pace.trial(1) == 1
+    pace.note(True, 1, 1.99 * EVERY / 1000)  # not worth a change
+    assert not pace.together
+
+
+def test_trials_do_not_change_what_is_done(many, monkeypatch):
+    monkeypatch.setattr("chains.backends.native.pace.EVERY", 1e-4)
+    monkeypatch.setattr("chains.backends.native.pace.TRIAL", 1e-4)
+    net = SPLIT["narrow"]
+    program = program_of(net, SGD(0.01, momentum=0.9))
+    sources, order = problem(net, 10, "float32", steps=3000)
+    arrays = states(program, 10)
+    wanted = fed(native(2), program, 10, arrays, sources, order)
+    runner, own = native(2), {name: array.copy() for name, array in arrays.items()}
+    feed, values = runner.feed(runner.bind(program, 10, own), sources, order), np.full(3000, np.nan)
+    for first in range(0, 3000, 150):
+        assert feed(first, values[first : first + 150]) == 150
+    assert_same_bits({"values": values, **own}, wanted)
