@@ -20,11 +20,11 @@ from tqdm import tqdm
 from benchmarks.machine import describe
 from benchmarks.timing import Criterion
 
-NETWORKS = {
-    "matrix_exp": "Chain(Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4)), MSELoss(), Adam(1e-3)",
-    "latency": "Chain(Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4)), SquaredLoss(), None",
-    "mnist_mlp": "Chain(Dense(784, 30, σ), Dense(30, 10, σ)), SquaredLoss(), SGD(3.0)",
-    "wide": "Chain(Dense(2048, 4096, relu), Dense(4096, 4096, relu), Dense(4096, 10)), CrossEntropyLoss(), SGD(0.01)",
+NETWORKS = {  # with their losses, optimisers and batch sizes
+    "matrix_exp": "Chain(Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4)), MSELoss(), Adam(1e-3), 10_000",
+    "latency": "Chain(Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4)), SquaredLoss(), None, 1",
+    "mnist_mlp": "Chain(Dense(784, 30, σ), Dense(30, 10, σ)), SquaredLoss(), SGD(3.0), 10",
+    "wide": "Chain(Dense(2048, 4096, relu), Dense(4096, 4096, relu), Dense(4096, 10)), CrossEntropyLoss(), SGD(0.01), 1024",
 }
 DEPTHS = (4, 8, 16, 32, 64)
 BASE = 2  # the depth from which growth is judged; smaller programs take less a layer
@@ -37,7 +37,7 @@ import json, resource, sys, time
 from chains import *
 from chains.backends import backend
 from chains.backends.native.runtime import pool, runtime
-net, loss, optimizer = {}
+net, loss, optimizer, batch = {}
 native = backend("native")
 runtime(), pool()
 native.compile(Chain(Dense(3, 2)).program(MSELoss()))
@@ -45,7 +45,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start = time.perf_counter()
 program = net.program(loss, optimizer)
 recorded = time.perf_counter()
-made = native.compile(program)
+made = native.compile(program, batch)
 end = time.perf_counter()
 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 print(json.dumps([recorded - start, end - recorded, memory, len(made.compiled.text)]))
@@ -78,7 +78,7 @@ def main() -> None:
     found: list[Criterion] = []
     print("", f"  {'program':12} {'from nothing':>10} {'cached':>11} {'memory':>12} {'assembly':>11}", sep="\n", flush=True)
     named = tqdm(
-        {**NETWORKS, **{f"{n} layers": f"{DEEP.format(n)}, MSELoss(), Adam(1e-3)" for n in DEPTHS}}.items(), disable=None
+        {**NETWORKS, **{f"{n} layers": f"{DEEP.format(n)}, MSELoss(), Adam(1e-3), 1000" for n in DEPTHS}}.items(), disable=None
     )
     deep = []
     for name, network in named:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
-from chains import SGD, Chain, Dense, SquaredLoss, σ
+from chains import SGD, Chain, Dense, SquaredLoss, tanh, σ
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native import ahead
 from chains.backends.native.backend import NativeBackend
+from chains.backends.native.runtime import pool
 
 
 @pytest.mark.parametrize(("width", "batch"), [(784, 10), (130, 3), (1000, 24)])
@@ -24,19 +27,47 @@ def test_a_step_goes_through_all_the_lines_of_the_next_rows(width, batch):
     words = {ahead.ROWS: batch, ahead.NUMBERS: numbers.ctypes.data, ahead.DATA: data.ctypes.data}
     words |= {ahead.BYTES: 4 * width, ahead.LINES: lines}
     for position, word in words.items():
-        binding.ahead[position] = word
+        binding.ahead[0, position] = word
     runs = 0
-    while binding.ahead[ahead.ROWS] or binding.ahead[ahead.LEFT] > 0:
+    while binding.ahead[0, ahead.ROWS] or binding.ahead[0, ahead.LEFT] > 0:
         binding.run()
         runs += 1
         assert runs < 5
     assert runs == 1 or width != 784  # mnist's rows are fetched by the blocks of one step
-    assert binding.ahead[ahead.NUMBERS] == numbers.ctypes.data + numbers.nbytes
+    assert binding.ahead[0, ahead.NUMBERS] == numbers.ctypes.data + numbers.nbytes
     last = data[numbers[-1]].ctypes.data
-    assert last + 4 * width <= binding.ahead[ahead.NEXT] < last + 4 * width + ahead.LINE * (ahead.AT_ONCE + 1)
+    assert last + 4 * width <= binding.ahead[0, ahead.NEXT] < last + 4 * width + ahead.LINE * (ahead.AT_ONCE + 1)
 
 
 def test_nothing_is_asked_for_where_samples_are_small():
     backend = NativeBackend(threads=1)
     code = [backend.compile(Chain(Dense(n, 8)).program(SquaredLoss(), SGD(0.1))).code.text for n in (100, 200)]
     assert ["llvm.prefetch" in text for text in code] == [False, True]
+
+
+def test_threads_share_the_lines_of_every_sample():
+    source = np.zeros((5, 784), np.float32)
+    for count in (1, 2, 3, 4):
+        found = ahead.parts(source, count)
+        assert [nbytes for _, nbytes, _ in found] == [4 * 784] * count
+        assert sum(lines for *_, lines in found) == 49
+        assert found[0][0] == source.ctypes.data
+        assert all(end == begin + ahead.LINE * lines for (begin, _, lines), (end, *_) in itertools.pairwise(found))
+
+
+def test_each_thread_of_a_team_fetches_its_share(monkeypatch):
+    monkeypatch.setattr("chains.backends.native.backend.processors", lambda: 2)
+    monkeypatch.setattr("chains.backends.native.backend.MOST_PATIENCE", 1 << 30)
+    monkeypatch.setattr("chains.backends.native.backend.PATIENCE", 1 << 30)
+    runner, rng = NativeBackend(threads=2), np.random.default_rng(0)
+    program = Chain(Dense(784, 30, tanh), Dense(30, 10)).program(SquaredLoss(), SGD(0.1))
+    sources = {"x": rng.random((60, 784), np.float32), "t": rng.random((60, 10), np.float32)}
+    order = rng.permutation(60)
+    binding = runner.bind(program, 10, {"p": np.zeros(23860, np.float32)})
+    pool().ensure(2)
+    feed, values = runner.feed(binding, sources, order), np.zeros(6)
+    assert feed._run(0, values, True) == 6
+    last = sources["x"][order[-1]].ctypes.data
+    for record, lines in zip(binding.ahead, (24, 49), strict=True):  # where the share of a sample ends
+        behind = record[ahead.NEXT] - (last + ahead.LINE * lines)
+        assert 0 <= behind < ahead.LINE * ahead.AT_ONCE

@@ -17,6 +17,7 @@ from chains import BatchNorm, Chain, CrossEntropyLoss, Dense, Dropout, L2Penalty
 native = pytest.importorskip("chains.backends.native")
 calls = pytest.importorskip("chains.backends.native.calls")
 runtime = pytest.importorskip("chains.backends.native.runtime")
+workers = pytest.importorskip("chains.backends.native.workers")
 LOSS = SquaredLoss()
 
 
@@ -234,11 +235,11 @@ def test_threads_give_the_same_bits_whether_or_not_workers_are_to_be_had(taken):
     function = backend.function(program, 100, ("p", "x", "t"), ("g",), {})
     words = runtime.pool()._words
     try:
-        words[runtime.BUSY] = taken
+        words[workers.BUSY] = taken
         value, g = function(p, x, t, None)
-        assert words[runtime.BUSY] == taken
+        assert words[workers.BUSY] == taken
     finally:
-        words[runtime.BUSY] = 0
+        words[workers.BUSY] = 0
     assert value == binding.arrays["value"]
     np.testing.assert_array_equal(g, binding.arrays["g"])
 

@@ -136,9 +136,9 @@ def test_compiling_is_announced(capsys, terminal, monkeypatch):
     native = pytest.importorskip("chains.backends.native.backend")
     slow = native.CompiledProgram
 
-    def compiled(program, processor):
+    def compiled(*arguments):
         time.sleep(0.3)
-        return slow(program, processor)
+        return slow(*arguments)
 
     monkeypatch.setattr(progress, "NOTICE_AFTER", 0.02)
     monkeypatch.setattr(native, "CompiledProgram", compiled)

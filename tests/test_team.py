@@ -18,10 +18,12 @@ from chains.backends.native import backend as native_module
 from chains.backends.native import split as split_module
 from chains.backends.native.blueprint import Blueprint
 from chains.backends.native.pace import EVERY, Pace
-from chains.backends.native.runtime import BUSY, DISBANDED, LATE, MEETINGS, TEAM, pool
+from chains.backends.native.runtime import pool
 from chains.backends.native.segments import Step
 from chains.backends.native.target import processor
 from chains.backends.native.team import Work, meetings
+from chains.backends.native.team_code import DISBANDED
+from chains.backends.native.workers import BUSY, LATE, MEETINGS, TEAM
 from chains.expr import trace
 from chains.operations import Map
 from chains.view import Buffer, View, c_strides

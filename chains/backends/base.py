@@ -88,8 +88,8 @@ class Backend(ABC):
         Raises UnsupportedOperationError, naming it, for an operation the backend lacks.
         """
 
-    def choose(self, program: Program) -> Backend:
-        """The backend that is to run this program: itself, but for one that stands for several."""
+    def choose(self, program: Program, batch: int | None = None) -> Backend:
+        """The backend that is to run this program, at a batch size or any: itself, but for one that stands for several."""
         return self
 
     def prepare(self, program: Program, batch: int | None = None) -> None:  # noqa: B027 - most backends have nothing to prepare

@@ -21,9 +21,10 @@ from chains.backends.native.driver import ARGUMENTS
 from chains.backends.native.epoch import GATHER, JOB, SOURCES
 from chains.backends.native.machine import machine_code
 from chains.backends.native.pace import Pace
-from chains.backends.native.runtime import MOST_THREADS, default_threads, pool, processors, runtime
+from chains.backends.native.runtime import default_threads, pool, processors, runtime
 from chains.backends.native.split import MOST_PARTS, MOST_SAMPLES
 from chains.backends.native.target import Processor, processor
+from chains.backends.native.workers import MOST_THREADS
 from chains.program import Program
 from chains.progress import notice
 from chains.view import Buffer

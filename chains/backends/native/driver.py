@@ -189,9 +189,6 @@ def _write_owner(module: Module, segments: Sequence[Outline]) -> None:
             meet()
         if segment.early:
             only(0, f"early_{k}")
-        if segment.product:
-            f.line(f"call void @work_{k}({words}, {thread})")
-            meet()
         if segment.lists:
             f.line(f"call void @list_{k}({table}, {scratch}, i64 0, {batch}, i64 1)")
         for packer in segment.packers:

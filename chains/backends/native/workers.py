@@ -1,0 +1,185 @@
+"""Worker threads parked in machine code.
+
+A task is cut into numbered parts, whose results do not depend on who does them. The caller and the workers claim parts
+one after another from a word that holds the number of the task and of the next part; the caller then waits for the
+parts that others have begun. A worker that the system does not let run is thus not waited for. A caller that finds another
+one's task under way does all its parts alone. Workers look for a new task for some ten microseconds, then sleep in the kernel
+(Linux: a futex; elsewhere: short naps).
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+MOST_THREADS = 64
+# 64-bit words of a pool; each group that different threads write has two cache lines of its own.
+GENERATION, TASK, WORDS, PARTS = 0, 1, 2, 3
+SLEEPERS, CLAIM, FINISHED, BUSY = 16, 32, 48, 64
+TEAM, LATE, JOINED, MEETINGS = 80, 81, 96, 112  # a team's state; whether a meeting took long; how many came; meetings of each
+POOL_WORDS = MEETINGS + 16 * MOST_THREADS
+CLOSED = 0xFFFF  # no part is to be had
+SPINS = 4000
+
+_ARM = platform.machine() in ("aarch64", "arm64")
+PAUSE = "call void @llvm.aarch64.hint(i32 1)" if _ARM else "call void @llvm.x86.sse2.pause()"
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if sys.platform == "linux" else None
+_WAIT = (
+    f"%slept = call i64 (i64, ...) @syscall(i64 {_FUTEX}, ptr %pool, i32 128, i32 %seen32, ptr null)"
+    if _FUTEX
+    else "%slept = call i32 @usleep(i32 100)"
+)
+_WAKE = f"%woken = call i64 (i64, ...) @syscall(i64 {_FUTEX}, ptr %pool, i32 129, i32 1024)" if _FUTEX else ""
+_DECLARE = "\n".join(
+    [
+        "declare i64 @syscall(i64, ...)" if _FUTEX else "declare i32 @usleep(i32)",
+        "declare i32 @sched_yield()",
+        "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
+        "declare void @llvm.aarch64.hint(i32)" if _ARM else "declare void @llvm.x86.sse2.pause()",
+    ]
+)
+
+TEXT = f"""
+{_DECLARE}
+
+define internal void @claim_parts(ptr %pool) {{
+entry:
+  %claimp = getelementptr i64, ptr %pool, i64 {CLAIM}
+  %taskp = getelementptr i64, ptr %pool, i64 {TASK}
+  %wordsp = getelementptr i64, ptr %pool, i64 {WORDS}
+  %partsp = getelementptr i64, ptr %pool, i64 {PARTS}
+  %finishedp = getelementptr i64, ptr %pool, i64 {FINISHED}
+  br label %look
+look:
+  %claim = load atomic i64, ptr %claimp acquire, align 8
+  %part = and i64 %claim, 65535
+  %parts = load atomic i64, ptr %partsp acquire, align 8
+  %left = icmp slt i64 %part, %parts
+  br i1 %left, label %try, label %end
+try:
+  %function = load atomic ptr, ptr %taskp acquire, align 8
+  %words = load atomic ptr, ptr %wordsp acquire, align 8
+  %next = add i64 %claim, 1
+  %pair = cmpxchg ptr %claimp, i64 %claim, i64 %next seq_cst seq_cst, align 8
+  %mine = extractvalue {{ i64, i1 }} %pair, 1
+  br i1 %mine, label %call, label %look
+call:
+  call void %function(ptr %words, i64 %part)
+  %f = atomicrmw add ptr %finishedp, i64 1 release
+  br label %look
+end:
+  ret void
+}}
+
+define void @worker(ptr %pool) {{
+entry:
+  %sleepers = getelementptr i64, ptr %pool, i64 {SLEEPERS}
+  br label %wait
+wait:
+  %seen = phi i64 [0, %entry], [%now, %woke]
+  br label %spin
+spin:
+  %n = phi i64 [0, %wait], [%n1, %again]
+  %g = load atomic i64, ptr %pool acquire, align 8
+  %fresh = icmp ne i64 %g, %seen
+  br i1 %fresh, label %woke, label %again
+again:
+  {PAUSE}
+  %n1 = add i64 %n, 1
+  %tired = icmp sgt i64 %n1, {SPINS}
+  br i1 %tired, label %sleep, label %spin
+sleep:
+  %s0 = atomicrmw add ptr %sleepers, i64 1 seq_cst
+  %seen32 = trunc i64 %seen to i32
+  br label %doze
+doze:
+  %g1 = load atomic i64, ptr %pool seq_cst, align 8
+  %changed = icmp ne i64 %g1, %seen
+  br i1 %changed, label %up, label %nap
+nap:
+  {_WAIT}
+  br label %doze
+up:
+  %s1 = atomicrmw sub ptr %sleepers, i64 1 seq_cst
+  br label %woke
+woke:
+  %now = load atomic i64, ptr %pool acquire, align 8
+  call void @claim_parts(ptr %pool)
+  br label %wait
+}}
+
+define void @parallel(ptr %pool, ptr %function, ptr %words, i64 %parts) {{
+entry:
+  %busyp = getelementptr i64, ptr %pool, i64 {BUSY}
+  %busy = atomicrmw xchg ptr %busyp, i64 1 acquire
+  %free = icmp eq i64 %busy, 0
+  br i1 %free, label %together, label %alone
+alone:
+  %part = phi i64 [0, %entry], [%part1, %own]
+  %some = icmp slt i64 %part, %parts
+  br i1 %some, label %own, label %left
+own:
+  call void %function(ptr %words, i64 %part)
+  %part1 = add i64 %part, 1
+  br label %alone
+left:
+  ret void
+together:
+  call void @publish(ptr %pool, ptr %function, ptr %words, i64 %parts)
+  call void @claim_parts(ptr %pool)
+  call void @await(ptr %pool, i64 %parts)
+  store atomic i64 0, ptr %busyp release, align 8
+  ret void
+}}
+
+define internal void @publish(ptr %pool, ptr %function, ptr %words, i64 %parts) {{
+entry:
+  %before = load atomic i64, ptr %pool monotonic, align 8
+  %now = add i64 %before, 1
+  %number = shl i64 %now, 16
+  %closed = or i64 %number, {CLOSED}
+  %claimp = getelementptr i64, ptr %pool, i64 {CLAIM}
+  store atomic i64 %closed, ptr %claimp seq_cst, align 8
+  fence release
+  %taskp = getelementptr i64, ptr %pool, i64 {TASK}
+  store atomic ptr %function, ptr %taskp monotonic, align 8
+  %wordsp = getelementptr i64, ptr %pool, i64 {WORDS}
+  store atomic ptr %words, ptr %wordsp monotonic, align 8
+  %partsp = getelementptr i64, ptr %pool, i64 {PARTS}
+  store atomic i64 %parts, ptr %partsp monotonic, align 8
+  %finishedp = getelementptr i64, ptr %pool, i64 {FINISHED}
+  store atomic i64 0, ptr %finishedp monotonic, align 8
+  store atomic i64 %number, ptr %claimp seq_cst, align 8
+  store atomic i64 %now, ptr %pool seq_cst, align 8
+  %sleepersp = getelementptr i64, ptr %pool, i64 {SLEEPERS}
+  %sleepers = load atomic i64, ptr %sleepersp seq_cst, align 8
+  %asleep = icmp sgt i64 %sleepers, 0
+  br i1 %asleep, label %wake, label %end
+wake:
+  {_WAKE}
+  br label %end
+end:
+  ret void
+}}
+
+define internal void @await(ptr %pool, i64 %parts) {{
+entry:
+  %finishedp = getelementptr i64, ptr %pool, i64 {FINISHED}
+  br label %poll
+poll:
+  %w = phi i64 [0, %entry], [%w1, %pause], [0, %yield]
+  %done = load atomic i64, ptr %finishedp acquire, align 8
+  %finished = icmp eq i64 %done, %parts
+  br i1 %finished, label %end, label %pause
+pause:
+  {PAUSE}
+  %w1 = add i64 %w, 1
+  %long = icmp sgt i64 %w1, {SPINS}
+  br i1 %long, label %yield, label %poll
+yield:
+  %yielded = call i32 @sched_yield()
+  br label %poll
+end:
+  ret void
+}}
+"""
