@@ -163,7 +163,7 @@ class Architecture(Series):
         return summary(self.network)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "network"}
+        return {name: value for name, value in super().__getstate__().items() if name != "network"}
 
 
 def _hint(thing: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import array_api_compat
@@ -278,20 +279,27 @@ def _overlap(place: Place, out: Any, array: Any) -> bool:
     return start < other + reach and other < start + out.nbytes
 
 
-def check_finite(**arrays: np.ndarray | None) -> None:
-    """Raise ValueError, naming the array and the first place, where one holds an infinity or NaN."""
+def check_finite(dtype: np.dtype, **arrays: np.ndarray | None) -> None:
+    """Raise ValueError, naming the array and the first place, where one holds an infinity, NaN, or a number beyond the range
+    of the type it will be converted to.
+    """
     for name, array in arrays.items():
-        if array is not None and array.dtype.kind == "f" and not _all_finite(array):
-            index = tuple(int(k) for k in np.argwhere(~np.isfinite(array))[0])
-            raise ValueError(f"`{name}` holds {array[index]} at index {index}, but finite numbers are wanted")
+        if array is None or array.dtype.kind != "f":
+            continue
+        largest = np.finfo(dtype).max
+        fits = np.isfinite if array.dtype.itemsize <= dtype.itemsize else lambda a, largest=largest: abs(a) <= largest
+        if not _all(fits, array):
+            index = tuple(int(k) for k in np.argwhere(~fits(array))[0])
+            wanted = f"numbers within the range of {dtype}, the type of `p`," if np.isfinite(array[index]) else "finite numbers"
+            raise ValueError(f"`{name}` holds {array[index]} at index {index}, but {wanted} are wanted")
 
 
-def _all_finite(array: np.ndarray) -> bool:
-    """Whether there is no infinity or NaN; a piece at a time, so that what is looked through stays in the cache."""
+def _all(fits: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> bool:
+    """Whether all numbers fit; a piece at a time, so that what is looked through stays in the cache."""
     if array.size <= _PIECE or not isinstance(array, np.ndarray):
-        return bool(np.isfinite(array).all())
+        return bool(fits(array).all())
     rows = max(1, _PIECE * len(array) // array.size)
-    return all(np.isfinite(array[start : start + rows]).all() for start in range(0, len(array), rows))
+    return all(fits(array[start : start + rows]).all() for start in range(0, len(array), rows))
 
 
 def check_mode(mode: str) -> bool:

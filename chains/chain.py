@@ -137,7 +137,7 @@ class Chain(Architecture):
             lambda: self._gradient(p, self._objective(loss, target, weighted, penalty), p.dtype, training),
         )
         if check_finite:
-            arguments.check_finite(p=p, **data)
+            arguments.check_finite(p.dtype, p=p, **data)
         data["p"] = p
         data |= self.state_for(run.program, state, p.dtype, training, data)
         g = place_of(p).empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, data)

@@ -100,7 +100,7 @@ def train(
     steps_through: Callable[..., Steps]
     if t is None:
         given = {"batch_size": batch_size, "shuffle": not shuffle, "drop_last": drop_last, "weights": weights}
-        stream = Stream(_check_source(x, given), _batch_problem(net, loss, penalty, check_finite), epochs)
+        stream = Stream(_check_source(x, given), _batch_problem(net, loss, penalty, p.dtype if check_finite else None), epochs)
         objective, steps_through = stream.objective, partial(StreamSteps, stream)
     else:
         if hasattr(x, "__iter__") and not isinstance(x, (list, tuple)) and not hasattr(x, "shape"):
@@ -113,7 +113,7 @@ def train(
     state = net.state_for(step.program, state, p.dtype, False, {"p": p, **data}).get("state")
     judge = _Judge(net, p, state, loss, penalty, validation, metrics)
     if check_finite:
-        arguments.check_finite(p=p, state=state, **data, **judge.data)
+        arguments.check_finite(p.dtype, p=p, state=state, **data, **judge.data)
     trained = {"p": p} if state is None else {"p": p, "state": state}
     for callback in callbacks:
         begin = getattr(callback, "begin", None)
@@ -195,14 +195,15 @@ def _check_source(x: Any, given: dict[str, Any]) -> Any:
     return x
 
 
-def _batch_problem(net: Chain, loss: Loss, penalty: Penalty | None, check_finite: bool) -> Callable[..., Any]:
-    """`net.problem` for a batch of a source: one that the network cannot be trained on is refused too."""
+def _batch_problem(net: Chain, loss: Loss, penalty: Penalty | None, dtype: np.dtype | None) -> Callable[..., Any]:
+    """`net.problem` for a batch of a source: one that the network cannot be trained on is refused too, and so are numbers
+    that are not finite in a type, if one is given."""
 
     def problem(x: Any, t: Any, weights: Any = None) -> tuple[dict[str, np.ndarray], Objective]:
         data, objective = net.problem(x, t, loss, weights, penalty)
         net.network.check_batch(len(data["x"]))
-        if check_finite:
-            arguments.check_finite(**data)
+        if dtype is not None:
+            arguments.check_finite(dtype, **data)
         return data, objective
 
     return problem

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
 
 import chains
-from chains import Adam, Chain, CrossEntropyLoss, Dense, SquaredLoss, tanh, train
+from chains import SGD, Adam, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, tanh, train
 from chains.steps import Updater
 
 REFUSED = (TypeError, ValueError)
@@ -734,3 +735,26 @@ def test_formulas_that_cannot_be_traced_name_what_they_belong_to(wrong):
         chains.loss("mine", lambda y, t: wrong(y), derivative=lambda y, t: y - t)
     with pytest.raises((TypeError, ValueError), match="loss 'mine', derivative"):
         chains.loss("mine", lambda y, t: y - t, derivative=lambda y: y)
+
+
+def test_numbers_beyond_the_range_of_the_parameters_type():
+    net = Chain(Dense(2, 3), Dense(3, 1))
+    p, x, t = net.init(0, np.float32), np.ones((5, 2)), np.ones((5, 1))
+    x[3, 1] = -1e39
+    before = p.copy()
+    wanted = re.escape("`x` holds -1e+39 at index (3, 1), but numbers within the range of float32, the type of `p`, are wanted")
+    with pytest.raises(ValueError, match=wanted):
+        train(net, p, x, t, SquaredLoss(), SGD(0.1))
+    with pytest.raises(ValueError, match=wanted):
+        train(net, p, [(x, t)], None, SquaredLoss(), SGD(0.1))
+    assert p.tobytes() == before.tobytes()
+    train(net, net.init(0, np.float64), x * 1e-30, t, SquaredLoss(), SGD(0.1))
+
+
+def test_settings_are_fixed_once_a_network_is_made():
+    layer = Dropout(0.3)
+    layer.rate = 0.4
+    Chain(Dense(2, 3), layer)
+    with pytest.raises(AttributeError, match=r"`rate` \(=0.4\) of Dropout\(0.4\) cannot become 0.5: a network was made of it"):
+        layer.rate = 0.5
+    assert layer.rate == 0.4

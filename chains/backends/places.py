@@ -92,7 +92,10 @@ def place_named(name: str) -> Place:
     if name == "cuda":
         from chains.backends import backend
 
-        backend("cupy")
+        try:
+            backend("cupy")
+        except ValueError as error:
+            raise ValueError(f"`device` (='cuda') cannot be used: {error}") from error
     places = {place.name: place for place in (HOST, *(place for place, _ in _OTHERS))}
     if name not in places:
         raise ValueError(f"`device` (={name!r}) must be 'cpu' or 'cuda'")

@@ -39,6 +39,17 @@ class Layer(ABC):
         if "__init__" in vars(cls):
             setattr(cls, "__init__", naming_settings(cls.__init__))  # noqa: B010 - mypy takes it for a mistake
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self).get("_chains_settings", ()) and "_chains_declared" in vars(self):
+            raise AttributeError(
+                f"`{name}` (={getattr(self, name)!r}) of {self} cannot become {value!r}: a network was made of it; "
+                f"make a new {type(self).__name__} and a network of that"
+            )
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_chains_declared"}  # a copy may be changed
+
     def fixed_input(self) -> SampleShape | None:
         """The shape of one sample, where the layer's settings decide it; None where any shape will do."""
         return None
@@ -90,6 +101,7 @@ class Declaration:
         self._state_layout = state_layout
         self._output: SampleShape | None = None
         layer.declare(self)
+        vars(layer)["_chains_declared"] = True
 
     def param(self, name: str, shape: SampleShape, init: InitializerLike) -> None:
         """A parameter array: the next slice of the flat vector."""

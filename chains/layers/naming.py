@@ -24,6 +24,7 @@ def naming_settings(init: Callable[..., None]) -> Callable[..., None]:
             hint = "".join(meant(name, names) for name in kwargs if name not in names)
             raise TypeError(f"{type(self).__name__}: {error}; its settings are {listed(names)}{hint}") from None
         init(self, *args, **kwargs)
+        vars(self)["_chains_settings"] = (*vars(self).get("_chains_settings", ()), *names)
 
     return checked
 
