@@ -134,16 +134,16 @@ def test_no_notice_in_a_log(capsys, monkeypatch):
 
 def test_compiling_is_announced(capsys, terminal, monkeypatch):
     native = pytest.importorskip("chains.backends.native.backend")
-    slow = native.CompiledProgram
+    machine_code = native.machine_code
 
-    def compiled(*arguments):
+    def slowly(*arguments):
         time.sleep(0.3)
-        return slow(*arguments)
+        return machine_code(*arguments)
 
     monkeypatch.setattr(progress, "NOTICE_AFTER", 0.02)
-    monkeypatch.setattr(native, "CompiledProgram", compiled)
+    monkeypatch.setattr(native, "machine_code", slowly)
     program = NET.program(SquaredLoss())
-    native.NativeBackend(threads=1).prepare(program)
+    assert native.NativeBackend(threads=1).compile(program).code
     text = capsys.readouterr().err
     assert text.startswith(f"compiling 'gradient' for this processor: {len(program.operations)} operations ...")
     assert text.endswith("\r\033[K")

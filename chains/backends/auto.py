@@ -21,17 +21,17 @@ class AutoBackend(Backend):
         self._native = _native()
         self.has_functions = self._native is not None
 
-    def choose(self, program: Program, batch: int | None = None) -> Backend:
+    def choose(self, program: Program) -> Backend:
         if self._native is None:
             return self._numpy
         try:
-            self._native.prepare(program, batch)
+            self._native.prepare(program)
         except UnsupportedOperationError:
             return self._numpy
         return self._native
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> Binding:
-        return self.choose(program, batch).bind(program, batch, arrays, scratch)
+        return self.choose(program).bind(program, batch, arrays, scratch)
 
 
 def _native() -> Backend | None:

@@ -88,12 +88,12 @@ class Backend(ABC):
         Raises UnsupportedOperationError, naming it, for an operation the backend lacks.
         """
 
-    def choose(self, program: Program, batch: int | None = None) -> Backend:
-        """The backend that is to run this program, at a batch size or any: itself, but for one that stands for several."""
+    def choose(self, program: Program) -> Backend:
+        """The backend that is to run this program: itself, but for one that stands for several."""
         return self
 
-    def prepare(self, program: Program, batch: int | None = None) -> None:  # noqa: B027 - most backends have nothing to prepare
-        """Do what takes long, such as compiling, for a batch size or any. Raises UnsupportedOperationError as `bind` does."""
+    def prepare(self, program: Program) -> None:  # noqa: B027 - most backends have nothing to prepare
+        """Do what can be done before the batch size is known. Raises UnsupportedOperationError as `bind` does."""
 
     def listing(self, program: Program) -> str:
         """The program as the backend runs it, for people to read."""

@@ -45,7 +45,7 @@ class DeviceBackend(Backend):
         aligned = all(device.address(arrays[name]) % ALIGNMENT == 0 for name in names if device.owns(arrays[name]))
         return DeviceBinding(device, self.steps(program, batch, aligned), batch, arrays, scratch)
 
-    def prepare(self, program: Program, batch: int | None = None) -> None:
+    def prepare(self, program: Program) -> None:
         self.compile(program)
 
     def compile(self, program: Program, batch: int = 1, aligned: bool = True) -> Compiled:
@@ -280,7 +280,7 @@ class CupyBackend(Backend):
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> HostBinding:
         return HostBinding(self.on_device, program, batch, arrays, scratch)
 
-    def prepare(self, program: Program, batch: int | None = None) -> None:
+    def prepare(self, program: Program) -> None:
         self.on_device.prepare(program)
 
     def listing(self, program: Program) -> str:

@@ -19,7 +19,7 @@ from chains.backends.native.calls import python_function
 from chains.backends.native.compiler import Compiled, compile_program
 from chains.backends.native.driver import ARGUMENTS
 from chains.backends.native.epoch import GATHER, JOB, SOURCES
-from chains.backends.native.machine import machine_code
+from chains.backends.native.machine import Code, machine_code
 from chains.backends.native.pace import Pace
 from chains.backends.native.runtime import default_threads, pool, processors, runtime
 from chains.backends.native.split import MOST_PARTS, MOST_SAMPLES
@@ -82,8 +82,8 @@ class NativeBackend(Backend):
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> NativeBinding:
         return NativeBinding(program, self.compile(program, batch), batch, arrays, self.threads, scratch)
 
-    def prepare(self, program: Program, batch: int | None = None) -> None:
-        self.compile(program, batch)
+    def prepare(self, program: Program) -> None:
+        self.compile(program)
 
     def listing(self, program: Program) -> str:
         """LLVM's assembly as it is written, then the processor's."""
@@ -106,7 +106,7 @@ class NativeBackend(Backend):
         return python_function(binding, ins, outs)
 
     def compile(self, program: Program, batch: int | None = None) -> CompiledProgram:
-        """The machine code of a program for a batch size, or for any; made the first time."""
+        """A program compiled for a batch size, or for any; made the first time, its machine code when it is first asked for."""
         with self._lock:
             if program not in self._compiled:
                 self._compiled[program] = {}
@@ -114,7 +114,7 @@ class NativeBackend(Backend):
             parts = self._parts(self._work[program] * batch) if batch and batch <= MOST_SAMPLES else 1
             made = self._compiled[program]
             if parts not in made:
-                with notice(f"compiling '{program.name}' for this processor: {len(program.operations):,} operations"):
+                with notice(_announcement(program)):
                     native = CompiledProgram(program, self.processor, parts, self._work[program])
                 made[parts] = made[native.compiled.parts] = native
             return made[parts]
@@ -128,13 +128,27 @@ class NativeBackend(Backend):
 
 
 class CompiledProgram:
-    """The machine code of a program; `work` is about how many operations a sample takes."""
+    """A program as assembly, then as machine code; `work` is about how many operations a sample takes."""
 
     def __init__(self, program: Program, processor: Processor, parts: int, work: int) -> None:
         self.compiled: Compiled = compile_program(program, processor, parts)
-        self.code = machine_code(self.compiled.text, ["run", "member"], processor)
         self.work = work
+        self._announcement = _announcement(program)
+        self._processor = processor
+        self._code: Code | None = None
         self.paces: dict[int, Pace] = {}  # by the size of a batch
+
+    @property
+    def code(self) -> Code:
+        """The machine code, made the first time."""
+        if self._code is None:
+            with notice(self._announcement):
+                self._code = machine_code(self.compiled.text, ["run", "member"], self._processor)
+        return self._code
+
+
+def _announcement(program: Program) -> str:
+    return f"compiling '{program.name}' for this processor: {len(program.operations):,} operations"
 
 
 def _work(program: Program) -> int:
