@@ -6,7 +6,8 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from weakref import WeakKeyDictionary, WeakSet
@@ -41,6 +42,7 @@ TEAM_WORK = 20_000_000
 TEAM_STEPS = 50  # fewer take less time than workers to wake
 PATIENCE, MOST_PATIENCE = 100, 40_000
 _PER_CALL = [list(JOB).index(name) for name in ("order", "steps", "values")]
+_RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _STEPS = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 _TOGETHER = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 _NOTHING_AHEAD = np.zeros(ahead.WORDS, np.int64)
@@ -121,7 +123,7 @@ class NativeBackend(Backend):
 
     def _parts(self, work: int) -> int:
         """Into how many parts products are split."""
-        return max(1, min(self.threads, processors(), MOST_PARTS, work // SPLIT_WORK))
+        return max(1, min(self.threads, MOST_PARTS, work // SPLIT_WORK))
 
     def __repr__(self) -> str:
         return f"<native backend: {self.processor.kind}, {self.threads} threads>"
@@ -233,9 +235,10 @@ class NativeBinding(Binding):
             more = [fetched.ctypes.data, self.picked.ctypes.data, base + rows]
             self._tables.append(np.array([*table, *own[tile], *more], np.int64))
         self.run_address = native.code.address("run")
+        self.split = native.compiled.parts > 1
         # More threads than processors would wait for each other at every step.
         self.stays_together = 1 < plan.threads <= processors() and native.work * batch < TEAM_WORK
-        self.pace = native.paces.setdefault(batch, Pace()) if self.stays_together else None
+        self.pace = native.paces.setdefault(batch, Pace()) if plan.threads > 1 else None
         head = {"batch": batch, "tile": plan.tile, "threads": plan.threads, "sharing": plan.sharing, "run": self.run_address}
         if plan.threads > 1:
             functions = {name: runtime().address(name) for name in ("parallel", "meet")}
@@ -245,19 +248,26 @@ class NativeBinding(Binding):
             words += [self._tables[min(number, len(self._tables) - 1)].ctypes.data]
             words += [base + plan.tiles[min(number, len(plan.tiles) - 1)]]
         self._words = np.array(words, np.int64)
-        call = partial(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.run_address), self._words.ctypes.data)
-        self._call: Callable[[], object] = call if self.threads == 1 else partial(self.together, call)
+        self._call = partial(_RUN(self.run_address), self._words.ctypes.data)
 
     def run(self) -> None:
+        if self.threads > 1:
+            pool().ensure(self.threads)
         self._call()
 
     def __call__(self) -> None:
-        self._call()
+        self.run()
 
-    def together(self, call: Callable[[], object]) -> object:
-        """Make a call that uses the worker threads."""
-        pool().ensure(self.threads)
-        return call()
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have the caller do all parts of what threads share."""
+        position = ARGUMENTS.index("parallel")
+        before = self._words[position]
+        self._words[position] = runtime().address("serial")
+        try:
+            yield
+        finally:
+            self._words[position] = before
 
     def picks(self, sources: Mapping[str, np.ndarray]) -> str | None:
         """The name of the input whose samples can be read where they lie in these data sets."""
@@ -330,15 +340,15 @@ class NativeFeed(Feed):
             "picks": direct is not None,
         }
         self._job = np.array([job.get(name, 0) for name in JOB], np.int64)
-        self._alone, self._team = _STEPS(code.address("steps")), _TOGETHER(code.address("team_steps"))
+        self._steps, self._team = _STEPS(code.address("steps")), _TOGETHER(code.address("team_steps"))
         self._pace = binding.pace
 
     def __call__(self, first: int, values: np.ndarray) -> int:
         pace = self._pace
         if self._binding.threads > 1:
             pool().ensure(self._binding.threads)
-        if pace is None or len(values) < TEAM_STEPS:
-            return self._run(first, values, False)
+        if pace is None:
+            return self._run(first, values, True)
         trial = pace.trial(len(values))
         done = self._timed(pace, first, values[:trial], not pace.together) if trial else 0
         if done == len(values) or (trial and (done < trial or not np.isfinite(values[done - 1]))):
@@ -355,7 +365,11 @@ class NativeFeed(Feed):
         self._binding.picked[picked.DATA] = self._picked
         self._binding.ahead[:, [ahead.DATA, ahead.BYTES, ahead.LINES]] = self._widest
         self._job[_PER_CALL] = self._order.ctypes.data + 8 * first * self._binding.batch, len(values), values.ctypes.data
-        job, words = self._job.ctypes.data, self._binding.words_address
-        if together:
-            return int(self._team(job, words, min(MOST_PATIENCE, PATIENCE * len(values))))
-        return int(self._alone(job))
+        binding, job = self._binding, self._job.ctypes.data
+        if together and binding.stays_together and len(values) >= TEAM_STEPS:
+            with binding.alone():  # when the team has parted
+                return int(self._team(job, binding.words_address, min(MOST_PATIENCE, PATIENCE * len(values))))
+        if together and not binding.split:
+            return int(self._steps(job))
+        with binding.alone():
+            return int(self._steps(job))

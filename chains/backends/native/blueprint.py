@@ -35,7 +35,7 @@ class Blueprint:
     for each segment which products do an optimiser's step, `own` what sums over samples each thread has for itself. `table`
     are the buffers in the order of the table of addresses, `picked` is the input whose samples may be picked by number,
     `tile` how many samples a tile has and `room` how many it has at most. Where products are split into `parts`, a tile is
-    the whole batch; `meetings` then tells for each segment before which of its parts and pieces the threads meet.
+    the whole batch; `meetings` then tells for each segment before what the threads meet: what comes early, parts and pieces.
     """
 
     def __init__(self, program: Program, processor: Processor, parts: int = 1) -> None:
@@ -203,15 +203,15 @@ class Blueprint:
         for segment, meets in zip(self.segments, self.meetings, strict=True):
             moment += 1
             for position, steps in enumerate(segment.parts):
-                moment += bool(meets) and meets[position]
+                moment += bool(meets) and meets[1 + position]
                 for step in steps:
                     yield moment, step
                     moment += not meets
 
     def _works(self, number: int) -> list[Work]:
-        """What threads do in a segment, where products are split: its parts, then its pieces."""
+        """What threads do in a segment, where products are split: what comes early, its parts, then its pieces."""
         segment, finish = self.segments[number], self.finishes[number]
-        works = []
+        works = [Work(segment.early)]
         for steps in segment.parts:
             finishing = [each for step in steps if id(step) in self.kernels for each in self.kernels[id(step)].maps]
             works.append(Work(steps, finishing, steps[0].owner or 0))

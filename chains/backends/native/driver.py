@@ -59,7 +59,8 @@ class Outline:
     parts: tuple[int, ...]  # of its tiles, each a function: the thread that does it where products are split
     early: bool  # whether something is done before the tiles
     pieces: tuple[int, ...]  # what is done once: the length of the vectors that may be shared, or 0
-    meetings: tuple[bool, ...]  # for each of these pieces, or for all parts and pieces, whether a team must meet before it
+    meetings: tuple[bool, ...]  # whether a team must meet before each of these pieces; where products are split, before what
+    # comes early, each part and each piece
     finished: int | None  # the piece that products do where a tile is the whole batch, but for a rest
 
 
@@ -194,11 +195,11 @@ def _write_owner(module: Module, segments: Sequence[Outline]) -> None:
         for packer in segment.packers:
             only(packer, f"prepare_{k}_{packer}")
         for part, owner in enumerate(segment.parts):
-            if segment.meetings[part]:
+            if segment.meetings[1 + part]:
                 meet()
             only(owner, f"tile_{k}_{part}", ", i64 1")
         for piece, length in enumerate(segment.pieces):
-            if segment.meetings[len(segment.parts) + piece]:
+            if segment.meetings[1 + len(segment.parts) + piece]:
                 meet()
             if piece == segment.finished:
                 only(0, f"rest_{k}")

@@ -30,7 +30,7 @@ def runtime() -> Code:
 def _runtime() -> Code:
     pairs = [(source, target) for source in SOURCES.values() for target in ("f32", "f64")]
     gathers = "".join(gather(source, target) for source, target in pairs)
-    names = ["worker", "parallel", "meet", "lead", "steps", "team_steps"]
+    names = ["worker", "parallel", "serial", "meet", "lead", "steps", "team_steps"]
     names += [f"gather_{source}_{target}" for source, target in pairs]
     return machine_code(workers.TEXT + team_code.TEXT + gathers + STEPS, names, processor(), vectorize=True)
 

@@ -9,10 +9,10 @@ single ones are, with the same results to the bit.
 from __future__ import annotations
 
 from chains.backends.native.driver import ARGUMENTS
-from chains.backends.native.workers import BUSY, CLAIM, CLOSED, JOINED, LATE, MEETINGS, PAUSE, SPINS, TEAM
+from chains.backends.native.workers import BUSY, CLAIM, CLOSED, JOINED, LATE, MEETINGS, PAUSE, TEAM
 
 GATHERING, OPEN, DISBANDED = 0, 1, 2  # states of a team
-LONG = 50_000  # pauses of a meeting, a hundred microseconds and more
+LONG = 20_000  # pauses of a meeting, some fifty microseconds: longer than any part of a step
 
 _WORD = {name: position for position, name in enumerate(ARGUMENTS)}
 
@@ -42,15 +42,15 @@ wait:
 pause:
   {PAUSE}
   %n1 = add i64 %n, 1
-  %tired = icmp sgt i64 %n1, {SPINS}
-  br i1 %tired, label %yield, label %wait
+  %long = icmp sgt i64 %n1, {LONG}
+  br i1 %long, label %yield, label %wait
 yield:
   %yielded = call i32 @sched_yield()
   br label %wait
 here:
   %k1 = add i64 %k, 1
-  %long = icmp sgt i64 %n, {LONG}
-  br i1 %long, label %late, label %next
+  %waited = icmp sgt i64 %n, {LONG}
+  br i1 %waited, label %late, label %next
 late:
   %latep = getelementptr i64, ptr %pool, i64 {LATE}
   store atomic i64 1, ptr %latep monotonic, align 8

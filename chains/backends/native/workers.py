@@ -115,20 +115,29 @@ entry:
   %free = icmp eq i64 %busy, 0
   br i1 %free, label %together, label %alone
 alone:
-  %part = phi i64 [0, %entry], [%part1, %own]
-  %some = icmp slt i64 %part, %parts
-  br i1 %some, label %own, label %left
-own:
-  call void %function(ptr %words, i64 %part)
-  %part1 = add i64 %part, 1
-  br label %alone
-left:
+  call void @serial(ptr %pool, ptr %function, ptr %words, i64 %parts)
   ret void
 together:
   call void @publish(ptr %pool, ptr %function, ptr %words, i64 %parts)
   call void @claim_parts(ptr %pool)
   call void @await(ptr %pool, i64 %parts)
   store atomic i64 0, ptr %busyp release, align 8
+  ret void
+}}
+
+; Does all parts itself.
+define void @serial(ptr %pool, ptr %function, ptr %words, i64 %parts) {{
+entry:
+  br label %look
+look:
+  %part = phi i64 [0, %entry], [%part1, %own]
+  %some = icmp slt i64 %part, %parts
+  br i1 %some, label %own, label %end
+own:
+  call void %function(ptr %words, i64 %part)
+  %part1 = add i64 %part, 1
+  br label %look
+end:
   ret void
 }}
 
