@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.places import place_of
+from chains.backends.places import is_elsewhere, place_of
 from chains.progress import Progress
+from chains.settings import check_not_negative
+from chains.words import shown
 
 Array = Any
 Function = Callable[[Array], tuple[float, Array]]
@@ -61,15 +63,15 @@ def minimize(
     max(|value|, 1) (by default 2.2e-9 for "L-BFGS" and never for "BFGS", as in SciPy). `maxiter` is 200 n for "BFGS" and
     15,000 for "L-BFGS" unless given. `callback` is called with the vector after each iteration. `progress`: show a bar that
     counts iterations; None shows one on terminals and in notebooks after half a second, True lines of text elsewhere.
-    Raises TypeError or ValueError for another method, a vector that is no vector, or another `progress`.
+    Raises TypeError or ValueError for arguments that make no sense, and where `function` returns something else.
     """
-    if p.ndim != 1:
-        raise ValueError(f"`p` has shape {p.shape}, but a vector is wanted")
+    if not callable(function):
+        raise TypeError(f"`function` (a {type(function).__name__}) must be callable and give the value and the gradient at `p`")
+    p = _vector("p", p)
     if method not in ("BFGS", "L-BFGS"):
         raise ValueError(f"`method` (={method!r}) must be 'BFGS' or 'L-BFGS'")
-    if not isinstance(progress, (bool, np.bool_, type(None))):
-        raise TypeError(f"`progress` (={progress!r}) must be True, False or None")
-    p = place_of(p).array(p).astype(np.float64)
+    _check_options(memory, gtol, ftol, maxiter, callback, progress)
+    p = p.astype(np.float64)  # a copy
     total = None if maxiter is None else int(maxiter)
     direction: _Direction = _Dense(p) if method == "BFGS" else _Pairs(memory)
     ftol = (0.0 if method == "BFGS" else 2.2204460492503131e-9) if ftol is None else ftol
@@ -79,6 +81,28 @@ def minimize(
         result = _descend(line, direction, gtol, ftol, maxiter, callback, bar)
         bar.show(_numbers(line))
     return result
+
+
+def _vector(name: str, given: Any) -> Array:
+    """A vector of finite real numbers."""
+    array = given if is_elsewhere(given) else np.asarray(given)
+    if array.ndim != 1 or array.dtype.kind not in "fiu":
+        raise ValueError(f"`{name}` has shape {array.shape} and holds {array.dtype}, but a vector of real numbers is wanted")
+    if not bool(abs(array).max() < math.inf if array.size else True):
+        raise ValueError(f"`{name}` holds an infinity or NaN, but finite numbers are wanted")
+    return array
+
+
+def _check_options(memory: Any, gtol: Any, ftol: Any, maxiter: Any, callback: Any, progress: Any) -> None:
+    for name, count, least in (("memory", memory, 1), ("maxiter", 0 if maxiter is None else maxiter, 0)):
+        if not isinstance(count, (int, np.integer)) or isinstance(count, bool) or count < least:
+            raise ValueError(f"`{name}` (={count!r}) must be a whole number, {least} or more")
+    check_not_negative("gtol", gtol)
+    check_not_negative("ftol", 0.0 if ftol is None else ftol)
+    if callback is not None and not callable(callback):
+        raise TypeError(f"`callback` (={callback!r}) must be callable, or None")
+    if not isinstance(progress, (bool, np.bool_, type(None))):
+        raise TypeError(f"`progress` (={progress!r}) must be True, False or None")
 
 
 def _descend(
@@ -277,7 +301,12 @@ class _Line:
 
     def _evaluate(self, p: Array) -> tuple[float, Array]:
         self.calls += 1
-        value, g = self._function(p)
+        returned = self._function(p)
+        if not isinstance(returned, (tuple, list)) or len(returned) != 2:
+            raise TypeError(f"`function` must return the value and the gradient, not {shown(returned)}")
+        value, g = returned
+        if getattr(g, "shape", None) != p.shape:
+            raise ValueError(f"`function` must return a gradient of shape {p.shape}, not {shown(g)}")
         return float(value), g
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from chains import arguments
 from chains.backends import Binding, Executable, Feed, backend
-from chains.backends.places import place_of, runner_of
+from chains.backends.places import HOST, place_of, runner_of
 from chains.optimizers import Optimizer
 from chains.program import Recorder
 from chains.words import counted
@@ -177,6 +177,16 @@ def check_loss(loss: float, step: int) -> None:
     if not math.isfinite(loss):
         raise FloatingPointError(
             f"the loss is {loss} at step {step}: the parameters or the data are out of range; "
+            "try a lower learning rate or clip_norm, or look for extreme values in the data"
+        )
+
+
+def check_trained(p: np.ndarray, step: int) -> None:
+    """Raise FloatingPointError where the last step has made a parameter infinite or NaN; of those before, the loss tells."""
+    if place_of(p) is HOST and not np.isfinite(p).all():
+        position = int(np.argmin(np.isfinite(p)))
+        raise FloatingPointError(
+            f"`p` holds {p[position]} at index {position} after step {step}: the step was too large; "
             "try a lower learning rate or clip_norm, or look for extreme values in the data"
         )
 

@@ -20,7 +20,7 @@ from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.progress import Progress
 from chains.record import Objective
-from chains.steps import ArraySteps, Steps
+from chains.steps import ArraySteps, Steps, check_trained
 from chains.stream import Stream, StreamSteps
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
@@ -84,9 +84,9 @@ def train(
     count are carried on; `p` and `state` are to be those it left.
 
     Returns the `History`. Ctrl-C ends training after a step, with `p` and `state` as of then and the reason in
-    ``history.stopped``. Raises FloatingPointError, naming the step and the loss and carrying the history as its
-    attribute `history`, where the loss is not a finite number, and TypeError or ValueError, before anything is
-    written, for arguments that do not fit.
+    ``history.stopped``. Raises FloatingPointError, naming the step and carrying the history as its attribute `history`,
+    where the loss is not a finite number or the last step leaves parameters that are none, and TypeError or
+    ValueError, before anything is written, for arguments that do not fit.
     """
     arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
     p = arguments.check_trained(p, net.n_params)
@@ -138,6 +138,7 @@ def train(
                 history.stopped = history.stopped or str(reason or "")
             if bar.due() or history.epochs == epochs:
                 bar.show(_newest(history, epochs))
+        check_trained(p, steps.done)
     except KeyboardInterrupt:
         history.stopped = f"interrupted by the user in epoch {history.epochs + 1}"
     except FloatingPointError as error:

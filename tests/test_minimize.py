@@ -153,6 +153,39 @@ def test_on_a_gpus_arrays(method):
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match=r"`method` \(='CG'\) must be 'BFGS' or 'L-BFGS'"):
         minimize(rosenbrock, np.ones(3), "CG")
-    with pytest.raises(ValueError, match=r"`p` has shape \(1, 3\), but a vector is wanted"):
+    with pytest.raises(ValueError, match=r"`p` has shape \(1, 3\) and holds float64, but a vector of real numbers"):
         minimize(rosenbrock, np.ones((1, 3)))
     assert chains.minimize is minimize
+
+
+def bowl(p):
+    return float(p @ p), 2 * p
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((np.ones(2), bowl), {}, r"`function` \(a ndarray\) must be callable"),
+        ((bowl, np.ones((2, 2))), {}, r"`p` has shape \(2, 2\)"),
+        ((bowl, np.ones(2, complex)), {}, "holds complex128, but a vector of real numbers"),
+        ((bowl, [1.0, np.nan]), {}, "`p` holds an infinity or NaN"),
+        ((bowl, np.ones(2)), {"maxiter": 2.5}, r"`maxiter` \(=2.5\) must be a whole number, 0 or more"),
+        ((bowl, np.ones(2)), {"maxiter": -1}, r"`maxiter` \(=-1\)"),
+        ((bowl, np.ones(2)), {"memory": 0}, r"`memory` \(=0\) must be a whole number, 1 or more"),
+        ((bowl, np.ones(2)), {"gtol": np.nan}, r"`gtol` \(=nan\) must be finite"),
+        ((bowl, np.ones(2)), {"ftol": "a"}, r"`ftol` \(='a'\) must be a number"),
+        ((bowl, np.ones(2)), {"callback": 3}, r"`callback` \(=3\) must be callable"),
+        ((lambda p: 1.0, np.ones(2)), {}, "must return the value and the gradient, not"),
+        ((lambda p: (1.0, None), np.ones(2)), {}, r"must return a gradient of shape \(2,\)"),
+        ((lambda p: (1.0, p[:1]), np.ones(2)), {}, r"must return a gradient of shape \(2,\)"),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        minimize(*arguments, **options)
+
+
+def test_lists_are_vectors():
+    found = minimize(bowl, [3, -1])
+    assert found.success
+    np.testing.assert_allclose(found.x, 0.0, atol=1e-5)

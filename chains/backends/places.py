@@ -92,10 +92,7 @@ def place_named(name: str) -> Place:
     if name == "cuda":
         from chains.backends import backend
 
-        try:
-            backend("cupy")
-        except ValueError as error:
-            raise ValueError(f"`device` (='cuda') cannot be used: {error}") from error
+        backend("cupy")
     places = {place.name: place for place in (HOST, *(place for place, _ in _OTHERS))}
     if name not in places:
         raise ValueError(f"`device` (={name!r}) must be 'cpu' or 'cuda'")
