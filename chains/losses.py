@@ -181,8 +181,8 @@ class BCEWithLogitsLoss(ElementwiseLoss):
 
     def check_values(self, t: np.ndarray, output: SampleShape) -> None:
         low, high = t.min(), t.max()
-        if low < 0 or high > 1:
-            raise ValueError(f"targets must be from 0 to 1, but there is {low if low < 0 else high}")
+        if not (low >= 0 and high <= 1):
+            raise ValueError(f"targets must be from 0 to 1, but there is {high if low >= 0 else low}")
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class CrossEntropyLoss(Loss):
 
     def check_values(self, t: np.ndarray, output: SampleShape) -> None:
         if t.ndim > len(output):
-            if (low := t.min()) < 0:
+            if not (low := t.min()) >= 0:
                 raise ValueError(f"probabilities must not be negative, but there is {low}")
             return
         low, high = t.min(), t.max()

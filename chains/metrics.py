@@ -10,14 +10,15 @@ def accuracy(y: np.ndarray, t: np.ndarray, *, threshold: float = 0.5) -> float:
 
     `y` has shape (batch, ..., classes), `t` (batch, ...) or that of `y`. With one output a sample, an output
     above the threshold counts as class 1: 0.5 for probabilities, 0 for the logits of `BCEWithLogitsLoss`. Raises ValueError for
-    other shapes.
+    other shapes, for no samples and for NaN.
     """
     y, t = np.asarray(y), np.asarray(t)
-    if y.ndim and y.shape[-1] == 1:
-        y, t = (y[..., 0] > threshold).astype(np.int64), t.reshape(y.shape[:-1])
-        return float(np.mean(y == t))
-    if t.shape == y.shape:
-        t = t.argmax(axis=-1)
-    if t.shape != y.shape[:-1]:
+    if not y.size:
+        raise ValueError(f"`y` has shape {y.shape}, but at least one sample is wanted")
+    if t.shape not in (y.shape, y.shape[:-1]):
         raise ValueError(f"`t` has shape {t.shape}, but outputs of shape {y.shape} go with {y.shape[:-1]} or {y.shape}")
-    return float(np.mean(y.argmax(axis=-1) == t))
+    if np.isnan(y).any():
+        raise ValueError("`y` holds nan, but outputs that can be compared are wanted")
+    if y.shape[-1] == 1:
+        return float(np.mean((y[..., 0] > threshold) == t.reshape(y.shape[:-1])))
+    return float(np.mean(y.argmax(axis=-1) == (t.argmax(axis=-1) if t.shape == y.shape else t)))

@@ -770,3 +770,22 @@ def test_a_last_step_that_leaves_the_numbers_is_told(optimizer):
     ) as caught:
         train(net, p, 100 * np.ones((5, 2), np.float32), np.ones((5, 1), np.float32), SquaredLoss(), optimizer)
     assert caught.value.history.steps == 1
+
+
+def test_accuracy_of_what_cannot_be_compared():
+    with pytest.raises(ValueError, match="`y` holds nan"):
+        chains.accuracy(np.full((3, 2), np.nan), np.zeros(3, int))
+    with pytest.raises(ValueError, match=r"`y` has shape \(0, 2\), but at least one sample"):
+        chains.accuracy(np.zeros((0, 2)), np.zeros(0, int))
+    with pytest.raises(ValueError, match=r"`t` has shape \(4,\), but outputs of shape \(5, 1\)"):
+        chains.accuracy(np.zeros((5, 1)), np.zeros(4))
+
+
+def test_targets_that_are_nan():
+    for loss, outputs, message in (
+        (chains.BCEWithLogitsLoss(), 1, "targets must be from 0 to 1, but there is nan"),
+        (CrossEntropyLoss(), 2, "probabilities must not be negative, but there is nan"),
+    ):
+        net = Chain(Dense(3, outputs))
+        with pytest.raises(ValueError, match=message):
+            net.value_and_grad(net.init(), np.ones((4, 3)), np.full((4, outputs), np.nan), loss)
