@@ -20,7 +20,7 @@ from chains.backends.native import split as split_module
 from chains.backends.native.blueprint import Blueprint
 from chains.backends.native.driver import ARGUMENTS
 from chains.backends.native.epoch import JOB
-from chains.backends.native.pace import CALM, EVERY, LONGEST, Pace
+from chains.backends.native.pace import CALM, EVERY, LEAST, LONGEST, Pace
 from chains.backends.native.runtime import pool
 from chains.backends.native.segments import Step
 from chains.backends.native.target import processor
@@ -505,9 +505,9 @@ def test_threads_that_do_not_pay_are_tried_less_and_less_often():
 
 def test_a_trial_takes_a_small_share_of_the_time():
     pace = Pace()
-    pace.note(True, 3, 1.2)  # long steps: one alone may take twice as long
+    pace.note(True, LEAST - 1, 80.0)  # long steps: one alone may take twice as long
     assert pace.trial(100) == 0
-    pace.note(True, 30, 12.0)
+    pace.note(True, 1, 0.4)
     assert pace.trial(100) == 1
 
 

@@ -6,8 +6,8 @@ are the same to the bit.
 
 from __future__ import annotations
 
-EVERY, CALM, LONGEST = 0.05, 0.2, 2.0  # seconds between trials: at first, while threads pay, and while they do not
-TRIAL, SHARE = 0.002, 0.1  # seconds of a trial, and the most of the time that it may take
+EVERY, CALM, LONGEST = 0.05, 0.2, 0.5  # seconds between trials: at first, while threads pay, and while they do not
+TRIAL, LEAST = 0.002, 200  # seconds of a trial, which is one step at least; steps that come before it
 WORTH = 1e-4  # seconds of a call in which what comes with it does not matter
 BETTER = 0.95  # of the time, at most, makes it worth changing
 
@@ -24,10 +24,10 @@ class Pace:
     def trial(self, steps: int) -> int:
         """How many of the coming steps to do the other way, to see how long they take."""
         before, seconds = self._since
-        if not before or seconds < self._wait:
+        if before < LEAST or seconds < self._wait:
             return 0
         count = max(1, int(TRIAL * before / seconds))
-        return count if count <= steps and 2 * count / before <= SHARE else 0
+        return count if count <= steps else 0
 
     def note(self, together: bool, steps: int, seconds: float) -> None:
         """Take into account how long steps took."""
