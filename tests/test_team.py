@@ -30,7 +30,7 @@ from chains.backends.native.workers import BUSY, LATE, MEETINGS, TEAM
 from chains.expr import trace
 from chains.operations import Map
 from chains.view import Buffer, View, c_strides
-from tests.test_native import Fenced, Guarded, assert_equal_results, eager, floats, native, random_arrays  # noqa: F401 - a fixture
+from tests.test_native import INSTRUCTIONS, Fenced, Guarded, assert_equal_results, floats, native, random_arrays
 
 SPLIT = {
     "narrow": Chain(Dense(784, 30, sigmoid), Dense(30, 10, sigmoid)),
@@ -209,6 +209,18 @@ def test_split_products_equal_numpy_and_have_the_same_bits_alone(name, threads, 
         for _ in range(3):
             assert_same_bits(fed(runner, program, batch, arrays, sources, order, together=True), alone, f"batch {batch}")
         assert_equal_results(alone, fed(NumpyBackend(), program, batch, arrays, sources, order), kind, name, factor=100)
+
+
+@pytest.mark.parametrize("simd", INSTRUCTIONS)
+@pytest.mark.parametrize("name", [*SPLIT, *(f"tiled {name}" for name in TILED)])
+def test_every_width_of_vectors(name, simd, many):
+    net = {**SPLIT, **{f"tiled {name}": net for name, net in TILED.items()}}[name]
+    program, batch = program_of(net, Adam(0.01)), 101 if name.startswith("tiled") else 7
+    sources, order = problem(net, batch, "float32", steps=9)
+    arrays = states(program, batch)
+    alone = fed(native(2, simd), program, batch, arrays, sources, order)
+    assert_same_bits(fed(native(2, simd), program, batch, arrays, sources, order, together=True), alone)
+    assert_equal_results(alone, fed(NumpyBackend(), program, batch, arrays, sources, order), np.float32, factor=100)
 
 
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *CLIPPED])
