@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import json
 import math
@@ -1065,7 +1066,8 @@ def forks_while_compiling(seconds):
         time.sleep(0.003 * (rounds % 17))  # at other moments of the others' work
         pid = os.fork()
         if pid == 0:
-            signal.alarm(20)  # rather than hang
+            signal.alarm(30)  # rather than hang
+            faulthandler.dump_traceback_later(25)
             scale = 1.0 + rounds / 64
             scaled = partial(lambda scale, x: expr.exp(scale * x), scale)
             program = map_program("float32", scaled)
