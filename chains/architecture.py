@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import cached_property
 from typing import Any, Self, overload
 
 import numpy as np
@@ -13,6 +12,7 @@ from chains.activations import Activation
 from chains.backends.places import place_named
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.combine import Series
+from chains.lazy import lazy
 from chains.params import Layout, LayoutBuilder
 from chains.summary import summary
 from chains.words import counted
@@ -35,7 +35,7 @@ class Architecture(Series):
     def fixed_input(self) -> SampleShape | None:
         return self._input_shape
 
-    @cached_property
+    @lazy
     def network(self) -> record.Network:
         """The declared layers, for recording programs."""
         if self._input_shape is None and not self.layers:

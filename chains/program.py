@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 
 from chains.expr import Expr, key_of, trace_with_settings
+from chains.lazy import lazy
 from chains.operations import (
     Convolve,
     ConvolveInput,
@@ -261,12 +261,12 @@ class Program:
         inputs = [(self.buffers[name], node) for name, node in self.settings if name in self.buffers]
         return {buffer.name: np.array(evaluate(node, numbers), buffer.dtype) for buffer, node in inputs}
 
-    @cached_property
+    @lazy
     def buffers(self) -> dict[str, Buffer]:
         """The caller's buffers and the constants, by name."""
         return {buffer.name: buffer for buffer in self._used if buffer.role != "scratch"}
 
-    @cached_property
+    @lazy
     def scratch(self) -> Plan[Buffer]:
         """Offsets of the scratch buffers in one block of memory."""
         lifetimes = [
@@ -276,7 +276,7 @@ class Program:
         ]
         return plan(lifetimes)
 
-    @cached_property
+    @lazy
     def _used(self) -> dict[Buffer, tuple[int, int]]:
         """Each buffer with the first and the last operation that touches it."""
         used: dict[Buffer, tuple[int, int]] = {}

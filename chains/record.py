@@ -10,10 +10,10 @@ Programs that train, and calls in the mode "train", update ``state``; pure ones 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from chains.layers.base import Declaration, Node, Vectors
+from chains.lazy import lazy
 from chains.losses import Loss
 from chains.optimizers import Optimizer
 from chains.params import Layout
@@ -37,12 +37,12 @@ class Network:
         """The ranges of the flat vector that are not frozen."""
         return self.layout.ranges(without=self.frozen)
 
-    @cached_property
+    @lazy
     def forgets(self) -> bool:
         """Whether there is no state, and any batch will do: so for most networks."""
         return not self.state_layout.size and self._most_demanding.smallest_batch == 1
 
-    @cached_property
+    @lazy
     def _most_demanding(self) -> Declaration:
         return self.declaration.most_demanding
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+
+from chains.lazy import lazy
 
 Pair = tuple[int, int]
 
@@ -26,7 +27,7 @@ class Window:
         rows, columns = ((inputs[k] + sum(self.padding[k]) - self.span[k]) // self.stride[k] + 1 for k in range(2))
         return rows, columns
 
-    @cached_property
+    @lazy
     def span(self) -> Pair:
         """The distance from the first entry of the window to the last, both included."""
         rows, columns = ((self.size[k] - 1) * self.dilation[k] + 1 for k in range(2))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +18,7 @@ import numpy as np
 from chains.backends.base import Arrays, Backend, Binding, UnsupportedOperationError, aligned, caller_arrays
 from chains.backends.numpy_images import Workspace, convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.ufuncs import UFUNCS, Register, scalar_call, schedule
+from chains.lazy import lazy
 from chains.operations import (
     Convolve,
     ConvolveInput,
@@ -130,7 +131,7 @@ class NumpyBinding(Binding):
                 self._temporaries[key] = np.ndarray(shape, dtype, self._scratch, start)
         return self._temporaries[key]
 
-    @cached_property
+    @lazy
     def workspace(self) -> np.ndarray:
         """Bytes for use within one convolution or pool: as many as the one that wants most."""
         nbytes = max(Workspace(operation, self).nbytes for operation in self.program.operations)

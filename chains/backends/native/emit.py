@@ -5,9 +5,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
+
+from chains.lazy import lazy
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Type:
     name: str  # "float", "double", "i1", "i32", "i64", "ptr"
     lanes: int = 1
 
-    @cached_property
+    @lazy
     def text(self) -> str:
         return self.name if self.lanes == 1 else f"<{self.lanes} x {self.name}>"
 
