@@ -181,7 +181,7 @@ def check_loss(loss: float, step: int) -> None:
         )
 
 
-def check_trained(p: np.ndarray, step: int) -> None:
+def check_parameters(p: np.ndarray, step: int) -> None:
     """Raise FloatingPointError where the last step has made a parameter infinite or NaN; of those before, the loss tells."""
     if place_of(p) is HOST and not np.isfinite(p).all():
         position = int(np.argmin(np.isfinite(p)))

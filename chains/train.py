@@ -20,7 +20,7 @@ from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.progress import Progress
 from chains.record import Objective
-from chains.steps import ArraySteps, Steps, check_trained
+from chains.steps import ArraySteps, Steps, check_parameters
 from chains.stream import Stream, StreamSteps
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
@@ -138,7 +138,7 @@ def train(
                 history.stopped = history.stopped or str(reason or "")
             if bar.due() or history.epochs == epochs:
                 bar.show(_newest(history, epochs))
-        check_trained(p, steps.done)
+        check_parameters(p, steps.done)
     except KeyboardInterrupt:
         history.stopped = f"interrupted by the user in epoch {history.epochs + 1}"
     except FloatingPointError as error:

@@ -130,15 +130,19 @@ def _write_run(module: Module, segments: Sequence[Outline]) -> None:
     module.add(f)
 
 
+def _meet(f: Function, words: Value, thread: Value) -> None:
+    """Wait for the other threads of a team."""
+    pool, function = word(f, words, "pool", PTR), word(f, words, "meet", PTR)
+    f.line(f"call void {function.text}({pool}, {thread}, {word(f, words, 'threads')})")
+
+
 def _write_member(module: Module, segments: Sequence[Outline]) -> None:
     """``member(words, thread)``: what falls to one thread of a team, which has met before and meets afterwards."""
     f = Function(module, "member", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
     first = f.compare("eq", thread, integer(0))
 
-    def meet() -> None:
-        pool, function = word(f, words, "pool", PTR), word(f, words, "meet", PTR)
-        f.line(f"call void {function.text}({pool}, {thread}, {word(f, words, 'threads')})")
+    meet = partial(_meet, f, words, thread)
 
     def share(name: str) -> None:
         f.line(f"call void @{name}({words}, {thread})")
@@ -177,9 +181,7 @@ def _write_owner(module: Module, segments: Sequence[Outline]) -> None:
     table, scratch = table_of(f, words, thread)
     batch = word(f, words, "batch")
 
-    def meet() -> None:
-        pool, function = word(f, words, "pool", PTR), word(f, words, "meet", PTR)
-        f.line(f"call void {function.text}({pool}, {thread}, {word(f, words, 'threads')})")
+    meet = partial(_meet, f, words, thread)
 
     def only(owner: int, name: str, more: str = "") -> None:
         call = f"call void @{name}({table}, {scratch}, i64 0, {batch}, i64 1{more})"
