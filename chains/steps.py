@@ -92,7 +92,8 @@ class ArraySteps(Steps):
         if rest and not drop_last:
             self._parts.append(self._part(data, rest, full * batch_size, 1))
         self.per_epoch = sum(part.steps for part in self._parts)
-        self._chunk = 1  # steps between two looks at the clock
+        self._chunks, self._batch_size = executable.chunks, batch_size
+        self._chunk = max(1, self._chunks.get(batch_size, 0) // 4)  # steps between two looks at the clock
 
     def _part(self, data: State, batch: int, start: int, steps: int) -> _Part:
         binding = self._runner.bind(self._program, batch, self._shared)
@@ -125,6 +126,7 @@ class ArraySteps(Steps):
                 tick(done)
             first += done
             self._chunk = max(1, min(16 * self._chunk, int(done * 0.05 / (elapsed + 1e-9))))
+        self._chunks[self._batch_size] = self._chunk
         return values
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import gc
+import itertools
 import json
 import math
 import mmap
@@ -37,8 +38,6 @@ from tests.harness import CASES, LAYERS, LOSS_CASES, OPTIMIZERS, PENALTY_CASES, 
 from tests.test_random_chains import cases
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
-
-import itertools
 
 from chains.backends.native import NativeBackend, machine, target, vectormath
 from chains.backends.native import backend as native_module
@@ -1491,6 +1490,17 @@ def test_training_does_not_depend_on_the_chunks(monkeypatch):
     ticks = iter(np.cumsum(np.tile([1e-7, 5.0, 1e-3], 10_000)))
     monkeypatch.setattr("chains.steps.time.perf_counter", lambda: float(next(ticks)))
     assert run_training("native", "float32", Adam(0.01), batch_size=2)[0].tobytes() == wanted.tobytes()
+
+
+def test_a_second_training_knows_how_long_steps_take(monkeypatch):
+    """Short runs do not begin anew with a look at the clock after each of their first steps."""
+    net, clock, looks = train_net("native"), itertools.count(), []
+    monkeypatch.setattr("chains.steps.time.perf_counter", lambda: 1e-6 * next(clock))
+    for _ in range(2):
+        train(net, net.init(seed=1), np.ones((8, 5)), np.zeros((8, 3)), SquaredLoss(), SGD(0.1), epochs=2000)
+        looks.append(next(clock))
+    first, second = np.diff([-1, *looks])
+    assert second < first / 2
 
 
 @pytest.mark.parametrize("batch_size", [16, None])

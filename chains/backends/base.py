@@ -232,6 +232,7 @@ class Executable:
         self.backend = backend.choose(program)
         self.program = program
         self.settings: dict[str, np.ndarray] = {}  # arrays for inputs that callers do not give
+        self.chunks: dict[int, int] = {}  # by batch size, how many steps take a twentieth of a second, as last seen
         # Bindings at rest, by batch size. Threads take from and give to these lists, which is atomic.
         self._idle: dict[int, list[_Kept]] = {}
         self._blocks: list[np.ndarray] = []

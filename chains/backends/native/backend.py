@@ -41,6 +41,7 @@ FEW, UNEVEN = 8, 1.02  # samples of a thread from which on its share may be no m
 TEAM_WORK = 20_000_000
 TEAM_STEPS = 50  # fewer take less time than workers to wake
 PATIENCE, MOST_PATIENCE = 100, 40_000
+KEPT_PLANS = 16
 _PER_CALL = [list(JOB).index(name) for name in ("order", "steps", "values")]
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _STEPS = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
@@ -93,7 +94,7 @@ class NativeBackend(Backend):
         return f"{program}\n\n{code.text}\n{code.assembly()}"
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
-        return MemoryPlan(self.compile(program, batch), batch, self.threads).nbytes
+        return self.compile(program, batch).plan(batch, self.threads).nbytes
 
     def feed(self, binding: Binding, sources: Mapping[str, np.ndarray], order: np.ndarray) -> Feed:
         if not isinstance(binding, NativeBinding) or any(str(a.dtype) not in SOURCES for a in sources.values()):
@@ -139,6 +140,16 @@ class CompiledProgram:
         self._processor = processor
         self._code: Code | None = None
         self.paces: dict[int, Pace] = {}  # by the size of a batch
+        self._plans: dict[tuple[int, int], MemoryPlan] = {}
+
+    def plan(self, batch: int, threads: int) -> MemoryPlan:
+        """How its scratch memory is divided; kept for the sizes asked for last, since a run may be short."""
+        plan = self._plans.get((batch, threads))
+        if plan is None:
+            if len(self._plans) >= KEPT_PLANS:
+                self._plans = {}
+            plan = self._plans[batch, threads] = MemoryPlan(self, batch, threads)
+        return plan
 
     @property
     def code(self) -> Code:
@@ -210,7 +221,7 @@ class NativeBinding(Binding):
         self, program: Program, native: CompiledProgram, batch: int, arrays: Arrays, threads: int, scratch: np.ndarray | None
     ) -> None:
         compiled = native.compiled
-        plan = MemoryPlan(native, batch, threads)
+        plan = native.plan(batch, threads)
         self.program = program
         self.batch = batch
         self.threads = plan.threads
@@ -248,7 +259,8 @@ class NativeBinding(Binding):
             words += [self._tables[min(number, len(self._tables) - 1)].ctypes.data]
             words += [base + plan.tiles[min(number, len(plan.tiles) - 1)]]
         self._words = np.array(words, np.int64)
-        self._call = partial(_RUN(self.run_address), self._words.ctypes.data)
+        self.words_address = self._words.ctypes.data
+        self._call = partial(_RUN(self.run_address), self.words_address)
 
     def run(self) -> None:
         if self.threads > 1:
@@ -287,10 +299,6 @@ class NativeBinding(Binding):
         """Have a team meet behind each step."""
         self._words[ARGUMENTS.index("gathers")] = 1
 
-    @property
-    def words_address(self) -> int:
-        return self._words.ctypes.data
-
     def slots(self, buffer: Buffer) -> list[int]:
         """Where machine code looks up the address of a caller's buffer: in each table, and among the first thread's sums."""
         table, sums = self._native.compiled.table, self._native.compiled.sums
@@ -324,7 +332,7 @@ class NativeFeed(Feed):
             fetchers = len(self._widest) if direct else 1  # all threads read samples that are picked, the first one gathers
             self._widest[:fetchers] = ahead.parts(max(sources.values(), key=lambda source: source[0].nbytes), fetchers)
         value, random = binding.arrays["value"], binding.arrays.get("random")
-        self._order = order
+        self._orders = order.ctypes.data
         job = {
             "run": code.address("lead") if binding.stays_together else binding.run_address,
             "words": binding.words_address,
@@ -340,6 +348,7 @@ class NativeFeed(Feed):
             "picks": direct is not None,
         }
         self._job = np.array([job.get(name, 0) for name in JOB], np.int64)
+        self._job_address = self._job.ctypes.data
         self._steps, self._team = _STEPS(code.address("steps")), _TOGETHER(code.address("team_steps"))
         self._pace = binding.pace
 
@@ -364,8 +373,8 @@ class NativeFeed(Feed):
     def _run(self, first: int, values: np.ndarray, together: bool) -> int:
         self._binding.picked[picked.DATA] = self._picked
         self._binding.ahead[:, [ahead.DATA, ahead.BYTES, ahead.LINES]] = self._widest
-        self._job[_PER_CALL] = self._order.ctypes.data + 8 * first * self._binding.batch, len(values), values.ctypes.data
-        binding, job = self._binding, self._job.ctypes.data
+        self._job[_PER_CALL] = self._orders + 8 * first * self._binding.batch, len(values), values.ctypes.data
+        binding, job = self._binding, self._job_address
         if together and binding.stays_together and len(values) >= TEAM_STEPS:
             with binding.alone():  # when the team has parted
                 return int(self._team(job, binding.words_address, min(MOST_PATIENCE, PATIENCE * len(values))))
