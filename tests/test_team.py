@@ -18,7 +18,7 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 from chains.backends.native import backend as native_module
 from chains.backends.native import split as split_module
 from chains.backends.native.blueprint import Blueprint
-from chains.backends.native.driver import ARGUMENTS
+from chains.backends.native.driver import PLACE
 from chains.backends.native.epoch import JOB
 from chains.backends.native.pace import CALM, EVERY, LEAST, LONGEST, Pace
 from chains.backends.native.runtime import pool
@@ -323,7 +323,7 @@ def in_turns(runner, program, batch, arrays, sources, order, backwards):
     turns, over = Turns(binding.threads, backwards), []
     meet = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(lambda _, thread, __: turns.meet(thread))
     member = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(runner.compile(program, batch).code.address("member"))
-    binding._words[ARGUMENTS.index("meet")] = ctypes.cast(meet, ctypes.c_void_p).value
+    binding._words[PLACE["meet"]] = ctypes.cast(meet, ctypes.c_void_p).value
     words = binding.words_address
 
     def lead(_):

@@ -18,7 +18,7 @@ from chains.backends.base import Arrays, Backend, Binding, Feed, aligned, caller
 from chains.backends.native import ahead, picked
 from chains.backends.native.calls import python_function
 from chains.backends.native.compiler import Compiled, compile_program
-from chains.backends.native.driver import ARGUMENTS
+from chains.backends.native.driver import ARGUMENTS, PLACE
 from chains.backends.native.epoch import GATHER, JOB, SOURCES
 from chains.backends.native.machine import Code, machine_code
 from chains.backends.native.pace import Pace
@@ -273,7 +273,7 @@ class NativeBinding(Binding):
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Have the caller do all parts of what threads share."""
-        position = ARGUMENTS.index("parallel")
+        position = PLACE["parallel"]
         before = self._words[position]
         self._words[position] = runtime().address("serial")
         try:
@@ -297,7 +297,7 @@ class NativeBinding(Binding):
 
     def gathers_late(self) -> None:
         """Have a team meet behind each step."""
-        self._words[ARGUMENTS.index("gathers")] = 1
+        self._words[PLACE["gathers"]] = 1
 
     def slots(self, buffer: Buffer) -> list[int]:
         """Where machine code looks up the address of a caller's buffer: in each table, and among the first thread's sums."""

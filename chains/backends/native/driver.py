@@ -19,22 +19,26 @@ from chains.backends.native.team import Run
 from chains.backends.native.vectormath import maximum
 from chains.view import Buffer
 
-ARGUMENTS = ("batch", "tile", "threads", "sharing", "pool", "parallel", "meet", "run", "member", "team", "gathers")
+ARGUMENTS = {
+    "batch": "i64", "tile": "i64", "threads": "i64", "sharing": "i64", "pool": "ptr", "parallel": "ptr", "meet": "ptr",
+    "run": "ptr", "member": "ptr", "team": "i64", "gathers": "i64",
+}  # fmt: skip
+PLACE = {name: place for place, name in enumerate(ARGUMENTS)}
 Runs = tuple[Run, ...]
 Positions = dict[Buffer, tuple[int, int]]  # in a table: of a buffer, and of a thread's own block of sums for it
 
 
-def word(f: Function, words: Value, position: Value | str, type: Type = I64) -> Value:
-    """A 64-bit word of a list, by its position or its name."""
-    place = position if isinstance(position, Value) else integer(ARGUMENTS.index(position))
-    return f.load(type, f.address(words, place, I64))
+def word(f: Function, words: Value, name: str) -> Value:
+    """A word of the list, by its name."""
+    return f.load(Type(ARGUMENTS[name]), f.address(words, integer(PLACE[name]), I64))
 
 
 def table_of(f: Function, words: Value, thread: Value | int) -> tuple[Value, Value]:
     """The addresses of a thread's table and scratch memory."""
     thread = thread if isinstance(thread, Value) else integer(thread)
     position = f.add(f.mul(thread, 2), len(ARGUMENTS))
-    return word(f, words, position, PTR), word(f, words, f.add(position, 1), PTR)
+    table = f.load(PTR, f.address(words, position, I64))
+    return table, f.load(PTR, f.address(words, f.add(position, 1), I64))
 
 
 def share(f: Function, length: int, lanes: int, thread: Value, threads: Value) -> tuple[Value, Value]:
@@ -98,7 +102,7 @@ def _write_run(module: Module, segments: Sequence[Outline]) -> None:
         """Call a function of words and a part, for all parts."""
 
         def together() -> None:
-            pool, parallel = word(f, words, "pool", PTR), word(f, words, "parallel", PTR)
+            pool, parallel = word(f, words, "pool"), word(f, words, "parallel")
             f.line(f"call void {parallel.text}({pool}, ptr @{name}, {words}, {parts})")
             if then is not None:
                 then()
@@ -132,7 +136,7 @@ def _write_run(module: Module, segments: Sequence[Outline]) -> None:
 
 def _meet(f: Function, words: Value, thread: Value) -> None:
     """Wait for the other threads of a team."""
-    pool, function = word(f, words, "pool", PTR), word(f, words, "meet", PTR)
+    pool, function = word(f, words, "pool"), word(f, words, "meet")
     f.line(f"call void {function.text}({pool}, {thread}, {word(f, words, 'threads')})")
 
 

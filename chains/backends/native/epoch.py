@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from chains.backends.native.ahead import NUMBERS, ROWS
+from chains.backends.native.emit import loads
 from chains.backends.native.picked import NEXT_NUMBERS, NEXT_ROWS
 
 SOURCES = {"float32": "f32", "float64": "f64", "uint8": "u8", "int64": "i64"}
@@ -74,16 +75,12 @@ JOB = {
     "picked": "ptr", "picks": "i64",
 }  # fmt: skip
 GATHER = 4
-_WORDS = "\n".join(
-    f"  %at_{name} = getelementptr i64, ptr %job, i64 {k}\n  %{name} = load {type}, ptr %at_{name}, align 8"
-    for k, (name, type) in enumerate(JOB.items())
-)
 
 # Returns how many steps were done; stops behind one whose value is not finite.
 STEPS = f"""
 define i64 @steps(ptr %job) {{
 entry:
-{_WORDS}
+{loads(JOB, "job")}
   %randomp = inttoptr i64 %random to ptr
   %some = icmp ne i64 %picks, 0
   %aheadrows = getelementptr i64, ptr %ahead, i64 {ROWS}

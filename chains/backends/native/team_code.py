@@ -8,13 +8,17 @@ single ones are, with the same results to the bit.
 
 from __future__ import annotations
 
-from chains.backends.native.driver import ARGUMENTS
+from chains.backends.native.driver import ARGUMENTS, PLACE
+from chains.backends.native.emit import loads
 from chains.backends.native.workers import BUSY, CLAIM, CLOSED, JOINED, LATE, MEETINGS, PAUSE, TEAM
 
 GATHERING, OPEN, DISBANDED = 0, 1, 2  # states of a team
 LONG = 20_000  # pauses of a meeting, some fifty microseconds: longer than any part of a step
 
-_WORD = {name: position for position, name in enumerate(ARGUMENTS)}
+
+def _load(*names: str) -> str:
+    return loads(ARGUMENTS, "words", names)
+
 
 TEXT = f"""
 define void @meet(ptr %pool, i64 %thread, i64 %threads) {{
@@ -63,12 +67,7 @@ end:
 define void @serve(ptr %words, i64 %part) {{
 entry:
   %thread = add i64 %part, 1
-  %poolp = getelementptr i64, ptr %words, i64 {_WORD["pool"]}
-  %pool = load ptr, ptr %poolp, align 8
-  %threadsp = getelementptr i64, ptr %words, i64 {_WORD["threads"]}
-  %threads = load i64, ptr %threadsp, align 8
-  %memberp = getelementptr i64, ptr %words, i64 {_WORD["member"]}
-  %member = load ptr, ptr %memberp, align 8
+{_load("pool", "threads", "member")}
   %teamp = getelementptr i64, ptr %pool, i64 {TEAM}
   %joinedp = getelementptr i64, ptr %pool, i64 {JOINED}
   %joined = atomicrmw add ptr %joinedp, i64 1 release
@@ -97,8 +96,7 @@ entry:
   %free = icmp eq i64 %busy, 0
   br i1 %free, label %begin, label %none
 begin:
-  %threadsp = getelementptr i64, ptr %words, i64 {_WORD["threads"]}
-  %threads = load i64, ptr %threadsp, align 8
+{_load("threads")}
   %workers = sub i64 %threads, 1
   %meetings = getelementptr i64, ptr %pool, i64 {MEETINGS}
   br label %clear
@@ -146,10 +144,9 @@ none:
 
 define internal void @disband(ptr %pool, ptr %words) {{
 entry:
-  %here = getelementptr i64, ptr %words, i64 {_WORD["team"]}
-  store i64 0, ptr %here, align 8
-  %threadsp = getelementptr i64, ptr %words, i64 {_WORD["threads"]}
-  %threads = load i64, ptr %threadsp, align 8
+  %at_team = getelementptr i64, ptr %words, i64 {PLACE["team"]}
+  store i64 0, ptr %at_team, align 8
+{_load("threads")}
   %workers = sub i64 %threads, 1
   %teamp = getelementptr i64, ptr %pool, i64 {TEAM}
   store atomic i64 {DISBANDED}, ptr %teamp release, align 8
@@ -163,22 +160,15 @@ entry:
 ; A step of a program: by the team, if there is one.
 define void @lead(ptr %words) {{
 entry:
-  %here = getelementptr i64, ptr %words, i64 {_WORD["team"]}
-  %team = load i64, ptr %here, align 8
+{_load("team")}
   %open = icmp ne i64 %team, 0
   br i1 %open, label %together, label %alone
 alone:
-  %runp = getelementptr i64, ptr %words, i64 {_WORD["run"]}
-  %run = load ptr, ptr %runp, align 8
+{_load("run")}
   call void %run(ptr %words)
   ret void
 together:
-  %poolp = getelementptr i64, ptr %words, i64 {_WORD["pool"]}
-  %pool = load ptr, ptr %poolp, align 8
-  %threadsp = getelementptr i64, ptr %words, i64 {_WORD["threads"]}
-  %threads = load i64, ptr %threadsp, align 8
-  %memberp = getelementptr i64, ptr %words, i64 {_WORD["member"]}
-  %member = load ptr, ptr %memberp, align 8
+{_load("pool", "threads", "member")}
   call void @meet(ptr %pool, i64 0, i64 %threads)
   call void %member(ptr %words, i64 0)
   %latep = getelementptr i64, ptr %pool, i64 {LATE}
@@ -195,13 +185,12 @@ end:
 ; `steps` by a team, if one comes together.
 define i64 @team_steps(ptr %job, ptr %words, i64 %patience) {{
 entry:
-  %poolp = getelementptr i64, ptr %words, i64 {_WORD["pool"]}
-  %pool = load ptr, ptr %poolp, align 8
-  %here = getelementptr i64, ptr %words, i64 {_WORD["team"]}
+{_load("pool")}
+  %at_team = getelementptr i64, ptr %words, i64 {PLACE["team"]}
   %formed = call i64 @form(ptr %pool, ptr %words, i64 %patience)
-  store i64 %formed, ptr %here, align 8
+  store i64 %formed, ptr %at_team, align 8
   %done = call i64 @steps(ptr %job)
-  %team = load i64, ptr %here, align 8
+  %team = load i64, ptr %at_team, align 8
   %open = icmp ne i64 %team, 0
   br i1 %open, label %part, label %end
 part:
