@@ -302,13 +302,12 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
         stride = axis.strides[1]
         if across and not rest:
             return [_fold_lanes(frame, axis, pointer, type, sums[0], neutral, combine)]
-        return f.loop(
-            integer(0),
-            frame.extent(axis.extent),
-            1,
-            lambda i, carried: folded(rest, f.address(pointer, f.mul(i, stride), scalar), masks, carried),
-            sums,
-        )[1]
+
+        def element(i: Value, carried: list[Value]) -> list[Value]:
+            return folded(rest, f.address(pointer, f.mul(i, stride), scalar), masks, carried)
+
+        sets = 1 if rest or not isinstance(axis.extent, Batch) else independent_sets(len(sums))
+        return in_sets(f, frame.extent(axis.extent), sets, element, sums, number(type, neutral), combine)
 
     def finish(out_pointer: Value, results: list[Value], masks: list[Value | None]) -> None:
         for k, (result, mask) in enumerate(zip(results, masks, strict=True)):
@@ -342,6 +341,34 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
         panels(frame.f, length, lanes, 8, block)
 
     run(0, kept[:-1] if along else kept, [frame.base(out), frame.base(a)])
+
+
+def independent_sets(sums: int) -> int:
+    """How many sets of so many sums to run side by side, so that additions need not wait for one another."""
+    return max(1, min(4, 8 // sums))
+
+
+def in_sets(
+    f: Function,
+    count: Value,
+    sets: int,
+    step: Callable[[Value, list[Value]], list[Value]],
+    sums: list[Value],
+    neutral: Value,
+    combine: Callable[[Value, Value], Value],
+) -> list[Value]:
+    """``for i in range(count): sums = step(i, sums)``, in independent sets of sums, which are combined at the end."""
+    width = len(sums)
+
+    def steps(i: Value, carried: list[Value]) -> list[Value]:
+        return [each for k in range(sets) for each in step(f.add(i, k), carried[k * width : (k + 1) * width])]
+
+    position, carried = f.loop(integer(0), f.add(count, 1 - sets), sets, steps, [*sums, *[neutral] * (width * (sets - 1))])
+    if sets == 1:
+        return carried
+    for begin in range(width, len(carried), width):
+        carried[:width] = [combine(x, y) for x, y in zip(carried[:width], carried[begin : begin + width], strict=True)]
+    return f.loop(position, count, 1, step, carried[:width])[1]
 
 
 def _fold_lanes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from chains.backends.native.elementwise import Frame, evaluate
 from chains.backends.native.emit import Type, Value
 from chains.backends.native.kernel import Kernel, as_rows
+from chains.backends.native.shuffles import repeated
 from chains.view import View
 
 
@@ -17,17 +18,21 @@ def store_block(
     masks: list[Value | None],
     lanes: int,
     scalar: Type,
+    rows: int | None = None,
 ) -> None:
     """Apply the maps to a block of results and store what they give.
 
+    A vector holds a part of a row, or as many whole `rows`, one behind another as they lie in memory.
     All that is read is read before anything is stored: loads wait for masked stores to places near theirs.
     """
     f, out = frame.f, kernel.out
     type = Type(scalar.name, lanes)
+    columns = int(out.shape[1])  # type: ignore[arg-type]
+    step = lanes if rows is None else rows * columns
     shared: dict[tuple[int, int], Value] = {}  # operands that are the same for every row, by identity and vector
 
     def element(view: View, r: int, c: int) -> Value:
-        offset = f.add(f.mul(f.add(row, r), view.strides[0]), f.mul(f.add(column, c * lanes), view.strides[1]))
+        offset = f.add(f.mul(f.add(row, r), view.strides[0]), f.mul(f.add(column, c * step), view.strides[1]))
         return f.address(frame.base(view), offset, scalar)
 
     def operand(view: View, r: int, c: int, values: dict[View, Value]) -> Value:
@@ -39,9 +44,11 @@ def store_block(
         if key not in shared:
             if view.sample_size == 1:
                 shared[key] = f.splat(f.load(scalar, frame.base(view)), lanes)
-            else:
+            elif rows is None:
                 pointer = f.address(frame.base(view), f.add(column, c * lanes), scalar)
                 shared[key] = f.load(type, pointer, masks[c])
+            else:
+                shared[key] = repeated(f, f.load(type, frame.base(view), f.lane_mask(lanes, columns)), columns, lanes)
         return shared[key]
 
     stores: list[tuple[Value, Value, Value | None]] = []

@@ -14,7 +14,7 @@ from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.blocking import row_blocks
 from chains.backends.native.elementwise import Frame, horizontal
 from chains.backends.native.emit import Function, Type, Value, integer, number, real_type
-from chains.backends.native.packing import transposed
+from chains.backends.native.shuffles import transposed
 from chains.operations import MatMul, Operation
 from chains.view import Batch, View, concrete
 

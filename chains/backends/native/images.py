@@ -9,7 +9,7 @@ from chains.backends.native import vectormath
 from chains.backends.native.elementwise import Axis, Frame, axes_of, horizontal, lower_copy, lower_fill, lower_map, lower_reduce
 from chains.backends.native.emit import I64, Function, Type, Value, integer, number, real_type
 from chains.backends.native.layout import Relayout, lanes_last
-from chains.backends.native.packing import transposed
+from chains.backends.native.shuffles import transposed
 from chains.backends.native.taps import Images, column_blocks, output_taps
 from chains.operations import Copy, Fill, Map, Operation, Pool, PoolInput, Reduce
 from chains.view import Batch, View

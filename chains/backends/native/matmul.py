@@ -18,11 +18,12 @@ from collections.abc import Callable, Sequence
 from chains.backends.native.ahead import fetch_ahead, reads_samples
 from chains.backends.native.blocking import blocks, panels
 from chains.backends.native.elementwise import Frame, horizontal
-from chains.backends.native.emit import Function, Type, Value, integer, number, real_type
+from chains.backends.native.emit import Type, Value, integer, number, real_type
 from chains.backends.native.epilogue import store_block
 from chains.backends.native.kernel import Kernel, is_dots
 from chains.backends.native.matmul_sums import lower_sum_over_samples
-from chains.backends.native.packing import interleaved
+from chains.backends.native.narrow import is_narrow, lower_narrow
+from chains.backends.native.shuffles import sums_of_lanes
 
 FIRST_LEVEL = 32 << 10  # bytes of the smallest first-level caches
 PIECE = 6  # steps of the inner loop behind each of which samples of the next step are asked for
@@ -41,8 +42,10 @@ def _rows(frame: Frame, kernel: Kernel) -> None:
     f, out, a = frame.f, kernel.out, kernel.a
     columns, inner = int(out.shape[1]), int(a.shape[1])  # type: ignore[arg-type]
     scalar = real_type(out.dtype)
+    narrow = is_narrow(kernel, frame.lanes)
+    begin = lower_narrow(frame, kernel) if narrow else integer(0)
     if columns == 1 and a.strides[1] == 1 and kernel.b.strides[0] == 1 and inner >= frame.lanes:
-        _dots(frame, kernel)
+        _dots(frame, kernel, begin)
         return
     if not kernel.padded and is_dots(kernel, frame.lanes):
         _dot_rows(frame, kernel)
@@ -56,13 +59,13 @@ def _rows(frame: Frame, kernel: Kernel) -> None:
     if frame.small_tiles:  # of as many samples as a vector has lanes: blocks that divide them
         panel = min(panel, 3)
         height = min(frame.lanes, {1: 16, 2: 8, 3: 8}[panel] if registers >= 32 else 4)
-    heights = [height, 2 * height // 3, height // 3, height // 6]
-    if inner * columns * out.dtype.itemsize > FIRST_LEVEL and not frame.small_tiles:
+    heights = [] if narrow else [height, 2 * height // 3, height // 3, height // 6]
+    if not narrow and inner * columns * out.dtype.itemsize > FIRST_LEVEL and not frame.small_tiles:
         heights.insert(1, 5 * height // 6)  # each block reads all weights anew, so that few are better
     rows = frame.extent(out.shape[0])
 
     def run_panel(column: Value, masks: list[Value | None]) -> None:
-        position: Value = integer(0)
+        position = begin
         for block in dict.fromkeys(max(1, each) for each in (*heights, 1)):
 
             def step(i: Value, _: list[Value], block: int = block) -> list[Value]:
@@ -144,7 +147,7 @@ def _along(
     return f.loop(integer(0), end, PIECE * step, piece, sums)[1]
 
 
-def _dots(frame: Frame, kernel: Kernel) -> None:
+def _dots(frame: Frame, kernel: Kernel, begin: Value) -> None:
     """A single column: each element the sum of a product of two contiguous runs."""
     f, out, a, b = frame.f, kernel.out, kernel.a, kernel.b
     scalar, lanes = real_type(out.dtype), frame.lanes
@@ -166,7 +169,7 @@ def _dots(frame: Frame, kernel: Kernel) -> None:
         store_block(frame, kernel, i, [result], integer(0), [None], 1, scalar)
         return []
 
-    f.loop(integer(0), frame.extent(out.shape[0]), 1, step)
+    f.loop(begin, frame.extent(out.shape[0]), 1, step)
 
 
 def _dot_rows(frame: Frame, kernel: Kernel) -> None:
@@ -192,16 +195,8 @@ def _dot_rows(frame: Frame, kernel: Kernel) -> None:
                 sums = multiply(integer(whole), sums, f.lane_mask(lanes, inner - whole))
             sums += [number(type, 0.0)] * (lanes - width)
             mask = f.lane_mask(lanes, width)
-            store_block(frame, kernel, i, [_sums_of_lanes(f, sums)], column, [mask], lanes, scalar)
+            store_block(frame, kernel, i, [sums_of_lanes(f, sums)], column, [mask], lanes, scalar)
 
         f.loop(integer(0), frame.extent(out.shape[0]), 1, row)
 
     blocks(f, columns, lanes, block)
-
-
-def _sums_of_lanes(f: Function, vectors: list[Value]) -> Value:
-    """A square of vectors: the sum of the lanes of each, as one vector."""
-    while len(vectors) > 1:
-        half = len(vectors) // 2
-        vectors = [f.binary("fadd", *interleaved(f, a, b)) for a, b in zip(vectors[:half], vectors[half:], strict=True)]
-    return vectors[0]

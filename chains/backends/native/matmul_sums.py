@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 
 from chains.backends.native.ahead import fetch_ahead, reads_samples
 from chains.backends.native.blocking import panels
-from chains.backends.native.elementwise import Frame
+from chains.backends.native.elementwise import Frame, in_sets, independent_sets
 from chains.backends.native.emit import Type, Value, integer, number, real_type
 from chains.backends.native.epilogue import store_block
 from chains.backends.native.kernel import Kernel
+from chains.backends.native.shuffles import interleaved
 
 
 def lower_sum_over_samples(frame: Frame, kernel: Kernel) -> None:
@@ -59,9 +61,21 @@ def _sum_block(
         return results
 
     samples = frame.extent(a.shape[1])
-    sums = f.loop(integer(0), samples, 1, step, [number(type, 0.0)] * (block * len(masks)))[1]
+    start = [number(type, 0.0)] * (block * len(masks))
+    sums = in_sets(f, samples, independent_sets(len(start)), step, start, start[0], partial(f.binary, "fadd"))
+
+    def add_interleaved() -> None:
+        for c, mask in enumerate(masks):
+            first = f.address(frame.base(out), f.mul(f.add(column, c * lanes), block), scalar)
+            left = block * (lanes if mask is None else mask.text.count("i1 1"))
+            for k, total in enumerate(interleaved(f, sums[c :: len(masks)])[: -(-left // lanes)]):
+                pointer = f.address(first, integer(k * lanes), scalar)
+                _add(frame, kernel, total, pointer, f.lane_mask(lanes, left - k * lanes))
 
     def add_up() -> None:
+        if out.strides == (1, block) and block & (block - 1) == 0:  # a transpose, with all its rows
+            add_interleaved()
+            return
         for r, (c, mask) in product(range(block), enumerate(masks)):
             total = sums[r * len(masks) + c]
             offset = f.add(f.mul(f.add(row, r), out.strides[0]), f.mul(f.add(column, c * lanes), out.strides[1]))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from chains.backends.native.elementwise import Frame
-from chains.backends.native.emit import Function, Type, Value, integer, number, real_type
+from chains.backends.native.emit import Type, Value, integer, number, real_type
+from chains.backends.native.shuffles import transposed
 from chains.view import View, concrete
 
 
@@ -43,23 +44,6 @@ def pack(frame: Frame, source: View, target: Value, columns: int) -> None:
         f.loop(integer(0), integer(whole), lanes, lambda column, _: blocks_of_rows(column, lanes))
     if used > whole:
         blocks_of_rows(integer(whole), used - whole)
-
-
-def transposed(f: Function, vectors: list[Value]) -> list[Value]:
-    """The columns of a square of vectors: each round interleaves the first half of the vectors with the second."""
-    lanes = len(vectors)
-    for _ in range(lanes.bit_length() - 1):
-        pairs = zip(vectors[: lanes // 2], vectors[lanes // 2 :], strict=True)
-        vectors = [half for a, b in pairs for half in interleaved(f, a, b)]
-    return vectors
-
-
-def interleaved(f: Function, a: Value, b: Value) -> tuple[Value, Value]:
-    """a0 b0 a1 b1 ...: the first halves of two vectors, then the second."""
-    lanes = a.type.lanes
-    low, high = (", ".join(f"i32 {begin + k // 2 + lanes * (k % 2)}" for k in range(lanes)) for begin in (0, lanes // 2))
-    text = f"shufflevector {a}, {b}, <{lanes} x i32> "
-    return f.assign(a.type, f"{text}<{low}>"), f.assign(a.type, f"{text}<{high}>")
 
 
 def _pack_by_number(frame: Frame, source: View, target: Value, columns: int) -> None:
