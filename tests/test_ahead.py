@@ -58,7 +58,6 @@ def test_threads_share_the_lines_of_every_sample():
 def test_each_thread_of_a_team_fetches_its_share(monkeypatch):
     monkeypatch.setattr("chains.backends.native.backend.processors", lambda: 2)
     monkeypatch.setattr("chains.backends.native.backend.TEAM_STEPS", 1)
-    monkeypatch.setattr("chains.backends.native.backend.MOST_PATIENCE", 1 << 30)
     monkeypatch.setattr("chains.backends.native.backend.PATIENCE", 1 << 30)
     runner, rng = NativeBackend(threads=2), np.random.default_rng(0)
     program = Chain(Dense(784, 30, tanh), Dense(30, 10)).program(SquaredLoss(), SGD(0.1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import time
 
@@ -21,7 +22,7 @@ from chains.backends.native.blueprint import Blueprint
 from chains.backends.native.driver import PLACE
 from chains.backends.native.epoch import JOB
 from chains.backends.native.pace import CALM, EVERY, LEAST, LONGEST, Pace
-from chains.backends.native.runtime import pool
+from chains.backends.native.runtime import Pool, pool
 from chains.backends.native.segments import Step
 from chains.backends.native.target import processor
 from chains.backends.native.team import Work, meetings
@@ -54,7 +55,6 @@ def many(monkeypatch):
     monkeypatch.setattr(native_module, "SPLIT_WORK", 1)
     monkeypatch.setattr(native_module, "TEAM_STEPS", 1)
     monkeypatch.setattr(native_module, "PATIENCE", 1 << 30)
-    monkeypatch.setattr(native_module, "MOST_PATIENCE", 1 << 30)
 
 
 def fed(runner, program, batch, arrays, sources, order, together=False, make=None):
@@ -402,6 +402,41 @@ def test_a_team_comes_together(net, many):
 
 
 @KINDS
+def test_a_team_may_come_together_later(net, many, monkeypatch):
+    """The first steps are done alone, while a worker wakes up."""
+    run, words = training_of(net), pool()._words
+    wanted, all_of_them = run(False), 0
+    for _ in range(10):
+        words[MEETINGS] = 0
+        assert_same_bits(run(True), wanted)
+        all_of_them = max(all_of_them, words[MEETINGS])
+    monkeypatch.setattr(native_module, "PATIENCE", 0)
+    for _ in range(1000):
+        time.sleep(0.001)  # by now it sleeps
+        words[MEETINGS] = 0
+        assert_same_bits(run(True), wanted)
+        assert words[TEAM] == DISBANDED
+        assert words[BUSY] == 0
+        if 0 < words[MEETINGS] < all_of_them:
+            return
+    raise AssertionError("it always came at once, or never")
+
+
+@KINDS
+@pytest.mark.parametrize("steps", [1, 3, 4, 100])
+def test_workers_that_never_come_are_not_needed(steps, net, many, monkeypatch):
+    run = training_of(net, steps=steps)
+    wanted = run(False)
+    empty = Pool()
+    monkeypatch.setattr(empty, "ensure", lambda threads: None)
+    for place in (native_module, sys.modules[__name__]):
+        monkeypatch.setattr(place, "pool", lambda: empty)
+    monkeypatch.setattr(native_module, "PATIENCE", 10)
+    assert_same_bits(run(True), wanted)
+    assert (empty._words[[MEETINGS, BUSY, TEAM]] == [0, 0, DISBANDED]).all()
+
+
+@KINDS
 def test_a_pool_that_is_busy_is_not_waited_for(net, many):
     run, words = training_of(net), pool()._words
     wanted = run(True)
@@ -458,7 +493,9 @@ def test_several_callers_at_once(many):
             assert_same_bits(result, one)
 
 
-def test_steps_end_at_a_loss_that_is_not_finite_with_a_team_too(many):
+@pytest.mark.parametrize("patience", [0, 1 << 30])
+def test_steps_end_at_a_loss_that_is_not_finite_with_a_team_too(patience, many, monkeypatch):
+    monkeypatch.setattr(native_module, "PATIENCE", patience)
     net = SPLIT["narrow"]
     program, runner = program_of(net, SGD(0.01)), native(2)
     sources, order = problem(net, 10, "float32")

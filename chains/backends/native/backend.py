@@ -37,10 +37,10 @@ BLOCK = 12  # rows that kernels take at once
 SPLIT_WORK = 300_000  # operations of a batch, each part's, from which on products of one tile are split
 FEW, UNEVEN = 8, 1.02  # samples of a thread from which on its share may be no more than this of an even one
 # Threads stay together for steps of less work than this, some fifty microseconds, if there are enough of them. The first
-# one waits for the others so long, in pauses of a few nanoseconds, for each step to come and at most.
+# one begins alone where others do not come within so many pauses, about a microsecond.
 TEAM_WORK = 20_000_000
 TEAM_STEPS = 50  # fewer take less time than workers to wake
-PATIENCE, MOST_PATIENCE = 100, 40_000
+PATIENCE = 400
 KEPT_PLANS = 16
 _PER_CALL = [list(JOB).index(name) for name in ("order", "steps", "values")]
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -377,7 +377,7 @@ class NativeFeed(Feed):
         binding, job = self._binding, self._job_address
         if together and binding.stays_together and len(values) >= TEAM_STEPS:
             with binding.alone():  # when the team has parted
-                return int(self._team(job, binding.words_address, min(MOST_PATIENCE, PATIENCE * len(values))))
+                return int(self._team(job, binding.words_address, PATIENCE))
         if together and not binding.split:
             return int(self._steps(job))
         with binding.alone():

@@ -1,15 +1,18 @@
 """Teams: workers that stay with the caller for many short steps, in machine code.
 
-`form` asks for one worker for each further thread. Then the members of the team run a program's `member` for each step, and
-`meet` where that says so and before each step, which takes some tenth of a microsecond. If workers do not come in time there
-is no team; if the system stops one on the way, so that a meeting takes long, the team is disbanded. Steps are then done as
-single ones are, with the same results to the bit.
+`form` asks for one worker for each further thread. Sleeping ones take up to a millisecond to come; until then, the caller does
+steps as single ones are done, with the same results to the bit. Then the members of the team run a program's `member`
+for each step, and `meet` where that says so and before each step, which takes some tenth of a microsecond. If the system stops
+one of them, so that a meeting takes long, the team is disbanded, and the caller goes on alone.
+
+The word `team` of a program's arguments is 1 where there is one, and below zero where it is awaited for so many more steps.
 """
 
 from __future__ import annotations
 
 from chains.backends.native.driver import ARGUMENTS, PLACE
 from chains.backends.native.emit import loads
+from chains.backends.native.epoch import JOB
 from chains.backends.native.workers import BUSY, CLAIM, CLOSED, JOINED, LATE, MEETINGS, PAUSE, TEAM
 
 GATHERING, OPEN, DISBANDED = 0, 1, 2  # states of a team
@@ -88,7 +91,8 @@ end:
   ret void
 }}
 
-; Whether there is a team now: waits so many pauses for workers.
+; Asks for workers, and waits so many pauses for them. 1 where there is a team now, -1 where it may still come, 0 where another
+; caller has the workers.
 define i64 @form(ptr %pool, ptr %words, i64 %patience) {{
 entry:
   %busyp = getelementptr i64, ptr %pool, i64 {BUSY}
@@ -126,20 +130,28 @@ pause:
   {PAUSE}
   %n1 = add i64 %n, 1
   %enough = icmp sgt i64 %n1, %patience
-  br i1 %enough, label %close, label %look
-close:
-  %claimp = getelementptr i64, ptr %pool, i64 {CLAIM}
-  %last = atomicrmw or ptr %claimp, i64 {CLOSED} seq_cst
-  %claimed = and i64 %last, {CLOSED}
-  store atomic i64 {DISBANDED}, ptr %teamp release, align 8
-  call void @await(ptr %pool, i64 %claimed)
-  store atomic i64 0, ptr %busyp release, align 8
-  br label %none
+  br i1 %enough, label %awaited, label %look
 open:
   store atomic i64 {OPEN}, ptr %teamp release, align 8
   ret i64 1
+awaited:
+  ret i64 -1
 none:
   ret i64 0
+}}
+
+; Those who have come are not needed.
+define internal void @dismiss(ptr %pool) {{
+entry:
+  %claimp = getelementptr i64, ptr %pool, i64 {CLAIM}
+  %last = atomicrmw or ptr %claimp, i64 {CLOSED} seq_cst
+  %claimed = and i64 %last, {CLOSED}
+  %teamp = getelementptr i64, ptr %pool, i64 {TEAM}
+  store atomic i64 {DISBANDED}, ptr %teamp release, align 8
+  call void @await(ptr %pool, i64 %claimed)
+  %busyp = getelementptr i64, ptr %pool, i64 {BUSY}
+  store atomic i64 0, ptr %busyp release, align 8
+  ret void
 }}
 
 define internal void @disband(ptr %pool, ptr %words) {{
@@ -160,15 +172,35 @@ entry:
 ; A step of a program: by the team, if there is one.
 define void @lead(ptr %words) {{
 entry:
-{_load("team")}
-  %open = icmp ne i64 %team, 0
-  br i1 %open, label %together, label %alone
+{_load("team", "pool", "threads", "run", "member")}
+  %open = icmp sgt i64 %team, 0
+  br i1 %open, label %together, label %closed
+closed:
+  %awaited = icmp slt i64 %team, 0
+  br i1 %awaited, label %look, label %alone
+look:
+  %joinedp = getelementptr i64, ptr %pool, i64 {JOINED}
+  %joined = load atomic i64, ptr %joinedp acquire, align 8
+  %workers = sub i64 %threads, 1
+  %all = icmp eq i64 %joined, %workers
+  br i1 %all, label %begin, label %count
+begin:
+  %teamp = getelementptr i64, ptr %pool, i64 {TEAM}
+  store atomic i64 {OPEN}, ptr %teamp release, align 8
+  store i64 1, ptr %at_team, align 8
+  br label %together
+count:
+  %left = add i64 %team, 1
+  store i64 %left, ptr %at_team, align 8
+  %enough = icmp eq i64 %left, 0
+  br i1 %enough, label %dismiss, label %alone
+dismiss:
+  call void @dismiss(ptr %pool)
+  br label %alone
 alone:
-{_load("run")}
   call void %run(ptr %words)
   ret void
 together:
-{_load("pool", "threads", "member")}
   call void @meet(ptr %pool, i64 0, i64 %threads)
   call void %member(ptr %words, i64 0)
   %latep = getelementptr i64, ptr %pool, i64 {LATE}
@@ -182,17 +214,29 @@ end:
   ret void
 }}
 
-; `steps` by a team, if one comes together.
+; `steps` by a team, from the step on by which it has come together. It is waited for during a quarter of the steps.
 define i64 @team_steps(ptr %job, ptr %words, i64 %patience) {{
 entry:
 {_load("pool")}
+{loads(JOB, "job", ["steps"])}
   %at_team = getelementptr i64, ptr %words, i64 {PLACE["team"]}
   %formed = call i64 @form(ptr %pool, ptr %words, i64 %patience)
-  store i64 %formed, ptr %at_team, align 8
+  %asked = icmp slt i64 %formed, 0
+  %quarter = sdiv i64 %steps, -4
+  %awaited = sub i64 %quarter, 1
+  %team = select i1 %asked, i64 %awaited, i64 %formed
+  store i64 %team, ptr %at_team, align 8
   %done = call i64 @steps(ptr %job)
-  %team = load i64, ptr %at_team, align 8
-  %open = icmp ne i64 %team, 0
-  br i1 %open, label %part, label %end
+  %now = load i64, ptr %at_team, align 8
+  %open = icmp sgt i64 %now, 0
+  br i1 %open, label %part, label %closed
+closed:
+  %waits = icmp slt i64 %now, 0
+  br i1 %waits, label %dismiss, label %end
+dismiss:
+  store i64 0, ptr %at_team, align 8
+  call void @dismiss(ptr %pool)
+  br label %end
 part:
   call void @disband(ptr %pool, ptr %words)
   br label %end
