@@ -10,6 +10,7 @@ import numpy as np
 from chains import arguments, record
 from chains.activations import Activation
 from chains.backends.places import place_named
+from chains.checks import check_shape
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.combine import Series
 from chains.lazy import lazy
@@ -26,7 +27,7 @@ class Architecture(Series):
             if not isinstance(layer, Layer):
                 raise TypeError(f"layer {k} (={layer!r}) is a {type(layer).__name__}, not a layer{_hint(layer)}")
         super().__init__(*layers)
-        self._given_shape = None if input_shape is None else arguments.check_shape("input_shape", input_shape)
+        self._given_shape = None if input_shape is None else check_shape("input_shape", input_shape)
         self._input_shape = super().fixed_input() if self._given_shape is None else self._given_shape
         self._frozen_names: frozenset[str] = frozenset()
         if self._input_shape is not None:

@@ -150,13 +150,6 @@ def check_seed(seed: Any) -> int:
     return seed.__index__()
 
 
-def check_flags(**flags: Any) -> None:
-    """Raise TypeError, naming it, unless each is True or False."""
-    for name, flag in flags.items():
-        if not isinstance(flag, (bool, np.bool_)):
-            raise TypeError(f"`{name}` (={flag!r}) must be True or False")
-
-
 def check_functions(name: str, functions: Any, what: str) -> None:
     """Raise TypeError unless this is a list, or the like, of things to call."""
     if not isinstance(functions, (list, tuple)):
@@ -170,15 +163,6 @@ def check_is(name: str, value: Any, kind: type, example: str) -> None:
     """Raise TypeError unless `value` is of this kind."""
     if not isinstance(value, kind):
         raise TypeError(f"`{name}` (={shown(value)}) must be {example}")
-
-
-def check_shape(name: str, shape: Any) -> tuple[int, ...]:
-    """`shape` as a sample's shape. Raises ValueError unless it is a tuple of positive whole numbers."""
-    if not isinstance(shape, (tuple, list)) or not all(
-        hasattr(length, "__index__") and length.__index__() > 0 for length in shape
-    ):
-        raise ValueError(f"`{name}` (={shape!r}) must be a tuple of positive whole numbers, such as (3,)")
-    return tuple(length.__index__() for length in shape)
 
 
 def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "input") -> np.ndarray:

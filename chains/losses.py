@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from chains.activations import sigmoid
+from chains.checks import check_positive
 from chains.expr import exp, log1p, maximum, sign, where
 from chains.layers.softmax import log_sum_exp
 from chains.program import Recorder
 from chains.replay import Replay, traced
-from chains.settings import check_positive
 from chains.view import View
 
 SampleShape = tuple[int, ...]

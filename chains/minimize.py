@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from chains.backends.places import is_elsewhere, place_of
+from chains.checks import check_count, check_flags, check_not_negative
 from chains.progress import Progress
-from chains.settings import check_not_negative
 from chains.words import shown
 
 Array = Any
@@ -94,15 +94,14 @@ def _vector(name: str, given: Any) -> Array:
 
 
 def _check_options(memory: Any, gtol: Any, ftol: Any, maxiter: Any, callback: Any, progress: Any) -> None:
-    for name, count, least in (("memory", memory, 1), ("maxiter", 0 if maxiter is None else maxiter, 0)):
-        if not isinstance(count, (int, np.integer)) or isinstance(count, bool) or count < least:
-            raise ValueError(f"`{name}` (={count!r}) must be a whole number, {least} or more")
+    check_count("memory", memory)
+    check_count("maxiter", 0 if maxiter is None else maxiter, 0)
     check_not_negative("gtol", gtol)
     check_not_negative("ftol", 0.0 if ftol is None else ftol)
     if callback is not None and not callable(callback):
         raise TypeError(f"`callback` (={callback!r}) must be callable, or None")
-    if not isinstance(progress, (bool, np.bool_, type(None))):
-        raise TypeError(f"`progress` (={progress!r}) must be True, False or None")
+    if progress is not None:
+        check_flags(progress=progress)
 
 
 def _descend(

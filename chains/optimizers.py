@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from chains.checks import check_fraction, check_not_negative, check_positive
 from chains.expr import minimum, sqrt, trace
 from chains.program import Recorder
-from chains.settings import Tunable, check_fraction, check_not_negative, check_positive
+from chains.settings import Tunable
 from chains.view import View
 
 Schedule = Callable[[Any], Any]

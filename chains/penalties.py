@@ -10,10 +10,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from chains.checks import check_not_negative
 from chains.expr import sign
 from chains.params import Layout
 from chains.program import Recorder
-from chains.settings import Tunable, check_not_negative
+from chains.settings import Tunable
 from chains.view import View
 
 

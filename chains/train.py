@@ -13,6 +13,7 @@ import numpy as np
 from chains import arguments
 from chains.backends.places import on_host, place_of
 from chains.chain import Chain
+from chains.checks import check_count, check_flags
 from chains.history import History
 from chains.losses import Loss
 from chains.metrics import accuracy
@@ -92,9 +93,9 @@ def train(
     p = arguments.check_trained(p, net.n_params)
     seed = arguments.check_seed(seed)
     _check_run(p, optimizer, epochs, callbacks, resume)
-    arguments.check_flags(shuffle=shuffle, drop_last=drop_last, check_finite=check_finite)
+    check_flags(shuffle=shuffle, drop_last=drop_last, check_finite=check_finite)
     if progress is not None:
-        arguments.check_flags(progress=progress)
+        check_flags(progress=progress)
     arguments.check_functions("metrics", metrics, "functions of outputs and targets")
     data: dict[str, np.ndarray] = {}
     steps_through: Callable[..., Steps]
@@ -164,19 +165,15 @@ def _check_run(p: np.ndarray, optimizer: Optimizer, epochs: int, callbacks: Sequ
                 f"`resume` is the history of {resume.optimizer}, which {optimizer!r} on {p.size} parameters cannot go on from"
             )
     arguments.check_functions("callbacks", callbacks, "functions to call after each epoch")
-    if not isinstance(epochs, (int, np.integer)) or isinstance(epochs, bool) or epochs < 0:
-        raise ValueError(f"`epochs` (={epochs!r}) must be a whole number, zero or more")
+    check_count("epochs", epochs, 0)
 
 
 def _check_batch_size(net: Chain, samples: int, batch_size: int | None, drop_last: bool) -> int:
     """The batch size, at most the number of samples. Raises ValueError where it makes no sense, or not for this network."""
-    if batch_size is None:
-        batch_size = samples
-    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
-        raise ValueError(f"`batch_size` (={batch_size!r}) must be a positive whole number, or None for all samples")
+    batch_size = samples if batch_size is None else check_count("batch_size", batch_size, also=", or None for all samples")
     if drop_last and batch_size > samples:
         raise ValueError(f"`drop_last` leaves nothing to train on: `batch_size` (={batch_size}) exceeds the {samples} samples")
-    batch_size = min(int(batch_size), samples)
+    batch_size = min(batch_size, samples)
     net.network.check_batch(batch_size)
     if samples % batch_size and not drop_last:
         net.network.check_batch(samples % batch_size, "the last batch, which `drop_last` would leave out,")

@@ -21,6 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = [
     ["lazy"],
     ["scalar", "words"],
+    ["checks"],
     ["expr", "initializers", "progress"],
     ["params", "view", "window", "settings", "replay"],
     ["operations", "scratch"],

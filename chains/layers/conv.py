@@ -6,9 +6,9 @@ from abc import abstractmethod
 from typing import Any
 
 from chains.activations import Activation, identity, resolve
+from chains.checks import check_count, check_flags
 from chains.initializers import InitializerLike, initializer
 from chains.layers.base import Declaration, Layer, SampleShape
-from chains.layers.dense import positive
 from chains.layers.images import (
     Number,
     Padding,
@@ -43,15 +43,16 @@ class _Convolution(Layer):
         weight_init: InitializerLike = "glorot_normal",
         bias_init: InitializerLike = "zeros",
     ) -> None:
-        self.inputs = positive("inputs", inputs)
-        self.outputs = positive("outputs", outputs)
+        self.inputs = check_count("inputs", inputs)
+        self.outputs = check_count("outputs", outputs)
         self.ndim = axes_of(kernel)
         self.window = window_of(kernel, stride, padding, dilation)
         self.activation = resolve(activation)
-        self.groups = positive("groups", groups)
+        self.groups = check_count("groups", groups)
         for name, channels in (("inputs", inputs), ("outputs", outputs)):
             if channels % groups:
                 raise ValueError(f"`{name}` (={channels}) must be divisible by `groups` (={groups})")
+        check_flags(bias=bias)
         self.bias = bias
         self.weight_init = initializer(weight_init, "weight_init")
         self.bias_init = initializer(bias_init, "bias_init")

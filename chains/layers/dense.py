@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chains.activations import Activation, identity, resolve
+from chains.checks import check_count, check_flags
 from chains.initializers import InitializerLike, initializer
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.program import Recorder
@@ -28,9 +29,10 @@ class Dense(Layer):
         weight_init: InitializerLike = "glorot_normal",
         bias_init: InitializerLike = "zeros",
     ) -> None:
-        self.inputs = positive("inputs", inputs)
-        self.outputs = positive("outputs", outputs)
+        self.inputs = check_count("inputs", inputs)
+        self.outputs = check_count("outputs", outputs)
         self.activation = resolve(activation)
+        check_flags(bias=bias)
         self.bias = bias
         self.weight_init = initializer(weight_init, "weight_init")
         self.bias_init = initializer(bias_init, "bias_init")
@@ -76,10 +78,3 @@ class Dense(Layer):
         parts = [str(self.inputs), str(self.outputs)]
         parts += [] if self.activation is identity else [str(self.activation)]
         return f"Dense({', '.join(parts)}{'' if self.bias else ', bias=False'})"
-
-
-def positive(name: str, value: int) -> int:
-    """`value` if it is a positive whole number; raises ValueError naming it otherwise."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 1:
-        raise ValueError(f"`{name}` (={value!r}) must be a positive whole number")
-    return value.__index__()
