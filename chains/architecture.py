@@ -8,7 +8,6 @@ from typing import Any, Self, overload
 import numpy as np
 
 from chains import arguments, record
-from chains.activations import Activation
 from chains.backends.places import place_named
 from chains.checks import check_shape
 from chains.layers.base import Declaration, Layer, SampleShape
@@ -23,9 +22,6 @@ class Architecture(Series):
     """Layers one after another over samples of one shape: what there is to know of a `Chain` before it computes anything."""
 
     def __init__(self, *layers: Layer, input_shape: SampleShape | None = None) -> None:
-        for k, layer in enumerate(layers):
-            if not isinstance(layer, Layer):
-                raise TypeError(f"layer {k} (={layer!r}) is a {type(layer).__name__}, not a layer{_hint(layer)}")
         super().__init__(*layers)
         self._given_shape = None if input_shape is None else check_shape("input_shape", input_shape)
         self._input_shape = super().fixed_input() if self._given_shape is None else self._given_shape
@@ -45,8 +41,8 @@ class Architecture(Series):
             raise ValueError(f"`input_shape` is needed: {self!r} begins with a layer that does not fix the shape of its input")
         params, state = LayoutBuilder(), LayoutBuilder()
         declaration = Declaration(self, self._input_shape, params, state)
-        layouts = Layout(params.slices), Layout(state.slices, "state array")
-        return record.Network(declaration, *layouts, frozenset(params.frozen))
+        layout, state_layout = Layout(params.slices), Layout(state.slices, "state array")
+        return record.Network(declaration, layout, state_layout, frozenset(layout[name].name for name in params.frozen))
 
     def declare(self, d: Declaration) -> None:
         if self._given_shape not in (None, d.input):
@@ -165,12 +161,3 @@ class Architecture(Series):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name != "network"}
-
-
-def _hint(thing: Any) -> str:
-    """What may have been meant by something that is no layer."""
-    if isinstance(thing, type) and issubclass(thing, Layer):
-        return f": write {thing.__name__}()"
-    if isinstance(thing, (list, tuple)):
-        return ": write Chain(*layers)"
-    return f": write chains.Activation({thing})" if isinstance(thing, Activation) else ""

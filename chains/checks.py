@@ -46,7 +46,7 @@ def check_fraction(name: str, value: Any) -> None:
     check_number(name, value, lambda value: 0 <= value < 1, "at least 0 and below 1")
 
 
-def whole(value: Any, least: int) -> int | None:
+def whole(value: Any, least: float) -> int | None:
     """`value` as a whole number, None where it is none of at least `least`; True and False are none."""
     try:
         number = operator.index(value)
@@ -71,6 +71,13 @@ def check_flags(**flags: Any) -> None:
             raise TypeError(f"`{name}` (={shown(flag)}) must be True or False")
 
 
+def check_word(name: str, value: Any, *words: str) -> None:
+    """Raise ValueError unless `value` is one of the words."""
+    if not isinstance(value, str) or value not in words:
+        *most, last = map(repr, words)
+        raise ValueError(f"`{name}` (={shown(value)}) must be {', '.join(most)} or {last}")
+
+
 def check_shape(name: str, shape: Any, of: str = "") -> tuple[int, ...]:
     """`shape` as a sample's shape. Raises ValueError unless it is a tuple of positive whole numbers."""
     lengths = [whole(length, 1) for length in shape] if isinstance(shape, (tuple, list)) else [None]
@@ -88,3 +95,15 @@ def takes(function: Callable[..., Any], count: int) -> bool:
     except ValueError:  # of some that are written in C
         pass
     return True
+
+
+def check_numbers(name: str, value: Any, of: str = "", wanted: str = "must be a number or an array of numbers") -> None:
+    """Raise TypeError unless `value` is a real number or an array of them, ValueError unless all are finite."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # lists of several lengths
+        raise TypeError(f"`{name}` (={shown(value)}){of} {wanted}") from error
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"`{name}` (={shown(value)}){of} {wanted}")
+    if not np.isfinite(array).all():
+        raise ValueError(f"`{name}` (={shown(value)}){of} must be finite")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends.places import is_elsewhere, place_of
-from chains.checks import check_count, check_flags, check_not_negative
+from chains.checks import check_count, check_flags, check_not_negative, check_word
 from chains.progress import Progress
 from chains.words import shown
 
@@ -68,8 +68,7 @@ def minimize(
     if not callable(function):
         raise TypeError(f"`function` (a {type(function).__name__}) must be callable and give the value and the gradient at `p`")
     p = _vector("p", p)
-    if method not in ("BFGS", "L-BFGS"):
-        raise ValueError(f"`method` (={method!r}) must be 'BFGS' or 'L-BFGS'")
+    check_word("method", method, "BFGS", "L-BFGS")
     _check_options(memory, gtol, ftol, maxiter, callback, progress)
     p = p.astype(np.float64)  # a copy
     total = None if maxiter is None else int(maxiter)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from chains.initializers import Constant, Initializer
-from chains.words import listed, meant
+from chains.words import listed, meant, shown
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,21 @@ class Slice:
     stop: int
     shape: tuple[int, ...]
     init: Initializer = field(default=Constant(0.0), repr=False, compare=False)
+
+    def begin(self, rng: np.random.Generator) -> np.ndarray:
+        """The array as its initializer fills it. Raises TypeError or ValueError, naming the slice, for anything else."""
+        try:
+            values = np.asarray(self.init(rng, self.shape))
+        except Exception as error:
+            error.add_note(f"in the initializer of `{self.name}`")
+            raise
+        if values.dtype.kind not in "fiub":
+            raise TypeError(f"the initializer of `{self.name}` gave {shown(values)}, but real numbers are wanted")
+        if values.shape != self.shape:
+            raise ValueError(f"the initializer of `{self.name}` gave shape {values.shape}, not {self.shape}")
+        if not np.isfinite(values).all():
+            raise ValueError(f"the initializer of `{self.name}` gave numbers that are not finite")
+        return values
 
 
 class Layout(Sequence[Slice]):
@@ -83,7 +98,8 @@ class Layout(Sequence[Slice]):
     def init(self, seed: int | np.random.Generator, dtype: Any) -> np.ndarray:
         """A fresh vector, each slice filled by its initializer. The draws are those of float64, then rounded.
 
-        Raises ValueError naming the slice whose initializer returned another shape than the slice has.
+        Raises TypeError or ValueError naming the slice whose initializer returned another shape than the slice has, or anything
+        but finite real numbers.
         """
         try:
             rng = np.random.default_rng(seed)
@@ -91,10 +107,7 @@ class Layout(Sequence[Slice]):
             raise type(error)(f"`seed` (={seed!r}) must be a whole number, zero or positive, or a Generator") from error
         vector = np.empty(self.size, dtype)
         for entry in self._slices:
-            values = np.asarray(entry.init(rng, entry.shape))
-            if values.shape != entry.shape:
-                raise ValueError(f"the initializer of `{entry.name}` gave shape {values.shape}, not {entry.shape}")
-            vector[entry.start : entry.stop] = values.reshape(-1)
+            vector[entry.start : entry.stop] = entry.begin(rng).reshape(-1)
         return vector
 
     def __str__(self) -> str:

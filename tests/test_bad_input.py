@@ -461,7 +461,7 @@ def test_a_chain_inside_takes_only_its_own_input():
 def test_what_is_no_layer(thing):
     assert_refused(lambda: Chain(Dense(3, 4), thing), "layer 1", "not a layer")
     for make in (chains.Residual, chains.Series, chains.Parallel):
-        assert_refused(lambda make=make: Chain(make(thing), input_shape=(3,)), "layer")
+        assert_refused(lambda make=make: make(Dense(3, 4), thing), "layer 1", "not a layer")
 
 
 def test_an_unknown_input_shape():
@@ -481,6 +481,40 @@ def test_a_layer_that_declares_no_output():
         def pullback(self, ops, x, y, dy, dx, p, g, s): ...
 
     assert_refused(lambda: Chain(Forgetful(), input_shape=(3,)), "Forgetful.declare", "d.output")
+
+
+OWN = {
+    "number": (lambda d: d.param("a", 3, "zeros"), "`shape` (=3) of the parameter `a` in Mine.declare", "(3,)"),
+    "fraction": (lambda d: d.param("a", (2.5,), "zeros"), "`shape` (=(2.5,)) of the parameter `a`"),
+    "negative": (lambda d: d.state("a", (-1,), "zeros"), "`shape` (=(-1,)) of the state `a`"),
+    "output": (lambda d: d.output(3), "`shape` (=3) of the output in Mine.declare", "(3,)"),
+    "scratch": (lambda d: d.saved("a", 3), "`shape` (=3) of the scratch array `a`"),
+    "name": (lambda d: d.temporary(3, (3,)), "(=3) must be a text"),
+    "twice": (lambda d: (d.saved("a", (3,)), d.temporary("a", (3,))), "names the scratch array 'a' twice"),
+    "init": (lambda d: d.param("a", (3,), np.ones(4)), "`init` of the parameter `a` in Mine.declare has shape (4,)", "(3,)"),
+    "nan": (lambda d: d.param("a", (3,), np.nan), "`init` (=nan) of the parameter `a`"),
+    "function": (lambda d: d.state("a", (3,), lambda: 1), "of the state `a` in Mine.declare must take two arguments"),
+    "batch": (lambda d: d.batch_at_least("two"), "`samples` (='two')"),
+    "frozen": (lambda d: d.freeze("wieght"), "0.wieght", "0.weight"),
+}
+
+
+@pytest.mark.parametrize("case", OWN.values(), ids=OWN)
+def test_what_a_layer_of_ones_own_may_not_declare(case):
+    declare, *words = case
+
+    class Mine(chains.Layer):
+        def declare(self, d):
+            d.param("weight", d.input, "ones")
+            d.output(d.input)
+            declare(d)
+
+        def forward(self, ops, x, y, p, s): ...
+        def pullback(self, ops, x, y, dy, dx, p, g, s): ...
+
+    with pytest.raises((*REFUSED, KeyError)) as caught:
+        Chain(Mine(), input_shape=(3,))
+    assert all(word in str(caught.value) for word in words), caught.value
 
 
 @pytest.mark.parametrize("backend", ["cuda", "", None, 3])
@@ -642,6 +676,9 @@ SETTINGS = {
     "Reshape-zero": (lambda: chains.Reshape(0, 3), "`shape` (=(0, 3))"),
     "Reshape-fraction": (lambda: chains.Reshape(1.5, 2), "`shape` (=(1.5, 2))"),
     "Parallel-none": (lambda: chains.Parallel(), "`layers`"),
+    "Parallel-join-list": (lambda: chains.Parallel(Dense(3, 2), join=["sum"]), "`join` (=['sum'])"),
+    "Parallel-axis": (lambda: chains.Parallel(Dense(3, 2), axis="0"), "`axis` (='0')"),
+    "Residual-shortcut": (lambda: chains.Residual(Dense(3, 2), shortcut=3), "`shortcut` (=3)"),
     "Parallel-join": (lambda: chains.Parallel(Dense(3, 2), join="add"), "`join` (='add')"),
     "leaky_relu-text": (lambda: chains.make_leaky_relu("a"), "`slope` (='a')"),
     "elu-list": (lambda: chains.make_elu([1.0]), "`alpha` (=[1.0])"),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from chains import arguments
-from chains.checks import check_count, check_flags, check_not_negative
+from chains.checks import check_count, check_flags, check_not_negative, check_word
 from chains.words import counted, listed
 
 
@@ -34,8 +34,7 @@ class EarlyStopping:
         min_delta: float = 0.0,
         restore: bool = True,
     ) -> None:
-        if mode not in ("min", "max"):
-            raise ValueError(f"`mode` (={mode!r}) must be 'min' or 'max'")
+        check_word("mode", mode, "min", "max")
         if not isinstance(monitor, str):
             raise TypeError(f"`monitor` (={monitor!r}) must be the name of a quantity, such as 'validation loss'")
         check_not_negative("min_delta", min_delta)
