@@ -56,11 +56,15 @@ def whole(value: Any, least: float) -> int | None:
 
 
 def check_count(name: str, value: Any, least: int = 1, also: str = "") -> int:
-    """`value` as a whole number. Raises ValueError unless it is one of at least `least`; `also` says what else is taken."""
+    """`value` as a whole number. Raises TypeError unless it is one, ValueError where it is below `least`.
+
+    `also` says what else is taken.
+    """
     number = whole(value, least)
     if number is None:
         wanted = "a positive whole number" if least == 1 else f"a whole number, {least} or more"
-        raise ValueError(f"`{name}` (={shown(value)}) must be {wanted}{also}")
+        kind = TypeError if whole(value, -math.inf) is None else ValueError
+        raise kind(f"`{name}` (={shown(value)}) must be {wanted}{also}")
     return number
 
 
@@ -95,6 +99,13 @@ def takes(function: Callable[..., Any], count: int) -> bool:
     except ValueError:  # of some that are written in C
         pass
     return True
+
+
+def as_unmasked(name: str, value: Any) -> np.ndarray:
+    """`value` as an array. Raises TypeError where it is a masked one, whose mask would be lost."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"`{name}` is a masked array, whose mask would be lost: pass {name}.filled(...), or what is not masked")
+    return np.asarray(value)
 
 
 def check_numbers(name: str, value: Any, of: str = "", wanted: str = "must be a number or an array of numbers") -> None:

@@ -85,7 +85,7 @@ def test_an_import_from_above_is_found(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", [path for path in inner_files if path not in house_files], ids=module_name)
 def test_data_stands_beside_the_house(path):
-    assert imports(path.read_text(), str(path)) <= {"data"}
+    assert imports(path.read_text(), str(path)) <= {"data", "checks"}
 
 
 def test_backends_know_no_layer_and_layers_no_backend():
