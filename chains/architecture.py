@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any, Self, overload
 
 import numpy as np
 
 from chains import arguments, record
 from chains.backends.places import place_named
-from chains.checks import check_shape
+from chains.checks import check_shape, whole
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.combine import Series
 from chains.lazy import lazy
 from chains.params import Layout, LayoutBuilder
 from chains.summary import summary
-from chains.words import counted
+from chains.words import counted, listed
 
 
 class Architecture(Series):
@@ -107,7 +108,11 @@ class Architecture(Series):
         return self.state_layout.views(arguments.check_state(state, self.state_layout, None, False, {}))
 
     def views(self, p: np.ndarray) -> dict[str, np.ndarray]:
-        """Each parameter by name, as an array of its own shape that shares the memory of `p`."""
+        """Each parameter by name, as an array of its own shape that shares the memory of `p`.
+
+        Raises TypeError or ValueError where `p` is no vector of the parameters; for
+        another name the result raises a KeyError that says which there are.
+        """
         return self.layout.views(arguments.check_params(p, self.n_params))
 
     def freeze(self, *patterns: str) -> Self:
@@ -138,22 +143,31 @@ class Architecture(Series):
 
         Parameters and state are in the order of the layers, so that the part reads a slice of the whole's vectors:
         ``features = net[:-1]`` takes ``p[:features.n_params]`` and ``state[:features.n_state]``, and ``net[-1:]`` the
-        rest. Raises IndexError where there is no such layer, and ValueError for a slice with a step.
+        rest. Raises IndexError where there is no such layer, TypeError for a name, and ValueError for a slice with a step.
         """
         if not isinstance(at, slice):
+            if whole(at, -math.inf) is None:
+                raise TypeError(
+                    f"`{at!r}` is no number of a layer: this network has {counted(len(self.layers), 'layer')}, from 0 on; the "
+                    f"names in net.views(p) are {listed(entry.name for entry in self.layout)}"
+                )
             if not -len(self.layers) <= at < len(self.layers):
                 raise IndexError(f"there is no layer {at}: this network has {counted(len(self.layers), 'layer')}, from 0 on")
             return self.layers[at]
         start, stop, step = at.indices(len(self.layers))
         if step != 1:
             raise ValueError(f"`{at}` has a step of {step}, but layers that follow one another are wanted: a step of 1")
-        whole = self.network.declaration
+        network = self.network.declaration
         part = copy.copy(self)
         part.layers = self.layers[start:stop]
-        part._given_shape = part._input_shape = [*(child.input for child in whole.children), whole.output_shape][start]
+        part._given_shape = part._input_shape = [*(child.input for child in network.children), network.output_shape][start]
         frozen = [name.split(".", 1) for name in self.frozen]
         part._frozen_names = frozenset(f"{int(k) - start}.{name}" for k, name in frozen if start <= int(k) < stop)
         return part
+
+    def __repr__(self) -> str:
+        names = sorted(self._frozen_names, key=[entry.name for entry in self.layout].index) if self._frozen_names else []
+        return super().__repr__() + (f".freeze({listed(map(repr, names))})" if names else "")
 
     def summary(self) -> str:
         """A table of the layers: output shapes, numbers of parameters, what is frozen, the size of the state."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -52,9 +52,7 @@ class Layout(Sequence[Slice]):
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
             if key not in self._by_name:
-                raise KeyError(
-                    f"no {self.what} is named {key!r}; the names are {listed(self._by_name)}{meant(key, self._by_name)}"
-                )
+                raise KeyError(_unknown(self.what, key, self._by_name))
             return self._by_name[key]
         return self._slices[key]
 
@@ -93,7 +91,7 @@ class Layout(Sequence[Slice]):
 
     def views(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """Each slice of `vector` as an array of its own shape, sharing memory."""
-        return {entry.name: vector[entry.start : entry.stop].reshape(entry.shape) for entry in self._slices}
+        return Views((entry.name, vector[entry.start : entry.stop].reshape(entry.shape)) for entry in self._slices)
 
     def init(self, seed: int | np.random.Generator, dtype: Any) -> np.ndarray:
         """A fresh vector, each slice filled by its initializer. The draws are those of float64, then rounded.
@@ -118,6 +116,18 @@ class Layout(Sequence[Slice]):
 
     def __repr__(self) -> str:
         return f"Layout({list(self._slices)!r})"
+
+
+class Views(dict[str, np.ndarray]):
+    """Arrays by name, as a dictionary that says which names there are where it has no such one."""
+
+    def __missing__(self, key: object) -> np.ndarray:
+        raise KeyError(_unknown("array", key, self))
+
+
+def _unknown(what: str, key: object, names: Collection[str]) -> str:
+    """That there is no such name, but which there are."""
+    return f"no {what} is named {key!r}; the names are {listed(names)}{meant(str(key), names)}"
 
 
 class LayoutBuilder:

@@ -330,7 +330,9 @@ def test_wrong_out(calls, change, word):
     assert_refused(lambda: calls.vjp(out=(calls.g, change(calls.dx))), "`out[1]`", word, calls=calls)
 
 
-@pytest.mark.parametrize("out", [(), (np.empty(26),), np.empty(26), (1, 2, 3)], ids=["none", "one", "array", "three"])
+@pytest.mark.parametrize(
+    "out", [(), (np.empty(26),), np.empty(26), (1, 2, 3), (np.empty(26), None)], ids=["none", "one", "array", "three", "half"]
+)
 def test_out_of_vjp_is_a_pair(calls, out):
     assert_refused(lambda: calls.vjp(out=out), "`out", calls=calls)
 
@@ -367,6 +369,31 @@ def test_wrong_loss(calls, loss):
 
 def test_wrong_loss_of_a_program():
     assert_refused(lambda: NET.program(SquaredLoss), "`loss`", "SquaredLoss")
+    assert_refused(lambda: NET.program(optimizer=Adam()), "`loss` is missing", "`optimizer` (=Adam(")
+    assert_refused(lambda: NET.program(penalty=chains.L2Penalty(0.1)), "`loss` is missing", "`penalty`")
+    assert_refused(lambda: NET.program(SquaredLoss(), target_shape=2), "`target_shape` (=2)", "(3,)")
+    assert_refused(lambda: NET.program(SquaredLoss(), target_shape=(3,)), "(3,)", "(2,)")
+
+
+@pytest.mark.parametrize("at", ["0", 0.5, None, "0.weight"], ids=str)
+def test_layers_are_counted(at):
+    assert_refused(lambda: NET[at], f"`{at!r}`", "2 layers", "0.weight, 0.bias, 1.weight, 1.bias")
+    with pytest.raises(IndexError, match="no layer 2"):
+        NET[2]
+
+
+def test_names_that_there_are_not():
+    for views in (NET.views(GOOD["p"]), NET.layout):
+        with pytest.raises(KeyError, match=r"named '0.weights'; the names are 0.weight, .*; did you mean `0.weight`\?"):
+            views["0.weights"]
+    with pytest.raises(KeyError, match="running_mean"):
+        Chain(Dense(2, 3), chains.BatchNorm(3)).state_views(np.zeros(6))["0.mean"]
+
+
+@pytest.mark.parametrize("device", ["gpu", 0, None, ["cuda"]], ids=str)
+def test_unknown_device(device):
+    for make in (NET.init, NET.init_state):
+        assert_refused(lambda make=make: make(device=device), f"`device` (={device!r})", "'cpu' or 'cuda'")
 
 
 @pytest.mark.parametrize("method", WITH_T)
