@@ -102,9 +102,9 @@ def takes(function: Callable[..., Any], count: int) -> bool:
 
 
 def as_unmasked(name: str, value: Any) -> np.ndarray:
-    """`value` as an array. Raises TypeError where it is a masked one, whose mask would be lost."""
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"`{name}` is a masked array, whose mask would be lost: pass {name}.filled(...), or what is not masked")
+    """`value` as an array. Raises TypeError where it is one with masked entries, which would lose their mask."""
+    if np.ma.is_masked(value):
+        raise TypeError(f"`{name}` has masked entries, whose mask would be lost: pass {name}.filled(...), or leave them out")
     return np.asarray(value)
 
 

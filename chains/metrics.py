@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from chains.checks import as_unmasked
+
 
 def accuracy(y: np.ndarray, t: np.ndarray, *, threshold: float = 0.5) -> float:
     """The share of samples whose largest output is that of the target: a label, or the largest of a one-hot row.
 
     `y` has shape (batch, ..., classes), `t` (batch, ...) or that of `y`. With one output a sample, an output
     above the threshold counts as class 1: 0.5 for probabilities, 0 for the logits of `BCEWithLogitsLoss`. Raises ValueError for
-    other shapes, for no samples and for NaN.
+    other shapes, for no samples and for NaN, TypeError for masked entries.
     """
-    y, t = np.asarray(y), np.asarray(t)
+    y, t = as_unmasked("y", y), as_unmasked("t", t)
     if not y.size:
         raise ValueError(f"`y` has shape {y.shape}, but at least one sample is wanted")
     if t.shape not in (y.shape, y.shape[:-1]):

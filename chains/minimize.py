@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends.places import is_elsewhere, place_of
-from chains.checks import check_count, check_flags, check_not_negative, check_word
+from chains.checks import as_unmasked, check_count, check_flags, check_not_negative, check_word
 from chains.progress import Progress
 from chains.words import shown
 
@@ -42,6 +42,11 @@ class Result:
     message: str
     nit: int  # iterations
     nfev: int  # calls of the function
+
+    def __repr__(self) -> str:
+        numbers = {"fun": f"{self.fun:.6g}", "jac": f"{_largest(self.jac):.3g} at most", "nit": self.nit, "nfev": self.nfev}
+        rows = {"message": self.message, "success": self.success, **numbers, "x": shown(self.x)}
+        return "\n".join(f"{name:>7}: {value}" for name, value in rows.items())
 
 
 def minimize(
@@ -84,7 +89,7 @@ def minimize(
 
 def _vector(name: str, given: Any) -> Array:
     """A vector of finite real numbers."""
-    array = given if is_elsewhere(given) else np.asarray(given)
+    array = given if is_elsewhere(given) else as_unmasked(name, given)
     if array.ndim != 1 or array.dtype.kind not in "fiu":
         raise ValueError(f"`{name}` has shape {array.shape} and holds {array.dtype}, but a vector of real numbers is wanted")
     if not bool(abs(array).max() < math.inf if array.size else True):

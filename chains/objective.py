@@ -90,7 +90,7 @@ class Objective:
 
         if progress is not None:
             check_flags(progress=progress)
-        p = np.asarray(p, np.float64)
+        p = np.asarray(arguments.as_numpy("p", p), np.float64)
         with Progress(progress, None, "evaluation", delay=DELAY) as bar:
 
             def counting(p: np.ndarray) -> tuple[float, np.ndarray]:

@@ -189,3 +189,9 @@ def test_lists_are_vectors():
     found = minimize(bowl, [3, -1])
     assert found.success
     np.testing.assert_allclose(found.x, 0.0, atol=1e-5)
+
+
+def test_the_result_can_be_printed():
+    lines = repr(minimize(lambda p: (float(p @ p), 2 * p), np.ones(300))).splitlines()
+    assert [line.split(":")[0].strip() for line in lines] == ["message", "success", "fun", "jac", "nit", "nfev", "x"]
+    assert lines[-1].endswith("an array of float64, shape (300,)")
