@@ -258,6 +258,27 @@ def test_wrong_dy(calls, dy, words):
     assert_refused(lambda: calls.vjp(dy=dy), *words, calls=calls)
 
 
+MASKED = [("x", "gradient"), ("t", "gradient"), ("weights", "value"), ("p", "forward"), ("dy", "vjp"), ("t", "objective"),
+          ("x", "train"), ("weights", "train"), ("p", "train")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "method"), MASKED)
+def test_masked_entries_are_not_silently_used(calls, name, method):
+    array = np.ma.array({**GOOD, "weights": np.ones(6)}[name])
+    getattr(calls, method)(**{name: array})  # nothing is masked
+    array[2] = np.ma.masked
+    assert_refused(lambda: getattr(calls, method)(**{name: array}), f"`{name}` has masked entries", "filled", calls=calls)
+
+
+def test_masked_entries_elsewhere(calls):
+    masked = np.ma.masked_less(GOOD["p"], 0)
+    assert_refused(lambda: calls.objective().minimize(masked), "`p` has masked entries")
+    assert_refused(lambda: chains.minimize(calls.objective(), masked), "`p` has masked entries")
+    assert_refused(lambda: Updater(Adam(), calls.p)(masked), "`g` has masked entries", calls=calls)
+    assert_refused(lambda: chains.accuracy(np.eye(3), np.ma.array([0, 1, 2], mask=[0, 0, 1])), "`t` has masked entries")
+    assert_refused(lambda: calls.gradient(out=np.ma.array(calls.g)), "`out` is a MaskedArray", calls=calls)
+
+
 # NaN, by choice
 
 
@@ -352,6 +373,40 @@ def test_out_that_overlaps(calls):
     assert_refused(lambda: calls.vjp(dy=y, out=(block[41:67], calls.dx)), "`out[0]`", "`dy`", "overlap")
     assert_refused(lambda: calls.vjp(out=(block[:26], block[20:38].reshape(6, 3))), "`out[1]`", "`out[0]`", "overlap")
     assert block.tobytes() == before
+
+
+@pytest.mark.parametrize("name", ["x", "t", "weights", "validation[0]", "validation[1]"])
+def test_training_in_the_memory_of_the_data(name):
+    """`p` changes under way, and with it what is learnt."""
+    block = RNG.normal(size=100)
+    part = {"x": block[20:38].reshape(6, 3), "t": block[20:32].reshape(6, 2), "weights": block[20:26]}
+    part |= {"validation[0]": part["x"], "validation[1]": part["t"]}
+    given = {"x": GOOD["x"], "t": GOOD["t"], name: part[name]}
+    x, t, weights = given["x"], given["t"], given.get("weights")
+    validation = given.get("validation[0]", x), given.get("validation[1]", t)
+    before = block.tobytes()
+    assert_refused(
+        lambda: train(NET, block[:26], x, t, SquaredLoss(), Adam(), weights=weights, validation=validation),
+        "`p` overlaps", name, "pass a copy",
+    )  # fmt: skip
+    if "validation" not in name:
+        batches = [(x, t) if weights is None else (x, t, weights)]
+        assert_refused(lambda: train(NET, block[:26], batches, None, SquaredLoss(), Adam()), "`p` overlaps", name)
+    assert block.tobytes() == before
+    train(NET, block[50:76], x, t, SquaredLoss(), Adam(), weights=weights, validation=validation)  # beside, not over them
+
+
+def test_training_a_state_in_the_memory_of_the_data():
+    net = Chain(Dense(3, 2), chains.BatchNorm(2))
+    block = RNG.uniform(1.0, 2.0, size=40)
+    state, x = block[:4], block[2:20].reshape(6, 3)
+    for data, validation in (((x, GOOD["t"]), None), ((GOOD["x"], GOOD["t"]), (x, GOOD["t"]))):
+        assert_refused(
+            lambda data=data, v=validation: train(
+                net, net.init(dtype=np.float64), *data, SquaredLoss(), Adam(), state=state, validation=v
+            ),
+            "`state` overlaps",
+        )
 
 
 # Objects of the wrong kind
@@ -779,6 +834,7 @@ def test_settings_out_of_range(make, word):
 TRAINING = {
     "epochs": 2.5, "epochs-text": "3", "epochs-true": True, "batch_size": 0.5, "batch_size-text": "4", "batch_size-true": True,
     "shuffle": "no", "drop_last": 2, "check_finite": "a", "progress": "x", "callbacks": 3, "callbacks-function": print,
+    "callbacks-arguments": [lambda: None], "metrics-arguments": [lambda y: 0.0],
     "metrics": 3, "metrics-function": chains.accuracy, "metrics-text": ["accuracy"], "penalty": 0.1, "resume": 3, "seed": 0.5,
 }  # fmt: skip
 
