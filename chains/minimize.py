@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends.places import is_elsewhere, place_of
-from chains.checks import as_unmasked, check_count, check_flags, check_not_negative, check_word
+from chains.checks import as_unmasked, check_count, check_flags, check_not_negative, check_word, takes
 from chains.progress import Progress
 from chains.words import shown
 
@@ -70,8 +70,8 @@ def minimize(
     counts iterations; None shows one on terminals and in notebooks after half a second, True lines of text elsewhere.
     Raises TypeError or ValueError for arguments that make no sense, and where `function` returns something else.
     """
-    if not callable(function):
-        raise TypeError(f"`function` (a {type(function).__name__}) must be callable and give the value and the gradient at `p`")
+    if not callable(function) or not takes(function, 1):
+        raise TypeError(f"`function` (={shown(function)}) must be a function of `p` that gives the value and the gradient")
     p = _vector("p", p)
     check_word("method", method, "BFGS", "L-BFGS")
     _check_options(memory, gtol, ftol, maxiter, callback, progress)
@@ -102,8 +102,8 @@ def _check_options(memory: Any, gtol: Any, ftol: Any, maxiter: Any, callback: An
     check_count("maxiter", 0 if maxiter is None else maxiter, 0)
     check_not_negative("gtol", gtol)
     check_not_negative("ftol", 0.0 if ftol is None else ftol)
-    if callback is not None and not callable(callback):
-        raise TypeError(f"`callback` (={callback!r}) must be callable, or None")
+    if callback is not None and not (callable(callback) and takes(callback, 1)):
+        raise TypeError(f"`callback` (={shown(callback)}) must be a function of `p`, or None")
     if progress is not None:
         check_flags(progress=progress)
 
@@ -117,6 +117,8 @@ def _descend(
     callback: Callable[[Array], object] | None,
     bar: Progress,
 ) -> Result:
+    if not math.isfinite(line.value) or not math.isfinite(_largest(line.g)):
+        return line.result(False, "the value or the gradient at `p` is infinite or NaN", 0)
     # How much the last iteration gained; at first what makes the step about 1 long.
     fall = 0.5 * float(line.g @ line.g) / max(float(abs(line.g).sum()), 1e-300)
     for iteration in range(maxiter):
@@ -308,9 +310,12 @@ class _Line:
         if not isinstance(returned, (tuple, list)) or len(returned) != 2:
             raise TypeError(f"`function` must return the value and the gradient, not {shown(returned)}")
         value, g = returned
-        if getattr(g, "shape", None) != p.shape:
-            raise ValueError(f"`function` must return a gradient of shape {p.shape}, not {shown(g)}")
-        return float(value), g
+        if getattr(g, "shape", None) != p.shape or g.dtype.kind not in "fiu":
+            raise ValueError(f"`function` must return a gradient of real numbers, of shape {p.shape}, not {shown(g)}")
+        try:
+            return float(value), g
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"`function` must return a number as the value, not {shown(value)}") from error
 
 
 def _between(low: tuple[float, float, float], high: tuple[float, float, float]) -> float:
