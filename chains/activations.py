@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from chains.checks import check_positive
+from chains.checks import check_positive, check_text
 from chains.expr import cos, erf, exp, expm1, log1p, maximum, minimum, sin, trace, where
 from chains.expr import tanh as _tanh
 from chains.replay import Replay, traced
@@ -73,6 +73,7 @@ def activation(name: str, function: Callable[[Any], Any], *, derivative: Callabl
 
     >>> softsign = activation("softsign", lambda x: x / (1 + abs(x)), derivative=lambda x: 1 / (1 + abs(x)) ** 2)
     """
+    check_text("name", name)
     what = f"activation {name!r}"
     return Activation(name, Replay(traced(what, function, 1)), Replay(traced(f"{what}, derivative", derivative)))
 

@@ -68,11 +68,25 @@ def check_count(name: str, value: Any, least: int = 1, also: str = "") -> int:
     return number
 
 
+def check_counts(name: str, value: Any) -> tuple[int, ...]:
+    """`value` as positive whole numbers. Raises TypeError unless it is a list or tuple of them, at least one."""
+    counts = [whole(count, 1) for count in value] if isinstance(value, (list, tuple)) else []
+    if not counts or None in counts:
+        raise TypeError(f"`{name}` (={shown(value)}) must be a tuple of positive whole numbers, such as (3, 4)")
+    return tuple(count for count in counts if count is not None)
+
+
 def check_flags(**flags: Any) -> None:
     """Raise TypeError, naming it, unless each is True or False."""
     for name, flag in flags.items():
         if not isinstance(flag, (bool, np.bool_)):
             raise TypeError(f"`{name}` (={shown(flag)}) must be True or False")
+
+
+def check_text(name: str, value: Any) -> None:
+    """Raise TypeError unless `value` is a text, and not an empty one."""
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"`{name}` (={shown(value)}) must be a text")
 
 
 def check_word(name: str, value: Any, *words: str) -> None:

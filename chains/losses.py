@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from chains.activations import sigmoid
-from chains.checks import check_positive
+from chains.checks import check_flags, check_positive, check_text
 from chains.expr import exp, log1p, maximum, sign, where
 from chains.layers.softmax import log_sum_exp
 from chains.program import Recorder
@@ -92,6 +92,8 @@ def loss(
     averaged, with ``average=True``) and averaged over the batch. Raises TypeError or ValueError, naming it, where one of the
     formulas cannot be traced.
     """
+    check_text("name", name)
+    check_flags(average=average)
     what = f"loss {name!r}"
     formulas = Replay(traced(what, function, 2)), Replay(traced(f"{what}, derivative", derivative, 2))
     return ElementwiseLoss(name, *formulas, average)

@@ -180,7 +180,7 @@ class Declaration:
     def _declared(self, what: str, name: str, shape: Any, taken: Container[str]) -> tuple[str, SampleShape]:
         """What an array is, for messages, and its checked shape. Raises ValueError where the name is taken."""
         where = f"in {type(self.layer).__name__}.declare"
-        if not isinstance(name, str):
+        if not isinstance(name, str) or not name:
             raise TypeError(f"the name of a {what} {where} (={shown(name)}) must be a text")
         if name in taken:
             raise ValueError(f"{type(self.layer).__name__}.declare names the {what} {name!r} twice")
