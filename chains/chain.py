@@ -13,7 +13,7 @@ from chains.architecture import Architecture
 from chains.backends import Backend, Executable
 from chains.backends import backend as find_backend
 from chains.backends.places import is_elsewhere, place_of, runner_of
-from chains.checks import check_shape
+from chains.checks import check_flags, check_shape
 from chains.layers.base import Layer, SampleShape
 from chains.layers.combine import last_layer
 from chains.layers.softmax import Softmax
@@ -138,6 +138,7 @@ class Chain(Architecture):
             lambda: self._gradient(p, self._objective(loss, target, weighted, penalty), p.dtype, training),
         )
         if check_finite:
+            check_flags(check_finite=check_finite)
             arguments.check_finite(p.dtype, p=p, **data)
         data["p"] = p
         data |= self.state_for(run.program, state, p.dtype, training, data)
@@ -271,6 +272,7 @@ class Chain(Architecture):
 
     def listing(self, program: Program) -> str:
         """A program as this network's backend runs it: with "native", the operations, LLVM's code and the processor's."""
+        arguments.check_is("program", program, Program, "a program such as net.program()")
         return self.runner.choose(program).listing(program)
 
     def problem(

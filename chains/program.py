@@ -39,6 +39,7 @@ from chains.settings import evaluate, numbers_of, symbolic
 from chains.simplify import simplified
 from chains.view import Batch, Buffer, Shape, View, c_strides
 from chains.window import Window
+from chains.words import counted
 
 T = TypeVar("T")
 
@@ -57,6 +58,9 @@ class Recorder:
         self._settings: dict[Any, tuple[View, Expr]] = {}
         self._label = ""
         self._draws = 0
+
+    def __repr__(self) -> str:
+        return f"<Recorder of the program {self.name} ({self.dtype}): {counted(len(self.operations), 'operation')} so far>"
 
     # Buffers
 

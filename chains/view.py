@@ -176,6 +176,9 @@ class View:
             raise ValueError(f"a view of shape {shape_text(self.shape)} cannot be reshaped to {shape_text(shape)}")
         return target
 
+    def __repr__(self) -> str:
+        return f"<View {self.text} of {self.buffer.role} {self.buffer.name!r}, {self.dtype}>"
+
     def __str__(self) -> str:
         if self.name:
             return self.name

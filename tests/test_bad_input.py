@@ -755,6 +755,8 @@ SETTINGS = {
     "Dropout-negative": (lambda: chains.Dropout(-0.1), "`rate` (=-0.1)"),
     "Dropout-nan": (lambda: chains.Dropout(np.nan), "`rate` (=nan)"),
     "Reshape-two": (lambda: chains.Reshape(-1, -1), "`shape` (=(-1, -1))"),
+    "Reshape-true": (lambda: chains.Reshape(True), "`shape` (=(True,))"),
+    "Reshape-array": (lambda: chains.Reshape(np.ones(2)), "`shape` (=(array"),
     "Reshape-zero": (lambda: chains.Reshape(0, 3), "`shape` (=(0, 3))"),
     "Reshape-fraction": (lambda: chains.Reshape(1.5, 2), "`shape` (=(1.5, 2))"),
     "Parallel-none": (lambda: chains.Parallel(), "`layers`"),
@@ -768,6 +770,9 @@ SETTINGS = {
     "elu": (lambda: chains.make_elu(-1.0), "`alpha` (=-1.0)"),
     "activation-arguments": (lambda: chains.activation("a", lambda x: x, derivative=lambda z: 1.0), "z"),
     "activation-if": (lambda: chains.activation("a", lambda x: x if x > 0 else 0, derivative=lambda x: 1.0), "where"),
+    "activation-name": (lambda: chains.activation(3, lambda x: x, derivative=lambda y: 1.0), "`name` (=3)"),
+    "loss-name": (lambda: chains.loss(3, lambda y, t: y - t, derivative=lambda y, t: 1.0), "`name` (=3)"),
+    "loss-average": (lambda: chains.loss("a", lambda y, t: y, derivative=lambda y, t: 1.0, average="no"), "`average` (='no')"),
     "loss": (lambda: chains.loss("a", lambda y, t: None, derivative=lambda y, t: 1.0), "None"),
     "Huber": (lambda: chains.HuberLoss(0.0), "`delta` (=0.0)"),
     "L1": (lambda: chains.L1Penalty(-0.1), "`strength` (=-0.1)"),
@@ -810,6 +815,7 @@ SETTINGS = {
     "weight_decay-text": (lambda: chains.AdamW(weight_decay="x"), "`weight_decay` (='x')"),
     "L2-text": (lambda: chains.L2Penalty("1e-3"), "`strength` (='1e-3')"),
     "L2-patterns": (lambda: chains.L2Penalty(0.1, 3), "`patterns` (=3)"),
+    "L2-none": (lambda: chains.L2Penalty(0.1, ()), "`patterns` (=())"),
     "L2-list": (lambda: chains.L2Penalty(0.1, ["*"]), "`patterns` (=['*'])"),
     "L2-plus": (lambda: chains.L2Penalty(0.1) + 3, "not 3"),
     "FrontLast": (lambda: chains.FrontLastPenalty(0.1, None), "`front` (=0.1)"),
@@ -820,6 +826,8 @@ SETTINGS = {
     "dtype-unknown": (lambda: NET.init(dtype="float99"), "`dtype` (='float99')"),
     "dtype-number": (lambda: NET.init(dtype=3), "`dtype` (=3)"),
     "seed-text": (lambda: NET.init(seed="a"), "`seed` (='a')"),
+    "check_finite": (lambda: Calls().gradient(check_finite="a"), "`check_finite` (='a')"),
+    "listing": (lambda: NET.listing(3), "`program` (=3)"),
     "mode-array": (lambda: NET(GOOD["x"], GOOD["p"], mode=np.ones(2)), "`mode`"),
     "patience": (lambda: chains.EarlyStopping(0), "`patience` (=0)"),
     "stopping-mode": (lambda: chains.EarlyStopping(mode="low"), "`mode` (='low')"),
@@ -913,6 +921,22 @@ def test_accuracy_of_what_cannot_be_compared():
         chains.accuracy(np.zeros((0, 2)), np.zeros(0, int))
     with pytest.raises(ValueError, match=r"`t` has shape \(4,\), but outputs of shape \(5, 1\)"):
         chains.accuracy(np.zeros((5, 1)), np.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("y", "t", "words"),
+    [
+        (3.0, 3.0, "`y` has shape ()"),
+        (np.full((3, 2), "a"), np.zeros(3), "`y` holds <U1"),
+        (np.ones((3, 2)) * 1j, np.zeros(3), "`y` holds complex128"),
+        (np.ones((3, 2)), np.full(3, np.nan), "`t` holds nan"),
+        (np.ones((3, 2)), None, "`t` holds object"),
+    ],
+    ids=str,
+)
+def test_accuracy_of_what_are_no_numbers(y, t, words):
+    assert_refused(lambda: chains.accuracy(y, t), words)
+    assert_refused(lambda: chains.accuracy(np.ones((3, 1)), np.ones(3), threshold="a"), "`threshold` (='a')")
 
 
 def test_targets_that_are_nan():

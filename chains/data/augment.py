@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from chains.checks import check_count, check_flags
+from chains.checks import as_unmasked, check_count, check_flags
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ class Augment:
         check_count("shift", self.shift, 0, " pixels")
 
     def __call__(self, images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        images = as_unmasked("images", images)
+        if not isinstance(rng, np.random.Generator):
+            raise TypeError(f"`rng` (={rng!r}) must be a Generator, such as np.random.default_rng(0)")
         self.check(images.shape)
         samples, *_, rows, columns = images.shape
         shift = self.shift
