@@ -145,6 +145,14 @@ def test_public_things_have_a_docstring(name):
         assert (value.__doc__ or "").strip().split("\n")[0].rstrip().endswith((".", ":", ",")) or "\n" in (value.__doc__ or "")
 
 
+def test_a_star_imports_all_but_minimize():
+    """`from chains import *` after `from scipy.optimize import minimize` leaves that one alone."""
+    modules = {"data", "expr", "models", "schedules", "testing"}
+    things = {name for name, value in vars(chains).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    assert set(chains.__all__) >= modules
+    assert things - set(chains.__all__) == {"minimize"}
+
+
 def test_sigma_is_sigmoid():
     assert chains.σ is chains.sigmoid
     assert chains.__version__.count(".") == 2
