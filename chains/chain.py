@@ -119,8 +119,9 @@ class Chain(Architecture):
         """The loss at `p` (plus `penalty`) and its gradient, shape (n_params,); `out` is filled where given.
 
         `x` is (batch, *input_shape), `t` the targets as `loss` wants them, `weights` (batch,) multiply the samples'
-        losses. In the mode "train" dropout is on, `seed` choosing what is dropped, and `state` is updated in place; in
-        "eval" it is off, and `state` read. With `check_finite`, an infinity or NaN in the data raises ValueError.
+        losses; any finite numbers, see `chains.losses`. In the mode "train" dropout is on, `seed` choosing what is dropped, and
+        `state` is updated in place; in "eval" it is off, and `state` read. With `check_finite`, an infinity or NaN in the data
+        raises ValueError.
         Other arguments as in a call.
         """
         training = arguments.check_mode(mode)

@@ -1,7 +1,8 @@
 """Losses: a number for how far outputs are from targets, averaged over the batch, and its gradient.
 
 With sample weights, each sample's loss is multiplied by its weight before the average over the batch (the
-weights are not normalised: weights of one change nothing).
+weights are not normalised: weights of one change nothing). Any finite numbers will do: zero leaves a sample out, also where all
+are zero, and a negative weight has the loss of its sample grow, as an advantage below zero does in policy gradients.
 """
 
 from __future__ import annotations
@@ -192,7 +193,9 @@ class CrossEntropyLoss(Loss):
     """The cross-entropy of softmax(logits), over the last axis, against integer labels or probabilities (one-hot).
 
     Logits have sample shape (*positions, classes); labels (*positions), probabilities (*positions, classes).
-    The mean over samples and positions.
+    The mean over samples and positions. Rows of probabilities need not sum to one, as in PyTorch: their sums weigh the
+    positions, and a row of zeros leaves its position out. Raises ValueError for labels that are none, and for negative
+    probabilities.
     """
 
     takes_logits = True
