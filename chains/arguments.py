@@ -10,7 +10,7 @@ import array_api_compat
 import numpy as np
 
 from chains.backends.places import HOST, Place, is_elsewhere, place_of
-from chains.checks import as_unmasked, takes
+from chains.checks import as_unmasked, check_count, takes
 from chains.losses import Loss
 from chains.params import Layout
 from chains.words import counted, shown
@@ -150,11 +150,10 @@ def check_seed(seed: Any) -> int:
     """`seed` as a number of 64 bits. Raises TypeError or ValueError where it is none."""
     if type(seed) is int and 0 <= seed < 1 << 64:
         return seed
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise TypeError(f"`seed` (={seed!r}) must be a whole number")
-    if not 0 <= seed.__index__() < 1 << 64:
-        raise ValueError(f"`seed` (={seed}) must be from 0 to 2**64 - 1")
-    return seed.__index__()
+    seed = check_count("seed", seed, 0)
+    if not seed < 1 << 64:
+        raise ValueError(f"`seed` (={seed}) must be below 2**64")
+    return seed
 
 
 def check_functions(name: str, functions: Any, what: str, arguments: int) -> None:

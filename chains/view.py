@@ -149,6 +149,8 @@ class View:
 
     def slice(self, axis: int, start: int, stop: int) -> View:
         """Entries start..stop of one axis, which must not be the batch."""
+        if not -self.ndim <= axis < self.ndim:
+            raise ValueError(f"there is no axis {axis} of a view of shape {shape_text(self.shape)}")
         axis = axis % self.ndim
         extent = self.shape[axis]
         if isinstance(extent, Batch) or not 0 <= start <= stop <= extent:

@@ -577,8 +577,42 @@ OWN = {
     "nan": (lambda d: d.param("a", (3,), np.nan), "`init` (=nan) of the parameter `a`"),
     "function": (lambda d: d.state("a", (3,), lambda: 1), "of the state `a` in Mine.declare must take two arguments"),
     "batch": (lambda d: d.batch_at_least("two"), "`samples` (='two')"),
+    "child": (lambda d: d.child("a", Dense(3, 2), 3), "`input` (=3) of the part `a` in Mine.declare", "(3,)"),
     "frozen": (lambda d: d.freeze("wieght"), "0.wieght", "0.weight"),
 }
+
+
+RECORDED = {
+    "number": (lambda ops, x, y: ops.map(y, lambda a, b: a * b, x, 3), "map: `3` is no array of this program"),
+    "array": (lambda ops, x, y: ops.map(y, lambda a, b: a * b, x, np.ones(3)), "shape (3,)` is no array", "ops.constant"),
+    "swapped": (lambda ops, x, y: ops.map(lambda a: a, y, x), "map: `<function"),
+    "function": (lambda ops, x, y: ops.map(y, None, x), "`function` (=None) must be a formula"),
+    "matmul": (lambda ops, x, y: ops.matmul(y, x, np.ones((3, 3))), "matmul: `an array of float64, shape (3, 3)`"),
+    "sum": (lambda ops, x, y: ops.sum(y, 3), "sum: `3`"),
+    "copy": (lambda ops, x, y: ops.copy(y, None), "copy: `None`"),
+    "fill": (lambda ops, x, y: ops.fill(y, "a"), "`value` (='a')"),
+    "random": (lambda ops, x, y: ops.random("y"), "random: `'y'`"),
+    "convolve": (lambda ops, x, y: ops.convolve(y, x, None, None), "convolve: `None`"),
+    "pool": (lambda ops, x, y: ops.pool("max", y, 3, None), "max pool: `3`"),
+    "scratch": (lambda ops, x, y: ops.scratch("a", 3), "`a` (=3) must be a tuple"),
+    "slice": (lambda ops, x, y: ops.copy(y, x.slice(2, 0, 1)), "no axis 2 of a view of shape (B, 3)"),
+}
+
+
+@pytest.mark.parametrize("case", RECORDED.values(), ids=RECORDED)
+def test_what_a_layer_of_ones_own_may_not_record(case):
+    record, *words = case
+
+    class Mine(chains.Layer):
+        def declare(self, d):
+            d.output(d.input)
+
+        def forward(self, ops, x, y, p, s):
+            record(ops, x, y)
+
+        def pullback(self, ops, x, y, dy, dx, p, g, s): ...
+
+    assert_refused(lambda: Chain(Mine(), input_shape=(3,)).program(), *words)
 
 
 @pytest.mark.parametrize("case", OWN.values(), ids=OWN)
@@ -806,6 +840,9 @@ SETTINGS = {
     "rate-infinite": (lambda: Adam(np.inf), "`learning_rate` (=inf)"),
     "rate-class": (lambda: Adam(chains.SGD), "`learning_rate` (=<class"),
     "rate-without-step": (lambda: Adam(lambda: 1.0), "`learning_rate`"),
+    "rate-gives-two": (lambda: Adam(lambda step: (step, 1.0)), "the formula gives 2 numbers"),
+    "activation-gives-two": (lambda: chains.activation("a", lambda x: (x, x), derivative=lambda x: 1.0), "activation 'a'"),
+    "seed-array": (lambda: NET(GOOD["x"], GOOD["p"], seed=np.ones(2)), "`seed` (=an array of float64, shape (2,))"),
     "rate-gives-text": (lambda: Adam(lambda step: "x"), "'x'"),
     "clip-text": (lambda: Adam(clip_norm="1"), "`clip_norm` (='1')"),
     "momentum-list": (lambda: chains.SGD(0.1, momentum=[0.9]), "`momentum` (=[0.9])"),

@@ -151,6 +151,7 @@ class Declaration:
         """Make `layer` a part of this one and return the shape of its output."""
         if not isinstance(layer, Layer):
             raise TypeError(f"`{layer!r}` in {type(self.layer).__name__} is a {type(layer).__name__}, not a layer")
+        input = check_shape("input", input, f" of the part `{name}` in {type(self.layer).__name__}.declare")
         declaration = Declaration(layer, input, self._layout, self._state_layout, self._full(name))
         self.children.append(declaration)
         return declaration.output_shape
