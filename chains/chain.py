@@ -188,7 +188,8 @@ class Chain(Architecture):
         if out is not None and (not isinstance(out, tuple) or len(out) != 2 or out[0] is None or out[1] is None):
             raise TypeError(f"`out` (={shown(out)}) must be a pair of arrays, for the parameters and for the inputs")
         quick = self._shortcuts.find(kind, p, x) if state is None and seed is _SEED else None
-        if quick is not None and (found := quick(p, x, dy, *(out or (None, None)))) is not None:
+        given = (None, None) if out is None else out
+        if quick is not None and (found := quick(p, x, dy, given[0], given[1])) is not None:
             return found
         p = arguments.check_params(p, self.n_params)
         x = arguments.check_input(x, self.input_shape)
