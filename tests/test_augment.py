@@ -108,3 +108,11 @@ def test_only_a_generator_draws():
     images = np.arange(128).reshape(2, 8, 8)
     drawn = [Augment(shift=2)(given, np.random.default_rng(0)) for given in (images, images.tolist())]
     np.testing.assert_array_equal(*drawn)
+
+
+def test_functions_that_are_no_augmentation():
+    with pytest.raises(TypeError, match=r"`augment`.*must be a function of images and a random generator"):
+        Batches(np.zeros((4, 8, 8)), batch_size=2, augment=lambda images: images)
+    batches = Batches(np.zeros((4, 8, 8)), batch_size=2, augment=lambda images, rng: None)
+    with pytest.raises(TypeError, match=r"`augment`.*returned a NoneType, but an array of images is wanted"):
+        next(iter(batches))

@@ -930,6 +930,13 @@ def test_numbers_beyond_the_range_of_the_parameters_type():
     train(net, net.init(0, np.float64), x * 1e-30, t, SquaredLoss(), SGD(0.1))
 
 
+@pytest.mark.parametrize("layer", [NET, chains.Series(Dense(2, 2)), chains.Parallel(Dense(2, 2))], ids=str)
+def test_layers_are_fixed_once_a_network_is_made(layer):
+    Chain(layer)
+    with pytest.raises(AttributeError, match=r"`layers` .* cannot become"):
+        layer.layers = ()
+
+
 def test_settings_are_fixed_once_a_network_is_made():
     layer = Dropout(0.3)
     layer.rate = 0.4

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.checks import as_unmasked, check_count, check_flags, check_number
+from chains.checks import as_unmasked, check_count, check_flags, check_number, takes
 from chains.data.augment import Augment
 
 # Changes images at random: takes a batch of them and a generator, and returns a fresh batch.
@@ -57,7 +57,7 @@ class Batches:
             raise ValueError(f"`arrays` must have one number of samples, but their lengths are {lengths}")
         batch_size, seed = check_count("batch_size", batch_size), check_count("seed", seed, 0)
         check_flags(shuffle=shuffle, drop_last=drop_last)
-        if augment is not None and (not callable(augment) or isinstance(augment, type)):
+        if augment is not None and (not callable(augment) or isinstance(augment, type) or not takes(augment, 2)):
             raise TypeError(f"`augment` (={augment!r}) must be a function of images and a random generator, such as Augment()")
         if isinstance(augment, Augment):
             augment.check(self.arrays[0].shape)
@@ -93,6 +93,10 @@ class Batches:
         """A batch of the first array, augmented and scaled where that is wanted."""
         if self.augment is not None:
             x = self.augment(x, rng)
+            if not isinstance(x, np.ndarray):
+                raise TypeError(
+                    f"`augment` (={self.augment!r}) returned a {type(x).__name__}, but an array of images is wanted"
+                )
         if self.scale is None:
             return x
         kind = np.float64 if x.dtype == np.float64 else np.float32
