@@ -110,8 +110,8 @@ class Architecture(Series):
     def views(self, p: np.ndarray) -> dict[str, np.ndarray]:
         """Each parameter by name, as an array of its own shape that shares the memory of `p`.
 
-        Raises TypeError or ValueError where `p` is no vector of the parameters; for
-        another name the result raises a KeyError that says which there are.
+        Raises TypeError or ValueError where `p` is no vector of the parameters. For another name the result raises a KeyError
+        that says which there are.
         """
         return self.layout.views(arguments.check_params(p, self.n_params))
 

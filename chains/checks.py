@@ -125,7 +125,7 @@ def as_unmasked(name: str, value: Any) -> np.ndarray:
 def check_numbers(name: str, value: Any, of: str = "", wanted: str = "must be a number or an array of numbers") -> None:
     """Raise TypeError unless `value` is a real number or an array of them, ValueError unless all are finite."""
     try:
-        array = np.asarray(value)
+        array = as_unmasked(name, value)
     except ValueError as error:  # lists of several lengths
         raise TypeError(f"`{name}` (={shown(value)}){of} {wanted}") from error
     if array.dtype.kind not in "fiu":

@@ -46,7 +46,10 @@ class Loss(ABC):
 
     @abstractmethod
     def record(self, ops: Recorder, y: View, t: View, w: View | None, value: View, dy: View) -> None:
-        """Record how `value` (a scalar) and `dy` (shaped like `y`) are filled; `w` are sample weights (batch,)."""
+        """Record how `value` (a scalar) and `dy` (shaped like `y`) are filled; `w` are sample weights (batch,).
+
+        `y`, `t` and `w` may not be overwritten.
+        """
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class Slice:
     shape: tuple[int, ...]
     init: Initializer = field(default=Constant(0.0), repr=False, compare=False)
 
-    def begin(self, rng: np.random.Generator) -> np.ndarray:
+    def begin(self, rng: np.random.Generator, dtype: Any) -> np.ndarray:
         """The array as its initializer fills it. Raises TypeError or ValueError, naming the slice, for anything else."""
         try:
             values = np.asarray(self.init(rng, self.shape))
@@ -35,8 +35,10 @@ class Slice:
             raise TypeError(f"the initializer of `{self.name}` gave {shown(values)}, but real numbers are wanted")
         if values.shape != self.shape:
             raise ValueError(f"the initializer of `{self.name}` gave shape {values.shape}, not {self.shape}")
+        with np.errstate(over="ignore"):
+            values = values.astype(dtype)
         if not np.isfinite(values).all():
-            raise ValueError(f"the initializer of `{self.name}` gave numbers that are not finite")
+            raise ValueError(f"the initializer of `{self.name}` gave numbers that are not finite in {values.dtype}")
         return values
 
 
@@ -105,7 +107,7 @@ class Layout(Sequence[Slice]):
             raise type(error)(f"`seed` (={seed!r}) must be a whole number, zero or positive, or a Generator") from error
         vector = np.empty(self.size, dtype)
         for entry in self._slices:
-            vector[entry.start : entry.stop] = entry.begin(rng).reshape(-1)
+            vector[entry.start : entry.stop] = entry.begin(rng, dtype).reshape(-1)
         return vector
 
     def __str__(self) -> str:

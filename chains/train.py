@@ -171,7 +171,7 @@ def _check_run(p: np.ndarray, optimizer: Optimizer, epochs: int, callbacks: Sequ
             raise ValueError(
                 f"`resume` is the history of {resume.optimizer}, which {optimizer!r} on {p.size} parameters cannot go on from"
             )
-    arguments.check_functions("callbacks", callbacks, "functions of a `TrainingState`, called after each epoch,", 1)
+    arguments.check_functions("callbacks", callbacks, "functions to call with a `TrainingState`", 1)
     check_count("epochs", epochs, 0)
 
 

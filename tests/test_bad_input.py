@@ -546,6 +546,11 @@ def test_what_is_no_layer(thing):
         assert_refused(lambda make=make: make(Dense(3, 4), thing), "layer 1", "not a layer")
 
 
+def test_layers_in_a_list_or_generator():
+    for layers in ([Dense(3, 3)], (Dense(3, 3) for _ in range(2))):
+        assert_refused(lambda layers=layers: Chain(layers), "layer 0", "write Chain(*layers)")
+
+
 def test_an_unknown_input_shape():
     for call in ("init", "summary", "program"):
         assert_refused(getattr(Chain(chains.Flatten(), Dense(6, 2)), call), "`input_shape`", "Flatten()")
@@ -613,6 +618,25 @@ def test_what_a_layer_of_ones_own_may_not_record(case):
         def pullback(self, ops, x, y, dy, dx, p, g, s): ...
 
     assert_refused(lambda: Chain(Mine(), input_shape=(3,)).program(), *words)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (lambda ops, y, value, dy: None, "Mine.record does not fill `value`"),
+        (lambda ops, y, value, dy: ops.fill(value, 0.0), "Mine.record does not fill `dy`"),
+        (lambda ops, y, value, dy: (ops.fill(value, 0.0), ops.fill(dy, 0.0), ops.fill(y, 0.0)), "Mine.record writes to `y`"),
+    ],
+    ids=["nothing", "no gradient", "output"],
+)
+def test_what_a_loss_of_ones_own_may_not_record(record, words):
+    class Mine(chains.Loss):
+        def record(self, ops, y, t, w, value, dy):
+            record(ops, y, value, dy)
+
+    calls = Calls(loss=Mine())
+    for method in WITH_T:
+        assert_refused(getattr(calls, method), words, calls=calls)
 
 
 @pytest.mark.parametrize("case", OWN.values(), ids=OWN)

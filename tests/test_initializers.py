@@ -115,9 +115,10 @@ def test_what_is_no_start_is_refused_by_the_constructor(make, words):
         (lambda rng, shape: np.ones(shape[0]), "`0.weight` gave shape (3,), not (3, 2)"),
         (lambda rng, shape: None, "`0.weight` gave an array of object"),
         (lambda rng, shape: np.full(shape, 1j), "`0.weight` gave an array of complex128"),
-        (lambda rng, shape: np.full(shape, np.nan), "`0.weight` gave numbers that are not finite"),
+        (lambda rng, shape: np.full(shape, np.nan), "`0.weight` gave numbers that are not finite in float32"),
+        (1e300, "`0.weight` gave numbers that are not finite in float32"),
     ],
-    ids=["shape", "none", "complex", "nan"],
+    ids=["shape", "none", "complex", "nan", "large"],
 )
 def test_what_a_function_gives_is_checked(give, words):
     net = Chain(Dense(3, 2, weight_init=give))

@@ -232,8 +232,8 @@ class Node:
         begun = len(ops.operations)
         with ops.label(self._label("")):
             self.declaration.layer.forward(ops, x, y, self.p, self._scratch(ops))
-        self._check_filled(ops.operations[begun:], "forward", {"y": y})
-        self._check_kept(ops.operations[begun:], "forward", {"x": x})
+        check_filled(self._name("forward"), ops.operations[begun:], {"y": y})
+        self._check_kept("forward", ops.operations[begun:], {"x": x})
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View) -> None:
         begun = len(ops.operations)
@@ -241,26 +241,15 @@ class Node:
             self.declaration.layer.pullback(ops, x, y, dy, dx, self.p, self.g, self._scratch(ops))
         wanted = {"dx": dx} | {f"g.{name}": view for name, view in vars(self.g).items()}
         if dx.buffer is not dy.buffer:
-            self._check_filled(ops.operations[begun:], "pullback", wanted)
-        self._check_kept(ops.operations[begun:], "pullback", {"x": x, "y": y})
+            check_filled(self._name("pullback"), ops.operations[begun:], wanted)
+        self._check_kept("pullback", ops.operations[begun:], {"x": x, "y": y})
 
-    def _check_filled(self, recorded: Sequence[Operation], function: str, views: dict[str, View]) -> None:
-        """Raise ValueError unless some operation writes to each of the views."""
-        written = [out for operation in recorded for out in operation.outs]
-        for name, view in views.items():
-            if view.sample_size and not any(_touches(out, view) for out in written):
-                raise ValueError(f"{type(self.declaration.layer).__name__}.{function} does not fill `{name}`")
-
-    def _check_kept(self, recorded: Sequence[Operation], function: str, views: dict[str, View]) -> None:
-        """Raise ValueError where some operation writes to one of the views, or to a parameter."""
+    def _check_kept(self, function: str, recorded: Sequence[Operation], views: dict[str, View]) -> None:
         kept = views | {f"p.{name}": view for name, view in vars(self.p).items()}
-        written = [out for operation in recorded for out in operation.outs]
-        for name, view in kept.items():
-            if any(_touches(out, view) for out in written):
-                raise ValueError(
-                    f"{type(self.declaration.layer).__name__}.{function} writes to `{name}`, which may only be read: "
-                    "declare an array of its own with d.temporary(name, shape)"
-                )
+        check_kept(self._name(function), recorded, kept, "declare an array of its own with d.temporary(name, shape)")
+
+    def _name(self, function: str) -> str:
+        return f"{type(self.declaration.layer).__name__}.{function}"
 
     def _label(self, mark: str) -> str:
         name = self.declaration.name
@@ -273,6 +262,22 @@ class Node:
         with ops.label(self.declaration.name):
             temporaries = {name: ops.scratch(name, shape) for name, shape in self.declaration.temporary_shapes.items()}
         return self._names("s", "scratch arrays", {**self._saved, **temporaries, "children": self.children})
+
+
+def check_filled(function: str, recorded: Sequence[Operation], views: Mapping[str, View]) -> None:
+    """Raise ValueError, naming the function that recorded them, unless some operation writes to each of the views."""
+    written = [out for operation in recorded for out in operation.outs]
+    for name, view in views.items():
+        if view.sample_size and not any(_touches(out, view) for out in written):
+            raise ValueError(f"{function} does not fill `{name}`")
+
+
+def check_kept(function: str, recorded: Sequence[Operation], views: Mapping[str, View], remedy: str) -> None:
+    """Raise ValueError, naming the function that recorded them, where some operation writes to one of the views."""
+    written = [out for operation in recorded for out in operation.outs]
+    for name, view in views.items():
+        if any(_touches(out, view) for out in written):
+            raise ValueError(f"{function} writes to `{name}`, which may only be read: {remedy}")
 
 
 def _touches(out: View, view: View) -> bool:

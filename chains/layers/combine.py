@@ -76,7 +76,7 @@ def _hint(thing: Any) -> str:
     """What may have been meant by something that is no layer."""
     if isinstance(thing, type) and issubclass(thing, Layer):
         return f": write {thing.__name__}()"
-    if isinstance(thing, (list, tuple)):
+    if hasattr(thing, "__iter__") and not isinstance(thing, str):
         return ": write Chain(*layers)"
     return f": write chains.Activation({thing})" if isinstance(thing, Activation) else ""
 
