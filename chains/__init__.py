@@ -58,7 +58,7 @@ from chains.layers import (
 )
 from chains.losses import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, L1Loss, Loss, MSELoss, SquaredLoss, loss
 from chains.metrics import accuracy
-from chains.minimize import minimize
+from chains.minimize import minimize as minimize  # not for `from chains import *`: scipy.optimize has one too
 from chains.objective import Objective
 from chains.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from chains.penalties import FrontLastPenalty, L1Penalty, L2Penalty, Penalty
@@ -136,7 +136,6 @@ __all__ = [
     "loss",
     "make_elu",
     "make_leaky_relu",
-    "minimize",
     "mish",
     "models",
     "relu",

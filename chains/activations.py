@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from chains.checks import check_positive, check_text
 from chains.expr import cos, erf, exp, expm1, log1p, maximum, minimum, sin, trace, where
 from chains.expr import tanh as _tanh
 from chains.replay import Replay, traced
@@ -72,6 +73,7 @@ def activation(name: str, function: Callable[[Any], Any], *, derivative: Callabl
 
     >>> softsign = activation("softsign", lambda x: x / (1 + abs(x)), derivative=lambda x: 1 / (1 + abs(x)) ** 2)
     """
+    check_text("name", name)
     what = f"activation {name!r}"
     return Activation(name, Replay(traced(what, function, 1)), Replay(traced(f"{what}, derivative", derivative)))
 
@@ -149,8 +151,7 @@ selu = _built_in(
 
 def make_leaky_relu(slope: float = 0.01) -> Activation:
     """x above zero, ``slope * x`` below. Raises ValueError unless the slope is positive."""
-    if not slope > 0.0:
-        raise ValueError(f"`slope` (={slope}) must be positive; for zero use relu")
+    check_positive("slope", slope, "; for zero use relu")
     return Activation(
         f"leaky_relu({slope:g})",
         lambda x: where(x > 0.0, x, slope * x),
@@ -162,8 +163,7 @@ def make_leaky_relu(slope: float = 0.01) -> Activation:
 
 def make_elu(alpha: float = 1.0) -> Activation:
     """x above zero, ``alpha * (exp(x) - 1)`` below (Clevert et al. 2016). Raises ValueError unless alpha is positive."""
-    if not alpha > 0.0:
-        raise ValueError(f"`alpha` (={alpha}) must be positive")
+    check_positive("alpha", alpha)
     return Activation(
         f"elu({alpha:g})",
         lambda x: where(x > 0.0, x, alpha * expm1(minimum(x, 0.0))),

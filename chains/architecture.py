@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any, Self, overload
 
 import numpy as np
 
 from chains import arguments, record
-from chains.activations import Activation
 from chains.backends.places import place_named
+from chains.checks import check_shape, whole
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.combine import Series
 from chains.lazy import lazy
 from chains.params import Layout, LayoutBuilder
 from chains.summary import summary
-from chains.words import counted
+from chains.words import counted, listed
 
 
 class Architecture(Series):
     """Layers one after another over samples of one shape: what there is to know of a `Chain` before it computes anything."""
 
     def __init__(self, *layers: Layer, input_shape: SampleShape | None = None) -> None:
-        for k, layer in enumerate(layers):
-            if not isinstance(layer, Layer):
-                raise TypeError(f"layer {k} (={layer!r}) is a {type(layer).__name__}, not a layer{_hint(layer)}")
         super().__init__(*layers)
-        self._given_shape = None if input_shape is None else arguments.check_shape("input_shape", input_shape)
+        self._given_shape = None if input_shape is None else check_shape("input_shape", input_shape)
         self._input_shape = super().fixed_input() if self._given_shape is None else self._given_shape
         self._frozen_names: frozenset[str] = frozenset()
         if self._input_shape is not None:
@@ -44,8 +42,8 @@ class Architecture(Series):
             raise ValueError(f"`input_shape` is needed: {self!r} begins with a layer that does not fix the shape of its input")
         params, state = LayoutBuilder(), LayoutBuilder()
         declaration = Declaration(self, self._input_shape, params, state)
-        layouts = Layout(params.slices), Layout(state.slices, "state array")
-        return record.Network(declaration, *layouts, frozenset(params.frozen))
+        layout, state_layout = Layout(params.slices), Layout(state.slices, "state array")
+        return record.Network(declaration, layout, state_layout, frozenset(layout[name].name for name in params.frozen))
 
     def declare(self, d: Declaration) -> None:
         if self._given_shape not in (None, d.input):
@@ -110,7 +108,11 @@ class Architecture(Series):
         return self.state_layout.views(arguments.check_state(state, self.state_layout, None, False, {}))
 
     def views(self, p: np.ndarray) -> dict[str, np.ndarray]:
-        """Each parameter by name, as an array of its own shape that shares the memory of `p`."""
+        """Each parameter by name, as an array of its own shape that shares the memory of `p`.
+
+        Raises TypeError or ValueError where `p` is no vector of the parameters. For another name the result raises a KeyError
+        that says which there are.
+        """
         return self.layout.views(arguments.check_params(p, self.n_params))
 
     def freeze(self, *patterns: str) -> Self:
@@ -141,22 +143,31 @@ class Architecture(Series):
 
         Parameters and state are in the order of the layers, so that the part reads a slice of the whole's vectors:
         ``features = net[:-1]`` takes ``p[:features.n_params]`` and ``state[:features.n_state]``, and ``net[-1:]`` the
-        rest. Raises IndexError where there is no such layer, and ValueError for a slice with a step.
+        rest. Raises IndexError where there is no such layer, TypeError for a name, and ValueError for a slice with a step.
         """
         if not isinstance(at, slice):
+            if whole(at, -math.inf) is None:
+                raise TypeError(
+                    f"`{at!r}` is no number of a layer: this network has {counted(len(self.layers), 'layer')}, from 0 on; the "
+                    f"names in net.views(p) are {listed(entry.name for entry in self.layout)}"
+                )
             if not -len(self.layers) <= at < len(self.layers):
                 raise IndexError(f"there is no layer {at}: this network has {counted(len(self.layers), 'layer')}, from 0 on")
             return self.layers[at]
         start, stop, step = at.indices(len(self.layers))
         if step != 1:
             raise ValueError(f"`{at}` has a step of {step}, but layers that follow one another are wanted: a step of 1")
-        whole = self.network.declaration
+        network = self.network.declaration
         part = copy.copy(self)
         part.layers = self.layers[start:stop]
-        part._given_shape = part._input_shape = [*(child.input for child in whole.children), whole.output_shape][start]
+        part._given_shape = part._input_shape = [*(child.input for child in network.children), network.output_shape][start]
         frozen = [name.split(".", 1) for name in self.frozen]
         part._frozen_names = frozenset(f"{int(k) - start}.{name}" for k, name in frozen if start <= int(k) < stop)
         return part
+
+    def __repr__(self) -> str:
+        names = sorted(self._frozen_names, key=[entry.name for entry in self.layout].index) if self._frozen_names else []
+        return super().__repr__() + (f".freeze({listed(map(repr, names))})" if names else "")
 
     def summary(self) -> str:
         """A table of the layers: output shapes, numbers of parameters, what is frozen, the size of the state."""
@@ -164,12 +175,3 @@ class Architecture(Series):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name != "network"}
-
-
-def _hint(thing: Any) -> str:
-    """What may have been meant by something that is no layer."""
-    if isinstance(thing, type) and issubclass(thing, Layer):
-        return f": write {thing.__name__}()"
-    if isinstance(thing, (list, tuple)):
-        return ": write Chain(*layers)"
-    return f": write chains.Activation({thing})" if isinstance(thing, Activation) else ""

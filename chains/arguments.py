@@ -10,6 +10,7 @@ import array_api_compat
 import numpy as np
 
 from chains.backends.places import HOST, Place, is_elsewhere, place_of
+from chains.checks import as_unmasked, check_count, takes
 from chains.losses import Loss
 from chains.params import Layout
 from chains.words import counted, shown
@@ -21,7 +22,7 @@ DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 def as_numpy(name: str, value: Any) -> np.ndarray:
     """`value` as a NumPy array, sharing memory where its library can (a PyTorch CPU tensor, any DLPack array).
 
-    Raises TypeError for an array on another device, and for anything that is not made of real numbers.
+    Raises TypeError for an array on another device or with masked entries, and for anything that is not made of real numbers.
     """
     if type(value) is not np.ndarray:
         value = _imported(name, value)
@@ -72,7 +73,7 @@ def _imported(name: str, value: Any) -> np.ndarray:
         except (BufferError, RuntimeError, TypeError, AttributeError) as error:
             raise TypeError(f"`{name}` (a {type(value).__name__} on {device}) cannot be used from the CPU: {error}") from error
     try:
-        return np.asarray(value)
+        return as_unmasked(name, value)
     except ValueError as error:
         hint = "; for a list of batches (x, t), `t` must be None" if isinstance(value, list) and name == "x" else ""
         raise ValueError(f"`{name}` cannot be made an array: {error}{hint}") from error
@@ -112,10 +113,16 @@ def check_state(
         raise TypeError(f"`state` holds {state.dtype}, but {wanted} is wanted, as of `p`: state.astype(p.dtype), say")
     if not state.flags.c_contiguous or (updated and not getattr(state.flags, "writeable", True)):
         raise ValueError("`state` must be contiguous, and writable where it is updated: pass a copy")
-    for other, array in inputs.items():
-        if updated and _overlap(place_of(state), state, array):
-            raise ValueError(f"`state` overlaps `{other}` in memory, but it is updated in place: pass a copy")
+    if updated:
+        check_apart("state", state, inputs)
     return state
+
+
+def check_apart(name: str, updated: Any, others: dict[str, Any]) -> None:
+    """Raise ValueError where an array that is updated in place overlaps one of the others in memory."""
+    for other, array in others.items():
+        if _overlap(place_of(updated), updated, array):
+            raise ValueError(f"`{name}` overlaps `{other}` in memory, but it is updated in place: pass a copy")
 
 
 def check_trained(p: Any, size: int | None = None) -> np.ndarray:
@@ -143,42 +150,29 @@ def check_seed(seed: Any) -> int:
     """`seed` as a number of 64 bits. Raises TypeError or ValueError where it is none."""
     if type(seed) is int and 0 <= seed < 1 << 64:
         return seed
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise TypeError(f"`seed` (={seed!r}) must be a whole number")
-    if not 0 <= seed.__index__() < 1 << 64:
-        raise ValueError(f"`seed` (={seed}) must be from 0 to 2**64 - 1")
-    return seed.__index__()
+    seed = check_count("seed", seed, 0)
+    if not seed < 1 << 64:
+        raise ValueError(f"`seed` (={seed}) must be below 2**64")
+    return seed
 
 
-def check_flags(**flags: Any) -> None:
-    """Raise TypeError, naming it, unless each is True or False."""
-    for name, flag in flags.items():
-        if not isinstance(flag, (bool, np.bool_)):
-            raise TypeError(f"`{name}` (={flag!r}) must be True or False")
-
-
-def check_functions(name: str, functions: Any, what: str) -> None:
-    """Raise TypeError unless this is a list, or the like, of things to call."""
+def check_functions(name: str, functions: Any, what: str, arguments: int) -> None:
+    """Raise TypeError unless this is a list, or the like, of things to call with so many arguments."""
     if not isinstance(functions, (list, tuple)):
         raise TypeError(f"`{name}` (={shown(functions)}) must be a list of {what}")
     for function in functions:
         if not callable(function) or isinstance(function, type):
             raise TypeError(f"`{name}` holds {shown(function)}, but {what} are wanted")
+        if not takes(function, arguments):
+            raise TypeError(
+                f"`{name}` holds {shown(function)}, which does not take {counted(arguments, 'argument')}: {what} are wanted"
+            )
 
 
 def check_is(name: str, value: Any, kind: type, example: str) -> None:
     """Raise TypeError unless `value` is of this kind."""
     if not isinstance(value, kind):
         raise TypeError(f"`{name}` (={shown(value)}) must be {example}")
-
-
-def check_shape(name: str, shape: Any) -> tuple[int, ...]:
-    """`shape` as a sample's shape. Raises ValueError unless it is a tuple of positive whole numbers."""
-    if not isinstance(shape, (tuple, list)) or not all(
-        hasattr(length, "__index__") and length.__index__() > 0 for length in shape
-    ):
-        raise ValueError(f"`{name}` (={shape!r}) must be a tuple of positive whole numbers, such as (3,)")
-    return tuple(length.__index__() for length in shape)
 
 
 def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "input") -> np.ndarray:
@@ -255,7 +249,7 @@ def check_out(
     Raises TypeError or ValueError unless it is writable, fits, and overlaps no input.
     """
     place = HOST if "p" not in inputs else place_of(inputs["p"])
-    if not place.owns(out) or (place is HOST and is_elsewhere(out)):
+    if not place.owns(out) or (place is HOST and is_elsewhere(out)) or isinstance(out, np.ma.MaskedArray):
         kind = "a NumPy array to fill" if place is HOST else "an array to fill on the GPU, where `p` lies,"
         raise TypeError(f"`{name}` is a {type(out).__name__}, but {kind} is wanted")
     if out.shape != shape or out.dtype != dtype:

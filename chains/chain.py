@@ -13,6 +13,7 @@ from chains.architecture import Architecture
 from chains.backends import Backend, Executable
 from chains.backends import backend as find_backend
 from chains.backends.places import is_elsewhere, place_of, runner_of
+from chains.checks import check_flags, check_shape
 from chains.layers.base import Layer, SampleShape
 from chains.layers.combine import last_layer
 from chains.layers.softmax import Softmax
@@ -22,7 +23,7 @@ from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.program import Program
 from chains.programs import Programs, Shortcuts
-from chains.words import counted
+from chains.words import counted, shown
 
 _SEED = 0  # the default
 
@@ -118,8 +119,9 @@ class Chain(Architecture):
         """The loss at `p` (plus `penalty`) and its gradient, shape (n_params,); `out` is filled where given.
 
         `x` is (batch, *input_shape), `t` the targets as `loss` wants them, `weights` (batch,) multiply the samples'
-        losses. In the mode "train" dropout is on, `seed` choosing what is dropped, and `state` is updated in place; in
-        "eval" it is off, and `state` read. With `check_finite`, an infinity or NaN in the data raises ValueError.
+        losses; any finite numbers, see `chains.losses`. In the mode "train" dropout is on, `seed` choosing what is dropped, and
+        `state` is updated in place; in "eval" it is off, and `state` read. With `check_finite`, an infinity or NaN in the data
+        raises ValueError.
         Other arguments as in a call.
         """
         training = arguments.check_mode(mode)
@@ -137,6 +139,7 @@ class Chain(Architecture):
             lambda: self._gradient(p, self._objective(loss, target, weighted, penalty), p.dtype, training),
         )
         if check_finite:
+            check_flags(check_finite=check_finite)
             arguments.check_finite(p.dtype, p=p, **data)
         data["p"] = p
         data |= self.state_for(run.program, state, p.dtype, training, data)
@@ -182,8 +185,11 @@ class Chain(Architecture):
         """
         training = arguments.check_mode(mode)
         kind = ("vjp", training)
-        quick = self._shortcuts.find(kind, p, x) if state is None and seed is _SEED and out is None else None
-        if quick is not None and (found := quick(p, x, dy, None, None)) is not None:
+        if out is not None and (not isinstance(out, tuple) or len(out) != 2 or out[0] is None or out[1] is None):
+            raise TypeError(f"`out` (={shown(out)}) must be a pair of arrays, for the parameters and for the inputs")
+        quick = self._shortcuts.find(kind, p, x) if state is None and seed is _SEED else None
+        given = (None, None) if out is None else out
+        if quick is not None and (found := quick(p, x, dy, given[0], given[1])) is not None:
             return found
         p = arguments.check_params(p, self.n_params)
         x = arguments.check_input(x, self.input_shape)
@@ -198,8 +204,6 @@ class Chain(Architecture):
         if out is None:
             g, dx = place_of(p).empty(p.shape, p.dtype), place_of(p).empty(x.shape, p.dtype)
         else:
-            if not isinstance(out, tuple) or len(out) != 2:
-                raise TypeError(f"`out` (={out!r}) must be a pair of arrays, for the parameters and for the inputs")
             g = arguments.check_out(out[0], p.shape, p.dtype, inputs, "out[0]")
             dx = arguments.check_out(out[1], x.shape, p.dtype, {**inputs, "out[0]": g}, "out[1]")
         inputs["g"], inputs["dx"] = g, dx
@@ -248,12 +252,20 @@ class Chain(Architecture):
     ) -> Program:
         """The recorded operations: of the forward pass, with a `loss` of the gradient, with an `optimizer` of a step.
 
-        Print it to read them. `target_shape` is the shape of one sample's target, by default that of the output.
+        Print it to read them. `target_shape` is the shape of one sample's target, by default that of the output. Raises
+        TypeError or ValueError for arguments that do not fit, such as an optimiser without a loss.
         """
         training, network, dtype = arguments.check_mode(mode), self.network, arguments.check_dtype(dtype)
         if loss is None:
+            for name, given in (("optimizer", optimizer), ("penalty", penalty), ("target_shape", target_shape)):
+                if given is not None:
+                    raise TypeError(
+                        f"`loss` is missing: without one there is no gradient, and no use for `{name}` (={given!r})"
+                    )
             return record.forward(network, dtype, training)
-        objective = self._objective(loss, self.output_shape if target_shape is None else target_shape, False, penalty)
+        target = self.output_shape if target_shape is None else check_shape("target_shape", target_shape)
+        objective = self._objective(loss, target, False, penalty)
+        loss.check_target(self.output_shape, target)
         if optimizer is not None:
             arguments.check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
         if optimizer is None:
@@ -262,6 +274,7 @@ class Chain(Architecture):
 
     def listing(self, program: Program) -> str:
         """A program as this network's backend runs it: with "native", the operations, LLVM's code and the processor's."""
+        arguments.check_is("program", program, Program, "a program such as net.program()")
         return self.runner.choose(program).listing(program)
 
     def problem(

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from chains.words import meant
+from chains.checks import check_finite_number, check_not_negative, check_number, check_numbers, check_word, takes
+from chains.words import meant, shown
 
 Initializer = Callable[[np.random.Generator, tuple[int, ...]], Any]
 InitializerLike = Initializer | str | float | np.ndarray
@@ -33,10 +34,17 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Normal:
-    """Normal numbers with a mean and a standard deviation."""
+    """Normal numbers with a mean and a standard deviation.
+
+    Raises TypeError or ValueError for a mean that is no finite number, and a deviation that is none, or negative.
+    """
 
     mean: float = 0.0
     std: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_finite_number("mean", self.mean)
+        check_not_negative("std", self.std)
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         return rng.normal(self.mean, self.std, shape)
@@ -44,10 +52,19 @@ class Normal:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Uniform numbers in [low, high)."""
+    """Uniform numbers in [low, high).
+
+    Raises TypeError or ValueError for bounds that are no finite numbers, and a `low` above `high`.
+    """
 
     low: float = -1.0
     high: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_finite_number("low", self.low)
+        check_finite_number("high", self.high)
+        if self.low > self.high:
+            raise ValueError(f"`low` (={self.low}) must not be above `high` (={self.high})")
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         return rng.uniform(self.low, self.high, shape)
@@ -55,9 +72,12 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Constant:
-    """One number everywhere, or the given array."""
+    """One number everywhere, or the given array, broadcast. Raises TypeError or ValueError unless it holds finite numbers."""
 
     value: Any = 0.0
+
+    def __post_init__(self) -> None:
+        check_numbers("value", self.value)
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         return np.broadcast_to(np.asarray(self.value, dtype=np.float64), shape)
@@ -67,6 +87,8 @@ class Constant:
 class VarianceScaling:
     """Zero-mean numbers of variance scale / fan, `fan` being "in", "out" or "average".
 
+    `distribution` is "normal" or "uniform". Raises TypeError or ValueError for other words, and a scale that is not
+    positive and finite.
     Sources: Glorot and Bengio 2010 (scale 1, average), He et al. 2015 (scale 2, in), LeCun et al. 1998
     (scale 1, in).
     """
@@ -74,6 +96,11 @@ class VarianceScaling:
     scale: float
     fan: str
     distribution: str
+
+    def __post_init__(self) -> None:
+        check_number("scale", self.scale, lambda value: 0 < value < math.inf, "positive and finite")
+        check_word("fan", self.fan, "in", "out", "average")
+        check_word("distribution", self.distribution, "normal", "uniform")
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         fan_in, fan_out = fans(shape)
@@ -98,10 +125,11 @@ INITIALIZERS: dict[str, Initializer] = {
 }
 
 
-def initializer(choice: InitializerLike, name: str = "init", of: str = "") -> Initializer:
+def initializer(choice: InitializerLike, name: str = "init", of: str = "", shape: tuple[int, ...] | None = None) -> Initializer:
     """The initializer meant by a name, a number, an array or a callable.
 
-    Raises ValueError or TypeError, naming the argument `name` (and what it is `of`), for anything else.
+    Raises ValueError or TypeError, naming the argument `name` (and what it is `of`), for anything else, and for an array that
+    does not broadcast to the `shape`, where that is known.
     """
     if isinstance(choice, str):
         if choice not in INITIALIZERS:
@@ -112,8 +140,32 @@ def initializer(choice: InitializerLike, name: str = "init", of: str = "") -> In
         return INITIALIZERS[choice]
     if isinstance(choice, type):
         raise TypeError(f"`{name}`{of} is the class {choice.__name__}: write {choice.__name__}(...)")
-    if callable(choice):
-        return choice
-    if np.asarray(choice).dtype.kind not in "fiub":
-        raise TypeError(f"`{name}` (={choice!r}){of} must be a number, an array, a function or a name such as 'zeros'")
-    return Constant(choice)
+    if not callable(choice):
+        check_numbers(name, choice, of, "must be a number, an array, a function or a name such as 'zeros'")
+        choice = Constant(choice)
+    if not takes(choice, 2):
+        raise TypeError(f"`{name}` (={shown(choice)}){of} must take two arguments, a random generator and a shape")
+    if isinstance(choice, Constant) and shape is not None:
+        given = np.shape(choice.value)
+        if not _broadcasts(given, shape):
+            raise ValueError(f"`{name}`{of} has shape {given}, but {shape} is wanted, or what broadcasts to it")
+    return choice
+
+
+def setting_text(name: str, chosen: Initializer, default: str) -> str:
+    """The setting of a layer, for people; empty where it is the `default`."""
+    if isinstance(chosen, Constant) and np.ndim(chosen.value):
+        return f", {name}=<{shown(np.asarray(chosen.value))}>"
+    known = next((known for known, other in INITIALIZERS.items() if chosen == other), None)
+    if known == default:
+        return ""
+    number = float(chosen.value) if isinstance(chosen, Constant) else chosen
+    return f", {name}={shown(known or number)}"
+
+
+def _broadcasts(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether an array of a shape can be had in another."""
+    try:
+        return np.broadcast_shapes(given, shape) == shape
+    except ValueError:
+        return False

@@ -1,7 +1,8 @@
 """Losses: a number for how far outputs are from targets, averaged over the batch, and its gradient.
 
 With sample weights, each sample's loss is multiplied by its weight before the average over the batch (the
-weights are not normalised: weights of one change nothing).
+weights are not normalised: weights of one change nothing). Any finite numbers will do: zero leaves a sample out, also where all
+are zero, and a negative weight has the loss of its sample grow, as an advantage below zero does in policy gradients.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from chains.activations import sigmoid
+from chains.checks import check_flags, check_positive, check_text
 from chains.expr import exp, log1p, maximum, sign, where
 from chains.layers.softmax import log_sum_exp
 from chains.program import Recorder
 from chains.replay import Replay, traced
-from chains.settings import check_positive
 from chains.view import View
 
 SampleShape = tuple[int, ...]
@@ -45,7 +46,10 @@ class Loss(ABC):
 
     @abstractmethod
     def record(self, ops: Recorder, y: View, t: View, w: View | None, value: View, dy: View) -> None:
-        """Record how `value` (a scalar) and `dy` (shaped like `y`) are filled; `w` are sample weights (batch,)."""
+        """Record how `value` (a scalar) and `dy` (shaped like `y`) are filled; `w` are sample weights (batch,).
+
+        `y`, `t` and `w` may not be overwritten.
+        """
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,8 @@ def loss(
     averaged, with ``average=True``) and averaged over the batch. Raises TypeError or ValueError, naming it, where one of the
     formulas cannot be traced.
     """
+    check_text("name", name)
+    check_flags(average=average)
     what = f"loss {name!r}"
     formulas = Replay(traced(what, function, 2)), Replay(traced(f"{what}, derivative", derivative, 2))
     return ElementwiseLoss(name, *formulas, average)
@@ -190,7 +196,9 @@ class CrossEntropyLoss(Loss):
     """The cross-entropy of softmax(logits), over the last axis, against integer labels or probabilities (one-hot).
 
     Logits have sample shape (*positions, classes); labels (*positions), probabilities (*positions, classes).
-    The mean over samples and positions.
+    The mean over samples and positions. Rows of probabilities need not sum to one, as in PyTorch: their sums weigh the
+    positions, and a row of zeros leaves its position out. Raises ValueError for labels that are none, and for negative
+    probabilities.
     """
 
     takes_logits = True

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from chains.backends.places import is_elsewhere, place_of
+from chains.checks import as_unmasked, check_count, check_flags, check_not_negative, check_word, takes
 from chains.progress import Progress
-from chains.settings import check_not_negative
 from chains.words import shown
 
 Array = Any
@@ -43,6 +43,11 @@ class Result:
     nit: int  # iterations
     nfev: int  # calls of the function
 
+    def __repr__(self) -> str:
+        numbers = {"fun": f"{self.fun:.6g}", "jac": f"{_largest(self.jac):.3g} at most", "nit": self.nit, "nfev": self.nfev}
+        rows = {"message": self.message, "success": self.success, **numbers, "x": shown(self.x)}
+        return "\n".join(f"{name:>7}: {value}" for name, value in rows.items())
+
 
 def minimize(
     function: Function,
@@ -65,11 +70,10 @@ def minimize(
     counts iterations; None shows one on terminals and in notebooks after half a second, True lines of text elsewhere.
     Raises TypeError or ValueError for arguments that make no sense, and where `function` returns something else.
     """
-    if not callable(function):
-        raise TypeError(f"`function` (a {type(function).__name__}) must be callable and give the value and the gradient at `p`")
+    if not callable(function) or not takes(function, 1):
+        raise TypeError(f"`function` (={shown(function)}) must be a function of `p` that gives the value and the gradient")
     p = _vector("p", p)
-    if method not in ("BFGS", "L-BFGS"):
-        raise ValueError(f"`method` (={method!r}) must be 'BFGS' or 'L-BFGS'")
+    check_word("method", method, "BFGS", "L-BFGS")
     _check_options(memory, gtol, ftol, maxiter, callback, progress)
     p = p.astype(np.float64)  # a copy
     total = None if maxiter is None else int(maxiter)
@@ -85,7 +89,7 @@ def minimize(
 
 def _vector(name: str, given: Any) -> Array:
     """A vector of finite real numbers."""
-    array = given if is_elsewhere(given) else np.asarray(given)
+    array = given if is_elsewhere(given) else as_unmasked(name, given)
     if array.ndim != 1 or array.dtype.kind not in "fiu":
         raise ValueError(f"`{name}` has shape {array.shape} and holds {array.dtype}, but a vector of real numbers is wanted")
     if not bool(abs(array).max() < math.inf if array.size else True):
@@ -94,15 +98,14 @@ def _vector(name: str, given: Any) -> Array:
 
 
 def _check_options(memory: Any, gtol: Any, ftol: Any, maxiter: Any, callback: Any, progress: Any) -> None:
-    for name, count, least in (("memory", memory, 1), ("maxiter", 0 if maxiter is None else maxiter, 0)):
-        if not isinstance(count, (int, np.integer)) or isinstance(count, bool) or count < least:
-            raise ValueError(f"`{name}` (={count!r}) must be a whole number, {least} or more")
+    check_count("memory", memory)
+    check_count("maxiter", 0 if maxiter is None else maxiter, 0)
     check_not_negative("gtol", gtol)
     check_not_negative("ftol", 0.0 if ftol is None else ftol)
-    if callback is not None and not callable(callback):
-        raise TypeError(f"`callback` (={callback!r}) must be callable, or None")
-    if not isinstance(progress, (bool, np.bool_, type(None))):
-        raise TypeError(f"`progress` (={progress!r}) must be True, False or None")
+    if callback is not None and not (callable(callback) and takes(callback, 1)):
+        raise TypeError(f"`callback` (={shown(callback)}) must be a function of `p`, or None")
+    if progress is not None:
+        check_flags(progress=progress)
 
 
 def _descend(
@@ -114,6 +117,8 @@ def _descend(
     callback: Callable[[Array], object] | None,
     bar: Progress,
 ) -> Result:
+    if not math.isfinite(line.value) or not math.isfinite(_largest(line.g)):
+        return line.result(False, "the value or the gradient at `p` is infinite or NaN", 0)
     # How much the last iteration gained; at first what makes the step about 1 long.
     fall = 0.5 * float(line.g @ line.g) / max(float(abs(line.g).sum()), 1e-300)
     for iteration in range(maxiter):
@@ -305,9 +310,12 @@ class _Line:
         if not isinstance(returned, (tuple, list)) or len(returned) != 2:
             raise TypeError(f"`function` must return the value and the gradient, not {shown(returned)}")
         value, g = returned
-        if getattr(g, "shape", None) != p.shape:
-            raise ValueError(f"`function` must return a gradient of shape {p.shape}, not {shown(g)}")
-        return float(value), g
+        if getattr(g, "shape", None) != p.shape or g.dtype.kind not in "fiu":
+            raise ValueError(f"`function` must return a gradient of real numbers, of shape {p.shape}, not {shown(g)}")
+        try:
+            return float(value), g
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"`function` must return a number as the value, not {shown(value)}") from error
 
 
 def _between(low: tuple[float, float, float], high: tuple[float, float, float]) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 from chains import arguments
 from chains.backends import Binding, Executable
 from chains.backends.places import HOST, place_of
+from chains.checks import check_flags
 from chains.minimize import DELAY
 from chains.minimize import minimize as minimize_in_place
 from chains.progress import Progress
@@ -88,8 +89,8 @@ class Objective:
         from scipy.optimize import minimize
 
         if progress is not None:
-            arguments.check_flags(progress=progress)
-        p = np.asarray(p, np.float64)
+            check_flags(progress=progress)
+        p = np.asarray(arguments.as_numpy("p", p), np.float64)
         with Progress(progress, None, "evaluation", delay=DELAY) as bar:
 
             def counting(p: np.ndarray) -> tuple[float, np.ndarray]:

@@ -16,9 +16,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from chains.expr import minimum, sqrt, trace
+from chains.checks import check_fraction, check_not_negative, check_positive
+from chains.expr import minimum, sqrt
 from chains.program import Recorder
-from chains.settings import Tunable, check_fraction, check_not_negative, check_positive
+from chains.replay import traced
+from chains.settings import Tunable
 from chains.view import View
 
 Schedule = Callable[[Any], Any]
@@ -36,12 +38,9 @@ class Optimizer(Tunable, ABC):
 
     def __post_init__(self) -> None:
         if callable(self.learning_rate):
-            try:
-                trace(self.learning_rate, 1)
-            except TypeError as error:
-                raise TypeError(
-                    f"`learning_rate` (={self.learning_rate!r}) must be a number or a formula of the step: {error}"
-                ) from error
+            traced(
+                f"`learning_rate` (={self.learning_rate!r}) must be a number or a formula of the step", self.learning_rate, 1
+            )
         else:
             check_not_negative("learning_rate", self.learning_rate, ", or a function of the step")
         if self.clip_norm is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from chains.initializers import Constant, Initializer
-from chains.words import listed, meant
+from chains.words import listed, meant, shown
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,23 @@ class Slice:
     stop: int
     shape: tuple[int, ...]
     init: Initializer = field(default=Constant(0.0), repr=False, compare=False)
+
+    def begin(self, rng: np.random.Generator, dtype: Any) -> np.ndarray:
+        """The array as its initializer fills it. Raises TypeError or ValueError, naming the slice, for anything else."""
+        try:
+            values = np.asarray(self.init(rng, self.shape))
+        except Exception as error:
+            error.add_note(f"in the initializer of `{self.name}`")
+            raise
+        if values.dtype.kind not in "fiub":
+            raise TypeError(f"the initializer of `{self.name}` gave {shown(values)}, but real numbers are wanted")
+        if values.shape != self.shape:
+            raise ValueError(f"the initializer of `{self.name}` gave shape {values.shape}, not {self.shape}")
+        with np.errstate(over="ignore"):
+            values = values.astype(dtype)
+        if not np.isfinite(values).all():
+            raise ValueError(f"the initializer of `{self.name}` gave numbers that are not finite in {values.dtype}")
+        return values
 
 
 class Layout(Sequence[Slice]):
@@ -37,9 +54,7 @@ class Layout(Sequence[Slice]):
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
             if key not in self._by_name:
-                raise KeyError(
-                    f"no {self.what} is named {key!r}; the names are {listed(self._by_name)}{meant(key, self._by_name)}"
-                )
+                raise KeyError(_unknown(self.what, key, self._by_name))
             return self._by_name[key]
         return self._slices[key]
 
@@ -78,12 +93,13 @@ class Layout(Sequence[Slice]):
 
     def views(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """Each slice of `vector` as an array of its own shape, sharing memory."""
-        return {entry.name: vector[entry.start : entry.stop].reshape(entry.shape) for entry in self._slices}
+        return Views((entry.name, vector[entry.start : entry.stop].reshape(entry.shape)) for entry in self._slices)
 
     def init(self, seed: int | np.random.Generator, dtype: Any) -> np.ndarray:
         """A fresh vector, each slice filled by its initializer. The draws are those of float64, then rounded.
 
-        Raises ValueError naming the slice whose initializer returned another shape than the slice has.
+        Raises TypeError or ValueError naming the slice whose initializer returned another shape than the slice has, or anything
+        but finite real numbers.
         """
         try:
             rng = np.random.default_rng(seed)
@@ -91,10 +107,7 @@ class Layout(Sequence[Slice]):
             raise type(error)(f"`seed` (={seed!r}) must be a whole number, zero or positive, or a Generator") from error
         vector = np.empty(self.size, dtype)
         for entry in self._slices:
-            values = np.asarray(entry.init(rng, entry.shape))
-            if values.shape != entry.shape:
-                raise ValueError(f"the initializer of `{entry.name}` gave shape {values.shape}, not {entry.shape}")
-            vector[entry.start : entry.stop] = values.reshape(-1)
+            vector[entry.start : entry.stop] = entry.begin(rng, dtype).reshape(-1)
         return vector
 
     def __str__(self) -> str:
@@ -105,6 +118,18 @@ class Layout(Sequence[Slice]):
 
     def __repr__(self) -> str:
         return f"Layout({list(self._slices)!r})"
+
+
+class Views(dict[str, np.ndarray]):
+    """Arrays by name, as a dictionary that says which names there are where it has no such one."""
+
+    def __missing__(self, key: object) -> np.ndarray:
+        raise KeyError(_unknown("array", key, self))
+
+
+def _unknown(what: str, key: object, names: Collection[str]) -> str:
+    """That there is no such name, but which there are."""
+    return f"no {what} is named {key!r}; the names are {listed(names)}{meant(str(key), names)}"
 
 
 class LayoutBuilder:

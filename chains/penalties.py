@@ -10,10 +10,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from chains.checks import check_not_negative
 from chains.expr import sign
 from chains.params import Layout
 from chains.program import Recorder
-from chains.settings import Tunable, check_not_negative
+from chains.settings import Tunable
 from chains.view import View
 
 
@@ -63,7 +64,7 @@ class _Norm(Penalty):
     def __post_init__(self) -> None:
         check_not_negative("strength", self.strength)
         patterns = (self.patterns,) if isinstance(self.patterns, str) else self.patterns
-        if not isinstance(patterns, tuple) or not all(isinstance(pattern, str) for pattern in patterns):
+        if not isinstance(patterns, tuple) or not patterns or not all(isinstance(pattern, str) for pattern in patterns):
             raise TypeError(f"`patterns` (={self.patterns!r}) must be a text such as '*.weight', or a tuple of such")
 
     def record(self, ops: Recorder, at: Place, p: View, g: View, value: View) -> None:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from chains.checks import check_number
 from chains.expr import Expr, key_of, trace_with_settings
 from chains.lazy import lazy
 from chains.operations import (
@@ -39,6 +40,7 @@ from chains.settings import evaluate, numbers_of, symbolic
 from chains.simplify import simplified
 from chains.view import Batch, Buffer, Shape, View, c_strides
 from chains.window import Window
+from chains.words import counted, shown
 
 T = TypeVar("T")
 
@@ -58,6 +60,9 @@ class Recorder:
         self._label = ""
         self._draws = 0
 
+    def __repr__(self) -> str:
+        return f"<Recorder of the program {self.name} ({self.dtype}): {counted(len(self.operations), 'operation')} so far>"
+
     # Buffers
 
     def external(self, name: str, shape: tuple[int, ...], *, role: str, batched: bool = False, dtype: Any = None) -> View:
@@ -68,6 +73,8 @@ class Recorder:
 
     def scratch(self, name: str, shape: tuple[int, ...], *, batched: bool = True) -> View:
         """Private memory, live from the first operation that uses it to the last."""
+        if not isinstance(shape, (tuple, list)):
+            raise TypeError(f"scratch: the shape of `{name}` (={shown(shape)}) must be a tuple such as (3,)")
         label = f"{self._label}.{name}" if self._label else name
         return self._view(label, "scratch", shape, batched)
 
@@ -120,6 +127,7 @@ class Recorder:
 
     def matmul(self, out: View, a: View, b: View, *, accumulate: bool = False) -> None:
         """out = a @ b (or += with `accumulate`); matrices, each possibly transposed."""
+        _check_views("matmul", out, a, b)
         if not (out.ndim == a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and out.shape == (a.shape[0], b.shape[1])):
             raise ValueError(f"matmul: {a} @ {b} does not fit {out}")
         self._record(MatMul((out,), (a, b), accumulate=accumulate, label=self._label))
@@ -127,6 +135,9 @@ class Recorder:
     def map(self, outs: View | tuple[View, ...], function: Callable[..., Any], *ins: View) -> None:
         """outs = function(*ins) element by element. `function` is traced; operands broadcast to the outs."""
         outs = outs if isinstance(outs, tuple) else (outs,)
+        _check_views("map", *outs, *ins)
+        if not callable(function):
+            raise TypeError(f"map: `function` (={shown(function)}) must be a formula: ops.map(y, lambda x: 2 * x, x)")
         formula, settings = trace_with_settings(function, len(ins))
         scalar = all(view.ndim == 0 for view in (*outs, *ins))
         ins += tuple(self._setting(node, np.dtype(np.float64) if scalar else self.dtype) for node in settings)
@@ -152,6 +163,7 @@ class Recorder:
         self._reduce("max", out, a)
 
     def _reduce(self, kind: str, out: View, a: View) -> None:
+        _check_views(kind, out, a)
         _check_broadcast(kind, out, a)
         self._record(Reduce((out,), (a,), kind, label=self._label))
 
@@ -193,18 +205,22 @@ class Recorder:
 
     def random(self, out: View) -> None:
         """out = uniform numbers in [0, 1) that depend only on the caller's seed and step (see `Random`)."""
+        _check_views("random", out)
         key = self.external("random", (2,), role="input", dtype=np.uint64)
         self._record(Random((out,), (key,), self._draws, label=self._label))
         self._draws += 1
 
     def copy(self, out: View, a: View) -> None:
         """out = a; nothing is recorded where they are the same memory."""
+        _check_views("copy", out, a)
         _check_broadcast("copy", a, out)
         if out != a:
             self._record(Copy((out,), (a,), label=self._label))
 
     def fill(self, out: View, value: float) -> None:
-        """out = value."""
+        """out = value, a number."""
+        _check_views("fill", out)
+        check_number("value", value, lambda _: True, "such as 0.0")
         self._record(Fill((out,), (), float(value), label=self._label))
 
     def _record(self, operation: Operation) -> None:
@@ -219,6 +235,16 @@ class Recorder:
         return Program(self.name, self.dtype, tuple(simplified(self.operations)), settings)
 
 
+def _check_views(name: str, *views: Any) -> None:
+    """Raise TypeError unless all of these are arrays of a program."""
+    for view in views:
+        if not isinstance(view, View):
+            raise TypeError(
+                f"{name}: `{shown(view)}` is no array of this program: a number belongs into a formula, as in "
+                "ops.map(y, lambda x: 2 * x, x), and an array of one's own into ops.constant(name, array)"
+            )
+
+
 def _check_broadcast(name: str, small: View, large: View) -> None:
     """Raise unless `small` broadcasts to the shape of `large` by NumPy's rule."""
     pairs = list(zip(reversed(small.shape), reversed(large.shape), strict=False))
@@ -228,6 +254,7 @@ def _check_broadcast(name: str, small: View, large: View) -> None:
 
 def _check_convolution(name: str, x: View, w: View, y: View, window: Window, groups: int) -> None:
     """Raise unless images, kernels and window fit together."""
+    _check_views(name, x, w, y)
     fits = x.ndim == y.ndim == w.ndim == 4 and x.batched and y.batched
     if fits:
         (channels, *inputs), (outputs, *positions) = x.sample_shape, y.sample_shape
@@ -239,6 +266,7 @@ def _check_convolution(name: str, x: View, w: View, y: View, window: Window, gro
 
 def _check_pool(kind: str, x: View, y: View, window: Window) -> None:
     """Raise unless images and window fit together."""
+    _check_views(f"{kind} pool", x, y)
     fits = kind in ("max", "mean") and x.ndim == y.ndim == 4 and x.batched and x.shape[:2] == y.shape[:2]
     if not fits or window.outputs((x.sample_shape[1], x.sample_shape[2])) != y.sample_shape[1:]:
         raise ValueError(f"{kind} pool: images {x.text} and {y.text} do not fit the window {window}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from chains.layers.base import Declaration, Node, Vectors
+from chains.layers.base import Declaration, Node, Vectors, check_filled, check_kept
 from chains.lazy import lazy
 from chains.losses import Loss
 from chains.optimizers import Optimizer
@@ -141,8 +141,11 @@ def _record_gradient(
     dx = ops.scratch("dx", network.declaration.input)  # nobody reads it, so that it is never computed
     node = _node(ops, network, p, g, updates=updates)
     node.forward(ops, x, y)
+    begun, function = len(ops.operations), f"{type(objective.loss).__name__}.record"
     with ops.label(type(objective.loss).__name__):
         objective.loss.record(ops, y, t, w, value, dy)
+    check_filled(function, ops.operations[begun:], {"value": value, "dy": dy})
+    check_kept(function, ops.operations[begun:], {"y": y}, "write to one of its own, ops.scratch(name, shape)")
     node.pullback(ops, x, y, dy, dx)
     penalty = ops.symbolic(objective).penalty
     if penalty is not None:

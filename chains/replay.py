@@ -44,8 +44,11 @@ class Replay:
 def traced(what: str, function: Callable[..., Any], inputs: int | None = None) -> Formula:
     """As `trace`, for a formula that users know as `what`. Raises TypeError or ValueError, which name it."""
     try:
-        return trace(function, inputs)
+        formula = trace(function, inputs)
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from error
     except (TypeError, AttributeError) as error:
         raise TypeError(f"{what}: {error}") from error
+    if len(formula.outputs) != 1:
+        raise TypeError(f"{what}: the formula gives {len(formula.outputs)} numbers, but one is wanted")
+    return formula

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from chains.checks import check_not_negative, check_positive
 from chains.expr import cos, floor, minimum, where
-from chains.settings import Tunable, check_not_negative, check_positive
+from chains.settings import Tunable
 
 Schedule = Callable[[Any], Any]
 

@@ -7,13 +7,11 @@ compiled once, serves all values. Zero and None are no settings: they leave oper
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
-
+from chains.checks import is_real
 from chains.expr import Expr
 from chains.scalar import PYTHON
 
@@ -94,40 +92,13 @@ def symbolic(thing: T, first: int = 0) -> T:
     return twin
 
 
-def check_number(name: str, value: Any, fits: Callable[[Any], bool], wanted: str) -> None:
-    """Raise TypeError unless `value` is a real number, ValueError unless it `fits`; `wanted` says what would."""
-    if not _is_real(value):
-        raise TypeError(f"`{name}` (={value!r}) must be a number, {wanted}")
-    if not fits(value):
-        raise ValueError(f"`{name}` (={value}) must be {wanted}")
-
-
-def check_positive(name: str, value: Any, also: str = "") -> None:
-    """Raise TypeError or ValueError unless `value` is a number above zero; `also` says what else is taken."""
-    check_number(name, value, lambda value: value > 0, "positive" + also)
-
-
-def check_not_negative(name: str, value: Any, also: str = "") -> None:
-    """Raise TypeError or ValueError unless `value` is a number, finite, zero or above; `also` says what else is taken."""
-    check_number(name, value, lambda value: 0 <= value < math.inf, "finite, zero or positive" + also)
-
-
-def check_fraction(name: str, value: Any) -> None:
-    """Raise TypeError or ValueError unless `value` is a number at least 0 and below 1."""
-    check_number(name, value, lambda value: 0 <= value < 1, "at least 0 and below 1")
-
-
 def _is_tunable(thing: Any) -> bool:
     return isinstance(thing, Tunable) and is_dataclass(thing)
 
 
 def _is_setting(thing: Any, name: str) -> bool:
     value = getattr(thing, name)
-    return name in thing.settings and _is_real(value) and value != 0
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    return name in thing.settings and is_real(value) and value != 0
 
 
 def _items(thing: Any) -> Iterator[tuple[str, Any]]:

@@ -29,7 +29,7 @@ def _rows(network: Network, parent: Declaration, indent: str = "") -> Iterator[t
     """A row for each part of a layer, followed by those of its own parts where it is too long to be shown in one."""
     digits = max((len(_short(child)) for child in parent.children), default=0)
     for child in parent.children:
-        text = repr(child.layer)
+        text = child.layer.brief()
         parted = len(text) > LONGEST and bool(child.children)
         name = f"{indent}{_short(child):>{digits}}  {type(child.layer).__name__ if parted else text}"
         if parted:

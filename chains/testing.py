@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from chains import record
+from chains import arguments, record
 from chains.backends import backend
 from chains.chain import Chain
+from chains.checks import check_count, check_shape
 from chains.layers.base import Layer
 from chains.layers.dense import Dense
 from chains.layers.shape import Reshape
@@ -30,6 +31,7 @@ from chains.losses import Loss
 from chains.program import Program
 from chains.scratch import ALIGNMENT
 from chains.view import concrete
+from chains.words import shown
 
 T = TypeVar("T")
 DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
@@ -69,11 +71,12 @@ def check_gradients(
     small: it is computed some six times for each parameter and each input.
 
     Returns the largest differences. Raises AssertionError, saying what differs, where a check fails, and ValueError or
-    TypeError where the layer cannot be recorded: it does not fill a result, or writes to `x`.
+    TypeError where the layer cannot be recorded (it does not fill a result, or writes to `x`), and for arguments that make no
+    sense.
     """
-    net = _network(network, input_shape)
-    names = usable_backends() if backends is None else tuple(backends)
-    size = max(batch, net.network.declaration.most_demanding.smallest_batch)
+    net, seed = _network(network, input_shape), arguments.check_seed(seed)
+    names = _named(backends, ("numpy", "native", "cupy"))
+    size = max(check_count("batch", batch), net.network.declaration.most_demanding.smallest_batch)
     worst = {"g": 0.0, "dx": 0.0}
     for mode in ("eval", "train"):
         forward, vjp = (partial(make, net.network, training=mode == "train") for make in (record.forward, record.vjp))
@@ -111,9 +114,12 @@ def check_loss(
     AssertionError, saying what differs, where a check fails, and ValueError or TypeError for targets that do not go with the
     loss.
     """
-    t = np.asarray(t)
-    batch, shape = len(t), t.shape[1:] if output_shape is None else output_shape
-    names = tuple(_usable(("numpy", "native")) if backends is None else backends)
+    arguments.check_is("loss", loss, Loss, "a loss such as SquaredLoss(), or one made by chains.loss")
+    t, seed = arguments.as_numpy("t", t), arguments.check_seed(seed)
+    if t.ndim == 0 or not len(t):
+        raise ValueError(f"`t` has shape {t.shape}, but a batch of targets, at least one, is wanted")
+    batch, shape = len(t), t.shape[1:] if output_shape is None else check_shape("output_shape", output_shape)
+    names = _named(backends, ("numpy", "native"))
     layers = Dense(batch, math.prod(shape), bias=False), Reshape(*shape)
     nets = {name: Chain(*layers, backend=name) for name in ("numpy", *names)}
     x = np.eye(batch)  # so that the weights are the outputs, and the gradient is the derivative
@@ -163,6 +169,15 @@ def _differences(net: Chain, forward: Program, batch: int, seed: int) -> tuple[d
 def usable_backends() -> tuple[str, ...]:
     """The names of the backends that can be used on this computer."""
     return tuple(_usable(("numpy", "native", "cupy")))
+
+
+def _named(names: Sequence[str] | None, by_default: Sequence[str]) -> tuple[str, ...]:
+    """The names of backends; for None those by default that can be used here. Raises TypeError unless they are a list."""
+    if names is None:
+        return tuple(_usable(by_default))
+    if not isinstance(names, (list, tuple)) or not names:
+        raise TypeError(f"`backends` (={shown(names)}) must be a list of names, such as ['numpy', 'native']")
+    return tuple(names)
 
 
 def _usable(names: Sequence[str]) -> Iterator[str]:

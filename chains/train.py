@@ -13,6 +13,7 @@ import numpy as np
 from chains import arguments
 from chains.backends.places import on_host, place_of
 from chains.chain import Chain
+from chains.checks import check_count, check_flags
 from chains.history import History
 from chains.losses import Loss
 from chains.metrics import accuracy
@@ -22,6 +23,7 @@ from chains.progress import Progress
 from chains.record import Objective
 from chains.steps import ArraySteps, Steps, check_parameters
 from chains.stream import Stream, StreamSteps
+from chains.words import counted, shown
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 PIECE_BYTES = 1 << 26  # of intermediate results on validation data at once
@@ -37,6 +39,10 @@ class TrainingState:
     epoch: int
     history: History
     state: np.ndarray | None = None
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name} {values[-1]:.4g}" for name, values in self.history.columns().items())
+        return f"<{self.net!r} after {counted(self.epoch, 'epoch')}: {numbers}>"
 
 
 # Called after each epoch; where it returns a text, training stops with that as the reason.
@@ -78,7 +84,7 @@ def train(
     `validation`: (x, t) to compute the loss (with the penalty) and the `metrics` (functions of outputs and targets) on
     after each epoch; functions of one's own are first called after the first one. `progress`: show a bar; None shows one on
     terminals and in notebooks, True lines of text elsewhere. `callbacks` are called with a `TrainingState` after each
-    epoch; one that returns a text stops the training. One that has a method `begin` is called
+    epoch; one that returns a text stops the training, others return None. One that has a method `begin` is called
     there before the first step, with the names of what will be recorded, and one that has `finish` at the end, with a
     `TrainingState`. `resume`: the history of an earlier call with the same optimiser, whose momentum and step
     count are carried on; `p` and `state` are to be those it left.
@@ -92,15 +98,15 @@ def train(
     p = arguments.check_trained(p, net.n_params)
     seed = arguments.check_seed(seed)
     _check_run(p, optimizer, epochs, callbacks, resume)
-    arguments.check_flags(shuffle=shuffle, drop_last=drop_last, check_finite=check_finite)
+    check_flags(shuffle=shuffle, drop_last=drop_last, check_finite=check_finite)
     if progress is not None:
-        arguments.check_flags(progress=progress)
-    arguments.check_functions("metrics", metrics, "functions of outputs and targets")
+        check_flags(progress=progress)
+    arguments.check_functions("metrics", metrics, "functions of outputs and targets", 2)
     data: dict[str, np.ndarray] = {}
     steps_through: Callable[..., Steps]
     if t is None:
         given = {"batch_size": batch_size, "shuffle": not shuffle, "drop_last": drop_last, "weights": weights}
-        stream = Stream(_check_source(x, given), _batch_problem(net, loss, penalty, p.dtype if check_finite else None), epochs)
+        stream = Stream(_check_source(x, given), _batch_problem(net, p, loss, penalty, check_finite), epochs)
         objective, steps_through = stream.objective, partial(StreamSteps, stream)
     else:
         if hasattr(x, "__iter__") and not isinstance(x, (list, tuple)) and not hasattr(x, "shape"):
@@ -112,9 +118,11 @@ def train(
     step = net.training_step(p, objective, optimizer)
     state = net.state_for(step.program, state, p.dtype, False, {"p": p, **data}).get("state")
     judge = _Judge(net, p, state, loss, penalty, validation, metrics)
+    trained = {"p": p} if state is None else {"p": p, "state": state}
+    for name, array in trained.items():
+        arguments.check_apart(name, array, {**data, **judge.data})
     if check_finite:
         arguments.check_finite(p.dtype, p=p, state=state, **data, **judge.data)
-    trained = {"p": p} if state is None else {"p": p, "state": state}
     for callback in callbacks:
         begin = getattr(callback, "begin", None)
         if begin is not None:
@@ -134,8 +142,8 @@ def train(
             history.add(judgement)
             history.seconds += [time.perf_counter() - start] * len(losses)
             for callback in callbacks:
-                reason = callback(TrainingState(net, p, history.epochs, history, state))
-                history.stopped = history.stopped or str(reason or "")
+                reason = _reason(callback, TrainingState(net, p, history.epochs, history, state))
+                history.stopped = history.stopped or reason
             if bar.due() or history.epochs == epochs:
                 bar.show(_newest(history, epochs))
         check_parameters(p, steps.done)
@@ -163,20 +171,16 @@ def _check_run(p: np.ndarray, optimizer: Optimizer, epochs: int, callbacks: Sequ
             raise ValueError(
                 f"`resume` is the history of {resume.optimizer}, which {optimizer!r} on {p.size} parameters cannot go on from"
             )
-    arguments.check_functions("callbacks", callbacks, "functions to call after each epoch")
-    if not isinstance(epochs, (int, np.integer)) or isinstance(epochs, bool) or epochs < 0:
-        raise ValueError(f"`epochs` (={epochs!r}) must be a whole number, zero or more")
+    arguments.check_functions("callbacks", callbacks, "functions to call with a `TrainingState`", 1)
+    check_count("epochs", epochs, 0)
 
 
 def _check_batch_size(net: Chain, samples: int, batch_size: int | None, drop_last: bool) -> int:
     """The batch size, at most the number of samples. Raises ValueError where it makes no sense, or not for this network."""
-    if batch_size is None:
-        batch_size = samples
-    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
-        raise ValueError(f"`batch_size` (={batch_size!r}) must be a positive whole number, or None for all samples")
+    batch_size = samples if batch_size is None else check_count("batch_size", batch_size, also=", or None for all samples")
     if drop_last and batch_size > samples:
         raise ValueError(f"`drop_last` leaves nothing to train on: `batch_size` (={batch_size}) exceeds the {samples} samples")
-    batch_size = min(int(batch_size), samples)
+    batch_size = min(batch_size, samples)
     net.network.check_batch(batch_size)
     if samples % batch_size and not drop_last:
         net.network.check_batch(samples % batch_size, "the last batch, which `drop_last` would leave out,")
@@ -196,22 +200,33 @@ def _check_source(x: Any, given: dict[str, Any]) -> Any:
     return x
 
 
-def _batch_problem(net: Chain, loss: Loss, penalty: Penalty | None, dtype: np.dtype | None) -> Callable[..., Any]:
-    """`net.problem` for a batch of a source: one that the network cannot be trained on is refused too, and so are numbers
-    that are not finite in a type, if one is given."""
+def _batch_problem(net: Chain, p: np.ndarray, loss: Loss, penalty: Penalty | None, finite: bool) -> Callable[..., Any]:
+    """`net.problem` for a batch of a source: one that the network cannot be trained on is refused too, and so are parts of
+    `p` and, where only `finite` numbers will do, others."""
 
     def problem(x: Any, t: Any, weights: Any = None) -> tuple[dict[str, np.ndarray], Objective]:
         data, objective = net.problem(x, t, loss, weights, penalty)
         net.network.check_batch(len(data["x"]))
-        if dtype is not None:
-            arguments.check_finite(dtype, **data)
+        arguments.check_apart("p", p, data)
+        if finite:
+            arguments.check_finite(p.dtype, **data)
         return data, objective
 
     return problem
 
 
-def _name(metric: Metric) -> str:
-    return getattr(getattr(metric, "func", metric), "__name__", repr(metric))
+def _reason(callback: Callback, state: TrainingState) -> str:
+    """Why a callback would have training stop; empty where it would not. Raises TypeError where it returns something else."""
+    reason = callback(state)
+    if not isinstance(reason, (str, type(None))):
+        raise TypeError(
+            f"the callback {_name(callback)} returned {shown(reason)}, but a text, which ends training, or None is wanted"
+        )
+    return reason or ""
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(getattr(function, "func", function), "__name__", repr(function))
 
 
 class _Judge:
@@ -275,7 +290,7 @@ class _Judge:
 def _value(metric: Metric, y: np.ndarray, t: np.ndarray) -> float:
     try:
         return float(metric(y, t))
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         error.add_note(f"in the metric {_name(metric)}, of outputs of shape {y.shape} and targets of shape {t.shape}")
         raise
 

@@ -149,6 +149,8 @@ class View:
 
     def slice(self, axis: int, start: int, stop: int) -> View:
         """Entries start..stop of one axis, which must not be the batch."""
+        if not -self.ndim <= axis < self.ndim:
+            raise ValueError(f"there is no axis {axis} of a view of shape {shape_text(self.shape)}")
         axis = axis % self.ndim
         extent = self.shape[axis]
         if isinstance(extent, Batch) or not 0 <= start <= stop <= extent:
@@ -175,6 +177,9 @@ class View:
         if not self.contiguous or target.sample_size != self.sample_size:
             raise ValueError(f"a view of shape {shape_text(self.shape)} cannot be reshaped to {shape_text(shape)}")
         return target
+
+    def __repr__(self) -> str:
+        return f"<View {self.text} of {self.buffer.role} {self.buffer.name!r}, {self.dtype}>"
 
     def __str__(self) -> str:
         if self.name:

@@ -100,3 +100,19 @@ def test_what_makes_no_sense_is_refused():
         Batches(noise(5), batch_size=2, augment=True)
     with pytest.raises(TypeError, match="`augment`"):
         Batches(noise(5), batch_size=2, augment=Augment)
+
+
+def test_only_a_generator_draws():
+    with pytest.raises(TypeError, match=r"`rng` \(=3\) must be a Generator"):
+        Augment(shift=2)(np.zeros((2, 8, 8)), 3)
+    images = np.arange(128).reshape(2, 8, 8)
+    drawn = [Augment(shift=2)(given, np.random.default_rng(0)) for given in (images, images.tolist())]
+    np.testing.assert_array_equal(*drawn)
+
+
+def test_functions_that_are_no_augmentation():
+    with pytest.raises(TypeError, match=r"`augment`.*must be a function of images and a random generator"):
+        Batches(np.zeros((4, 8, 8)), batch_size=2, augment=lambda images: images)
+    batches = Batches(np.zeros((4, 8, 8)), batch_size=2, augment=lambda images, rng: None)
+    with pytest.raises(TypeError, match=r"`augment`.*returned a NoneType, but an array of images is wanted"):
+        next(iter(batches))

@@ -258,6 +258,27 @@ def test_wrong_dy(calls, dy, words):
     assert_refused(lambda: calls.vjp(dy=dy), *words, calls=calls)
 
 
+MASKED = [("x", "gradient"), ("t", "gradient"), ("weights", "value"), ("p", "forward"), ("dy", "vjp"), ("t", "objective"),
+          ("x", "train"), ("weights", "train"), ("p", "train")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "method"), MASKED)
+def test_masked_entries_are_not_silently_used(calls, name, method):
+    array = np.ma.array({**GOOD, "weights": np.ones(6)}[name])
+    getattr(calls, method)(**{name: array})  # nothing is masked
+    array[2] = np.ma.masked
+    assert_refused(lambda: getattr(calls, method)(**{name: array}), f"`{name}` has masked entries", "filled", calls=calls)
+
+
+def test_masked_entries_elsewhere(calls):
+    masked = np.ma.masked_less(GOOD["p"], 0)
+    assert_refused(lambda: calls.objective().minimize(masked), "`p` has masked entries")
+    assert_refused(lambda: chains.minimize(calls.objective(), masked), "`p` has masked entries")
+    assert_refused(lambda: Updater(Adam(), calls.p)(masked), "`g` has masked entries", calls=calls)
+    assert_refused(lambda: chains.accuracy(np.eye(3), np.ma.array([0, 1, 2], mask=[0, 0, 1])), "`t` has masked entries")
+    assert_refused(lambda: calls.gradient(out=np.ma.array(calls.g)), "`out` is a MaskedArray", calls=calls)
+
+
 # NaN, by choice
 
 
@@ -330,7 +351,9 @@ def test_wrong_out(calls, change, word):
     assert_refused(lambda: calls.vjp(out=(calls.g, change(calls.dx))), "`out[1]`", word, calls=calls)
 
 
-@pytest.mark.parametrize("out", [(), (np.empty(26),), np.empty(26), (1, 2, 3)], ids=["none", "one", "array", "three"])
+@pytest.mark.parametrize(
+    "out", [(), (np.empty(26),), np.empty(26), (1, 2, 3), (np.empty(26), None)], ids=["none", "one", "array", "three", "half"]
+)
 def test_out_of_vjp_is_a_pair(calls, out):
     assert_refused(lambda: calls.vjp(out=out), "`out", calls=calls)
 
@@ -352,6 +375,40 @@ def test_out_that_overlaps(calls):
     assert block.tobytes() == before
 
 
+@pytest.mark.parametrize("name", ["x", "t", "weights", "validation[0]", "validation[1]"])
+def test_training_in_the_memory_of_the_data(name):
+    """`p` changes under way, and with it what is learnt."""
+    block = RNG.normal(size=100)
+    part = {"x": block[20:38].reshape(6, 3), "t": block[20:32].reshape(6, 2), "weights": block[20:26]}
+    part |= {"validation[0]": part["x"], "validation[1]": part["t"]}
+    given = {"x": GOOD["x"], "t": GOOD["t"], name: part[name]}
+    x, t, weights = given["x"], given["t"], given.get("weights")
+    validation = given.get("validation[0]", x), given.get("validation[1]", t)
+    before = block.tobytes()
+    assert_refused(
+        lambda: train(NET, block[:26], x, t, SquaredLoss(), Adam(), weights=weights, validation=validation),
+        "`p` overlaps", name, "pass a copy",
+    )  # fmt: skip
+    if "validation" not in name:
+        batches = [(x, t) if weights is None else (x, t, weights)]
+        assert_refused(lambda: train(NET, block[:26], batches, None, SquaredLoss(), Adam()), "`p` overlaps", name)
+    assert block.tobytes() == before
+    train(NET, block[50:76], x, t, SquaredLoss(), Adam(), weights=weights, validation=validation)  # beside, not over them
+
+
+def test_training_a_state_in_the_memory_of_the_data():
+    net = Chain(Dense(3, 2), chains.BatchNorm(2))
+    block = RNG.uniform(1.0, 2.0, size=40)
+    state, x = block[:4], block[2:20].reshape(6, 3)
+    for data, validation in (((x, GOOD["t"]), None), ((GOOD["x"], GOOD["t"]), (x, GOOD["t"]))):
+        assert_refused(
+            lambda data=data, v=validation: train(
+                net, net.init(dtype=np.float64), *data, SquaredLoss(), Adam(), state=state, validation=v
+            ),
+            "`state` overlaps",
+        )
+
+
 # Objects of the wrong kind
 
 
@@ -367,6 +424,31 @@ def test_wrong_loss(calls, loss):
 
 def test_wrong_loss_of_a_program():
     assert_refused(lambda: NET.program(SquaredLoss), "`loss`", "SquaredLoss")
+    assert_refused(lambda: NET.program(optimizer=Adam()), "`loss` is missing", "`optimizer` (=Adam(")
+    assert_refused(lambda: NET.program(penalty=chains.L2Penalty(0.1)), "`loss` is missing", "`penalty`")
+    assert_refused(lambda: NET.program(SquaredLoss(), target_shape=2), "`target_shape` (=2)", "(3,)")
+    assert_refused(lambda: NET.program(SquaredLoss(), target_shape=(3,)), "(3,)", "(2,)")
+
+
+@pytest.mark.parametrize("at", ["0", 0.5, None, "0.weight"], ids=str)
+def test_layers_are_counted(at):
+    assert_refused(lambda: NET[at], f"`{at!r}`", "2 layers", "0.weight, 0.bias, 1.weight, 1.bias")
+    with pytest.raises(IndexError, match="no layer 2"):
+        NET[2]
+
+
+def test_names_that_there_are_not():
+    for views in (NET.views(GOOD["p"]), NET.layout):
+        with pytest.raises(KeyError, match=r"named '0.weights'; the names are 0.weight, .*; did you mean `0.weight`\?"):
+            views["0.weights"]
+    with pytest.raises(KeyError, match="running_mean"):
+        Chain(Dense(2, 3), chains.BatchNorm(3)).state_views(np.zeros(6))["0.mean"]
+
+
+@pytest.mark.parametrize("device", ["gpu", 0, None, ["cuda"]], ids=str)
+def test_unknown_device(device):
+    for make in (NET.init, NET.init_state):
+        assert_refused(lambda make=make: make(device=device), f"`device` (={device!r})", "'cpu' or 'cuda'")
 
 
 @pytest.mark.parametrize("method", WITH_T)
@@ -461,7 +543,12 @@ def test_a_chain_inside_takes_only_its_own_input():
 def test_what_is_no_layer(thing):
     assert_refused(lambda: Chain(Dense(3, 4), thing), "layer 1", "not a layer")
     for make in (chains.Residual, chains.Series, chains.Parallel):
-        assert_refused(lambda make=make: Chain(make(thing), input_shape=(3,)), "layer")
+        assert_refused(lambda make=make: make(Dense(3, 4), thing), "layer 1", "not a layer")
+
+
+def test_layers_in_a_list_or_generator():
+    for layers in ([Dense(3, 3)], (Dense(3, 3) for _ in range(2))):
+        assert_refused(lambda layers=layers: Chain(layers), "layer 0", "write Chain(*layers)")
 
 
 def test_an_unknown_input_shape():
@@ -481,6 +568,93 @@ def test_a_layer_that_declares_no_output():
         def pullback(self, ops, x, y, dy, dx, p, g, s): ...
 
     assert_refused(lambda: Chain(Forgetful(), input_shape=(3,)), "Forgetful.declare", "d.output")
+
+
+OWN = {
+    "number": (lambda d: d.param("a", 3, "zeros"), "`shape` (=3) of the parameter `a` in Mine.declare", "(3,)"),
+    "fraction": (lambda d: d.param("a", (2.5,), "zeros"), "`shape` (=(2.5,)) of the parameter `a`"),
+    "negative": (lambda d: d.state("a", (-1,), "zeros"), "`shape` (=(-1,)) of the state `a`"),
+    "output": (lambda d: d.output(3), "`shape` (=3) of the output in Mine.declare", "(3,)"),
+    "scratch": (lambda d: d.saved("a", 3), "`shape` (=3) of the scratch array `a`"),
+    "name": (lambda d: d.temporary(3, (3,)), "(=3) must be a text"),
+    "twice": (lambda d: (d.saved("a", (3,)), d.temporary("a", (3,))), "names the scratch array 'a' twice"),
+    "init": (lambda d: d.param("a", (3,), np.ones(4)), "`init` of the parameter `a` in Mine.declare has shape (4,)", "(3,)"),
+    "nan": (lambda d: d.param("a", (3,), np.nan), "`init` (=nan) of the parameter `a`"),
+    "function": (lambda d: d.state("a", (3,), lambda: 1), "of the state `a` in Mine.declare must take two arguments"),
+    "batch": (lambda d: d.batch_at_least("two"), "`samples` (='two')"),
+    "child": (lambda d: d.child("a", Dense(3, 2), 3), "`input` (=3) of the part `a` in Mine.declare", "(3,)"),
+    "frozen": (lambda d: d.freeze("wieght"), "0.wieght", "0.weight"),
+}
+
+
+RECORDED = {
+    "number": (lambda ops, x, y: ops.map(y, lambda a, b: a * b, x, 3), "map: `3` is no array of this program"),
+    "array": (lambda ops, x, y: ops.map(y, lambda a, b: a * b, x, np.ones(3)), "shape (3,)` is no array", "ops.constant"),
+    "swapped": (lambda ops, x, y: ops.map(lambda a: a, y, x), "map: `<function"),
+    "function": (lambda ops, x, y: ops.map(y, None, x), "`function` (=None) must be a formula"),
+    "matmul": (lambda ops, x, y: ops.matmul(y, x, np.ones((3, 3))), "matmul: `an array of float64, shape (3, 3)`"),
+    "sum": (lambda ops, x, y: ops.sum(y, 3), "sum: `3`"),
+    "copy": (lambda ops, x, y: ops.copy(y, None), "copy: `None`"),
+    "fill": (lambda ops, x, y: ops.fill(y, "a"), "`value` (='a')"),
+    "random": (lambda ops, x, y: ops.random("y"), "random: `'y'`"),
+    "convolve": (lambda ops, x, y: ops.convolve(y, x, None, None), "convolve: `None`"),
+    "pool": (lambda ops, x, y: ops.pool("max", y, 3, None), "max pool: `3`"),
+    "scratch": (lambda ops, x, y: ops.scratch("a", 3), "`a` (=3) must be a tuple"),
+    "slice": (lambda ops, x, y: ops.copy(y, x.slice(2, 0, 1)), "no axis 2 of a view of shape (B, 3)"),
+}
+
+
+@pytest.mark.parametrize("case", RECORDED.values(), ids=RECORDED)
+def test_what_a_layer_of_ones_own_may_not_record(case):
+    record, *words = case
+
+    class Mine(chains.Layer):
+        def declare(self, d):
+            d.output(d.input)
+
+        def forward(self, ops, x, y, p, s):
+            record(ops, x, y)
+
+        def pullback(self, ops, x, y, dy, dx, p, g, s): ...
+
+    assert_refused(lambda: Chain(Mine(), input_shape=(3,)).program(), *words)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (lambda ops, y, value, dy: None, "Mine.record does not fill `value`"),
+        (lambda ops, y, value, dy: ops.fill(value, 0.0), "Mine.record does not fill `dy`"),
+        (lambda ops, y, value, dy: (ops.fill(value, 0.0), ops.fill(dy, 0.0), ops.fill(y, 0.0)), "Mine.record writes to `y`"),
+    ],
+    ids=["nothing", "no gradient", "output"],
+)
+def test_what_a_loss_of_ones_own_may_not_record(record, words):
+    class Mine(chains.Loss):
+        def record(self, ops, y, t, w, value, dy):
+            record(ops, y, value, dy)
+
+    calls = Calls(loss=Mine())
+    for method in WITH_T:
+        assert_refused(getattr(calls, method), words, calls=calls)
+
+
+@pytest.mark.parametrize("case", OWN.values(), ids=OWN)
+def test_what_a_layer_of_ones_own_may_not_declare(case):
+    declare, *words = case
+
+    class Mine(chains.Layer):
+        def declare(self, d):
+            d.param("weight", d.input, "ones")
+            d.output(d.input)
+            declare(d)
+
+        def forward(self, ops, x, y, p, s): ...
+        def pullback(self, ops, x, y, dy, dx, p, g, s): ...
+
+    with pytest.raises((*REFUSED, KeyError)) as caught:
+        Chain(Mine(), input_shape=(3,))
+    assert all(word in str(caught.value) for word in words), caught.value
 
 
 @pytest.mark.parametrize("backend", ["cuda", "", None, 3])
@@ -589,6 +763,18 @@ SETTINGS = {
     "Dense-fraction": (lambda: Dense(3, 2.5), "`outputs` (=2.5)"),
     "Dense-True": (lambda: Dense(True, 2), "`inputs` (=True)"),
     "Dense-text": (lambda: Dense("3", 2), "`inputs` (='3')"),
+    "Dense-array": (lambda: Dense(np.ones(3), 2), "`inputs` (=an array of float64, shape (3,))"),
+    "Dense-bias": (lambda: Dense(3, 2, bias="no"), "`bias` (='no')"),
+    "Conv-bias": (lambda: chains.Conv(1, 2, 3, bias=1), "`bias` (=1)"),
+    "ConvTranspose-bias": (lambda: chains.ConvTranspose(1, 2, 3, bias=None), "`bias` (=None)"),
+    "BatchNorm-affine": (lambda: chains.BatchNorm(3, affine="no"), "`affine` (='no')"),
+    "BatchNorm-momentum": (lambda: chains.BatchNorm(3, momentum="a"), "`momentum` (='a')"),
+    "BatchNorm-momentum-range": (lambda: chains.BatchNorm(3, momentum=1.5), "`momentum` (=1.5)"),
+    "BatchNorm-eps": (lambda: chains.BatchNorm(3, eps=None), "`eps` (=None)"),
+    "LayerNorm-affine": (lambda: chains.LayerNorm(affine=0), "`affine` (=0)"),
+    "LayerNorm-eps": (lambda: chains.LayerNorm(eps="1e-5"), "`eps` (='1e-5')"),
+    "GroupNorm-affine": (lambda: chains.GroupNorm(2, 4, affine=np.ones(2)), "`affine` (=an array of float64, shape (2,))"),
+    "AvgPool-count": (lambda: chains.AvgPool(2, count_padding="no"), "`count_padding` (='no')"),
     "Conv-inputs": (lambda: chains.Conv(0, 2, 3), "`inputs` (=0)"),
     "Conv-outputs": (lambda: chains.Conv(1, 2.5, 3), "`outputs` (=2.5)"),
     "Conv-kernel": (lambda: chains.Conv(1, 2, 0), "`kernel` (=0)"),
@@ -627,14 +813,24 @@ SETTINGS = {
     "Dropout-negative": (lambda: chains.Dropout(-0.1), "`rate` (=-0.1)"),
     "Dropout-nan": (lambda: chains.Dropout(np.nan), "`rate` (=nan)"),
     "Reshape-two": (lambda: chains.Reshape(-1, -1), "`shape` (=(-1, -1))"),
+    "Reshape-true": (lambda: chains.Reshape(True), "`shape` (=(True,))"),
+    "Reshape-array": (lambda: chains.Reshape(np.ones(2)), "`shape` (=(array"),
     "Reshape-zero": (lambda: chains.Reshape(0, 3), "`shape` (=(0, 3))"),
     "Reshape-fraction": (lambda: chains.Reshape(1.5, 2), "`shape` (=(1.5, 2))"),
     "Parallel-none": (lambda: chains.Parallel(), "`layers`"),
+    "Parallel-join-list": (lambda: chains.Parallel(Dense(3, 2), join=["sum"]), "`join` (=['sum'])"),
+    "Parallel-axis": (lambda: chains.Parallel(Dense(3, 2), axis="0"), "`axis` (='0')"),
+    "Residual-shortcut": (lambda: chains.Residual(Dense(3, 2), shortcut=3), "`shortcut` (=3)"),
     "Parallel-join": (lambda: chains.Parallel(Dense(3, 2), join="add"), "`join` (='add')"),
+    "leaky_relu-text": (lambda: chains.make_leaky_relu("a"), "`slope` (='a')"),
+    "elu-list": (lambda: chains.make_elu([1.0]), "`alpha` (=[1.0])"),
     "leaky_relu": (lambda: chains.make_leaky_relu(0.0), "`slope` (=0.0)"),
     "elu": (lambda: chains.make_elu(-1.0), "`alpha` (=-1.0)"),
     "activation-arguments": (lambda: chains.activation("a", lambda x: x, derivative=lambda z: 1.0), "z"),
     "activation-if": (lambda: chains.activation("a", lambda x: x if x > 0 else 0, derivative=lambda x: 1.0), "where"),
+    "activation-name": (lambda: chains.activation(3, lambda x: x, derivative=lambda y: 1.0), "`name` (=3)"),
+    "loss-name": (lambda: chains.loss(3, lambda y, t: y - t, derivative=lambda y, t: 1.0), "`name` (=3)"),
+    "loss-average": (lambda: chains.loss("a", lambda y, t: y, derivative=lambda y, t: 1.0, average="no"), "`average` (='no')"),
     "loss": (lambda: chains.loss("a", lambda y, t: None, derivative=lambda y, t: 1.0), "None"),
     "Huber": (lambda: chains.HuberLoss(0.0), "`delta` (=0.0)"),
     "L1": (lambda: chains.L1Penalty(-0.1), "`strength` (=-0.1)"),
@@ -668,6 +864,9 @@ SETTINGS = {
     "rate-infinite": (lambda: Adam(np.inf), "`learning_rate` (=inf)"),
     "rate-class": (lambda: Adam(chains.SGD), "`learning_rate` (=<class"),
     "rate-without-step": (lambda: Adam(lambda: 1.0), "`learning_rate`"),
+    "rate-gives-two": (lambda: Adam(lambda step: (step, 1.0)), "the formula gives 2 numbers"),
+    "activation-gives-two": (lambda: chains.activation("a", lambda x: (x, x), derivative=lambda x: 1.0), "activation 'a'"),
+    "seed-array": (lambda: NET(GOOD["x"], GOOD["p"], seed=np.ones(2)), "`seed` (=an array of float64, shape (2,))"),
     "rate-gives-text": (lambda: Adam(lambda step: "x"), "'x'"),
     "clip-text": (lambda: Adam(clip_norm="1"), "`clip_norm` (='1')"),
     "momentum-list": (lambda: chains.SGD(0.1, momentum=[0.9]), "`momentum` (=[0.9])"),
@@ -677,6 +876,7 @@ SETTINGS = {
     "weight_decay-text": (lambda: chains.AdamW(weight_decay="x"), "`weight_decay` (='x')"),
     "L2-text": (lambda: chains.L2Penalty("1e-3"), "`strength` (='1e-3')"),
     "L2-patterns": (lambda: chains.L2Penalty(0.1, 3), "`patterns` (=3)"),
+    "L2-none": (lambda: chains.L2Penalty(0.1, ()), "`patterns` (=())"),
     "L2-list": (lambda: chains.L2Penalty(0.1, ["*"]), "`patterns` (=['*'])"),
     "L2-plus": (lambda: chains.L2Penalty(0.1) + 3, "not 3"),
     "FrontLast": (lambda: chains.FrontLastPenalty(0.1, None), "`front` (=0.1)"),
@@ -687,6 +887,8 @@ SETTINGS = {
     "dtype-unknown": (lambda: NET.init(dtype="float99"), "`dtype` (='float99')"),
     "dtype-number": (lambda: NET.init(dtype=3), "`dtype` (=3)"),
     "seed-text": (lambda: NET.init(seed="a"), "`seed` (='a')"),
+    "check_finite": (lambda: Calls().gradient(check_finite="a"), "`check_finite` (='a')"),
+    "listing": (lambda: NET.listing(3), "`program` (=3)"),
     "mode-array": (lambda: NET(GOOD["x"], GOOD["p"], mode=np.ones(2)), "`mode`"),
     "patience": (lambda: chains.EarlyStopping(0), "`patience` (=0)"),
     "stopping-mode": (lambda: chains.EarlyStopping(mode="low"), "`mode` (='low')"),
@@ -701,6 +903,7 @@ def test_settings_out_of_range(make, word):
 TRAINING = {
     "epochs": 2.5, "epochs-text": "3", "epochs-true": True, "batch_size": 0.5, "batch_size-text": "4", "batch_size-true": True,
     "shuffle": "no", "drop_last": 2, "check_finite": "a", "progress": "x", "callbacks": 3, "callbacks-function": print,
+    "callbacks-arguments": [lambda: None], "metrics-arguments": [lambda y: 0.0],
     "metrics": 3, "metrics-function": chains.accuracy, "metrics-text": ["accuracy"], "penalty": 0.1, "resume": 3, "seed": 0.5,
 }  # fmt: skip
 
@@ -751,6 +954,13 @@ def test_numbers_beyond_the_range_of_the_parameters_type():
     train(net, net.init(0, np.float64), x * 1e-30, t, SquaredLoss(), SGD(0.1))
 
 
+@pytest.mark.parametrize("layer", [NET, chains.Series(Dense(2, 2)), chains.Parallel(Dense(2, 2))], ids=str)
+def test_layers_are_fixed_once_a_network_is_made(layer):
+    Chain(layer)
+    with pytest.raises(AttributeError, match=r"`layers` .* cannot become"):
+        layer.layers = ()
+
+
 def test_settings_are_fixed_once_a_network_is_made():
     layer = Dropout(0.3)
     layer.rate = 0.4
@@ -779,6 +989,22 @@ def test_accuracy_of_what_cannot_be_compared():
         chains.accuracy(np.zeros((0, 2)), np.zeros(0, int))
     with pytest.raises(ValueError, match=r"`t` has shape \(4,\), but outputs of shape \(5, 1\)"):
         chains.accuracy(np.zeros((5, 1)), np.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("y", "t", "words"),
+    [
+        (3.0, 3.0, "`y` has shape ()"),
+        (np.full((3, 2), "a"), np.zeros(3), "`y` holds <U1"),
+        (np.ones((3, 2)) * 1j, np.zeros(3), "`y` holds complex128"),
+        (np.ones((3, 2)), np.full(3, np.nan), "`t` holds nan"),
+        (np.ones((3, 2)), None, "`t` holds object"),
+    ],
+    ids=str,
+)
+def test_accuracy_of_what_are_no_numbers(y, t, words):
+    assert_refused(lambda: chains.accuracy(y, t), words)
+    assert_refused(lambda: chains.accuracy(np.ones((3, 1)), np.ones(3), threshold="a"), "`threshold` (='a')")
 
 
 def test_targets_that_are_nan():

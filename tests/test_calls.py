@@ -65,6 +65,21 @@ def test_every_call_makes_arrays_of_its_own():
     np.testing.assert_array_equal(one, g)
 
 
+def test_a_pullback_into_given_arrays_is_quick(monkeypatch):
+    net, p, x, t = make()
+    dp, dx = net.vjp(p, x, t)
+    out = np.empty_like(p), np.empty_like(x)
+    monkeypatch.setattr(chains.arguments, "check_params", lambda *_: pytest.fail("this is the long way"))
+    assert all(a is b for a, b in zip(net.vjp(p, x, t, out=out), out, strict=True))
+    np.testing.assert_array_equal(out[0], dp)
+    np.testing.assert_array_equal(out[1], dx)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"`out\[1\]` overlaps `x`"):
+        net.vjp(p, x, t, out=(out[0], x))
+    with pytest.raises(TypeError, match="must be a pair of arrays"):
+        net.vjp(p, x, t, out=(out[0], None))
+
+
 def test_other_losses_penalties_modes_and_shapes_are_not_confused():
     net, p, x, t = make()
     plain = net.value_and_grad(p, x, t, LOSS)

@@ -290,6 +290,13 @@ def test_repr(net):
     assert repr(net) == "Chain(Dense(3, 4, tanh), Dropout(0.5), Dense(4, 2))"
 
 
+def test_what_is_frozen_is_shown():
+    net = Chain(Dense(3, 4, tanh), Dense(4, 2)).freeze("*.bias", "0.*")
+    assert repr(net) == "Chain(Dense(3, 4, tanh), Dense(4, 2)).freeze('0.weight', '0.bias', '1.bias')"
+    assert repr(net[1:]) == "Chain(Dense(4, 2)).freeze('0.bias')"
+    assert "(100 in all)" in repr(Chain(*(Dense(2, 2) for _ in range(50))).freeze("*"))
+
+
 # Parts
 
 

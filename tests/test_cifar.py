@@ -44,6 +44,12 @@ def places(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.parametrize("records", [0, -1, 2.5, "7"], ids=str)
+def test_numbers_of_records_that_make_no_sense(records):
+    with pytest.raises((TypeError, ValueError), match=rf"`records` \(={records!r}\)"):
+        read_cifar10("data_batch_1.bin", records)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("records", [None, 7])
 def test_the_reader_gives_back_images_and_labels(tmp_path, packed, records):

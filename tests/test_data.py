@@ -328,6 +328,11 @@ def test_batches_refuse_what_makes_no_sense():
         Batches(np.zeros(3), batch_size=0)
     with pytest.raises(TypeError, match=r"`batch_size` \(=2.5\)"):
         Batches(np.zeros(3), batch_size=2.5)
+    for seed in ("a", -1, None, 0.5):
+        with pytest.raises((TypeError, ValueError), match=rf"`seed` \(={seed!r}\) must be a whole number"):
+            Batches(np.zeros(3), batch_size=2, seed=seed)
+    with pytest.raises(TypeError, match=r"`arrays\[1\]` has masked entries"):
+        Batches(np.zeros(3), np.ma.array(np.zeros(3), mask=[0, 1, 0]), batch_size=2)
     with pytest.raises(TypeError, match=r"`scale` \(='1/255'\)"):
         Batches(np.zeros(3), batch_size=2, scale="1/255")
     for scale in (0, np.inf, np.nan):
@@ -357,3 +362,10 @@ def test_one_hot_refuses_what_is_no_label():
         one_hot([0.0], 3)
     with pytest.raises(ValueError, match=r"`classes` \(=0\)"):
         one_hot(np.zeros(0, int), 0)
+    with pytest.raises(TypeError, match=r"`classes` \(=3.5\)"):
+        one_hot([0], 3.5)
+    with pytest.raises(TypeError, match="`labels` has masked entries"):
+        one_hot(np.ma.array([0, 1, 0], mask=[0, 1, 0]), 3)
+    for dtype in ("foo", object, str):
+        with pytest.raises(TypeError, match="must be a type of numbers"):
+            one_hot([0], 3, dtype)

@@ -141,7 +141,7 @@ def table(text: str) -> dict[str, str]:
     return {line[:32].strip(): line[32:] for line in lines}
 
 
-SENTENCE = "No GPU can be used: `backend` (='cupy') needs CuPy, which cannot be imported"
+SENTENCE = "No GPU can be used: `device` (='cuda') needs CuPy, which cannot be imported"
 
 
 def test_gpu_mnist_without_a_gpu(tmp_path, capsys, no_gpu):

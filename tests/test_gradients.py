@@ -255,6 +255,29 @@ def test_weights_of_one_change_nothing_and_of_zero_leave_out(loss, kind, backend
         assert_close(np.multiply(none_of_last[k], 4 / 3), first_three[k], 1e-14)
 
 
+@pytest.mark.parametrize(("loss", "kind"), LOSSES, ids=str)
+def test_weights_may_be_negative_and_all_be_zero(loss, kind, backend_name):
+    case = Case("", None, (chains.Dense(3, 4),), loss=loss, targets=kind)
+    problem, net = case.problem(4), case.net(backend_name)
+    given = problem.p, problem.x, problem.t, loss
+    plain, minus = net.value_and_grad(*given), net.value_and_grad(*given, weights=-np.ones(4))
+    for k in range(2):
+        assert_close(plain[k], np.negative(minus[k]), 1e-14)
+    value, g = net.value_and_grad(*given, weights=np.zeros(4))
+    assert value == 0.0
+    assert not g.any()
+
+
+def test_sums_of_rows_of_probabilities_weigh(dtype, backend_name):
+    case = Case("", None, (chains.Dense(3, 4),), loss=chains.CrossEntropyLoss(), targets="labels")
+    problem, net = case.problem(4), case.net(backend_name)
+    p, weights = problem.p.astype(dtype), np.array([1.0, 0.0, 0.5, 2.0])
+    wanted = net.value_and_grad(p, problem.x, problem.t, case.loss, weights=weights)
+    found = net.value_and_grad(p, problem.x, np.eye(4)[problem.t] * weights[:, None], case.loss)
+    for k in range(2):
+        assert_close(found[k], wanted[k], ROUNDING[np.dtype(dtype)])
+
+
 def test_labels_equal_one_hot(dtype, backend_name):
     case = Case("", None, (chains.Dense(3, 4),), loss=chains.CrossEntropyLoss(), targets="labels")
     problem, net = case.problem(5), case.net(backend_name)

@@ -130,12 +130,13 @@ def test_a_metric_that_does_not_fit_is_refused_before_the_first_step():
     np.testing.assert_array_equal(p, before)
 
 
-def test_a_metric_of_ones_own_is_named_where_it_fails():
+@pytest.mark.parametrize("kind", [ValueError, TypeError, RuntimeError, ZeroDivisionError, KeyError])
+def test_a_metric_of_ones_own_is_named_where_it_fails(kind):
     def odd(y, t):
-        raise ValueError("no")
+        raise kind("no")
 
     net = Chain(Dense(3, 2))
-    with pytest.raises(ValueError, match="no") as caught:
+    with pytest.raises(kind, match="no") as caught:
         train(net, net.init(), X, T, SquaredLoss(), Adam(), validation=(X, T), metrics=[odd])
     assert caught.value.__notes__ == ["in the metric odd, of outputs of shape (6, 2) and targets of shape (6, 2)"]
 

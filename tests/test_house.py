@@ -21,6 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = [
     ["lazy"],
     ["scalar", "words"],
+    ["checks"],
     ["expr", "initializers", "progress"],
     ["params", "view", "window", "settings", "replay"],
     ["operations", "scratch"],
@@ -84,7 +85,7 @@ def test_an_import_from_above_is_found(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", [path for path in inner_files if path not in house_files], ids=module_name)
 def test_data_stands_beside_the_house(path):
-    assert imports(path.read_text(), str(path)) <= {"data"}
+    assert imports(path.read_text(), str(path)) <= {"data", "checks"}
 
 
 def test_backends_know_no_layer_and_layers_no_backend():
@@ -142,6 +143,14 @@ def test_public_things_have_a_docstring(name):
     value = getattr(chains, name)
     if inspect.isclass(value) or inspect.isfunction(value) or inspect.ismodule(value):
         assert (value.__doc__ or "").strip().split("\n")[0].rstrip().endswith((".", ":", ",")) or "\n" in (value.__doc__ or "")
+
+
+def test_a_star_imports_all_but_minimize():
+    """`from chains import *` after `from scipy.optimize import minimize` leaves that one alone."""
+    modules = {"data", "expr", "models", "schedules", "testing"}
+    things = {name for name, value in vars(chains).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    assert set(chains.__all__) >= modules
+    assert things - set(chains.__all__) == {"minimize"}
 
 
 def test_sigma_is_sigmoid():

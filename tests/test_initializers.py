@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import pickle
+import re
 
 import numpy as np
 import pytest
@@ -70,11 +72,92 @@ def test_unknown_name_is_refused():
         Chain(Dense(3, 2, weight_init="glorot"))
 
 
-@pytest.mark.parametrize("choice", [lambda rng, shape: np.ones(shape[0]), lambda rng, shape: np.ones((9, 9)), np.ones((4, 4))])
-def test_wrong_shape_is_refused_with_the_name(choice):
-    net = Chain(Dense(3, 2, weight_init=choice))
-    with pytest.raises(ValueError, match=r"0\.weight|\(3, ?2\)"):
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: VarianceScaling(1.0, "inn", "normal"), "`fan` (='inn') must be 'in', 'out' or 'average'"),
+        (lambda: VarianceScaling(1.0, "in", "norm"), "`distribution` (='norm') must be 'normal' or 'uniform'"),
+        (lambda: VarianceScaling(-1.0, "in", "normal"), "`scale` (=-1.0) must be positive and finite"),
+        (lambda: VarianceScaling(np.nan, "in", "normal"), "`scale` (=nan)"),
+        (lambda: VarianceScaling("in", "in", "normal"), "`scale` (='in') must be a number"),
+        (lambda: Normal(np.inf), "`mean` (=inf) must be finite"),
+        (lambda: Normal(std=-1.0), "`std` (=-1.0)"),
+        (lambda: Uniform(1.0, 0.0), "`low` (=1.0) must not be above `high` (=0.0)"),
+        (lambda: Uniform("a"), "`low` (='a')"),
+        (lambda: Constant("a"), "`value` (='a')"),
+        (lambda: Dense(3, 2, weight_init=np.nan), "`weight_init` (=nan) must be finite"),
+        (lambda: Dense(3, 2, weight_init=None), "`weight_init` (=None) must be a number, an array"),
+        (
+            lambda: Dense(3, 2, weight_init=[[1.0], [1.0, 2.0]]),
+            "`weight_init` (=[[1.0], [1.0, 2.0]]) must be a number, an array",
+        ),
+        (lambda: Dense(3, 2, weight_init=np.ones((4, 4))), "`weight_init` has shape (4, 4), but (3, 2) is wanted"),
+        (lambda: Dense(3, 2, weight_init=np.ones((1, 3, 2))), "`weight_init` has shape (1, 3, 2), but (3, 2) is wanted"),
+        (lambda: Dense(3, 2, weight_init=Constant(np.ones(3))), "`weight_init` has shape (3,)"),
+        (lambda: Dense(3, 2, weight_init=lambda shape: np.ones(shape)), "must take two arguments"),
+        (lambda: Dense(3, 2, bias_init=[1.0, np.inf]), "`bias_init` (=[1.0, inf]) must be finite"),
+        (lambda: Dense(3, 2, bias_init=np.ones(3)), "`bias_init` has shape (3,), but (2,) is wanted"),
+        (lambda: Dense(3, 2, bias_init=1j), "`bias_init` (=1j)"),
+        (lambda: chains.Conv(1, 2, 3, weight_init=np.ones((2, 1, 3, 4))), "(2, 1, 3, 4), but (2, 1, 3, 3) is wanted"),
+        (lambda: chains.ConvTranspose(1, 2, 3, bias_init=np.ones(3)), "`bias_init` has shape (3,)"),
+        (lambda: chains.Scale(scale_init=True), "`scale_init` (=True)"),
+        (lambda: Chain(chains.Scale(scale_init=np.ones(4)), input_shape=(3,)), "of the parameter `scale`"),
+    ],
+)
+def test_what_is_no_start_is_refused_by_the_constructor(make, words):
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("give", "words"),
+    [
+        (lambda rng, shape: np.ones(shape[0]), "`0.weight` gave shape (3,), not (3, 2)"),
+        (lambda rng, shape: None, "`0.weight` gave an array of object"),
+        (lambda rng, shape: np.full(shape, 1j), "`0.weight` gave an array of complex128"),
+        (lambda rng, shape: np.full(shape, np.nan), "`0.weight` gave numbers that are not finite in float32"),
+        (1e300, "`0.weight` gave numbers that are not finite in float32"),
+    ],
+    ids=["shape", "none", "complex", "nan", "large"],
+)
+def test_what_a_function_gives_is_checked(give, words):
+    net = Chain(Dense(3, 2, weight_init=give))
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         net.init()
+
+
+def test_a_function_that_fails_is_named():
+    net = Chain(Dense(3, 2, weight_init=lambda rng, shape: rng.no_such_thing(shape)))
+    with pytest.raises(AttributeError) as caught:
+        net.init()
+    assert caught.value.__notes__ == ["in the initializer of `0.weight`"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Dense(3, 2, weight_init='he_normal')",
+        "Dense(3, 2, bias_init=0.5)",
+        "Dense(3, 2, bias=False, weight_init=VarianceScaling(scale=2.0, fan='out', distribution='normal'))",
+        "Conv(1, 2, 3, weight_init=Normal(mean=0.0, std=0.1), bias_init='ones')",
+        "Scale(scale_init=2.0)",
+        "Shift()",
+    ],
+)
+def test_layers_show_how_they_start(text):
+    layer = eval(text, vars(chains))
+    assert repr(layer) == repr(pickle.loads(pickle.dumps(layer))) == text
+
+
+def test_summaries_leave_starts_out():
+    net = Chain(Dense(3, 2, weight_init="he_normal"), Dense(2, 2, bias_init=1.0))
+    assert "Dense(3, 2)" in net.summary()
+    assert "init" not in net.summary()
+
+
+def test_long_starts_are_shown_briefly():
+    layer = Dense(3, 2, weight_init=np.ones((3, 2)), bias_init=0)
+    assert repr(layer) == "Dense(3, 2, weight_init=<an array of float64, shape (3, 2)>)"
 
 
 def test_seeds():

@@ -165,19 +165,23 @@ def bowl(p):
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((np.ones(2), bowl), {}, r"`function` \(a ndarray\) must be callable"),
+        ((np.ones(2), bowl), {}, r"`function` \(=an array of float64, shape \(2,\)\) must be a function"),
         ((bowl, np.ones((2, 2))), {}, r"`p` has shape \(2, 2\)"),
         ((bowl, np.ones(2, complex)), {}, "holds complex128, but a vector of real numbers"),
         ((bowl, [1.0, np.nan]), {}, "`p` holds an infinity or NaN"),
         ((bowl, np.ones(2)), {"maxiter": 2.5}, r"`maxiter` \(=2.5\) must be a whole number, 0 or more"),
         ((bowl, np.ones(2)), {"maxiter": -1}, r"`maxiter` \(=-1\)"),
-        ((bowl, np.ones(2)), {"memory": 0}, r"`memory` \(=0\) must be a whole number, 1 or more"),
+        ((bowl, np.ones(2)), {"memory": 0}, r"`memory` \(=0\) must be a positive whole number"),
         ((bowl, np.ones(2)), {"gtol": np.nan}, r"`gtol` \(=nan\) must be finite"),
         ((bowl, np.ones(2)), {"ftol": "a"}, r"`ftol` \(='a'\) must be a number"),
-        ((bowl, np.ones(2)), {"callback": 3}, r"`callback` \(=3\) must be callable"),
+        ((bowl, np.ones(2)), {"callback": 3}, r"`callback` \(=3\) must be a function"),
         ((lambda p: 1.0, np.ones(2)), {}, "must return the value and the gradient, not"),
-        ((lambda p: (1.0, None), np.ones(2)), {}, r"must return a gradient of shape \(2,\)"),
-        ((lambda p: (1.0, p[:1]), np.ones(2)), {}, r"must return a gradient of shape \(2,\)"),
+        ((lambda p: (1.0, None), np.ones(2)), {}, r"must return a gradient of real numbers, of shape \(2,\)"),
+        ((lambda p: (1.0, p[:1]), np.ones(2)), {}, r"must return a gradient of real numbers, of shape \(2,\)"),
+        ((lambda p: (1.0, p * 1j), np.ones(2)), {}, "must return a gradient of real numbers.*complex128"),
+        ((lambda p: ("a", p), np.ones(2)), {}, "must return a number as the value, not 'a'"),
+        ((lambda: 1.0, np.ones(2)), {}, "must be a function of `p`"),
+        ((bowl, np.ones(2)), {"callback": lambda: None}, "must be a function of `p`, or None"),
     ],
 )
 def test_arguments_that_make_no_sense(arguments, options, message):
@@ -185,7 +189,20 @@ def test_arguments_that_make_no_sense(arguments, options, message):
         minimize(*arguments, **options)
 
 
+@pytest.mark.parametrize("function", [lambda p: (np.nan, p), lambda p: (np.inf, p), lambda p: (1.0, p * np.nan)])
+def test_where_there_are_no_numbers_it_does_not_start(function):
+    found = minimize(function, np.ones(2))
+    assert not found.success
+    assert (found.message, found.nit, found.nfev) == ("the value or the gradient at `p` is infinite or NaN", 0, 1)
+
+
 def test_lists_are_vectors():
     found = minimize(bowl, [3, -1])
     assert found.success
     np.testing.assert_allclose(found.x, 0.0, atol=1e-5)
+
+
+def test_the_result_can_be_printed():
+    lines = repr(minimize(lambda p: (float(p @ p), 2 * p), np.ones(300))).splitlines()
+    assert [line.split(":")[0].strip() for line in lines] == ["message", "success", "fun", "jac", "nit", "nfev", "x"]
+    assert lines[-1].endswith("an array of float64, shape (300,)")

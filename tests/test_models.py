@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -212,3 +214,25 @@ def test_full_size_as_in_torch(torch, make, peer):
 def test_small_ones_as_in_torch(torch, make, peer, dtype, backend_name):
     tolerance = 1e-11 if dtype == np.float64 else 5e-3  # gradients of the first layers almost cancel
     assert_as_in_torch(torch, make(backend_name), peer(torch), 5, dtype, tolerance)
+
+
+@pytest.mark.parametrize("make", [models.resnet, models.densenet], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("blocks", [3, (), (1, 0), (1.5,), "ab", None], ids=str)
+def test_numbers_of_blocks_that_make_no_sense(make, blocks):
+    with pytest.raises(TypeError, match=re.escape(f"`blocks` (={blocks!r})")):
+        make(blocks)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: models.resnet50(0), "`classes` (=0)"),
+        (lambda: models.resnet((1,), width=1.5), "`width` (=1.5)"),
+        (lambda: models.densenet121("ten"), "`classes` (='ten')"),
+        (lambda: models.densenet((1,), growth=-1), "`growth` (=-1)"),
+    ],
+    ids=["classes", "width", "classes-text", "growth"],
+)
+def test_sizes_of_models_that_make_no_sense(make, words):
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+        make()

@@ -165,7 +165,7 @@ def test_shapes_are_found_from_the_settings():
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_bad_settings(make, words):
-    with pytest.raises(ValueError, match=re.escape(words)):
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         make()
 
 

@@ -211,3 +211,10 @@ def test_an_error_ends_the_pass_for_all_threads():
         thread.join(10.0)
         assert not thread.is_alive()
     assert errors == ["gone"]
+
+
+def test_a_pass_says_what_it_is():
+    begun = iter(prefetch([1, 2], depth=np.int64(1)))
+    assert repr(begun) == "<a pass over batches made ahead of time>"
+    begun.close()
+    assert repr(begun).endswith("ended>")

@@ -340,3 +340,11 @@ def test_an_unknown_operation_is_refused_by_name(backend_name):
     program = Program("odd", np.dtype(np.float64), (Teleport((view,), (), label="3.Gate"),))
     with pytest.raises(UnsupportedOperationError, match=r"teleport.*3\.Gate"):
         backend(backend_name).bind(program, 1, {})
+
+
+def test_what_authors_of_layers_see_can_be_printed():
+    ops = Recorder("mine", np.float32)
+    z = ops.scratch("z", (3,))
+    ops.fill(z, 0.0)
+    assert repr(z) == "<View z(B, 3) of scratch 'z', float32>"
+    assert repr(ops) == "<Recorder of the program mine (float32): 1 operation so far>"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 import chains
-from chains import BatchNorm, Chain, Conv, Dense, Dropout, Layer, MaxPool
+from chains import BatchNorm, Chain, Conv, Dense, Dropout, Layer, MaxPool, SquaredLoss
 from chains.testing import Checked, check_gradients, check_loss, usable_backends
 from tests.harness import LOSSES, targets
 from tests.own import Boost, Double, DyUser
@@ -106,9 +108,30 @@ def test_what_cannot_be_checked():
         check_gradients(Chain(Dense(3, 2)), (4,))
     with pytest.raises(ValueError, match="`input_shape` is needed"):
         check_gradients(Double())
+    for wrong in ({"batch": 0}, {"batch": 1.5}, {"seed": "a"}, {"seed": -1}, {"backends": "numpy"}, {"backends": []}):
+        with pytest.raises((TypeError, ValueError), match=re.escape("`{}` (={!r})".format(*next(iter(wrong.items()))))):
+            check_gradients(Double(), (3,), **wrong)
     jump = chains.activation("jump", lambda x: np.floor(100 * x) + 0.0 * x, derivative=lambda y: 0.0)
     with pytest.raises(AssertionError, match="kink"):
         check_gradients(chains.Activation(jump), (40,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((3, np.ones((2, 2))), "`loss` (=3)"),
+        ((SquaredLoss(), 3.0), "`t` has shape ()"),
+        ((SquaredLoss(), np.ones((0, 2))), "`t` has shape (0, 2)"),
+        ((SquaredLoss(), np.full((2, 2), "a")), "`t` holds"),
+        ((SquaredLoss(), np.ones((2, 2)), 2), "`output_shape` (=2)"),
+    ],
+    ids=str,
+)
+def test_losses_that_cannot_be_checked(arguments, words):
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+        check_loss(*arguments)
+    with pytest.raises(TypeError, match=r"`backends` \(='numpy'\)"):
+        check_loss(SquaredLoss(), np.ones((2, 2)), backends="numpy")
 
 
 def test_names_for_annotations():

@@ -254,6 +254,23 @@ def test_a_callback_sees_the_live_state_and_may_stop(net):
     assert "stopped after 3 epochs: enough" in str(history)
 
 
+@pytest.mark.parametrize("returned", [np.ones(3), True, 0, ["enough"]], ids=str)
+def test_a_callback_returns_a_text_or_nothing(net, returned):
+    def odd(state):
+        return returned
+
+    with pytest.raises(TypeError, match=r"the callback odd returned .*, but a text, which ends training, or None is wanted"):
+        run(net, callbacks=[odd])
+    assert run(net, epochs=2, callbacks=[lambda state: ""])[1].stopped == ""
+
+
+def test_what_callbacks_see_can_be_printed(net):
+    states = []
+    run(net, epochs=2, callbacks=[states.append], validation=make_data(4))
+    assert repr(states[1]).startswith(f"<{net!r} after 2 epochs: loss ")
+    assert "validation loss" in repr(states[1])
+
+
 def test_callbacks_change_no_number(net):
     plain = run(net, epochs=5, batch_size=6)
     watched = run(net, epochs=5, batch_size=6, callbacks=[lambda state: None], validation=make_data(4))

@@ -92,11 +92,14 @@ def place_named(name: str) -> Place:
     if name == "cuda":
         from chains.backends import backend
 
-        backend("cupy")
-    places = {place.name: place for place in (HOST, *(place for place, _ in _OTHERS))}
-    if name not in places:
-        raise ValueError(f"`device` (={name!r}) must be 'cpu' or 'cuda'")
-    return places[name]
+        try:
+            backend("cupy")
+        except ValueError as error:
+            raise ValueError(str(error).replace("`backend` (='cupy')", "`device` (='cuda')")) from error
+    for place in (HOST, *(place for place, _ in _OTHERS)):
+        if place.name == name:
+            return place
+    raise ValueError(f"`device` (={name!r}) must be 'cpu' or 'cuda'")
 
 
 def is_elsewhere(array: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from chains import arguments
-from chains.settings import check_not_negative
+from chains.checks import check_count, check_flags, check_not_negative, check_word
 from chains.words import counted, listed
 
 
@@ -34,15 +34,12 @@ class EarlyStopping:
         min_delta: float = 0.0,
         restore: bool = True,
     ) -> None:
-        if not isinstance(patience, (int, np.integer)) or isinstance(patience, bool) or patience < 1:
-            raise ValueError(f"`patience` (={patience!r}) must be a positive number of epochs")
-        if mode not in ("min", "max"):
-            raise ValueError(f"`mode` (={mode!r}) must be 'min' or 'max'")
+        check_word("mode", mode, "min", "max")
         if not isinstance(monitor, str):
             raise TypeError(f"`monitor` (={monitor!r}) must be the name of a quantity, such as 'validation loss'")
         check_not_negative("min_delta", min_delta)
-        arguments.check_flags(restore=restore)
-        self.patience = patience
+        check_flags(restore=restore)
+        self.patience = check_count("patience", patience, also=" of epochs")
         self.monitor = monitor
         self.mode = mode
         self.min_delta = min_delta

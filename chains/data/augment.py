@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from chains.checks import as_unmasked, check_count, check_flags
+
 
 @dataclass(frozen=True)
 class Augment:
@@ -25,14 +27,13 @@ class Augment:
     shift: int = 4
 
     def __post_init__(self) -> None:
-        if not isinstance(self.flip, (bool, np.bool_)):
-            raise TypeError(f"`flip` (={self.flip!r}) must be True or False")
-        if not isinstance(self.shift, (int, np.integer)) or isinstance(self.shift, bool):
-            raise TypeError(f"`shift` (={self.shift!r}) must be a whole number of pixels")
-        if self.shift < 0:
-            raise ValueError(f"`shift` (={self.shift}) must not be negative")
+        check_flags(flip=self.flip)
+        check_count("shift", self.shift, 0, " pixels")
 
     def __call__(self, images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        images = as_unmasked("images", images)
+        if not isinstance(rng, np.random.Generator):
+            raise TypeError(f"`rng` (={rng!r}) must be a Generator, such as np.random.default_rng(0)")
         self.check(images.shape)
         samples, *_, rows, columns = images.shape
         shift = self.shift

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from chains.checks import as_unmasked, check_count, check_flags, check_number, takes
 from chains.data.augment import Augment
 
 # Changes images at random: takes a batch of them and a generator, and returns a fresh batch.
@@ -25,7 +26,8 @@ class Batches:
     the first array, which becomes float32 unless it is float64: pixels are bytes from 0 to 255 in the data sets here and stay
     so, and ``scale=1 / 255`` makes them numbers from 0 to 1. Scale those for validation alike: ``x * np.float32(1 / 255)``.
 
-    Raises TypeError or ValueError for no arrays, lengths that disagree, a batch size or a scale that makes no sense, or an
+    Raises TypeError or ValueError for no arrays, masked arrays, lengths that disagree, a batch size, seed or scale that
+    makes no sense, or an
     augmentation that does not fit the first array.
 
     >>> for x, t in Batches(images, labels, batch_size=10):
@@ -46,28 +48,23 @@ class Batches:
     ) -> None:
         if not arrays:
             raise ValueError("`arrays` are needed: Batches(x, t, batch_size=10), say")
-        self.arrays = tuple(np.asarray(array) for array in arrays)
+        self.arrays = tuple(as_unmasked(f"arrays[{k}]", array) for k, array in enumerate(arrays))
         for k, array in enumerate(self.arrays):
             if array.ndim == 0:
                 raise ValueError(f"array {k} (={array}) has no axis of samples")
         lengths = [len(array) for array in self.arrays]
         if len(set(lengths)) > 1:
             raise ValueError(f"`arrays` must have one number of samples, but their lengths are {lengths}")
-        if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool):
-            raise TypeError(f"`batch_size` (={batch_size!r}) must be a whole number")
-        if batch_size < 1:
-            raise ValueError(f"`batch_size` (={batch_size}) must be positive")
-        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
-            if not isinstance(flag, (bool, np.bool_)):
-                raise TypeError(f"`{name}` (={flag!r}) must be True or False")
-        if augment is not None and (not callable(augment) or isinstance(augment, type)):
+        batch_size, seed = check_count("batch_size", batch_size), check_count("seed", seed, 0)
+        check_flags(shuffle=shuffle, drop_last=drop_last)
+        if augment is not None and (not callable(augment) or isinstance(augment, type) or not takes(augment, 2)):
             raise TypeError(f"`augment` (={augment!r}) must be a function of images and a random generator, such as Augment()")
         if isinstance(augment, Augment):
             augment.check(self.arrays[0].shape)
         if scale is not None:
             _check_scale(scale, self.arrays[0])
         self.samples = lengths[0]
-        self.batch_size = int(batch_size)
+        self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
@@ -96,6 +93,10 @@ class Batches:
         """A batch of the first array, augmented and scaled where that is wanted."""
         if self.augment is not None:
             x = self.augment(x, rng)
+            if not isinstance(x, np.ndarray):
+                raise TypeError(
+                    f"`augment` (={self.augment!r}) returned a {type(x).__name__}, but an array of images is wanted"
+                )
         if self.scale is None:
             return x
         kind = np.float64 if x.dtype == np.float64 else np.float32
@@ -113,10 +114,7 @@ class Batches:
 
 def _check_scale(scale: Any, array: np.ndarray) -> None:
     """Raise TypeError or ValueError unless the array can be multiplied by `scale`."""
-    if not isinstance(scale, (int, float, np.integer, np.floating)) or isinstance(scale, bool):
-        raise TypeError(f"`scale` (={scale!r}) must be a number, such as 1 / 255")
-    if not np.isfinite(scale) or scale == 0:
-        raise ValueError(f"`scale` (={scale}) must be finite and not zero")
+    check_number("scale", scale, lambda scale: np.isfinite(scale) and scale != 0, "finite and not zero, such as 1 / 255")
     if array.dtype.kind not in "fiub":
         raise TypeError(f"the first array holds {array.dtype}, but real numbers are wanted for `scale`")
 
@@ -124,14 +122,19 @@ def _check_scale(scale: Any, array: np.ndarray) -> None:
 def one_hot(labels: Any, classes: int, dtype: Any = np.float32) -> np.ndarray:
     """Rows of zeros with a one at each label: shape (*labels.shape, classes), of type `dtype`.
 
-    `labels` are integers from 0 up to `classes`, exclusive. Raises TypeError where they are not integers,
-    ValueError, naming the first one, where one is out of range or `classes` is not positive.
+    `labels` are integers from 0 up to `classes`, exclusive. Raises TypeError where they, or `classes`, are not integers or
+    `dtype` is no type of numbers, ValueError, naming the first one, where one is out of range or `classes` is not positive.
     """
-    labels = np.asarray(labels)
+    labels = as_unmasked("labels", labels)
     if labels.dtype.kind not in "iu":
         raise TypeError(f"`labels` holds {labels.dtype}, but integers are wanted")
-    if classes < 1:
-        raise ValueError(f"`classes` (={classes}) must be positive")
+    classes = check_count("classes", classes)
+    try:
+        known = np.dtype(dtype).kind in "biufc"
+    except TypeError:
+        known = False
+    if not known:
+        raise TypeError(f"`dtype` (={dtype!r}) must be a type of numbers, such as np.float32")
     wrong = (labels < 0) | (labels >= classes)
     if wrong.any():
         index = tuple(int(k) for k in np.argwhere(wrong)[0])

@@ -7,6 +7,7 @@ from os import PathLike
 
 import numpy as np
 
+from chains.checks import check_count
 from chains.data.files import Archive, DataFile, find
 from chains.data.unpack import unpack
 
@@ -29,10 +30,13 @@ def read_cifar10(path: str | PathLike[str], records: int | None = None) -> Examp
     fresh arrays: the images uint8 of shape (n, 3, 32, 32), the labels int64 of shape (n,). `records` is how many
     are wanted, None for any number but zero.
 
-    Raises OSError where there is no such file, and ValueError, naming the file, where it is cut short, too long or damaged
-    (with the sizes expected and found), or a record has no such label (with its number, from 0).
+    Raises OSError where there is no such file, ValueError, naming the file, where it is cut short, too long or damaged (with
+    the sizes expected and found), or a record has no such label (with its number, from 0), and TypeError or ValueError for
+    `records` that are no positive whole number.
     Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009, and the data set's page.
     """
+    if records is not None:
+        records = check_count("records", records, also=", or None for any number")
     content, damage = unpack(path)
     wanted = records or max(1, -(-len(content) // RECORD_BYTES))
     expected = wanted * RECORD_BYTES

@@ -9,6 +9,8 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from chains.checks import check_count
+
 Item = TypeVar("Item")
 
 
@@ -33,10 +35,7 @@ class Prefetched(Generic[Item]):
     """What `prefetch` returns: an iterable of batches; as a context manager, or by `close`, it ends the passes under way."""
 
     def __init__(self, batches: Iterable[Item], depth: int = 2) -> None:
-        if not isinstance(depth, int) or isinstance(depth, bool):
-            raise TypeError(f"`depth` (={depth!r}) must be a whole number of batches")
-        if depth < 1:
-            raise ValueError(f"`depth` (={depth}) must be positive")
+        depth = check_count("depth", depth, also=" of batches")
         if not isinstance(batches, Iterable):
             raise TypeError(f"`batches` (a {type(batches).__name__}) must be something to iterate over")
         if hasattr(batches, "shape"):
@@ -93,6 +92,9 @@ class Pass(Iterator[Item]):
             raise error
         finally:
             del error  # which holds this frame in its traceback
+
+    def __repr__(self) -> str:
+        return f"<a pass over batches made ahead of time{'' if self.close.alive else ', ended'}>"
 
 
 class _Producer:

@@ -17,16 +17,18 @@ several chains, and twice in the same one; each place has its own parameters.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chains.checks import check_count, check_shape
 from chains.initializers import InitializerLike, initializer
 from chains.layers.naming import Names, naming_settings
 from chains.operations import Operation
 from chains.params import LayoutBuilder, Slice
 from chains.program import Recorder
 from chains.view import View
+from chains.words import shown
 
 SampleShape = tuple[int, ...]
 
@@ -80,9 +82,17 @@ class Layer(ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
+    def brief(self) -> str:
+        """The layer for tables of layers: as it is printed, but without starting values."""
+        return repr(self)
+
 
 class Declaration:
-    """What one layer in one place of a network needs; filled by `Layer.declare`."""
+    """What one layer in one place of a network needs; filled by `Layer.declare`.
+
+    Shapes are tuples of positive lengths, ``(3,)`` or ``()``, as everywhere. Raises TypeError or ValueError, naming the layer
+    and the array, for others, for names that are taken, and for initial values that do not fit.
+    """
 
     def __init__(
         self, layer: Layer, input: SampleShape, layout: LayoutBuilder, state_layout: LayoutBuilder, name: str = ""
@@ -105,33 +115,29 @@ class Declaration:
 
     def param(self, name: str, shape: SampleShape, init: InitializerLike) -> None:
         """A parameter array: the next slice of the flat vector."""
-        if name in self.slices:
-            raise ValueError(f"{type(self.layer).__name__}.declare names the parameter {name!r} twice")
-        start = initializer(init, "init", f" of the parameter `{name}`")
-        self.slices[name] = self._layout.add(self._full(name), tuple(shape), start)
+        of, shape = self._declared("parameter", name, shape, self.slices)
+        self.slices[name] = self._layout.add(self._full(name), shape, initializer(init, "init", of, shape))
 
     def state(self, name: str, shape: SampleShape, init: InitializerLike) -> None:
         """An array that training updates, but not along a gradient: the next slice of the network's state."""
-        if name in self.state_slices:
-            raise ValueError(f"{type(self.layer).__name__}.declare names the state {name!r} twice")
-        start = initializer(init, "init", f" of the state `{name}`")
-        self.state_slices[name] = self._state_layout.add(self._full(name), tuple(shape), start)
+        of, shape = self._declared("state", name, shape, self.state_slices)
+        self.state_slices[name] = self._state_layout.add(self._full(name), shape, initializer(init, "init", of, shape))
 
     def output(self, shape: SampleShape) -> None:
         """The shape of the output of one sample."""
-        self._output = tuple(shape)
+        self._output = check_shape("shape", shape, f" of the output in {type(self.layer).__name__}.declare")
 
     def saved(self, name: str, shape: SampleShape) -> None:
         """A scratch array for each sample that the forward fills and the pullback reads."""
-        self.saved_shapes[name] = tuple(shape)
+        self.saved_shapes[name] = self._scratch(name, shape)
 
     def shared(self, name: str, shape: SampleShape) -> None:
         """A scratch array for the whole batch that the forward fills and the pullback reads."""
-        self.shared_shapes[name] = tuple(shape)
+        self.shared_shapes[name] = self._scratch(name, shape)
 
     def temporary(self, name: str, shape: SampleShape) -> None:
         """A scratch array for each sample; forward and pullback each have their own."""
-        self.temporary_shapes[name] = tuple(shape)
+        self.temporary_shapes[name] = self._scratch(name, shape)
 
     def freeze(self, name: str) -> None:
         """Leave a parameter of this layer, or of a part of it ("0.weight"), out of training."""
@@ -139,12 +145,13 @@ class Declaration:
 
     def batch_at_least(self, samples: int) -> None:
         """Have smaller batches refused while training."""
-        self.smallest_batch = samples
+        self.smallest_batch = check_count("samples", samples)
 
     def child(self, name: str, layer: Layer, input: SampleShape) -> SampleShape:
         """Make `layer` a part of this one and return the shape of its output."""
         if not isinstance(layer, Layer):
             raise TypeError(f"`{layer!r}` in {type(self.layer).__name__} is a {type(layer).__name__}, not a layer")
+        input = check_shape("input", input, f" of the part `{name}` in {type(self.layer).__name__}.declare")
         declaration = Declaration(layer, input, self._layout, self._state_layout, self._full(name))
         self.children.append(declaration)
         return declaration.output_shape
@@ -170,6 +177,20 @@ class Declaration:
         """Of this layer and its parts, the one that wants the largest batch while training."""
         parts = [child.most_demanding for child in self.children]
         return max([self, *parts], key=lambda declaration: declaration.smallest_batch)
+
+    def _declared(self, what: str, name: str, shape: Any, taken: Container[str]) -> tuple[str, SampleShape]:
+        """What an array is, for messages, and its checked shape. Raises ValueError where the name is taken."""
+        where = f"in {type(self.layer).__name__}.declare"
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"the name of a {what} {where} (={shown(name)}) must be a text")
+        if name in taken:
+            raise ValueError(f"{type(self.layer).__name__}.declare names the {what} {name!r} twice")
+        of = f" of the {what} `{name}` {where}"
+        return of, check_shape("shape", shape, of)
+
+    def _scratch(self, name: str, shape: Any) -> SampleShape:
+        taken = {*self.saved_shapes, *self.shared_shapes, *self.temporary_shapes}
+        return self._declared("scratch array", name, shape, taken)[1]
 
     def _full(self, name: str) -> str:
         return f"{self.name}.{name}" if self.name else name
@@ -211,8 +232,8 @@ class Node:
         begun = len(ops.operations)
         with ops.label(self._label("")):
             self.declaration.layer.forward(ops, x, y, self.p, self._scratch(ops))
-        self._check_filled(ops.operations[begun:], "forward", {"y": y})
-        self._check_kept(ops.operations[begun:], "forward", {"x": x})
+        check_filled(self._name("forward"), ops.operations[begun:], {"y": y})
+        self._check_kept("forward", ops.operations[begun:], {"x": x})
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View) -> None:
         begun = len(ops.operations)
@@ -220,26 +241,15 @@ class Node:
             self.declaration.layer.pullback(ops, x, y, dy, dx, self.p, self.g, self._scratch(ops))
         wanted = {"dx": dx} | {f"g.{name}": view for name, view in vars(self.g).items()}
         if dx.buffer is not dy.buffer:
-            self._check_filled(ops.operations[begun:], "pullback", wanted)
-        self._check_kept(ops.operations[begun:], "pullback", {"x": x, "y": y})
+            check_filled(self._name("pullback"), ops.operations[begun:], wanted)
+        self._check_kept("pullback", ops.operations[begun:], {"x": x, "y": y})
 
-    def _check_filled(self, recorded: Sequence[Operation], function: str, views: dict[str, View]) -> None:
-        """Raise ValueError unless some operation writes to each of the views."""
-        written = [out for operation in recorded for out in operation.outs]
-        for name, view in views.items():
-            if view.sample_size and not any(_touches(out, view) for out in written):
-                raise ValueError(f"{type(self.declaration.layer).__name__}.{function} does not fill `{name}`")
-
-    def _check_kept(self, recorded: Sequence[Operation], function: str, views: dict[str, View]) -> None:
-        """Raise ValueError where some operation writes to one of the views, or to a parameter."""
+    def _check_kept(self, function: str, recorded: Sequence[Operation], views: dict[str, View]) -> None:
         kept = views | {f"p.{name}": view for name, view in vars(self.p).items()}
-        written = [out for operation in recorded for out in operation.outs]
-        for name, view in kept.items():
-            if any(_touches(out, view) for out in written):
-                raise ValueError(
-                    f"{type(self.declaration.layer).__name__}.{function} writes to `{name}`, which may only be read: "
-                    "declare an array of its own with d.temporary(name, shape)"
-                )
+        check_kept(self._name(function), recorded, kept, "declare an array of its own with d.temporary(name, shape)")
+
+    def _name(self, function: str) -> str:
+        return f"{type(self.declaration.layer).__name__}.{function}"
 
     def _label(self, mark: str) -> str:
         name = self.declaration.name
@@ -252,6 +262,22 @@ class Node:
         with ops.label(self.declaration.name):
             temporaries = {name: ops.scratch(name, shape) for name, shape in self.declaration.temporary_shapes.items()}
         return self._names("s", "scratch arrays", {**self._saved, **temporaries, "children": self.children})
+
+
+def check_filled(function: str, recorded: Sequence[Operation], views: Mapping[str, View]) -> None:
+    """Raise ValueError, naming the function that recorded them, unless some operation writes to each of the views."""
+    written = [out for operation in recorded for out in operation.outs]
+    for name, view in views.items():
+        if view.sample_size and not any(_touches(out, view) for out in written):
+            raise ValueError(f"{function} does not fill `{name}`")
+
+
+def check_kept(function: str, recorded: Sequence[Operation], views: Mapping[str, View], remedy: str) -> None:
+    """Raise ValueError, naming the function that recorded them, where some operation writes to one of the views."""
+    written = [out for operation in recorded for out in operation.outs]
+    for name, view in views.items():
+        if any(_touches(out, view) for out in written):
+            raise ValueError(f"{function} writes to `{name}`, which may only be read: {remedy}")
 
 
 def _touches(out: View, view: View) -> bool:

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from chains.checks import check_count, check_flags, check_number, check_positive
 from chains.expr import sqrt
 from chains.layers.base import Declaration, Layer
-from chains.layers.dense import positive
-from chains.layers.norm import channels_first, check_eps, sum_over_samples
+from chains.layers.norm import channels_first, sum_over_samples
 from chains.program import Recorder
 from chains.view import View
 
@@ -26,11 +26,12 @@ class BatchNorm(Layer):
     """
 
     def __init__(self, channels: int, *, momentum: float = 0.1, eps: float = 1e-5, affine: bool = True) -> None:
-        self.channels = positive("channels", channels)
-        if not 0.0 <= momentum <= 1.0:
-            raise ValueError(f"`momentum` (={momentum}) must be from 0 to 1")
+        self.channels = check_count("channels", channels)
+        check_number("momentum", momentum, lambda value: 0 <= value <= 1, "from 0 to 1")
+        check_positive("eps", eps)
+        check_flags(affine=affine)
         self.momentum = momentum
-        self.eps = check_eps(eps)
+        self.eps = eps
         self.affine = affine
 
     def declare(self, d: Declaration) -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 from chains.activations import Activation, identity, resolve
+from chains.checks import check_word, whole
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.shape import Reshape
 from chains.program import Recorder
 from chains.view import View
+from chains.words import shown
 
 
 class Series(Layer):
     """Layers one after another. `chains.Chain` is this with the user's calls."""
 
     def __init__(self, *layers: Layer) -> None:
+        check_layers(layers)
         self.layers = layers
 
     def fixed_input(self) -> SampleShape | None:
@@ -60,6 +65,22 @@ class Series(Layer):
         return f"{type(self).__name__}({', '.join(map(repr, self.layers))})"
 
 
+def check_layers(layers: Sequence[Any]) -> None:
+    """Raise TypeError unless all of them are layers."""
+    for k, layer in enumerate(layers):
+        if not isinstance(layer, Layer):
+            raise TypeError(f"layer {k} (={shown(layer)}) is a {type(layer).__name__}, not a layer{_hint(layer)}")
+
+
+def _hint(thing: Any) -> str:
+    """What may have been meant by something that is no layer."""
+    if isinstance(thing, type) and issubclass(thing, Layer):
+        return f": write {thing.__name__}()"
+    if hasattr(thing, "__iter__") and not isinstance(thing, str):
+        return ": write Chain(*layers)"
+    return f": write chains.Activation({thing})" if isinstance(thing, Activation) else ""
+
+
 def last_layer(layer: Layer) -> Layer:
     """The last layer that computes something: no series of others, and no mere change of shape."""
     while isinstance(layer, Series) and layer.layers:
@@ -76,6 +97,9 @@ class Residual(Layer):
     """
 
     def __init__(self, *layers: Layer, shortcut: Layer | None = None, activation: Activation | str = identity) -> None:
+        check_layers(layers)
+        if shortcut is not None and not isinstance(shortcut, Layer):
+            raise TypeError(f"`shortcut` (={shown(shortcut)}) must be a layer, or None")
         self.inner = layers[0] if len(layers) == 1 else Series(*layers)
         self.shortcut = shortcut
         self.activation = resolve(activation)
@@ -136,8 +160,10 @@ class Parallel(Layer):
     def __init__(self, *layers: Layer, join: str = "concatenate", axis: int = 0) -> None:
         if not layers:
             raise ValueError("`layers` must be at least one layer")
-        if join not in ("concatenate", "sum"):
-            raise ValueError(f"`join` (={join!r}) must be 'concatenate' or 'sum'")
+        check_layers(layers)
+        check_word("join", join, "concatenate", "sum")
+        if whole(axis, -math.inf) is None:
+            raise TypeError(f"`axis` (={shown(axis)}) must be a whole number")
         self.layers = layers
         self.join = join
         self.axis = axis

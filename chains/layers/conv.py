@@ -6,9 +6,9 @@ from abc import abstractmethod
 from typing import Any
 
 from chains.activations import Activation, identity, resolve
-from chains.initializers import InitializerLike, initializer
+from chains.checks import check_count, check_flags
+from chains.initializers import InitializerLike, initializer, setting_text
 from chains.layers.base import Declaration, Layer, SampleShape
-from chains.layers.dense import positive
 from chains.layers.images import (
     Number,
     Padding,
@@ -43,23 +43,28 @@ class _Convolution(Layer):
         weight_init: InitializerLike = "glorot_normal",
         bias_init: InitializerLike = "zeros",
     ) -> None:
-        self.inputs = positive("inputs", inputs)
-        self.outputs = positive("outputs", outputs)
+        self.inputs = check_count("inputs", inputs)
+        self.outputs = check_count("outputs", outputs)
         self.ndim = axes_of(kernel)
         self.window = window_of(kernel, stride, padding, dilation)
         self.activation = resolve(activation)
-        self.groups = positive("groups", groups)
+        self.groups = check_count("groups", groups)
         for name, channels in (("inputs", inputs), ("outputs", outputs)):
             if channels % groups:
                 raise ValueError(f"`{name}` (={channels}) must be divisible by `groups` (={groups})")
+        check_flags(bias=bias)
         self.bias = bias
-        self.weight_init = initializer(weight_init, "weight_init")
-        self.bias_init = initializer(bias_init, "bias_init")
+        self.weight_init = initializer(weight_init, "weight_init", shape=self._weight_shape)
+        self.bias_init = initializer(bias_init, "bias_init", shape=(self.outputs,))
 
     @property
     @abstractmethod
     def _channels(self) -> tuple[int, int]:
         """The first two lengths of the weight."""
+
+    @property
+    def _weight_shape(self) -> tuple[int, ...]:
+        return (*self._channels, *self.window.size[-self.ndim :])
 
     @abstractmethod
     def _positions(self, input: SampleShape) -> tuple[int, ...]:
@@ -76,7 +81,7 @@ class _Convolution(Layer):
     def declare(self, d: Declaration) -> None:
         check_images(d.input, self.ndim, self.inputs)
         shape = (self.outputs, *self._positions(d.input))
-        d.param("weight", (*self._channels, *self.window.size[-self.ndim :]), self.weight_init)
+        d.param("weight", self._weight_shape, self.weight_init)
         if self.bias:
             d.param("bias", (self.outputs,), self.bias_init)
         d.output(shape)
@@ -112,11 +117,15 @@ class _Convolution(Layer):
         """Settings of the subclass alone, for people."""
         return ""
 
-    def __repr__(self) -> str:
+    def brief(self) -> str:
         parts = [str(self.inputs), str(self.outputs), setting(self.window.size[-self.ndim :])]
         parts += [] if self.activation is identity else [str(self.activation)]
         rest = settings_text(self.window, self.ndim) + self._extra() + (f", groups={self.groups}" if self.groups > 1 else "")
         return f"{type(self).__name__}({', '.join(parts)}{rest}{'' if self.bias else ', bias=False'})"
+
+    def __repr__(self) -> str:
+        bias = setting_text("bias_init", self.bias_init, "zeros")
+        return f"{self.brief()[:-1]}{setting_text('weight_init', self.weight_init, 'glorot_normal')}{bias})"
 
 
 class Conv(_Convolution):

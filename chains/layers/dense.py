@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from chains.activations import Activation, identity, resolve
-from chains.initializers import InitializerLike, initializer
+from chains.checks import check_count, check_flags
+from chains.initializers import InitializerLike, initializer, setting_text
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.program import Recorder
 from chains.view import View
@@ -15,7 +16,8 @@ class Dense(Layer):
     """``y = activation(x @ weight + bias)``, over the last axis of ``x``.
 
     `inputs` and `outputs` are the lengths of that axis, `weight` has shape (inputs, outputs), `bias`
-    (outputs,). Initializers: see `chains.initializers`. Raises ValueError unless both lengths are positive.
+    (outputs,). Initializers: see `chains.initializers`. Raises TypeError or ValueError, naming the setting, for lengths that
+    are not positive, a `bias` that is not True or False, and initializers that are none or do not fit.
     """
 
     def __init__(
@@ -28,12 +30,13 @@ class Dense(Layer):
         weight_init: InitializerLike = "glorot_normal",
         bias_init: InitializerLike = "zeros",
     ) -> None:
-        self.inputs = positive("inputs", inputs)
-        self.outputs = positive("outputs", outputs)
+        self.inputs = check_count("inputs", inputs)
+        self.outputs = check_count("outputs", outputs)
         self.activation = resolve(activation)
+        check_flags(bias=bias)
         self.bias = bias
-        self.weight_init = initializer(weight_init, "weight_init")
-        self.bias_init = initializer(bias_init, "bias_init")
+        self.weight_init = initializer(weight_init, "weight_init", shape=(self.inputs, self.outputs))
+        self.bias_init = initializer(bias_init, "bias_init", shape=(self.outputs,))
 
     def fixed_input(self) -> SampleShape:
         return (self.inputs,)
@@ -72,14 +75,11 @@ class Dense(Layer):
             ops.sum(g.bias, dz)
         ops.matmul(dx.rows, dz.rows, p.weight.T)
 
-    def __repr__(self) -> str:
+    def brief(self) -> str:
         parts = [str(self.inputs), str(self.outputs)]
         parts += [] if self.activation is identity else [str(self.activation)]
         return f"Dense({', '.join(parts)}{'' if self.bias else ', bias=False'})"
 
-
-def positive(name: str, value: int) -> int:
-    """`value` if it is a positive whole number; raises ValueError naming it otherwise."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 1:
-        raise ValueError(f"`{name}` (={value!r}) must be a positive whole number")
-    return value.__index__()
+    def __repr__(self) -> str:
+        bias = setting_text("bias_init", self.bias_init, "zeros")
+        return f"{self.brief()[:-1]}{setting_text('weight_init', self.weight_init, 'glorot_normal')}{bias})"

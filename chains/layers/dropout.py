@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from chains.checks import check_fraction
 from chains.expr import where
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.program import Recorder
-from chains.settings import check_fraction
 from chains.view import View
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from chains.activations import Activation as Function
 from chains.activations import resolve
-from chains.initializers import InitializerLike, initializer
+from chains.initializers import InitializerLike, initializer, setting_text
 from chains.layers.base import Declaration, Layer
 from chains.program import Recorder
 from chains.view import View
@@ -37,6 +37,9 @@ class Scale(Layer):
     def __init__(self, *, scale_init: InitializerLike = "ones") -> None:
         self.scale_init = initializer(scale_init, "scale_init")
 
+    def __repr__(self) -> str:
+        return f"Scale({setting_text('scale_init', self.scale_init, 'ones').removeprefix(', ')})"
+
     def declare(self, d: Declaration) -> None:
         d.param("scale", d.input, self.scale_init)
         d.output(d.input)
@@ -56,6 +59,9 @@ class Shift(Layer):
 
     def __init__(self, *, shift_init: InitializerLike = "zeros") -> None:
         self.shift_init = initializer(shift_init, "shift_init")
+
+    def __repr__(self) -> str:
+        return f"Shift({setting_text('shift_init', self.shift_init, 'zeros').removeprefix(', ')})"
 
     def declare(self, d: Declaration) -> None:
         d.param("shift", d.input, self.shift_init)

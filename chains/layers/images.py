@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from chains.checks import whole
 from chains.layers.base import SampleShape
 from chains.view import View
 from chains.window import Pair, Window
+from chains.words import shown
 
 Number = int | tuple[int, ...]
 Padding = int | tuple[int | tuple[int, int], ...] | str
@@ -20,11 +22,11 @@ AXES = {1: "(channels, length)", 2: "(channels, height, width)"}
 def per_axis(name: str, value: Any, ndim: int, least: int = 1) -> tuple[int, ...]:
     """A setting as `ndim` whole numbers, each at least `least`. Raises ValueError, naming it, where it is none."""
     entries = value if isinstance(value, tuple) else (value,) * ndim
-    whole = all(hasattr(entry, "__index__") and not isinstance(entry, bool) for entry in entries)
-    if not whole or len(entries) != ndim or any(entry.__index__() < least for entry in entries):
+    numbers = tuple(count for entry in entries if (count := whole(entry, least)) is not None)
+    if len(entries) != ndim or len(numbers) != ndim:
         number = "a positive whole number" if least else "a whole number, 0 or more"
-        raise ValueError(f"`{name}` (={value!r}) must be {number}, or a tuple of {ndim} of them, one for each axis")
-    return tuple(entry.__index__() for entry in entries)
+        raise ValueError(f"`{name}` (={shown(value)}) must be {number}, or a tuple of {ndim} of them, one for each axis")
+    return numbers
 
 
 def axes_of(kernel: Any) -> int:

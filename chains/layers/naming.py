@@ -15,6 +15,7 @@ def naming_settings(init: Callable[..., None]) -> Callable[..., None]:
     """The constructor of a layer, with a TypeError that names the layer and its settings where the arguments do not fit."""
     signature = inspect.signature(init)
     names = [p.name for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]
+    fixed = [*names, *(p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL)]
 
     @wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -24,7 +25,7 @@ def naming_settings(init: Callable[..., None]) -> Callable[..., None]:
             hint = "".join(meant(name, names) for name in kwargs if name not in names)
             raise TypeError(f"{type(self).__name__}: {error}; its settings are {listed(names)}{hint}") from None
         init(self, *args, **kwargs)
-        vars(self)["_chains_settings"] = (*vars(self).get("_chains_settings", ()), *names)
+        vars(self)["_chains_settings"] = (*vars(self).get("_chains_settings", ()), *fixed)
 
     return checked
 

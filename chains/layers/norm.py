@@ -6,9 +6,9 @@ import math
 from abc import abstractmethod
 from typing import Any, NamedTuple
 
+from chains.checks import check_count, check_flags, check_positive
 from chains.expr import sqrt
 from chains.layers.base import Declaration, Layer, SampleShape
-from chains.layers.dense import positive
 from chains.program import Recorder
 from chains.view import View
 
@@ -30,7 +30,9 @@ class Normalization(Layer):
     """``y = (x - mean) / sqrt(variance + eps) * weight + bias``, with the mean and variance of parts of each sample."""
 
     def __init__(self, *, eps: float = 1e-5, affine: bool = True) -> None:
-        self.eps = check_eps(eps)
+        check_positive("eps", eps)
+        check_flags(affine=affine)
+        self.eps = eps
         self.affine = affine
 
     @abstractmethod
@@ -103,7 +105,7 @@ class LayerNorm(Normalization):
     def __init__(self, shape: int | SampleShape | None = None, *, eps: float = 1e-5, affine: bool = True) -> None:
         super().__init__(eps=eps, affine=affine)
         if shape is not None:
-            shape = tuple(positive("shape", length) for length in (shape if isinstance(shape, (tuple, list)) else (shape,)))
+            shape = tuple(check_count("shape", length) for length in (shape if isinstance(shape, (tuple, list)) else (shape,)))
             if not shape:
                 raise ValueError("`shape` (=()) must have at least one axis")
         self.shape = shape
@@ -184,8 +186,8 @@ class GroupNorm(Normalization):
 
     def __init__(self, groups: int, channels: int, *, eps: float = 1e-5, affine: bool = True) -> None:
         super().__init__(eps=eps, affine=affine)
-        self.groups = positive("groups", groups)
-        self.channels = positive("channels", channels)
+        self.groups = check_count("groups", groups)
+        self.channels = check_count("channels", channels)
         if self.channels % self.groups:
             raise ValueError(f"`channels` (={channels}) must be divisible by `groups` (={groups})")
 
@@ -216,10 +218,3 @@ def channels_first(channels: int, input: SampleShape) -> int:
         hint = "; the channels are the first axis, not the last" if input[-1:] == (channels,) else ""
         raise ValueError(f"`channels` (={channels}) must be the first length of the input's shape {input}{hint}")
     return math.prod(input[1:])
-
-
-def check_eps(eps: float) -> float:
-    """`eps` if it is positive; raises ValueError otherwise."""
-    if not eps > 0.0:
-        raise ValueError(f"`eps` (={eps}) must be positive")
-    return eps

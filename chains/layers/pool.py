@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from chains.checks import check_flags
 from chains.layers.base import Declaration, Layer
 from chains.layers.images import Number, Padding, as_image, axes_of, check_images, positions, setting, settings_text, window_of
 from chains.program import Recorder
@@ -66,6 +67,7 @@ class AvgPool(_Pool):
         self, kernel: Number, *, stride: Number | None = None, padding: Padding = 0, count_padding: bool = True
     ) -> None:
         super().__init__(kernel, stride=stride, padding=padding)
+        check_flags(count_padding=count_padding)
         self.count_padding = count_padding
 
 

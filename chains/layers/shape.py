@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from chains.checks import whole
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.program import Recorder
 from chains.view import View
+from chains.words import shown
 
 
 class Reshape(Layer):
@@ -16,9 +18,10 @@ class Reshape(Layer):
     def __init__(self, *shape: int) -> None:
         if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
             raise TypeError(f"`shape` (={shape[0]!r}) must be given length by length: Reshape({', '.join(map(str, shape[0]))})")
-        if shape.count(-1) > 1 or not all(hasattr(length, "__index__") and (length == -1 or length > 0) for length in shape):
-            raise ValueError(f"`shape` (={shape}) must be positive lengths, of which one may be -1")
-        self.shape = shape
+        lengths = [whole(length, -1) or None for length in shape]
+        if lengths.count(-1) > 1 or None in lengths:
+            raise ValueError(f"`shape` (={shown(shape)}) must be positive lengths, of which one may be -1")
+        self.shape = tuple(length for length in lengths if length is not None)
 
     def declare(self, d: Declaration) -> None:
         d.output(self._resolved(d.input))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from chains.activations import relu
 from chains.chain import Chain
+from chains.checks import check_count, check_counts
 from chains.layers import Activation, AvgPool, BatchNorm, Conv, Dense, GlobalAvgPool, Layer, MaxPool, Parallel, Series
 from chains.layers.base import SampleShape
 from chains.layers.images import check_channels_first
@@ -65,9 +66,11 @@ def densenet(
     Samples have shape `input_shape`, (channels, height, width); the outputs, (classes,), are logits. `growth` is the
     number of channels each layer adds; ``blocks=(6, 12, 32, 32)`` is DenseNet-169, ``(6, 12, 48, 32)`` DenseNet-201. The
     network without its head, ``net[:-1]``, gives features after average pooling: 1,024 of them in DenseNet-121.
+    Raises TypeError or ValueError, naming the argument, unless all are positive whole numbers.
     Source: Huang et al. 2017, table 1.
     """
     check_channels_first(input_shape)
+    blocks, classes, growth = check_counts("blocks", blocks), check_count("classes", classes), check_count("growth", growth)
     channels = 2 * growth
     layers: list[Layer] = [
         Conv(input_shape[0], channels, 7, stride=2, padding=3, bias=False, weight_init="he_normal"),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from chains.activations import relu
 from chains.chain import Chain
+from chains.checks import check_count, check_counts
 from chains.initializers import VarianceScaling
 from chains.layers import Activation, BatchNorm, Conv, Dense, GlobalAvgPool, Layer, MaxPool, Residual, Series
 from chains.layers.base import SampleShape
@@ -62,9 +63,11 @@ def resnet(
     Samples have shape `input_shape`, (channels, height, width); the outputs, (classes,), are logits. `width` is that of
     the first stage; ``blocks=(3, 4, 23, 3)`` is ResNet-101, ``(3, 8, 36, 3)`` ResNet-152. The network without its head,
     ``net[:-1]``, gives features after average pooling: ``32 * width`` of them for four stages, 2,048 in ResNet-50.
+    Raises TypeError or ValueError, naming the argument, unless all are positive whole numbers.
     Source: He et al. 2015, table 1, with their initialisation of kernels (by fan out, as in torchvision).
     """
     check_channels_first(input_shape)
+    blocks, classes, width = check_counts("blocks", blocks), check_count("classes", classes), check_count("width", width)
     layers: list[Layer] = [
         *_normalised(input_shape[0], width, 7, stride=2),
         Activation(relu),

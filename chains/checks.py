@@ -1,0 +1,134 @@
+"""Checks of settings: numbers, flags, shapes, functions. What does not fit is refused, with its name and value."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from chains.words import shown
+
+
+def is_real(value: Any) -> bool:
+    """Whether this is a real number, Python's or NumPy's; True and False are none."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def check_number(name: str, value: Any, fits: Callable[[Any], bool], wanted: str) -> None:
+    """Raise TypeError unless `value` is a real number, ValueError unless it `fits`; `wanted` says what would."""
+    if not is_real(value):
+        raise TypeError(f"`{name}` (={shown(value)}) must be a number, {wanted}")
+    if not fits(value):
+        raise ValueError(f"`{name}` (={value}) must be {wanted}")
+
+
+def check_finite_number(name: str, value: Any) -> None:
+    """Raise TypeError or ValueError unless `value` is a finite number."""
+    check_number(name, value, math.isfinite, "finite")
+
+
+def check_positive(name: str, value: Any, also: str = "") -> None:
+    """Raise TypeError or ValueError unless `value` is a number above zero; `also` says what else is taken."""
+    check_number(name, value, lambda value: value > 0, "positive" + also)
+
+
+def check_not_negative(name: str, value: Any, also: str = "") -> None:
+    """Raise TypeError or ValueError unless `value` is a number, finite, zero or above; `also` says what else is taken."""
+    check_number(name, value, lambda value: 0 <= value < math.inf, "finite, zero or positive" + also)
+
+
+def check_fraction(name: str, value: Any) -> None:
+    """Raise TypeError or ValueError unless `value` is a number at least 0 and below 1."""
+    check_number(name, value, lambda value: 0 <= value < 1, "at least 0 and below 1")
+
+
+def whole(value: Any, least: float) -> int | None:
+    """`value` as a whole number, None where it is none of at least `least`; True and False are none."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        return None
+    return None if isinstance(value, bool) or number < least else number
+
+
+def check_count(name: str, value: Any, least: int = 1, also: str = "") -> int:
+    """`value` as a whole number. Raises TypeError unless it is one, ValueError where it is below `least`.
+
+    `also` says what else is taken.
+    """
+    number = whole(value, least)
+    if number is None:
+        wanted = "a positive whole number" if least == 1 else f"a whole number, {least} or more"
+        kind = TypeError if whole(value, -math.inf) is None else ValueError
+        raise kind(f"`{name}` (={shown(value)}) must be {wanted}{also}")
+    return number
+
+
+def check_counts(name: str, value: Any) -> tuple[int, ...]:
+    """`value` as positive whole numbers. Raises TypeError unless it is a list or tuple of them, at least one."""
+    counts = [whole(count, 1) for count in value] if isinstance(value, (list, tuple)) else []
+    if not counts or None in counts:
+        raise TypeError(f"`{name}` (={shown(value)}) must be a tuple of positive whole numbers, such as (3, 4)")
+    return tuple(count for count in counts if count is not None)
+
+
+def check_flags(**flags: Any) -> None:
+    """Raise TypeError, naming it, unless each is True or False."""
+    for name, flag in flags.items():
+        if not isinstance(flag, (bool, np.bool_)):
+            raise TypeError(f"`{name}` (={shown(flag)}) must be True or False")
+
+
+def check_text(name: str, value: Any) -> None:
+    """Raise TypeError unless `value` is a text, and not an empty one."""
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"`{name}` (={shown(value)}) must be a text")
+
+
+def check_word(name: str, value: Any, *words: str) -> None:
+    """Raise ValueError unless `value` is one of the words."""
+    if not isinstance(value, str) or value not in words:
+        *most, last = map(repr, words)
+        raise ValueError(f"`{name}` (={shown(value)}) must be {', '.join(most)} or {last}")
+
+
+def check_shape(name: str, shape: Any, of: str = "") -> tuple[int, ...]:
+    """`shape` as a sample's shape. Raises ValueError unless it is a tuple of positive whole numbers."""
+    lengths = [whole(length, 1) for length in shape] if isinstance(shape, (tuple, list)) else [None]
+    if None in lengths:
+        raise ValueError(f"`{name}` (={shown(shape)}){of} must be a tuple of positive whole numbers, such as (3,)")
+    return tuple(length for length in lengths if length is not None)
+
+
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether the function can be called with so many arguments; True too where it does not tell."""
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # of some that are written in C
+        pass
+    return True
+
+
+def as_unmasked(name: str, value: Any) -> np.ndarray:
+    """`value` as an array. Raises TypeError where it is one with masked entries, which would lose their mask."""
+    if np.ma.is_masked(value):
+        raise TypeError(f"`{name}` has masked entries, whose mask would be lost: pass {name}.filled(...), or leave them out")
+    return np.asarray(value)
+
+
+def check_numbers(name: str, value: Any, of: str = "", wanted: str = "must be a number or an array of numbers") -> None:
+    """Raise TypeError unless `value` is a real number or an array of them, ValueError unless all are finite."""
+    try:
+        array = as_unmasked(name, value)
+    except ValueError as error:  # lists of several lengths
+        raise TypeError(f"`{name}` (={shown(value)}){of} {wanted}") from error
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"`{name}` (={shown(value)}){of} {wanted}")
+    if not np.isfinite(array).all():
+        raise ValueError(f"`{name}` (={shown(value)}){of} must be finite")
