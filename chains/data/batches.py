@@ -27,8 +27,7 @@ class Batches:
     so, and ``scale=1 / 255`` makes them numbers from 0 to 1. Scale those for validation alike: ``x * np.float32(1 / 255)``.
 
     Raises TypeError or ValueError for no arrays, masked arrays, lengths that disagree, a batch size, seed or scale that
-    makes no sense, or an
-    augmentation that does not fit the first array.
+    makes no sense, or an augmentation that does not fit the first array.
 
     >>> for x, t in Batches(images, labels, batch_size=10):
     ...     value, g = net.value_and_grad(p, x, t, loss)
