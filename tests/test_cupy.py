@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Adam, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, backends, record, tanh, train
+from chains import Adam, BatchNorm, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, backends, record, tanh, train
 from chains.backends import UnsupportedOperationError, backend
 from chains.backends.cupy import convolutions
 from chains.backends.cupy.compiler import Compiled
@@ -409,6 +409,24 @@ def test_mixed_devices_are_refused(net, device):
         net.value_and_grad(device.array(p), xd, device.array(t + 1), CrossEntropyLoss())
 
 
+@needs_compiler
+def test_a_state_lies_beside_the_parameters(device):
+    net, (x, _) = Chain(Dense(3, 8), BatchNorm(8)), data()
+    p, q, t, loss = net.init(), net.init(device="emulated"), np.ones((30, 8), np.float32), SquaredLoss()
+    for place, other, move in ((q, np.array, "asarray"), (p, device.array, "asnumpy")):
+        state = other(net.init_state())
+        sentence = rf"`state` and `p` lie on different devices: pass cupy\.{move}\(state\)"
+        for mode in ("train", "eval"):
+            with pytest.raises(TypeError, match=sentence):
+                net(x, place, state=state, mode=mode)
+            with pytest.raises(TypeError, match=sentence):
+                net.value_and_grad(place, x, t, loss, state=state, mode=mode)
+        with pytest.raises(TypeError, match=sentence):
+            train(net, place, x, t, loss, Adam(), state=state)
+    with pytest.raises(TypeError, match=r"`state` and `x` lie on different devices: pass cupy\.asarray\(state\)"):
+        net.objective(device.array(x), device.array(t), loss, state=net.init_state())
+
+
 def test_objective_with_data_on_the_gpu(net, device):
     x, t = data()
     p = net.init(dtype=np.float64)
@@ -447,6 +465,19 @@ def test_training_is_that_of_numpy(net, device, batch_size):
     first = trained(net, resumed, x, t, batch_size=batch_size, epochs=2)
     trained(net, resumed, x, t, batch_size=batch_size, epochs=1, resume=first)
     assert resumed.tobytes() == places["device"].tobytes()
+
+
+@needs_compiler
+def test_training_goes_on_elsewhere(net, device):
+    x, t = data()
+    wanted = net.init()
+    trained(Chain(*net.layers, backend="numpy"), wanted, x, t)
+    for begin, end in ((np.array, device.array), (device.array, np.array)):
+        p = begin(net.init())
+        history = trained(net, p, x, t, epochs=2)
+        q = end(p)
+        trained(net, q, x, t, epochs=1, resume=history)
+        assert_close(q, wanted, 1e-5)
 
 
 @needs_compiler
