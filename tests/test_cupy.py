@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import sys
+import threading
 import types
 
 import numpy as np
@@ -316,6 +318,33 @@ def test_arguments_of_cublas(dtype, transposed, accumulate):
     library.cublasGemmEx(None, *Cublas("float32", library).call(gemm))
     assert_close(place[:, :3], wanted, 1e-6)
     assert np.isnan(place[:, 3:]).all()
+
+
+def test_threads_share_a_handle_of_cublas():
+    """It takes memory and time to make one, which is not for a thread that captures a graph."""
+    made, calls = [], []
+
+    class Library:
+        def cublasCreate_v2(self, pointer):
+            made.append(threading.get_ident())
+            pointer._obj.value = 7
+            return 0
+
+        def __getattr__(self, name):
+            return lambda *arguments: (
+                calls.append((name, *(a.value for a in arguments if isinstance(a, ctypes._SimpleCData)))) or 0
+            )
+
+    cublas = Cublas("float32", Library())
+    cublas.start((), 1, 512, 32)
+    for stream in (1, 2):
+        thread = threading.Thread(target=cublas.start, args=((), stream, 512, 32))
+        thread.start()
+        thread.join()
+    assert len(made) == 1
+    ways = [[("cublasSetStream_v2", 7, stream), ("cublasSetWorkspace_v2", 7, 512, 32)] for stream in (1, 2)]
+    product = ("cublasGemmEx", 7)
+    assert calls == [*ways[0], product, product, *ways[1], product]
 
 
 # Arrays on the GPU: what goes in decides where work is done

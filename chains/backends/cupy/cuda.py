@@ -21,8 +21,6 @@ from chains.backends.cupy.cublas import WORKSPACE_BYTES, Cublas, CublasLt, Plan
 from chains.backends.cupy.device import Array, Device, Epilogue, Event, Gemm, Queue, Work
 from chains.backends.cupy.kernels import Kernel
 
-DEFAULT_SHARED_BYTES = 48 << 10  # of a block
-
 
 class CudaDevice(Device):
     """The current CUDA device. `precision` says how float32 matrices are multiplied: "float32", "tf32" or "bf16".
@@ -87,7 +85,7 @@ class CudaDevice(Device):
     def launch(
         self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic], shared: int = 0
     ) -> Work:
-        if shared > DEFAULT_SHARED_BYTES:  # more has to be asked for
+        if shared:  # more than 48 kB, those of the text among them, have to be asked for
             kernel.max_dynamic_shared_size_bytes = shared
         return partial(kernel, grid, block, tuple(arguments), shared_mem=shared)
 
