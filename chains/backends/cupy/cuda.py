@@ -152,10 +152,12 @@ class CudaDevice(Device):
         ordered = outer.ptr in (0, 1, self.stream.ptr)  # the default stream, which waits for ours by itself
         if not ordered:
             self.stream.wait_event(outer.record())
-        with self.stream:
-            yield
-        if not ordered:
-            outer.wait_event(self.stream.record())
+        try:
+            with self.stream:
+                yield
+        finally:
+            if not ordered:
+                outer.wait_event(self.stream.record())
 
 
 class CudaEvent(Event):
