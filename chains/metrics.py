@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from chains.backends.places import on_host
+
 
 def accuracy(y: np.ndarray, t: np.ndarray, *, threshold: float = 0.5) -> float:
     """The share of samples whose largest output is that of the target: a label, or the largest of a one-hot row.
@@ -12,7 +14,7 @@ def accuracy(y: np.ndarray, t: np.ndarray, *, threshold: float = 0.5) -> float:
     above the threshold counts as class 1: 0.5 for probabilities, 0 for the logits of `BCEWithLogitsLoss`. Raises ValueError for
     other shapes, for no samples and for NaN.
     """
-    y, t = np.asarray(y), np.asarray(t)
+    y, t = on_host(y), on_host(t)
     if not y.size:
         raise ValueError(f"`y` has shape {y.shape}, but at least one sample is wanted")
     if t.shape not in (y.shape, y.shape[:-1]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
 import sys
@@ -12,12 +13,25 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Adam, BatchNorm, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, backends, record, tanh, train
+from chains import (
+    Adam,
+    BatchNorm,
+    Chain,
+    CrossEntropyLoss,
+    Dense,
+    Dropout,
+    SquaredLoss,
+    accuracy,
+    backends,
+    record,
+    tanh,
+    train,
+)
 from chains.backends import UnsupportedOperationError, backend
 from chains.backends.cupy import convolutions
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.cublas import Cublas, loaded
-from chains.backends.cupy.cuda import usable_cupy
+from chains.backends.cupy.cuda import CudaDevice, usable_cupy
 from chains.backends.cupy.device import Gemm
 from chains.backends.cupy.fusion import apart
 from chains.backends.cupy.kernels import Launch, Product, Source
@@ -347,6 +361,55 @@ def test_threads_share_a_handle_of_cublas():
     assert calls == [*ways[0], product, product, *ways[1], product]
 
 
+# What is asked of CuPy
+
+
+def cuda_device(**attributes):
+    device = CudaDevice.__new__(CudaDevice)
+    device.__dict__.update(attributes)
+    return device
+
+
+def test_shared_memory_is_asked_for():
+    """Whatever its size: what the text of a kernel declares counts too, and more than 48 kB in all must be asked for."""
+    asked, plain = (lambda *arguments: None for _ in range(2))
+    cuda_device().launch(asked, (1, 1), (512, 1), [], 47_000)
+    cuda_device().launch(plain, (1, 1), (512, 1), [])
+    assert asked.max_dynamic_shared_size_bytes == 47_000
+    assert not hasattr(plain, "max_dynamic_shared_size_bytes")
+
+
+@pytest.mark.parametrize("pointer", [0, 1, 2, 9])
+@pytest.mark.parametrize("fails", [False, True])
+def test_streams_wait_for_each_other(pointer, fails):
+    """The default stream does so by itself; another one, or a thread's own default (2), by events, after an error too."""
+    done = []
+
+    class Stream:
+        def __init__(self, name, ptr):
+            self.name, self.ptr = name, ptr
+
+        def record(self):
+            return self.name
+
+        def wait_event(self, event):
+            done.append(f"{self.name} waits for {event}")
+
+        def __enter__(self):
+            done.append("begin")
+
+        def __exit__(self, *error):
+            done.append("end")
+
+    current = types.SimpleNamespace(get_current_stream=lambda: Stream("user", pointer))
+    device = cuda_device(stream=Stream("main", 5), cupy=types.SimpleNamespace(cuda=current))
+    with contextlib.suppress(KeyboardInterrupt), device.running():
+        if fails:
+            raise KeyboardInterrupt
+    waiting = pointer not in (0, 1)
+    assert done == [*["main waits for user"] * waiting, "begin", "end", *["user waits for main"] * waiting]
+
+
 # Arrays on the GPU: what goes in decides where work is done
 
 
@@ -669,4 +732,6 @@ def test_training_on_the_gpu(net):
     trained(net, q, cupy.asarray(x), cupy.asarray(t))
     assert isinstance(q, cupy.ndarray)
     assert_close(cupy.asnumpy(q), p, 1e-5)
-    assert isinstance(net(cupy.asarray(x), q), cupy.ndarray)
+    y = net(cupy.asarray(x), q)
+    assert isinstance(y, cupy.ndarray)
+    assert accuracy(y, cupy.asarray(t)) == accuracy(cupy.asnumpy(y), t)
