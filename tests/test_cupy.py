@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import types
+from functools import partial
 
 import numpy as np
 import pytest
@@ -408,6 +409,31 @@ def test_streams_wait_for_each_other(pointer, fails):
             raise KeyboardInterrupt
     waiting = pointer not in (0, 1)
     assert done == [*["main waits for user"] * waiting, "begin", "end", *["user waits for main"] * waiting]
+
+
+def test_graphs_are_captured_one_after_another():
+    """Whatever the thread and the precision: there is one stream for it. Nor is cublasLt asked for an algorithm meanwhile."""
+    done = []
+
+    class Capturing(contextlib.nullcontext):
+        def begin_capture(self):
+            done.append("begin")
+
+        def end_capture(self):
+            done.append("end")
+            return types.SimpleNamespace(launch=print)
+
+    stream, lt = Capturing(), types.SimpleNamespace(plan=lambda *arguments: done.append("plan"))
+    devices = [cuda_device(_capturing=stream, stream=None, _lt=lt) for _ in range(2)]
+    others = [
+        threading.Thread(target=devices[1].capture, args=([],)),
+        threading.Thread(target=devices[1].fused, args=(None, None)),
+    ]
+    devices[0].capture([*(thread.start for thread in others), *(partial(thread.join, 0.1) for thread in others)])
+    for thread in others:
+        thread.join()
+    assert done[:2] == ["begin", "end"]
+    assert sorted(done) == ["begin", "begin", "end", "end", "plan"]
 
 
 # Arrays on the GPU: what goes in decides where work is done

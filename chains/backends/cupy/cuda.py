@@ -29,6 +29,8 @@ class CudaDevice(Device):
     `chains.backends.cupy.cudnn`). Raises ValueError where there is no GPU to use.
     """
 
+    _lock = threading.Lock()  # of all devices, which share the stream for capturing
+
     def __init__(self, precision: str = "float32", convolutions: str = "auto") -> None:
         self.cupy = usable_cupy()
         self.name = "cuda"
@@ -38,7 +40,6 @@ class CudaDevice(Device):
         self.stream, self._capturing, *copying = _streams()
         self.main, self.to_device, self.to_host = (CudaQueue(self.cupy, stream) for stream in (self.stream, *copying))
         self._modules: dict[str, Any] = {}
-        self._lock = threading.Lock()
         self._cublas = Cublas(precision)
         self._lt = CublasLt(precision)
         self._workspace = self.empty((WORKSPACE_BYTES,), np.uint8)
@@ -96,7 +97,8 @@ class CudaDevice(Device):
         self._cublas.start(call, self.current_stream(), self._workspace.data.ptr, WORKSPACE_BYTES)
 
     def fused(self, gemm: Gemm, epilogue: Epilogue) -> Work | None:
-        plan = self._lt.plan(gemm, epilogue)
+        with self._lock:  # cublasLt 13.3 finds no algorithm while a graph is captured
+            plan = self._lt.plan(gemm, epilogue)
         return None if plan is None else partial(self._multiply_on, plan)
 
     def _multiply_on(self, plan: Plan) -> None:
