@@ -3,10 +3,10 @@
     python -m benchmarks.gpu --minutes 10 --data DATA --json gpu.json
 
 Only CuPy, NumPy and this project are needed. Rows come in the order of their importance, each in a process that is ended where
-it takes too long, so that the others still come; what the time does not allow is said. ``--data`` is the folder with `mnist`
-and `cifar10` ($CHAINS_DATA by default); without them, noise is used, and accuracies mean nothing. At the end stand one table
-and the goals. Without a GPU the script says so and measures nothing; ``--rehearse`` runs all of it at tiny sizes on an
-emulated GPU, to see whether it works.
+it takes too long, or where an error leaves CUDA of no use to it, so that the others still come; what the time does not allow is
+said. ``--data`` is the folder with `mnist` and `cifar10` ($CHAINS_DATA by default); without them, noise is used, and accuracies
+mean nothing. At the end stand one table and the goals. Without a GPU the script says so and measures nothing; ``--rehearse``
+runs all of it at tiny sizes on an emulated GPU, to see whether it works.
 """
 
 from __future__ import annotations
@@ -116,12 +116,15 @@ def attempt(work: Callable[[Setting], Result], setting: Setting) -> Result:
     except NoGpuError as error:
         return {"failed": str(error), "missing": True}
     except Exception as error:  # a row that fails is a row too
-        return {"failed": f"{type(error).__name__}: {error}"[:300]}
+        return {"failed": f"{type(error).__name__}: {error}"[:300], "spoilt": isinstance(error, RuntimeError)}
 
 
 @dataclass
 class Worker:
-    """A process for one peer's rows, begun when it is needed, and anew after a row that took too long or ended it."""
+    """A process for one peer's rows, begun when it is needed, and anew after a row that took too long, ended or spoilt it.
+
+    For an error in a kernel, say, is one of all that its process asks of CUDA afterwards.
+    """
 
     setting: Setting
     _process: Any = None
@@ -137,7 +140,10 @@ class Worker:
         try:
             self._connection.send(work)
             if self._connection.poll(limit):
-                return self._connection.recv()
+                result = self._connection.recv()
+                if result.get("spoilt"):
+                    self.end()
+                return result
         except (EOFError, OSError):
             self._process.join(10)
             code = self._process.exitcode

@@ -98,7 +98,8 @@ def check_state(
 ) -> np.ndarray:
     """`state` as a network's state of this type (None: float32 or float64), to be read, or to be `updated` in place.
 
-    Raises TypeError or ValueError where it is none, or overlaps an input in memory while it is updated.
+    Raises TypeError or ValueError where it is none, lies elsewhere than the inputs, or overlaps one of them in memory while
+    it is updated.
     """
     if updated and not (isinstance(state, np.ndarray) or array_api_compat.is_array_api_obj(state)):
         raise TypeError(f"`state` is a {type(state).__name__}, but an array is wanted: it is updated in place")
@@ -113,6 +114,10 @@ def check_state(
         raise TypeError(f"`state` holds {state.dtype}, but {wanted} is wanted, as of `p`: state.astype(p.dtype), say")
     if not state.flags.c_contiguous or (updated and not getattr(state.flags, "writeable", True)):
         raise ValueError("`state` must be contiguous, and writable where it is updated: pass a copy")
+    beside = "p" if "p" in inputs else "x"
+    if beside in inputs and place_of(inputs[beside]) is not place_of(state):
+        move = "asarray" if place_of(state) is HOST else "asnumpy"
+        raise TypeError(f"`state` and `{beside}` lie on different devices: pass cupy.{move}(state)")
     if updated:
         check_apart("state", state, inputs)
     return state

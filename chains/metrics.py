@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from chains.backends.places import is_elsewhere, on_host
 from chains.checks import as_unmasked, check_finite_number
 
 
@@ -14,7 +15,7 @@ def accuracy(y: np.ndarray, t: np.ndarray, *, threshold: float = 0.5) -> float:
     above the threshold counts as class 1: 0.5 for probabilities, 0 for the logits of `BCEWithLogitsLoss`. Raises ValueError for
     other shapes, for no samples and for NaN, TypeError for masked entries and for anything but real numbers.
     """
-    y, t = as_unmasked("y", y), as_unmasked("t", t)
+    y, t = (on_host(array) if is_elsewhere(array) else as_unmasked(name, array) for name, array in (("y", y), ("t", t)))
     check_finite_number("threshold", threshold)
     for name, array in (("y", y), ("t", t)):
         if array.dtype.kind not in "fiub":

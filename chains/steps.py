@@ -12,7 +12,7 @@ import numpy as np
 
 from chains import arguments
 from chains.backends import Binding, Executable, Feed, backend
-from chains.backends.places import HOST, place_of, runner_of
+from chains.backends.places import HOST, on_host, place_of, runner_of
 from chains.optimizers import Optimizer
 from chains.program import Recorder
 from chains.words import counted
@@ -199,10 +199,11 @@ def _start(optimizer: Optimizer, p: np.ndarray) -> State:
 
 
 def _checked(state: State, optimizer: Optimizer, p: np.ndarray) -> State:
-    """A copy of `state`. Raises ValueError unless it is that of such an optimiser and such parameters."""
+    """A copy of `state` where `p` lies. Raises ValueError unless it is that of such an optimiser and such parameters."""
     fresh = _start(optimizer, p)
     if {name: (a.shape, a.dtype) for name, a in state.items()} != {name: (a.shape, a.dtype) for name, a in fresh.items()}:
         raise ValueError(
             f"`resume` is the history of another optimiser or network than {optimizer!r} on {p.size} {p.dtype} parameters"
         )
-    return {name: array.copy() for name, array in state.items()}
+    place = place_of(p)
+    return {name: place.array(array if place.owns(array) else on_host(array)) for name, array in state.items()}

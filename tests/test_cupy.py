@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import re
 import sys
+import threading
 import types
+from functools import partial
 
 import numpy as np
 import pytest
 
 import chains
-from chains import Adam, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, backends, record, tanh, train
+from chains import (
+    Adam,
+    BatchNorm,
+    Chain,
+    CrossEntropyLoss,
+    Dense,
+    Dropout,
+    SquaredLoss,
+    accuracy,
+    backends,
+    record,
+    tanh,
+    train,
+)
 from chains.backends import UnsupportedOperationError, backend
 from chains.backends.cupy import convolutions
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.cublas import Cublas, loaded
-from chains.backends.cupy.cuda import usable_cupy
+from chains.backends.cupy.cuda import CudaDevice, usable_cupy
 from chains.backends.cupy.device import Gemm
 from chains.backends.cupy.fusion import apart
 from chains.backends.cupy.kernels import Launch, Product, Source
@@ -318,6 +335,107 @@ def test_arguments_of_cublas(dtype, transposed, accumulate):
     assert np.isnan(place[:, 3:]).all()
 
 
+def test_threads_share_a_handle_of_cublas():
+    """It takes memory and time to make one, which is not for a thread that captures a graph."""
+    made, calls = [], []
+
+    class Library:
+        def cublasCreate_v2(self, pointer):
+            made.append(threading.get_ident())
+            pointer._obj.value = 7
+            return 0
+
+        def __getattr__(self, name):
+            return lambda *arguments: (
+                calls.append((name, *(a.value for a in arguments if isinstance(a, ctypes._SimpleCData)))) or 0
+            )
+
+    cublas = Cublas("float32", Library())
+    cublas.start((), 1, 512, 32)
+    for stream in (1, 2):
+        thread = threading.Thread(target=cublas.start, args=((), stream, 512, 32))
+        thread.start()
+        thread.join()
+    assert len(made) == 1
+    ways = [[("cublasSetStream_v2", 7, stream), ("cublasSetWorkspace_v2", 7, 512, 32)] for stream in (1, 2)]
+    product = ("cublasGemmEx", 7)
+    assert calls == [*ways[0], product, product, *ways[1], product]
+
+
+# What is asked of CuPy
+
+
+def cuda_device(**attributes):
+    device = CudaDevice.__new__(CudaDevice)
+    device.__dict__.update(attributes)
+    return device
+
+
+def test_shared_memory_is_asked_for():
+    """Whatever its size: what the text of a kernel declares counts too, and more than 48 kB in all must be asked for."""
+    asked, plain = (lambda *arguments: None for _ in range(2))
+    cuda_device().launch(asked, (1, 1), (512, 1), [], 47_000)
+    cuda_device().launch(plain, (1, 1), (512, 1), [])
+    assert asked.max_dynamic_shared_size_bytes == 47_000
+    assert not hasattr(plain, "max_dynamic_shared_size_bytes")
+
+
+@pytest.mark.parametrize("pointer", [0, 1, 2, 9])
+@pytest.mark.parametrize("fails", [False, True])
+def test_streams_wait_for_each_other(pointer, fails):
+    """The default stream does so by itself; another one, or a thread's own default (2), by events, after an error too."""
+    done = []
+
+    class Stream:
+        def __init__(self, name, ptr):
+            self.name, self.ptr = name, ptr
+
+        def record(self):
+            return self.name
+
+        def wait_event(self, event):
+            done.append(f"{self.name} waits for {event}")
+
+        def __enter__(self):
+            done.append("begin")
+
+        def __exit__(self, *error):
+            done.append("end")
+
+    current = types.SimpleNamespace(get_current_stream=lambda: Stream("user", pointer))
+    device = cuda_device(stream=Stream("main", 5), cupy=types.SimpleNamespace(cuda=current))
+    with contextlib.suppress(KeyboardInterrupt), device.running():
+        if fails:
+            raise KeyboardInterrupt
+    waiting = pointer not in (0, 1)
+    assert done == [*["main waits for user"] * waiting, "begin", "end", *["user waits for main"] * waiting]
+
+
+def test_graphs_are_captured_one_after_another():
+    """Whatever the thread and the precision: there is one stream for it. Nor is cublasLt asked for an algorithm meanwhile."""
+    done = []
+
+    class Capturing(contextlib.nullcontext):
+        def begin_capture(self):
+            done.append("begin")
+
+        def end_capture(self):
+            done.append("end")
+            return types.SimpleNamespace(launch=print)
+
+    stream, lt = Capturing(), types.SimpleNamespace(plan=lambda *arguments: done.append("plan"))
+    devices = [cuda_device(_capturing=stream, stream=None, _lt=lt) for _ in range(2)]
+    others = [
+        threading.Thread(target=devices[1].capture, args=([],)),
+        threading.Thread(target=devices[1].fused, args=(None, None)),
+    ]
+    devices[0].capture([*(thread.start for thread in others), *(partial(thread.join, 0.1) for thread in others)])
+    for thread in others:
+        thread.join()
+    assert done[:2] == ["begin", "end"]
+    assert sorted(done) == ["begin", "begin", "end", "end", "plan"]
+
+
 # Arrays on the GPU: what goes in decides where work is done
 
 
@@ -409,6 +527,24 @@ def test_mixed_devices_are_refused(net, device):
         net.value_and_grad(device.array(p), xd, device.array(t + 1), CrossEntropyLoss())
 
 
+@needs_compiler
+def test_a_state_lies_beside_the_parameters(device):
+    net, (x, _) = Chain(Dense(3, 8), BatchNorm(8)), data()
+    p, q, t, loss = net.init(), net.init(device="emulated"), np.ones((30, 8), np.float32), SquaredLoss()
+    for place, other, move in ((q, np.array, "asarray"), (p, device.array, "asnumpy")):
+        state = other(net.init_state())
+        sentence = rf"`state` and `p` lie on different devices: pass cupy\.{move}\(state\)"
+        for mode in ("train", "eval"):
+            with pytest.raises(TypeError, match=sentence):
+                net(x, place, state=state, mode=mode)
+            with pytest.raises(TypeError, match=sentence):
+                net.value_and_grad(place, x, t, loss, state=state, mode=mode)
+        with pytest.raises(TypeError, match=sentence):
+            train(net, place, x, t, loss, Adam(), state=state)
+    with pytest.raises(TypeError, match=r"`state` and `x` lie on different devices: pass cupy\.asarray\(state\)"):
+        net.objective(device.array(x), device.array(t), loss, state=net.init_state())
+
+
 def test_objective_with_data_on_the_gpu(net, device):
     x, t = data()
     p = net.init(dtype=np.float64)
@@ -447,6 +583,19 @@ def test_training_is_that_of_numpy(net, device, batch_size):
     first = trained(net, resumed, x, t, batch_size=batch_size, epochs=2)
     trained(net, resumed, x, t, batch_size=batch_size, epochs=1, resume=first)
     assert resumed.tobytes() == places["device"].tobytes()
+
+
+@needs_compiler
+def test_training_goes_on_elsewhere(net, device):
+    x, t = data()
+    wanted = net.init()
+    trained(Chain(*net.layers, backend="numpy"), wanted, x, t)
+    for begin, end in ((np.array, device.array), (device.array, np.array)):
+        p = begin(net.init())
+        history = trained(net, p, x, t, epochs=2)
+        q = end(p)
+        trained(net, q, x, t, epochs=1, resume=history)
+        assert_close(q, wanted, 1e-5)
 
 
 @needs_compiler
@@ -609,4 +758,6 @@ def test_training_on_the_gpu(net):
     trained(net, q, cupy.asarray(x), cupy.asarray(t))
     assert isinstance(q, cupy.ndarray)
     assert_close(cupy.asnumpy(q), p, 1e-5)
-    assert isinstance(net(cupy.asarray(x), q), cupy.ndarray)
+    y = net(cupy.asarray(x), q)
+    assert isinstance(y, cupy.ndarray)
+    assert accuracy(y, cupy.asarray(t)) == accuracy(cupy.asnumpy(y), t)

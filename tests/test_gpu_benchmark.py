@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks import gpu, gpu_goals, gpu_problems
+from benchmarks import gpu, gpu_chains, gpu_goals, gpu_problems
 from benchmarks.gpu_problems import PROBLEMS, NoGpuError, Setting, activation_of, problem
 from tests import emulated
 
@@ -89,6 +89,10 @@ def fails(setting):
     raise ValueError("of no use")
 
 
+def spoils(setting):
+    raise RuntimeError("cudaErrorIllegalAddress")
+
+
 def hangs(setting):
     time.sleep(60)
 
@@ -116,6 +120,30 @@ def test_rows_that_hang_or_end_their_process_leave_the_others(capsys):
     first, second, last = (result["value"] for result in report.results if "value" in result)
     assert first == second != last  # one process, until it ends
     assert capsys.readouterr().out.count("\n") == len(rows)
+
+
+def test_a_row_that_spoils_its_process_leaves_the_others():
+    rows = [gpu.Row("overlap", f.__name__, "chains", 30.0, f) for f in (works, fails, works, spoils, works)]
+    report = gpu.Report({}, None)
+    gpu.run(rows, TINY, report, 1.0)
+    assert [result["failed"] for result in report.results[1::2]] == [
+        "ValueError: of no use", "RuntimeError: cudaErrorIllegalAddress",
+    ]  # fmt: skip
+    first, second, last = (result["value"] for result in report.results if "value" in result)
+    assert first == second != last
+
+
+@needs_compiler
+def test_long_runs_are_not_repeated(monkeypatch):
+    """So that a problem that takes longer than was thought is measured all the same."""
+    monkeypatch.setattr(gpu_chains, "device_of", lambda precision, setting, own=gpu_chains.device_of: own(precision, TINY))
+    monkeypatch.setattr(gpu_chains, "backend_name", lambda way, setting: "emulated")
+    monkeypatch.setattr(gpu_chains, "problem", lambda key, setting: problem(key, TINY))
+    for seconds, runs in ((1.0, 4), (8.0, 3), (60.0, 2)):
+        done = []
+        monkeypatch.setattr(gpu_chains.Trainer, "epochs", lambda self, done=done, seconds=seconds: done.append(1) or seconds)
+        result = gpu_chains.measure("matrix_exp", "float32", Setting())
+        assert (result["seconds"], len(done)) == (seconds, runs)
 
 
 def test_libraries_that_are_missing_are_tried_once():

@@ -49,7 +49,9 @@ class Cublas:
     def __init__(self, precision: str, library: Any = None) -> None:
         self._library = library or loaded("cublas")
         self._precision = precision
-        self._handles = threading.local()
+        self._handle: ctypes.c_void_p | None = None
+        self._stream: int | None = None
+        self._lock = threading.Lock()  # a handle must not be used by two threads at once
 
     def call(self, gemm: Gemm) -> tuple[Any, ...]:
         """The arguments of cublasGemmEx."""
@@ -67,25 +69,25 @@ class Cublas:
         )  # fmt: skip
 
     def start(self, call: tuple[Any, ...], stream: int, workspace: int, nbytes: int) -> None:
-        """Start a product. Setting the stream forgets the workspace, which is therefore set anew."""
-        handle = self._handle()
-        library = self._library
-        if getattr(self._handles, "stream", None) != stream:
-            check("cublasSetStream", library.cublasSetStream_v2(handle, ctypes.c_void_p(stream)))
-            check(
-                "cublasSetWorkspace",
-                library.cublasSetWorkspace_v2(handle, ctypes.c_void_p(workspace), ctypes.c_size_t(nbytes)),
-            )
-            self._handles.stream = stream
-        check("cublasGemmEx", library.cublasGemmEx(handle, *call))
+        """Start a product. Setting the stream forgets the workspace, which is therefore set anew.
 
-    def _handle(self) -> ctypes.c_void_p:
-        """This thread's handle: one must not be used by two at once."""
-        if not hasattr(self._handles, "handle"):
-            handle = ctypes.c_void_p()
-            check("cublasCreate", self._library.cublasCreate_v2(ctypes.byref(handle)))
-            self._handles.handle = handle
-        return self._handles.handle
+        The handle, which takes memory, is made by the first product: no thread has to make one while it captures a graph.
+        """
+        library = self._library
+        with self._lock:
+            if self._handle is None:
+                handle = ctypes.c_void_p()
+                check("cublasCreate", library.cublasCreate_v2(ctypes.byref(handle)))
+                self._handle = handle
+            if self._stream != stream:
+                self._stream = None
+                check("cublasSetStream", library.cublasSetStream_v2(self._handle, ctypes.c_void_p(stream)))
+                check(
+                    "cublasSetWorkspace",
+                    library.cublasSetWorkspace_v2(self._handle, ctypes.c_void_p(workspace), ctypes.c_size_t(nbytes)),
+                )
+                self._stream = stream
+            check("cublasGemmEx", library.cublasGemmEx(self._handle, *call))
 
 
 # cublasLt

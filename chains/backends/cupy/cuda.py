@@ -21,8 +21,6 @@ from chains.backends.cupy.cublas import WORKSPACE_BYTES, Cublas, CublasLt, Plan
 from chains.backends.cupy.device import Array, Device, Epilogue, Event, Gemm, Queue, Work
 from chains.backends.cupy.kernels import Kernel
 
-DEFAULT_SHARED_BYTES = 48 << 10  # of a block
-
 
 class CudaDevice(Device):
     """The current CUDA device. `precision` says how float32 matrices are multiplied: "float32", "tf32" or "bf16".
@@ -30,6 +28,8 @@ class CudaDevice(Device):
     The last two round the factors to 10 or 7 bits and add in float32. `convolutions` says who does these (see
     `chains.backends.cupy.cudnn`). Raises ValueError where there is no GPU to use.
     """
+
+    _lock = threading.Lock()  # of all devices, which share the stream for capturing
 
     def __init__(self, precision: str = "float32", convolutions: str = "auto") -> None:
         self.cupy = usable_cupy()
@@ -40,7 +40,6 @@ class CudaDevice(Device):
         self.stream, self._capturing, *copying = _streams()
         self.main, self.to_device, self.to_host = (CudaQueue(self.cupy, stream) for stream in (self.stream, *copying))
         self._modules: dict[str, Any] = {}
-        self._lock = threading.Lock()
         self._cublas = Cublas(precision)
         self._lt = CublasLt(precision)
         self._workspace = self.empty((WORKSPACE_BYTES,), np.uint8)
@@ -87,7 +86,7 @@ class CudaDevice(Device):
     def launch(
         self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic], shared: int = 0
     ) -> Work:
-        if shared > DEFAULT_SHARED_BYTES:  # more has to be asked for
+        if shared:  # more than 48 kB, those of the text among them, have to be asked for
             kernel.max_dynamic_shared_size_bytes = shared
         return partial(kernel, grid, block, tuple(arguments), shared_mem=shared)
 
@@ -98,7 +97,8 @@ class CudaDevice(Device):
         self._cublas.start(call, self.current_stream(), self._workspace.data.ptr, WORKSPACE_BYTES)
 
     def fused(self, gemm: Gemm, epilogue: Epilogue) -> Work | None:
-        plan = self._lt.plan(gemm, epilogue)
+        with self._lock:  # cublasLt 13.3 finds no algorithm while a graph is captured
+            plan = self._lt.plan(gemm, epilogue)
         return None if plan is None else partial(self._multiply_on, plan)
 
     def _multiply_on(self, plan: Plan) -> None:
@@ -154,10 +154,12 @@ class CudaDevice(Device):
         ordered = outer.ptr in (0, 1, self.stream.ptr)  # the default stream, which waits for ours by itself
         if not ordered:
             self.stream.wait_event(outer.record())
-        with self.stream:
-            yield
-        if not ordered:
-            outer.wait_event(self.stream.record())
+        try:
+            with self.stream:
+                yield
+        finally:
+            if not ordered:
+                outer.wait_event(self.stream.record())
 
 
 class CudaEvent(Event):
