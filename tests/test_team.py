@@ -401,37 +401,46 @@ def test_a_team_comes_together(net, many):
     raise AssertionError("there never was a team")
 
 
+class Empty(Pool):
+    """Without workers, until somebody hires them."""
+
+    def ensure(self, threads):
+        pass
+
+    def hire(self):
+        super().ensure(2)
+
+
+def with_pool(monkeypatch, pool):
+    for place in (native_module, sys.modules[__name__]):
+        monkeypatch.setattr(place, "pool", lambda: pool)
+    monkeypatch.setattr(native_module, "PATIENCE", 10)
+
+
 @KINDS
 def test_a_team_may_come_together_later(net, many, monkeypatch):
-    """The first steps are done alone, while a worker wakes up."""
-    run, words = training_of(net), pool()._words
-    wanted, all_of_them = run(False), 0
-    for _ in range(10):
-        words[MEETINGS] = 0
+    """The first steps are done alone, since there is no worker yet."""
+    run = training_of(net, steps=20_000)
+    wanted = run(False)
+    for _ in range(50):  # on a busy machine it may come too late
+        empty = Empty()
+        with_pool(monkeypatch, empty)
+        thread = threading.Timer(0.001, empty.hire)
+        thread.start()
         assert_same_bits(run(True), wanted)
-        all_of_them = max(all_of_them, words[MEETINGS])
-    monkeypatch.setattr(native_module, "PATIENCE", 0)
-    for _ in range(1000):
-        time.sleep(0.001)  # by now it sleeps
-        words[MEETINGS] = 0
-        assert_same_bits(run(True), wanted)
-        assert words[TEAM] == DISBANDED
-        assert words[BUSY] == 0
-        if 0 < words[MEETINGS] < all_of_them:
+        thread.join()
+        assert (empty._words[[TEAM, BUSY]] == [DISBANDED, 0]).all()
+        if empty._words[MEETINGS]:
             return
-    raise AssertionError("it always came at once, or never")
+    raise AssertionError("there never was a team")
 
 
 @KINDS
 @pytest.mark.parametrize("steps", [1, 3, 4, 100])
 def test_workers_that_never_come_are_not_needed(steps, net, many, monkeypatch):
-    run = training_of(net, steps=steps)
+    run, empty = training_of(net, steps=steps), Empty()
     wanted = run(False)
-    empty = Pool()
-    monkeypatch.setattr(empty, "ensure", lambda threads: None)
-    for place in (native_module, sys.modules[__name__]):
-        monkeypatch.setattr(place, "pool", lambda: empty)
-    monkeypatch.setattr(native_module, "PATIENCE", 10)
+    with_pool(monkeypatch, empty)
     assert_same_bits(run(True), wanted)
     assert (empty._words[[MEETINGS, BUSY, TEAM]] == [0, 0, DISBANDED]).all()
 
