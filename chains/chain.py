@@ -298,7 +298,7 @@ class Chain(Architecture):
         last = last_layer(self)
         if loss.takes_logits and isinstance(last, Softmax):
             raise ValueError(f"{loss!r} takes logits, but the last layer is {last!r}: leave that layer out")
-        if loss.takes_logits and getattr(last, "activation", None) is sigmoid:
+        if loss.takes_logits and sigmoid in (getattr(last, "activation", None), getattr(last, "f", None)):
             raise ValueError(f"{loss!r} takes logits, but the last layer is {last!r}: leave its sigmoid out")
         if penalty is not None:
             arguments.check_is("penalty", penalty, Penalty, "a penalty such as L2Penalty(1e-4)")

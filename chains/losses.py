@@ -197,8 +197,8 @@ class CrossEntropyLoss(Loss):
 
     Logits have sample shape (*positions, classes); labels (*positions), probabilities (*positions, classes).
     The mean over samples and positions. Rows of probabilities need not sum to one, as in PyTorch: their sums weigh the
-    positions, and a row of zeros leaves its position out. Raises ValueError for labels that are none, and for negative
-    probabilities.
+    positions, and a row of zeros leaves its position out. Raises ValueError for labels that are none, for negative
+    probabilities, and for a single class, whose cross-entropy is always 0.
     """
 
     takes_logits = True
@@ -209,6 +209,11 @@ class CrossEntropyLoss(Loss):
                 f"targets of sample shape {target} do not go with logits of sample shape {output}: "
                 f"wanted labels of shape {output[:-1]} or probabilities of shape {output}"
                 + ("; drop the last axis with t[..., 0]" if target == (*output[:-1], 1) else "")
+            )
+        if output[-1] == 1:
+            raise ValueError(
+                f"logits of sample shape {output} are of one class, whose cross-entropy is always 0: for two classes take two "
+                "outputs, or BCEWithLogitsLoss"
             )
 
     def check_values(self, t: np.ndarray, output: SampleShape) -> None:

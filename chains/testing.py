@@ -128,7 +128,7 @@ def check_loss(
         value = partial(nets["numpy"].loss, x=x, t=t, loss=loss, weights=weights)
 
         def differences(seed: int, value: Callable[[np.ndarray], float] = value) -> tuple[np.ndarray, np.ndarray]:
-            y = np.random.default_rng(seed).normal(size=batch * math.prod(shape)).astype(np.float32).astype(np.float64)
+            y = np.random.default_rng([seed, batch]).normal(size=batch * math.prod(shape)).astype(np.float32).astype(np.float64)
             return y, central_difference(value, y)
 
         y, wanted = away_from_kinks(differences, seed)

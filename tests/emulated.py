@@ -198,6 +198,8 @@ class EmulatedQueue(Queue):
         self.done = self.asked
 
     def run_to(self, place: int) -> None:
+        if self.done >= place:  # whoever asks may be a finaliser, called within NumPy's own handling of such a state
+            return
         with np.errstate(all="ignore"):
             while self.done < place:
                 self.done += 1

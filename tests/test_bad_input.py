@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains import SGD, Adam, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, tanh, train
+from chains import SGD, Activation, Adam, BCEWithLogitsLoss, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, tanh, train
 from chains.steps import Updater
 
 REFUSED = (TypeError, ValueError)
@@ -989,6 +989,24 @@ def test_accuracy_of_what_cannot_be_compared():
         chains.accuracy(np.zeros((0, 2)), np.zeros(0, int))
     with pytest.raises(ValueError, match=r"`t` has shape \(4,\), but outputs of shape \(5, 1\)"):
         chains.accuracy(np.zeros((5, 1)), np.zeros(4))
+    for outputs, labels, words in (
+        (3, [0, 1, 3], "`t` holds 3, but labels from 0 to 2 are wanted"),
+        (3, [0, -1, 1], "`t` holds -1"),
+        (1, [0, 1, 2], "`t` holds 2, but labels from 0 to 1"),
+        (1, [0.0, 0.3, 1.0], "`t` holds 0.3"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            chains.accuracy(np.zeros((3, outputs)), np.array(labels))
+
+
+def test_losses_of_logits_that_mean_nothing():
+    x, labels = np.ones((4, 2)), np.ones((4, 1))
+    one = Chain(Dense(2, 1))
+    with pytest.raises(ValueError, match=r"of one class, whose cross-entropy is always 0: .* BCEWithLogitsLoss"):
+        one.value_and_grad(one.init(), x, labels, CrossEntropyLoss())
+    net = Chain(Dense(2, 1), Activation("sigmoid"))
+    with pytest.raises(ValueError, match=r"takes logits, but the last layer is .*: leave its sigmoid out"):
+        net.value_and_grad(net.init(), x, labels, BCEWithLogitsLoss())
 
 
 @pytest.mark.parametrize(

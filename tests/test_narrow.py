@@ -85,7 +85,7 @@ def test_other_narrow_products(options, columns, simd):
 
 @widths
 @floats
-@pytest.mark.parametrize("shape", [(16, 4), (33, 2), (7, 8), (40, 1), (19, 3), (5, 16), (64, 32)], ids=str)
+@pytest.mark.parametrize("shape", [(16, 4), (33, 2), (7, 8), (40, 1), (13, 1), (26, 2), (19, 3), (5, 16), (64, 32)], ids=str)
 def test_gradients_of_narrow_layers(shape, kind, simd):
     """Few sums in flight, which are kept in several sets; transposes, which are stored interleaved."""
     inner, columns = shape

@@ -73,7 +73,7 @@ def _sum_block(
                 _add(frame, kernel, total, pointer, f.lane_mask(lanes, left - k * lanes))
 
     def add_up() -> None:
-        if out.strides == (1, block) and block & (block - 1) == 0:  # a transpose, with all its rows
+        if out.shape[0] == block and out.strides == (1, block) and block & (block - 1) == 0:  # all rows of a transpose
             add_interleaved()
             return
         for r, (c, mask) in product(range(block), enumerate(masks)):
