@@ -11,6 +11,7 @@ from chains.backends.base import UnsupportedOperationError
 from chains.backends.native import vectormath
 from chains.backends.native.blocking import panels
 from chains.backends.native.emit import I64, PTR, Function, Type, Value, integer, number, real_type
+from chains.backends.native.sets import in_sets, independent_sets
 from chains.expr import Formula
 from chains.operations import Map, Reduce
 from chains.view import Batch, Buffer, Extent, View
@@ -341,34 +342,6 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
         panels(frame.f, length, lanes, 8, block)
 
     run(0, kept[:-1] if along else kept, [frame.base(out), frame.base(a)])
-
-
-def independent_sets(sums: int) -> int:
-    """How many sets of so many sums to run side by side, so that additions need not wait for one another."""
-    return max(1, min(4, 8 // sums))
-
-
-def in_sets(
-    f: Function,
-    count: Value,
-    sets: int,
-    step: Callable[[Value, list[Value]], list[Value]],
-    sums: list[Value],
-    neutral: Value,
-    combine: Callable[[Value, Value], Value],
-) -> list[Value]:
-    """``for i in range(count): sums = step(i, sums)``, in independent sets of sums, which are combined at the end."""
-    width = len(sums)
-
-    def steps(i: Value, carried: list[Value]) -> list[Value]:
-        return [each for k in range(sets) for each in step(f.add(i, k), carried[k * width : (k + 1) * width])]
-
-    position, carried = f.loop(integer(0), f.add(count, 1 - sets), sets, steps, [*sums, *[neutral] * (width * (sets - 1))])
-    if sets == 1:
-        return carried
-    for begin in range(width, len(carried), width):
-        carried[:width] = [combine(x, y) for x, y in zip(carried[:width], carried[begin : begin + width], strict=True)]
-    return f.loop(position, count, 1, step, carried[:width])[1]
 
 
 def _fold_lanes(

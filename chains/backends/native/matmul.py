@@ -14,6 +14,7 @@ Three situations, told apart by where the batch is:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from chains.backends.native.ahead import fetch_ahead, reads_samples
 from chains.backends.native.blocking import blocks, panels
@@ -22,7 +23,8 @@ from chains.backends.native.emit import Type, Value, integer, number, real_type
 from chains.backends.native.epilogue import store_block
 from chains.backends.native.kernel import Kernel, is_dots
 from chains.backends.native.matmul_sums import lower_sum_over_samples
-from chains.backends.native.narrow import is_narrow, lower_narrow
+from chains.backends.native.narrow import dots, is_narrow, lower_narrow
+from chains.backends.native.sets import joined_sets
 from chains.backends.native.shuffles import sums_of_lanes
 
 FIRST_LEVEL = 32 << 10  # bytes of the smallest first-level caches
@@ -125,9 +127,7 @@ def _block(
     else:
         sums = _along(frame, kernel, whole, per_step, lambda k, carried: steps(k, list(carried), per_step), start)
     sums = steps(integer(whole), list(sums), inner - whole)
-    results = sums[:width]
-    for s in range(1, sets):
-        results = [f.binary("fadd", x, y) for x, y in zip(results, sums[s * width :], strict=False)]
+    results = joined_sets(sums, width, partial(f.binary, "fadd"))
     store_block(frame, kernel, row, results, column, masks, lanes, scalar)
 
 
@@ -149,27 +149,13 @@ def _along(
 
 def _dots(frame: Frame, kernel: Kernel, begin: Value) -> None:
     """A single column: each element the sum of a product of two contiguous runs."""
-    f, out, a, b = frame.f, kernel.out, kernel.a, kernel.b
-    scalar, lanes = real_type(out.dtype), frame.lanes
-    type = Type(scalar.name, lanes)
-    inner = int(a.shape[1])  # type: ignore[arg-type]
-    whole = inner // lanes * lanes
 
     def step(i: Value, _: list[Value]) -> list[Value]:
-        a_row = frame.row(a, i, a.strides[0])
-
-        def multiply(k: Value, total: Value, mask: Value | None = None) -> Value:
-            x = f.load(type, f.address(a_row, k, scalar), mask)
-            return f.fma(x, f.load(type, f.address(frame.base(b), k, scalar), mask), total)
-
-        (total,) = f.loop(integer(0), integer(whole), lanes, lambda k, s: [multiply(k, s[0])], [number(type, 0.0)])[1]
-        if inner > whole:
-            total = multiply(integer(whole), total, f.lane_mask(lanes, inner - whole))
-        result = horizontal(f, total)
-        store_block(frame, kernel, i, [result], integer(0), [None], 1, scalar)
+        result = horizontal(frame.f, dots(frame, kernel, i, 1)[0])
+        store_block(frame, kernel, i, [result], integer(0), [None], 1, real_type(kernel.out.dtype))
         return []
 
-    f.loop(begin, frame.extent(out.shape[0]), 1, step)
+    frame.f.loop(begin, frame.extent(kernel.out.shape[0]), 1, step)
 
 
 def _dot_rows(frame: Frame, kernel: Kernel) -> None:

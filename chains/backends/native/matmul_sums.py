@@ -7,10 +7,11 @@ from itertools import product
 
 from chains.backends.native.ahead import fetch_ahead, reads_samples
 from chains.backends.native.blocking import panels
-from chains.backends.native.elementwise import Frame, in_sets, independent_sets
+from chains.backends.native.elementwise import Frame
 from chains.backends.native.emit import Type, Value, integer, number, real_type
 from chains.backends.native.epilogue import store_block
 from chains.backends.native.kernel import Kernel
+from chains.backends.native.sets import in_sets, independent_sets
 from chains.backends.native.shuffles import interleaved
 
 

@@ -9,10 +9,13 @@ sample's products are added up across the lanes, of as many samples at once as a
 
 from __future__ import annotations
 
+from functools import partial
+
 from chains.backends.native.elementwise import Frame
 from chains.backends.native.emit import Type, Value, integer, number, real_type
 from chains.backends.native.epilogue import store_block
 from chains.backends.native.kernel import Kernel, as_rows
+from chains.backends.native.sets import joined_sets
 from chains.backends.native.shuffles import repeated, shuffled, spread, sums_of_lanes, transposed
 
 SETS = 8  # sums in flight, so that additions need not wait for one another
@@ -40,7 +43,7 @@ def lower_narrow(frame: Frame, kernel: Kernel) -> Value:
     for vectors in dict.fromkeys((most, 1)):
 
         def step(row: Value, _: list[Value], vectors: int = vectors) -> None:
-            sums = _dots(frame, kernel, row) if columns == 1 else _blocks(frame, kernel, row, vectors)
+            sums = [sums_of_lanes(f, dots(frame, kernel, row, lanes))] if columns == 1 else _blocks(frame, kernel, row, vectors)
             scalar = real_type(out.dtype)
             if (used := samples * columns) < lanes:
                 block = _block(columns)
@@ -91,18 +94,16 @@ def _blocks(frame: Frame, kernel: Kernel, row: Value, vectors: int) -> list[Valu
         sums = multiply(integer(0), sums)
     if inner > whole:
         sums = multiply(integer(whole), sums, inner - whole)
-    for s in range(vectors, len(sums), vectors):
-        sums[:vectors] = [f.binary("fadd", x, y) for x, y in zip(sums[:vectors], sums[s : s + vectors], strict=True)]
-    return sums[:vectors]
+    return joined_sets(sums, vectors, partial(f.binary, "fadd"))
 
 
-def _dots(frame: Frame, kernel: Kernel, row: Value) -> list[Value]:
-    """A vector of single results, from a row on."""
+def dots(frame: Frame, kernel: Kernel, row: Value, rows: int) -> list[Value]:
+    """Of so many rows from a row on, of a product with a single column: vectors whose lanes add up to the results."""
     f, lanes, a, b = frame.f, frame.lanes, kernel.a, kernel.b
     inner = int(b.shape[0])  # type: ignore[arg-type]
     scalar = real_type(kernel.out.dtype)
     type = Type(scalar.name, lanes)
-    a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(lanes)]
+    a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(rows)]
 
     def multiply(begin: Value, sums: list[Value], used: int = lanes) -> list[Value]:
         mask = f.lane_mask(lanes, used)
@@ -113,7 +114,7 @@ def _dots(frame: Frame, kernel: Kernel, row: Value) -> list[Value]:
         ]
 
     whole = inner // lanes * lanes
-    sums = f.loop(integer(0), integer(whole), lanes, multiply, [number(type, 0.0)] * lanes)[1]
+    sums = f.loop(integer(0), integer(whole), lanes, multiply, [number(type, 0.0)] * rows)[1]
     if inner > whole:
         sums = multiply(integer(whole), sums, inner - whole)
-    return [sums_of_lanes(f, sums)]
+    return sums
