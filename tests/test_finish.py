@@ -11,7 +11,7 @@ from tests.harness import CLIPPED, OPTIMIZERS
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native import finish
+from chains.backends.native import finish, gemm
 from chains.backends.native.blueprint import Blueprint
 from chains.backends.native.target import processor
 from tests.test_native import (
@@ -34,6 +34,7 @@ NETWORKS = {
     "one row": Chain(Dense(1, 17000)),
     "with narrow ends": Chain(Dense(20, 2), Dense(2, 300, tanh), Dense(300, 80, relu), Dense(80, 7)),
 }
+LARGE = Chain(Dense(600, 410, relu), Dense(410, 520, relu), Dense(520, 20))
 PENALTIES = {"no penalty": None, "L2": L2Penalty(0.02), "L1": L1Penalty(0.003)}
 
 
@@ -62,10 +63,41 @@ def test_which_products_do_the_step():
 
 def test_a_small_share_of_the_gradient_is_left_with_the_rest():
     assert finished(step(Chain(Dense(200, 200, tanh), Dense(200, 200, tanh), Dense(200, 20)), SGD(0.1)))[0] != []
-    large = Chain(Dense(600, 600), Dense(600, 20))  # the first one is a large product, which sees the whole batch
-    blueprint = Blueprint(step(large, SGD(0.1)), processor())
-    assert [segment.product is not None for segment in blueprint.segments].count(True) == 2
+
+
+def large(program):
+    """The shapes of large products' results, and how many maps are done to them, in order; and whether they are kept."""
+    blueprint = Blueprint(program, processor())
     assert not any(blueprint.finishes)
+    steps = [segment.product for segment in blueprint.segments if segment.product]
+    return [(step.operation.outs[0].sample_shape, len(step.maps), not blueprint.kernels[id(step)].transient) for step in steps]
+
+
+def test_which_large_products_do_the_step():
+    """The second gradient goes behind the product that reads the same weights."""
+    program = step(LARGE, SGD(0.1), L2Penalty(0.1))
+    after = [((520,), 1, True), ((410, 520), 2, False), ((600, 410), 2, False)]
+    assert large(program) == [((410,), 1, True), ((520,), 1, True), ((410,), 1, True), *after[1:]]
+    kept = [((410,), 1, True), ((520,), 1, True), ((410, 520), 0, True), ((410,), 1, True), ((600, 410), 0, True)]
+    for optimizer in (SGD(0.1, momentum=0.9), SGD(0.1, clip_norm=1.0), None):
+        assert large(step(LARGE, optimizer)) == kept
+    mostly_small = Chain(Dense(400, 400), *(Dense(400, 300), Dense(300, 400)) * 2)
+    assert all(kept for _, _, kept in large(step(mostly_small, SGD(0.1))))
+
+
+@floats
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *CLIPPED])
+def test_large_products_give_the_same_bits_as_afterwards(optimizer, penalty, kind, monkeypatch):
+    monkeypatch.setattr(gemm, "INNER", 96)
+    program = step(LARGE, {**OPTIMIZERS, **CLIPPED}[optimizer], PENALTIES[penalty], kind)
+    arrays = {batch: random_arrays(program, batch) for batch in (1, 96, 230)}
+    results = {(batch, n): run_on(native(n), program, batch, a, runs=2) for batch, a in arrays.items() for n in (1, 2)}
+    monkeypatch.setattr("chains.backends.native.blueprint.finished_products", lambda operations, large: (operations, {}))
+    assert all(kept for *_, kept in large(program))
+    for (batch, threads), result in results.items():
+        for name, array in run_on(native(threads), program, batch, arrays[batch], runs=2).items():
+            assert array.tobytes() == result[name].tobytes(), f"{name}, batch {batch}, {threads} threads"
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.1, clip_norm=1.0), None], ids=["clipped", "none"])
@@ -108,6 +140,18 @@ def test_steps_equal_numpy_within_their_buffers(net, simd, kind):
         fences.check(f"batch {batch}")
         wanted = run_on(NumpyBackend(), program, batch, arrays, runs=2)
         assert_equal_results(actual, wanted, kind, f"batch {batch}", factor=4)
+
+
+@floats
+@pytest.mark.parametrize("simd", INSTRUCTIONS)
+def test_steps_of_large_products_equal_numpy_within_their_buffers(simd, kind):
+    program = step(LARGE, SGD(0.01), dtype=kind)
+    for batch in (1, 13, 120):
+        arrays = random_arrays(program, batch)
+        fences = Fenced()
+        actual = run_fenced(native(1, simd), program, batch, arrays, fences, runs=2)
+        fences.check(f"batch {batch}")
+        assert_equal_results(actual, run_on(NumpyBackend(), program, batch, arrays, runs=2), kind, f"batch {batch}", factor=20)
 
 
 @pytest.mark.parametrize("threads", [2, 3])

@@ -24,6 +24,7 @@ from chains import (
     MaxPool,
     record,
     relu,
+    softplus,
     tanh,
 )
 from chains.backends.numpy import NumpyBackend
@@ -189,13 +190,23 @@ def test_training_a_network_of_convolutions_on_two_threads_repeats_its_bits(eage
 
 @every_instruction_set
 @floats
+@pytest.mark.parametrize("activation", [tanh, relu], ids=str)
 @pytest.mark.parametrize("sizes", [(300, 500), (400, 401, 333), (1200, 110, 1201), (130, 1024, 3)], ids=str)
-def test_large_products_equal_numpy(sizes, kind, simd, eager):  # noqa: F811
-    net = Chain(*(Dense(a, b, tanh) for a, b in pairwise(sizes)))
+def test_large_products_equal_numpy(sizes, activation, kind, simd, eager):  # noqa: F811
+    net = Chain(*(Dense(a, b, activation) for a, b in pairwise(sizes)))
     program = vjp_of(net, kind)
     assert any(gemm.is_large(operation) for operation in program.operations)
     for batch in (1, gemm.THIN, gemm.THIN + 1, 61, 400):
         assert_equals_numpy(program, batch, kind, simd=simd, factor=20.0)
+
+
+@floats
+def test_large_products_in_many_blocks(kind, monkeypatch):
+    for name, size in {"INNER": 48, "OUTER": 24 * np.dtype(kind).itemsize, "ACROSS": 64}.items():
+        monkeypatch.setattr(gemm, name, size)
+    program = vjp_of(Chain(Dense(390, 370, relu), Dense(370, 405, softplus), Dense(405, 380, relu)), kind)
+    for batch in (30, 48, 49, 127):
+        assert_equals_numpy(program, batch, kind, factor=20.0)
 
 
 def test_few_weights_are_no_large_product():

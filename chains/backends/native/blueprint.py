@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from chains.backends.base import UnsupportedOperationError
 from chains.backends.native import winograd
-from chains.backends.native.finish import finish_of, left_over
+from chains.backends.native.finish import finish_of, finished_products, left_over
 from chains.backends.native.gemm import is_large, workspace
 from chains.backends.native.kernel import Kernel, kernel_of, needs_packing
 from chains.backends.native.layout import arrange
@@ -42,17 +42,22 @@ class Blueprint:
         self.program = program
         self.processor = processor
         self.lanes = processor.lanes(program.dtype.itemsize)
+        finishing: dict[int, tuple[Map, ...]] = {}
         self.operations, self.laned = arrange(program.operations, self.lanes)
         if not self.laned:
             self.operations = pad_rows(self.operations, self.lanes)
+            self.operations, finishing = finished_products(self.operations, is_large)
         owners: Owners = {}
         if parts > 1 and not any(self._is_large(operation) for operation in self.operations) and not self.laned:
             self.operations, owners = split(self.operations, parts, self.lanes)
         self.parts = 1 + max(owners.values(), default=0)
-        self.segments = segments_of(self.operations, self.lanes, self._is_large, owners)
+        self.segments = segments_of(self.operations, self.lanes, self._is_large, owners, finishing)
         self.whole = crossing(self.segments)
         self.packed: dict[int, tuple[View, View]] = {}
         self.kernels = {id(step): self._kernel(step) for step in self._steps() if isinstance(step.operation, MatMul)}
+        for step in self._products():
+            kernel = kernel_of(step.operation, step.maps)
+            self.kernels[id(step)] = replace(kernel, transient=id(step.operation) in finishing)
         self._pack_convolutions()
         self.finishes = [finish_of(segment, self.operations, self._reads, self._as_it_is) for segment in self.segments]
         for finish in filter(None, self.finishes):
@@ -62,7 +67,8 @@ class Blueprint:
         self.meetings = [meetings(self._works(k)) if owners else () for k in range(len(self.segments))]
         self._tile_plan = self._plan()
         self.table = self._table()
-        self.picked = None if self.laned else picked_input(self._tiled(), self._products())
+        others = [operation for step in self._products() for operation in step.operations]
+        self.picked = None if self.laned else picked_input(self._tiled(), others)
         per_sample = max(1, self._tile_plan.bytes_per_sample)
         self.tile = self.lanes if self.laned else max(ROWS, min(1024, TILE_BYTES // per_sample // ROWS * ROWS))
         self.room = self.tile if self.laned else self.tile * 9 // 8
@@ -106,7 +112,7 @@ class Blueprint:
     @property
     def tile_bytes(self) -> int:
         spaces = [winograd.workspace(operation, self.lanes, self.processor.registers) for operation in self.operations]
-        spaces += [workspace(self.lanes)] if self.has_products else []
+        spaces += [workspace(self.lanes, self.program.dtype.itemsize)] if self.has_products else []
         return self.workspace_offset + max(spaces, default=0) * self.program.dtype.itemsize
 
     # Samples picked by number
@@ -132,7 +138,7 @@ class Blueprint:
         """Whether there are large products."""
         return any(self._products())
 
-    def _products(self) -> Iterator[MatMul]:
+    def _products(self) -> Iterator[Step]:
         return (segment.product for segment in self.segments if segment.product)
 
     def _steps(self) -> Iterator[Step]:
@@ -218,7 +224,7 @@ class Blueprint:
         for position, (length, steps) in enumerate(segment.pieces):
             if finish and finish.piece == position:
                 maps = [step.operation for step in steps if isinstance(step.operation, Map)]
-                works.append(Work((), left_over(finish, maps)))
+                works.append(Work((), left_over(finish.rest, maps)))
             else:
                 works.append(Work(steps, length=length))
         return works

@@ -142,7 +142,7 @@ class Compiler:
             self._write(f"tile_{number}_{position}", self._views(steps), body, "whole", own=blueprint.own[number])
         if segment.product:
             body = partial(self._product, segment.product)
-            self._write(f"product_{number}", segment.product.views, body, "thread", "threads")
+            self._write(f"product_{number}", self._views([segment.product]), body, "thread", "threads")
         for position, (length, steps) in enumerate(segment.pieces):
             body = partial(self._share, length, steps) if length else partial(self._steps, steps)
             self._write(f"once_{number}_{position}", self._views(steps), body, "thread", "threads")
@@ -224,10 +224,11 @@ class Compiler:
             else:
                 pack(frame, source, frame.base(packed), packed.strides[0])
 
-    def _product(self, operation: MatMul, frame: Frame) -> None:
+    def _product(self, step: Step, frame: Frame) -> None:
         f = frame.f
         _, scratch, *_, thread, threads = f.arguments
-        lower_large(frame, operation, f.address(scratch, integer(self.blueprint.workspace_offset), Type("i8")), thread, threads)
+        kernel = self.blueprint.kernels[id(step)]
+        lower_large(frame, kernel, f.address(scratch, integer(self.blueprint.workspace_offset), Type("i8")), thread, threads)
 
     def _share(self, length: int, steps: Sequence[Step], frame: Frame) -> None:
         """A thread's part of maps of long vectors."""

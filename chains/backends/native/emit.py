@@ -264,17 +264,21 @@ class Function:
 
     def either(self, condition: Value, yes: Callable[[], Value], no: Callable[[], Value]) -> Value:
         """The value of `yes` where the (scalar) condition holds, else that of `no`; only one of them is computed."""
+        return self.choice(condition, lambda: [yes()], lambda: [no()])[0]
+
+    def choice(self, condition: Value, yes: Callable[[], Sequence[Value]], no: Callable[[], Sequence[Value]]) -> list[Value]:
+        """The values of one of two sides, as in `either`."""
         labels = self.label("then"), self.label("else"), self.label("after")
         self.branch(condition, *labels[:2])
         results = []
         for label, side in zip(labels, (yes, no), strict=False):
             self.begin(label)
-            value = side()
-            results.append((value, self._block))
+            values = side()
+            results.append([(value, f"[{value.text}, %{self._block}]") for value in values])
             self.jump(labels[2])
         self.begin(labels[2])
-        type = results[0][0].type
-        return self.assign(type, f"phi {type} " + ", ".join(f"[{value.text}, %{block}]" for value, block in results))
+        pairs = zip(*results, strict=True)
+        return [self.assign(value.type, f"phi {value.type} {first}, {second}") for (value, first), (_, second) in pairs]
 
     def text(self, linkage: str = "") -> str:
         arguments = ", ".join(map(str, self.arguments))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.vectormath import ELEMENTARY
-from chains.operations import Map, MatMul
+from chains.operations import Map, MatMul, Operation
 from chains.view import Batch, View
 
 
@@ -37,7 +37,8 @@ class Kernel:
         return self
 
 
-def kernel_of(operation: MatMul, maps: Sequence[Map]) -> Kernel:
+def kernel_of(operation: Operation, maps: Sequence[Map]) -> Kernel:
+    assert isinstance(operation, MatMul)
     (out,), (a, b) = operation.outs, operation.ins
     if isinstance(out.shape[1], Batch):
         raise UnsupportedOperationError(

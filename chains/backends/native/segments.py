@@ -42,7 +42,7 @@ class Segment:
 
     early: list[Step] = field(default_factory=list)
     tiled: list[Step] = field(default_factory=list)
-    product: MatMul | None = None
+    product: Step | None = None
     once: list[Step] = field(default_factory=list)
 
     @property
@@ -58,7 +58,7 @@ class Segment:
         """What is done once, in order: steps of one thread (0), and those on vectors of a length, which all may share."""
         pieces: list[tuple[int, list[Step]]] = []
         for step in self.once:
-            length = _shared_length(step.operation)
+            length = shared_length(step.operation)
             if pieces and pieces[-1][0] == length and (not length or side_by_side(pieces[-1][1], step)):
                 pieces[-1][1].append(step)
             else:
@@ -77,10 +77,14 @@ class Segment:
 
 
 def segments_of(
-    operations: Sequence[Operation], lanes: int, large: Callable[[Operation], bool], owners: Mapping[int, int]
+    operations: Sequence[Operation],
+    lanes: int,
+    large: Callable[[Operation], bool],
+    owners: Mapping[int, int],
+    finishing: Mapping[int, Sequence[Map]],
 ) -> list[Segment]:
-    """Cut the operations into as few segments as their order allows; `large` tells which products stand alone, and `owners`
-    the threads that do some of the operations, by their identity.
+    """Cut the operations into as few segments as their order allows; `large` tells which products stand alone, `owners` the
+    threads that do some of the operations and `finishing` what such products do to their results, both by their identity.
     """
     segments = [Segment()]
     for operation in operations:
@@ -88,9 +92,12 @@ def segments_of(
         if not any(view.batched for view in operation.views):
             segment.once.append(Step(operation))
         elif large(operation):
-            segments.append(Segment(product=operation))  # type: ignore[arg-type]
-        elif segment.product is not None or must_wait(segment.sums, segment.done_once, operation):
+            segments.append(Segment(product=Step(operation, list(finishing.get(id(operation), ())))))
+        elif must_wait(segment.sums, segment.done_once, operation):
             segments.append(Segment(tiled=[Step(operation, owner=owners.get(id(operation)))]))
+        elif segment.product:
+            if not _fuse([segment.product], operation, lanes):
+                segments.append(Segment(tiled=[Step(operation)]))
         elif not _fuse(segment.tiled, operation, lanes):
             segment.tiled.append(Step(operation, owner=owners.get(id(operation))))
     for segment in segments:
@@ -101,10 +108,10 @@ def segments_of(
 def _divide(segment: Segment) -> None:
     """Put what is done once, and does not depend on the samples, before them; but not what threads share."""
     late = [operation for step in segment.tiled for operation in step.operations]
-    late += [segment.product] if segment.product else []
+    late += segment.product.operations if segment.product else []
     steps, segment.once = segment.once, []
     for step in steps:
-        if _shared_length(step.operation) >= SHARED or any(conflict(operation, step.operation) for operation in late):
+        if shared_length(step.operation) >= SHARED or any(conflict(operation, step.operation) for operation in late):
             late.append(step.operation)
             segment.once.append(step)
         else:
@@ -124,7 +131,7 @@ def _fuse(steps: list[Step], operation: Operation, lanes: int) -> bool:
     return fits
 
 
-def _shared_length(operation: Operation) -> int:
+def shared_length(operation: Operation) -> int:
     """The length of the long vectors that a map is made of; 0 for operations that are not worth sharing."""
     length = max(view.sample_size for view in operation.views)
     if not isinstance(operation, Map) or length < TOGETHER:
@@ -146,14 +153,14 @@ def _apart(a: View, b: View) -> bool:
 
 
 def crossing(segments: Sequence[Segment]) -> set[Buffer]:
-    """The batched scratch buffers that more than one segment uses, and which therefore must hold the whole batch."""
+    """The batched scratch buffers that more than one segment uses, or a large product, and which therefore must hold the
+    whole batch."""
     seen: dict[Buffer, int] = {}
     across: set[Buffer] = set()
     for number, segment in enumerate(segments):
-        operations = [operation for step in segment.tiled for operation in step.operations]
-        for operation in [*operations, segment.product] if segment.product else operations:
-            for view in operation.views:
-                buffer = view.buffer
-                if buffer.role == "scratch" and buffer.batched and seen.setdefault(buffer, number) != number:
+        for step in (*segment.tiled, segment.product) if segment.product else segment.tiled:
+            for buffer in (view.buffer for operation in step.operations for view in operation.views):
+                alone = step is not segment.product and seen.setdefault(buffer, number) == number
+                if buffer.role == "scratch" and buffer.batched and not alone:
                     across.add(buffer)
     return across
