@@ -375,9 +375,17 @@ def test_ctrl_c_from_a_metric_leaves_whole_lists(net):
     assert {len(values) for values in history.columns().values()} == {history.epochs}
 
 
+@pytest.fixture
+def heeds_ctrl_c():
+    """As in a terminal; a process that a shell has put into the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread")
 @pytest.mark.parametrize("batch_size", [2, None])
-def test_ctrl_c_at_any_moment(net, batch_size):
+def test_ctrl_c_at_any_moment(net, batch_size, heeds_ctrl_c):
     """A real interrupt, somewhere in a step: parameters are valid, and training can go on."""
     p, timer = net.init(seed=0, dtype=np.float64), threading.Timer(0.1, _thread.interrupt_main, [signal.SIGINT])
 
