@@ -1,0 +1,199 @@
+"""docs/api.md: every public name is there, every signature is that of the code, every example runs."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import chains
+from chains import backends, data, expr, models, schedules, testing
+from chains.activations import ACTIVATIONS, Activation
+from chains.initializers import INITIALIZERS
+from chains.minimize import minimize
+
+PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
+PACKAGE = Path(chains.__file__).parent
+# A row of a table may begin with the signature of something, or with an attribute: `net.init(seed=0)`, `net.n_params`.
+ROWS = re.findall(r"^\| `([\w.]+)(\(.*?\))?`", PAGE, re.MULTILINE)
+EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def owners() -> dict[str, Any]:
+    """What the names in front of a dot stand for on the page."""
+    net = chains.Chain(chains.Dense(2, 1), backend="numpy")
+    p, x, loss = net.init(), np.zeros((3, 2)), chains.SquaredLoss()
+    history, program = chains.History(), net.program()
+    return {
+        "net": net,
+        "layout": net.layout,
+        "history": history,
+        "state": chains.TrainingState(net, p, 1, history),
+        "objective": net.objective(x, x[:, :1], loss),
+        "update": chains.Updater(chains.SGD(0.1), p),
+        "program": program,
+        "batches": data.Batches(x, batch_size=2),
+        "layer": net[0],
+        "criterion": loss,
+        "optimizer": chains.Adam(),
+        "penalty": chains.L2Penalty(0.1),
+        "f": chains.tanh,
+        "d": net.network.declaration,
+        "ops": chains.Recorder("", np.float32),
+        "view": program.operations[0].outs[0],
+    }
+
+
+OWNERS = owners()
+MODULES = {"data": data, "expr": expr, "models": models, "schedules": schedules, "testing": testing}
+# Public by their names, but for the package itself; of a network also what it has as a layer, which stands at `layer`.
+INSIDE = {
+    "expr": "Expr Formula Instruction as_expr key_of trace_nodes trace_with_settings",
+    "testing": "Checked Kink filled",
+    "net": "brief declare fixed_input forward forward_pass network problem pullback runner state_for training_step",
+    "layout": "count index what",
+    "program": "settings tuned",
+    "batches": "arrays augment batch_size drop_last scale seed shuffle",
+    "layer": "activation bias bias_init inputs outputs weight_init",  # of Dense
+    "criterion": "average derivative factors function name",  # of SquaredLoss
+    "optimizer": "beta1 beta2 clip_norm eps learning_rate record settings",  # of Adam
+    "penalty": "patterns settings strength",  # of L2Penalty
+    "f": "derivative formula function needs_input slope_formula",
+    "d": "most_demanding saved_shapes shared_shapes slices smallest_batch state_slices temporary_shapes",
+    "ops": "external finish name operations symbolic",
+    "view": "buffer name offset runs strides text",
+}
+# Classes that users meet, but do not make, have no signature on the page.
+NOT_MADE = {chains.Declaration, chains.History, chains.Objective, chains.Program, chains.View}
+
+
+def found(name: str) -> Any:
+    """What a name on the page stands for."""
+    head, *rest = name.split(".")
+    thing = OWNERS[head] if head in OWNERS else minimize if head == "minimize" else getattr(chains, head)
+    for part in rest:
+        thing = getattr(thing, part)
+    return thing
+
+
+class Text(str):
+    """A text that is printed without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def signature(thing: Any) -> str:
+    """A signature without types, as the page writes it."""
+    parameters = [p.replace(annotation=p.empty) for p in inspect.signature(thing).parameters.values()]
+    for k, parameter in enumerate(parameters):
+        if isinstance(parameter.default, Activation):
+            parameters[k] = parameter.replace(default=Text(parameter.default.name))
+        elif isinstance(parameter.default, type) and issubclass(parameter.default, np.generic):
+            parameters[k] = parameter.replace(default=Text(f"np.{parameter.default.__name__}"))
+    return str(inspect.Signature(parameters))
+
+
+def public(module: ModuleType) -> set[str]:
+    """The names that a module offers: those it lists, else the functions and classes that it defines."""
+    if hasattr(module, "__all__"):
+        return set(module.__all__)
+    things = {name: thing for name, thing in vars(module).items() if inspect.isfunction(thing) or inspect.isclass(thing)}
+    return {name for name, thing in things.items() if thing.__module__ == module.__name__ and not name.startswith("_")}
+
+
+def members(thing: Any) -> set[str]:
+    return {name for name in dir(thing) if not name.startswith("_")}
+
+
+def mentioned(name: str) -> bool:
+    return re.search(rf"`{re.escape(name)}\b", PAGE) is not None
+
+
+NAMES = {*chains.__all__, "minimize"} - set(MODULES)
+BEHIND_DOTS = {f"{head}.{name}" for head, module in MODULES.items() for name in public(module)} | {
+    f"{head}.{name}" for head, owner in OWNERS.items() for name in members(owner)
+}
+ARGUMENTS = set(inspect.signature(chains.train).parameters)
+VARIABLES = {name for path in PACKAGE.rglob("*.py") for name in re.findall(r'"(CHAINS_[A-Z_]+)"', path.read_text())}
+HIDDEN = {f"{head}.{name}" for head, names in INSIDE.items() for name in names.split()}
+
+
+@pytest.mark.parametrize("name", sorted(NAMES | (BEHIND_DOTS - HIDDEN)))
+def test_every_public_name_is_there(name):
+    assert mentioned(name)
+    thing = found(name)
+    if inspect.isroutine(thing) or (inspect.isclass(thing) and thing not in NOT_MADE):
+        assert (name, signature(thing)) in ROWS
+
+
+def test_nothing_is_left_out_that_is_gone():
+    assert HIDDEN <= BEHIND_DOTS
+    assert set(MODULES) == {name for name in chains.__all__ if inspect.ismodule(getattr(chains, name))}
+
+
+def test_there_are_rows_and_examples():
+    assert len(ROWS) > 200
+    assert len(EXAMPLE.findall(PAGE)) > 15
+
+
+@pytest.mark.parametrize(("name", "written"), ROWS, ids=[name for name, _ in ROWS])
+def test_rows_are_true(name, written):
+    if written:
+        assert written == signature(found(name))
+    elif "." in name:
+        found(name)
+    else:
+        assert name in NAMES | ARGUMENTS | VARIABLES
+
+
+def test_arguments_of_train():
+    rows = PAGE[PAGE.index("| argument of `train` |") : PAGE.index("| `History` |")].splitlines()
+    explained = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1] if "|" in row else "")}
+    elsewhere = {"net", "p", "loss", "optimizer", "penalty", "state", "callbacks"}
+    assert ARGUMENTS - explained <= elsewhere
+
+
+def test_another_signature_is_told_apart():
+    assert signature(chains.Dense) != signature(chains.Conv)
+    assert signature(found("net.init")) == "(seed=0, dtype=np.float32, *, device='cpu')"
+    assert "activation=identity" in signature(chains.Dense)
+
+
+def test_names_in_quotes():
+    real = {name for name in backends._BACKENDS if name.startswith(("auto", "native", "numpy", "cupy"))}
+    for name in [*ACTIVATIONS, *INITIALIZERS, *real]:
+        assert f'"{name}"' in PAGE
+    backend_rows = PAGE[PAGE.index("| `backend=` |") :]
+    assert set(re.findall(r'`"([\w-]+)"`', backend_rows)) == real
+
+
+def test_environment_variables():
+    assert {name for name, _ in ROWS if name.startswith("CHAINS_")} == VARIABLES
+
+
+def test_links_within_the_page_and_beside_it():
+    headings = {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)}
+    for target in re.findall(r"\]\(([^)]*)\)", re.sub(r"`[^`\n]*`", "", EXAMPLE.sub("", PAGE))):
+        path, _, anchor = target.partition("#")
+        assert (Path(__file__).parents[1] / "docs" / path).exists()
+        assert path or anchor in headings
+
+
+def test_examples_give_what_they_show():
+    """All examples are one session. The rest of the page becomes empty lines, so that failures tell the right line."""
+    text, end = "", 0
+    for block in EXAMPLE.finditer(PAGE):
+        assert block[1].startswith(">>> ")
+        text += "\n" * PAGE.count("\n", end, block.start(1)) + block[1]
+        end = block.end(1)
+    runner = doctest.DocTestRunner()
+    runner.run(doctest.DocTestParser().get_doctest(text, {}, "api.md", "docs/api.md", 0))
+    assert runner.tries > 50
+    assert runner.failures == 0
