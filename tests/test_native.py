@@ -32,7 +32,7 @@ from chains.backends.numpy import NumpyBackend
 from chains.program import Recorder
 from chains.programs import Programs
 from chains.scratch import ALIGNMENT
-from chains.view import concrete
+from chains.view import View, concrete
 from tests import harness
 from tests.harness import CASES, LAYERS, LOSS_CASES, OPTIMIZERS, PENALTY_CASES, SCHEDULES, assert_close, targets
 from tests.test_random_chains import cases
@@ -756,6 +756,46 @@ def test_products_of_slices(kind, accumulate, transposed, eager):
             actual = run_fenced(native(threads), program, batch, arrays, fences)
             fences.check()
             assert_equal_results(actual, wanted, kind, f"batch {batch}, {threads} threads")
+
+
+def assert_equals_numpy(program, *batches):
+    for batch in batches:
+        arrays, fences = random_arrays(program, batch), Fenced()
+        actual = run_fenced(native(), program, batch, arrays, fences)
+        fences.check()
+        assert_equal_results(actual, run_on(NumpyBackend(), program, batch, arrays), "float32", f"batch {batch}", factor=4)
+
+
+@pytest.mark.parametrize("what", ["writes", "reads"])
+@pytest.mark.parametrize("width", [40, 400])
+def test_maps_of_a_product_on_overlapping_places(width, what, eager):
+    """The second map changes what the first one has written, or has read, a column further on."""
+    m = Maps("float32")
+    z, y, e = m.ops.scratch("z", (width,)), *(m.output(name, width + 1, role="state") for name in "ye")
+    m.ops.matmul(z, m.input("x", width), m.input("w", width, width, batched=False))
+    changed = y if what == "writes" else e
+    m.ops.map(y.slice(1, 0, width), lambda z, e: z + e, z, e.slice(1, 0, width))
+    m.ops.map(changed.slice(1, 1, width + 1), lambda z: z * 3.0, z)
+    assert_equals_numpy(m.program(), 5, 20)
+
+
+@pytest.mark.parametrize("width", [40, 400])
+def test_a_bias_that_is_a_row(width, eager):
+    m = Maps("float32")
+    y = m.output("y", width)
+    m.ops.matmul(y, m.input("x", width), m.input("w", width, width, batched=False))
+    m.ops.map(y, lambda y, b: y + b, y, m.input("b", 1, width, batched=False))
+    assert_equals_numpy(m.program(), 5, 20)
+
+
+@pytest.mark.parametrize("width", [40, 400])
+def test_samples_whose_numbers_lie_apart(width, eager):
+    """A channel of samples of three, times transposed weights."""
+    m = Maps("float32")
+    x = m.input("x", width, 3)
+    middle = View(x.buffer, x.shape[:2], x.strides[:2], 1)
+    m.ops.matmul(m.output("y", width), middle, m.input("w", width, width, batched=False).T)
+    assert_equals_numpy(m.program(), 5, 13)
 
 
 def random_program(kind, shape):

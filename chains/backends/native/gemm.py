@@ -115,7 +115,8 @@ class _Product:
         begin, end = (
             f.binary("sdiv", f.binary("mul", panels, share), self.threads) for share in (self.thread, f.add(self.thread, 1))
         )
-        if isinstance(self.kernel.a.shape[0], Batch):
+        contiguous = self.kernel.b.strides[1] == 1 or self.kernel.a.strides[1] == self.kernel.b.strides[0] == 1
+        if isinstance(self.kernel.a.shape[0], Batch) and contiguous:
             thin = f.compare("sle", self.rows, integer(THIN))
             f.when(thin, lambda: self._thin(begin, end), lambda: self._thick(begin, end))
         else:

@@ -54,6 +54,9 @@ def fusible(operation: MatMul, maps: Sequence[Map], candidate: Map, lanes: int) 
         return False
     if {view.buffer for view in candidate.outs} & {view.buffer for view in operation.ins}:
         return False  # other blocks of the product still read them
+    used = [out, *(view for fused in maps for view in fused.views), *candidate.views]
+    if any(view.buffer is other.buffer and not _same_rows(view, other) for view in candidate.outs for other in used):
+        return False  # and so may the maps on other blocks
     columns = int(out.shape[1])  # type: ignore[arg-type]
     registers = [out, *(view for fused in maps for view in fused.outs)]
     broadcast = False
