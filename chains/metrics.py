@@ -22,8 +22,8 @@ def accuracy(y: np.ndarray, t: np.ndarray, *, threshold: float = 0.5) -> float:
             raise TypeError(f"`{name}` holds {array.dtype}, but real numbers are wanted")
         if np.isnan(array).any():
             raise ValueError(f"`{name}` holds nan, but numbers that can be compared are wanted")
-    if not y.size or not y.ndim:
-        raise ValueError(f"`y` has shape {y.shape}, but at least one sample is wanted")
+    if not y.size or y.ndim < 2:
+        raise ValueError(f"`y` has shape {y.shape}, but at least one sample is wanted, (batch, ..., classes)")
     if t.shape not in (y.shape, y.shape[:-1]):
         raise ValueError(f"`t` has shape {t.shape}, but outputs of shape {y.shape} go with {y.shape[:-1]} or {y.shape}")
     classes = max(2, y.shape[-1])

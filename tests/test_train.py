@@ -225,6 +225,8 @@ def test_accuracy():
     assert accuracy(np.array([[0.7], [0.2]]), np.array([[1], [0]])) == 1.0
     with pytest.raises(ValueError, match=r"`t`.*\(4,\)"):
         accuracy(y, np.zeros(4))
+    with pytest.raises(ValueError, match=r"`y` has shape \(2,\), but at least one sample is wanted, \(batch, "):
+        accuracy(np.array([0.1, 0.9]), np.array([0, 1]))  # one output a sample is (2, 1)
 
 
 def test_a_plot_is_saved(net, tmp_path):
