@@ -19,11 +19,21 @@ def is_real(value: Any) -> bool:
 
 
 def check_number(name: str, value: Any, fits: Callable[[Any], bool], wanted: str) -> None:
-    """Raise TypeError unless `value` is a real number, ValueError unless it `fits`; `wanted` says what would."""
+    """Raise TypeError unless `value` is a real number, ValueError unless it `fits`; `wanted` says what would.
+
+    Whether it fits is asked of the float that it is used as: infinite, where it is beyond the range of these.
+    """
     if not is_real(value):
         raise TypeError(f"`{name}` (={shown(value)}) must be a number, {wanted}")
-    if not fits(value):
-        raise ValueError(f"`{name}` (={value}) must be {wanted}")
+    if not fits(_as_float(value)):
+        raise ValueError(f"`{name}` (={shown(value)}) must be {wanted}")
+
+
+def _as_float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a large int
+        return math.inf if value > 0 else -math.inf
 
 
 def check_finite_number(name: str, value: Any) -> None:
@@ -32,8 +42,8 @@ def check_finite_number(name: str, value: Any) -> None:
 
 
 def check_positive(name: str, value: Any, also: str = "") -> None:
-    """Raise TypeError or ValueError unless `value` is a number above zero; `also` says what else is taken."""
-    check_number(name, value, lambda value: value > 0, "positive" + also)
+    """Raise TypeError or ValueError unless `value` is a number, finite, above zero; `also` says what else is taken."""
+    check_number(name, value, lambda value: 0 < value < math.inf, "positive and finite" + also)
 
 
 def check_not_negative(name: str, value: Any, also: str = "") -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.checks import check_finite_number, check_not_negative, check_number, check_numbers, check_word, takes
+from chains.checks import check_finite_number, check_not_negative, check_numbers, check_positive, check_word, takes
 from chains.words import meant, shown
 
 Initializer = Callable[[np.random.Generator, tuple[int, ...]], Any]
@@ -98,7 +98,7 @@ class VarianceScaling:
     distribution: str
 
     def __post_init__(self) -> None:
-        check_number("scale", self.scale, lambda value: 0 < value < math.inf, "positive and finite")
+        check_positive("scale", self.scale)
         check_word("fan", self.fan, "in", "out", "average")
         check_word("distribution", self.distribution, "normal", "uniform")
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
+import numpy as np
+
 MOST_LISTED = 20
 LONGEST = 100  # characters of a value
 
@@ -31,7 +33,7 @@ def meant(name: str, names: Iterable[str]) -> str:
 
 def shown(value: Any) -> str:
     """A value for a message: an array by its type and shape, others as they are printed, cut where that is long."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
+    if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, np.generic):
         return f"an array of {value.dtype}, shape {tuple(value.shape)}"
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -1033,3 +1033,30 @@ def test_targets_that_are_nan():
         net = Chain(Dense(3, outputs))
         with pytest.raises(ValueError, match=message):
             net.value_and_grad(net.init(), np.ones((4, 3)), np.full((4, outputs), np.nan), loss)
+
+
+NUMBERS = {
+    "learning_rate": Adam, "clip_norm": lambda value: Adam(clip_norm=value), "eps": lambda value: Adam(eps=value),
+    "momentum": lambda value: SGD(0.1, momentum=value), "weight_decay": lambda value: chains.AdamW(weight_decay=value),
+    "strength": chains.L2Penalty, "delta": chains.HuberLoss, "slope": chains.make_leaky_relu, "alpha": chains.make_elu,
+    "rate": lambda value: chains.schedules.exponential(value, 0.5), "steps": lambda value: chains.schedules.cosine(0.1, value),
+    "every": lambda value: chains.schedules.stepwise(0.1, 0.5, value), "mean": chains.Normal,
+    "threshold": lambda value: chains.accuracy(np.eye(3), np.arange(3), threshold=value),
+    "scale": lambda value: chains.data.Batches(GOOD["x"], batch_size=2, scale=value),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 10**400, -(10**400), np.float32(np.inf)], ids=str)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_beyond_the_range_of_floats(name, value):
+    with pytest.raises(ValueError, match=rf"`{name}` \(=[^`]*\) must be ") as refusal:
+        NUMBERS[name](value)
+    assert len(str(refusal.value)) < 250
+
+
+@pytest.mark.parametrize(("value", "text"), [(np.array(0.1), "an array of float64, shape ()"), (np.True_, "np.True_")])
+def test_numbers_of_numpy_that_are_none(value, text):
+    for name, make in (("momentum", chains.BatchNorm), ("eps", chains.BatchNorm), ("learning_rate", chains.Adam)):
+        channels = (3,) if make is chains.BatchNorm else ()
+        with pytest.raises(TypeError, match=re.escape(f"`{name}` (={text}) must be a number")):
+            make(*channels, **{name: value})
