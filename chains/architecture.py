@@ -91,9 +91,12 @@ class Architecture(Series):
         """A fresh parameter vector, shape (n_params,), filled by the layers' initializers.
 
         The same seed gives the same numbers. `device` is "cpu", for a NumPy array, or "cuda", for CuPy's: whatever is
-        computed from it is then computed on the GPU. Raises TypeError unless `dtype` is float32 or float64, and ValueError
-        for another device and where there is no GPU to use.
+        computed from it is then computed on the GPU. Raises TypeError or ValueError for a seed that is no whole number from 0
+        up to 2**64, exclusive, and no Generator; TypeError unless `dtype` is float32 or float64; ValueError for another
+        device and where there is no GPU to use.
         """
+        if not isinstance(seed, np.random.Generator):
+            seed = np.random.default_rng(arguments.check_seed(seed, ", or a Generator"))
         return place_named(device).contiguous(self.layout.init(seed, arguments.check_dtype(dtype)))
 
     def init_state(self, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
@@ -101,7 +104,7 @@ class Architecture(Series):
 
         `device` is as for `init`. Raises TypeError unless `dtype` is float32 or float64.
         """
-        return place_named(device).contiguous(self.state_layout.init(0, arguments.check_dtype(dtype)))
+        return place_named(device).contiguous(self.state_layout.init(np.random.default_rng(0), arguments.check_dtype(dtype)))
 
     def state_views(self, state: np.ndarray) -> dict[str, np.ndarray]:
         """Each array of the state by name, sharing the memory of `state`."""

@@ -24,11 +24,12 @@ def as_numpy(name: str, value: Any) -> np.ndarray:
 
     Raises TypeError for an array on another device or with masked entries, and for anything that is not made of real numbers.
     """
-    if type(value) is not np.ndarray:
-        value = _imported(name, value)
-    if value.dtype.kind not in "fiub":
-        raise TypeError(f"`{name}` holds {value.dtype}, but real numbers are wanted")
-    return value
+    array = value if type(value) is np.ndarray else _imported(name, value)
+    if array.dtype.kind not in "fiub" and not hasattr(value, "dtype"):
+        raise TypeError(f"`{name}` (={shown(value)}) must be an array of real numbers")
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"`{name}` holds {array.dtype}, but real numbers are wanted")
+    return array
 
 
 def as_array(name: str, value: Any) -> Any:
@@ -151,11 +152,11 @@ def check_dtype(dtype: Any) -> np.dtype[Any]:
     return known
 
 
-def check_seed(seed: Any) -> int:
-    """`seed` as a number of 64 bits. Raises TypeError or ValueError where it is none."""
+def check_seed(seed: Any, also: str = "") -> int:
+    """`seed` as a number of 64 bits. Raises TypeError or ValueError where it is none; `also` says what else is taken."""
     if type(seed) is int and 0 <= seed < 1 << 64:
         return seed
-    seed = check_count("seed", seed, 0)
+    seed = check_count("seed", seed, 0, also)
     if not seed < 1 << 64:
         raise ValueError(f"`seed` (={seed}) must be below 2**64")
     return seed
@@ -178,6 +179,11 @@ def check_is(name: str, value: Any, kind: type, example: str) -> None:
     """Raise TypeError unless `value` is of this kind."""
     if not isinstance(value, kind):
         raise TypeError(f"`{name}` (={shown(value)}) must be {example}")
+
+
+def check_loss(loss: Any) -> None:
+    """Raise TypeError unless `loss` is one."""
+    check_is("loss", loss, Loss, "a loss such as SquaredLoss(), or one made by chains.loss")
 
 
 def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "input") -> np.ndarray:

@@ -287,14 +287,14 @@ class Chain(Architecture):
     def _data(self, x: Any, t: Any, loss: Loss, weights: Any) -> dict[str, np.ndarray]:
         declaration = self.network.declaration
         x = arguments.check_input(x, declaration.input)
-        arguments.check_is("loss", loss, Loss, "a loss such as SquaredLoss(), or one made by chains.loss")
+        arguments.check_loss(loss)
         data = {"x": x, "t": arguments.check_targets(t, len(x), declaration.output_shape, loss)}
         if weights is not None:
             data["weights"] = arguments.check_weights(weights, len(x))
         return data
 
     def _objective(self, loss: Loss, target: SampleShape, weighted: bool, penalty: Penalty | None) -> record.Objective:
-        arguments.check_is("loss", loss, Loss, "a loss such as SquaredLoss(), or one made by chains.loss")
+        arguments.check_loss(loss)
         last = last_layer(self)
         if loss.takes_logits and isinstance(last, Softmax):
             raise ValueError(f"{loss!r} takes logits, but the last layer is {last!r}: leave that layer out")

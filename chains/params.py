@@ -95,16 +95,12 @@ class Layout(Sequence[Slice]):
         """Each slice of `vector` as an array of its own shape, sharing memory."""
         return Views((entry.name, vector[entry.start : entry.stop].reshape(entry.shape)) for entry in self._slices)
 
-    def init(self, seed: int | np.random.Generator, dtype: Any) -> np.ndarray:
+    def init(self, rng: np.random.Generator, dtype: Any) -> np.ndarray:
         """A fresh vector, each slice filled by its initializer. The draws are those of float64, then rounded.
 
         Raises TypeError or ValueError naming the slice whose initializer returned another shape than the slice has, or anything
         but finite real numbers.
         """
-        try:
-            rng = np.random.default_rng(seed)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"`seed` (={seed!r}) must be a whole number, zero or positive, or a Generator") from error
         vector = np.empty(self.size, dtype)
         for entry in self._slices:
             vector[entry.start : entry.stop] = entry.begin(rng, dtype).reshape(-1)

@@ -114,7 +114,7 @@ def check_loss(
     AssertionError, saying what differs, where a check fails, and ValueError or TypeError for targets that do not go with the
     loss.
     """
-    arguments.check_is("loss", loss, Loss, "a loss such as SquaredLoss(), or one made by chains.loss")
+    arguments.check_loss(loss)
     t, seed = arguments.as_numpy("t", t), arguments.check_seed(seed)
     if t.ndim == 0 or not len(t):
         raise ValueError(f"`t` has shape {t.shape}, but a batch of targets, at least one, is wanted")

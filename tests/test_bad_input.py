@@ -98,7 +98,7 @@ def calls():
         (np.ones((6, 3), object), ["`x`", "object", "real"]),
         (np.full((6, 3), "a"), ["`x`", "U1", "real"]),
         (np.ones((6, 3), "datetime64[s]"), ["`x`", "datetime64", "real"]),
-        (None, ["`x`", "object"]),
+        (None, ["`x` (=None)", "an array of real numbers"]),
     ],
     ids=lambda value: str(getattr(value, "dtype", "")) + str(getattr(value, "shape", "")),
 )
@@ -144,6 +144,22 @@ def test_wrong_p_elsewhere():
     assert_refused(lambda: objective(np.ones(25)), "`p`", "(25,)", "26")
     assert_refused(lambda: objective(np.ones(26, complex)), "`p`", "complex128")
     assert_refused(lambda: objective(np.full(26, "a")), "`p`", "U1")
+
+
+@pytest.mark.parametrize("method", ["forward", "gradient", "vjp", "value"])
+def test_what_is_no_array(calls, method):
+    """What was passed is shown."""
+    for name, given in (("p", NET.views(calls.p)), ("p", {"0.weight": 1}), ("p", len), ("x", "a"), ("x", [None])):
+        assert_refused(
+            lambda name=name, given=given: getattr(calls, method)(**{name: given}),
+            f"`{name}` (={repr(given)[:40]}",
+            "must be an array of real numbers",
+            calls=calls,
+        )
+    assert_refused(lambda: calls.gradient(t={"t": 1}), "`t` (={'t': 1}) must be an array of real numbers", calls=calls)
+    assert_refused(lambda: calls.vjp(dy=object), "`dy` (=<class 'object'>) must be an array", calls=calls)
+    assert_refused(lambda: calls.gradient(weights={}), "`weights` (={}) must be an array", calls=calls)
+    assert_refused(lambda: calls.objective()(None), "`p` (=None) must be an array")
 
 
 def test_what_cannot_be_trained(calls):

@@ -165,8 +165,16 @@ def test_seeds():
     assert net.init(seed=1).tobytes() == net.init(seed=1).tobytes()
     assert net.init(seed=1).tobytes() != net.init(seed=2).tobytes()
     assert not np.shares_memory(net.init(seed=1), net.init(seed=1))
+    np.testing.assert_array_equal(net.init(np.array(1)), net.init(seed=1))
     np.testing.assert_array_equal(net.init(np.random.default_rng(1)), net.init(seed=1))
     np.testing.assert_array_equal(net.init(seed=1, dtype=np.float64).astype(np.float32), net.init(seed=1))
+
+
+@pytest.mark.parametrize("seed", [True, None, [1], (1, 2), np.array([1]), 1.0, "a", -1, 1 << 64])
+def test_seeds_that_are_none(seed):
+    """As in every other call."""
+    with pytest.raises((TypeError, ValueError), match=r"`seed` \(=.*\) must be "):
+        Chain(Dense(3, 2)).init(seed)
 
 
 def test_types():
