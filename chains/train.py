@@ -55,7 +55,7 @@ def train(
     x: Any,
     t: Any,
     loss: Loss,
-    optimizer: Optimizer,
+    optimizer: Optimizer = None,  # type: ignore[assignment]  # needed, but a forgotten loss is to be told as that
     *,
     epochs: int = 1,
     batch_size: int | None = None,
@@ -97,6 +97,7 @@ def train(
     arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
     p = arguments.check_trained(p, net.n_params)
     seed = arguments.check_seed(seed)
+    arguments.check_loss(loss)
     _check_run(p, optimizer, epochs, callbacks, resume)
     check_flags(shuffle=shuffle, drop_last=drop_last, check_finite=check_finite)
     if progress is not None:
@@ -288,11 +289,15 @@ class _Judge:
 
 
 def _value(metric: Metric, y: np.ndarray, t: np.ndarray) -> float:
+    """What a metric gives. Raises TypeError, naming it, where that is no number."""
     try:
-        return float(metric(y, t))
+        value: Any = metric(y, t)
     except Exception as error:
         error.add_note(f"in the metric {_name(metric)}, of outputs of shape {y.shape} and targets of shape {t.shape}")
         raise
+    if not hasattr(value, "__float__") or np.shape(value):
+        raise TypeError(f"the metric {_name(metric)} returned {shown(value)}, but a number is wanted")
+    return float(value)
 
 
 def _pieces(net: Chain, p: np.ndarray, samples: int) -> list[slice]:

@@ -141,6 +141,34 @@ def test_a_metric_of_ones_own_is_named_where_it_fails(kind):
     assert caught.value.__notes__ == ["in the metric odd, of outputs of shape (6, 2) and targets of shape (6, 2)"]
 
 
+@pytest.mark.parametrize("value", [None, "0.5", (0.5,), np.ones(1), np.ones(6), 1j], ids=repr)
+def test_a_metric_that_gives_no_number_is_named(value):
+    def odd(y, t):
+        return value
+
+    net = Chain(Dense(3, 2))
+    with pytest.raises(TypeError, match=r"the metric odd returned .*, but a number is wanted"):
+        train(net, net.init(), X, T, SquaredLoss(), Adam(), validation=(X, T), metrics=[odd])
+
+
+@pytest.mark.parametrize("value", [1, True, np.float32(1.0), np.array(1.0)], ids=repr)
+def test_numbers_that_metrics_may_give(value):
+    def one(y, t):
+        return value
+
+    net = Chain(Dense(3, 2))
+    history = train(net, net.init(), X, T, SquaredLoss(), Adam(), validation=(X, T), metrics=[one])
+    assert history.metrics == {"one": [1.0]}
+
+
+def test_a_forgotten_loss_is_not_taken_for_the_optimizer():
+    net = Chain(Dense(3, 2))
+    p = net.init()
+    assert "`loss` (=Adam(" in refusal(lambda: train(net, p, X, T, Adam()))
+    assert "`loss` (=Adam(" in refusal(lambda: train(net, p, X, T, Adam(), SquaredLoss()))
+    assert "`optimizer` (=None) must be an optimiser" in refusal(lambda: train(net, p, X, T, SquaredLoss()))
+
+
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
