@@ -47,6 +47,8 @@ class _Convolution(Layer):
         self.outputs = check_count("outputs", outputs)
         self.ndim = axes_of(kernel)
         self.window = window_of(kernel, stride, padding, dilation)
+        if isinstance(activation, str) and activation in ("same", "valid"):
+            raise ValueError(f"`activation` (={activation!r}) is a padding: write padding={activation!r}")
         self.activation = resolve(activation)
         self.groups = check_count("groups", groups)
         for name, channels in (("inputs", inputs), ("outputs", outputs)):
