@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -80,8 +81,8 @@ class Objective:
 
         `progress`: show a bar that counts evaluations; None shows one on terminals and in notebooks after half a second, True
         lines of text elsewhere. `options` are SciPy's own keyword arguments, such as ``tol=1e-8`` or
-        ``options={"maxiter": 50}``. From a vector on a GPU, `chains.minimize` instead, which leaves it there ("BFGS" and
-        "L-BFGS"), with its options.
+        ``options={"maxiter": 50}``; others raise TypeError. From a vector on a GPU, `chains.minimize` instead, which leaves it
+        there ("BFGS" and "L-BFGS"), with its options.
         SciPy 1.17's TNC, SLSQP and Newton-CG fail, the last one silently, when they start from a float32 vector.
         """
         if place_of(p) is not HOST:
@@ -90,6 +91,12 @@ class Objective:
 
         if progress is not None:
             check_flags(progress=progress)
+        others = {name: value for name, value in options.items() if name not in inspect.signature(minimize).parameters}
+        if others:
+            raise TypeError(
+                f"`{next(iter(others))}` is no argument of scipy.optimize.minimize: settings of its methods "
+                f"go into options={others}"
+            )
         p = np.asarray(arguments.as_numpy("p", p), np.float64)
         with Progress(progress, None, "evaluation", delay=DELAY) as bar:
 

@@ -119,3 +119,10 @@ def test_least_squares_through_vjp(net):
         rows.append(net.vjp(p, X, dy)[0])
     numerical = optimize.approx_fprime(p, lambda p: net(X, p).ravel(), 1e-7)
     np.testing.assert_allclose(np.array(rows), numerical, atol=1e-6)
+
+
+def test_settings_of_a_method_are_told_where_to_go(net):
+    objective, p = net.objective(X, T, SquaredLoss()), net.init()
+    with pytest.raises(TypeError, match=r"`maxiter` is no argument .* go into options=\{'maxiter': 5\}"):
+        objective.minimize(p, maxiter=5)
+    assert objective.minimize(p, options={"maxiter": 5}).nit == 5
