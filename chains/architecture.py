@@ -168,6 +168,10 @@ class Architecture(Series):
         part._frozen_names = frozenset(f"{int(k) - start}.{name}" for k, name in frozen if start <= int(k) < stop)
         return part
 
+    def __len__(self) -> int:
+        """How many layers there are."""
+        return len(self.layers)
+
     def __repr__(self) -> str:
         names = sorted(self._frozen_names, key=[entry.name for entry in self.layout].index) if self._frozen_names else []
         return super().__repr__() + (f".freeze({listed(map(repr, names))})" if names else "")

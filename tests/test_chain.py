@@ -338,6 +338,10 @@ def test_a_part_may_begin_with_a_layer_that_fits_any_shape():
     assert (net[2:2].input_shape, net[4:].input_shape) == ((4,), (2,))
     assert net[1] is net.layers[1]
     assert net[-1] is net.layers[-1]
+    assert (len(net), len(net[1:3]), len(net[2:2])) == (4, 2, 0)
+    assert tuple(reversed(net)) == net.layers[::-1]
+    with pytest.raises(TypeError, match=r"Dense\(.*\) is a layer, which is computed in a network only"):
+        net[-1](np.ones((5, 4)), net.init())
     assert list(net) == list(net.layers)
     with pytest.raises(IndexError):
         net[4]

@@ -79,6 +79,10 @@ class Layer(ABC):
         out not to be needed (the first layer's `dx`, a frozen gradient) is never computed.
         """
 
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """Only networks can be called. Raises TypeError."""
+        raise TypeError(f"{self!r} is a layer, which is computed in a network only: call Chain({self!r}), or a part, net[:1]")
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
