@@ -6,11 +6,12 @@ import inspect
 import math
 import operator
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from chains.words import shown
+from chains.words import listed, meant, shown
 
 
 def is_real(value: Any) -> bool:
@@ -123,6 +124,19 @@ def takes(function: Callable[..., Any], count: int) -> bool:
     except ValueError:  # of some that are written in C
         pass
     return True
+
+
+signature = lru_cache(inspect.signature)  # which takes longer than to make an optimiser
+
+
+def check_settings(made: type, init: Callable[..., None], args: tuple[Any, ...], settings: dict[str, Any]) -> None:
+    """Raise TypeError, which names the settings there are, unless a constructor of what is to be `made` takes these."""
+    try:
+        signature(init).bind(None, *args, **settings)
+    except TypeError as error:
+        names = [p.name for p in signature(init).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]
+        hint = "".join(meant(name, names) for name in settings if name not in names)
+        raise TypeError(f"{made.__name__}: {error}; its settings are {listed(names)}{hint}") from None
 
 
 def as_unmasked(name: str, value: Any) -> np.ndarray:

@@ -12,11 +12,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from chains.checks import check_fraction, check_not_negative, check_positive
+from chains.checks import check_fraction, check_not_negative, check_positive, check_settings
 from chains.expr import minimum, sqrt
 from chains.program import Recorder
 from chains.replay import traced
@@ -35,6 +35,11 @@ class Optimizer(Tunable, ABC):
 
     learning_rate: Rate
     clip_norm: float | None = field(default=None, kw_only=True)
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        if args or settings:  # there are none where one is copied
+            check_settings(cls, cls.__init__, args, settings)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if callable(self.learning_rate):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pydoc
 
 import numpy as np
@@ -167,6 +168,25 @@ def test_a_forgotten_loss_is_not_taken_for_the_optimizer():
     assert "`loss` (=Adam(" in refusal(lambda: train(net, p, X, T, Adam()))
     assert "`loss` (=Adam(" in refusal(lambda: train(net, p, X, T, Adam(), SquaredLoss()))
     assert "`optimizer` (=None) must be an optimiser" in refusal(lambda: train(net, p, X, T, SquaredLoss()))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Adam(lr=1e-3), ["Adam: ", "'lr'", "its settings are learning_rate, ", "beta1, beta2, eps"]),
+        (lambda: chains.SGD(lr=0.1), ["SGD: ", "learning_rate"]),
+        (lambda: chains.SGD(clip_norm=1.0), ["SGD: missing a required argument: 'learning_rate'"]),
+        (lambda: chains.AdamW(weigth_decay=0.1), ["AdamW: ", "did you mean `weight_decay`?"]),
+        (lambda: chains.RMSProp(1e-3, 0.9, 1e-8, 0.1), ["RMSProp: too many positional arguments"]),
+    ],
+)
+def test_settings_of_optimizers_of_other_names(make, words):
+    text = refusal(make, TypeError)
+    assert all(word in text for word in words), text
+
+
+def test_an_optimizer_s_signature_is_its_own():
+    assert [*inspect.signature(chains.SGD).parameters] == ["learning_rate", "momentum", "nesterov", "clip_norm"]
 
 
 @pytest.mark.parametrize(

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
+from chains.checks import check_settings, signature
 from chains.words import listed, meant
 
 
 def naming_settings(init: Callable[..., None]) -> Callable[..., None]:
     """The constructor of a layer, with a TypeError that names the layer and its settings where the arguments do not fit."""
-    signature = inspect.signature(init)
-    names = [p.name for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]
-    fixed = [*names, *(p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL)]
+    fixed = [p.name for p in signature(init).parameters.values() if p.kind is not p.VAR_KEYWORD][1:]
 
     @wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            signature.bind(self, *args, **kwargs)
-        except TypeError as error:
-            hint = "".join(meant(name, names) for name in kwargs if name not in names)
-            raise TypeError(f"{type(self).__name__}: {error}; its settings are {listed(names)}{hint}") from None
+        check_settings(type(self), init, args, kwargs)
         init(self, *args, **kwargs)
         vars(self)["_chains_settings"] = (*vars(self).get("_chains_settings", ()), *fixed)
 
