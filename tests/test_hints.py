@@ -379,6 +379,50 @@ def test_arithmetic_on_views(forward):
     assert "ops.map(" in text
 
 
+class Failing(Layer):
+    """y = x, but for what goes wrong on the way."""
+
+    def __init__(self, where):
+        self.where = where
+
+    def declare(self, d):
+        self.fail("declare")
+        d.output(d.input)
+
+    def forward(self, ops, x, y, p, s):
+        self.fail("forward")
+        ops.copy(y, x)
+
+    def pullback(self, ops, x, y, dy, dx, p, g, s):
+        self.fail("pullback")
+        if self.where != "filling":
+            ops.copy(dx, dy)
+
+    def fail(self, function):
+        if function == self.where:
+            raise KeyError("no")
+
+
+@pytest.mark.parametrize("where", ["declare", "forward", "pullback", "filling"])
+def test_a_layer_in_which_something_fails_is_named(where):
+    """By its place in the network, once."""
+
+    def gradient():
+        net = Chain(Dense(3, 3), chains.Residual(Dense(3, 3), Failing(where)), Dense(3, 2))
+        net.value_and_grad(net.init(), X, T, SquaredLoss())
+
+    with pytest.raises((KeyError, ValueError)) as caught:
+        gradient()
+    function = "pullback" if where == "filling" else where
+    assert caught.value.__notes__ == [f"in Failing.{function}, of layer 1.inner.1, Failing()"]
+
+
+def test_layers_that_do_not_fit_are_named_in_the_message():
+    with pytest.raises(ValueError, match=r"layer 1, Dense\(3, 2\), does not take") as caught:
+        Chain(Dense(3, 2), Dense(3, 2))
+    assert not hasattr(caught.value, "__notes__")
+
+
 def test_views_can_still_be_compared():
     view = chains.Recorder("a", np.float32).scratch("s", (3,))
     assert view == view.named("other")

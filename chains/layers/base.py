@@ -17,7 +17,8 @@ several chains, and twice in the same one; each place has its own parameters.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +115,8 @@ class Declaration:
         self._layout = layout
         self._state_layout = state_layout
         self._output: SampleShape | None = None
-        layer.declare(self)
+        with self.noted("declare"):
+            layer.declare(self)
         vars(layer)["_chains_declared"] = True
 
     def param(self, name: str, shape: SampleShape, init: InitializerLike) -> None:
@@ -182,6 +184,16 @@ class Declaration:
         parts = [child.most_demanding for child in self.children]
         return max([self, *parts], key=lambda declaration: declaration.smallest_batch)
 
+    @contextmanager
+    def noted(self, function: str) -> Iterator[None]:
+        """Errors raised inside say in which function of which layer they were; of layers within layers, the innermost."""
+        try:
+            yield
+        except Exception as error:
+            if self.name and not hasattr(error, "__notes__"):
+                error.add_note(f"in {type(self.layer).__name__}.{function}, of layer {self.name}, {self.layer!r}")
+            raise
+
     def _declared(self, what: str, name: str, shape: Any, taken: Container[str]) -> tuple[str, SampleShape]:
         """What an array is, for messages, and its checked shape. Raises ValueError where the name is taken."""
         where = f"in {type(self.layer).__name__}.declare"
@@ -234,19 +246,19 @@ class Node:
 
     def forward(self, ops: Recorder, x: View, y: View) -> None:
         begun = len(ops.operations)
-        with ops.label(self._label("")):
+        with self.declaration.noted("forward"), ops.label(self._label("")):
             self.declaration.layer.forward(ops, x, y, self.p, self._scratch(ops))
-        check_filled(self._name("forward"), ops.operations[begun:], {"y": y})
-        self._check_kept("forward", ops.operations[begun:], {"x": x})
+            check_filled(self._name("forward"), ops.operations[begun:], {"y": y})
+            self._check_kept("forward", ops.operations[begun:], {"x": x})
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View) -> None:
         begun = len(ops.operations)
-        with ops.label(self._label("'")):
+        with self.declaration.noted("pullback"), ops.label(self._label("'")):
             self.declaration.layer.pullback(ops, x, y, dy, dx, self.p, self.g, self._scratch(ops))
-        wanted = {"dx": dx} | {f"g.{name}": view for name, view in vars(self.g).items()}
-        if dx.buffer is not dy.buffer:
-            check_filled(self._name("pullback"), ops.operations[begun:], wanted)
-        self._check_kept("pullback", ops.operations[begun:], {"x": x, "y": y})
+            wanted = {"dx": dx} | {f"g.{name}": view for name, view in vars(self.g).items()}
+            if dx.buffer is not dy.buffer:
+                check_filled(self._name("pullback"), ops.operations[begun:], wanted)
+            self._check_kept("pullback", ops.operations[begun:], {"x": x, "y": y})
 
     def _check_kept(self, function: str, recorded: Sequence[Operation], views: dict[str, View]) -> None:
         kept = views | {f"p.{name}": view for name, view in vars(self.p).items()}
