@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from chains.checks import check_fraction, check_not_negative, check_positive, check_settings
-from chains.expr import minimum, sqrt
+from chains.expr import Expr, minimum, sqrt
 from chains.program import Recorder
 from chains.replay import traced
 from chains.settings import Tunable
@@ -76,7 +76,7 @@ class Optimizer(Tunable, ABC):
         size = p.sample_size
         moments = ops.external("moments", (self.n_states * size,), role="state")
         step = ops.external("step", (), role="state", dtype=np.float64)
-        scalars = [ops.scratch("scalar", (), batched=False) for _ in self.scalars(0.0)]
+        scalars = [ops.scratch("scalar", (), batched=False) for _ in self.scalars(Expr("input"))]
         if self.clip_norm is not None:
             self._clip(ops, [g.slice(0, *run) for run in ranges], self.clip_norm)
         ops.map((*scalars, step), lambda step: (*self.scalars(step), step + 1.0), step)

@@ -49,6 +49,9 @@ def traced(what: str, function: Callable[..., Any], inputs: int | None = None) -
         raise ValueError(f"{what}: {error}") from error
     except (TypeError, AttributeError) as error:
         raise TypeError(f"{what}: {error}") from error
+    except Exception as error:
+        error.add_note(what)
+        raise
     if len(formula.outputs) != 1:
         raise TypeError(f"{what}: the formula gives {len(formula.outputs)} numbers, but one is wanted")
     return formula

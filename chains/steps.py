@@ -15,7 +15,10 @@ from chains.backends import Binding, Executable, Feed, backend
 from chains.backends.places import HOST, on_host, place_of, runner_of
 from chains.optimizers import Optimizer
 from chains.program import Recorder
-from chains.words import counted
+from chains.replay import Replay, traced
+from chains.words import counted, shown
+
+AHEAD = 1000  # steps whose learning rates are looked at together
 
 State = dict[str, np.ndarray]
 Arrays = Mapping[str, np.ndarray]
@@ -37,6 +40,7 @@ class Steps(ABC):
         self.optimizer_state = _start(optimizer, p) if optimizer_state is None else _checked(optimizer_state, optimizer, p)
         place = place_of(p)
         self._first_step = int(self.optimizer_state["step"])
+        self._rates = Rates(optimizer)
         self._runner, self._program = executable.backend, executable.program
         random = np.array([seed, int(self.optimizer_state["step"])], np.uint64)
         own = {"value": place.contiguous(np.zeros((), p.dtype)), "random": place.contiguous(random)}
@@ -114,14 +118,14 @@ class ArraySteps(Steps):
     def _run(self, feed: Feed, steps: int, tick: Callable[[int], object] | None) -> np.ndarray:
         """The losses of so many steps, in chunks of about a twentieth of a second, so that Ctrl-C is heard."""
         values = np.empty(steps)
-        first = 0
+        first, before = 0, self.done
         while first < steps:
-            count = min(self._chunk, steps - first)
+            count = self._rates.good(self._first_step + before + first, min(self._chunk, steps - first))
             start = time.perf_counter()
             with self._runner.running():
                 done = feed(first, values[first : first + count])
             elapsed = time.perf_counter() - start
-            check_loss(values[first + done - 1], self.done)
+            check_loss(values[first + done - 1], before + first + done)
             if tick is not None:
                 tick(done)
             first += done
@@ -143,7 +147,9 @@ class Updater:
     """An optimiser for a loop of one's own: ``update = Updater(Adam(1e-3), p)``, then ``update(g)`` moves `p` in place.
 
     `p` is a float32 or float64 vector, which the updater keeps and changes; `g` any vector as long, left as it
-    is. Raises TypeError or ValueError, before anything is written, for others.
+    is. Raises TypeError or ValueError, before anything is written, for others; on the processor FloatingPointError, before a
+    step for which a schedule gives a rate that is negative or not finite. An infinity or NaN in `g` goes on into `p`: look
+    at the loss that comes with it, as `train` does.
     """
 
     def __init__(self, optimizer: Optimizer, p: np.ndarray) -> None:
@@ -161,17 +167,50 @@ class Updater:
         self._runner = runner_of(p, backend("auto")).choose(program)
         arrays = {name: array for name, array in {"p": p, **self.state}.items() if name in program.buffers}
         self._binding: Binding = self._runner.bind(program, 1, arrays)
+        looked_at = callable(optimizer.learning_rate) and place_of(p) is HOST  # a GPU's step number would be waited for
+        self._rates = Rates(optimizer) if looked_at else None
 
     def __call__(self, g: np.ndarray) -> None:
         g = arguments.together(self.p, {"g": arguments.as_array("g", g)})["g"]
         if g.shape != self.p.shape:
             raise ValueError(f"`g` has shape {g.shape}, but the parameters have shape {self.p.shape}")
+        if self._rates is not None:
+            self._rates.good(self.state["step"].item())
         self._binding.arrays["g"][...] = g
         with self._runner.running():
             self._binding.run()
 
     def __repr__(self) -> str:
         return f"<{self.optimizer!r} of {counted(self.p.size, 'parameter')} after {counted(int(self.state['step']), 'step')}>"
+
+
+class Rates:
+    """Looks at the learning rates that a schedule gives, before the steps are taken."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._schedule = optimizer.learning_rate
+        self._rate = Replay(traced("`learning_rate`", optimizer.rate, 1)) if callable(self._schedule) else None
+        self._start = self._stop = 0.0  # the steps whose rates are known to be good
+
+    def good(self, first: float, count: int = 1) -> int:
+        """How many of these steps may be taken: up to the first whose rate is negative or not finite.
+
+        Raises FloatingPointError, naming the step, where that leaves none.
+        """
+        if self._rate is None or self._start <= first <= first + count <= self._stop:
+            return count
+        steps = np.arange(first, first + max(count, AHEAD), dtype=np.float64)
+        with np.errstate(all="ignore"):
+            rates = np.broadcast_to(self._rate(steps), steps.shape)
+        wrong = np.flatnonzero(~((rates >= 0) & (rates < math.inf)))
+        good = int(wrong[0]) if wrong.size else len(steps)
+        if not good:
+            raise FloatingPointError(
+                f"`learning_rate` (={shown(self._schedule)}) gives {rates[0]:g} at step {first:.0f}, counted from 0, but a "
+                "finite number, zero or positive, is wanted"
+            )
+        self._start, self._stop = first, first + good
+        return min(good, count)
 
 
 def check_loss(loss: float, step: int) -> None:

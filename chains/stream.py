@@ -131,6 +131,7 @@ class StreamSteps(Steps):
         if intake is not self._intake:
             self._read(0)
             self._change(intake)
+        self._rates.good(self._first_step + self._started)
         intake.start(data)
         self._started += 1
         self._unread.append((self._started, size))

@@ -91,8 +91,9 @@ def train(
 
     Returns the `History`. Ctrl-C ends training after a step, with `p` and `state` as of then and the reason in
     ``history.stopped``. Raises FloatingPointError, naming the step and carrying the history as its attribute `history`,
-    where the loss is not a finite number or the last step leaves parameters that are none, and TypeError or
-    ValueError, before anything is written, for arguments that do not fit.
+    where the loss is not a finite number, the last step leaves parameters that are none, or, before its step, a schedule gives
+    a learning rate that is negative or not finite; and TypeError or ValueError, before anything is written, for arguments that
+    do not fit.
     """
     arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
     p = arguments.check_trained(p, net.n_params)

@@ -986,15 +986,14 @@ def test_settings_are_fixed_once_a_network_is_made():
     assert layer.rate == 0.4
 
 
-@pytest.mark.parametrize("optimizer", [SGD(lambda step: math.nan), SGD(1e38)])
-def test_a_last_step_that_leaves_the_numbers_is_told(optimizer):
+def test_a_last_step_that_leaves_the_numbers_is_told():
     """No loss is computed after it."""
     net = Chain(Dense(2, 3), Dense(3, 1))
     p = net.init(0, np.float32)
     with pytest.raises(
         FloatingPointError, match=r"`p` holds (nan|-?inf) at index \d+ after step 1: the step was too large"
     ) as caught:
-        train(net, p, 100 * np.ones((5, 2), np.float32), np.ones((5, 1), np.float32), SquaredLoss(), optimizer)
+        train(net, p, 100 * np.ones((5, 2), np.float32), np.ones((5, 1), np.float32), SquaredLoss(), SGD(1e38))
     assert caught.value.history.steps == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -27,6 +28,7 @@ from chains import (
     tanh,
     train,
 )
+from chains.expr import floor, log, where
 from chains.program import Recorder
 from chains.steps import Updater
 from tests.harness import CLIPPED, OPTIMIZERS, ROUNDING, SCHEDULES, assert_close, assert_same_bits, run_program
@@ -188,6 +190,61 @@ def test_schedule_is_its_formula(schedule, wanted):
         before = p[0]
         update(np.ones(1))
         assert before - p[0] == pytest.approx(wanted(step), abs=1e-12)
+
+
+WRONG_RATES = {
+    "negative": (lambda step: 0.1 - 0.01 * floor(step / 3), 33, "-0.01"),
+    "negative-at-once": (lambda step: -0.1, 0, "-0.1"),
+    "nan": (lambda step: log(step - 5.0) / log(step - 5.0), 0, "nan"),
+    "infinite": (lambda step: 1.0 / abs(step - 7.0), 7, "inf"),
+    "infinite-at-once": (lambda step: 1.0 / step, 0, "inf"),
+    "late": (lambda step: where(step < 1234, 1e-3, -1.0), 1234, "-1"),
+    "truth": (lambda step: (step < 3) - 1e-9, 3, "-1e-09"),
+    "grows": (schedules.exponential(1.0, 1e100), 4, "inf"),
+}
+
+
+@pytest.mark.parametrize(("schedule", "step", "value"), WRONG_RATES.values(), ids=WRONG_RATES)
+def test_rates_that_are_none_are_told_before_the_step(schedule, step, value, backend_name):
+    """In training on arrays and on batches, in one run and resumed, and in updates."""
+    told = re.escape(f") gives {value} at step {step}, counted from 0, but a finite number, zero or positive, is wanted")
+    optimizer = SGD(schedule)
+    net = Chain(Dense(3, 2), backend=backend_name)
+    x, t = np.zeros((6, 3)), np.zeros((6, 2))  # with a loss of 0, whatever the rate
+    for x_given, t_given, settings in ((x, t, {}), (x, t, {"batch_size": 2}), ([(x, t)] * 3, None, {})):
+        p = np.zeros(net.n_params)
+        with pytest.raises(FloatingPointError, match=r"`learning_rate` \(=.*" + told) as caught:
+            train(net, p, x_given, t_given, SquaredLoss(), optimizer, epochs=2000, **settings)
+        assert caught.value.history.steps == step
+        assert not p.any()
+    if 0 < step < 100:
+        history = train(net, np.zeros(net.n_params), x, t, SquaredLoss(), optimizer, epochs=step)
+        with pytest.raises(FloatingPointError, match=told):
+            train(net, np.zeros(net.n_params), x, t, SquaredLoss(), optimizer, resume=history)
+    p = np.ones(3)
+    update = Updater(optimizer, p)
+    for _ in range(step):
+        update(np.ones(3))
+    before = p.copy()
+    with pytest.raises(FloatingPointError, match=told):
+        update(np.ones(3))
+    np.testing.assert_array_equal(p, before)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ZeroDivisionError, KeyError])
+def test_a_schedule_that_fails_is_named(kind):
+    def failing(step):
+        raise kind("no")
+
+    with pytest.raises(kind) as caught:
+        Adam(failing)
+    assert caught.value.__notes__ == [f"`learning_rate` (={failing!r}) must be a number or a formula of the step"]
+
+
+def test_what_is_not_finite_in_a_gradient_goes_on_into_the_parameters():
+    p = np.zeros(3)
+    Updater(SGD(1.0), p)(np.array([1.0, np.nan, np.inf]))
+    np.testing.assert_array_equal(p, [-1.0, np.nan, -np.inf])
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
