@@ -55,7 +55,7 @@ def train(
     x: Any,
     t: Any,
     loss: Loss,
-    optimizer: Optimizer = None,  # type: ignore[assignment]  # needed, but a forgotten loss is to be told as that
+    optimizer: Optimizer,
     *,
     epochs: int = 1,
     batch_size: int | None = None,

@@ -162,12 +162,9 @@ def test_numbers_that_metrics_may_give(value):
     assert history.metrics == {"one": [1.0]}
 
 
-def test_a_forgotten_loss_is_not_taken_for_the_optimizer():
+def test_an_optimizer_in_the_place_of_the_loss():
     net = Chain(Dense(3, 2))
-    p = net.init()
-    assert "`loss` (=Adam(" in refusal(lambda: train(net, p, X, T, Adam()))
-    assert "`loss` (=Adam(" in refusal(lambda: train(net, p, X, T, Adam(), SquaredLoss()))
-    assert "`optimizer` (=None) must be an optimiser" in refusal(lambda: train(net, p, X, T, SquaredLoss()))
+    assert "`loss` (=Adam(" in refusal(lambda: train(net, net.init(), X, T, Adam(), SquaredLoss()))
 
 
 @pytest.mark.parametrize(

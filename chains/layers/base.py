@@ -115,7 +115,7 @@ class Declaration:
         self._layout = layout
         self._state_layout = state_layout
         self._output: SampleShape | None = None
-        with self.noted("declare"):
+        with _noted(self, "declare"):
             layer.declare(self)
         vars(layer)["_chains_declared"] = True
 
@@ -184,16 +184,6 @@ class Declaration:
         parts = [child.most_demanding for child in self.children]
         return max([self, *parts], key=lambda declaration: declaration.smallest_batch)
 
-    @contextmanager
-    def noted(self, function: str) -> Iterator[None]:
-        """Errors raised inside say in which function of which layer they were; of layers within layers, the innermost."""
-        try:
-            yield
-        except Exception as error:
-            if self.name and not hasattr(error, "__notes__"):
-                error.add_note(f"in {type(self.layer).__name__}.{function}, of layer {self.name}, {self.layer!r}")
-            raise
-
     def _declared(self, what: str, name: str, shape: Any, taken: Container[str]) -> tuple[str, SampleShape]:
         """What an array is, for messages, and its checked shape. Raises ValueError where the name is taken."""
         where = f"in {type(self.layer).__name__}.declare"
@@ -223,6 +213,18 @@ class Vectors:
     frozen: frozenset[str]
 
 
+@contextmanager
+def _noted(declaration: Declaration, function: str) -> Iterator[None]:
+    """Errors raised inside say in which function of which layer they were; of layers within layers, the innermost."""
+    try:
+        yield
+    except Exception as error:
+        if declaration.name and not hasattr(error, "__notes__"):
+            layer = declaration.layer
+            error.add_note(f"in {type(layer).__name__}.{function}, of layer {declaration.name}, {layer!r}")
+        raise
+
+
 class Node:
     """A declared layer in a program being recorded: the layer with its parameter, gradient, state and scratch views."""
 
@@ -246,14 +248,14 @@ class Node:
 
     def forward(self, ops: Recorder, x: View, y: View) -> None:
         begun = len(ops.operations)
-        with self.declaration.noted("forward"), ops.label(self._label("")):
+        with _noted(self.declaration, "forward"), ops.label(self._label("")):
             self.declaration.layer.forward(ops, x, y, self.p, self._scratch(ops))
             check_filled(self._name("forward"), ops.operations[begun:], {"y": y})
             self._check_kept("forward", ops.operations[begun:], {"x": x})
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View) -> None:
         begun = len(ops.operations)
-        with self.declaration.noted("pullback"), ops.label(self._label("'")):
+        with _noted(self.declaration, "pullback"), ops.label(self._label("'")):
             self.declaration.layer.pullback(ops, x, y, dy, dx, self.p, self.g, self._scratch(ops))
             wanted = {"dx": dx} | {f"g.{name}": view for name, view in vars(self.g).items()}
             if dx.buffer is not dy.buffer:
