@@ -87,10 +87,10 @@ def test_which_large_products_do_the_step():
 
 @floats
 @pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *CLIPPED])
+@pytest.mark.parametrize("optimizer", ["SGD", "momentum"])
 def test_large_products_give_the_same_bits_as_afterwards(optimizer, penalty, kind, monkeypatch):
     monkeypatch.setattr(gemm, "INNER", 96)
-    program = step(LARGE, {**OPTIMIZERS, **CLIPPED}[optimizer], PENALTIES[penalty], kind)
+    program = step(LARGE, OPTIMIZERS[optimizer], PENALTIES[penalty], kind)
     arrays = {batch: random_arrays(program, batch) for batch in (1, 96, 230)}
     results = {(batch, n): run_on(native(n), program, batch, a, runs=2) for batch, a in arrays.items() for n in (1, 2)}
     monkeypatch.setattr("chains.backends.native.blueprint.finished_products", lambda operations, large: (operations, {}))
