@@ -25,6 +25,7 @@ LARGE = 1 << 17  # elements of the operand without samples, from which on a prod
 INNER = 1024  # of a block, along the summed axis; whole vectors
 OUTER = 384  # bytes of a column of a block of a
 ACROSS = 512  # columns of a block of b
+FEW = 4  # lines that are packed number by number, which is little code
 THIN = 12  # rows up to which packing would cost more than it saves
 
 Masks = Sequence[Value | None]  # of a panel's vectors
@@ -102,6 +103,8 @@ class _Product:
         self.out, self.a, self.b = map(self.frame.base, (out, a, b))
         self.columns = int(out.shape[1])  # type: ignore[arg-type]
         self.width = self.vectors * self.lanes  # of a panel
+        inner = a.shape[1]
+        self.ragged = isinstance(inner, Batch) or inner % self.lanes > 0  # whether blocks of the summed axis have a rest
         self.outer = OUTER // self.scalar.size // self.height * self.height
         self.packed_b = self._at(self.space, integer(OUTER // self.scalar.size * INNER + self.lanes))
         strides = iter(self.strides)
@@ -225,11 +228,12 @@ class _Product:
 
         if across.text == "1":
             f.loop(integer(0), depth, 1, row)
-        elif along.text == "1":
+        elif along.text == "1" and used > FEW:
             whole = f.binary("and", depth, integer(-self.lanes))
             f.loop(integer(0), whole, self.lanes, lambda k, _: square(k, None))
-            rest = f.binary("sub", depth, whole)
-            f.when(f.compare("sgt", rest, integer(0)), lambda: square(whole, rest))
+            if self.ragged:
+                rest = f.binary("sub", depth, whole)
+                f.when(f.compare("sgt", rest, integer(0)), lambda: square(whole, rest))
         else:
             f.loop(integer(0), depth, 1, by_number)
 
