@@ -47,7 +47,7 @@ def share(f: Function, length: int, lanes: int, thread: Value, threads: Value) -
     def bound(part: Value) -> Value:
         blocks = f.binary("sdiv", f.binary("mul", integer(-(-length // lanes)), part), threads)
         elements = f.mul(blocks, lanes)
-        return f.select(f.compare("slt", elements, integer(length)), elements, integer(length))
+        return f.least(elements, integer(length))
 
     return bound(thread), bound(f.add(thread, 1))
 
@@ -245,7 +245,7 @@ def _write_work(module: Module, k: int, segment: Outline) -> None:
     def step(i: Value, carried: list[Value]) -> list[Value]:
         start = f.binary("mul", i, tile)
         left = f.binary("sub", batch, start)
-        count = f.select(f.compare("slt", left, tile), left, tile)
+        count = f.least(left, tile)
         if segment.lists:
             f.line(f"call void @list_{k}({table}, {scratch}, {start}, {count}, {carried[0]})")
         for part in range(len(segment.parts)):

@@ -123,6 +123,10 @@ class Function:
     def select(self, condition: Value, a: Value, b: Value) -> Value:
         return self.assign(a.type, f"select {condition}, {a}, {b}")
 
+    def least(self, a: Value, b: Value) -> Value:
+        """The smaller one of two signed integers."""
+        return self.select(self.compare("slt", a, b), a, b)
+
     def cast(self, operation: str, a: Value, type: Type) -> Value:
         return self.assign(type, f"{operation} {a} to {type}")
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
-from chains.backends.native.segments import SHARED, Segment, Step, shared_length
+from chains.backends.native.segments import SHARED, Segment, Step, divide
 from chains.backends.tiling import conflict, overlap
 from chains.operations import Map, MatMul, Operation
 from chains.view import View
@@ -37,17 +38,13 @@ def finish_of(
 
     `reads` tells what a step reads, and `as_it_is` whether a product is computed as it is, not as its transpose.
     """
-    before: list[Operation] = []
-    tiled = [operation for step in segment.tiled for operation in step.operations]
-    for piece, (length, steps) in enumerate(segment.pieces):
-        maps = [step.operation for step in steps if isinstance(step.operation, Map)]
-        gradient = _gradient(tiled, maps, operations) if length >= SHARED else None
-        if gradient is not None and not any(conflict(a, b) for a in before for b in maps):
-            done = {id(step): maps for step, maps in _finished(segment, maps, gradient, reads) if as_it_is(step)}
-            rest = tuple(_rest(gradient, [step.operation.outs[0] for step in segment.tiled if id(step) in done]))
-            return Finish(piece, done, rest) if 2 * sum(stop - start for start, stop in rest) < length else None
-        before += [step.operation for step in steps]
-    return None
+    found = _step_down(segment, operations)
+    if found is None:
+        return None
+    piece, maps, gradient = found
+    done = {id(step): maps for step, maps in _finished(segment, maps, gradient, reads) if as_it_is(step)}
+    rest = _rest(gradient, [step.operation.outs[0] for step in segment.tiled if id(step) in done])
+    return None if rest is None else Finish(piece, done, rest)
 
 
 def finished_products(
@@ -56,32 +53,40 @@ def finished_products(
     """The operations without what large products may do, among those that go through the gradient, and that, by the identity
     of a product. A product whose weights are still to be read goes behind what reads them, if it may.
     """
+    unchanged: tuple[list[Operation], dict[int, tuple[Map, ...]]] = list(operations), {}
     if not any(map(large, operations)):
-        return list(operations), {}
+        return unchanged
     end = 1 + max(k for k, operation in enumerate(operations) if any(view.batched for view in operation.views))
-    body, tail = list(operations[:end]), operations[end:]
-    early: list[Operation] = []
-    late: list[Operation] = []
-    for operation in tail:
-        independent = not any(conflict(operation, other) for other in (*body, *late))
-        (early if independent and shared_length(operation) < SHARED else late).append(operation)
+    whole = Segment(tiled=list(map(Step, operations[:end])), once=list(map(Step, operations[end:])))
+    divide(whole)
+    found = _step_down(whole, operations)
+    if found is None:
+        return unchanged
+    piece, maps, gradient = found
+    body, finishing = list(operations[:end]), {}
+    for product in [o for o in body if _gives_part(o, gradient) and large(o)]:
+        slices = _slices(maps, gradient, product.outs[0])
+        if _postponed(body, product, slices):
+            finishing[id(product)] = slices
+    rest = _rest(gradient, [o.outs[0] for o in body if id(o) in finishing])
+    if rest is None:
+        return unchanged
+    early = [step.operation for step in whole.early]
+    pieces = [[step.operation for step in steps] for _, steps in whole.pieces]
+    pieces[piece] = list(left_over(rest, maps))
+    return [*early, *body, *chain.from_iterable(pieces)], finishing
+
+
+def _step_down(segment: Segment, operations: Sequence[Operation]) -> tuple[int, list[Map], View] | None:
+    """The piece of what a segment does once that goes through the gradient, its maps, and the gradient."""
     before: list[Operation] = []
-    pieces = Segment(once=[Step(operation) for operation in late]).pieces
-    for piece, (length, steps) in enumerate(pieces):
+    for piece, (length, steps) in enumerate(segment.pieces):
         maps = [step.operation for step in steps if isinstance(step.operation, Map)]
-        gradient = _gradient(body, maps, operations) if length >= SHARED else None
+        gradient = _gradient(segment, maps, operations) if length >= SHARED else None
         if gradient is not None and not any(conflict(a, b) for a in before for b in maps):
-            finishing = {}
-            for product in [o for o in body if _gives_part(o, gradient) and large(o)]:
-                slices = _slices(maps, gradient, product.outs[0])
-                if _postponed(body, product, slices):
-                    finishing[id(product)] = slices
-            rest = list(_rest(gradient, [o.outs[0] for o in body if id(o) in finishing]))
-            if 2 * sum(stop - start for start, stop in rest) < length:
-                after = [step.operation for _, steps in pieces[piece + 1 :] for step in steps]
-                return [*early, *body, *before, *left_over(rest, maps), *after], finishing
+            return piece, maps, gradient
         before += [step.operation for step in steps]
-    return list(operations), {}
+    return None
 
 
 def _postponed(operations: list[Operation], product: Operation, maps: Sequence[Map]) -> bool:
@@ -108,10 +113,10 @@ def _gives_part(operation: Operation, gradient: View) -> bool:
     return out.buffer is gradient.buffer and out.contiguous and inside
 
 
-def _gradient(tiled: Sequence[Operation], maps: Sequence[Map], operations: Sequence[Operation]) -> View | None:
+def _gradient(segment: Segment, maps: Sequence[Map], operations: Sequence[Operation]) -> View | None:
     """The vector of sums that these maps go through to change one other, if nobody else wants it, and the samples change
     nothing else that they read."""
-    sums = [operation for operation in tiled if operation.sums_over_batch]
+    sums = segment.sums
     summed = {view.buffer for operation in sums for view in operation.outs}
     found = {view for operation in maps for view in operation.ins if view.buffer in summed}
     if len(found) != 1:
@@ -120,9 +125,9 @@ def _gradient(tiled: Sequence[Operation], maps: Sequence[Map], operations: Seque
     users = [o for o in operations if any(view.buffer is gradient.buffer for view in o.views)]
     others = [view for operation in maps for view in operation.views if view.buffer is not gradient.buffer]
     changed = {view for operation in maps for view in operation.outs if view.buffer is not gradient.buffer}
-    written = [view for operation in tiled for view in operation.outs if not view.batched]
+    tiled = [view for step in segment.tiled for o in step.operations for view in o.outs if not view.batched]
     alone = all(any(user is each for each in (*sums, *maps)) for user in users)
-    apart = not any(overlap(a, b) for a in others for b in written)
+    apart = not any(overlap(a, b) for a in others for b in tiled)
     return gradient if gradient.buffer.role == "scratch" and len(changed) == 1 and alone and apart else None
 
 
@@ -162,13 +167,12 @@ def _slices(maps: Sequence[Map], gradient: View, out: View) -> tuple[Map, ...]:
     return tuple(Map(tuple(map(slice, each.outs)), tuple(map(slice, each.ins)), each.formula) for each in maps)
 
 
-def _rest(gradient: View, done: Sequence[View]) -> Iterator[tuple[int, int]]:
-    """The runs of elements of the gradient between those that are done."""
-    begin = 0
+def _rest(gradient: View, done: Sequence[View]) -> tuple[tuple[int, int], ...] | None:
+    """The runs of elements of the gradient between those that are done; None where they are half of it or more."""
+    runs, begin = [], 0
     for out in sorted(done, key=lambda out: out.offset):
         stop = out.offset - gradient.offset
-        if stop > begin:
-            yield begin, stop
+        runs += [(begin, stop)] if stop > begin else []
         begin = stop + out.sample_size
-    if begin < gradient.sample_size:
-        yield begin, gradient.sample_size
+    runs += [(begin, gradient.sample_size)] if begin < gradient.sample_size else []
+    return tuple(runs) if 2 * sum(stop - start for start, stop in runs) < gradient.sample_size else None

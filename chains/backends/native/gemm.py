@@ -132,13 +132,10 @@ class _Product:
         """Call `run` for the panels from `begin` to `end`."""
         f = self.f
         whole, rest = integer(self.columns // self.width), self.columns % self.width
-        f.loop(begin, self._least(end, whole), 1, lambda panel, _: run(panel, [None] * self.vectors))
+        f.loop(begin, self.f.least(end, whole), 1, lambda panel, _: run(panel, [None] * self.vectors))
         if rest:
             masks = [f.lane_mask(self.lanes, rest - n) for n in range(0, rest, self.lanes)]
             f.when(f.compare("sgt", end, whole), lambda: run(whole, masks))
-
-    def _least(self, a: Value, b: Value) -> Value:
-        return self.f.select(self.f.compare("slt", a, b), a, b)
 
     # Many rows
 
@@ -146,7 +143,7 @@ class _Product:
         f = self.f
 
         def columns(j: Value, _: list[Value]) -> None:
-            last = self._least(f.add(j, ACROSS // self.width), end)
+            last = f.least(f.add(j, ACROSS // self.width), end)
             f.loop(integer(0), self.inner, INNER, lambda k, _: self._block(j, last, k))
 
         f.loop(begin, end, ACROSS // self.width, columns)
@@ -154,7 +151,7 @@ class _Product:
     def _block(self, begin: Value, end: Value, k: Value) -> None:
         """All rows of the panels from `begin` to `end`, with a block of the summed axis."""
         f = self.f
-        depth = self._least(f.binary("sub", self.inner, k), integer(INNER))
+        depth = f.least(f.binary("sub", self.inner, k), integer(INNER))
 
         def packed(panel: Value) -> Value:
             return self._at(self.packed_b, f.mul(f.mul(f.binary("sub", panel, begin), self.width), depth))
@@ -166,7 +163,7 @@ class _Product:
             self._pack(source, packed(panel), used, len(masks) * self.lanes, depth, across, along)
 
         def rows(i: Value, _: list[Value]) -> None:
-            height = self._least(f.binary("sub", self.rows, i), integer(self.outer))
+            height = f.least(f.binary("sub", self.rows, i), integer(self.outer))
             self._pack_a(i, k, height, depth)
 
             def multiply(panel: Value, masks: Masks) -> None:
@@ -299,7 +296,7 @@ class _Product:
     def _thin(self, begin: Value, end: Value) -> None:
         f = self.f
         if self.kernel.b.strides[1] != 1:
-            last = self._least(f.mul(end, self.width), integer(self.columns))
+            last = f.least(f.mul(end, self.width), integer(self.columns))
             self._dots(f.mul(begin, self.width), last)
             return
 

@@ -142,7 +142,7 @@ def _along(
     def piece(begin: Value, carried: list[Value]) -> list[Value]:
         fetch_ahead(frame)
         stop = f.add(begin, PIECE * step)
-        return f.loop(begin, f.select(f.compare("slt", stop, end), stop, end), step, body, carried)[1]
+        return f.loop(begin, f.least(stop, end), step, body, carried)[1]
 
     return f.loop(integer(0), end, PIECE * step, piece, sums)[1]
 

@@ -58,7 +58,7 @@ class Segment:
         """What is done once, in order: steps of one thread (0), and those on vectors of a length, which all may share."""
         pieces: list[tuple[int, list[Step]]] = []
         for step in self.once:
-            length = shared_length(step.operation)
+            length = _shared_length(step.operation)
             if pieces and pieces[-1][0] == length and (not length or side_by_side(pieces[-1][1], step)):
                 pieces[-1][1].append(step)
             else:
@@ -101,17 +101,17 @@ def segments_of(
         elif not _fuse(segment.tiled, operation, lanes):
             segment.tiled.append(Step(operation, owner=owners.get(id(operation))))
     for segment in segments:
-        _divide(segment)
+        divide(segment)
     return segments
 
 
-def _divide(segment: Segment) -> None:
+def divide(segment: Segment) -> None:
     """Put what is done once, and does not depend on the samples, before them; but not what threads share."""
     late = [operation for step in segment.tiled for operation in step.operations]
     late += segment.product.operations if segment.product else []
     steps, segment.once = segment.once, []
     for step in steps:
-        if shared_length(step.operation) >= SHARED or any(conflict(operation, step.operation) for operation in late):
+        if _shared_length(step.operation) >= SHARED or any(conflict(operation, step.operation) for operation in late):
             late.append(step.operation)
             segment.once.append(step)
         else:
@@ -131,7 +131,7 @@ def _fuse(steps: list[Step], operation: Operation, lanes: int) -> bool:
     return fits
 
 
-def shared_length(operation: Operation) -> int:
+def _shared_length(operation: Operation) -> int:
     """The length of the long vectors that a map is made of; 0 for operations that are not worth sharing."""
     length = max(view.sample_size for view in operation.views)
     if not isinstance(operation, Map) or length < TOGETHER:
