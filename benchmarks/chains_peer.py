@@ -40,7 +40,7 @@ def modes(backend: str) -> list[tuple[str, Callable[[], None]]]:
     if backend != "native":
         return blas_modes()
     native: Any = find_backend(backend)
-    from chains.backends.native.runtime import default_threads
+    from chains.backends.native.runtime.shared import default_threads
 
     most = default_threads()
     counts = {"1 thread": 1, "all threads": most} if most > 1 else {"1 thread": 1}

@@ -36,7 +36,7 @@ MEASURE = """
 import json, resource, sys, time
 from chains import *
 from chains.backends import backend
-from chains.backends.native.runtime import pool, runtime
+from chains.backends.native.runtime.shared import pool, runtime
 net, loss, optimizer, batch = {}
 native = backend("native")
 runtime(), pool()

@@ -14,9 +14,10 @@ import numpy as np
 
 from benchmarks.gpu_problems import Problem, Setting, problem, timing
 from chains import SGD, Adam, Chain, Conv, Dense, SquaredLoss, backends, relu, tanh, train
-from chains.backends.cupy import CupyBackend, pieces, streaming
-from chains.backends.cupy.device import Device, Gemm
-from chains.steps import ArraySteps
+from chains.backends.cupy import CupyBackend, streaming
+from chains.backends.cupy import chunked_call as pieces
+from chains.backends.cupy.device.interface import Device, Gemm
+from chains.training.steps import ArraySteps
 
 Result = dict[str, Any]
 PRECISIONS = ("float32", "tf32", "bf16")

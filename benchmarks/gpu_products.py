@@ -9,11 +9,11 @@ import numpy as np
 
 from benchmarks.gpu_chains import backend_name, device_of, measure, timed
 from benchmarks.gpu_problems import Setting, problem
-from chains.backends.cupy import bfloat16
-from chains.backends.cupy.device import Device, Gemm, Work
-from chains.backends.cupy.products import product
-from chains.operations import MatMul
-from chains.program import Program
+from chains.backends.cupy.device.interface import Device, Gemm, Work
+from chains.backends.cupy.kernels import bfloat16
+from chains.backends.cupy.kernels.products import product
+from chains.program.operations import MatMul
+from chains.program.program import Program
 
 Operand = tuple[str, bool]  # "a" or "b", and whether it is bfloat16
 

@@ -26,7 +26,6 @@ from chains.activations import (
 )
 from chains.callbacks import EarlyStopping
 from chains.chain import Chain
-from chains.history import History
 from chains.initializers import Constant, Normal, Uniform, VarianceScaling
 from chains.layers import (
     Activation,
@@ -59,13 +58,15 @@ from chains.layers import (
 from chains.losses import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, L1Loss, Loss, MSELoss, SquaredLoss, loss
 from chains.metrics import accuracy
 from chains.minimize import minimize as minimize  # not for `from chains import *`: scipy.optimize has one too
-from chains.objective import Objective
+from chains.network.objective import Objective
 from chains.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from chains.penalties import FrontLastPenalty, L1Penalty, L2Penalty, Penalty
-from chains.program import Program, Recorder
-from chains.steps import Updater
-from chains.train import TrainingState, train
-from chains.view import View
+from chains.program.program import Program
+from chains.program.recorder import Recorder
+from chains.program.view import View
+from chains.training.history import History
+from chains.training.steps import Updater
+from chains.training.train import TrainingState, train
 
 __version__ = "0.1.0"
 __all__ = [

@@ -14,8 +14,8 @@ from typing import Any
 from chains.checks import check_positive, check_text
 from chains.expr import cos, erf, exp, expm1, log1p, maximum, minimum, sin, trace, where
 from chains.expr import tanh as _tanh
-from chains.replay import Replay, traced
-from chains.words import meant
+from chains.expr.replay import Replay, traced
+from chains.messages import meant
 
 
 class Activation:

@@ -1,4 +1,4 @@
-"""`Chain`: layers one after another, and everything a user calls. What it is, is in `chains.architecture`."""
+"""`Chain`: layers one after another, and everything a user calls. What it is, is in `chains.network.architecture`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from chains import arguments, record
 from chains.activations import sigmoid
-from chains.architecture import Architecture
 from chains.backends import Backend, Executable
 from chains.backends import backend as find_backend
 from chains.backends.places import is_elsewhere, place_of, runner_of
@@ -18,12 +16,14 @@ from chains.layers.base import Layer, SampleShape
 from chains.layers.combine import last_layer
 from chains.layers.softmax import Softmax
 from chains.losses import Loss
-from chains.objective import Objective
+from chains.messages import counted, shown
+from chains.network import arguments, record
+from chains.network.architecture import Architecture
+from chains.network.objective import Objective
+from chains.network.programs import Programs, Shortcuts
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
-from chains.program import Program
-from chains.programs import Programs, Shortcuts
-from chains.words import counted, shown
+from chains.program.program import Program
 
 _SEED = 0  # the default
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.words import listed, meant, shown
+from chains.messages import listed, meant, shown
 
 
 def is_real(value: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from chains.checks import check_finite_number, check_not_negative, check_numbers, check_positive, check_word, takes
-from chains.words import meant, shown
+from chains.messages import meant, shown
 
 Initializer = Callable[[np.random.Generator, tuple[int, ...]], Any]
 InitializerLike = Initializer | str | float | np.ndarray

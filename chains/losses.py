@@ -18,10 +18,10 @@ import numpy as np
 from chains.activations import sigmoid
 from chains.checks import check_flags, check_positive, check_text
 from chains.expr import exp, log1p, maximum, sign, where
+from chains.expr.replay import Replay, traced
 from chains.layers.softmax import log_sum_exp
-from chains.program import Recorder
-from chains.replay import Replay, traced
-from chains.view import View
+from chains.program.recorder import Recorder
+from chains.program.view import View
 
 SampleShape = tuple[int, ...]
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from chains.backends.places import is_elsewhere, place_of
 from chains.checks import as_unmasked, check_count, check_flags, check_not_negative, check_word, takes
+from chains.messages import shown
 from chains.progress import Progress
-from chains.words import shown
 
 Array = Any
 Function = Callable[[Array], tuple[float, Array]]

@@ -18,10 +18,10 @@ import numpy as np
 
 from chains.checks import check_fraction, check_not_negative, check_positive, check_settings
 from chains.expr import Expr, minimum, sqrt
-from chains.program import Recorder
-from chains.replay import traced
-from chains.settings import Tunable
-from chains.view import View
+from chains.expr.replay import traced
+from chains.program.recorder import Recorder
+from chains.program.settings import Tunable
+from chains.program.view import View
 
 Schedule = Callable[[Any], Any]
 Rate = float | Schedule

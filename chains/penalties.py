@@ -13,9 +13,9 @@ from typing import ClassVar
 from chains.checks import check_not_negative
 from chains.expr import sign
 from chains.params import Layout
-from chains.program import Recorder
-from chains.settings import Tunable
-from chains.view import View
+from chains.program.recorder import Recorder
+from chains.program.settings import Tunable
+from chains.program.view import View
 
 
 @dataclass(frozen=True)

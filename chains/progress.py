@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
-from chains.words import counted
+from chains.messages import counted
 
 LINES_EVERY = 10.0  # seconds between two lines where there is no terminal
 NOTICE_AFTER = 1.0  # seconds

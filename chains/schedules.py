@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from chains.checks import check_not_negative, check_positive
 from chains.expr import cos, floor, minimum, where
-from chains.settings import Tunable
+from chains.program.settings import Tunable
 
 Schedule = Callable[[Any], Any]
 

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from chains import arguments, record
 from chains.backends import backend
 from chains.chain import Chain
 from chains.checks import check_count, check_shape
@@ -28,10 +27,11 @@ from chains.layers.base import Layer
 from chains.layers.dense import Dense
 from chains.layers.shape import Reshape
 from chains.losses import Loss
-from chains.program import Program
-from chains.scratch import ALIGNMENT
-from chains.view import concrete
-from chains.words import shown
+from chains.messages import shown
+from chains.network import arguments, record
+from chains.program.program import Program
+from chains.program.scratch import ALIGNMENT
+from chains.program.view import concrete
 
 T = TypeVar("T")
 DTYPES = (np.dtype(np.float64), np.dtype(np.float32))

@@ -15,7 +15,7 @@ import numpy as np
 import chains
 from chains import Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, relu
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.cudnn import Convolved, Cudnn, usable_cudnn
+from chains.backends.cupy.device.cudnn import Convolved, Cudnn, usable_cudnn
 from chains.layers.base import Layer
 from tests import emulated
 

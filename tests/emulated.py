@@ -26,10 +26,10 @@ import numpy as np
 
 from chains.backends import Backend
 from chains.backends.cupy import CupyBackend
-from chains.backends.cupy.cublas import Cublas, CublasLt
-from chains.backends.cupy.cudnn import Cudnn
-from chains.backends.cupy.device import Device, Epilogue, Event, Gemm, Queue, Work
-from chains.backends.cupy.kernels import Kernel
+from chains.backends.cupy.device.cublas import Cublas, CublasLt
+from chains.backends.cupy.device.cudnn import Cudnn
+from chains.backends.cupy.device.interface import Device, Epilogue, Event, Gemm, Queue, Work
+from chains.backends.cupy.kernels.steps import Kernel
 from chains.backends.places import add_place
 from tests import fake_cublas, fake_cudnn
 

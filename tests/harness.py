@@ -21,10 +21,10 @@ import chains
 from chains import expr, losses, schedules
 from chains import initializers as initial
 from chains.activations import ACTIVATIONS
-from chains.architecture import Architecture
 from chains.layers.base import Layer, Node, Vectors
 from chains.models import Bottleneck, DenseBlock, Transition
-from chains.program import Recorder
+from chains.network.architecture import Architecture
+from chains.program.recorder import Recorder
 from chains.testing import ROUNDING, Kink, assert_close, away_from_kinks, central_difference, filled, run_program  # noqa: F401
 from tests.own import Boost, Double, DyUser, Outer, Repeat
 

@@ -11,9 +11,9 @@ from chains import SGD, Chain, Dense, SquaredLoss, tanh, σ
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native import ahead
 from chains.backends.native.backend import NativeBackend
-from chains.backends.native.runtime import pool
+from chains.backends.native.kernels import prefetch as ahead
+from chains.backends.native.runtime.shared import pool
 
 
 @pytest.mark.parametrize(("width", "batch"), [(784, 10), (130, 3), (1000, 24)])
@@ -56,9 +56,9 @@ def test_threads_share_the_lines_of_every_sample():
 
 
 def test_each_thread_of_a_team_fetches_its_share(monkeypatch):
-    monkeypatch.setattr("chains.backends.native.backend.processors", lambda: 2)
-    monkeypatch.setattr("chains.backends.native.backend.TEAM_STEPS", 1)
-    monkeypatch.setattr("chains.backends.native.backend.PATIENCE", 1 << 30)
+    monkeypatch.setattr("chains.backends.native.binding.processors", lambda: 2)
+    monkeypatch.setattr("chains.backends.native.feed.TEAM_STEPS", 1)
+    monkeypatch.setattr("chains.backends.native.feed.PATIENCE", 1 << 30)
     runner, rng = NativeBackend(threads=2), np.random.default_rng(0)
     program = Chain(Dense(784, 30, tanh), Dense(30, 10)).program(SquaredLoss(), SGD(0.1))
     sources = {"x": rng.random((60, 784), np.float32), "t": rng.random((60, 10), np.float32)}

@@ -54,7 +54,6 @@ OWNERS = owners()
 MODULES = {"data": data, "expr": expr, "models": models, "schedules": schedules, "testing": testing}
 # Public by their names, but for the package itself; of a network also what it has as a layer, which stands at `layer`.
 INSIDE = {
-    "expr": "Expr Formula Instruction as_expr key_of trace_nodes trace_with_settings",
     "testing": "Checked Kink filled",
     "net": "brief declare fixed_input forward forward_pass network problem pullback runner state_for training_step",
     "layout": "count index what",

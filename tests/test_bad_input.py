@@ -10,7 +10,7 @@ import pytest
 
 import chains
 from chains import SGD, Activation, Adam, BCEWithLogitsLoss, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, tanh, train
-from chains.steps import Updater
+from chains.training.steps import Updater
 
 REFUSED = (TypeError, ValueError)
 NET = Chain(Dense(3, 4, tanh), Dense(4, 2))

@@ -15,9 +15,9 @@ import chains
 from chains import BatchNorm, Chain, CrossEntropyLoss, Dense, Dropout, L2Penalty, SquaredLoss, tanh
 
 native = pytest.importorskip("chains.backends.native")
-calls = pytest.importorskip("chains.backends.native.calls")
-runtime = pytest.importorskip("chains.backends.native.runtime")
-workers = pytest.importorskip("chains.backends.native.workers")
+calls = pytest.importorskip("chains.backends.native.runtime.fastcall")
+runtime = pytest.importorskip("chains.backends.native.runtime.shared")
+workers = pytest.importorskip("chains.backends.native.runtime.workers")
 LOSS = SquaredLoss()
 
 
@@ -69,7 +69,7 @@ def test_a_pullback_into_given_arrays_is_quick(monkeypatch):
     net, p, x, t = make()
     dp, dx = net.vjp(p, x, t)
     out = np.empty_like(p), np.empty_like(x)
-    monkeypatch.setattr(chains.arguments, "check_params", lambda *_: pytest.fail("this is the long way"))
+    monkeypatch.setattr(chains.network.arguments, "check_params", lambda *_: pytest.fail("this is the long way"))
     assert all(a is b for a, b in zip(net.vjp(p, x, t, out=out), out, strict=True))
     np.testing.assert_array_equal(out[0], dp)
     np.testing.assert_array_equal(out[1], dx)

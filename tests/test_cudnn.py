@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Adam, Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, backends, record, relu, train
+from chains import Adam, Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, backends, relu, train
 from chains.backends import backend
-from chains.backends.cupy import cudnn
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.cuda import CudaDevice
-from chains.backends.cupy.cudnn import Convolved, Cudnn
+from chains.backends.cupy.device import cudnn
+from chains.backends.cupy.device.cuda import CudaDevice
+from chains.backends.cupy.device.cudnn import Convolved, Cudnn
+from chains.network import record
 from tests import emulated, fake_cudnn
 from tests.harness import CASES, ROUNDING, assert_close, assert_same_bits, run_program
 from tests.test_cupy import CONVOLUTIONS, arrays_of, gpu, gradient_program
@@ -133,7 +134,7 @@ def planned(choice, precision="float32", refuses=None):
     front.refuses = refuses or front.refuses
     chosen = Cudnn(device, front, precision, choice)
     shapes, strides = ((3, 2, 8, 8), (4, 2, 3, 3), (3, 4, 6, 6)), ((128, 64, 8, 1), (18, 9, 3, 1), (144, 36, 6, 1))
-    convolution = cudnn.Convolution(2, np.dtype(np.float32), shapes, strides, chains.window.Window((3, 3)))
+    convolution = cudnn.Convolution(2, np.dtype(np.float32), shapes, strides, chains.program.window.Window((3, 3)))
     return chosen._plan(convolution), front, chosen, convolution
 
 

@@ -14,33 +14,22 @@ import numpy as np
 import pytest
 
 import chains
-from chains import (
-    Adam,
-    BatchNorm,
-    Chain,
-    CrossEntropyLoss,
-    Dense,
-    Dropout,
-    SquaredLoss,
-    accuracy,
-    backends,
-    record,
-    tanh,
-    train,
-)
+from chains import Adam, BatchNorm, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, accuracy, backends, tanh, train
 from chains.backends import UnsupportedOperationError, backend
-from chains.backends.cupy import convolutions
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.cublas import Cublas, loaded
-from chains.backends.cupy.cuda import CudaDevice, usable_cupy
-from chains.backends.cupy.device import Gemm
-from chains.backends.cupy.fusion import apart
-from chains.backends.cupy.kernels import Launch, Product, Source
+from chains.backends.cupy.device.cublas import Cublas, loaded
+from chains.backends.cupy.device.cuda import CudaDevice, usable_cupy
+from chains.backends.cupy.device.interface import Gemm
+from chains.backends.cupy.kernels import convolutions
+from chains.backends.cupy.kernels.steps import Launch, Product, Source
+from chains.backends.cupy.source.fusion import apart
 from chains.backends.places import place_of
 from chains.expr import BINARY, COMPARISONS, TERNARY, UNARY, Expr, trace_nodes
-from chains.operations import Operation
-from chains.program import Program, Recorder
-from chains.steps import Updater
+from chains.network import record
+from chains.program.operations import Operation
+from chains.program.program import Program
+from chains.program.recorder import Recorder
+from chains.training.steps import Updater
 from tests import emulated, nvrtc
 from tests.fake_cublas import FakeCublas
 from tests.harness import CASES, OPTIMIZERS, Case, Problem, assert_close, assert_same_bits, run_program
@@ -118,7 +107,7 @@ def all_operations(dtype) -> Program:
         node = Expr(name, operands[: 1 if name in (*UNARY, "not") else 2])
         if name in COMPARISONS:
             node = Expr("where", (node, Expr("const", value=1.0), Expr("const", value=0.0)))
-        from chains.operations import Map
+        from chains.program.operations import Map
 
         ops._record(Map((out,), (a, b), trace_nodes((node,), ("a", "b"))))
     assert TERNARY == ("where",)

@@ -15,17 +15,19 @@ import pytest
 import chains
 from benchmarks import gpu_products
 from benchmarks.gpu_problems import Setting
-from chains import Adam, Chain, CrossEntropyLoss, Dense, SquaredLoss, record, relu, tanh, train
+from chains import Adam, Chain, CrossEntropyLoss, Dense, SquaredLoss, relu, tanh, train
 from chains.backends import backend
-from chains.backends.cupy import bfloat16, cublas
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.cublas import EPILOGUES, Cublas, CublasLt
-from chains.backends.cupy.cuda import usable_cupy
-from chains.backends.cupy.device import Epilogue, Gemm
-from chains.backends.cupy.kernels import Fused, Launch, Product, Source
-from chains.backends.cupy.text import BFLOAT16
+from chains.backends.cupy.device import cublas
+from chains.backends.cupy.device.cublas import EPILOGUES, Cublas, CublasLt
+from chains.backends.cupy.device.cuda import usable_cupy
+from chains.backends.cupy.device.interface import Epilogue, Gemm
+from chains.backends.cupy.kernels import bfloat16
+from chains.backends.cupy.kernels.steps import Fused, Launch, Product, Source
+from chains.backends.cupy.source.c_source import BFLOAT16
 from chains.layers import Layer
-from chains.program import Recorder
+from chains.network import record
+from chains.program.recorder import Recorder
 from tests import emulated, nvrtc
 from tests.emulated import EmulatedBackend, EmulatedDevice
 from tests.fake_cublas import FakeCublas, FakeCublasLt, rounded

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from chains import expr
 from chains.activations import ACTIVATIONS
 from chains.backends import backend
-from chains.backends.ufuncs import UFUNCS
+from chains.backends.numpy.formulas import UFUNCS
 from chains.expr import BINARY, TERNARY, UNARY, Expr, Formula, trace, where
-from chains.program import Recorder
+from chains.program.recorder import Recorder
 from tests.harness import run_program
 
 REFERENCE = {

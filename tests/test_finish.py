@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from chains import SGD, Chain, Dense, L1Penalty, L2Penalty, SquaredLoss, relu, tanh
-from chains.backends.numpy import NumpyBackend
+from chains.backends.numpy.backend import NumpyBackend
 from tests.harness import CLIPPED, OPTIMIZERS
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native import finish, gemm
-from chains.backends.native.blueprint import Blueprint
-from chains.backends.native.target import processor
+from chains.backends.native.kernels import gemm
+from chains.backends.native.llvm.target import processor
+from chains.backends.native.plan import fused_update as finish
+from chains.backends.native.plan.schedule import Blueprint
 from tests.test_native import (
     INSTRUCTIONS,
     Fenced,
@@ -93,7 +94,7 @@ def test_large_products_give_the_same_bits_as_afterwards(optimizer, penalty, kin
     program = step(LARGE, OPTIMIZERS[optimizer], PENALTIES[penalty], kind)
     arrays = {batch: random_arrays(program, batch) for batch in (1, 96, 230)}
     results = {(batch, n): run_on(native(n), program, batch, a, runs=2) for batch, a in arrays.items() for n in (1, 2)}
-    monkeypatch.setattr("chains.backends.native.blueprint.finished_products", lambda operations, large: (operations, {}))
+    monkeypatch.setattr("chains.backends.native.plan.schedule.finished_products", lambda operations, large: (operations, {}))
     assert all(kept for *_, kept in large(program))
     for (batch, threads), result in results.items():
         for name, array in run_on(native(threads), program, batch, arrays[batch], runs=2).items():
@@ -107,7 +108,7 @@ def test_a_gradient_that_is_wanted_whole_is_stored(optimizer):
 
 def test_weights_that_are_still_to_be_read_are_not_changed(monkeypatch):
     """Where the gradient of the input reads the weights themselves, and no packed copy, after their own gradient."""
-    monkeypatch.setattr("chains.backends.native.blueprint.needs_packing", lambda *_: False)
+    monkeypatch.setattr("chains.backends.native.plan.schedule.needs_packing", lambda *_: False)
     assert finished(step(NETWORKS["of wide layers"], SGD(0.1))) == ([(130, 120)], 33 * 101 + 100 * 121 + 120)
 
 
@@ -156,7 +157,7 @@ def test_steps_of_large_products_equal_numpy_within_their_buffers(simd, kind):
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_leave_a_tile_to_one(threads, monkeypatch):
-    monkeypatch.setattr("chains.backends.native.backend.THREADED_WORK", 1)
+    monkeypatch.setattr("chains.backends.native.binding.THREADED_WORK", 1)
     program = step(NETWORKS["of wide layers"], SGD(0.01))
     for batch in (1, 10, 200):
         arrays = random_arrays(program, batch)

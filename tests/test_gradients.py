@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains import record
+from chains.network import record
 from tests.harness import (
     ACTIVATION_FORMULAS,
     CASES,

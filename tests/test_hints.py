@@ -12,8 +12,8 @@ import chains
 from chains import Adam, Chain, Conv, CrossEntropyLoss, Dense, EarlyStopping, Layer, SquaredLoss, accuracy, train
 from chains.activations import ACTIVATIONS
 from chains.data import Augment, Batches, prefetch
-from chains.steps import Updater
-from chains.words import counted, listed, meant
+from chains.messages import counted, listed, meant
+from chains.training.steps import Updater
 
 X, T = np.ones((6, 3)), np.zeros((6, 2))
 LABELS = np.array([0, 1, 2, 3, 4, 0])

@@ -22,10 +22,10 @@ from chains import (
     Upsample,
     relu,
 )
-from chains.backends.numpy import NumpyBinding
-from chains.backends.numpy_images import WORKSPACE_BYTES
-from chains.operations import Convolve, ConvolveInput, ConvolveWeight, Random
-from chains.scratch import ALIGNMENT
+from chains.backends.numpy.backend import NumpyBinding
+from chains.backends.numpy.images import WORKSPACE_BYTES
+from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Random
+from chains.program.scratch import ALIGNMENT
 from tests.harness import assert_close, record_all
 
 RNG = np.random.default_rng(0)

@@ -179,7 +179,7 @@ def philox(key, counter):
 
 
 def uniform(size, seed, step, draw):
-    """The numbers that `chains.operations.Random` documents."""
+    """The numbers that `chains.program.operations.Random` documents."""
     words = []
     for block in range(-(-size // 8)):
         for word in philox((seed, 0), (1 + block, draw, step, 0)):

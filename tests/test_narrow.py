@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from chains import expr
-from chains.backends.numpy import NumpyBackend
+from chains.backends.numpy.backend import NumpyBackend
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native import matmul, shuffles
 from chains.backends.native.compiler import compile_program
-from chains.backends.native.emit import PTR, Function, Module, integer, real_type
-from chains.backends.native.machine import machine_code
-from chains.backends.native.target import processor
+from chains.backends.native.kernels import matmul
+from chains.backends.native.llvm import shuffles
+from chains.backends.native.llvm.emit import PTR, Function, Module, integer, real_type
+from chains.backends.native.llvm.jit import machine_code
+from chains.backends.native.llvm.target import processor
 from tests.test_native import (
     CLOSE,
     INSTRUCTIONS,

@@ -26,23 +26,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chains
-from chains import SGD, Adam, Chain, Dense, Dropout, SquaredLoss, expr, record, tanh, train
+from chains import SGD, Adam, Chain, Dense, Dropout, SquaredLoss, expr, tanh, train
 from chains.backends import Executable, UnsupportedOperationError, backend
-from chains.backends.numpy import NumpyBackend
-from chains.program import Recorder
-from chains.programs import Programs
-from chains.scratch import ALIGNMENT
-from chains.view import View, concrete
+from chains.backends.numpy.backend import NumpyBackend
+from chains.network import record
+from chains.network.programs import Programs
+from chains.program.recorder import Recorder
+from chains.program.scratch import ALIGNMENT
+from chains.program.view import View, concrete
 from tests import harness
 from tests.harness import CASES, LAYERS, LOSS_CASES, OPTIMIZERS, PENALTY_CASES, SCHEDULES, assert_close, targets
 from tests.test_random_chains import cases
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native import NativeBackend, machine, target, vectormath
-from chains.backends.native import backend as native_module
-from chains.backends.native import cache as cache_files
+from chains.backends.native import NativeBackend
+from chains.backends.native import binding as native_module
 from chains.backends.native.compiler import compile_program
+from chains.backends.native.llvm import cache as cache_files
+from chains.backends.native.llvm import jit as machine
+from chains.backends.native.llvm import target, vectormath
 
 ROOT = Path(__file__).parent.parent
 LINUX = sys.platform == "linux"
@@ -1528,14 +1531,14 @@ def test_training_does_not_depend_on_the_chunks(monkeypatch):
     """However many steps are done between two looks at the clock."""
     wanted = run_training("native", "float32", Adam(0.01), batch_size=2)[0]
     ticks = iter(np.cumsum(np.tile([1e-7, 5.0, 1e-3], 10_000)))
-    monkeypatch.setattr("chains.steps.time.perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr("chains.training.steps.time.perf_counter", lambda: float(next(ticks)))
     assert run_training("native", "float32", Adam(0.01), batch_size=2)[0].tobytes() == wanted.tobytes()
 
 
 def test_a_second_training_knows_how_long_steps_take(monkeypatch):
     """Short runs do not begin anew with a look at the clock after each of their first steps."""
     net, clock, looks = train_net("native"), itertools.count(), []
-    monkeypatch.setattr("chains.steps.time.perf_counter", lambda: 1e-6 * next(clock))
+    monkeypatch.setattr("chains.training.steps.time.perf_counter", lambda: 1e-6 * next(clock))
     for _ in range(2):
         train(net, net.init(seed=1), np.ones((8, 5)), np.zeros((8, 3)), SquaredLoss(), SGD(0.1), epochs=2000)
         looks.append(next(clock))

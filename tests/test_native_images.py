@@ -22,19 +22,19 @@ from chains import (
     Dropout,
     Flatten,
     MaxPool,
-    record,
     relu,
     softplus,
     tanh,
 )
-from chains.backends.numpy import NumpyBackend
-from chains.operations import Convolve, ConvolveInput
+from chains.backends.numpy.backend import NumpyBackend
+from chains.network import record
+from chains.program.operations import Convolve, ConvolveInput
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native import gemm, winograd
-from chains.backends.native.backend import MemoryPlan
-from chains.backends.native.layout import arrange
+from chains.backends.native.binding import MemoryPlan
+from chains.backends.native.kernels import gemm, winograd
+from chains.backends.native.plan.layout import arrange
 from tests.test_native import (
     FLOATS,
     INSTRUCTIONS,

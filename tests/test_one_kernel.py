@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 
 import chains
-from chains import SGD, Adam, Chain, CrossEntropyLoss, Dense, Dropout, MSELoss, SquaredLoss, backends, record, tanh, train
+from chains import SGD, Adam, Chain, CrossEntropyLoss, Dense, Dropout, MSELoss, SquaredLoss, backends, tanh, train
 from chains.backends import backend
-from chains.backends.cupy import CupyBackend, shares
-from chains.backends.cupy import one_kernel as module
-from chains.backends.cupy.block import THREADS, Block, Unit, phases, whole
-from chains.backends.cupy.block_products import blocking
-from chains.backends.cupy.one_kernel import OneKernel, one_kernel
-from chains.backends.cupy.shares import Share, even, share_of, suits
+from chains.backends.cupy import CupyBackend
+from chains.backends.cupy.fused import fused as module
+from chains.backends.cupy.fused import tiling_policy as shares
+from chains.backends.cupy.fused.block import THREADS, Block, Unit, phases, whole
+from chains.backends.cupy.fused.block_products import blocking
+from chains.backends.cupy.fused.fused import OneKernel, one_kernel
+from chains.backends.cupy.fused.tiling_policy import Share, even, share_of, suits
 from chains.backends.tiling import whole_on_tiles
-from chains.program import Recorder
+from chains.network import record
+from chains.program.recorder import Recorder
 from tests import emulated, nvrtc
 from tests.harness import CASES, CLIPPED, assert_close, assert_same_bits, run_program
 from tests.test_cupy import arrays_of, gpu, gradient_program
@@ -274,7 +276,7 @@ def test_more_blocks_than_samples_are_not_asked_for(monkeypatch):
 @pytest.mark.parametrize("switch", [True, False], ids=["one", "many"])
 @pytest.mark.parametrize("case", SUITED, ids=str)
 def test_both_ways_on_the_gpu(case, dtype, switch, monkeypatch):
-    from chains.backends.cupy.cuda import CudaDevice
+    from chains.backends.cupy.device.cuda import CudaDevice
 
     monkeypatch.setitem(backends._loaded, "way", CupyBackend(CudaDevice(), switch))
     monkeypatch.setitem(backends._BACKENDS, "way", CupyBackend)

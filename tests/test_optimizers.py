@@ -23,14 +23,14 @@ from chains import (
     L2Penalty,
     RMSProp,
     SquaredLoss,
-    record,
     schedules,
     tanh,
     train,
 )
 from chains.expr import floor, log, where
-from chains.program import Recorder
-from chains.steps import Updater
+from chains.network import record
+from chains.program.recorder import Recorder
+from chains.training.steps import Updater
 from tests.harness import CLIPPED, OPTIMIZERS, ROUNDING, SCHEDULES, assert_close, assert_same_bits, run_program
 
 ALL = OPTIMIZERS | CLIPPED

@@ -11,7 +11,7 @@ from tests.harness import assert_close
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native.backend import NativeBackend
-from chains.backends.numpy import NumpyBackend
+from chains.backends.numpy.backend import NumpyBackend
 from tests.test_native import Fenced, eager, floats, random_arrays, run_on  # noqa: F401 - a fixture
 
 DENSE = Chain(Dense(300, 21, tanh), Dense(21, 5))

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Chain, Dense, Dropout, Flatten, Reshape, Residual, Scale, SquaredLoss, record, tanh
+from chains import Chain, Dense, Dropout, Flatten, Reshape, Residual, Scale, SquaredLoss, tanh
 from chains.backends import UnsupportedOperationError, backend
-from chains.operations import Copy, Fill, Map, MatMul, Operation, Random, Reduce
-from chains.program import Program, Recorder
-from chains.view import Batch, concrete
+from chains.network import record
+from chains.program.operations import Copy, Fill, Map, MatMul, Operation, Random, Reduce
+from chains.program.program import Program
+from chains.program.recorder import Recorder
+from chains.program.view import Batch, concrete
 from tests.harness import LAYERS, OPTIMIZERS, run_program
 
 

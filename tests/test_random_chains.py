@@ -9,7 +9,8 @@ from hypothesis import assume, given, note, reject, settings
 from hypothesis import strategies as st
 
 import chains
-from chains import Chain, Dense, Dropout, Parallel, Reshape, Residual, Series, record
+from chains import Chain, Dense, Dropout, Parallel, Reshape, Residual, Series
+from chains.network import record
 from tests.harness import (
     BACKENDS,
     OPTIMIZERS,

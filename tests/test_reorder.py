@@ -7,9 +7,9 @@ import pytest
 
 import chains
 from chains import Activation, AvgPool, Chain, Conv, Dense, Flatten, Layer, MaxPool, Residual, SquaredLoss, relu
-from chains.operations import Map, Pool, PoolInput
-from chains.program import Program
-from chains.simplify import live, without_copies
+from chains.program.operations import Map, Pool, PoolInput
+from chains.program.program import Program
+from chains.program.simplify import live, without_copies
 from tests.harness import assert_same_bits, record_all, run_program
 
 POOLS = [

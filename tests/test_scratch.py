@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import chains
-from chains.scratch import ALIGNMENT, Lifetime, plan, rounded
+from chains.program.scratch import ALIGNMENT, Lifetime, plan, rounded
 from tests.harness import CASES
 
 spans = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted)

@@ -25,7 +25,7 @@ from chains import (
     tanh,
     train,
 )  # fmt: skip
-from chains.programs import Programs
+from chains.network.programs import Programs
 from tests.harness import OPTIMIZERS, assert_close
 from tests.test_bad_input import assert_refused
 from tests.test_threads import in_threads

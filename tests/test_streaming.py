@@ -9,23 +9,13 @@ import types
 import numpy as np
 import pytest
 
-from chains import (
-    SGD,
-    Adam,
-    BatchNorm,
-    Chain,
-    CrossEntropyLoss,
-    Dense,
-    Dropout,
-    SquaredLoss,
-    backends,
-    record,
-    tanh,
-    train,
-)
+from chains import SGD, Adam, BatchNorm, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, backends, tanh, train
 from chains.backends import backend
-from chains.backends.cupy import cuda, pieces, streaming
+from chains.backends.cupy import chunked_call as pieces
+from chains.backends.cupy import streaming
+from chains.backends.cupy.device import cuda
 from chains.data import Batches
+from chains.network import record
 from tests import emulated
 from tests.harness import assert_close
 

@@ -11,26 +11,26 @@ import numpy as np
 import pytest
 
 from chains import SGD, Adam, BatchNorm, Chain, Dense, Dropout, L2Penalty, SquaredLoss, relu, sigmoid, tanh
-from chains.backends.numpy import NumpyBackend
+from chains.backends.numpy.backend import NumpyBackend
 from tests.harness import CLIPPED, OPTIMIZERS
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native import backend as native_module
-from chains.backends.native import split as split_module
-from chains.backends.native.blueprint import Blueprint
+from chains.backends.native import binding as native_module
 from chains.backends.native.driver import PLACE
-from chains.backends.native.epoch import JOB
-from chains.backends.native.pace import CALM, EVERY, LEAST, LONGEST, Pace
-from chains.backends.native.runtime import Pool, pool
-from chains.backends.native.segments import Step
-from chains.backends.native.target import processor
-from chains.backends.native.team import Work, meetings
-from chains.backends.native.team_code import DISBANDED
-from chains.backends.native.workers import BUSY, LATE, MEETINGS, TEAM
+from chains.backends.native.llvm.target import processor
+from chains.backends.native.plan import row_partition as split_module
+from chains.backends.native.plan.barriers import Work, meetings
+from chains.backends.native.plan.schedule import Blueprint
+from chains.backends.native.plan.segments import Step
+from chains.backends.native.runtime.epoch import JOB
+from chains.backends.native.runtime.shared import Pool, pool
+from chains.backends.native.runtime.team import DISBANDED
+from chains.backends.native.runtime.thread_trial import CALM, EVERY, LEAST, LONGEST, Pace
+from chains.backends.native.runtime.workers import BUSY, LATE, MEETINGS, TEAM
 from chains.expr import trace
-from chains.operations import Map
-from chains.view import Buffer, View, c_strides
+from chains.program.operations import Map
+from chains.program.view import Buffer, View, c_strides
 from tests.test_native import INSTRUCTIONS, Fenced, Guarded, assert_equal_results, floats, native, random_arrays
 
 SPLIT = {
@@ -579,8 +579,8 @@ def test_callers_may_share_a_pace():
 
 
 def test_trials_do_not_change_what_is_done(many, monkeypatch):
-    monkeypatch.setattr("chains.backends.native.pace.EVERY", 1e-4)
-    monkeypatch.setattr("chains.backends.native.pace.TRIAL", 1e-4)
+    monkeypatch.setattr("chains.backends.native.runtime.thread_trial.EVERY", 1e-4)
+    monkeypatch.setattr("chains.backends.native.runtime.thread_trial.TRIAL", 1e-4)
     net = SPLIT["narrow"]
     program = program_of(net, SGD(0.01, momentum=0.9))
     sources, order = problem(net, 10, "float32", steps=3000)

@@ -135,8 +135,8 @@ def test_losses_that_cannot_be_checked(arguments, words):
 
 
 def test_names_for_annotations():
-    assert chains.Recorder is chains.program.Recorder
-    assert chains.View is chains.view.View
+    assert chains.Recorder is chains.program.program.Recorder
+    assert chains.View is chains.program.view.View
 
 
 @pytest.mark.parametrize(("loss", "kind"), LOSSES, ids=str)

@@ -11,7 +11,7 @@ import pytest
 
 import chains
 from chains import Adam, Chain, Dense, Dropout, SquaredLoss, gelu, tanh, train
-from chains.programs import KEPT, _kept
+from chains.network.programs import KEPT, _kept
 
 ROUNDS = 25
 

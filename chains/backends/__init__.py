@@ -7,9 +7,9 @@ from functools import partial
 
 from chains.backends.auto import AutoBackend
 from chains.backends.base import Backend, Binding, Executable, Feed, Intake, UnsupportedOperationError
-from chains.backends.numpy import NumpyBackend
+from chains.backends.numpy.backend import NumpyBackend
 from chains.backends.places import add_place
-from chains.words import meant
+from chains.messages import meant
 
 
 def _native() -> Backend:
@@ -22,7 +22,7 @@ def _native() -> Backend:
 
 def _cupy(precision: str = "float32", convolutions: str = "auto") -> Backend:
     from chains.backends.cupy import CupyBackend
-    from chains.backends.cupy.cuda import CudaDevice
+    from chains.backends.cupy.device.cuda import CudaDevice
 
     made = CupyBackend(CudaDevice(precision, convolutions))
     if (precision, convolutions) == ("float32", "auto"):  # the one that stands for the GPU where a network names none

@@ -7,8 +7,8 @@ import warnings
 import numpy as np
 
 from chains.backends.base import Arrays, Backend, Binding, UnsupportedOperationError
-from chains.backends.numpy import NumpyBackend
-from chains.program import Program
+from chains.backends.numpy.backend import NumpyBackend
+from chains.program.program import Program
 
 
 class AutoBackend(Backend):

@@ -11,9 +11,9 @@ from functools import partial
 
 import numpy as np
 
-from chains.program import Program
-from chains.scratch import ALIGNMENT
-from chains.view import concrete
+from chains.program.program import Program
+from chains.program.scratch import ALIGNMENT
+from chains.program.view import concrete
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chains.operations import Operation
-from chains.view import Batch, View
+from chains.program.operations import Operation
+from chains.program.view import Batch, View
 
 
 def whole_on_tiles(operations: Sequence[Operation]) -> tuple[list[Operation], list[Operation]] | None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from chains import arguments
 from chains.checks import check_count, check_flags, check_not_negative, check_word
-from chains.words import counted, listed
+from chains.messages import counted, listed
+from chains.network import arguments
 
 
 class EarlyStopping:

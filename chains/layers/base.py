@@ -25,11 +25,11 @@ from typing import Any
 from chains.checks import check_count, check_shape
 from chains.initializers import InitializerLike, initializer
 from chains.layers.naming import Names, naming_settings
-from chains.operations import Operation
+from chains.messages import shown
 from chains.params import LayoutBuilder, Slice
-from chains.program import Recorder
-from chains.view import View
-from chains.words import shown
+from chains.program.operations import Operation
+from chains.program.recorder import Recorder
+from chains.program.view import View
 
 SampleShape = tuple[int, ...]
 

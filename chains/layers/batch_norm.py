@@ -10,8 +10,8 @@ from chains.checks import check_count, check_flags, check_number, check_positive
 from chains.expr import sqrt
 from chains.layers.base import Declaration, Layer
 from chains.layers.norm import channels_first, sum_over_samples
-from chains.program import Recorder
-from chains.view import View
+from chains.program.recorder import Recorder
+from chains.program.view import View
 
 
 class BatchNorm(Layer):

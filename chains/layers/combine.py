@@ -11,9 +11,9 @@ from chains.activations import Activation, identity, resolve
 from chains.checks import check_word, whole
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.shape import Reshape
-from chains.program import Recorder
-from chains.view import View
-from chains.words import shown
+from chains.messages import shown
+from chains.program.recorder import Recorder
+from chains.program.view import View
 
 
 class Series(Layer):

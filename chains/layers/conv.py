@@ -21,8 +21,8 @@ from chains.layers.images import (
     settings_text,
     window_of,
 )
-from chains.program import Recorder
-from chains.view import View
+from chains.program.recorder import Recorder
+from chains.program.view import View
 
 
 class _Convolution(Layer):

@@ -8,8 +8,8 @@ from chains.activations import Activation, identity, resolve
 from chains.checks import check_count, check_flags
 from chains.initializers import InitializerLike, initializer, setting_text
 from chains.layers.base import Declaration, Layer, SampleShape
-from chains.program import Recorder
-from chains.view import View
+from chains.program.recorder import Recorder
+from chains.program.view import View
 
 
 class Dense(Layer):

@@ -7,16 +7,16 @@ from typing import Any
 from chains.checks import check_fraction
 from chains.expr import where
 from chains.layers.base import Declaration, Layer, SampleShape
-from chains.program import Recorder
-from chains.view import View
+from chains.program.recorder import Recorder
+from chains.program.view import View
 
 
 class Dropout(Layer):
     """While training, zeroes each element with probability `rate` and divides the others by ``1 - rate``.
 
     Otherwise it passes its input on. Which elements are dropped depends only on the seed and the number of
-    the step (see `chains.operations.Random`), so that every backend drops the same ones. Source: Srivastava et al. 2014, in the
-    "inverted" form that PyTorch has. Raises ValueError unless 0 <= rate < 1.
+    the step (see `chains.program.operations.Random`), so that every backend drops the same ones. Source: Srivastava et
+    al. 2014, in the "inverted" form that PyTorch has. Raises ValueError unless 0 <= rate < 1.
     """
 
     def __init__(self, rate: float = 0.5) -> None:

@@ -8,8 +8,8 @@ from chains.activations import Activation as Function
 from chains.activations import resolve
 from chains.initializers import InitializerLike, initializer, setting_text
 from chains.layers.base import Declaration, Layer
-from chains.program import Recorder
-from chains.view import View
+from chains.program.recorder import Recorder
+from chains.program.view import View
 
 
 class Activation(Layer):

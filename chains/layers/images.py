@@ -10,9 +10,9 @@ from typing import Any
 
 from chains.checks import whole
 from chains.layers.base import SampleShape
-from chains.view import View
-from chains.window import Pair, Window
-from chains.words import shown
+from chains.messages import shown
+from chains.program.view import View
+from chains.program.window import Pair, Window
 
 Number = int | tuple[int, ...]
 Padding = int | tuple[int | tuple[int, int], ...] | str

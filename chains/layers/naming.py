@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from chains.checks import check_settings, signature
-from chains.words import listed, meant
+from chains.messages import listed, meant
 
 
 def naming_settings(init: Callable[..., None]) -> Callable[..., None]:

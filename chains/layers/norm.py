@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from chains.checks import check_count, check_flags, check_positive
 from chains.expr import sqrt
 from chains.layers.base import Declaration, Layer, SampleShape
-from chains.program import Recorder
-from chains.view import View
+from chains.program.recorder import Recorder
+from chains.program.view import View
 
 
 class Grid(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any
 from chains.checks import check_flags
 from chains.layers.base import Declaration, Layer
 from chains.layers.images import Number, Padding, as_image, axes_of, check_images, positions, setting, settings_text, window_of
-from chains.program import Recorder
-from chains.view import View
+from chains.program.recorder import Recorder
+from chains.program.view import View
 
 
 class _Pool(Layer):

@@ -6,8 +6,8 @@ from typing import Any
 
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.images import Number, Padding, per_axis, sides
-from chains.program import Recorder
-from chains.view import View
+from chains.program.recorder import Recorder
+from chains.program.view import View
 
 
 class Upsample(Layer):

@@ -7,9 +7,9 @@ from typing import Any
 
 from chains.checks import whole
 from chains.layers.base import Declaration, Layer, SampleShape
-from chains.program import Recorder
-from chains.view import View
-from chains.words import shown
+from chains.messages import shown
+from chains.program.recorder import Recorder
+from chains.program.view import View
 
 
 class Reshape(Layer):

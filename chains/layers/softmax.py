@@ -6,8 +6,8 @@ from typing import Any
 
 from chains.expr import exp, log
 from chains.layers.base import Declaration, Layer
-from chains.program import Recorder
-from chains.view import View
+from chains.program.recorder import Recorder
+from chains.program.view import View
 
 
 def log_sum_exp(ops: Recorder, x: View) -> View:

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 
 from chains.backends.base import UnsupportedOperationError
-from chains.backends.cupy import cudnn
-from chains.backends.cupy.axes import Space, count, count_text
-from chains.backends.cupy.bfloat16 import with_bfloat16
-from chains.backends.cupy.convolutions import AnyConvolution, Lowering, is_product
-from chains.backends.cupy.epilogues import FusedMatMul, with_epilogues
-from chains.backends.cupy.fusion import Elementwise, Run, run_at, run_lines, staged
-from chains.backends.cupy.images import convolve, convolve_input, convolve_weight, pool, pool_input
-from chains.backends.cupy.indexed import gather, random, scatter_add
-from chains.backends.cupy.kernels import Fused, Pointers, Source, Step, blocks, each_element, untiled
-from chains.backends.cupy.products import prepared, product
-from chains.backends.cupy.reduction import Temporary, reduction
-from chains.operations import (
+from chains.backends.cupy.device import cudnn
+from chains.backends.cupy.kernels.bfloat16 import with_bfloat16
+from chains.backends.cupy.kernels.convolutions import AnyConvolution, Lowering, is_product
+from chains.backends.cupy.kernels.epilogues import FusedMatMul, with_epilogues
+from chains.backends.cupy.kernels.images import convolve, convolve_input, convolve_weight, pool, pool_input
+from chains.backends.cupy.kernels.indexed import gather, random, scatter_add
+from chains.backends.cupy.kernels.products import prepared, product
+from chains.backends.cupy.kernels.steps import Fused, Pointers, Source, Step, blocks, each_element, untiled
+from chains.backends.cupy.source.axes import Space, count, count_text
+from chains.backends.cupy.source.fusion import Elementwise, Run, run_at, run_lines, staged
+from chains.backends.cupy.source.reduction import Temporary, reduction
+from chains.program.operations import (
     Convolve,
     ConvolveInput,
     Gather,
@@ -32,9 +32,9 @@ from chains.operations import (
     Reduce,
     ScatterAdd,
 )
-from chains.program import Program
-from chains.scratch import Lifetime, Plan, plan
-from chains.view import Batch, Buffer, View, c_strides
+from chains.program.program import Program
+from chains.program.scratch import Lifetime, Plan, plan
+from chains.program.view import Batch, Buffer, View, c_strides
 
 Stored = Callable[[Buffer], bool]  # whether a buffer's numbers are to be written to memory
 

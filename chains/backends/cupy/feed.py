@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from chains.backends.base import Feed
-from chains.backends.cupy.backend import DeviceBinding, HostBinding, launch
+from chains.backends.cupy.binding import DeviceBinding, HostBinding, launch
 from chains.backends.cupy.compiler import WIDE
-from chains.backends.cupy.device import Device, Work
-from chains.backends.cupy.kernels import Launch, Pointers, Source, blocks, each_element
-from chains.backends.cupy.one_kernel import OneKernel
-from chains.backends.cupy.text import ctype, readable
-from chains.view import Buffer
+from chains.backends.cupy.device.interface import Device, Work
+from chains.backends.cupy.fused.fused import OneKernel
+from chains.backends.cupy.kernels.steps import Launch, Pointers, Source, blocks, each_element
+from chains.backends.cupy.source.c_source import ctype, readable
+from chains.program.view import Buffer
 
 
 class DeviceFeed(Feed):

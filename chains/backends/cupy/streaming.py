@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from chains.backends.base import Arrays, Feed, Intake
-from chains.backends.cupy.backend import DeviceBinding, HostBinding
-from chains.backends.cupy.device import Array, Device
+from chains.backends.cupy.binding import DeviceBinding, HostBinding
+from chains.backends.cupy.device.interface import Array, Device
 from chains.backends.cupy.feed import DeviceFeed, exchanged
-from chains.backends.cupy.text import readable
+from chains.backends.cupy.source.c_source import readable
 
 PLACES = 2  # for batches: one being copied, one being computed on
 AHEAD = 4  # steps whose losses nobody has read yet, at most

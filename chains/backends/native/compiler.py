@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from chains.backends.base import UnsupportedOperationError
-from chains.backends.native import winograd
-from chains.backends.native.ahead import begin_fetching
-from chains.backends.native.blueprint import Blueprint
-from chains.backends.native.correlate import lower_convolve, pack_kernels
-from chains.backends.native.correlate_weight import lower_convolve_weight
 from chains.backends.native.driver import Outline, Positions, merged, share, write_driver
-from chains.backends.native.elementwise import (
+from chains.backends.native.kernels import winograd
+from chains.backends.native.kernels.convolve import lower_convolve, pack_kernels
+from chains.backends.native.kernels.convolve_weight import lower_convolve_weight
+from chains.backends.native.kernels.elementwise import (
     Frame,
     lower_copy,
     lower_fill,
@@ -25,19 +23,21 @@ from chains.backends.native.elementwise import (
     lower_reduce,
     lower_shared_map,
 )
-from chains.backends.native.emit import I64, PTR, Function, Module, Type, Value, integer
-from chains.backends.native.gemm import lower_large
-from chains.backends.native.images import lower_laned, lower_pool, lower_relayout
-from chains.backends.native.layout import Relayout
-from chains.backends.native.lookup import lower_gather, lower_scatter_add
-from chains.backends.native.matmul import lower_matmul
-from chains.backends.native.packing import pack
-from chains.backends.native.philox import lower_random
-from chains.backends.native.picked import NEXT_NUMBERS, NEXT_ROWS, list_rows
-from chains.backends.native.segments import Step
-from chains.backends.native.target import Processor
-from chains.backends.native.team import Work, meetings
-from chains.operations import (
+from chains.backends.native.kernels.gather import lower_gather, lower_scatter_add
+from chains.backends.native.kernels.gemm import lower_large
+from chains.backends.native.kernels.images import lower_laned, lower_pool, lower_relayout
+from chains.backends.native.kernels.matmul import lower_matmul
+from chains.backends.native.kernels.packing import pack
+from chains.backends.native.kernels.philox import lower_random
+from chains.backends.native.kernels.prefetch import begin_fetching
+from chains.backends.native.kernels.row_pointers import NEXT_NUMBERS, NEXT_ROWS, list_rows
+from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer
+from chains.backends.native.llvm.target import Processor
+from chains.backends.native.plan.barriers import Work, meetings
+from chains.backends.native.plan.layout import Relayout
+from chains.backends.native.plan.schedule import Blueprint
+from chains.backends.native.plan.segments import Step
+from chains.program.operations import (
     Convolve,
     ConvolveInput,
     ConvolveWeight,
@@ -51,8 +51,8 @@ from chains.operations import (
     Reduce,
     ScatterAdd,
 )
-from chains.program import Program
-from chains.view import Buffer, View
+from chains.program.program import Program
+from chains.program.view import Buffer, View
 
 SUPPORTED = (MatMul, Map, Reduce, Copy, Fill, Random, Convolve, ConvolveInput, ConvolveWeight, Pool, Gather, ScatterAdd)
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from chains.backends.native.emit import I64, PTR, Function, Module, Type, Value, integer, real_type
-from chains.backends.native.segments import SHARED, TOGETHER
-from chains.backends.native.team import Run
-from chains.backends.native.vectormath import maximum
-from chains.view import Buffer
+from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer, real_type
+from chains.backends.native.llvm.vectormath import maximum
+from chains.backends.native.plan.barriers import Run
+from chains.backends.native.plan.segments import SHARED, TOGETHER
+from chains.program.view import Buffer
 
 ARGUMENTS = {
     "batch": "i64", "tile": "i64", "threads": "i64", "sharing": "i64", "pool": "ptr", "parallel": "ptr", "meet": "ptr",

@@ -1,0 +1,188 @@
+"""A program bound to a GPU's memory: work to start, which becomes one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from chains.backends.base import Arrays, Binding, caller_arrays
+from chains.backends.cupy.compiler import Compiled
+from chains.backends.cupy.device.cudnn import Convolved
+from chains.backends.cupy.device.interface import Array, Device, Epilogue, Gemm, Work
+from chains.backends.cupy.kernels.steps import Fused, Launch, Product, Step
+from chains.backends.cupy.source.c_source import BFLOAT16
+from chains.program.program import Program
+from chains.program.view import Buffer, View, concrete
+
+
+class DeviceBinding(Binding):
+    """A program with the arrays it works on: a list of `work` to start, which becomes one graph when it is run again."""
+
+    def __init__(self, device: Device, compiled: Compiled, batch: int, arrays: Arrays, scratch: Any = None) -> None:
+        self.program = compiled.program
+        self.compiled = compiled
+        self.batch = batch
+        self.device = device
+        self.arrays = device_arrays(device, self.program, batch, arrays)
+        self._plan = compiled.plan(batch)
+        nbytes = max(1, self._plan.nbytes(batch))
+        self.scratch = device.empty((nbytes,), np.uint8) if scratch is None or scratch.nbytes < nbytes else scratch
+        self._base = device.address(self.scratch)
+        self._index: type[np.generic] = np.int64 if "long long Index" in compiled.text(batch) else np.int32
+        kernels = list(compiled.source.kernels.values())
+        functions = device.compile(compiled.text(batch), kernels)
+        self._masks: set[Buffer] = set()  # those that a product fills
+        self.work: list[Work] = [work for step in compiled.at(batch) for work in self._bound(step, functions)]
+        self._graph: Work | None = None
+        self._runs = 0
+
+    def run(self) -> None:
+        if self._graph is not None:
+            self._graph()
+            return
+        self._runs += 1
+        if self._runs == 2 and self.work:  # the first time, kernels are loaded, which a graph cannot wait for
+            self._graph = self.device.capture(self.work)
+            self._graph()
+            return
+        for each in self.work:
+            each()
+
+    def __call__(self) -> None:
+        with self.device.running():
+            self.run()
+
+    def _bound(self, step: Step, functions: dict[str, Any]) -> list[Work]:
+        """What does a step."""
+        if isinstance(step, Launch):
+            work = launch(self.device, step, functions, self.batch, self._index, self.address)
+            return [] if work is None else [work]
+        if isinstance(step, Product):
+            return [self.device.product(self._gemm(step))]
+        if isinstance(step, Convolved):
+            return [self._convolution(step)]
+        assert isinstance(step, Fused)
+        work = self._fused(step)
+        if work is not None:
+            return [work]
+        self.device.refused[step.kind] += 1
+        return [each for plain in step.plain for each in self._bound(plain, functions)]
+
+    def _fused(self, step: Fused) -> Work | None:
+        """A product with its epilogue, None where the device refuses it, or that with the mask it needs."""
+        mask = step.mask
+        if mask is not None and mask.buffer in step.reads and mask.buffer not in self._masks:
+            return None
+        vector, bits = (None if view is None else self._place(view) for view in (step.vector, mask))
+        leading = 0 if mask is None else 8 * mask.strides[0]
+        work = self.device.fused(self._gemm(step.product), Epilogue(step.kind, vector, bits, leading))
+        if work is not None and mask is not None:
+            self._masks.add(mask.buffer)
+        return work
+
+    def _gemm(self, step: Product) -> Gemm:
+        rows, columns, inner = step.sizes(self.batch)
+        leading = (
+            max(step.leading, columns),
+            max(step.a.leading, rows if step.a.transposed else inner),
+            max(step.b.leading, inner if step.b.transposed else columns),
+        )
+        return Gemm(
+            step.out.dtype, (rows, columns, inner), self._addresses(step.out, step.a.view, step.b.view), leading,
+            (step.a.transposed, step.b.transposed), step.accumulate, step.a.view.dtype == BFLOAT16,
+        )  # fmt: skip
+
+    def _convolution(self, step: Convolved) -> Work:
+        assert self.device.convolutions is not None
+        return self.device.convolutions.work(step.convolution, self._addresses(*step.views), self.address(step.workspace))
+
+    def _addresses(self, *views: View) -> tuple[int, int, int]:
+        first, second, third = map(self._place, views)
+        return first, second, third
+
+    def _place(self, view: View) -> int:
+        return self.address(view.buffer) + view.offset * view.dtype.itemsize
+
+    def address(self, buffer: Buffer) -> int:
+        """Where a buffer of the program begins."""
+        if buffer.role == "scratch":
+            return self._base + self._plan.offset(buffer, self.batch)
+        return self.device.address(self.arrays[buffer.name])
+
+
+def launch(
+    device: Device,
+    step: Launch,
+    functions: dict[str, Any],
+    batch: int,
+    number: Callable[[int], np.generic],
+    address: Callable[[Buffer], int],
+    more: Sequence[int] = (),
+) -> Work | None:
+    """What does a step at a batch size, None where it is left out; `number` makes the kernels' numbers, with `more` last."""
+    grid = step.grid(batch)
+    if grid is None:
+        return None
+    addresses = [np.uint64(address(buffer)) for buffer in step.buffers]
+    arguments = [number(batch), *addresses, *(number(n) for n in (*step.numbers(batch), *more))]
+    return device.launch(functions[step.kernel.name], grid, step.block, arguments, step.shared)
+
+
+def device_arrays(device: Device, program: Program, batch: int, arrays: Arrays) -> dict[str, Array]:
+    """The caller's arrays by name, with constants, 1 / batch, and uninitialised arrays for those not given.
+
+    Raises ValueError for an array that is not what its buffer wants: kernels would read and write beside it.
+    """
+    result = dict(arrays)
+    for name, array in arrays.items():
+        buffer = program.buffers[name]
+        size = buffer.size * (batch if buffer.batched else 1)
+        if not device.owns(array):
+            raise ValueError(f"`{name}` is a {type(array).__name__}, but an array in the memory of the GPU is wanted")
+        if array.size != size or array.dtype != buffer.dtype or not array.flags.c_contiguous:
+            raise ValueError(
+                f"`{name}` must be {size} contiguous {buffer.dtype} numbers, not {array.dtype} of shape {array.shape}"
+            )
+    for name, buffer in program.buffers.items():
+        if buffer.role == "constant" or (buffer.data is not None and name not in result):
+            assert buffer.data is not None
+            result[name] = device.array(buffer.data)
+        elif name == "inverse_batch":
+            result[name] = device.array(np.array(1.0 / batch, program.dtype))
+        elif name not in result:
+            result[name] = device.empty(concrete(buffer.shape, batch), buffer.dtype)
+    return result
+
+
+class HostBinding(Binding):
+    """A binding on the GPU with NumPy arrays before it: copied there before a run, and back after it."""
+
+    def __init__(self, inner: DeviceBinding, arrays: Arrays) -> None:
+        self.inner = inner
+        self.program, self.batch = program, batch = inner.program, inner.batch
+        self._device = inner.device
+        self.arrays = caller_arrays(program, batch, arrays)
+        roles = {name: program.buffers[name].role for name in self.arrays}
+        self._ins = [name for name, role in roles.items() if role in ("input", "state") and name != "inverse_batch"]
+        self._outs = [name for name, role in roles.items() if role in ("output", "state")]
+
+    def run(self) -> None:
+        self.upload()
+        self.inner.run()
+        self.download()
+
+    def __call__(self) -> None:
+        with self._device.running():
+            self.run()
+
+    def upload(self, names: Sequence[str] | None = None) -> None:
+        """Copy inputs and states, or those of these names, to the GPU."""
+        for name in self._ins if names is None else names:
+            self._device.assign(self.inner.arrays[name], self.arrays[name])
+
+    def download(self, names: Sequence[str] | None = None) -> None:
+        """Copy outputs and states, or those of these names, from the GPU."""
+        for name in self._outs if names is None else names:
+            self._device.assign(self.arrays[name], self.inner.arrays[name])

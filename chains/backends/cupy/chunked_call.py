@@ -1,0 +1,117 @@
+"""Calls on data of the host that are large: piece by piece to the GPU, and results back, while it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from chains.backends.base import Arrays, Backend
+from chains.backends.cupy.binding import DeviceBinding
+from chains.backends.cupy.device.interface import Array, Device
+from chains.backends.cupy.streaming import PLACES, SHARE, Inlet, sent_as
+from chains.program.program import Program
+
+PIECE_BYTES = 32 << 20  # of inputs and outputs
+
+
+def separable(program: Program) -> bool:
+    """Whether each sample's results depend on that sample and on what all samples share, and on nothing else."""
+    whole = {"random", "inverse_batch"} & program.buffers.keys()
+    changes = any(buffer.role == "state" for buffer in program.buffers.values())
+    return not whole and not changes and not any(operation.sums_over_batch for operation in program.operations)
+
+
+def piece_size(program: Program, batch: int) -> int:
+    """How many samples go through at once."""
+    width = sum(b.nbytes for b in program.buffers.values() if b.batched and b.role in ("input", "output"))
+    return max(1, min(batch, PIECE_BYTES // max(1, width)))
+
+
+def in_pieces(backend: Backend, device: Device, program: Program, batch: int, arrays: Arrays) -> bool:
+    """Run a program on samples of the host in pieces, where they are many or results go there; whether it was done."""
+    buffers = program.buffers
+    arrays = {name: array for name, array in arrays.items() if name in buffers}
+    outwards = any(not device.owns(array) for name, array in arrays.items() if buffers[name].role == "output")
+    size = piece_size(program, batch)
+    if not separable(program) or (size == batch and not outwards):
+        return False
+    while size > 1 and backend.scratch_bytes(program, size) > SHARE * device.room():
+        size //= 2
+    binding = backend.bind(program, size, {name: array for name, array in arrays.items() if not buffers[name].batched})
+    assert isinstance(binding, DeviceBinding)
+    with device.running():
+        _run_in_pieces(binding, batch, {name: array for name, array in arrays.items() if buffers[name].batched})
+    return True
+
+
+def _run_in_pieces(binding: DeviceBinding, batch: int, arrays: Arrays) -> None:
+    """All samples through a binding whose batch is a piece; `arrays` are batched inputs and outputs, wherever they lie.
+
+    The last piece begins early where it would be shorter, and its first samples are computed twice.
+    """
+    device, size, own = binding.device, binding.batch, binding.arrays
+    roles = {name: (binding.program.buffers[name].role, device.owns(array)) for name, array in arrays.items()}
+    near_ins, far_ins, near_outs, far_outs = (
+        {name: arrays[name] for name, role in roles.items() if role == wanted}
+        for wanted in (("input", True), ("input", False), ("output", True), ("output", False))
+    )
+    inlet = Inlet(device, {name: sent_as(binding, name, array) for name, array in far_ins.items()})
+    outlet = Outlet(device, far_outs, size)
+    try:
+        for start in [*range(0, batch - size, size), batch - size]:
+            part = slice(start, start + size)
+            for name, pinned in inlet.room().items():
+                pinned[...] = far_ins[name][part]
+            inlet.send()
+            for name, array in {**inlet.take(), **{name: array[part] for name, array in near_ins.items()}}.items():
+                device.assign(own[name], array)
+            inlet.taken()
+            binding.run()
+            for name, array in near_outs.items():
+                device.assign(array[part], own[name])
+            outlet.send(own, start)
+    finally:
+        inlet.finish()
+        outlet.finish()
+
+
+class Outlet:
+    """Arrays of one shape after another, copied from the GPU into parts of arrays of the host."""
+
+    def __init__(self, device: Device, targets: Arrays, size: int) -> None:
+        self._device, self._targets, self._size = device, targets, size
+        shapes = {name: ((size, *array.shape[1:]), array.dtype) for name, array in targets.items()}
+        self._places = [{name: device.empty(*kind) for name, kind in shapes.items()} for _ in range(PLACES)]
+        self._pinned = [{name: device.pinned(*kind) for name, kind in shapes.items()} for _ in range(PLACES)]
+        self._ready, self._copied = ([device.event() for _ in range(PLACES)] for _ in range(2))
+        self._starts: list[int] = []  # of the parts on their way
+        self._sent = 0
+
+    def send(self, results: Mapping[str, Array], start: int) -> None:
+        """Start to copy results into the part that begins at `start`, and store those of the call before."""
+        if not self._targets:
+            return
+        device, place = self._device, self._sent % PLACES
+        device.main.wait(self._copied[place])
+        for name, array in self._places[place].items():
+            device.assign(array, results[name])
+        device.main.record(self._ready[place])
+        device.to_host.wait(self._ready[place])
+        for name, array in self._places[place].items():
+            device.to_host.copy(self._pinned[place][name], array)
+        device.to_host.record(self._copied[place])
+        self._starts.append(start)
+        self._sent += 1
+        if len(self._starts) == PLACES:
+            self._store()
+
+    def finish(self) -> None:
+        """Wait for all that are on their way, and store them."""
+        while self._starts:
+            self._store()
+
+    def _store(self) -> None:
+        place = (self._sent - len(self._starts)) % PLACES
+        self._copied[place].wait()
+        start = self._starts.pop(0)
+        for name, target in self._targets.items():
+            target[start : start + self._size] = self._pinned[place][name]

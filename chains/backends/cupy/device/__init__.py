@@ -1,0 +1,1 @@
+"""The GPU and NVIDIA's libraries."""

@@ -1,0 +1,233 @@
+"""The GPU, through CuPy and cuBLAS.
+
+CuPy's own cuBLAS functions refuse to work while a graph is captured, so the library is called directly. All work goes to
+one stream, which waits for CuPy's default stream and is waited for by it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from chains.backends.cupy.device import cudnn
+from chains.backends.cupy.device.cublas import WORKSPACE_BYTES, Cublas, CublasLt, Plan
+from chains.backends.cupy.device.interface import Array, Device, Epilogue, Event, Gemm, Queue, Work
+from chains.backends.cupy.kernels.steps import Kernel
+
+
+class CudaDevice(Device):
+    """The current CUDA device. `precision` says how float32 matrices are multiplied: "float32", "tf32" or "bf16".
+
+    The last two round the factors to 10 or 7 bits and add in float32. `convolutions` says who does these (see
+    `chains.backends.cupy.device.cudnn`). Raises ValueError where there is no GPU to use.
+    """
+
+    _lock = threading.Lock()  # of all devices, which share the stream for capturing
+
+    def __init__(self, precision: str = "float32", convolutions: str = "auto") -> None:
+        self.cupy = usable_cupy()
+        self.name = "cuda"
+        self.precision = precision
+        self.refused: Counter[str] = Counter()
+        self.shared_bytes = int(self.cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"])
+        self.stream, self._capturing, *copying = _streams()
+        self.main, self.to_device, self.to_host = (CudaQueue(self.cupy, stream) for stream in (self.stream, *copying))
+        self._modules: dict[str, Any] = {}
+        self._cublas = Cublas(precision)
+        self._lt = CublasLt(precision)
+        self._workspace = self.empty((WORKSPACE_BYTES,), np.uint8)
+        self.convolutions = cudnn.chosen(self, precision, convolutions)
+
+    def owns(self, array: Any) -> bool:
+        return isinstance(array, self.cupy.ndarray)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        try:
+            return self.cupy.empty(shape, dtype)
+        except self.cupy.cuda.memory.OutOfMemoryError as error:
+            free, total = self.cupy.cuda.runtime.memGetInfo()
+            nbytes = int(np.prod(shape, dtype=np.float64)) * np.dtype(dtype).itemsize
+            raise MemoryError(
+                f"the GPU has no room for {nbytes:,} more bytes ({free:,} of {total:,} are free): take smaller batches"
+            ) from error
+
+    def assign(self, target: Any, source: Any) -> None:
+        if self.owns(target) and self.owns(source):
+            target[...] = source.reshape(target.shape)
+        elif self.owns(target):
+            target.set(np.ascontiguousarray(source, target.dtype).reshape(target.shape))
+        elif self.owns(source):
+            target[...] = source.get().reshape(target.shape)
+        else:
+            target[...] = source.reshape(target.shape)
+
+    def contiguous(self, array: Any, dtype: Any = None) -> Array:
+        if not self.owns(array):
+            array = np.asarray(array, dtype)
+        return self.cupy.ascontiguousarray(self.cupy.asarray(array, dtype)).reshape(array.shape)
+
+    def address(self, array: Array) -> int:
+        return int(array.data.ptr)
+
+    def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
+        with self._lock:
+            if text not in self._modules:
+                self._modules[text] = self.cupy.RawModule(code=text, options=("--std=c++17",), backend="nvrtc")
+            module = self._modules[text]
+            return {kernel.name: module.get_function(kernel.name) for kernel in kernels}
+
+    def launch(
+        self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic], shared: int = 0
+    ) -> Work:
+        if shared:  # more than 48 kB, those of the text among them, have to be asked for
+            kernel.max_dynamic_shared_size_bytes = shared
+        return partial(kernel, grid, block, tuple(arguments), shared_mem=shared)
+
+    def product(self, gemm: Gemm) -> Work:
+        return partial(self._multiply, self._cublas.call(gemm))
+
+    def _multiply(self, call: Any) -> None:
+        self._cublas.start(call, self.current_stream(), self._workspace.data.ptr, WORKSPACE_BYTES)
+
+    def fused(self, gemm: Gemm, epilogue: Epilogue) -> Work | None:
+        with self._lock:  # cublasLt 13.3 finds no algorithm while a graph is captured
+            plan = self._lt.plan(gemm, epilogue)
+        return None if plan is None else partial(self._multiply_on, plan)
+
+    def _multiply_on(self, plan: Plan) -> None:
+        self._lt.start(plan, self.current_stream(), self._workspace.data.ptr)
+
+    def capture(self, work: Sequence[Work]) -> Work:
+        with self._lock, self._capturing:
+            self._capturing.begin_capture()
+            try:
+                for each in work:
+                    each()
+            finally:
+                graph = self._capturing.end_capture()
+        return partial(graph.launch, self.stream)
+
+    def running(self) -> AbstractContextManager[object]:
+        return self._on_stream()
+
+    def current_stream(self) -> int:
+        return int(self.cupy.cuda.get_current_stream().ptr)
+
+    def seconds(self, work: Work) -> float:
+        event, times = self.cupy.cuda.Event, []
+        with self.running():
+            work()
+            for _ in range(5):
+                start, stop = event(), event()
+                start.record(self.stream)
+                work()
+                stop.record(self.stream)
+                stop.synchronize()
+                times.append(self.cupy.cuda.get_elapsed_time(start, stop) / 1e3)
+        return float(min(times))
+
+    def event(self) -> Event:
+        return CudaEvent(self.cupy.cuda.Event(disable_timing=True))
+
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        count = math.prod(shape)
+        nbytes = max(1, count) * np.dtype(dtype).itemsize
+        try:
+            memory = self.cupy.cuda.alloc_pinned_memory(nbytes)
+        except (self.cupy.cuda.runtime.CUDARuntimeError, MemoryError) as error:
+            raise MemoryError(f"no {nbytes:,} bytes of the computer's memory can be pinned for copies: {error}") from error
+        return np.frombuffer(memory, dtype, count).reshape(shape)
+
+    def room(self) -> int:
+        return int(self.cupy.cuda.runtime.memGetInfo()[0]) + int(self.cupy.get_default_memory_pool().free_bytes())
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        outer = self.cupy.cuda.get_current_stream()
+        ordered = outer.ptr in (0, 1, self.stream.ptr)  # the default stream, which waits for ours by itself
+        if not ordered:
+            self.stream.wait_event(outer.record())
+        try:
+            with self.stream:
+                yield
+        finally:
+            if not ordered:
+                outer.wait_event(self.stream.record())
+
+
+class CudaEvent(Event):
+    """CuPy's event."""
+
+    def __init__(self, event: Any) -> None:
+        self.event = event
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+class CudaQueue(Queue):
+    """A stream of CUDA."""
+
+    def __init__(self, cupy: Any, stream: Any) -> None:
+        self._runtime, self._stream = cupy.cuda.runtime, stream
+
+    def copy(self, target: Any, source: Any) -> None:
+        ends = [array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr for array in (target, source)]
+        self._runtime.memcpyAsync(*ends, source.nbytes, self._runtime.memcpyDefault, self._stream.ptr)
+
+    def record(self, event: Event) -> None:
+        assert isinstance(event, CudaEvent)
+        event.event.record(self._stream)
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, CudaEvent)
+        self._stream.wait_event(event.event)
+
+
+@cache
+def _streams() -> tuple[Any, ...]:
+    """The stream for all work, whatever the precision, and those that nothing else waits for: for capturing graphs, for
+    copies to the GPU and for copies from it.
+    """
+    import cupy
+
+    return cupy.cuda.Stream(), *(cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+
+
+def usable_cupy() -> Any:
+    """The module `cupy`. Raises ValueError, saying what is missing, where it is not installed or finds no GPU."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise ValueError(
+            f"`backend` (='cupy') needs CuPy, which cannot be imported: {error}; pip install cupy-cuda12x "
+            "(or cupy-cuda13x, by the CUDA version that nvidia-smi shows)"
+        ) from error
+    runtime = cupy.cuda.runtime
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        raise ValueError(f"`backend` (='cupy') finds no GPU: {_reason(runtime, error)}") from error
+    if count == 0:
+        raise ValueError("`backend` (='cupy') finds no GPU: CUDA_VISIBLE_DEVICES hides them, or there is none")
+    return cupy
+
+
+def _reason(runtime: Any, error: Exception) -> str:
+    """What a person can do about CUDA's error."""
+    driver, built = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+    if driver == 0:
+        return "there is no NVIDIA driver on this computer"
+    if driver // 1000 < built // 1000:
+        return (
+            f"the driver knows CUDA {driver // 1000}.{driver % 1000 // 10}, but this CuPy was built for CUDA {built // 1000}; "
+            f"pip install cupy-cuda{driver // 1000}x, or a newer driver"
+        )
+    return str(error)

@@ -1,0 +1,290 @@
+"""Convolutions by cuDNN, through NVIDIA's front end `cudnn` (the package nvidia-cudnn-frontend).
+
+An operation graph holds one convolution. It is built once for each shape, and the plan chosen for it is kept. Its workspace
+is part of a program's scratch. What cuDNN has no plan for is left to the backend's own kernels and products.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from chains.backends.cupy.device.interface import Device, Work
+from chains.backends.cupy.kernels.convolutions import AnyConvolution, parts
+from chains.backends.cupy.kernels.steps import Step, Tiled, untiled
+from chains.backends.cupy.source.reduction import Temporary
+from chains.program.operations import Convolve, ConvolveInput, Copy, Operation
+from chains.program.program import Program
+from chains.program.view import Buffer, View, concrete
+from chains.program.window import Window
+
+VERSIONS = ((1, 26), (1, 29))  # of the front end: from the first on, below the second
+OLDEST = 90000  # version of cuDNN itself
+INSTALL = "pip install 'nvidia-cudnn-frontend>=1.26,<1.29' nvidia-cudnn-cu12 (nvidia-cudnn-cu13 beside cupy-cuda13x)"
+WORKSPACE_BYTES = 256 << 20  # plans that want more are left out: an estimate, not measured on a GPU
+ALIGNMENT = 16  # bytes: where the front end expects every tensor to begin
+TIMED = ("cudnn-timed", "cudnn-fastest")  # choices that try plans out
+
+TYPES = {np.dtype(np.float32): "FLOAT", np.dtype(np.float64): "DOUBLE"}
+INEXACT = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION")  # notes of plans with fewer bits than float32
+LEFT_OUT = {"float32": INEXACT, "tf32": INEXACT[1:]}  # by precision; tensor cores take float32 factors as TF32
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """One of the three operations at a batch size; `result` is what is computed: 0 for x, 1 for w, 2 for y.
+
+    Shapes and strides, in elements, are those of the images x (batch, channels, height, width), the kernels w (outputs,
+    channels / groups, height, width) and the output y, or of their gradients.
+    """
+
+    result: int
+    dtype: np.dtype[Any]
+    shapes: tuple[Sizes, Sizes, Sizes]
+    strides: tuple[Sizes, Sizes, Sizes]
+    window: Window
+
+
+@dataclass(frozen=True)
+class Convolved(Step):
+    """A convolution that cuDNN does, on these views of x, w and y."""
+
+    convolution: Convolution
+    views: tuple[View, View, View]
+    workspace: Buffer
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan of a graph, by its number, and the bytes of workspace it needs."""
+
+    graph: Any
+    index: int
+    workspace: int
+
+
+class Cudnn:
+    """The plans of a device's convolutions. `choice` says how one is taken for each:
+
+    "auto" and "cudnn": the first of cuDNN's own ranking; "cudnn-timed": the fastest when tried out; "cudnn-fastest": that,
+    also among plans that may give other bits the next time. The last three warn of what they leave to other kernels.
+    """
+
+    def __init__(self, device: Device, module: Any, precision: str = "float32", choice: str = "auto") -> None:
+        self._device, self._module, self._choice = device, module, choice
+        self._notes = [*LEFT_OUT[precision], *([] if choice == "cudnn-fastest" else ["NONDETERMINISTIC"])]
+        self._plans: dict[Convolution, Planned | None] = {}
+        self._lock = threading.RLock()  # one handle must not be used by two threads at once
+        self._target = self._open()
+
+    def __str__(self) -> str:
+        return f"cuDNN {self._module.backend_version()} through nvidia-cudnn-frontend {self._module.__version__}"
+
+    def workspace(self, convolution: Convolution) -> int | None:
+        """Bytes of workspace that the convolution needs, None where cuDNN does not do it."""
+        plan = self._plan(convolution)
+        return None if plan is None else plan.workspace
+
+    def work(self, convolution: Convolution, addresses: tuple[int, int, int], workspace: int) -> Work:
+        """What starts the convolution of x, w and y at these addresses."""
+        plan = self._plan(convolution)
+        assert plan is not None
+        return partial(self._start, plan, dict(enumerate(addresses, 1)), workspace)
+
+    def _open(self) -> dict[str, Any]:
+        """What graphs are built for: the current device, by a handle."""
+        return {"handle": self._module.create_handle()}
+
+    def _start(self, plan: Planned, pointers: dict[int, int], workspace: int) -> None:
+        handle = self._target["handle"]
+        with self._lock:
+            self._module.set_stream(handle=handle, stream=self._device.current_stream())
+            plan.graph.execute_plan_at_index(pointers, workspace, plan.index, handle)
+
+    def _plan(self, convolution: Convolution) -> Planned | None:
+        with self._lock:
+            if convolution not in self._plans:
+                self._plans[convolution] = self._chosen(convolution)
+            return self._plans[convolution]
+
+    def _chosen(self, convolution: Convolution) -> Planned | None:
+        if convolution.dtype not in TYPES:
+            return None
+        try:
+            plans = self._built(self._graph(convolution))
+            plan = self._fastest(convolution, list(plans)) if self._choice in TIMED else next(plans, None)
+            reason = "no plan is left of those it has"
+        except (self._module.cudnnGraphNotSupportedError, RuntimeError) as error:
+            plan, reason = None, str(error)
+        if plan is None and self._choice != "auto":
+            shapes = " ".join(map(str, convolution.shapes))
+            warnings.warn(f"cuDNN does not do the convolution of {shapes}, other kernels do: {reason}", stacklevel=2)
+        return plan
+
+    def _graph(self, convolution: Convolution) -> Any:
+        """The graph of the convolution, with cuDNN's ranking of plans."""
+        module, window = self._module, convolution.window
+        kind = getattr(module.data_type, TYPES[convolution.dtype])
+        graph = module.pygraph(io_data_type=kind, intermediate_data_type=kind, compute_data_type=kind, **self._target)
+        shapes, strides = ([list(sizes) for sizes in each] for each in (convolution.shapes, convolution.strides))
+        x, w, y = (
+            None
+            if k == convolution.result
+            else graph.tensor(dim=shapes[k], stride=strides[k], data_type=kind, name="xwy"[k], uid=k + 1)
+            for k in range(3)
+        )
+        settings = {
+            "pre_padding": [before for before, _ in window.padding],
+            "post_padding": [after for _, after in window.padding],
+            "stride": list(window.stride),
+            "dilation": list(window.dilation),
+            "compute_data_type": kind,
+        }
+        if convolution.result == 2:
+            out = graph.conv_fprop(image=x, weight=w, **settings)
+        elif convolution.result == 0:
+            out = graph.conv_dgrad(loss=y, filter=w, **settings)
+        else:
+            out = graph.conv_wgrad(image=x, loss=y, **settings)
+        out.set_output(True).set_data_type(kind).set_uid(convolution.result + 1)
+        out.set_dim(shapes[convolution.result]).set_stride(strides[convolution.result])
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([module.heur_mode.A, module.heur_mode.FALLBACK])
+        graph.deselect_numeric_notes([getattr(module.numerical_note, note) for note in self._notes])
+        return graph
+
+    def _built(self, graph: Any) -> Iterator[Planned]:
+        """The plans that are wanted and can be built, the best first. Building one that was deselected fails."""
+        for index in range(graph.get_execution_plan_count()):
+            try:
+                graph.build_plan_at_index(index)
+            except (self._module.cudnnGraphNotSupportedError, RuntimeError, ValueError):
+                continue
+            nbytes = graph.get_workspace_size_plan_at_index(index)
+            if nbytes <= WORKSPACE_BYTES:
+                yield Planned(graph, index, nbytes)
+
+    def _fastest(self, convolution: Convolution, plans: list[Planned]) -> Planned | None:
+        """The plan that takes the least time on arrays of zeros."""
+        itemsize = convolution.dtype.itemsize
+        sizes = [_span(*each) * itemsize for each in zip(convolution.shapes, convolution.strides, strict=True)]
+        sizes.append(max([1, *(plan.workspace for plan in plans)]))
+        places = [self._device.array(np.zeros(size, np.uint8)) for size in sizes]
+        *addresses, workspace = map(self._device.address, places)
+        pointers = dict(enumerate(addresses, 1))
+
+        def seconds(plan: Planned) -> float:
+            try:
+                return self._device.seconds(partial(self._start, plan, pointers, workspace))
+            except (self._module.cudnnGraphNotSupportedError, RuntimeError):
+                return np.inf
+
+        times = [seconds(plan) for plan in plans]
+        return plans[times.index(min(times))] if times and min(times) < np.inf else None
+
+
+def _span(shape: Sizes, strides: Sizes) -> int:
+    """Elements from the first to the last, both included."""
+    return sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + 1
+
+
+# In a program
+
+
+def convolved(program: Program) -> set[str]:
+    """The buffers that convolutions of a program work on, by name."""
+    return {view.buffer.name for each in program.operations if isinstance(each, AnyConvolution) for view in each.views}
+
+
+def prepared(operation: AnyConvolution, scratch: Callable[[View], View]) -> list[Operation]:
+    """The convolution with copies, through scratch, of what begins where cuDNN cannot take it: parameters, mostly."""
+
+    def place(view: View) -> View:
+        return scratch(view) if view.offset * view.dtype.itemsize % ALIGNMENT else view
+
+    ins, (out,) = tuple(map(place, operation.ins)), operation.outs
+    moved = replace(operation, outs=(place(out),), ins=ins)
+    pairs = zip(ins, operation.ins, strict=True)
+    before = [Copy((to,), (view,), label=operation.label) for to, view in pairs if to is not view]
+    after = [Copy((out,), moved.outs, label=operation.label)] if moved.outs[0] is not out else []
+    return [*before, moved, *after]
+
+
+def lowered(
+    operation: AnyConvolution, cudnn: Cudnn, temporary: Temporary, otherwise: Callable[[Temporary], list[Step]]
+) -> list[Step]:
+    """The convolution by cuDNN at batch sizes for which it has a plan, at others by the steps of `otherwise`."""
+    views = parts(operation)
+    result = 2 if isinstance(operation, Convolve) else 0 if isinstance(operation, ConvolveInput) else 1
+    x, w, y = (view.strides for view in views)
+
+    def at(batch: int) -> Convolution:
+        first, second, third = (concrete(view.shape, batch) for view in views)
+        return Convolution(result, views[0].dtype, (first, second, third), (x, w, y), operation.window)
+
+    def unless(name: str, dtype: np.dtype[Any], elements: Callable[[int], int]) -> Buffer:
+        return temporary(name, dtype, lambda batch: elements(batch) if cudnn.workspace(at(batch)) is None else 0)
+
+    workspace = temporary("workspace", np.dtype(np.uint8), lambda batch: cudnn.workspace(at(batch)) or 0)
+    others = otherwise(unless)
+
+    def steps(batch: int) -> list[Step]:
+        if cudnn.workspace(at(batch)) is None:
+            return list(untiled(others, batch))
+        return [Convolved(at(batch), views, workspace, operation.label)]
+
+    reads = dict.fromkeys(buffer for step in others for buffer in step.reads)
+    writes = dict.fromkeys([workspace, *(buffer for step in others for buffer in step.writes)])
+    return [Tiled(steps, tuple(reads), tuple(writes), operation.label)]
+
+
+# Whether there is one
+
+
+def chosen(device: Device, precision: str, choice: str) -> Cudnn | None:
+    """cuDNN for a device, None where convolutions are done without it: by choice, or by "auto" where it cannot be used.
+
+    Raises ValueError, saying what is missing, for the other choices.
+    """
+    if choice == "products" or (choice == "auto" and precision not in LEFT_OUT):
+        return None
+    try:
+        module = usable_cudnn()
+        try:
+            return Cudnn(device, module, precision, choice)
+        except RuntimeError as error:
+            raise ValueError(f"`backend` (='cupy-cudnn') cannot start cuDNN: {error}") from error
+    except ValueError:
+        if choice == "auto":
+            return None
+        raise
+
+
+def usable_cudnn() -> Any:
+    """The module `cudnn`. Raises ValueError, saying what is missing, where it or the library behind it cannot be used."""
+    needs = "`backend` (='cupy-cudnn') needs"
+    try:
+        import cudnn
+    except (ImportError, OSError, AssertionError) as error:
+        raise ValueError(f"{needs} nvidia-cudnn-frontend, which cannot be imported: {error!r}; {INSTALL}") from error
+    version = str(getattr(cudnn, "__version__", "of no version"))
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if not VERSIONS[0] <= numbers < VERSIONS[1]:
+        raise ValueError(f"{needs} nvidia-cudnn-frontend 1.26, 1.27 or 1.28, but the module `cudnn` is {version}; {INSTALL}")
+    try:
+        found = cudnn.backend_version()
+    except RuntimeError as error:
+        raise ValueError(f"{needs} the library cuDNN, which cannot be loaded: {error}; {INSTALL}") from error
+    if found < OLDEST:
+        raise ValueError(f"{needs} cuDNN 9, but {found} was found; {INSTALL}")
+    return cudnn

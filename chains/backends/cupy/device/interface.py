@@ -1,0 +1,146 @@
+"""What the backend needs of a GPU, so that tests can put something else in its place."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from chains.backends.cupy.kernels.steps import Kernel
+from chains.backends.places import Array, Place
+
+if TYPE_CHECKING:
+    from chains.backends.cupy.device.cudnn import Cudnn
+
+Work = Callable[[], object]
+
+
+__all__ = ["Array", "Device", "Epilogue", "Event", "Gemm", "Queue", "Work"]
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """out = a @ b or out += a @ b for row-major matrices at these addresses.
+
+    `leading` are the lengths of rows in memory, in elements, of out, a and b; a transposed operand is stored column by
+    column.
+    """
+
+    dtype: np.dtype[Any]
+    sizes: tuple[int, int, int]  # rows, columns, inner
+    addresses: tuple[int, int, int]  # of out, a, b
+    leading: tuple[int, int, int]
+    transposed: tuple[bool, bool]
+    accumulate: bool
+    half: bool = False  # whether a and b are bfloat16
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What is done along with a product: one of `epilogues.KINDS`, and where the vector and the mask lie that it needs.
+
+    A row of the mask has `mask_leading` bits.
+    """
+
+    kind: str
+    vector: int | None = None
+    mask: int | None = None
+    mask_leading: int = 0
+
+
+class Event(ABC):
+    """A place in a queue: where it was recorded last. One that never was stops nobody."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Stop the host until the queue has come there."""
+
+
+class Queue(ABC):
+    """Work in the order it was asked for, beside that of other queues: only events say what comes before what."""
+
+    @abstractmethod
+    def copy(self, target: Any, source: Any) -> None:
+        """Copy, without waiting for it, between pinned memory and the GPU's: contiguous arrays of one type and size."""
+
+    @abstractmethod
+    def record(self, event: Event) -> None:
+        """Put the event behind everything asked for so far."""
+
+    @abstractmethod
+    def wait(self, event: Event) -> None:
+        """Do what is asked for from now on after what the event now stands behind."""
+
+
+class Device(Place):
+    """A GPU, its memory and the order of its work: everything in `main`, in the order it was asked for.
+
+    `to_device` and `to_host` are for copies meanwhile. `precision` says how float32 matrices are multiplied: "float32",
+    "tf32" or "bf16"; `epilogues` whether products and what follows them may be one step; `refused` counts by kind the bound
+    ones for which that could not be. `convolutions` is the library for these, None where the backend's own kernels and
+    products do them.
+    """
+
+    precision = "float32"
+    epilogues = True
+    refused: Counter[str]
+    convolutions: Cudnn | None = None
+    main: Queue
+    to_device: Queue
+    to_host: Queue
+
+    shared_bytes: int  # the most shared memory that a block may have
+
+    @abstractmethod
+    def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
+        """The kernels of a text, ready to launch, by name; made once for each text."""
+
+    @abstractmethod
+    def launch(
+        self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic], shared: int = 0
+    ) -> Work:
+        """What launches the kernel; `shared` bytes of shared memory beside those that its text declares."""
+
+    @abstractmethod
+    def product(self, gemm: Gemm) -> Work:
+        """What starts the product."""
+
+    @abstractmethod
+    def fused(self, gemm: Gemm, epilogue: Epilogue) -> Work | None:
+        """What starts the product with its epilogue, None where the device cannot do it in one go."""
+
+    @abstractmethod
+    def capture(self, work: Sequence[Work]) -> Work:
+        """What does all this work in one go."""
+
+    @abstractmethod
+    def running(self) -> AbstractContextManager[object]:
+        """A context that work is to be started in."""
+
+    @abstractmethod
+    def current_stream(self) -> int:
+        """The stream that work started now goes to, as CUDA's handle."""
+
+    @abstractmethod
+    def seconds(self, work: Work) -> float:
+        """How long the work takes on the device: the shortest of a few times, after one that does not count."""
+
+    @abstractmethod
+    def event(self) -> Event:
+        """A new event."""
+
+    @abstractmethod
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """An uninitialised array of the host that queues can copy from and to. Raises MemoryError where there is no room.
+
+        It may be given to others as soon as it is let go of, whatever queues still do with it.
+        """
+
+    @abstractmethod
+    def room(self) -> int:
+        """How many more bytes the GPU can hold."""

@@ -1,0 +1,1 @@
+"""Whole programs as one kernel over tiles of samples."""

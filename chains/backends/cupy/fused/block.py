@@ -1,0 +1,203 @@
+"""What one block of threads does, as loops that its threads share, with barriers between those that depend on each other.
+
+Where a buffer lies, in the block's shared memory or not, is decided elsewhere: here it has a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from chains.backends.cupy.kernels.steps import Pointers
+from chains.backends.cupy.source.axes import length
+from chains.backends.cupy.source.c_source import ctype
+from chains.backends.cupy.source.fusion import Run, apart
+from chains.backends.cupy.source.reduction import join
+from chains.program.operations import MatMul, Operation
+from chains.program.view import Batch, Buffer, Extent, View
+
+THREADS = 512  # of a block
+TERMS = 16  # a thread's share of a long sum at least, and the parts of one that a thread adds up
+DEEP = 8  # numbers that a thread reads before it stores anything, where many are only moved or mapped
+
+
+@dataclass
+class Unit:
+    """A loop that the threads share: `body` for each number `i` below `count`, which is `most` for a full tile.
+
+    `results` are the type and the variable of what the body computes, and where to store it, found by `place`. With them, a
+    thread reads for several numbers before it stores anything, rather than waiting for memory each time.
+    """
+
+    count: str
+    most: int
+    body: Sequence[str]
+    before: Sequence[str] = ()
+    results: Sequence[tuple[str, str, str]] = ()
+    place: Sequence[str] = ()
+    reads: list[View] = field(default_factory=list)
+    writes: list[View] = field(default_factory=list)
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        return list(dict.fromkeys(view.buffer for view in (*self.reads, *self.writes)))
+
+    def waits_for(self, other: Unit) -> bool:
+        """Whether the other must be finished before this one begins."""
+        pairs = [(a, b) for a in other.writes for b in (*self.reads, *self.writes)]
+        pairs += [(a, b) for a in other.reads for b in self.writes]
+        return any(a.buffer is b.buffer and not apart(a, b) for a, b in pairs)
+
+    def lines(self, first: int) -> list[str]:
+        """The loop, of which the thread `first` does the first piece."""
+        lane = f"(Index)((threadIdx.x + {THREADS - first}u) % {THREADS}u)" if first else "(Index)threadIdx.x"
+        deep = min(DEEP, -(-self.most // THREADS)) if self.results else 1
+        if deep == 1:
+            stores = [f"{place} = {variable};" for _, variable, place in self.results]
+            loop = [f"for (Index i = {lane}; i < count; i += {THREADS}) {{", *indented([*self.body, *stores]), "}"]
+        else:
+            each = ["#pragma unroll", f"for (int u = 0; u < {deep}; ++u) {{", f"    const Index i = g + u * {THREADS};"]
+            kept = [f"kept{k}[u] = {variable};" for k, (_, variable, _) in enumerate(self.results)]
+            stores = [f"{place} = kept{k}[u];" for k, (_, _, place) in enumerate(self.results)]
+            loop = [
+                f"for (Index g = {lane}; g < count; g += {THREADS * deep}) {{",
+                *(f"    {kind} kept{k}[{deep}];" for k, (kind, _, _) in enumerate(self.results)),
+                *indented([*each, "    if (i < count) {", *indented([*self.body, *kept], 2), "    }", "}"]),
+                *indented([*each, "    if (i < count) {", *indented([*self.place, *stores], 2), "    }", "}"]),
+                "}",
+            ]
+        return ["{", *indented([*self.before, f"const Index count = {self.count};", *loop]), "}"]
+
+
+def indented(lines: Sequence[str], levels: int = 1) -> list[str]:
+    return [f"{'    ' * levels}{line}" for line in lines]
+
+
+def phases(units: Sequence[Unit]) -> list[list[Unit]]:
+    """The units in groups with a barrier between them, each in the first group that all it waits for stand before."""
+    result: list[list[Unit]] = []
+    for unit in units:
+        at = next((k + 1 for k in reversed(range(len(result))) if any(unit.waits_for(other) for other in result[k])), 0)
+        if at == len(result):
+            result.append([])
+        result[at].append(unit)
+    return result
+
+
+def phase_lines(groups: Sequence[Sequence[Unit]]) -> list[str]:
+    """All of them, a barrier after each group. Within one, a unit begins with the threads that the one before left idle."""
+    lines: list[str] = []
+    for group in groups:
+        first = 0
+        for unit in group:
+            lines += unit.lines(first)
+            first = (first + -(-unit.most // 32) * 32) % THREADS
+        lines.append("__syncthreads();")
+    return lines
+
+
+class Block:
+    """Collects `units` that touch a tile of up to `tile` samples. `near` are buffers that lie in shared memory."""
+
+    def __init__(self, tile: int, near: Collection[Buffer], names: dict[Buffer, str]) -> None:
+        self.tile = tile
+        self.names = names
+        self.units: list[Unit] = []
+        self.work: list[Buffer] = []  # parts of sums, which lie in shared memory too
+        self._near = near
+
+    def is_near(self, buffer: Buffer) -> bool:
+        """Whether a buffer lies in shared memory, where it begins at a multiple of 64 bytes."""
+        return buffer in self._near or (buffer.role == "scratch" and buffer.batched)
+
+    def pointers(self) -> Pointers:
+        """Names of buffers, which take down what one unit touches."""
+        return Pointers(self.names)
+
+    def length(self, extent: Extent) -> int:
+        """The length of an axis, at most."""
+        return length(extent, self.tile)
+
+    def add(self, unit: Unit, pointers: Pointers, views: Sequence[View]) -> None:
+        """A unit that touches those of the views whose buffers the `pointers` were asked for."""
+        views = list(dict.fromkeys(views))
+        unit.reads = [view for view in views if view.buffer in pointers.read]
+        unit.writes = [view for view in views if view.buffer in pointers.written]
+        self.units.append(unit)
+
+    def load(self, buffer: Buffer, value: str, lines: Sequence[str] = ()) -> None:
+        """Fill a buffer: `lines` compute the `value` of its element `i`."""
+        pointers = self.pointers()
+        results = [(ctype(buffer.dtype), value, f"{pointers(buffer, write=True)}[i]")]
+        count, samples = (f"batch * {buffer.size}", self.tile) if buffer.batched else (str(buffer.size), 1)
+        self.add(Unit(count, buffer.size * samples, lines, results=results), pointers, [whole(buffer)])
+
+    def hoisted(self, run: Run, pointers: Pointers) -> tuple[list[str], dict[View, str]]:
+        """Statements that read, once for all elements, the single numbers a run needs."""
+        lines: list[str] = []
+        known: dict[View, str] = {}
+        if run.operations and not run.scalar:
+            kind, written = ctype(run.operations[0].outs[0].dtype), {view.buffer for view in run.outs}
+            for view in dict.fromkeys(run.ins):
+                if not view.batched and view.sample_size == 1 and view.buffer not in written:
+                    known[view] = f"h{len(lines)}"
+                    lines.append(f"const {kind} {known[view]} = ({kind}){pointers(view.buffer)}[{view.offset}];")
+        return lines, known
+
+    def result(self, operation: Operation, pointers: Pointers, place: str, total: str) -> str:
+        """The statement that stores a result, which adds to that of the tiles before where it is a sum over the samples."""
+        (out,) = operation.outs
+        at = f"{pointers(out.buffer, write=True)}[{place}]"
+        if operation.sums_over_batch:
+            pointers(out.buffer)
+            return f"{at} = fresh ? {total} : {at} + {total};"
+        if isinstance(operation, MatMul) and operation.accumulate:
+            pointers(out.buffer)
+            return f"{at} = {at} + {total};"
+        return f"{at} = {total};"
+
+    def combine(
+        self,
+        kind: str,
+        work: Buffer,
+        parts: int,
+        many: str,
+        most: int,
+        views: Sequence[View],
+        finish: Callable[[Pointers], list[str]],
+        before: Sequence[str] = (),
+    ) -> None:
+        """Add up the `parts` of `many` results, of which at most so many at a time; `finish` deals with ``total`` of ``o``."""
+        type_ = ctype(work.dtype)
+        while True:
+            groups = -(-parts // TERMS)
+            pointers = self.pointers()
+            read = pointers(work)
+            last = "parts" if groups == 1 else "(group + 1) * each < parts ? (group + 1) * each : parts"
+            body = [
+                f"const Index parts = {parts}, each = {-(-parts // groups)}, o = i % ({many}), group = i / ({many});",
+                f"const Index last = {last};",
+                f"{type_} total = {read}[group * each * ({many}) + o];",
+                f"for (Index s = group * each + 1; s < last; ++s) total = "
+                f"{join(kind, type_, 'total', f'{read}[s * ({many}) + o]')};",
+            ]
+            if groups == 1:
+                self.add(Unit(many, most, [*body, *finish(pointers)], before), pointers, [*views, whole(work)])
+                return
+            fewer = self.workspace(work.dtype, groups * most)
+            body.append(f"{pointers(fewer, write=True)}[group * ({many}) + o] = total;")
+            self.add(Unit(f"({many}) * {groups}", most * groups, body), pointers, [whole(work), whole(fewer)])
+            work, parts = fewer, groups
+
+    def workspace(self, dtype: np.dtype[Any], elements: int) -> Buffer:
+        self.work.append(Buffer(f"parts {len(self.work)}", "scratch", dtype, (elements,)))
+        return self.work[-1]
+
+
+def whole(buffer: Buffer) -> View:
+    """All of a buffer, without regard to its axes."""
+    extent = Batch(buffer.size) if buffer.batched else buffer.size
+    return View(buffer, (extent,), (1,))

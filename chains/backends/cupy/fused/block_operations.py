@@ -1,0 +1,137 @@
+"""Operations as work of one block of threads, on a tile of samples or on what is no sample's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from chains.backends.cupy.fused.block import TERMS, THREADS, Block, Unit, whole
+from chains.backends.cupy.fused.block_products import Stored, product
+from chains.backends.cupy.kernels.indexed import EACH
+from chains.backends.cupy.kernels.steps import Pointers
+from chains.backends.cupy.source.axes import Space, count, count_text
+from chains.backends.cupy.source.c_source import ctype
+from chains.backends.cupy.source.fusion import Elementwise, Run, run_at, run_lines
+from chains.backends.cupy.source.reduction import join, start, step_in_memory
+from chains.program.operations import Copy, Fill, Map, MatMul, Operation, Random, Reduce
+
+SUPPORTED = (MatMul, Map, Reduce, Random, Copy, Fill)
+
+
+def take(block: Block, operations: Sequence[Operation], stored: Callable[[Sequence[Operation]], Stored]) -> None:
+    """Make units of the operations; `stored` tells which results are needed beyond some of them."""
+    at = 0
+    while at < len(operations):
+        operation, stop = operations[at], at + 1
+        if isinstance(operation, MatMul):
+            while stop < len(operations) and follows(operation, operations[at + 1 : stop], operations[stop]):
+                stop += 1
+            product(block, operation, Run(list(operations[at + 1 : stop])), stored(operations[at:stop]))
+        elif isinstance(operation, Reduce):
+            reduce(block, operation, None, stored([operation]))
+        elif isinstance(operation, Random):
+            random(block, operation)
+        else:
+            run, after, stop = run_at(operations, at)
+            if after is not None:
+                reduce(block, after, run, stored(operations[at:stop]))
+            else:
+                elementwise(block, run, stored(operations[at:stop]))
+        at = stop
+
+
+def elementwise(block: Block, run: Run, stored: Stored) -> None:
+    pointers, space = block.pointers(), Space(run.shape, [*run.outs, *run.ins])
+    before, known = block.hoisted(run, pointers)
+    lines, values = run_lines(run, space, pointers, lambda buffer: False, known)
+    results = []
+    for out in dict.fromkeys(run.outs):
+        if stored(out.buffer):
+            place = f"{pointers(out.buffer, write=True)}[{space.place(out)}]"
+            results.append((ctype(out.dtype), values[out], place))
+    body, most = [*space.kept_lines, *lines], count(space.kept, block.tile)
+    unit = Unit(count_text(space.kept), most, body, before, results, space.kept_lines)
+    block.add(unit, pointers, [*run.outs, *run.ins])
+
+
+def reduce(block: Block, operation: Reduce, run: Run | None, stored: Stored) -> None:
+    """A thread for each result, or, where there are few results of many terms, several that add a part of it."""
+    (out,), (a,) = operation.outs, operation.ins
+    missing = a.ndim - out.ndim
+    reduced = {k for k in range(a.ndim) if k < missing or out.shape[k - missing] != a.shape[k]}
+    views = [*run.outs, *run.ins, a, out] if run else [a, out]
+    space, pointers = Space(a.shape, views, reduced, kept="o", inner="r"), block.pointers()
+    before: list[str] = []
+    if run:
+        before, known = block.hoisted(run, pointers)
+        lines, known = run_lines(run, space, pointers, stored, known)
+        value = known[a]
+    else:
+        lines, value = [], f"{pointers(a.buffer)}[{space.place(a)}]"
+    results, terms = count(space.kept, block.tile), count(space.inner, block.tile)
+    parts = min(max(1, THREADS // max(1, results)), -(-terms // TERMS))
+    parts = min(parts, TERMS) if parts <= 4 * TERMS else parts  # one more barrier is not worth it
+    kind, type_, many = operation.kind, ctype(out.dtype), count_text(space.kept)
+    adding = [
+        f"{type_} total = {start(kind, type_)};",
+        f"for (Index r = part; r < {count_text(space.inner)}; r += {parts}) {{",
+        *(f"    {line}" for line in (*space.inner_lines, *lines)),
+        f"    total = {join(kind, type_, 'total', value)};",
+        "}",
+    ]
+
+    def finish(pointers: Pointers) -> list[str]:
+        return [block.result(operation, pointers, space.place(out), "total")]
+
+    if parts == 1:
+        body = ["const Index o = i, part = 0;", *space.kept_lines, *adding, *finish(pointers)]
+        block.add(Unit(many, results, body, before), pointers, views)
+        return
+    work = block.workspace(out.dtype, parts * results)
+    along = not space.kept or step_in_memory(space.inner, space, a) < step_in_memory(space.kept, space, a)
+    numbers = f"o = i / {parts}, part = i % {parts}" if along else f"o = i % ({many}), part = i / ({many})"
+    store = f"{pointers(work, write=True)}[part * ({many}) + o] = total;"
+    body = [f"const Index {numbers};", *space.kept_lines, *adding, store]
+    block.add(Unit(f"({many}) * {parts}", results * parts, body, before), pointers, [*views, whole(work)])
+    block.combine(kind, work, parts, many, results, [out], lambda p: [*space.kept_lines, *finish(p)])
+
+
+def random(block: Block, operation: Random) -> None:
+    """As everywhere, numbers of the batch's elements, of which the tile's may begin within a round of the generator."""
+    (out,), (key,) = operation.outs, operation.ins
+    space, pointers = Space(out.shape, [out], kept="e"), block.pointers()
+    state, into = pointers(key.buffer), pointers(out.buffer, write=True)
+    before = [
+        f"const int64 begin = {f'(int64)first * {out.sample_size}' if out.batched else 0};",
+        f"const Index all = {count_text(space.kept)};",
+    ]
+    body = [
+        f"const int64 round = begin / {EACH} + i;",
+        "uint64 words[4];",
+        f"philox({state}[{key.offset}], (uint64)(round + 1), {operation.draw}ull, "
+        f"{state}[{key.offset + key.strides[0]}], words);",
+        f"for (int k = 0; k < {EACH}; ++k) {{",
+        f"    const Index e = (Index)(round * {EACH} + k - begin);",
+        "    if (e < 0 || e >= all) continue;",
+        "    const unsigned int bits = (unsigned int)(words[k / 2] >> (k % 2 * 32));",
+        *(f"    {line}" for line in space.kept_lines),
+        f"    {into}[{space.place(out)}] = (bits >> 8) * (1.0f / 16777216.0f);",
+        "}",
+    ]
+    rounds = f"(Index)((begin + all + {EACH - 1}) / {EACH} - begin / {EACH})"
+    block.add(Unit(rounds, count(space.kept, block.tile) // EACH + 2, body, before), pointers, [out, key])
+
+
+def follows(product: MatMul, before: Sequence[Operation], operation: Operation) -> bool:
+    """Whether an operation can go along with a product, element by element, after those `before` it.
+
+    A sum over the samples is not known before all tiles are done.
+    """
+    (out,) = product.outs
+    if product.sums_over_batch or not isinstance(operation, Elementwise):
+        return False
+    if any(view.dtype != out.dtype for view in operation.outs):
+        return False
+    # A whole row and column of the operands is read for each element.
+    if any(view.buffer is other.buffer for view in operation.outs for other in product.ins):
+        return False
+    return Run([Fill((out,), (), 0.0), *before]).takes(operation)

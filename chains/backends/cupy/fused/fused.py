@@ -1,0 +1,301 @@
+"""A program as one kernel: each block takes tiles of samples through all of it, with what lies between in shared memory.
+
+What the blocks sum, each in memory of its own, a second kernel adds up and goes on with what is done once. A batch that is
+small enough is one block's, which then does the whole step alone, and many steps on end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chains.backends.cupy.compiler import Compiled
+from chains.backends.cupy.fused.block import THREADS, Block, Unit, indented, phase_lines, phases
+from chains.backends.cupy.fused.block_operations import take
+from chains.backends.cupy.fused.block_products import Stored
+from chains.backends.cupy.fused.tiling_policy import LEAST, Share, even, samples_each
+from chains.backends.cupy.kernels.products import prepared
+from chains.backends.cupy.kernels.steps import Launch, Pointers, Source, Step
+from chains.backends.cupy.kernels.sums import Sums, adding
+from chains.backends.cupy.source.c_source import ctype
+from chains.backends.cupy.source.fusion import staged
+from chains.backends.tiling import whole_on_tiles
+from chains.program.operations import MatMul, Operation, users
+from chains.program.program import Program
+from chains.program.scratch import Lifetime, plan
+from chains.program.view import Buffer
+
+SHORT = 1 << 13  # elements of vectors up to which one block does alone what is done once, where many do the tiles
+
+
+def one_kernel(program: Program, share: Share, room: int, forced: bool = False) -> OneKernel | None:
+    """The program as one kernel for such batches, with `room` bytes of shared memory for a block; None where it is not to be.
+
+    It is where the parameters that products read fit there beside a tile of some samples, or, where `forced`, wherever a
+    tile of one fits. The program must be one that `suits`.
+    """
+    least = 1 if forced else min(LEAST, share.tile)
+    while share.tile >= least:
+        made = OneKernel(program, share, room)
+        if made.chip_bytes <= room and (forced or made.has_parameters):
+            return made
+        if share.tile == 1:
+            return None
+        share = Share(even(share.tile // 2), share.alone, single=False)
+    return None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The units of a kernel in groups between barriers, and where in shared memory buffers lie."""
+
+    tiled: list[list[Unit]]
+    once: list[list[Unit]]
+    names: Mapping[Buffer, str]
+    offsets: Mapping[Buffer, int]
+    nbytes: int
+    fetched: Collection[Buffer]  # inputs that come from data sets
+
+    @property
+    def units(self) -> list[Unit]:
+        return [unit for group in (*self.tiled, *self.once) for unit in group]
+
+    def writes(self, buffer: Buffer) -> bool:
+        return any(view.buffer is buffer for unit in self.units for view in unit.writes)
+
+
+class OneKernel(Compiled):
+    """The steps of a program at the batch sizes that are shared out in the same way."""
+
+    def __init__(self, program: Program, share: Share, room: int) -> None:
+        self.share = share
+        self._room = room
+        super().__init__(program, epilogues=False)
+
+    def blocks(self, batch: int) -> int:
+        return -(-batch // self._each(batch))
+
+    def _each(self, batch: int) -> int:
+        """How many samples a block takes."""
+        return batch if self.share.alone else samples_each(self.program, batch)
+
+    @property
+    def has_parameters(self) -> bool:
+        """Whether all that products read lies in shared memory, but for what is a sample's."""
+        views = [view for operation in self._tiled if isinstance(operation, MatMul) for view in operation.ins]
+        return all(view.batched or view.buffer in self._near for view in views)
+
+    def _prepared(self, operation: Operation) -> list[Operation]:
+        ready = [operation]
+        if isinstance(operation, MatMul) and operation.outs[0].buffer in [view.buffer for view in operation.ins]:
+            ready = prepared(operation, self._like)
+        return [each for one in ready for each in staged(one, self._like)]
+
+    def _lower(self, operations: Sequence[Operation], stored: Callable[[range], Stored]) -> list[Step]:
+        parts = whole_on_tiles(operations)
+        assert parts is not None
+        self._tiled, self._once = parts
+        self._sums = Sums([operation for operation in self._tiled if operation.sums_over_batch])
+        self._places = {id(operation): place for place, operation in enumerate([*self._tiled, *self._once])}
+        self._uses = users([*self._tiled, *self._once])
+        self._near: tuple[Buffer, ...] = ()
+        self._near = self._chosen(self._layout({}))
+        layout = self._layout({})
+        self.chip_bytes = layout.nbytes
+        self._parts = self._temporary("parts", self.program.dtype, lambda batch: self.blocks(batch) * self._sums.size)
+        ticket = self._temporary("ticket", np.dtype(np.int32), lambda batch: 1)
+        steps: list[Step] = [self._kernel(layout, ticket)]
+        if self.share.alone:
+            return steps
+        short = self._sums.size and all(view.sample_size <= SHORT for operation in self._once for view in operation.views)
+        if self._sums.size:
+            block = Block(1, (), {}) if short and self._once else None
+            if block is not None:
+                take(block, self._once, self._stored_by)
+            steps.append(adding(self.source, self._sums, self._parts, ticket, self.blocks, block))
+        return steps if short else [*steps, *self._after()]
+
+    def _after(self) -> list[Step]:
+        """What is done once, by kernels of its own."""
+        operations = [each for operation in self._once for each in super(OneKernel, self)._prepared(operation)]
+        uses = users(operations)
+        needed = lambda positions: lambda buffer: buffer.role != "scratch" or uses[buffer][-1] >= positions.stop  # noqa: E731
+        return super()._lower(operations, needed)
+
+    def _stored_by(self, operations: Sequence[Operation]) -> Stored:
+        mine = {self._places[id(operation)] for operation in operations}
+        return lambda buffer: buffer.role != "scratch" or any(use not in mine for use in self._uses[buffer])
+
+    # What lies in shared memory
+
+    def _chosen(self, layout: Layout) -> tuple[Buffer, ...]:
+        """The buffers to keep in shared memory beside those of the tile: the smallest first, as far as they fit."""
+        near: list[Buffer] = []
+        candidates = [buffer for buffer in layout.names if buffer not in layout.offsets and self._may_be_near(buffer)]
+        for buffer in sorted(candidates, key=self._near_bytes):
+            _, nbytes = self._placed([*layout.tiled, *layout.once], {*layout.offsets, *near, buffer}, layout.offsets)
+            near += [buffer] if nbytes <= self._room else []
+        return tuple(near)
+
+    def _may_be_near(self, buffer: Buffer) -> bool:
+        """Results are written where they belong, but for single numbers."""
+        if buffer in self._sums.spans and not self.share.alone:
+            return False
+        return buffer.role == "input" if buffer.batched else buffer.role != "output" or buffer.size == 1
+
+    def _near_bytes(self, buffer: Buffer) -> int:
+        return buffer.nbytes * (self.share.tile if buffer.batched else 1)
+
+    def _placed(
+        self, groups: Sequence[Sequence[Unit]], chip: Collection[Buffer], passing: Collection[Buffer]
+    ) -> tuple[Mapping[Buffer, int], int]:
+        """Offsets in shared memory, and its size.
+
+        What is of one tile, and `passing`, lies there as long as it is used, all else from the first to the last.
+        """
+        used: dict[Buffer, tuple[int, int]] = {}
+        for number, group in enumerate(groups):
+            for buffer in (buffer for unit in group for buffer in unit.buffers if buffer in chip):
+                used[buffer] = (used.get(buffer, (number, number))[0], number)
+        lives = []
+        for buffer, life in used.items():
+            brief = buffer.batched or buffer in passing or (self.share.single and buffer.role == "scratch")
+            lives.append(Lifetime(buffer, self._near_bytes(buffer), False, *(life if brief else (0, len(groups)))))
+        placed = plan(lives)
+        return placed.fixed, placed.fixed_bytes
+
+    def _layout(self, fetches: Mapping[Buffer, Sequence[str]]) -> Layout:
+        """The kernel's units; `fetches` are statements that find an element ``sample`` of inputs that are no array."""
+        names: dict[Buffer, str] = {}
+        tiled, once = (Block(self.share.tile, self._near, names) for _ in range(2))
+        for buffer in dict.fromkeys([*self._near, *fetches]):
+            if buffer.batched:
+                name = names.setdefault(buffer, f"b{len(names)}")
+                given = [f"const {ctype(buffer.dtype)} sample = far_{name}[first * {buffer.size} + i];"]
+                tiled.load(buffer, "sample", fetches.get(buffer, given))
+        take(tiled, self._tiled, self._stored_by)
+        if self.share.alone:
+            take(once, self._once, self._stored_by)
+        work = [*tiled.work, *once.work]
+        first, second = phases(tiled.units), phases(once.units)
+        chip = {*(buffer for buffer in names if buffer.role == "scratch" and buffer.batched), *work, *self._near}
+        offsets, nbytes = self._placed([*first, *second], chip, work)
+        return Layout(first, second, names, offsets, nbytes, tuple(fetches))
+
+    # The kernels
+
+    def _kernel(self, layout: Layout, ticket: Buffer) -> Launch:
+        """The kernel for tiles of samples, which where one block does it goes on with what is done once."""
+        far = Pointers()
+        lines = [*self._start(layout, far), *self._step(layout, far), *self._back(layout, far, ())]
+        if not self.share.alone and self._sums.size:  # for the second kernel
+            lines.append(f"if (blockIdx.x == 0 && threadIdx.x == 0) {far.named(ticket, 'ticket', write=True)}[0] = 0;")
+        return far.launch(
+            self.source, "network", lines, lambda batch: (self.blocks(batch), 1), block=(THREADS, 1), extra=["each"],
+            numbers=lambda batch: (self._each(batch),), label=self._label, shared=layout.nbytes,
+        )  # fmt: skip
+
+    def training(self, source: Source, sources: Mapping[str, np.dtype[Any]]) -> Launch:
+        """The kernel, put into `source`, for many steps on end by one block: `steps`, from number `from` of "order" on.
+
+        `sources` are the types of the data sets to take samples from, which are the buffers "all NAME". The losses are
+        written to "losses"; one that is not finite is the last.
+        """
+        assert self.share.alone
+        buffers, far = self.program.buffers, Pointers()
+        order = far.named(_outside("order", np.int64), "order")
+        losses = far.named(_outside("losses", np.float64), "losses", write=True)
+        samples = {name: far.named(_outside(f"all {name}", dtype), f"all_{name}") for name, dtype in sources.items()}
+        layout = self._layout({buffers[name]: _fetch(buffers[name], data, order) for name, data in samples.items()})
+        counted = [buffers["random"]] if "random" in buffers else []
+        value = layout.names[buffers["value"]]
+        notes = [f"{losses}[from + step] = {value}[0];", *(f"{layout.names[buffer]}[1] += 1;" for buffer in counted)]
+        step = [
+            *self._step(layout, far),
+            f"if (threadIdx.x == 0) {{ {' '.join(notes)} }}",
+            f"const double loss = {value}[0];",
+            "__syncthreads();",
+            "if (!(loss - loss == 0.0)) break;",
+        ]
+        lines = [
+            *self._start(layout, far),
+            "for (Index step = 0; step < steps; ++step) {",
+            *indented(step),
+            "}",
+            "__syncthreads();",
+            *self._back(layout, far, counted),
+        ]
+        return far.launch(
+            source, "training", lines, lambda batch: (1, 1), block=(THREADS, 1), extra=["each", "from", "steps"],
+            numbers=lambda batch: (batch,), label=self._label, shared=layout.nbytes,
+        )  # fmt: skip
+
+    @property
+    def _label(self) -> str:
+        return ", ".join(dict.fromkeys(operation.label for operation in self._tiled))
+
+    def _start(self, layout: Layout, far: Pointers) -> list[str]:
+        """Where the buffers lie that are the same for every tile; what is read once for all of them."""
+        lines = ["ON_CHIP;", "const Index all = batch;"]
+        block = Block(self.share.tile, self._near, dict(layout.names))
+        for buffer, name in layout.names.items():
+            kind = ctype(buffer.dtype)
+            if buffer in layout.offsets:
+                lines.append(f"{kind}* const {name} = ({kind}*)(chip + {layout.offsets[buffer]});")
+                if buffer in self._near and not buffer.batched and buffer.role in ("input", "state", "constant"):
+                    block.load(buffer, f"{self._outer(layout, far, buffer)}[i]")
+            elif not self.share.alone and buffer in self._sums.spans:
+                parts, shift = far.named(self._parts, "parts", write=True), self._sums.shift(buffer)
+                lines.append(f"{kind}* const {name} = {parts} + blockIdx.x * (Index){self._sums.size} + ({shift});")
+            elif not buffer.batched:
+                lines.append(f"{kind}* const {name} = {self._outer(layout, far, buffer)};")
+        return [*lines, *phase_lines(phases(block.units))]
+
+    def _step(self, layout: Layout, far: Pointers) -> list[str]:
+        """All tiles of the block, and where it is alone what is done once."""
+        tile = self.share.tile
+        pointers = []
+        for buffer, name in layout.names.items():
+            if buffer.batched and buffer.role != "scratch" and not (buffer in self._near and buffer in layout.fetched):
+                outer = self._outer(layout, far, buffer)
+                if buffer not in self._near:
+                    pointers.append(f"{ctype(buffer.dtype)}* const {name} = {outer} + first * {buffer.size};")
+        return [
+            "const Index start = blockIdx.x * each, stop = start + each < all ? start + each : all;",
+            f"for (Index first = start; first < stop; first += {tile}) {{",
+            f"    const Index batch = stop - first < {tile} ? stop - first : {tile};",
+            f"    const int fresh = {'1' if self.share.single else 'first == start'};",
+            *indented([*pointers, *phase_lines(layout.tiled)]),
+            "}",
+            *phase_lines(layout.once),
+        ]
+
+    def _back(self, layout: Layout, far: Pointers, counted: Collection[Buffer]) -> list[str]:
+        """What was changed in shared memory goes back to where it came from."""
+        lines = []
+        for buffer, name in layout.names.items():
+            changed = buffer in counted or (layout.writes(buffer) and buffer.role in ("state", "output"))
+            if buffer in self._near and changed:
+                outer = far.named(buffer, f"far_{name}", write=True)
+                lines.append(f"for (Index i = threadIdx.x; i < {buffer.size}; i += {THREADS}) {outer}[i] = {name}[i];")
+        return lines
+
+    def _outer(self, layout: Layout, far: Pointers, buffer: Buffer) -> str:
+        """The parameter for a buffer that is not, or not only, in shared memory."""
+        return far.named(buffer, f"far_{layout.names[buffer]}", write=buffer not in layout.offsets and layout.writes(buffer))
+
+
+def _outside(name: str, dtype: Any) -> Buffer:
+    return Buffer(name, "state", np.dtype(dtype), ())
+
+
+def _fetch(target: Buffer, samples: str, order: str) -> list[str]:
+    """Statements that find the element `i` of a step's samples, which are taken by the numbers in `order`."""
+    width, kind = target.size, ctype(target.dtype)
+    return [
+        f"const int64 row = {order}[(from + step) * (int64)all + first + i / {width}];",
+        f"const {kind} sample = ({kind}){samples}[row * {width} + i % {width}];",
+    ]

@@ -1,0 +1,60 @@
+"""Which programs become one kernel over tiles of samples, and how a batch is shared out among blocks.
+
+The bounds are estimates: a block in a hurry does some 2^20 operations in the time that a second launch and the sums
+of many blocks take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chains.backends.cupy.fused.block_operations import SUPPORTED
+from chains.backends.tiling import whole_on_tiles
+from chains.program.operations import MatMul, Reduce
+from chains.program.program import Program
+
+BLOCKS = 132  # at most: one for each multiprocessor of a large GPU
+LEAST = 8  # samples for a block at least, where there are several
+ALONE = 1 << 20  # operations up to which one block does the batch
+MOST = 256  # samples of a tile
+
+
+@dataclass(frozen=True)
+class Share:
+    """How a batch is shared out: in tiles of up to `tile` samples, to one block `alone`, and then as a `single` tile."""
+
+    tile: int
+    alone: bool
+    single: bool
+
+
+def suits(program: Program) -> bool:
+    """Whether tiles of samples can go through the whole program, and their sums be added."""
+    parts = whole_on_tiles(program.operations)
+    if parts is None or not parts[0] or not all(type(operation) in SUPPORTED for operation in program.operations):
+        return False
+    sums = [operation for operation in parts[0] if operation.sums_over_batch]
+    if any(view.dtype != program.dtype for operation in sums for view in operation.outs):
+        return False
+    plain = [isinstance(sum_, Reduce) and sum_.kind == "sum" for sum_ in sums]
+    return all(is_sum or (isinstance(sum_, MatMul) and not sum_.accumulate) for is_sum, sum_ in zip(plain, sums, strict=True))
+
+
+def samples_each(program: Program, batch: int) -> int:
+    """How many samples a block takes: all of them where one block does it."""
+    outs = [view for operation in program.operations for view in operation.outs if view.batched]
+    work = program.flops() + 4 * sum(view.sample_size for view in outs)
+    return batch if batch * work <= ALONE else min(batch, max(LEAST, -(-batch // BLOCKS)))
+
+
+def share_of(program: Program, batch: int) -> Share:
+    """A block's samples in as few tiles as may be, one as large as the other."""
+    each = samples_each(program, batch)
+    pieces = -(-each // MOST)
+    return Share(even(-(-each // pieces)), each == batch, each == batch and pieces == 1)
+
+
+def even(samples: int) -> int:
+    """The next number with no more than three binary digits that count, so that many batch sizes share a kernel."""
+    unit = 1 << max(0, samples.bit_length() - 3)
+    return -(-samples // unit) * unit

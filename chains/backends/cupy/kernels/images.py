@@ -1,0 +1,219 @@
+"""Kernels for pools, and for convolutions of few channels as sums over the window: no atomics, one thread a result."""
+
+from __future__ import annotations
+
+from chains.backends.cupy.kernels.steps import HELPERS, Pointers, Source, Step, blocks, each_element
+from chains.backends.cupy.source.axes import Space, count, count_text
+from chains.backends.cupy.source.c_source import ctype, literal
+from chains.backends.cupy.source.reduction import Temporary, reduce_steps
+from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Pool, PoolInput
+from chains.program.view import Batch, View
+from chains.program.window import Window
+
+
+def at(view: View, *coordinates: str) -> str:
+    """The number of an element of a view, as C."""
+    terms = [f"({name}) * {stride}" for name, stride in zip(coordinates, view.strides, strict=True)]
+    return " + ".join([*terms, str(view.offset)])
+
+
+def _image(view: View) -> list[str]:
+    """Statements that take the number `i` of an element apart into sample n, channel c, row h and column w."""
+    _, channels, height, width = view.shape
+    return [
+        f"const Index w = i % {width}; const Index h = i / {width} % {height};",
+        f"const Index c = i / {_times(width, height)} % {channels}; const Index n = i / {_times(channels, height, width)};",
+    ]
+
+
+def _times(*lengths: object) -> int:
+    product = 1
+    for length in lengths:
+        assert isinstance(length, int)
+        product *= length
+    return product
+
+
+def _one_each(source: Source, pointers: Pointers, view: View, body: list[str], hint: str, label: str) -> list[Step]:
+    """A launch with a thread for each element of an image."""
+    space = Space(view.shape, [view])
+    grid = lambda batch: (blocks(count(space.kept, batch)), 1)  # noqa: E731
+    lines = each_element(count_text(space.kept), [*_image(view), *body])
+    return [pointers.launch(source, hint, lines, grid, label=label)]
+
+
+def _entries(window: Window, x: View, body: list[str]) -> list[str]:
+    """`body` for each entry (kh, kw) of the window at the output position (h, w) that lies within the image, at (ih, iw)."""
+    (rows, columns), (top, left) = window.size, (window.padding[0][0], window.padding[1][0])
+    return [
+        f"for (int kh = 0; kh < {rows}; ++kh) {{",
+        f"    const Index ih = h * {window.stride[0]} + kh * {window.dilation[0]} - {top};",
+        f"    if (ih < 0 || ih >= {x.shape[2]}) continue;",
+        f"    for (int kw = 0; kw < {columns}; ++kw) {{",
+        f"        const Index iw = w * {window.stride[1]} + kw * {window.dilation[1]} - {left};",
+        f"        if (iw < 0 || iw >= {x.shape[3]}) continue;",
+        *(f"        {line}" for line in body),
+        "    }",
+        "}",
+    ]
+
+
+def covering(window: Window, y: View, body: list[str]) -> list[str]:
+    """`body` for each entry (kh, kw) of a window, at the output position (oh, ow), that lies at (h, w) of the input."""
+    (rows, columns), (top, left) = window.size, (window.padding[0][0], window.padding[1][0])
+    (down, right), (over, along) = window.stride, window.dilation
+    return [
+        f"for (int kh = 0; kh < {rows}; ++kh) {{",
+        f"    const Index th = h + {top} - kh * {over};",
+        f"    const Index oh = th / {down};",
+        f"    if (th < 0 || th % {down} != 0 || oh >= {y.shape[2]}) continue;",
+        f"    for (int kw = 0; kw < {columns}; ++kw) {{",
+        f"        const Index tw = w + {left} - kw * {along};",
+        f"        const Index ow = tw / {right};",
+        f"        if (tw < 0 || tw % {right} != 0 || ow >= {y.shape[3]}) continue;",
+        *(f"        {line}" for line in body),
+        "    }",
+        "}",
+    ]
+
+
+def pool(source: Source, operation: Pool) -> list[Step]:
+    (y,), (x,) = operation.outs, operation.ins
+    pointers, kind, window = Pointers(), ctype(y.dtype), operation.window
+    into, image = pointers(y.buffer, write=True), pointers(x.buffer)
+    value = f"{image}[{at(x, 'n', 'c', 'ih', 'iw')}]"
+    if operation.kind == "max":
+        start, each, result = literal(float("-inf"), kind), [f"total = max_{kind[0]}(total, {value});"], "total"
+    else:
+        start, each = literal(0.0, kind), [f"total += {value};", "++entries;"]
+        result = f"total / {literal(float(window.area), kind) if operation.count_padding else f'({kind})entries'}"
+    body = [
+        f"{kind} total = {start};",
+        "int entries = 0;",
+        *_entries(window, x, each),
+        "(void)entries;",
+        f"{into}[{at(y, 'n', 'c', 'h', 'w')}] = {result};",
+    ]
+    return _one_each(source, pointers, y, body, operation.name, operation.label)
+
+
+def pool_input(source: Source, operation: PoolInput) -> list[Step]:
+    """A thread for each element of the input goes through the windows it is in, and asks each whether it gets a share."""
+    (dx,), (dy, *rest) = operation.outs, operation.ins
+    pointers, kind, window = Pointers(), ctype(dx.dtype), operation.window
+    into, cotangent = pointers(dx.buffer, write=True), pointers(dy.buffer)
+    share = f"{cotangent}[{at(dy, 'n', 'c', 'oh', 'ow')}]"
+    if operation.kind == "max":
+        x, y = rest
+        image, largest = pointers(x.buffer), pointers(y.buffer)
+        first = [
+            f"const {kind} most = {largest}[{at(y, 'n', 'c', 'oh', 'ow')}];",
+            f"int mine = {image}[{at(x, 'n', 'c', 'h', 'w')}] == most;",
+            *_earlier(window, x, f"if ({image}[{at(x, 'n', 'c', 'ih', 'iw')}] == most) mine = 0;"),
+            f"if (mine) total += {share};",
+        ]
+    elif operation.count_padding:
+        first = [f"total += {share} / {literal(float(window.area), kind)};"]
+    else:
+        first = [f"total += {share} / ({kind})({_inside(window, dx, 0, 'oh')} * {_inside(window, dx, 1, 'ow')});"]
+    body = [
+        f"{kind} total = {literal(0.0, kind)};",
+        *covering(window, dy, first),
+        f"{into}[{at(dx, 'n', 'c', 'h', 'w')}] = total;",
+    ]
+    return _one_each(source, pointers, dx, body, operation.name, operation.label)
+
+
+def _earlier(window: Window, x: View, body: str) -> list[str]:
+    """`body` for the entries before (kh, kw) of the window at (oh, ow), while it may still be the first largest."""
+    (down, right), (over, along) = window.stride, window.dilation
+    top, left = window.padding[0][0], window.padding[1][0]
+    return [
+        f"for (int e = 0; mine && e < kh * {window.size[1]} + kw; ++e) {{",
+        f"    const Index ih = oh * {down} + e / {window.size[1]} * {over} - {top};",
+        f"    const Index iw = ow * {right} + e % {window.size[1]} * {along} - {left};",
+        f"    if (ih >= 0 && ih < {x.shape[2]} && iw >= 0 && iw < {x.shape[3]}) {body}",
+        "}",
+    ]
+
+
+INSIDE = """\
+DEVICE int inside(int position, int stride, int dilation, int size, int padding, int length)
+{
+    int entries = 0;
+    for (int k = 0; k < size; ++k) {
+        const int at = position * stride + k * dilation - padding;
+        entries += at >= 0 && at < length;
+    }
+    return entries;
+}
+"""
+HELPERS.append(INSIDE)
+
+
+def _inside(window: Window, x: View, axis: int, position: str) -> str:
+    """How many entries of the window, along an axis, are no padding."""
+    numbers = window.stride[axis], window.dilation[axis], window.size[axis], window.padding[axis][0], x.shape[2 + axis]
+    return f"inside((int){position}, {', '.join(map(str, numbers))})"
+
+
+def convolve(source: Source, operation: Convolve) -> list[Step]:
+    (y,), (x, w) = operation.outs, operation.ins
+    pointers, kind = Pointers(), ctype(y.dtype)
+    into, image, kernels = pointers(y.buffer, write=True), pointers(x.buffer), pointers(w.buffer)
+    inputs, outputs = w.shape[1], _times(w.shape[0]) // operation.groups
+    each = [
+        f"for (int k = 0; k < {inputs}; ++k)",
+        f"    total += {image}[{at(x, 'n', f'c / {outputs} * {inputs} + k', 'ih', 'iw')}]",
+        f"        * {kernels}[{at(w, 'c', 'k', 'kh', 'kw')}];",
+    ]
+    body = [
+        f"{kind} total = {literal(0.0, kind)};",
+        *_entries(operation.window, x, each),
+        f"{into}[{at(y, 'n', 'c', 'h', 'w')}] = total;",
+    ]
+    return _one_each(source, pointers, y, body, operation.name, operation.label)
+
+
+def convolve_input(source: Source, operation: ConvolveInput) -> list[Step]:
+    (dx,), (dy, w) = operation.outs, operation.ins
+    pointers, kind = Pointers(), ctype(dx.dtype)
+    into, cotangent, kernels = pointers(dx.buffer, write=True), pointers(dy.buffer), pointers(w.buffer)
+    inputs, outputs = w.shape[1], _times(w.shape[0]) // operation.groups
+    each = [
+        f"for (int k = 0; k < {outputs}; ++k)",
+        f"    total += {cotangent}[{at(dy, 'n', f'c / {inputs} * {outputs} + k', 'oh', 'ow')}]",
+        f"        * {kernels}[{at(w, f'c / {inputs} * {outputs} + k', f'c % {inputs}', 'kh', 'kw')}];",
+    ]
+    body = [
+        f"{kind} total = {literal(0.0, kind)};",
+        *covering(operation.window, dy, each),
+        f"{into}[{at(dx, 'n', 'c', 'h', 'w')}] = total;",
+    ]
+    return _one_each(source, pointers, dx, body, operation.name, operation.label)
+
+
+def convolve_weight(source: Source, operation: ConvolveWeight, temporary: Temporary) -> list[Step]:
+    """A sum over samples and positions for each entry of the kernels."""
+    (dw,), (x, dy) = operation.outs, operation.ins
+    window, kind, pointers = operation.window, ctype(dw.dtype), Pointers()
+    image, cotangent = pointers(x.buffer), pointers(dy.buffer)
+    _, inputs, rows, columns = (_times(length) for length in dw.shape)
+    outputs = _times(dw.shape[0]) // operation.groups
+    shape = (*dw.shape, Batch(), *dy.shape[2:])
+    wide = View(dw.buffer, (*dw.shape, 1, 1, 1), (*dw.strides, 0, 0, 0), dw.offset)
+    space = Space(shape, [wide], reduced=(4, 5, 6), kept="o", inner="r")
+    positions = [_times(length) for length in dy.shape[2:]]
+    (top, left), entry = (window.padding[0][0], window.padding[1][0]), f"o / {rows * columns}"
+    lines = [
+        f"const Index kw = o % {columns}; const Index kh = o / {columns} % {rows};",
+        f"const Index k = {entry} % {inputs}; const Index c = {entry} / {inputs};",
+        f"const Index ow = r % {positions[1]}; const Index oh = r / {positions[1]} % {positions[0]};",
+        f"const Index n = r / {positions[0] * positions[1]};",
+        f"const Index ih = oh * {window.stride[0]} + kh * {window.dilation[0]} - {top};",
+        f"const Index iw = ow * {window.stride[1]} + kw * {window.dilation[1]} - {left};",
+        f"const {kind} term = ih < 0 || ih >= {x.shape[2]} || iw < 0 || iw >= {x.shape[3]} ? {literal(0.0, kind)}",
+        f"    : {image}[{at(x, 'n', f'c / {outputs} * {inputs} + k', 'ih', 'iw')}]",
+        f"    * {cotangent}[{at(dy, 'n', 'c', 'oh', 'ow')}];",
+    ]
+    return reduce_steps(source, "sum", space, pointers, lines, "term", wide, operation.label, temporary)

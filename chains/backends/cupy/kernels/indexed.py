@@ -1,0 +1,101 @@
+"""Kernels for random numbers, and for rows chosen by numbers: gather and scatter-add."""
+
+from __future__ import annotations
+
+import math
+
+from chains.backends.cupy.kernels.steps import HELPERS, THREADS, Pointers, Source, Step, blocks, each_element
+from chains.backends.cupy.source.axes import Space, count, count_text
+from chains.program.operations import Gather, Random, ScatterAdd
+from chains.program.view import View
+
+PHILOX = """\
+DEVICE void philox(uint64 seed, uint64 c0, uint64 c1, uint64 c2, uint64* words)
+{
+    uint64 k0 = seed, k1 = 0, c3 = 0;
+    for (int round = 0; round < 10; ++round) {
+        const uint64 h0 = __umul64hi(0xD2E7470EE14C6C93ull, c0), l0 = 0xD2E7470EE14C6C93ull * c0;
+        const uint64 h1 = __umul64hi(0xCA5A826395121157ull, c2), l1 = 0xCA5A826395121157ull * c2;
+        c0 = h1 ^ c1 ^ k0; c1 = l1; c2 = h0 ^ c3 ^ k1; c3 = l0;
+        k0 += 0x9E3779B97F4A7C15ull; k1 += 0xBB67AE8584CAA73Bull;
+    }
+    words[0] = c0; words[1] = c1; words[2] = c2; words[3] = c3;
+}
+"""
+HELPERS.append(PHILOX)
+EACH = 8  # random numbers that one round of the generator makes
+
+
+def random(source: Source, operation: Random) -> list[Step]:
+    """A thread makes eight numbers at a time, those of one counter."""
+    (out,), (key,) = operation.outs, operation.ins
+    space, pointers = Space(out.shape, [out]), Pointers()
+    state, into = pointers(key.buffer), pointers(out.buffer, write=True)
+    body = [
+        "uint64 words[4];",
+        f"philox({state}[{key.offset}], (uint64)(i + 1), {operation.draw}ull, {state}[{key.offset + key.strides[0]}], words);",
+        f"const Index all = {count_text(space.kept)};",
+        f"for (int k = 0; k < {EACH} && i * {EACH} + k < all; ++k) {{",
+        f"    const Index e = i * {EACH} + k;",
+        "    const unsigned int bits = (unsigned int)(words[k / 2] >> (k % 2 * 32));",
+        *(f"    {line}" for line in Space(out.shape, [out], kept="e").kept_lines),
+        f"    {into}[{Space(out.shape, [out], kept='e').place(out)}] = (bits >> 8) * (1.0f / 16777216.0f);",
+        "}",
+    ]
+    body = each_element(f"({count_text(space.kept)} + {EACH - 1}) / {EACH}", body)
+    grid = lambda batch: (blocks(-(-count(space.kept, batch) // EACH)), 1)  # noqa: E731
+    return [pointers.launch(source, "random", body, grid, label=operation.label)]
+
+
+def gather(source: Source, operation: Gather) -> list[Step]:
+    """A thread copies an element of a chosen row; numbers out of range take the nearest row."""
+    (out,), (table, index) = operation.outs, operation.ins
+    more = out.ndim - index.ndim
+    wide = View(index.buffer, (*index.shape, *(1,) * more), (*index.strides, *(0,) * more), index.offset)
+    row = View(table.buffer, table.shape[1:], table.strides[1:], table.offset)
+    space, pointers = Space(out.shape, [out, wide, row]), Pointers()
+    into, rows, numbers = pointers(out.buffer, write=True), pointers(table.buffer), pointers(index.buffer)
+    body = [
+        *space.kept_lines,
+        f"int64 row = (int64){numbers}[{space.place(wide)}];",
+        f"row = row < 0 ? 0 : row >= {_rows(table)} ? {_rows(table)} - 1 : row;",
+        f"{into}[{space.place(out)}] = {rows}[row * {table.strides[0]} + {space.place(row)}];",
+    ]
+    grid = lambda batch: (blocks(count(space.kept, batch)), 1)  # noqa: E731
+    return [pointers.launch(source, "gather", each_element(count_text(space.kept), body), grid, label=operation.label)]
+
+
+PARTS = 64  # rows go to so many groups of blocks, by their number
+
+
+def scatter_add(source: Source, operation: ScatterAdd) -> list[Step]:
+    """Each row has one block, which adds what belongs to it in order: the same sums every time, with no atomics."""
+    (out,), (index, rows) = operation.outs, operation.ins
+    one = View(rows.buffer, rows.shape[index.ndim :], rows.strides[index.ndim :], 0)
+    target = View(out.buffer, out.shape[1:], out.strides[1:], out.offset)
+    each = View(rows.buffer, rows.shape[: index.ndim], rows.strides[: index.ndim], rows.offset)
+    columns, numbers, pointers = Space(one.shape, [one, target]), Space(index.shape, [index, each], kept="n"), Pointers()
+    into, which, what = pointers(out.buffer, write=True), pointers(index.buffer), pointers(rows.buffer)
+    pointers(out.buffer)
+    body = [
+        f"const Index all = {count_text(numbers.kept)};",
+        "for (Index n = 0; n < all; ++n) {",
+        *(f"    {line}" for line in numbers.kept_lines),
+        f"    int64 row = (int64){which}[{numbers.place(index)}];",
+        f"    row = row < 0 ? 0 : row >= {_rows(out)} ? {_rows(out)} - 1 : row;",
+        "    if (row % gridDim.y != blockIdx.y) continue;",
+        f"    const Index from = {numbers.place(each)};",
+        f"    {into}[row * {out.strides[0]} + {columns.place(target)}] += {what}[from + {columns.place(one)}];",
+        "}",
+    ]
+    body = each_element(count_text(columns.kept), [*columns.kept_lines, *body])
+    parts = min(PARTS, math.prod(length for length in out.shape[:1] if isinstance(length, int)))
+
+    def grid(batch: int) -> tuple[int, int]:
+        return min(-(-count(columns.kept, batch) // THREADS), 1 << 16), parts
+
+    return [pointers.launch(source, "scatter_add", body, grid, label=operation.label)]
+
+
+def _rows(table: View) -> str:
+    return str(table.shape[0])

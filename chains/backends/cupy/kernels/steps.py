@@ -1,0 +1,198 @@
+"""Kernels and the steps of a program on a GPU: launches of kernels, and matrix products.
+
+A kernel is a text and the types of its parameters: the batch size, the addresses of buffers, and a few more numbers.
+Fixed lengths and strides are part of the text, so that one kernel serves every batch size. Equal texts are one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from chains.backends.cupy.source.c_source import PRELUDE, ctype
+from chains.program.view import Buffer, View
+
+THREADS = 256  # of a block
+
+Grid = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel's name, the C types of its parameters, and its definition."""
+
+    name: str
+    parameters: tuple[str, ...]
+    text: str
+
+
+class Step:
+    """What a program does in one go on the device. `reads` and `writes` say which buffers must be alive."""
+
+    reads: tuple[Buffer, ...] = ()
+    writes: tuple[Buffer, ...] = ()
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Launch(Step):
+    """One launch of a kernel on `buffers`, with the `numbers` and the grid that belong to a batch size.
+
+    Left out at batch sizes for which `grid` gives None.
+    """
+
+    kernel: Kernel
+    buffers: tuple[Buffer, ...]
+    grid: Callable[[int], Grid | None]
+    block: tuple[int, int] = (THREADS, 1)
+    numbers: Callable[[int], tuple[int, ...]] = field(default=lambda batch: ())
+    reads: tuple[Buffer, ...] = ()
+    writes: tuple[Buffer, ...] = ()
+    label: str = ""
+    shared: int = 0  # bytes of shared memory beside what the text declares
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """An operand of a product in memory: rows of `leading` elements, where `transposed` the columns."""
+
+    view: View
+    leading: int
+    transposed: bool
+
+
+@dataclass(frozen=True)
+class Product(Step):
+    """out = a @ b, or out += a @ b, with `leading` elements from a row of `out` to the next."""
+
+    out: View
+    a: Matrix
+    b: Matrix
+    sizes: Callable[[int], tuple[int, int, int]]  # rows, columns, inner
+    leading: int
+    accumulate: bool = False
+    label: str = ""
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:  # type: ignore[override]
+        ins = (self.a.view.buffer, self.b.view.buffer)
+        return (*ins, self.out.buffer) if self.accumulate else ins
+
+    @property
+    def writes(self) -> tuple[Buffer, ...]:  # type: ignore[override]
+        return (self.out.buffer,)
+
+
+@dataclass(frozen=True)
+class Fused(Step):
+    """A product with its epilogue (see `epilogues`), and the steps that do the same where the device cannot."""
+
+    product: Product
+    kind: str
+    vector: View | None
+    mask: View | None
+    plain: tuple[Step, ...]
+    reads: tuple[Buffer, ...] = ()
+    writes: tuple[Buffer, ...] = ()
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Tiled(Step):
+    """Steps that are known once the batch size is: the same for one part of the samples after another."""
+
+    steps: Callable[[int], list[Step]]
+    reads: tuple[Buffer, ...] = ()
+    writes: tuple[Buffer, ...] = ()
+    label: str = ""
+
+
+def untiled(steps: Iterable[Step], batch: int) -> Iterator[Step]:
+    """The steps at a batch size, with those of tiled ones in their place."""
+    for step in steps:
+        yield from untiled(step.steps(batch), batch) if isinstance(step, Tiled) else (step,)
+
+
+class Source:
+    """The kernels of a program: their definitions in one text."""
+
+    def __init__(self) -> None:
+        self.kernels: dict[tuple[str, ...], Kernel] = {}
+
+    def kernel(
+        self, parameters: Sequence[str], names: Sequence[str], body: Sequence[str], hint: str, threads: int = THREADS
+    ) -> Kernel:
+        """The kernel of this body; `parameters` are C types, for the variables `names`."""
+        key = (*parameters, *names, *body)
+        if key not in self.kernels:
+            name = f"{hint}_{len(self.kernels)}"
+            arguments = ", ".join(f"{kind} {variable}" for kind, variable in zip(parameters, names, strict=True))
+            head = "KERNEL" if threads == THREADS else f"KERNEL_OF({threads})"
+            text = f"{head} {name}({arguments})\n{{\n" + "".join(f"    {line}\n" for line in body) + "}\n"
+            self.kernels[key] = Kernel(name, tuple(parameters), text)
+        return self.kernels[key]
+
+    def text(self, wide: bool) -> str:
+        """All of it; `wide` where some array has so many elements that they need numbers of 64 bits."""
+        index = "long long" if wide else "int"
+        return "\n".join([PRELUDE.format(index=index), *HELPERS, *(kernel.text for kernel in self.kernels.values())])
+
+
+HELPERS: list[str] = []  # functions that kernels of other modules call
+
+
+class Pointers:
+    """The parameters of a kernel that are addresses: `b0`, `b1`, ... one for each buffer, in the order of first use.
+
+    `names` are those of buffers that have one already.
+    """
+
+    def __init__(self, names: dict[Buffer, str] | None = None) -> None:
+        self.buffers: dict[Buffer, str] = {} if names is None else names
+        self.written: set[Buffer] = set()
+        self.read: set[Buffer] = set()
+
+    def __call__(self, buffer: Buffer, *, write: bool = False) -> str:
+        (self.written if write else self.read).add(buffer)
+        return self.buffers.setdefault(buffer, f"b{len(self.buffers)}")
+
+    def named(self, buffer: Buffer, name: str, *, write: bool = False) -> str:
+        """A parameter of this name."""
+        self.buffers.setdefault(buffer, name)
+        return self(buffer, write=write)
+
+    def launch(
+        self,
+        source: Source,
+        hint: str,
+        body: Sequence[str],
+        grid: Callable[[int], Grid | None],
+        *,
+        block: tuple[int, int] = (THREADS, 1),
+        extra: Sequence[str] = (),
+        numbers: Callable[[int], tuple[int, ...]] = lambda batch: (),
+        label: str = "",
+        shared: int = 0,
+    ) -> Launch:
+        """A launch of the kernel with this body; `extra` names the `numbers`."""
+        types = ["const Index", *(f"{ctype(buffer.dtype)}*" for buffer in self.buffers), *("const Index" for _ in extra)]
+        names = ["batch", *self.buffers.values(), *extra]
+        kernel = source.kernel(types, names, body, hint, max(THREADS, block[0] * block[1]))
+        buffers = tuple(self.buffers)
+        reads, writes = (tuple(b for b in buffers if b in some) for some in (self.read, self.written))
+        return Launch(kernel, buffers, grid, block, numbers, reads, writes, label, shared)
+
+
+def blocks(elements: int, most: int = 1 << 16) -> int:
+    """How many blocks take so many elements, one a thread; more elements go round again."""
+    return max(1, min(-(-elements // THREADS), most))
+
+
+def each_element(count: str, body: Sequence[str]) -> list[str]:
+    """A loop over the numbers below `count`, as C, split among all threads: the variable `i`."""
+    return [
+        f"const Index count = {count};",
+        "for (Index i = blockIdx.x * (Index)blockDim.x + threadIdx.x; i < count; i += gridDim.x * (Index)blockDim.x) {",
+        *(f"    {line}" for line in body),
+        "}",
+    ]

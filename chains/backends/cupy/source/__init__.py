@@ -1,0 +1,1 @@
+"""CUDA C: formulas, indices, fused maps and sums as text."""

@@ -1,0 +1,173 @@
+"""Runs of elementwise operations that one kernel carries out, element by element, in registers.
+
+A thread works on one element of the common shape after another. So an operation may join a run where whatever it reads
+or overwrites was touched by the operations before it in the same thread only: through the very same view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from chains.backends.cupy.kernels.steps import Pointers
+from chains.backends.cupy.source.c_source import BFLOAT16, converted, ctype, formula_lines, literal
+from chains.program.operations import Copy, Fill, Map, Operation, Reduce
+from chains.program.view import Batch, Buffer, Shape, View
+
+Elementwise = (Map, Copy, Fill)
+
+
+@dataclass
+class Run:
+    """Elementwise operations of one shape, in order."""
+
+    operations: list[Operation] = field(default_factory=list)
+
+    @property
+    def shape(self) -> Shape:
+        return self.operations[0].outs[0].shape
+
+    @property
+    def outs(self) -> list[View]:
+        return [view for operation in self.operations for view in operation.outs]
+
+    @property
+    def ins(self) -> list[View]:
+        return [view for operation in self.operations for view in operation.ins]
+
+    @property
+    def scalar(self) -> bool:
+        """Whether the run is on single numbers, which are computed in double precision."""
+        return all(view.ndim == 0 for view in (*self.outs, *self.ins))
+
+    def takes(self, operation: Operation) -> bool:
+        """Whether the operation may join, at the end."""
+        if not isinstance(operation, Elementwise) or operation.outs[0].shape != self.shape:
+            return False
+        if self.scalar != all(view.ndim == 0 for view in operation.views):
+            return False
+        written, touched = self.outs, [*self.outs, *self.ins]
+        if any(in_the_way(view, out) for view in operation.ins for out in written):
+            return False
+        return not any(in_the_way(out, view) for out in operation.outs for view in touched)
+
+
+def run_at(operations: Sequence[Operation], start: int) -> tuple[Run, Reduce | None, int]:
+    """The longest run from an elementwise operation on, the reduction that goes along with it, and what comes after them."""
+    run, stop = Run([operations[start]]), start + 1
+    while stop < len(operations) and run.takes(operations[stop]):
+        run.operations.append(operations[stop])
+        stop += 1
+    after = operations[stop] if stop < len(operations) else None
+    return (run, after, stop + 1) if isinstance(after, Reduce) and feeds(run, after) else (run, None, stop)
+
+
+def in_the_way(a: View, b: View) -> bool:
+    """Whether two views may share memory other than element by element."""
+    return a.buffer is b.buffer and a != b and not apart(a, b)
+
+
+def feeds(run: Run, reduce: Reduce) -> bool:
+    """Whether the reduction can go along with the run: it sums what the run computes, into memory the run leaves alone."""
+    (out,), (a,) = reduce.outs, reduce.ins
+    if a.shape != run.shape or a not in run.outs or run.scalar or a.dtype != out.dtype:
+        return False
+    touched = [*run.outs, *run.ins]
+    return all(view.buffer is not out.buffer for view in touched) and not any(in_the_way(a, other) for other in run.outs)
+
+
+def apart(a: View, b: View) -> bool:
+    """Whether two views of one buffer surely share no element."""
+    if not a.batched and not b.batched:
+        (first, last), (start, stop) = _range(a), _range(b)
+        if last < start or stop < first:
+            return True
+    # Two windows beside each other along one axis of a larger array.
+    if a.strides != b.strides or a.ndim != b.ndim:
+        return False
+    a, b = sorted((a, b), key=lambda view: view.offset)
+    different = [k for k in range(a.ndim) if a.shape[k] != b.shape[k]]
+    return any(different in ([], [k]) and _beside(a, b, k) for k in range(a.ndim))
+
+
+def _beside(a: View, b: View, axis: int) -> bool:
+    """Whether `b` follows `a` along the axis, both within one row of the array they are windows of."""
+    stride, extents = a.strides[axis], (a.shape[axis], b.shape[axis])
+    if stride <= 0 or isinstance(extents[0], Batch) or isinstance(extents[1], Batch):
+        return False
+    others = [(a.strides[k], a.shape[k]) for k in range(a.ndim) if k != axis]
+    inside = [(extent - 1) * step for step, extent in others if step < stride and isinstance(extent, int)]
+    outer = [step for step, _ in others if step >= stride]
+    steps, rest = divmod(b.offset - a.offset, stride)
+    if rest or steps < extents[0] or sum(inside) >= stride or len(inside) + len(outer) < len(others):
+        return False
+    row = min(outer, default=0)
+    return not outer or ((steps + extents[1]) * stride <= row and all(step % row == 0 for step in outer))
+
+
+def _range(view: View) -> tuple[int, int]:
+    """The first and the last element that a view without batch reaches."""
+    last = view.offset
+    for extent, stride in zip(view.shape, view.strides, strict=True):
+        last += (extent - 1) * stride if isinstance(extent, int) and extent > 1 else 0
+    return view.offset, last
+
+
+def staged(operation: Operation, scratch: Callable[[View], View]) -> list[Operation]:
+    """The operation, or, where it would overwrite elements that other threads still have to read, two through scratch."""
+    if not isinstance(operation, (Map, Copy)):
+        return [operation]
+    if not any(in_the_way(out, view) for out in operation.outs for view in operation.ins):
+        return [operation]
+    places = tuple(scratch(out) for out in operation.outs)
+    copies = [Copy((out,), (place,), label=operation.label) for out, place in zip(operation.outs, places, strict=True)]
+    return [replace(operation, outs=places), *copies]
+
+
+class Places(Protocol):
+    """Where elements are, such as a `Space`."""
+
+    def place(self, view: View) -> str:
+        """The number of the view's element in its buffer, as C."""
+
+
+def run_lines(
+    run: Run, space: Places, pointers: Pointers, stored: Callable[[Buffer], bool], known: Mapping[View, str] | None = None
+) -> tuple[list[str], dict[View, str]]:
+    """The statements for one element of `space`, and the variables that hold each view's value.
+
+    Results are written to the buffers that are to be `stored`. Values that are `known` already are not read.
+    """
+    kind = "double" if run.scalar else next((ctype(out.dtype) for out in run.outs if out.dtype != BFLOAT16), "float")
+    lines: list[str] = []
+    known = dict(known or {})
+
+    def load(view: View) -> str:
+        if view not in known:
+            known[view] = name = f"v{len(lines)}"
+            value = converted(f"{pointers(view.buffer)}[{space.place(view)}]", ctype(view.dtype), kind)
+            lines.append(f"const {kind} {name} = {value};")
+        return known[view]
+
+    results: dict[View, str] = {}
+    for number, operation in enumerate(run.operations):
+        if isinstance(operation, Map):
+            ins = [load(view) for view in operation.ins]
+            text, values = formula_lines(operation.formula, ins, f"m{number}_", kind)
+            lines += text
+        elif isinstance(operation, Copy):
+            values = [load(operation.ins[0])]
+        else:
+            assert isinstance(operation, Fill)
+            values = [literal(operation.value, kind)]
+        for k, (out, value) in enumerate(zip(operation.outs, values, strict=True)):
+            name, own = f"r{number}_{k}", ctype(out.dtype)
+            value = converted(f"({value})", kind, own)
+            lines.append(f"const {kind} {name} = {converted(value, own, kind) if own != kind else f'({kind}){value}'};")
+            known[out] = results[out] = name
+    for out, name in results.items():
+        if stored(out.buffer):
+            value = converted(name, kind, ctype(out.dtype))
+            lines.append(f"{pointers(out.buffer, write=True)}[{space.place(out)}] = {value};")
+    return lines, known

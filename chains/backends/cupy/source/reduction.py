@@ -1,0 +1,219 @@
+"""Sums and maxima without atomics: every number is added in an order that depends on the shapes alone.
+
+A block is `width` results wide and `depth` threads deep: each thread goes through its part of what is summed, and the
+threads of one result then add up in shared memory, pair by pair. Long sums are split among blocks, whose parts
+a second kernel adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chains.backends.cupy.kernels.steps import THREADS, Grid, Pointers, Source, Step
+from chains.backends.cupy.source.axes import Axis, Space, count, count_text
+from chains.backends.cupy.source.c_source import converted, ctype, literal
+from chains.backends.cupy.source.fusion import Run, run_lines
+from chains.program.operations import Reduce
+from chains.program.view import Batch, Buffer, View
+
+EACH = 8  # numbers a thread adds at least, where a sum is split
+BLOCKS = 528  # wanted at least: four for each multiprocessor of a large GPU
+SHORT = 32  # sums as short as this are a thread's work
+
+Temporary = Callable[[str, "np.dtype[Any]", Callable[[int], int]], Buffer]  # a name, a type, how many elements
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a reduction is spread: a block has `width` results and `depth` threads for each; long sums are `split`."""
+
+    width: int
+    depth: int
+    results: Callable[[int], int]
+    terms: Callable[[int], int]
+    split: bool = True
+
+    def columns(self, batch: int) -> int:
+        return -(-self.results(batch) // self.width)
+
+    def parts(self, batch: int) -> int:
+        """How many blocks share a result."""
+        if not self.split:
+            return 1
+        most = -(-self.terms(batch) // (self.depth * EACH))
+        return max(1, min(most, -(-BLOCKS // self.columns(batch)), 1024))
+
+    def grid(self, batch: int) -> Grid:
+        return self.columns(batch), self.parts(batch)
+
+
+def reduction(
+    source: Source, operation: Reduce, run: Run | None, stored: Callable[[Buffer], bool], temporary: Temporary
+) -> list[Step]:
+    """The launches for a reduction, of what `run` computes where that is given."""
+    (out,), (a,) = operation.outs, operation.ins
+    missing = a.ndim - out.ndim
+    reduced = {k for k in range(a.ndim) if k < missing or out.shape[k - missing] != a.shape[k]}
+    views = [*run.outs, *run.ins, a, out] if run else [a, out]
+    space = Space(a.shape, views, reduced, kept="o", inner="r")
+    pointers = Pointers()
+    if run:
+        lines, known = run_lines(run, space, pointers, stored)
+        value = known[a]
+    else:
+        lines, value = [], converted(f"{pointers(a.buffer)}[{space.place(a)}]", ctype(a.dtype), ctype(out.dtype))
+    return reduce_steps(source, operation.kind, space, pointers, lines, value, out, operation.label, temporary, a)
+
+
+def reduce_steps(
+    source: Source,
+    kind: str,
+    space: Space,
+    pointers: Pointers,
+    lines: Sequence[str],
+    value: str,
+    out: View,
+    label: str,
+    temporary: Temporary,
+    a: View | None = None,
+) -> list[Step]:
+    """Launches that fill `out` with the reduction of `value`, computed by `lines` for each element of `space`.
+
+    `a` is what lies in memory as the threads should go through it.
+    """
+    shape = _spread(space, a)
+    type_ = ctype(out.dtype)
+    into = pointers(out.buffer, write=True)
+    if not shape.split:
+        finish = [f"{into}[{space.place(out)}] = total;"]
+    else:
+        partial = temporary("partial", out.dtype, lambda batch: shape.parts(batch) * shape.results(batch))
+        finish = [
+            f"if (parts == 1) {into}[{space.place(out)}] = total;",
+            f"else {pointers(partial, write=True)}[blockIdx.y * results + o] = total;",
+        ]
+    body = [
+        f"const Index results = {count_text(space.kept)};",
+        f"const Index terms = {count_text(space.inner)};",
+        f"const Index o = blockIdx.x * (Index){shape.width} + threadIdx.x;",
+        f"{type_} total = {start(kind, type_)};",
+        "const Index each = (terms + parts - 1) / parts;",
+        "const Index first = blockIdx.y * each;",
+        "const Index last = first + each < terms ? first + each : terms;",
+        "if (o < results) {",
+        *(f"    {line}" for line in space.kept_lines),
+        f"    for (Index r = first + threadIdx.y; r < last; r += {shape.depth}) {{",
+        *(f"        {line}" for line in (*space.inner_lines, *lines)),
+        f"        total = {join(kind, type_, 'total', value)};",
+        "    }",
+        "}",
+        *_across(kind, type_, shape),
+        "if (o < results && threadIdx.y == 0) {",
+        *(f"    {line}" for line in space.kept_lines),
+        *(f"    {line}" for line in finish),
+        "}",
+    ]
+    block = (shape.width, shape.depth)
+    steps: list[Step] = [
+        pointers.launch(
+            source,
+            kind,
+            body,
+            shape.grid,
+            block=block,
+            extra=["parts"],
+            numbers=lambda batch: (shape.parts(batch),),
+            label=label,
+        )
+    ]
+    if shape.split:
+        steps.append(_second(source, kind, space, shape, partial, out, label))
+    return steps
+
+
+def _second(source: Source, kind: str, space: Space, first: Shape, partial: Buffer, out: View, label: str) -> Step:
+    """The launch that adds up the parts; left out where there is one."""
+    shape = Shape(8, 32, first.results, first.parts)
+    type_ = ctype(out.dtype)
+    pointers = Pointers()
+    into, parts = pointers(out.buffer, write=True), pointers(partial)
+    body = [
+        f"const Index results = {count_text(space.kept)};",
+        f"const Index o = blockIdx.x * (Index){shape.width} + threadIdx.x;",
+        f"{type_} total = {start(kind, type_)};",
+        "if (o < results) {",
+        f"    for (Index r = threadIdx.y; r < parts; r += {shape.depth}) {{",
+        f"        total = {join(kind, type_, 'total', f'{parts}[r * results + o]')};",
+        "    }",
+        "}",
+        *_across(kind, type_, shape),
+        "if (o < results && threadIdx.y == 0) {",
+        *(f"    {line}" for line in space.kept_lines),
+        f"    {into}[{space.place(out)}] = total;",
+        "}",
+    ]
+
+    def grid(batch: int) -> Grid | None:
+        return (shape.columns(batch), 1) if first.parts(batch) > 1 else None
+
+    return pointers.launch(
+        source, f"{kind}_parts", body, grid, block=(8, 32), extra=["parts"], numbers=lambda b: (first.parts(b),), label=label
+    )
+
+
+def _across(kind: str, type_: str, shape: Shape) -> list[str]:
+    """Statements that bring the totals of a block's threads together, in those with ``threadIdx.y == 0``."""
+    if shape.depth == 1:
+        return []
+    lines = [
+        f"SHARED {type_} shared[{THREADS}];",
+        "const int lane = threadIdx.y * blockDim.x + threadIdx.x;",
+        "shared[lane] = total;",
+    ]
+    step = shape.depth // 2
+    while step:
+        other = f"shared[lane + {step * shape.width}]"
+        lines += ["__syncthreads();", f"if (threadIdx.y < {step}) shared[lane] = {join(kind, type_, 'shared[lane]', other)};"]
+        step //= 2
+    return [*lines, "total = shared[lane];"]
+
+
+def start(kind: str, type_: str) -> str:
+    return literal(0.0 if kind == "sum" else -np.inf, type_)
+
+
+def join(kind: str, type_: str, a: str, b: str) -> str:
+    return f"{a} + {b}" if kind == "sum" else f"max_{type_[0]}({a}, {b})"
+
+
+def _spread(space: Space, a: View | None) -> Shape:
+    """How wide and deep the blocks are: threads beside each other should read numbers beside each other."""
+
+    def results(batch: int) -> int:
+        return count(space.kept, batch)
+
+    def terms(batch: int) -> int:
+        return count(space.inner, batch)
+
+    grows = any(isinstance(axis.extent, Batch) for axis in space.inner)
+    fixed_results = None if any(isinstance(axis.extent, Batch) for axis in space.kept) else results(1)
+    if not grows and terms(1) <= SHORT:
+        return Shape(THREADS, 1, results, terms, split=False)
+    along = a is None or not space.kept or step_in_memory(space.inner, space, a) < step_in_memory(space.kept, space, a)
+    if along:
+        depth = THREADS if grows else min(THREADS, 1 << (-(-terms(1) // 4) - 1).bit_length())
+        return Shape(THREADS // depth, depth, results, terms)
+    width = 32
+    if fixed_results is not None:
+        width = min(width, 1 << max(0, (fixed_results - 1).bit_length()))
+    return Shape(width, THREADS // width, results, terms)
+
+
+def step_in_memory(axes: Sequence[Axis], space: Space, a: View) -> int:
+    """The shortest step in memory along some of these axes."""
+    steps = [space.step(axis, a) for axis in axes]
+    return min((step for step in steps if step), default=1 << 62)

@@ -1,0 +1,1 @@
+"""Kernels: the assembly of each kind of operation, as register-blocked loops over vectors."""

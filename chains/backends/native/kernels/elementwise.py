@@ -1,0 +1,373 @@
+"""Maps, reductions, copies and random numbers as loops over vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from chains.backends.base import UnsupportedOperationError
+from chains.backends.native.llvm import vectormath
+from chains.backends.native.llvm.accumulators import in_sets, independent_sets
+from chains.backends.native.llvm.blocking import panels
+from chains.backends.native.llvm.emit import I64, PTR, Function, Type, Value, integer, number, real_type
+from chains.expr import Formula
+from chains.program.operations import Map, Reduce
+from chains.program.view import Batch, Buffer, Extent, View
+
+
+@dataclass
+class Frame:
+    """A function working on samples: where each view's elements are, and how many samples there are."""
+
+    f: Function
+    lanes: int  # of the program's type in a vector register
+    registers: int  # how many vector registers there are
+    base: Callable[[View], Value]  # the address of a view's first element, of the first of the samples
+    count: Value  # of samples
+    start: Value  # the number of the first sample in the batch
+    small_tiles: bool  # whether a tile has as many samples as a vector has lanes
+    first: Value | None = None  # whether sums over samples begin with these (i1); None where there are no tiles
+    whole: Value | None = None  # whether these are the whole batch (i1)
+    rows: tuple[Buffer, Value] | None = None  # the input whose samples are listed, and where their addresses are
+    ahead: Value | None = None  # where it says which samples to fetch for the next step (`ahead.py`); None: nowhere
+
+    def outlined(self, hint: str, pointers: list[Value], write: Callable[[Function, list[Value]], None]) -> None:
+        """Call a function of its own on these addresses, the number of samples and whether sums begin with them."""
+        begun = integer(0) if self.first is None else self.f.cast("zext", self.first, I64)
+        arguments = [*pointers, self.count, begun]
+        name = self.f.module.outline(hint, [argument.type for argument in arguments], write)
+        self.f.line(f"call void @{name}({', '.join(map(str, arguments))})")
+
+    def row(self, view: View, i: Value, stride: int) -> Value:
+        """The address of row i of a matrix, or of column i, whichever has this stride."""
+        scalar = real_type(view.dtype)
+        if self.rows is not None and view.buffer is self.rows[0] and stride == view.buffer.size:
+            return self.f.address(self.f.load(PTR, self.f.address(self.rows[1], i, PTR)), integer(view.offset), scalar)
+        return self.f.address(self.base(view), self.f.mul(i, stride), scalar)
+
+    def extent(self, extent: Extent) -> Value:
+        return self.f.mul(self.count, extent.per_sample) if isinstance(extent, Batch) else integer(extent)
+
+
+@dataclass
+class Axis:
+    """One loop: its length, and the stride of each operand along it."""
+
+    extent: Extent
+    strides: list[int]
+
+
+def axes_of(shape: Sequence[Extent], views: Sequence[View]) -> list[Axis]:
+    """The loops over an array of `shape` with these operands broadcast to it; axes that lie in line are merged."""
+    axes: list[Axis] = []
+    for position, extent in enumerate(shape):
+        if extent == 1:
+            continue
+        strides = []
+        for view in views:
+            k = position - (len(shape) - view.ndim)
+            strides.append(0 if k < 0 or view.shape[k] == 1 else view.strides[k])
+        axis = Axis(extent, strides)
+        if axes and _in_line(axes[-1], axis):
+            outer = axes[-1].extent
+            assert not isinstance(extent, Batch)  # only the first axis is the batch
+            length = extent
+            axis.extent = Batch(outer.per_sample * length) if isinstance(outer, Batch) else outer * length
+            axes[-1] = axis
+        else:
+            axes.append(axis)
+    return axes
+
+
+def _in_line(outer: Axis, inner: Axis) -> bool:
+    if isinstance(inner.extent, Batch):
+        return False
+    return all(a == b * inner.extent for a, b in zip(outer.strides, inner.strides, strict=True))
+
+
+def lower_map(frame: Frame, operation: Map) -> None:
+    """outs = formula(ins)."""
+    if all(view.ndim == 0 for view in operation.views):
+        _scalar_map(frame, operation)
+        return
+    for out in operation.outs:
+        if any(view.buffer is out.buffer and view != out and _may_overlap(view, out) for view in operation.ins):
+            raise UnsupportedOperationError(f"backend 'native' cannot write `{out}` across an operand: `{operation}`")
+    if any(view.dtype != operation.outs[0].dtype for view in operation.views):
+        raise UnsupportedOperationError(f"backend 'native' wants operands of one type: `{operation}`")
+    _map_elements(frame, operation)
+
+
+def lower_shared_map(frame: Frame, operation: Map, begin: Value, count: Value) -> None:
+    """A part of a map of long vectors: `count` elements from `begin` on."""
+    f = frame.f
+
+    def share(view: View) -> View:
+        return replace(view, shape=(Batch(),), strides=(1,)) if view.sample_size > 1 else replace(view, shape=(), strides=())
+
+    def base(view: View) -> Value:
+        return f.address(frame.base(view), begin, real_type(view.dtype)) if view.ndim else frame.base(view)
+
+    part = Map(tuple(map(share, operation.outs)), tuple(map(share, operation.ins)), operation.formula)
+    _map_elements(replace(frame, base=base, count=count), part)
+
+
+def _map_elements(frame: Frame, operation: Map) -> None:
+    f, formula = frame.f, operation.formula
+    views = operation.outs + operation.ins
+    n_outs = len(operation.outs)
+
+    def body(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> None:
+        ins = []
+        for k in range(n_outs, len(views)):
+            ins.append(values[k] if k in values else f.load(type, pointers[k], mask))
+        for k, result in enumerate(evaluate(f, formula, ins, type)):
+            f.store(result, pointers[k], mask)
+
+    nest(frame, axes_of(operation.outs[0].shape, views), [frame.base(view) for view in views], views[0].dtype, n_outs, body)
+
+
+def _may_overlap(a: View, b: View) -> bool:
+    if a.batched or b.batched or not (a.contiguous and b.contiguous):
+        return True
+    return a.offset < b.offset + b.sample_size and b.offset < a.offset + a.sample_size
+
+
+def nest(
+    frame: Frame,
+    axes: list[Axis],
+    pointers: list[Value],
+    dtype: np.dtype,
+    n_outs: int,
+    body: Callable[[list[Value], dict[int, Value], Type, Value | None], None],
+) -> None:
+    """Loops over all axes; `body` gets pointers to the current elements, values that do not vary along the innermost
+    axis as vectors, the type to load and the mask of the lanes in use."""
+    f = frame.f
+    scalar = real_type(dtype)
+    if not axes:
+        axes = [Axis(1, [1] * len(pointers))]
+    inner = axes[-1]
+    lanes = frame.lanes if all(stride in (0, 1) for stride in inner.strides) else 1
+    type = Type(scalar.name, lanes)
+
+    def moved(pointers: list[Value], i: Value, strides: list[int]) -> list[Value]:
+        return [f.address(p, f.mul(i, s), scalar) if s else p for p, s in zip(pointers, strides, strict=True)]
+
+    def run_inner(pointers: list[Value]) -> None:
+        fixed = {k: f.splat(f.load(scalar, pointers[k]), lanes) for k in range(n_outs, len(pointers)) if inner.strides[k] == 0}
+        length = frame.extent(inner.extent)
+
+        def chunk(i: Value, mask: Value | None) -> None:
+            body(moved(pointers, i, inner.strides), fixed, type, mask)
+
+        if lanes == 1:
+            f.loop(integer(0), length, 1, lambda i, _: chunk(i, None))
+            return
+        whole = (
+            f.binary("and", length, integer(-lanes))
+            if isinstance(inner.extent, Batch)
+            else integer(inner.extent // lanes * lanes)
+        )
+        if whole.text != "0":
+            f.loop(integer(0), whole, lanes, lambda i, _: chunk(i, None))
+        if isinstance(inner.extent, Batch):
+            rest = f.binary("sub", length, whole)
+            f.when(f.compare("sgt", rest, integer(0)), lambda: chunk(whole, f.first_lanes(lanes, rest)))
+        elif inner.extent % lanes:
+            chunk(whole, f.lane_mask(lanes, inner.extent % lanes))
+
+    def run(depth: int, pointers: list[Value]) -> None:
+        if depth == len(axes) - 1:
+            run_inner(pointers)
+            return
+        axis = axes[depth]
+
+        def step(i: Value, _: list[Value]) -> list[Value]:
+            run(depth + 1, moved(pointers, i, axis.strides))
+            return []
+
+        f.loop(integer(0), frame.extent(axis.extent), 1, step)
+
+    run(0, pointers)
+
+
+def _scalar_map(frame: Frame, operation: Map) -> None:
+    """A formula of scalars, in double precision whatever their types."""
+    f, double = frame.f, Type("double")
+    ins = []
+    for view in operation.ins:
+        value = f.load(real_type(view.dtype), frame.base(view))
+        ins.append(value if value.type == double else f.cast("fpext", value, double))
+    for view, result in zip(operation.outs, evaluate(f, operation.formula, ins, double), strict=True):
+        type = real_type(view.dtype)
+        f.store(result if type == double else f.cast("fptrunc", result, type), frame.base(view))
+
+
+_ARITHMETIC = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+_CONDITIONS = {"lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "eq": "oeq", "ne": "une"}
+
+
+def evaluate(f: Function, formula: Formula, ins: Sequence[Value], type: Type) -> list[Value]:
+    """The results of a formula on vectors (or scalars) of `type`."""
+    values = list(ins)
+    for instruction in formula.instructions:
+        operands = [values[operand] for operand in instruction.operands]
+        values.append(_instruction(f, instruction.operation, operands, instruction.value, type))
+    return [_as_real(f, values[output], type) for output in formula.outputs]
+
+
+def _instruction(f: Function, name: str, operands: list[Value], value: float, type: Type) -> Value:
+    if name == "const":
+        return number(type, value)
+    if name == "where":
+        return f.select(_as_condition(f, operands[0]), *(_as_real(f, operand, type) for operand in operands[1:]))
+    if name == "not":
+        return f.binary(
+            "xor", _as_condition(f, operands[0]), Value("true" if type.lanes == 1 else "splat (i1 true)", type.of("i1"))
+        )
+    if name in ("and", "or"):
+        return f.binary(name, *(_as_condition(f, operand) for operand in operands))
+    operands = [_as_real(f, operand, type) for operand in operands]
+    if name in _ARITHMETIC:
+        return f.binary(_ARITHMETIC[name], *operands)
+    if name in _CONDITIONS:
+        return f.compare(_CONDITIONS[name], *operands)
+    if name == "min":
+        return vectormath.minimum(f, *operands)
+    if name == "max":
+        return vectormath.maximum(f, *operands)
+    if name == "pow":
+        return f.intrinsic("pow", *operands)
+    return vectormath.FUNCTIONS[name](f, *operands)
+
+
+def _as_real(f: Function, value: Value, type: Type) -> Value:
+    return f.cast("uitofp", value, type) if value.type.name == "i1" else value
+
+
+def _as_condition(f: Function, value: Value) -> Value:
+    return value if value.type.name == "i1" else f.compare("une", value, number(value.type, 0.0))
+
+
+def lower_copy(frame: Frame, out: View, source: View) -> None:
+    f = frame.f
+    if out.dtype != source.dtype and (out.ndim or source.ndim):
+        raise UnsupportedOperationError(f"backend 'native' cannot convert {source.dtype} to {out.dtype} in a copy: `{out}`")
+    if out.dtype != source.dtype:
+        _scalar_map(frame, Map((out,), (source,), Formula(("x",), (), (0,))))
+        return
+
+    def body(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> None:
+        f.store(values[1] if 1 in values else f.load(type, pointers[1], mask), pointers[0], mask)
+
+    nest(frame, axes_of(out.shape, (out, source)), [frame.base(out), frame.base(source)], out.dtype, 1, body)
+
+
+def lower_fill(frame: Frame, out: View, value: float) -> None:
+    def body(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> None:
+        frame.f.store(number(type, value), pointers[0], mask)
+
+    nest(frame, axes_of(out.shape, (out,)), [frame.base(out)], out.dtype, 1, body)
+
+
+def lower_reduce(frame: Frame, operation: Reduce) -> None:
+    """out = the sum or the largest of a over the axes on which out does not vary."""
+    f = frame.f
+    (out,), (a,) = operation.outs, operation.ins
+    maximum = operation.kind == "max"
+    axes = axes_of(a.shape, (out, a))
+    kept = [axis for axis in axes if axis.strides[0]]
+    reduced = [axis for axis in axes if not axis.strides[0]]
+    across = bool(reduced) and reduced[-1] is axes[-1] and reduced[-1].strides[1] == 1  # lanes run along a reduced axis
+    along = bool(kept) and kept[-1] is axes[-1] and kept[-1].strides == [1, 1] and not isinstance(kept[-1].extent, Batch)
+    lanes = frame.lanes if across or along else 1
+    scalar = real_type(a.dtype)
+    type = Type(scalar.name, lanes)
+    neutral = float("-inf") if maximum else 0.0
+
+    def combine(x: Value, y: Value) -> Value:
+        return vectormath.maximum(f, x, y) if maximum else f.binary("fadd", x, y)
+
+    def folded(axes: list[Axis], pointer: Value, masks: list[Value | None], sums: list[Value]) -> list[Value]:
+        """The elements along `axes` combined into `sums`: one for each vector of a kept row, or a single one."""
+        if not axes:
+            results = []
+            for k, (mask, total) in enumerate(zip(masks, sums, strict=True)):
+                x = f.load(type, f.address(pointer, integer(k * lanes), scalar), mask)
+                results.append(combine(total, x))
+            return results
+        axis, rest = axes[0], axes[1:]
+        stride = axis.strides[1]
+        if across and not rest:
+            return [_fold_lanes(frame, axis, pointer, type, sums[0], neutral, combine)]
+
+        def element(i: Value, carried: list[Value]) -> list[Value]:
+            return folded(rest, f.address(pointer, f.mul(i, stride), scalar), masks, carried)
+
+        sets = 1 if rest or not isinstance(axis.extent, Batch) else independent_sets(len(sums))
+        return in_sets(f, frame.extent(axis.extent), sets, element, sums, number(type, neutral), combine)
+
+    def finish(out_pointer: Value, results: list[Value], masks: list[Value | None]) -> None:
+        for k, (result, mask) in enumerate(zip(results, masks, strict=True)):
+            target = f.address(out_pointer, integer(k * lanes), scalar) if along else out_pointer
+            if across:
+                result, mask = horizontal(f, result, maximum), None
+            if operation.sums_over_batch and frame.first is not None:
+                result = f.select(frame.first, result, combine(f.load(result.type, target, mask), result))
+            f.store(result, target, mask)
+
+    def run(depth: int, outer: list[Axis], pointers: list[Value]) -> None:
+        if depth < len(outer):
+            axis = outer[depth]
+
+            def step(i: Value, _: list[Value]) -> list[Value]:
+                run(depth + 1, outer, [f.address(p, f.mul(i, s), scalar) for p, s in zip(pointers, axis.strides, strict=True)])
+                return []
+
+            f.loop(integer(0), frame.extent(axis.extent), 1, step)
+            return
+        if not along:
+            results = folded(reduced, pointers[1], [None], [number(type, neutral)])
+            finish(pointers[0], results, [None])
+            return
+        length = int(kept[-1].extent)  # type: ignore[arg-type]
+
+        def block(begin: Value, masks: list[Value | None]) -> None:
+            here = [f.address(pointer, begin, scalar) for pointer in pointers]
+            finish(here[0], folded(reduced, here[1], masks, [number(type, neutral)] * len(masks)), masks)
+
+        panels(frame.f, length, lanes, 8, block)
+
+    run(0, kept[:-1] if along else kept, [frame.base(out), frame.base(a)])
+
+
+def _fold_lanes(
+    frame: Frame, axis: Axis, pointer: Value, type: Type, total: Value, neutral: float, combine: Callable[[Value, Value], Value]
+) -> Value:
+    """Combine a contiguous run into a vector."""
+    f, lanes = frame.f, type.lanes
+    scalar = Type(type.name)
+    length = frame.extent(axis.extent)
+    whole = f.binary("and", length, integer(-lanes))
+    (total,) = f.loop(
+        integer(0), whole, lanes, lambda i, sums: [combine(sums[0], f.load(type, f.address(pointer, i, scalar)))], [total]
+    )[1]
+    mask = f.first_lanes(lanes, f.binary("sub", length, whole))
+    x = f.load(type, f.address(pointer, whole, scalar), mask)
+    return combine(total, f.select(mask, x, number(type, neutral)))
+
+
+def horizontal(f: Function, x: Value, maximum: bool = False) -> Value:
+    """The sum or the largest of a vector's lanes; a NaN among them gives NaN."""
+    scalar = Type(x.type.name)
+    if x.type.lanes == 1:
+        return x
+    if maximum:
+        return f.call(f"llvm.vector.reduce.fmaximum.{x.type.mangled}", scalar, x)
+    name = f"llvm.vector.reduce.fadd.{x.type.mangled}"
+    declaration = f"declare {scalar} @{name}({scalar}, {x.type})"
+    f.module.declare(name, declaration)
+    return f.assign(scalar, f"call reassoc {scalar} @{name}({number(scalar, -0.0)}, {x})")

@@ -1,0 +1,69 @@
+"""What becomes of a block of a product while it is in registers: the maps that follow, then the stores."""
+
+from __future__ import annotations
+
+from chains.backends.native.kernels.elementwise import Frame, evaluate
+from chains.backends.native.kernels.fusion import Kernel, as_rows
+from chains.backends.native.llvm.emit import Type, Value
+from chains.backends.native.llvm.shuffles import repeated
+from chains.program.view import View
+
+
+def store_block(
+    frame: Frame,
+    kernel: Kernel,
+    row: Value,
+    results: list[Value],
+    column: Value,
+    masks: list[Value | None],
+    lanes: int,
+    scalar: Type,
+    rows: int | None = None,
+) -> None:
+    """Apply the maps to a block of results and store what they give.
+
+    A vector holds a part of a row, or as many whole `rows`, one behind another as they lie in memory.
+    All that is read is read before anything is stored: loads wait for masked stores to places near theirs.
+    """
+    f, out = frame.f, kernel.out
+    type = Type(scalar.name, lanes)
+    columns = int(out.shape[1])  # type: ignore[arg-type]
+    step = lanes if rows is None else rows * columns
+    shared: dict[tuple[int, int], Value] = {}  # operands that are the same for every row, by identity and vector
+
+    def element(view: View, r: int, c: int) -> Value:
+        offset = f.add(f.mul(f.add(row, r), view.strides[0]), f.mul(f.add(column, c * step), view.strides[1]))
+        return f.address(frame.base(view), offset, scalar)
+
+    def operand(view: View, r: int, c: int, values: dict[View, Value]) -> Value:
+        if view.batched or view.shape == out.shape:
+            matrix = as_rows(view)
+            return values[matrix] if matrix in values else f.load(type, element(matrix, r, c), masks[c])
+        assert view.sample_size in (1, columns), f"{view.text} beside {out.text}"
+        key = (id(view), c)
+        if key not in shared:
+            if view.sample_size == 1:
+                shared[key] = f.splat(f.load(scalar, frame.base(view)), lanes)
+            elif rows is None:
+                pointer = f.address(frame.base(view), f.add(column, c * lanes), scalar)
+                shared[key] = f.load(type, pointer, masks[c])
+            else:
+                shared[key] = repeated(f, f.load(type, frame.base(view), f.lane_mask(lanes, columns)), columns, lanes)
+        return shared[key]
+
+    stores: list[tuple[Value, Value, Value | None]] = []
+    for r in range(len(results) // len(masks)):
+        for c, mask in enumerate(masks):
+            result = results[r * len(masks) + c]
+            if kernel.accumulate:
+                result = f.binary("fadd", result, f.load(type, element(out, r, c), mask))
+            values: dict[View, Value] = {out: result}
+            for fused in kernel.maps:
+                ins = [operand(view, r, c, values) for view in fused.ins]
+                for view, value in zip(fused.outs, evaluate(f, fused.formula, ins, type), strict=True):
+                    values[as_rows(view)] = value
+            for view, value in values.items():
+                if view != out or not kernel.transient:
+                    stores.append((value, element(view, r, c), mask))
+    for value, pointer, mask in stores:
+        f.store(value, pointer, mask)

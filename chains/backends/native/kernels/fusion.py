@@ -1,0 +1,117 @@
+"""What a kernel for a matrix product is to do: the operands, and the maps that are done to its results in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from chains.backends.base import UnsupportedOperationError
+from chains.backends.native.llvm.vectormath import ELEMENTARY
+from chains.program.operations import Map, MatMul, Operation
+from chains.program.view import Batch, View
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A product ``out = a @ b`` with what is done to its elements before they are stored."""
+
+    out: View
+    a: View
+    b: View
+    accumulate: bool = False
+    maps: tuple[Map, ...] = ()  # of a sum over the samples: where a tile is the whole batch
+    transient: bool = False  # whether, after maps, nothing else wants the product itself
+    padded: bool = False  # whether b's rows are padded to whole vectors (`pack`)
+
+    @property
+    def sums_over_batch(self) -> bool:
+        return isinstance(self.a.shape[1], Batch)
+
+    def turned(self, lanes: int) -> Kernel:
+        """This sum over the samples, or its transpose if that is so much less work that storing it number by number pays."""
+        rows, columns = (int(extent) for extent in self.out.shape)  # type: ignore[arg-type]
+        by_columns, by_rows = rows * -(-columns // lanes), columns * -(-rows // lanes)
+        if self.a.strides[0] == 1 and (2 * by_rows < by_columns or self.b.strides[1] != 1):
+            assert not self.maps  # which would have to be turned too
+            return replace(self, out=self.out.T, a=self.b.T, b=self.a.T)
+        return self
+
+
+def kernel_of(operation: Operation, maps: Sequence[Map]) -> Kernel:
+    assert isinstance(operation, MatMul)
+    (out,), (a, b) = operation.outs, operation.ins
+    if isinstance(out.shape[1], Batch):
+        raise UnsupportedOperationError(
+            f"backend 'native' wants samples in rows, not in columns: `{operation}` ({operation.label})"
+        )
+    return Kernel(out, a, b, operation.accumulate, tuple(maps))
+
+
+def fusible(operation: MatMul, maps: Sequence[Map], candidate: Map, lanes: int) -> bool:
+    """Whether `candidate`, after `maps`, can be done to the product's elements while they are in registers."""
+    out = operation.outs[0]
+    if not isinstance(out.shape[0], Batch) or out.strides[1] != 1 or _is_long(candidate):
+        return False
+    if {view.buffer for view in candidate.outs} & {view.buffer for view in operation.ins}:
+        return False  # other blocks of the product still read them
+    used = [out, *(view for fused in maps for view in fused.views), *candidate.views]
+    if any(view.buffer is other.buffer and not _same_rows(view, other) for view in candidate.outs for other in used):
+        return False  # and so may the maps on other blocks
+    columns = int(out.shape[1])  # type: ignore[arg-type]
+    registers = [out, *(view for fused in maps for view in fused.outs)]
+    broadcast = False
+    for view in candidate.ins:
+        if any(_same_rows(view, register) for register in registers):
+            continue
+        if any(view.buffer is register.buffer for register in registers):
+            return False
+        if view.batched:
+            if view.ndim < 2 or view.shape[-1] != columns or not _same_rows_shape(view, out) or view.strides[-1] != 1:
+                return False
+        elif not (
+            view.sample_size == 1 or (view.shape[-1] == columns and view.sample_size == columns and view.strides[-1] == 1)
+        ):
+            return False
+        else:
+            broadcast = broadcast or view.sample_size > 1
+    if not all(_same_rows_shape(view, out) and view.strides[-1] == 1 for view in candidate.outs):
+        return False
+    touches = any(_same_rows(view, register) for view in candidate.views for register in registers)
+    share = columns / (-(-columns // lanes) * lanes)
+    return touches and (broadcast or share >= 0.5)
+
+
+def _is_long(operation: Map) -> bool:
+    """Whether a formula holds elementary functions: written once, in a loop of its own, rather than for each row of a block,
+    which takes as long to run and less to compile."""
+    return any(instruction.operation in ELEMENTARY for instruction in operation.formula.instructions)
+
+
+def as_rows(view: View) -> View:
+    return view.rows if view.ndim != 2 else view
+
+
+def _same_rows_shape(view: View, out: View) -> bool:
+    if not view.batched or view.ndim < 2 or not (view.contiguous or view.ndim == 2):
+        return False
+    return as_rows(view).shape == out.shape
+
+
+def _same_rows(view: View, other: View) -> bool:
+    """Whether two views are the same elements, seen as matrices."""
+    if view.buffer is not other.buffer or not view.batched or view.ndim < 2 or not (view.contiguous or view.ndim == 2):
+        return False
+    return as_rows(view) == as_rows(other)
+
+
+def needs_packing(kernel: Kernel, lanes: int, small_tiles: bool) -> bool:
+    """Whether b must be copied to rows of whole vectors before the product."""
+    if not isinstance(kernel.out.shape[0], Batch) or kernel.b.batched or kernel.b.strides[1] == 1:
+        return False
+    return not (small_tiles and is_dots(kernel, lanes))
+
+
+def is_dots(kernel: Kernel, lanes: int) -> bool:
+    """Whether the results are sums of products of long contiguous runs."""
+    contiguous = kernel.a.strides[1] == kernel.b.strides[0] == kernel.out.strides[1] == 1
+    return contiguous and kernel.b.strides[1] != 1 and int(kernel.a.shape[1]) >= 16 * lanes  # type: ignore[arg-type]

@@ -1,0 +1,85 @@
+"""Rows of a table taken, or added to, by number. A number outside the table stands for its first or last row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from chains.backends.base import UnsupportedOperationError
+from chains.backends.native.kernels.elementwise import Frame, axes_of, lower_fill, nest
+from chains.backends.native.llvm.emit import I64, Type, Value, integer, real_type
+from chains.program.operations import Gather, ScatterAdd
+from chains.program.view import View
+
+INDICES = {np.dtype(np.int32): "i32", np.dtype(np.int64): "i64"}
+
+
+def lower_gather(frame: Frame, operation: Gather) -> None:
+    """out[i, ...] = table[index[i], ...]."""
+    (out,), (table, index) = operation.outs, operation.ins
+    f = frame.f
+    target, source = _row(out, index.ndim), _row(table, 1)
+
+    def copy(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> None:
+        f.store(values[1] if 1 in values else f.load(type, pointers[1], mask), pointers[0], mask)
+
+    def take(at: Value, row: Value) -> None:
+        nest(frame, axes_of(target.shape, (target, source)), [at, row], out.dtype, 1, copy)
+
+    _each_row(frame, operation, table, index, out, take)
+
+
+def lower_scatter_add(frame: Frame, operation: ScatterAdd) -> None:
+    """out[index[i], ...] += source[i, ...]. Beside the first thread, which adds to what is there, each begins with zeros."""
+    (out,), (index, source) = operation.outs, operation.ins
+    f = frame.f
+    if frame.first is not None:
+        others = f.binary("and", frame.first, f.compare("ne", frame.start, integer(0)))
+        f.when(others, lambda: lower_fill(frame, out, 0.0))
+    target, added = _row(out, 1), _row(source, index.ndim)
+
+    def add(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> None:
+        x = values[1] if 1 in values else f.load(type, pointers[1], mask)
+        f.store(f.binary("fadd", f.load(type, pointers[0], mask), x), pointers[0], mask)
+
+    def put(at: Value, row: Value) -> None:
+        nest(frame, axes_of(target.shape, (target, added)), [row, at], out.dtype, 1, add)
+
+    _each_row(frame, operation, out, index, source, put)
+
+
+def _row(view: View, axes: int) -> View:
+    """The view without its first `axes`."""
+    return replace(view, shape=view.shape[axes:], strides=view.strides[axes:])
+
+
+def _each_row(
+    frame: Frame, operation: Gather | ScatterAdd, table: View, index: View, rows: View, body: Callable[[Value, Value], None]
+) -> None:
+    """`body` gets, for each index, the address of its entry of `rows` and that of the table's row it names."""
+    f = frame.f
+    if index.dtype not in INDICES or table.batched or table.dtype != rows.dtype or table.shape[0] == 0:
+        raise UnsupportedOperationError(
+            f"backend 'native' cannot run `{operation}` ({operation.label}): {index.dtype} `{index}`"
+        )
+    whole, real = Type(INDICES[index.dtype]), real_type(table.dtype)
+    last = integer(int(table.shape[0]) - 1)  # type: ignore[arg-type]
+
+    def run(axis: int, number: Value, entry: Value) -> None:
+        if axis < index.ndim:
+
+            def step(i: Value, _: list[Value]) -> None:
+                moved = f.address(number, f.mul(i, index.strides[axis]), whole)
+                run(axis + 1, moved, f.address(entry, f.mul(i, rows.strides[axis]), real))
+
+            f.loop(integer(0), frame.extent(index.shape[axis]), 1, step)
+            return
+        n = f.load(whole, number)
+        n = n if whole == I64 else f.cast("sext", n, I64)
+        n = f.select(f.compare("slt", n, integer(0)), integer(0), n)
+        n = f.select(f.compare("sgt", n, last), last, n)
+        body(entry, f.address(frame.base(table), f.mul(n, table.strides[0]), real))
+
+    run(0, frame.base(index), frame.base(rows))

@@ -1,0 +1,349 @@
+"""Large products: the whole batch at once, blocked for the caches, a share of the columns to each thread.
+
+The scheme is that of Goto and van de Geijn ("Anatomy of high-performance matrix multiplication", 2008): blocks of both
+operands are packed in the order the kernel reads them, one of b for all rows and one of a, of some rows, for all panels of
+it; the kernel keeps a few rows times a panel's vectors of the result in registers. Blocks are long along the summed axis:
+once for each of them results are read and written. Behind the last one come the maps that follow on the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from chains.backends.base import UnsupportedOperationError
+from chains.backends.native.kernels.elementwise import Frame, horizontal
+from chains.backends.native.kernels.epilogue import store_block
+from chains.backends.native.kernels.fusion import Kernel, as_rows
+from chains.backends.native.llvm.blocking import row_blocks
+from chains.backends.native.llvm.emit import Function, Type, Value, integer, number, real_type
+from chains.backends.native.llvm.shuffles import transposed
+from chains.program.operations import MatMul, Operation
+from chains.program.view import Batch, View, concrete
+
+LARGE = 1 << 17  # elements of the operand without samples, from which on a product is blocked
+INNER = 1024  # of a block, along the summed axis; whole vectors
+OUTER = 384  # bytes of a column of a block of a
+ACROSS = 512  # columns of a block of b
+FEW = 4  # lines that are packed number by number, which is little code
+THIN = 12  # rows up to which packing would cost more than it saves
+
+Masks = Sequence[Value | None]  # of a panel's vectors
+
+
+def is_large(operation: Operation) -> bool:
+    """Whether the operation is a product over samples with many weights."""
+    if not isinstance(operation, MatMul) or not any(view.batched for view in operation.views):
+        return False
+    weights = next((view for view in operation.views if not view.batched), None)
+    if weights is None or any(isinstance(e, Batch) and e.per_sample != 1 for v in operation.views for e in v.shape):
+        return False
+    rows, columns = concrete(weights.shape, 1)
+    return rows * columns >= LARGE and not operation.accumulate and operation.outs[0].strides[1] == 1
+
+
+def workspace(lanes: int, itemsize: int) -> int:
+    """Elements that each thread needs for its packed blocks."""
+    return OUTER // itemsize * INNER + lanes + INNER * ACROSS
+
+
+def lower_large(frame: Frame, kernel: Kernel, space: Value, thread: Value, threads: Value) -> None:
+    """This thread's share of a product and the maps on it; `space` is where it packs."""
+    out, a, b = kernel.out, kernel.a, kernel.b
+    if 1 not in b.strides:
+        raise UnsupportedOperationError(f"backend 'native' wants rows or columns of `{b}` without gaps")
+    rows, inner = (frame.extent(extent) for extent in a.shape)
+    views = [out, a, b, *(view for each in kernel.maps for view in each.views)]
+    bases = {(view.buffer, view.offset): frame.base(view) for view in views}
+    # Strides but 1 are arguments, so that products of different sizes may share their code.
+    strides = [integer(stride) for view in (a, b) for stride in view.strides if stride != 1]
+    arguments = [space, rows, inner, thread, threads, *strides, *bases.values()]
+
+    def write(f: Function, arguments: list[Value]) -> None:
+        space, rows, inner, thread, threads, *others = arguments
+        own = dict(zip(bases, others[len(strides) :], strict=True))
+        inside = replace(frame, f=f, base=lambda view: own[view.buffer, view.offset])
+        _Product(inside, kernel, space, rows, inner, thread, threads, others[: len(strides)]).write()
+
+    name = frame.f.module.outline("gemm", [argument.type for argument in arguments], write)
+    frame.f.line(f"call void @{name}({', '.join(map(str, arguments))})")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What of the result is in registers at a time: rows, and a vector of columns for each mask."""
+
+    row: Value
+    height: int
+    column: Value
+    masks: Masks
+
+    @property
+    def size(self) -> int:
+        return self.height * len(self.masks)
+
+
+@dataclass
+class _Product:
+    frame: Frame
+    kernel: Kernel
+    space: Value
+    rows: Value
+    inner: Value
+    thread: Value
+    threads: Value
+    strides: Sequence[Value]  # those of a and b that are not 1
+
+    def __post_init__(self) -> None:
+        out, a, b = self.kernel.out, self.kernel.a, self.kernel.b
+        self.f, self.lanes = self.frame.f, self.frame.lanes
+        self.vectors, self.height = (2, 12) if self.frame.registers >= 32 else (2, 6)
+        self.scalar = real_type(out.dtype)
+        self.type = Type(self.scalar.name, self.lanes)
+        self.out, self.a, self.b = map(self.frame.base, (out, a, b))
+        self.columns = int(out.shape[1])  # type: ignore[arg-type]
+        self.width = self.vectors * self.lanes  # of a panel
+        inner = a.shape[1]
+        self.ragged = isinstance(inner, Batch) or inner % self.lanes > 0  # whether blocks of the summed axis have a rest
+        self.outer = OUTER // self.scalar.size // self.height * self.height
+        self.packed_b = self._at(self.space, integer(OUTER // self.scalar.size * INNER + self.lanes))
+        strides = iter(self.strides)
+        self.a_strides, self.b_strides = (
+            [integer(1) if stride == 1 else next(strides) for stride in view.strides] for view in (a, b)
+        )
+
+    def write(self) -> None:
+        f = self.f
+        panels = integer(-(-self.columns // self.width))
+        begin, end = (
+            f.binary("sdiv", f.binary("mul", panels, share), self.threads) for share in (self.thread, f.add(self.thread, 1))
+        )
+        contiguous = self.kernel.b.strides[1] == 1 or self.kernel.a.strides[1] == self.kernel.b.strides[0] == 1
+        if isinstance(self.kernel.a.shape[0], Batch) and contiguous:
+            thin = f.compare("sle", self.rows, integer(THIN))
+            f.when(thin, lambda: self._thin(begin, end), lambda: self._thick(begin, end))
+        else:
+            self._thick(begin, end)
+
+    def _at(self, base: Value, index: Value) -> Value:
+        return self.f.address(base, index, self.scalar)
+
+    def _panels(self, begin: Value, end: Value, run: Callable[[Value, Masks], None]) -> None:
+        """Call `run` for the panels from `begin` to `end`."""
+        f = self.f
+        whole, rest = integer(self.columns // self.width), self.columns % self.width
+        f.loop(begin, self.f.least(end, whole), 1, lambda panel, _: run(panel, [None] * self.vectors))
+        if rest:
+            masks = [f.lane_mask(self.lanes, rest - n) for n in range(0, rest, self.lanes)]
+            f.when(f.compare("sgt", end, whole), lambda: run(whole, masks))
+
+    # Many rows
+
+    def _thick(self, begin: Value, end: Value) -> None:
+        f = self.f
+
+        def columns(j: Value, _: list[Value]) -> None:
+            last = f.least(f.add(j, ACROSS // self.width), end)
+            f.loop(integer(0), self.inner, INNER, lambda k, _: self._block(j, last, k))
+
+        f.loop(begin, end, ACROSS // self.width, columns)
+
+    def _block(self, begin: Value, end: Value, k: Value) -> None:
+        """All rows of the panels from `begin` to `end`, with a block of the summed axis."""
+        f = self.f
+        depth = f.least(f.binary("sub", self.inner, k), integer(INNER))
+
+        def packed(panel: Value) -> Value:
+            return self._at(self.packed_b, f.mul(f.mul(f.binary("sub", panel, begin), self.width), depth))
+
+        def pack(panel: Value, masks: Masks) -> None:
+            along, across = self.b_strides
+            source = self._at(self.b, f.add(f.mul(k, along), f.mul(f.mul(panel, self.width), across)))
+            used = self.width if masks == [None] * self.vectors else self.columns % self.width
+            self._pack(source, packed(panel), used, len(masks) * self.lanes, depth, across, along)
+
+        def rows(i: Value, _: list[Value]) -> None:
+            height = f.least(f.binary("sub", self.rows, i), integer(self.outer))
+            self._pack_a(i, k, height, depth)
+
+            def multiply(panel: Value, masks: Masks) -> None:
+                def rows(r: Value, count: int) -> None:
+                    part = _Part(f.add(i, r), count, f.mul(panel, self.width), masks)
+                    self._multiply(part, k, depth, self._at(self.space, f.mul(r, depth)), packed(panel))
+
+                row_blocks(f, integer(0), height, (self.height, 4, 1), rows)
+
+            self._panels(begin, end, multiply)
+
+        self._panels(begin, end, pack)
+        f.loop(integer(0), self.rows, self.outer, rows)
+
+    def _pack_a(self, i: Value, k: Value, height: Value, depth: Value) -> None:
+        """Blocks of rows, each (inner, row of the block)."""
+        f, (across, along) = self.f, self.a_strides
+
+        def rows(r: Value, count: int) -> None:
+            source = self._at(self.a, f.add(f.mul(f.add(i, r), across), f.mul(k, along)))
+            self._pack(source, self._at(self.space, f.mul(r, depth)), count, count, depth, across, along)
+
+        row_blocks(f, integer(0), height, (self.height, 4, 1), rows)
+
+    def _pack(self, source: Value, target: Value, used: int, width: int, depth: Value, across: Value, along: Value) -> None:
+        """Copy `used` lines of `depth` numbers to as many rows of `width`.
+
+        What is written behind a row's numbers is overwritten by the next row; there is room for a vector behind the last.
+        """
+        f = self.f
+        pieces = [(n, min(self.lanes, used - n)) for n in range(0, used, self.lanes)]
+
+        def vector(k: Value, line: int, mask: Value | None) -> Value:
+            return f.load(self.type, self._at(source, f.add(f.mul(k, along), f.mul(across, line))), mask)
+
+        def keep(vector: Value, k: Value, n: int) -> None:
+            f.store(vector, self._at(target, f.add(f.mul(k, width), n)))
+
+        def row(k: Value, _: list[Value]) -> None:
+            for n, count in pieces:
+                keep(vector(k, n, f.lane_mask(self.lanes, count)), k, n)
+
+        def square(k: Value, used: Value | None) -> None:
+            """As many rows as there are lanes, transposed; `used` of them."""
+            mask = None if used is None else f.first_lanes(self.lanes, used)
+            zero = number(self.type, 0.0)
+            columns = [
+                transposed(f, [vector(k, n + line, mask) if line < count else zero for line in range(self.lanes)])
+                for n, count in pieces
+            ]
+            for j, row in enumerate(zip(*columns, strict=True)):
+                for (n, _), numbers in zip(pieces, row, strict=True):
+                    keep(numbers, f.add(k, j), n)
+
+        def by_number(k: Value, _: list[Value]) -> None:
+            for line in range(used):
+                x = f.load(self.scalar, self._at(source, f.add(f.mul(k, along), f.mul(across, line))))
+                f.store(x, self._at(target, f.add(f.mul(k, width), line)))
+
+        if across.text == "1":
+            f.loop(integer(0), depth, 1, row)
+        elif along.text == "1" and used > FEW:
+            whole = f.binary("and", depth, integer(-self.lanes))
+            f.loop(integer(0), whole, self.lanes, lambda k, _: square(k, None))
+            if self.ragged:
+                rest = f.binary("sub", depth, whole)
+                f.when(f.compare("sgt", rest, integer(0)), lambda: square(whole, rest))
+        else:
+            f.loop(integer(0), depth, 1, by_number)
+
+    def _multiply(self, part: _Part, k: Value, depth: Value, a: Value, b: Value) -> None:
+        """Packed rows of a times a packed panel of b, which begin with element `k` of the summed axis."""
+        f, width = self.f, len(part.masks) * self.lanes
+        first, last = f.compare("eq", k, integer(0)), f.compare("sge", f.add(k, INNER), self.inner)
+        self._fetch(part, first, last)
+
+        def multiply(k: Value, sums: list[Value]) -> list[Value]:
+            vectors = [self._at(b, f.add(f.mul(k, width), n * self.lanes)) for n in range(len(part.masks))]
+            numbers = [self._at(a, f.add(f.mul(k, part.height), n)) for n in range(part.height)]
+            return self._added(sums, [f.load(self.scalar, x) for x in numbers], [f.load(self.type, x) for x in vectors])
+
+        sums = f.loop(integer(0), depth, 1, multiply, [number(self.type, 0.0)] * part.size)[1]
+
+        def added() -> list[Value]:
+            before = [f.load(self.type, *place) for place in self._places(self.kernel.out, part)]
+            return [f.binary("fadd", *pair) for pair in zip(before, sums, strict=True)]
+
+        sums = f.choice(first, lambda: sums, added)
+        if self.kernel.maps:
+            plain = replace(self.kernel, maps=(), transient=False)
+            f.when(last, lambda: self._store(self.kernel, part, sums), lambda: self._store(plain, part, sums))
+        else:
+            self._store(self.kernel, part, sums)
+
+    def _added(self, sums: Sequence[Value], numbers: Sequence[Value], vectors: Sequence[Value]) -> list[Value]:
+        """The sums with the products of numbers of a and vectors of b."""
+        products = [(self.f.splat(x, self.lanes), vector) for x in numbers for vector in vectors]
+        return [self.f.fma(x, vector, total) for (x, vector), total in zip(products, sums, strict=True)]
+
+    def _fetch(self, part: _Part, first: Value, last: Value) -> None:
+        """Ask for what will be wanted behind the sums."""
+        f, out = self.f, self.kernel.out
+        views = [view for each in self.kernel.maps for view in each.views if view.batched or view.shape == out.shape]
+        others = [view for view in dict.fromkeys(map(as_rows, views)) if view != out]
+
+        def fetch(views: Sequence[View]) -> None:
+            for place, _ in (each for view in views for each in self._places(view, part)):
+                f.call("llvm.prefetch.p0", None, place, "i32 1", "i32 3", "i32 1")  # to be written, into the nearest cache
+
+        if others:
+            f.when(last, lambda: fetch(others))
+        if self.kernel.transient:
+            f.when(first, lambda: None, lambda: fetch([out]))
+        else:
+            fetch([out])
+
+    def _places(self, view: View, part: _Part) -> Iterator[tuple[Value, Value | None]]:
+        """The addresses of a part's vectors in a matrix, with their masks."""
+        for n in range(part.height):
+            row = self.f.mul(self.f.add(part.row, n), view.strides[0])
+            for c, mask in enumerate(part.masks):
+                offset = self.f.add(row, self.f.add(part.column, c * self.lanes))
+                yield self._at(self.frame.base(view), offset), mask
+
+    def _store(self, kernel: Kernel, part: _Part, sums: list[Value]) -> None:
+        store_block(self.frame, kernel, part.row, sums, part.column, list(part.masks), self.lanes, self.scalar)
+
+    # Few rows: nothing is packed
+
+    def _thin(self, begin: Value, end: Value) -> None:
+        f = self.f
+        if self.kernel.b.strides[1] != 1:
+            last = f.least(f.mul(end, self.width), integer(self.columns))
+            self._dots(f.mul(begin, self.width), last)
+            return
+
+        def columns(panel: Value, masks: Masks) -> None:
+            def rows(i: Value, count: int) -> None:
+                self._multiply_as_it_is(_Part(i, count, f.mul(panel, self.width), masks))
+
+            row_blocks(f, integer(0), self.rows, (self.height, 4, 1), rows)
+
+        self._panels(begin, end, columns)
+
+    def _multiply_as_it_is(self, part: _Part) -> None:
+        f, (across, along), (along_b, _) = self.f, self.a_strides, self.b_strides
+        rows = [self._at(self.a, f.mul(f.add(part.row, n), across)) for n in range(part.height)]
+
+        def multiply(k: Value, sums: list[Value]) -> list[Value]:
+            row = self._at(self.b, f.add(f.mul(k, along_b), part.column))
+            vectors = [f.load(self.type, self._at(row, integer(n * self.lanes)), mask) for n, mask in enumerate(part.masks)]
+            return self._added(sums, [f.load(self.scalar, self._at(x, f.mul(k, along))) for x in rows], vectors)
+
+        sums = f.loop(integer(0), self.inner, 1, multiply, [number(self.type, 0.0)] * part.size)[1]
+        self._store(self.kernel, part, sums)
+
+    def _dots(self, begin: Value, end: Value) -> None:
+        """Times the transpose of b: each result is the sum of a product of two contiguous runs."""
+        f = self.f
+        depth = int(self.kernel.a.shape[1])  # type: ignore[arg-type]
+        whole = depth // self.lanes * self.lanes
+        rest = f.lane_mask(self.lanes, depth - whole)
+
+        def block(i: Value, height: int, n: Value, width: int) -> None:
+            def multiply(k: Value, sums: Sequence[Value], mask: Value | None = None) -> list[Value]:
+                def vector(base: Value, line: Value, stride: Value) -> Value:
+                    return f.load(self.type, self._at(base, f.add(f.mul(line, stride), k)), mask)
+
+                left = [vector(self.a, f.add(i, r), self.a_strides[0]) for r in range(height)]
+                right = [vector(self.b, f.add(n, c), self.b_strides[1]) for c in range(width)]
+                return [f.fma(x, y, sums[r * width + c]) for r, x in enumerate(left) for c, y in enumerate(right)]
+
+            zero = [number(self.type, 0.0)] * (height * width)
+            sums = f.loop(integer(0), integer(whole), self.lanes, multiply, zero)[1]
+            if depth > whole:
+                sums = multiply(integer(whole), sums, rest)
+            results = [horizontal(f, each) for each in sums]
+            store_block(self.frame, self.kernel, i, results, n, [None] * width, 1, self.scalar)
+
+        def some(n: Value, width: int) -> None:
+            row_blocks(f, integer(0), self.rows, (4, 1), lambda i, height: block(i, height, n, width))
+
+        row_blocks(f, begin, end, (4, 1), some)

@@ -1,0 +1,323 @@
+"""What laned buffers need beside convolutions: pools, sums over the samples, and the change from one layout to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from chains.backends.base import UnsupportedOperationError
+from chains.backends.native.kernels.elementwise import (
+    Axis,
+    Frame,
+    axes_of,
+    horizontal,
+    lower_copy,
+    lower_fill,
+    lower_map,
+    lower_reduce,
+)
+from chains.backends.native.kernels.taps import Images, column_blocks, output_taps
+from chains.backends.native.llvm import vectormath
+from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, number, real_type
+from chains.backends.native.llvm.shuffles import transposed
+from chains.backends.native.plan.layout import Relayout, lanes_last
+from chains.program.operations import Copy, Fill, Map, Operation, Pool, PoolInput, Reduce
+from chains.program.view import Batch, View
+
+
+def lower_laned(frame: Frame, operation: Operation) -> None:
+    """An elementwise operation or a reduction on laned buffers: the samples of a tile become the last axis."""
+    if isinstance(operation, Reduce) and operation.sums_over_batch:
+        _sum_samples(frame, operation)
+        return
+    outs, ins = (tuple(lanes_last(view, frame.lanes) for view in views) for views in (operation.outs, operation.ins))
+    if isinstance(operation, Map):
+        lower_map(frame, Map(outs, ins, operation.formula))
+    elif isinstance(operation, Reduce):
+        lower_reduce(frame, Reduce(outs, ins, operation.kind))
+    elif isinstance(operation, Copy):
+        lower_copy(frame, outs[0], ins[0])
+    elif isinstance(operation, Fill):
+        lower_fill(frame, outs[0], operation.value)
+
+
+def _sum_samples(frame: Frame, operation: Reduce) -> None:
+    """Sums over the samples of the tile, and perhaps over other axes: vectors are added, then their lanes."""
+    (out,), (a,) = operation.outs, operation.ins
+    if operation.kind != "sum":
+        raise UnsupportedOperationError(f"backend 'native' has no maximum over the batch: `{operation}`")
+    axes = [axis for axis in axes_of(a.shape, (out, a)) if not isinstance(axis.extent, Batch)]
+    kept, summed = ([axis for axis in axes if bool(axis.strides[0]) == varies] for varies in (True, False))
+    scalar = real_type(a.dtype)
+    type = Type(scalar.name, frame.lanes)
+
+    def write(f: Function, arguments: list[Value]) -> None:
+        target, source, count, first = arguments
+        alive, begin = f.first_lanes(frame.lanes, count), f.compare("ne", first, integer(0))
+        zero = number(type, 0.0)
+
+        def total(axes: Sequence[Axis], pointer: Value, sums: list[Value]) -> list[Value]:
+            if not axes:
+                return [f.binary("fadd", sums[0], f.load(type, pointer)), *sums[1:]]
+            (axis, *rest), length = axes, int(axes[0].extent)  # type: ignore[arg-type]
+            stride = axis.strides[1]
+            if rest:
+                return f.loop(
+                    integer(0),
+                    integer(length),
+                    1,
+                    lambda i, s: total(rest, f.address(pointer, f.mul(i, stride), scalar), list(s)),
+                    sums,
+                )[1]
+
+            def step(i: Value, sums: Sequence[Value], several: int = len(sums)) -> list[Value]:
+                at = [f.address(pointer, f.mul(f.add(i, k), stride), scalar) for k in range(several)]
+                added = [f.binary("fadd", s, f.load(type, p)) for s, p in zip(sums, at, strict=False)]
+                return [*added, *sums[several:]]
+
+            whole = length // len(sums) * len(sums)
+            if whole:
+                sums = f.loop(integer(0), integer(whole), len(sums), step, sums)[1]
+            return step(integer(whole), sums, length - whole) if length > whole else sums
+
+        def run(axes: Sequence[Axis], pointers: list[Value]) -> None:
+            if axes:
+
+                def step(i: Value, _: list[Value]) -> None:
+                    run(axes[1:], [f.address(p, f.mul(i, s), scalar) for p, s in zip(pointers, axes[0].strides, strict=True)])
+
+                f.loop(integer(0), integer(int(axes[0].extent)), 1, step)  # type: ignore[arg-type]
+                return
+            a, b, c, d = total(summed, pointers[1], [zero] * 4)
+            vector = f.binary("fadd", f.binary("fadd", a, b), f.binary("fadd", c, d))
+            result = horizontal(f, f.select(alive, vector, zero))
+            before = f.select(begin, number(scalar, 0.0), f.load(scalar, pointers[0]))
+            f.store(f.binary("fadd", before, result), pointers[0])
+
+        run(kept, [target, source])
+
+    frame.outlined("sum_samples", [frame.base(out), frame.base(a)], write)
+
+
+def lower_pool(frame: Frame, operation: Pool) -> None:
+    """The largest or the mean of each window, or what each input receives of the gradient."""
+    backwards = isinstance(operation, PoolInput)
+    y, x = (operation.ins[0], operation.outs[0]) if backwards else (operation.outs[0], operation.ins[0])
+    pools = _Pools(frame.lanes, operation, y, x)
+    write = pools.scatter if backwards else pools.collect
+    frame.outlined(operation.name, [frame.base(view) for view in operation.views], write)
+
+
+class _Pools:
+    """Loops over the windows of images."""
+
+    def __init__(self, lanes: int, operation: Pool, y: View, x: View) -> None:
+        self.operation = operation
+        self.scalar = real_type(y.dtype)
+        self.type = Type(self.scalar.name, lanes)
+        self.channels = y.sample_shape[0]
+        self.x_size = x.sample_shape
+        self.images = [Images.of(view) for view in operation.views]  # each buffer may have room behind its channels
+        window = operation.window
+        self.rows, self.columns = (output_taps(window, k, x.sample_shape[1 + k], y.sample_shape[1 + k])[0] for k in range(2))
+        # Whether each input lies in exactly one window, so that its gradient is stored and never added to.
+        self.apart = all(
+            not window.padded and window.size[k] == window.stride[k] and window.dilation[k] == 1
+            and window.size[k] * y.sample_shape[1 + k] == x.sample_shape[1 + k]
+            for k in range(2)
+        )  # fmt: skip
+
+    def collect(self, f: Function, arguments: list[Value]) -> None:
+        y, x, *_ = arguments
+        largest = self.operation.kind == "max"
+        start = number(self.type, float("-inf") if largest else 0.0)
+
+        def windows(channel: Value, m: Value, j: Value, entries: list[_Entries], limits: list[Value]) -> None:
+            def row(k: Value, results: Sequence[Value]) -> list[Value]:
+                line = self._x(f, x, 1, channel, m, k, j)
+                results = list(results)
+                for w, some in enumerate(entries):
+                    for column in some.columns:
+                        value = f.load(self.type, f.address(line, integer(column * self.images[1].column), self.scalar))
+                        join = vectormath.maximum if largest else _add
+                        results[w] = join(f, results[w], value)
+                return results
+
+            results = f.loop(limits[0], limits[1], 1, row, [start] * len(entries))[1]
+            for w, (result, some) in enumerate(zip(results, entries, strict=True)):
+                if not largest:
+                    result = f.binary("fmul", result, self._share(f, limits, some))
+                f.store(result, self._y(f, y, 0, channel, m, j, w))
+
+        self._windows(f, windows)
+
+    def scatter(self, f: Function, arguments: list[Value]) -> None:
+        dx, dy, *rest = arguments
+        x, y = rest[:2] if self.operation.kind == "max" else (dy, dy)
+        if not self.apart:
+            self._clear(f, dx)
+
+        def windows(channel: Value, m: Value, j: Value, entries: list[_Entries], limits: list[Value]) -> None:
+            slopes = [f.load(self.type, self._y(f, dy, 1, channel, m, j, w)) for w in range(len(entries))]
+            if self.operation.kind == "mean":
+                slopes = [f.binary("fmul", s, self._share(f, limits, e)) for s, e in zip(slopes, entries, strict=True)]
+                largest = []
+                searching = []
+            else:
+                largest = [f.load(self.type, self._y(f, y, 3, channel, m, j, w)) for w in range(len(entries))]
+                searching = [Value("splat (i1 true)" if self.type.lanes > 1 else "true", self.type.of("i1"))] * len(entries)
+
+            def row(k: Value, searching: Sequence[Value]) -> list[Value]:
+                target = self._x(f, dx, 0, channel, m, k, j)
+                source = self._x(f, x, 2, channel, m, k, j) if largest else target
+                searching = list(searching)
+                for w, some in enumerate(entries):
+                    for column in some.columns:
+                        slope, at = slopes[w], f.address(target, integer(column * self.images[0].column), self.scalar)
+                        if largest:
+                            place = f.address(source, integer(column * self.images[2].column), self.scalar)
+                            value = f.load(self.type, place)
+                            found = f.binary("and", searching[w], f.compare("oeq", value, largest[w]))
+                            searching[w] = f.binary("xor", searching[w], found)
+                            slope = f.select(found, slope, number(self.type, 0.0))
+                        f.store(slope if self.apart else f.binary("fadd", f.load(self.type, at), slope), at)
+                return searching
+
+            f.loop(limits[0], limits[1], 1, row, searching)
+
+        self._windows(f, windows)
+
+    def _windows(self, f: Function, body: Callable[[Value, Value, Value, list[_Entries], list[Value]], None]) -> None:
+        reached = [self.rows.reached(m) for m in range(self.rows.count)]
+        bounds = [f.module.table([r.start for r in reached]), f.module.table([r.stop for r in reached])]
+
+        def channel(c: Value, _: list[Value]) -> None:
+            def row(m: Value, _: list[Value]) -> None:
+                limits = [f.load(I64, f.address(table, m, I64)) for table in bounds]
+                constant = len(set(reached)) == 1
+                limits = [integer(reached[0].start), integer(reached[0].stop)] if constant else limits
+
+                def block(j: Value, static: int | None, width: int) -> None:
+                    taps = range(self.columns.taps)
+                    entries = [
+                        _Entries(self, w, list(taps if static is None else self.columns.reached(static + w)))
+                        for w in range(width)
+                    ]
+                    body(c, m, j, entries, limits)
+
+                column_blocks(f, self.columns, 4, block)
+
+            f.loop(integer(0), integer(self.rows.count), 1, row)
+
+        f.loop(integer(0), integer(self.channels), 1, channel)
+
+    def _clear(self, f: Function, dx: Value) -> None:
+        (channels, rows, columns), image = self.x_size, self.images[0]
+
+        def clear(c: Value, i: Value, j: Value) -> None:
+            offset = f.add(f.add(f.mul(c, image.channel), f.mul(i, image.row)), f.mul(j, image.column))
+            f.store(number(self.type, 0.0), f.address(dx, offset, self.scalar))
+
+        def row(c: Value, i: Value) -> None:
+            f.loop(integer(0), integer(columns), 1, lambda j, _: clear(c, i, j))
+
+        f.loop(
+            integer(0), integer(channels), 1, lambda c, _: f.loop(integer(0), integer(rows), 1, lambda i, _: row(c, i)) and None
+        )
+
+    def _x(self, f: Function, base: Value, operand: int, channel: Value, m: Value, k: Value, j: Value) -> Value:
+        """Where row k of the window at (m, j) begins, in the image of this operand."""
+        x = self.images[operand]
+        row = f.add(f.add(f.mul(m, self.rows.along), f.mul(k, self.rows.across)), self.rows.source)
+        offset = f.add(f.mul(channel, x.channel), f.mul(row, x.row))
+        offset = f.add(offset, f.mul(j, self.columns.along * x.column))
+        return f.address(base, offset, self.scalar)
+
+    def _y(self, f: Function, base: Value, operand: int, channel: Value, m: Value, j: Value, w: int) -> Value:
+        y = self.images[operand]
+        offset = f.add(f.mul(channel, y.channel), f.mul(m, y.row))
+        offset = f.add(offset, f.mul(j, y.column))
+        return f.address(f.address(base, offset, self.scalar), integer(w * y.column), self.scalar)
+
+    def _share(self, f: Function, limits: list[Value], entries: _Entries) -> Value:
+        """What one entry of a window counts for in its mean."""
+        if self.operation.count_padding:
+            return number(self.type, 1.0 / self.operation.window.area)
+        size = f.mul(f.binary("sub", limits[1], limits[0]), len(entries.columns))
+        share = f.binary("fdiv", number(self.scalar, 1.0), f.cast("sitofp", size, self.scalar))
+        return f.splat(share, self.type.lanes)
+
+
+class _Entries:
+    """The entries of one row of a window that lie inside of the image, as columns behind the first window's first."""
+
+    def __init__(self, pools: _Pools, number: int, taps: list[int]) -> None:
+        columns = pools.columns
+        at = columns.source + columns.along * number
+        self.columns = [at + columns.across * tap for tap in taps]
+
+
+def _add(f: Function, a: Value, b: Value) -> Value:
+    return f.binary("fadd", a, b)
+
+
+def lower_relayout(frame: Frame, operation: Relayout, whole_tiles: bool) -> None:
+    """Squares of numbers transposed in registers. Lanes without a sample repeat the first one, so that nothing strange
+    is computed in them; rows without a sample are not written unless the tile has room for them (`whole_tiles`).
+    """
+    (out,), (source,) = operation.outs, operation.ins
+    to_lanes, lanes = operation.to_lanes, frame.lanes
+    rows_view, laned_view = (source, out) if to_lanes else (out, source)
+    channels, size = out.sample_shape
+    sample, channel = rows_view.strides[0], laned_view.strides[1]
+    scalar = real_type(out.dtype)
+    type = Type(scalar.name, lanes)
+
+    def write(f: Function, arguments: list[Value]) -> None:
+        target, origin, count, _ = arguments
+        zero = integer(0)
+        rows = [f.select(f.compare("slt", integer(s), count), integer(s), zero) for s in range(lanes)]
+
+        def square(c: Value, e: Value, used: int) -> None:
+            mask = f.lane_mask(lanes, used)
+            row = f.add(f.mul(c, size), e)
+            lane = f.add(f.mul(c, channel), f.mul(e, lanes))
+            if to_lanes:
+                vectors = [f.load(type, f.address(origin, f.add(f.mul(r, sample), row), scalar), mask) for r in rows]
+                for k, vector in enumerate(transposed(f, vectors)[:used]):
+                    f.store(vector, f.address(target, f.add(lane, k * lanes), scalar))
+                return
+            vectors = [f.load(type, f.address(origin, f.add(lane, k * lanes), scalar)) for k in range(used)]
+            vectors += [number(type, 0.0)] * (lanes - used)
+            for s, vector in enumerate(transposed(f, vectors)):
+                f.store(vector, f.address(target, f.add(row, s * sample), scalar), mask)
+
+        def squares() -> None:
+            whole = size // lanes * lanes
+
+            def of_channel(c: Value, _: list[Value]) -> None:
+                if whole:
+                    f.loop(zero, integer(whole), lanes, lambda e, _: square(c, e, lanes))
+                if size > whole:
+                    square(c, integer(whole), size - whole)
+
+            f.loop(zero, integer(channels), 1, of_channel)
+
+        def by_number() -> None:
+            def element(s: Value, c: Value, e: Value) -> None:
+                x = f.load(scalar, f.address(origin, f.add(f.add(f.mul(c, channel), f.mul(e, lanes)), s), scalar))
+                f.store(x, f.address(target, f.add(f.add(f.mul(s, sample), f.mul(c, size)), e), scalar))
+
+            def of_channel(s: Value, c: Value) -> None:
+                f.loop(zero, integer(size), 1, lambda e, _: element(s, c, e))
+
+            def row(s: Value, _: list[Value]) -> None:
+                f.loop(zero, integer(channels), 1, lambda c, _: of_channel(s, c))
+
+            f.loop(zero, count, 1, row)
+
+        if to_lanes or whole_tiles:
+            squares()
+        else:
+            f.when(f.compare("eq", count, integer(lanes)), squares, by_number)
+
+    frame.outlined("relayout", [frame.base(out), frame.base(source)], write)

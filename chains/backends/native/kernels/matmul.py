@@ -1,0 +1,188 @@
+"""Matrix products as register-blocked kernels, sizes known when they are compiled.
+
+A kernel keeps a block of the result in registers: some rows, and vectors of columns. Each step of the inner
+loop loads the vectors of one row of b once and multiplies them by one number of a for each row.
+
+Three situations, told apart by where the batch is:
+
+- rows are samples (forward, input gradient): the weights are b, a block of samples at a time; maps that follow on the
+  same elements are done in the registers (`Epilogue`);
+- the inner axis is the batch (weight gradient): a block of the result sums over all samples of the tile;
+- no batch at all (a penalty's sum of squares).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from chains.backends.native.kernels.elementwise import Frame, horizontal
+from chains.backends.native.kernels.epilogue import store_block
+from chains.backends.native.kernels.fusion import Kernel, is_dots
+from chains.backends.native.kernels.matmul_narrow import dots, is_narrow, lower_narrow
+from chains.backends.native.kernels.matmul_sums import lower_sum_over_samples
+from chains.backends.native.kernels.prefetch import fetch_ahead, reads_samples
+from chains.backends.native.llvm.accumulators import joined_sets
+from chains.backends.native.llvm.blocking import blocks, panels
+from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
+from chains.backends.native.llvm.shuffles import sums_of_lanes
+
+FIRST_LEVEL = 32 << 10  # bytes of the smallest first-level caches
+PIECE = 6  # steps of the inner loop behind each of which samples of the next step are asked for
+UNROLLED = 96  # multiply-adds in one straight run of code, at most
+
+
+def lower_matmul(frame: Frame, kernel: Kernel) -> None:
+    if kernel.sums_over_batch:
+        lower_sum_over_samples(frame, kernel)
+    else:
+        _rows(frame, kernel)
+
+
+def _rows(frame: Frame, kernel: Kernel) -> None:
+    """The result a block of rows at a time."""
+    f, out, a = frame.f, kernel.out, kernel.a
+    columns, inner = int(out.shape[1]), int(a.shape[1])  # type: ignore[arg-type]
+    scalar = real_type(out.dtype)
+    narrow = is_narrow(kernel, frame.lanes)
+    begin = lower_narrow(frame, kernel) if narrow else integer(0)
+    if columns == 1 and a.strides[1] == 1 and kernel.b.strides[0] == 1 and inner >= frame.lanes:
+        _dots(frame, kernel, begin)
+        return
+    if not kernel.padded and is_dots(kernel, frame.lanes):
+        _dot_rows(frame, kernel)
+        return
+    lanes = frame.lanes if out.strides[1] == 1 and (kernel.b.strides[1] == 1 or kernel.padded) else 1
+    vectors = -(-columns // lanes)
+    registers = frame.registers
+    panel = min(vectors, 4 if registers >= 32 else 2)
+    height = max(1, min(12, (registers - 2 - panel) // panel)) if panel > 1 else min(12, registers - 4)
+    height = {1: height, 2: min(height, 12), 3: min(height, 8), 4: min(height, 6)}[panel]
+    if frame.small_tiles:  # of as many samples as a vector has lanes: blocks that divide them
+        panel = min(panel, 3)
+        height = min(frame.lanes, {1: 16, 2: 8, 3: 8}[panel] if registers >= 32 else 4)
+    heights = [] if narrow else [height, 2 * height // 3, height // 3, height // 6]
+    if not narrow and inner * columns * out.dtype.itemsize > FIRST_LEVEL and not frame.small_tiles:
+        heights.insert(1, 5 * height // 6)  # each block reads all weights anew, so that few are better
+    rows = frame.extent(out.shape[0])
+
+    def run_panel(column: Value, masks: list[Value | None]) -> None:
+        position = begin
+        for block in dict.fromkeys(max(1, each) for each in (*heights, 1)):
+
+            def step(i: Value, _: list[Value], block: int = block) -> list[Value]:
+                _block(frame, kernel, i, block, column, masks, lanes, inner, scalar)
+                return []
+
+            position, _ = f.loop(position, f.add(rows, 1 - block), block, step)
+
+    panels(frame.f, columns, lanes, panel, run_panel)
+
+
+def _block(
+    frame: Frame,
+    kernel: Kernel,
+    row: Value,
+    block: int,
+    column: Value,
+    masks: list[Value | None],
+    lanes: int,
+    inner: int,
+    scalar: Type,
+) -> None:
+    """`block` rows from `row` on, of a vector of columns for each mask, from `column` on."""
+    f, a, b = frame.f, kernel.a, kernel.b
+    type = Type(scalar.name, lanes)
+    a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(block)]
+    b_base = f.address(frame.base(b), f.mul(column, b.strides[1]), scalar)
+
+    def multiply(k: Value, sums: list[Value]) -> list[Value]:
+        b_row = f.address(b_base, f.mul(k, b.strides[0]), scalar)
+        weights = [
+            f.load(type, f.address(b_row, integer(c * lanes * b.strides[1]), scalar), None if kernel.padded else mask)
+            for c, mask in enumerate(masks)
+        ]
+        results = []
+        for r in range(block):
+            x = f.splat(f.load(scalar, f.address(a_rows[r], f.mul(k, a.strides[1]), scalar)), lanes)
+            results += [f.fma(x, w, sums[r * len(weights) + c]) for c, w in enumerate(weights)]
+        return results
+
+    width = block * len(masks)
+    # With few sums in flight the additions would wait for one another: several independent sets run side by side.
+    sets = max(1, min(4, inner, 8 // width))
+    start = [number(type, 0.0)] * (width * sets)
+    per_step = max(1, min(inner, UNROLLED // (2 * width)))
+    per_step = max(sets, per_step // sets * sets)
+
+    def steps(k: Value, sums: list[Value], count: int) -> list[Value]:
+        for u in range(count):
+            s = u % sets
+            sums[s * width : (s + 1) * width] = multiply(f.add(k, u), sums[s * width : (s + 1) * width])
+        return sums
+
+    whole = inner // per_step * per_step
+    if whole == per_step:
+        sums = steps(integer(0), start, per_step)
+    else:
+        sums = _along(frame, kernel, whole, per_step, lambda k, carried: steps(k, list(carried), per_step), start)
+    sums = steps(integer(whole), list(sums), inner - whole)
+    results = joined_sets(sums, width, partial(f.binary, "fadd"))
+    store_block(frame, kernel, row, results, column, masks, lanes, scalar)
+
+
+def _along(
+    frame: Frame, kernel: Kernel, whole: int, step: int, body: Callable[[Value, list[Value]], list[Value]], sums: list[Value]
+) -> list[Value]:
+    """The loop along the inner axis; with a look ahead now and then, where the rows are large samples."""
+    f, end = frame.f, integer(whole)
+    if not reads_samples(kernel.a):
+        return f.loop(integer(0), end, step, body, sums)[1]
+
+    def piece(begin: Value, carried: list[Value]) -> list[Value]:
+        fetch_ahead(frame)
+        stop = f.add(begin, PIECE * step)
+        return f.loop(begin, f.least(stop, end), step, body, carried)[1]
+
+    return f.loop(integer(0), end, PIECE * step, piece, sums)[1]
+
+
+def _dots(frame: Frame, kernel: Kernel, begin: Value) -> None:
+    """A single column: each element the sum of a product of two contiguous runs."""
+
+    def step(i: Value, _: list[Value]) -> list[Value]:
+        result = horizontal(frame.f, dots(frame, kernel, i, 1)[0])
+        store_block(frame, kernel, i, [result], integer(0), [None], 1, real_type(kernel.out.dtype))
+        return []
+
+    frame.f.loop(begin, frame.extent(kernel.out.shape[0]), 1, step)
+
+
+def _dot_rows(frame: Frame, kernel: Kernel) -> None:
+    """A vector of columns at a time, all of which stay in cache while the rows pass by; lanes run along the inner axis."""
+    f, out, a, b = frame.f, kernel.out, kernel.a, kernel.b
+    scalar, lanes = real_type(out.dtype), frame.lanes
+    type = Type(scalar.name, lanes)
+    columns, inner = int(out.shape[1]), int(a.shape[1])  # type: ignore[arg-type]
+    whole = inner // lanes * lanes
+
+    def block(column: Value, width: int) -> None:
+        b_columns = [f.address(frame.base(b), f.mul(f.add(column, c), b.strides[1]), scalar) for c in range(width)]
+
+        def row(i: Value, _: list[Value]) -> None:
+            a_row = frame.row(a, i, a.strides[0])
+
+            def multiply(k: Value, sums: Sequence[Value], mask: Value | None = None) -> list[Value]:
+                x = f.load(type, f.address(a_row, k, scalar), mask)
+                return [f.fma(x, f.load(type, f.address(c, k, scalar), mask), s) for c, s in zip(b_columns, sums, strict=True)]
+
+            sums = f.loop(integer(0), integer(whole), lanes, multiply, [number(type, 0.0)] * width)[1]
+            if inner > whole:
+                sums = multiply(integer(whole), sums, f.lane_mask(lanes, inner - whole))
+            sums += [number(type, 0.0)] * (lanes - width)
+            mask = f.lane_mask(lanes, width)
+            store_block(frame, kernel, i, [sums_of_lanes(f, sums)], column, [mask], lanes, scalar)
+
+        f.loop(integer(0), frame.extent(out.shape[0]), 1, row)
+
+    blocks(f, columns, lanes, block)

@@ -1,0 +1,120 @@
+"""Products of few columns, such as those of last layers: the results of several samples in one vector.
+
+A row of such a product fills but a part of a vector, and the rest of each multiplication would be lost. Here a vector has a
+block of lanes for each of some samples, as many as fit. Rows of the left operand are transposed, block by block, into vectors
+that hold the same few columns of all of these samples; each of these columns in turn is spread over its sample's block and
+multiplied by a row of weights, which is repeated in every block. A single column takes no spreading: the sums of each
+sample's products are added up across the lanes, of as many samples at once as a vector has lanes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from chains.backends.native.kernels.elementwise import Frame
+from chains.backends.native.kernels.epilogue import store_block
+from chains.backends.native.kernels.fusion import Kernel, as_rows
+from chains.backends.native.llvm.accumulators import joined_sets
+from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
+from chains.backends.native.llvm.shuffles import repeated, shuffled, spread, sums_of_lanes, transposed
+
+SETS = 8  # sums in flight, so that additions need not wait for one another
+
+
+def is_narrow(kernel: Kernel, lanes: int) -> bool:
+    """Whether several rows of the result, and of all that is done to it, fit in a vector and lie one behind another."""
+    columns, inner = int(kernel.out.shape[1]), int(kernel.a.shape[1])  # type: ignore[arg-type]
+    rows = [kernel.out, *(as_rows(view) for fused in kernel.maps for view in fused.views if view.batched)]
+    together = all(view.strides[0] == columns for view in rows)
+    if not together or kernel.a.strides[1] != 1 or 2 * _block(columns) > lanes:
+        return False
+    if columns == 1:
+        return kernel.b.strides[0] == 1 and inner >= lanes
+    return inner >= columns and (kernel.b.strides[1] == 1 or kernel.padded)
+
+
+def lower_narrow(frame: Frame, kernel: Kernel) -> Value:
+    """All rows but the last few, which do not fill a vector; where those begin."""
+    f, lanes, out = frame.f, frame.lanes, kernel.out
+    columns = int(out.shape[1])  # type: ignore[arg-type]
+    samples = lanes // _block(columns)
+    position: Value = integer(0)
+    most = 1 if columns == 1 else max(1, SETS // samples)
+    for vectors in dict.fromkeys((most, 1)):
+
+        def step(row: Value, _: list[Value], vectors: int = vectors) -> None:
+            sums = [sums_of_lanes(f, dots(frame, kernel, row, lanes))] if columns == 1 else _blocks(frame, kernel, row, vectors)
+            scalar = real_type(out.dtype)
+            if (used := samples * columns) < lanes:
+                block = _block(columns)
+                packed = [block * (k // columns) + k % columns if k < used else 0 for k in range(lanes)]
+                sums = [shuffled(f, vector, None, packed) for vector in sums]
+            masks = [f.lane_mask(lanes, used)] * vectors
+            store_block(frame, kernel, row, sums, integer(0), masks, lanes, scalar, rows=samples)
+
+        rows = samples * vectors
+        position, _ = f.loop(position, f.add(frame.extent(out.shape[0]), 1 - rows), rows, step)
+    return position
+
+
+def _block(columns: int) -> int:
+    """The lanes that a sample has."""
+    return 1 << (columns - 1).bit_length()
+
+
+def _blocks(frame: Frame, kernel: Kernel, row: Value, vectors: int) -> list[Value]:
+    """So many vectors of results, from a row on."""
+    f, lanes, a, b = frame.f, frame.lanes, kernel.a, kernel.b
+    columns, inner = int(b.shape[1]), int(b.shape[0])  # type: ignore[arg-type]
+    scalar = real_type(kernel.out.dtype)
+    type, block = Type(scalar.name, lanes), _block(columns)
+    samples = lanes // block
+    a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(vectors * samples)]
+    sets = max(1, min(SETS if frame.registers >= 32 else SETS // 2, inner) // vectors)
+
+    def multiply(begin: Value, sums: list[Value], used: int = lanes) -> list[Value]:
+        mask = f.lane_mask(lanes, used)
+        rows = [f.load(type, f.address(each, begin, scalar), mask) for each in a_rows]
+        tiles = [transposed(f, rows[v : v + samples], block) for v in range(0, len(rows), samples)]
+        sums = list(sums)
+        for k in range(used):
+            pointer = f.address(frame.base(b), f.mul(f.add(begin, k), b.strides[0]), scalar)
+            weights = f.load(Type(scalar.name, block), pointer, None if kernel.padded else f.lane_mask(block, columns))
+            weights = repeated(f, weights, block, lanes)
+            for v, tile in enumerate(tiles):
+                at = k % sets * vectors + v
+                sums[at] = f.fma(spread(f, tile[k // block], k % block, block), weights, sums[at])
+        return sums
+
+    whole = inner // lanes * lanes
+    sums = [number(type, 0.0)] * (vectors * sets)
+    if whole > lanes:
+        sums = f.loop(integer(0), integer(whole), lanes, multiply, sums)[1]
+    elif whole:
+        sums = multiply(integer(0), sums)
+    if inner > whole:
+        sums = multiply(integer(whole), sums, inner - whole)
+    return joined_sets(sums, vectors, partial(f.binary, "fadd"))
+
+
+def dots(frame: Frame, kernel: Kernel, row: Value, rows: int) -> list[Value]:
+    """Of so many rows from a row on, of a product with a single column: vectors whose lanes add up to the results."""
+    f, lanes, a, b = frame.f, frame.lanes, kernel.a, kernel.b
+    inner = int(b.shape[0])  # type: ignore[arg-type]
+    scalar = real_type(kernel.out.dtype)
+    type = Type(scalar.name, lanes)
+    a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(rows)]
+
+    def multiply(begin: Value, sums: list[Value], used: int = lanes) -> list[Value]:
+        mask = f.lane_mask(lanes, used)
+        weights = f.load(type, f.address(frame.base(b), begin, scalar), mask)
+        return [
+            f.fma(f.load(type, f.address(each, begin, scalar), mask), weights, total)
+            for each, total in zip(a_rows, sums, strict=True)
+        ]
+
+    whole = inner // lanes * lanes
+    sums = f.loop(integer(0), integer(whole), lanes, multiply, [number(type, 0.0)] * rows)[1]
+    if inner > whole:
+        sums = multiply(integer(whole), sums, inner - whole)
+    return sums

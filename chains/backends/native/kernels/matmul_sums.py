@@ -1,0 +1,106 @@
+"""Products that sum over the samples, such as gradients of weights, as register-blocked kernels."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+
+from chains.backends.native.kernels.elementwise import Frame
+from chains.backends.native.kernels.epilogue import store_block
+from chains.backends.native.kernels.fusion import Kernel
+from chains.backends.native.kernels.prefetch import fetch_ahead, reads_samples
+from chains.backends.native.llvm.accumulators import in_sets, independent_sets
+from chains.backends.native.llvm.blocking import panels
+from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
+from chains.backends.native.llvm.shuffles import interleaved
+
+
+def lower_sum_over_samples(frame: Frame, kernel: Kernel) -> None:
+    """Blocks of the result, each a sum over the samples of the tile."""
+    kernel = kernel.turned(frame.lanes)
+    rows, columns = (int(extent) for extent in kernel.out.shape)  # type: ignore[arg-type]
+    f = frame.f
+    scalar = real_type(kernel.out.dtype)
+    lanes = frame.lanes if kernel.b.strides[1] == 1 else 1
+    vectors = -(-columns // lanes)
+    ahead = reads_samples(kernel.a)
+    panel = min(vectors, 4 if frame.registers >= 32 else 2)
+    height = min(rows, {1: 12, 2: 12 if frame.registers >= 32 else 5, 3: 8, 4: 6}[panel])
+
+    def run_panel(column: Value, masks: list[Value | None]) -> None:
+        whole = rows // height * height
+
+        def step(i: Value, _: list[Value]) -> list[Value]:
+            _sum_block(frame, kernel, i, height, column, masks, lanes, scalar)
+            if ahead:
+                fetch_ahead(frame)
+            return []
+
+        f.loop(integer(0), integer(whole), height, step)
+        if rows > whole:
+            _sum_block(frame, kernel, integer(whole), rows - whole, column, masks, lanes, scalar)
+
+    panels(frame.f, columns, lanes, panel, run_panel)
+
+
+def _sum_block(
+    frame: Frame, kernel: Kernel, row: Value, block: int, column: Value, masks: list[Value | None], lanes: int, scalar: Type
+) -> None:
+    f, out, a, b = frame.f, kernel.out, kernel.a, kernel.b
+    type = Type(scalar.name, lanes)
+
+    def step(s: Value, sums: list[Value]) -> list[Value]:
+        b_row = f.address(frame.row(b, s, b.strides[0]), f.mul(column, b.strides[1]), scalar)
+        a_column = f.address(frame.row(a, s, a.strides[1]), f.mul(row, a.strides[0]), scalar)
+        vectors = [
+            f.load(type, f.address(b_row, integer(c * lanes * b.strides[1]), scalar), mask) for c, mask in enumerate(masks)
+        ]
+        results = []
+        for r in range(block):
+            x = f.splat(f.load(scalar, f.address(a_column, integer(r * a.strides[0]), scalar)), lanes)
+            results += [f.fma(x, v, sums[r * len(masks) + c]) for c, v in enumerate(vectors)]
+        return results
+
+    samples = frame.extent(a.shape[1])
+    start = [number(type, 0.0)] * (block * len(masks))
+    sums = in_sets(f, samples, independent_sets(len(start)), step, start, start[0], partial(f.binary, "fadd"))
+
+    def add_interleaved() -> None:
+        for c, mask in enumerate(masks):
+            first = f.address(frame.base(out), f.mul(f.add(column, c * lanes), block), scalar)
+            left = block * (lanes if mask is None else mask.text.count("i1 1"))
+            for k, total in enumerate(interleaved(f, sums[c :: len(masks)])[: -(-left // lanes)]):
+                pointer = f.address(first, integer(k * lanes), scalar)
+                _add(frame, kernel, total, pointer, f.lane_mask(lanes, left - k * lanes))
+
+    def add_up() -> None:
+        if out.shape[0] == block and out.strides == (1, block) and block & (block - 1) == 0:  # all rows of a transpose
+            add_interleaved()
+            return
+        for r, (c, mask) in product(range(block), enumerate(masks)):
+            total = sums[r * len(masks) + c]
+            offset = f.add(f.mul(f.add(row, r), out.strides[0]), f.mul(f.add(column, c * lanes), out.strides[1]))
+            pointer = f.address(frame.base(out), offset, scalar)
+            if out.strides[1] == 1:
+                _add(frame, kernel, total, pointer, mask)
+                continue
+            used = lanes if mask is None else mask.text.count("i1 1")
+            for lane in range(used):
+                x = f.assign(scalar, f"extractelement {total}, i64 {lane}") if lanes > 1 else total
+                _add(frame, kernel, x, f.address(pointer, integer(lane * out.strides[1]), scalar), None)
+
+    if kernel.maps:
+        assert frame.whole is not None
+        f.when(frame.whole, lambda: store_block(frame, kernel, row, sums, column, masks, lanes, scalar), add_up)
+    else:
+        add_up()
+
+
+def _add(frame: Frame, kernel: Kernel, value: Value, pointer: Value, mask: Value | None) -> None:
+    """Store a sum over the samples of this tile, or add it to that of the tiles before."""
+    f = frame.f
+    before = f.load(value.type, pointer, mask)
+    total = f.binary("fadd", before, value)
+    if frame.first is not None and not kernel.accumulate:
+        total = f.select(frame.first, value, total)
+    f.store(total, pointer, mask)

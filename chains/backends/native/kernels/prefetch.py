@@ -1,0 +1,79 @@
+"""The samples of the next step, asked for while this one is computed, so that they are in the cache when they are read.
+
+Rows picked from a large data set come from memory, and a processor waits for only so many lines at once, doing nothing else
+meanwhile. So the kernels that go through this step's samples ask for a few lines of the next ones now and then: both
+those that read them and those of their gradient, so that what is asked for is spread over the step.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from chains.backends.native.kernels.elementwise import Frame
+from chains.backends.native.llvm.emit import I64, PTR, Type, Value, integer
+from chains.program.view import View
+
+# The words of what is to be fetched: lines left of a row and the address of the next one; rows left and the address of
+# their numbers; the address of the data, the bytes and the lines of a row.
+LEFT, NEXT, ROWS, NUMBERS, DATA, BYTES, LINES = range(7)
+WORDS = 16  # no other thread writes to these lines of the cache
+LINE = 64  # bytes
+AT_ONCE = 5  # lines
+WORTH = 512  # bytes of a sample below which the processor's own guesses do
+
+
+def parts(source: np.ndarray, count: int) -> list[tuple[int, int, int]]:
+    """The samples of a data set for so many threads to fetch, each a share of every row: address, bytes and lines of a row."""
+    nbytes = source[0].nbytes
+    lines = -(-nbytes // LINE)
+    cuts = [lines * k // count for k in range(count + 1)]
+    return [(source.ctypes.data + begin * LINE, nbytes, end - begin) for begin, end in pairwise(cuts)]
+
+
+def reads_samples(view: View) -> bool:
+    """Whether this is the callers' samples, each of them large."""
+    return view.buffer.role == "input" and view.batched and view.buffer.nbytes >= WORTH
+
+
+def begin_fetching(frame: Frame, rows: Value, numbers: Value) -> None:
+    """Say which samples are wanted next."""
+    f, words = frame.f, frame.ahead
+    assert words is not None
+    for position, value in {LEFT: integer(0), ROWS: rows, NUMBERS: numbers}.items():
+        f.store(value, f.address(words, integer(position), I64))
+
+
+def fetch_ahead(frame: Frame) -> None:
+    """Ask for the next few lines, if any are wanted."""
+    f, words = frame.f, frame.ahead
+    if words is None:
+        return
+
+    def place(position: int) -> Value:
+        return f.address(words, integer(position), I64)
+
+    def word(position: int) -> Value:
+        return f.load(I64, place(position))
+
+    left, rows = word(LEFT), word(ROWS)
+    fresh = f.compare("sle", left, integer(0))
+
+    def begin_row() -> Value:
+        numbers = f.load(PTR, place(NUMBERS))
+        f.store(f.address(numbers, integer(1), I64), place(NUMBERS))
+        f.store(f.add(rows, -1), place(ROWS))
+        offset = f.binary("mul", f.load(I64, numbers), word(BYTES))
+        return f.address(f.load(PTR, place(DATA)), offset, Type("i8"))
+
+    def fetch() -> None:
+        address = f.either(fresh, begin_row, lambda: f.load(PTR, place(NEXT)))
+        for k in range(AT_ONCE):
+            line = f.address(address, integer(k * LINE), Type("i8"))
+            f.call("llvm.prefetch.p0", None, line, "i32 0", "i32 3", "i32 1")  # to be read, into the nearest cache
+        f.store(f.address(address, integer(AT_ONCE * LINE), Type("i8")), place(NEXT))
+        f.store(f.add(f.select(fresh, word(LINES), left), -AT_ONCE), place(LEFT))
+
+    more = f.binary("or", f.compare("sgt", left, integer(0)), f.compare("sgt", rows, integer(0)))
+    f.when(more, fetch)

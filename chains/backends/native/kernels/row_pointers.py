@@ -1,0 +1,60 @@
+"""Large samples read where they lie in the caller's data set, rather than gathered first.
+
+Where only products read them, a tile begins with a list of its samples' addresses, and kernels take the rows from there: of
+the input itself or, in a loop over batches, of the data set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from chains.backends.native.kernels.elementwise import Frame
+from chains.backends.native.kernels.prefetch import reads_samples
+from chains.backends.native.llvm.emit import I64, PTR, Type, Value, integer
+from chains.program.operations import MatMul, Operation
+from chains.program.view import Batch, Buffer, View
+
+# The words that say what a tile picks: the address of the samples' numbers, 0 to take those of the input in order; that of
+# the data; how many samples the next step picks, and the address of their numbers.
+ORDER, DATA, NEXT_ROWS, NEXT_NUMBERS, WORDS = range(5)
+
+
+def picked_input(tiled: Iterable[Operation], others: Iterable[Operation]) -> Buffer | None:
+    """The input of which every tile lists its samples; None if there is none."""
+    products: dict[Buffer, bool] = {}
+    for operation in tiled:
+        for view in operation.views:
+            if reads_samples(view):
+                fits = isinstance(operation, MatMul) and has_rows(view)
+                products[view.buffer] = products.get(view.buffer, True) and fits
+    touched = {view.buffer for operation in others for view in operation.views}
+    found = [buffer for buffer, fits in products.items() if fits and buffer not in touched]
+    return max(found, key=lambda buffer: buffer.nbytes, default=None)
+
+
+def has_rows(view: View) -> bool:
+    """Whether a matrix has one sample in each row, or in each column."""
+    return view.ndim == 2 and any(
+        extent == Batch() and stride == view.buffer.size for extent, stride in zip(view.shape, view.strides, strict=True)
+    )
+
+
+def list_rows(frame: Frame, samples: View, words: Value) -> None:
+    """Write the addresses of a tile's samples."""
+    f = frame.f
+    assert frame.rows is not None
+    list, byte, nbytes = frame.rows[1], Type("i8"), samples.buffer.nbytes
+
+    def put(i: Value, data: Value, number: Value) -> None:
+        f.store(f.address(data, f.mul(number, nbytes), byte), f.address(list, i, PTR))
+
+    def in_order() -> None:
+        first = frame.base(samples)
+        f.loop(integer(0), frame.count, 1, lambda i, _: put(i, first, i))
+
+    def by_number() -> None:
+        numbers = f.address(f.load(PTR, words), frame.start, I64)
+        data = f.load(PTR, f.address(words, integer(DATA), I64))
+        f.loop(integer(0), frame.count, 1, lambda i, _: put(i, data, f.load(I64, f.address(numbers, i, I64))))
+
+    f.when(f.compare("eq", f.load(I64, words), integer(0)), in_order, by_number)

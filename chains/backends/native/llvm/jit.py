@@ -1,0 +1,97 @@
+"""Assembly to machine code in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from itertools import count
+from threading import Lock
+from typing import Any
+from weakref import WeakValueDictionary
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from chains.backends.native.llvm import cache as files
+from chains.backends.native.llvm.target import Processor
+
+# Part of the name of cached code: raise it whenever `Code` makes other code of the same assembly.
+PIPELINE = "2: loops rotated, global value numbering (passes of level 2 where vectorized), code of level 2"
+
+_locks = {"linking": Lock(), "making": Lock()}
+if hasattr(os, "register_at_fork"):  # another thread may have held them
+    os.register_at_fork(after_in_child=lambda: _locks.update(linking=Lock(), making=Lock()))
+    _llvm: Any = getattr(llvm.ffi.lib, "_lock", None)  # llvmlite's own: a fork waits until no thread is inside LLVM
+    if _llvm is not None:
+        os.register_at_fork(
+            before=_llvm.__enter__,
+            after_in_parent=lambda: _llvm.__exit__(None, None, None),
+            after_in_child=lambda: _llvm.__exit__(None, None, None),
+        )
+_numbers = count()
+_made: WeakValueDictionary[str, Code] = WeakValueDictionary()  # by name
+
+
+@cache
+def _linker(processor: Processor) -> llvm.LLJIT:
+    # JITLink keeps all of an object's sections together, within reach of each other's 32-bit offsets.
+    return llvm.create_lljit_compiler(processor.machine(), use_jit_link=True)
+
+
+def machine_code(text: str, functions: Sequence[str], processor: Processor, *, vectorize: bool = False) -> Code:
+    """The machine code of a module of which `functions` can be called; programs of the same assembly share it."""
+    versions = f"{llvmlite.__version__} {llvm.llvm_version_info}"
+    name = files.key(text, processor.cpu, processor.features, versions, PIPELINE, str(vectorize), *functions)
+    with _locks["making"]:
+        code = _made.get(name)
+        if code is None:
+            code = _made[name] = Code(name, text, functions, processor, vectorize)
+        return code
+
+
+class Code:
+    """The machine code of a module; `address` finds the functions named. It lives as long as this object."""
+
+    def __init__(self, name: str, text: str, functions: Sequence[str], processor: Processor, vectorize: bool) -> None:
+        self.text = text
+        self._processor = processor
+        self._vectorize = vectorize
+        machine = processor.machine()
+        code = files.load(name)
+        self.cached = code is not None
+        if code is None:
+            code = machine.emit_object(self._optimised(machine))
+            files.store(name, code)
+        library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+        for function in functions:
+            library.export_symbol(function)
+        with _locks["linking"]:
+            self._library = library.link(_linker(processor), f"chains{next(_numbers)}")
+
+    def address(self, name: str) -> int:
+        """The address of a function."""
+        return self._library[name]
+
+    def assembly(self) -> str:
+        """The processor's assembly, for people."""
+        machine = self._processor.machine()
+        return machine.emit_assembly(self._optimised(machine))
+
+    def _optimised(self, machine: llvm.TargetMachine) -> llvm.ModuleRef:
+        """The module cleaned up. Kernels are as they should be but for repeated addresses and tests at the heads of loops."""
+        module = llvm.parse_assembly(self.text)
+        module.verify()
+        options = llvm.create_pipeline_tuning_options(speed_level=2)
+        options.loop_vectorization = self._vectorize
+        options.slp_vectorization = options.loop_unrolling = False
+        builder = llvm.create_pass_builder(machine, options)
+        if self._vectorize:
+            passes = builder.getModulePassManager()
+        else:
+            passes = llvm.create_new_module_pass_manager()
+            passes.add_loop_rotate_pass()
+            passes.add_new_gvn_pass()
+            passes.add_simplify_cfg_pass()
+        passes.run(module, builder)
+        return module

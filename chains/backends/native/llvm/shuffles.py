@@ -1,0 +1,82 @@
+"""Numbers moved between the lanes of vectors.
+
+Vectors are seen as pieces of 128 bits: what stays within its piece, or moves pieces as a whole, is fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chains.backends.native.llvm.emit import Function, Type, Value
+
+
+def shuffled(f: Function, a: Value, b: Value | None, lanes: Sequence[int]) -> Value:
+    """The vector of these lanes of two vectors, those of `b` counted on from a's."""
+    other = f"{a.type} poison" if b is None else str(b)
+    indices = ", ".join(f"i32 {lane}" for lane in lanes)
+    return f.assign(Type(a.type.name, len(lanes)), f"shufflevector {a}, {other}, <{len(lanes)} x i32> <{indices}>")
+
+
+def _piece(type: Type) -> int:
+    """The lanes of a piece."""
+    return min(type.lanes, 16 // type.size)
+
+
+def _dealt(f: Function, a: Value, b: Value, unit: int) -> tuple[Value, Value]:
+    """Blocks of `unit` lanes dealt out to two vectors: the lower half of each piece, one of `a` and one of `b` in turn, and the
+    upper half; where blocks are pieces, the even ones of `a` and then of `b`, and the odd ones.
+    """
+    lanes, piece = a.type.lanes, _piece(a.type)
+    blocks = lanes // unit
+    if unit < piece:
+        half = piece // unit // 2
+        low = [2 * half * p + k + side * blocks for p in range(lanes // piece) for k in range(half) for side in (0, 1)]
+        high = [block + half for block in low]
+    else:
+        low = list(range(0, 2 * blocks, 2))
+        high = [block + 1 for block in low]
+    first, second = ([unit * block + lane for block in side for lane in range(unit)] for side in (low, high))
+    return shuffled(f, a, b, first), shuffled(f, a, b, second)
+
+
+def transposed(f: Function, vectors: Sequence[Value], unit: int = 1) -> list[Value]:
+    """The columns of a square, given by rows, of blocks of `unit` lanes."""
+    if len(vectors) == 1:
+        return list(vectors)
+    pairs = [_dealt(f, a, b, unit) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+    piece = _piece(vectors[0].type)
+    together = piece // unit // 2 if unit < piece else 1  # neighbouring columns that went to the same side
+    low, high = (transposed(f, side, 2 * unit if unit < piece else unit) for side in zip(*pairs, strict=True))
+    columns = zip(*(iter(low),) * together, *(iter(high),) * together, strict=True)
+    return [column for some in columns for column in some]
+
+
+def sums_of_lanes(f: Function, vectors: Sequence[Value], unit: int = 1) -> Value:
+    """A square of vectors: the sum of the lanes of each, as one vector."""
+    if len(vectors) == 1:
+        return vectors[0]
+    pairs = [_dealt(f, a, b, unit) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+    wider = 2 * unit if unit < _piece(vectors[0].type) else unit
+    return sums_of_lanes(f, [f.binary("fadd", low, high) for low, high in pairs], wider)
+
+
+def interleaved(f: Function, vectors: Sequence[Value]) -> list[Value]:
+    """First lanes of all vectors, then their second ones, and so on; a power of two of them."""
+    if len(vectors) == 1:
+        return list(vectors)
+    lanes, half = vectors[0].type.lanes, len(vectors) // 2
+    pairs = []
+    for a, b in zip(vectors[:half], vectors[half:], strict=True):
+        zipped = [k // 2 + lanes * (k % 2) for k in range(2 * lanes)]
+        pairs.append((shuffled(f, a, b, zipped[:lanes]), shuffled(f, a, b, zipped[lanes:])))
+    return [each for side in zip(*pairs, strict=True) for each in interleaved(f, side)]
+
+
+def spread(f: Function, vector: Value, lane: int, unit: int) -> Value:
+    """Of each block of `unit` lanes, this lane in all of them."""
+    return shuffled(f, vector, None, [k // unit * unit + lane for k in range(vector.type.lanes)])
+
+
+def repeated(f: Function, row: Value, columns: int, lanes: int) -> Value:
+    """A vector that holds the first `columns` lanes of another one again and again."""
+    return shuffled(f, row, None, [k % columns for k in range(lanes)])

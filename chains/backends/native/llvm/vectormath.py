@@ -1,0 +1,278 @@
+"""Elementary functions on vectors of float or double.
+
+Each reduces its argument to a small interval and evaluates a polynomial fitted there to nearly the smallest
+largest error (Chebyshev interpolation in 40 digits). The largest errors, in units in the last place of the
+result, are stated in `ERRORS` and tested; NaN gives NaN, infinities the limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from chains.backends.native.llvm.emit import Function, Type, Value, number
+
+# Largest error in units in the last place, (float, double), over all arguments but where said.
+ERRORS = {
+    "exp": (2, 2),
+    "log": (2, 2),
+    "log1p": (3, 3),
+    "expm1": (3, 3),
+    "tanh": (6, 3),
+    "sin": (2, 2),  # of the larger of |result| and the spacing of the argument; |x| below REDUCED, others by libm
+    "cos": (2, 2),
+    "erf": (4, 4),
+}
+REDUCED = {"float": 8192.0, "double": 1e6}
+
+_EXP = {  # (exp(r) - 1 - r) / r^2 for |r| <= log(2) / 2, highest power first
+    "float": (0.0013926250831497611, 0.008363232883682618, 0.04166655421298415, 0.16666576666119928, 0.5),
+    "double": (
+        2.09147553258932e-09, 2.5105312729622103e-08, 2.755727347871858e-07, 2.755725517000089e-06,
+        2.480158732567746e-05, 0.0001984126987500228, 0.0013888888888883711, 0.008333333333326084,
+        0.04166666666666667, 0.1666666666666667, 0.5,
+    ),
+}  # fmt: skip
+_LN2 = {"float": (0.693145751953125, 1.4286068203094173e-06), "double": (0.6931471803691238, 1.9082149292705877e-10)}
+_LOG = {  # (2 atanh(s) - 2 s) / s^3 in powers of s^2
+    "float": (0.23331614471843498, 0.28550778633191964, 0.4000012221181065, 0.6666666655404201),
+    "double": (
+        0.13088034850927555, 0.13268638369266825, 0.15386244737621665, 0.18181795547521137,
+        0.22222222392581045, 0.28571428570799784, 0.40000000000000885, 0.6666666666666666,
+    ),
+}  # fmt: skip
+_TANH = (  # tanh(x) / x as a quotient in powers of x^2, for |x| <= 8.6
+    (1.4082475683855679e-08, 2.112238521760849e-05, 0.0035264018659830532, 0.13406875584808678, 0.9999999867780235),
+    (8.070638777813186e-07, 0.0003336270665557872, 0.025993901140439785, 0.4674019713281538, 1.0),
+)
+_PI_2 = {
+    "float": (1.5707950592041016, 1.2675900507019833e-06, 7.443547480486623e-13),
+    "double": (1.5707963267341256, 6.077100506303966e-11, 2.0222662487111665e-21),
+}
+_SIN = {
+    "float": (2.7249314054698804e-06, -0.00019840082012765537, 0.008333331865959415, -0.16666666663832763),
+    "double": (
+        1.5917848524808262e-10, -2.5051127944014188e-08, 2.755731608381636e-06, -0.00019841269836722418,
+        0.008333333333330925, -0.16666666666666666,
+    ),
+}  # fmt: skip
+_COS = {
+    "float": (-2.7300448619488353e-07, 2.4800596435621998e-05, -0.0013888887664713619, 0.0416666666643024),
+    "double": (
+        -1.1382456778061306e-11, 2.0876143827993133e-09, -2.7557317260008837e-07, 2.480158729874307e-05,
+        -0.0013888888888887382, 0.041666666666666664,
+    ),
+}  # fmt: skip
+_ERF_NEAR = {  # erf(x) / x in powers of x^2, for |x| <= 0.9
+    "float": (
+        -0.0006102687036764049, 0.005014484151150446, -0.02678071912852338, 0.11282194093299178,
+        -0.37612528804753687, 1.128379154727231,
+    ),
+    "double": (
+        -7.795898827002142e-10, 1.3720064546777686e-08, -1.6208483801871705e-07, 1.6447424703317362e-06,
+        -1.492473690741966e-05, 0.00012055294904839707, -0.0008548325975389692, 0.0052239776071164225,
+        -0.02686617064323777, 0.11283791670945006, -0.37612638903183543, 1.1283791670955126,
+    ),
+}  # fmt: skip
+_ERF_FAR = {  # erfc(x) exp(x^2) in powers of (x - 2) / (x + 2), for 0.85 <= x <= 6.1
+    "float": (
+        -0.0009279718444261277, -0.0008361730662323456, 0.006991083402064268, 0.0037321873771686597,
+        -0.07897826932283214, 0.2416582023098237, -0.42718585180235435, 0.25539567636122906,
+    ),
+    "double": (
+        -8.886552098853279e-07, 9.427240757864182e-07, 4.037501828601162e-06, 1.4374818313820786e-06,
+        -1.4037848712343954e-05, -2.758240831499133e-05, 2.7535688373308713e-05, 0.00017436094335068409,
+        4.355477112641489e-05, -0.0009819769903853396, -0.0008471432138831655, 0.006997461737510488,
+        0.003732892403508779, -0.07897858101570274, 0.24165819424247345, -0.42718584741395854, 0.25539567631050575,
+    ),
+}  # fmt: skip
+
+
+def polynomial(f: Function, x: Value, coefficients: Sequence[float]) -> Value:
+    """The polynomial with these coefficients, the highest power first."""
+    result = number(x.type, coefficients[0])
+    for coefficient in coefficients[1:]:
+        result = f.fma(result, x, number(x.type, coefficient))
+    return result
+
+
+def _is_constant(value: Value) -> bool:
+    return not value.text.startswith("%")
+
+
+def minimum(f: Function, a: Value, b: Value) -> Value:
+    """The smaller; NaN where either is. (`a` is returned where it is NaN; a constant `b` needs no second look.)"""
+    smaller = f.select(f.compare("olt", b, a), b, a)
+    return smaller if _is_constant(b) else f.select(f.compare("uno", b, b), b, smaller)
+
+
+def maximum(f: Function, a: Value, b: Value) -> Value:
+    """The larger; NaN where either is."""
+    larger = f.select(f.compare("ogt", b, a), b, a)
+    return larger if _is_constant(b) else f.select(f.compare("uno", b, b), b, larger)
+
+
+def absolute(f: Function, x: Value) -> Value:
+    return f.intrinsic("fabs", x)
+
+
+def sign(f: Function, x: Value) -> Value:
+    zero = number(x.type, 0.0)
+    one = f.select(f.compare("ogt", x, zero), number(x.type, 1.0), x)  # zero and NaN stay what they are
+    return f.select(f.compare("olt", x, zero), number(x.type, -1.0), one)
+
+
+def exp(f: Function, x: Value) -> Value:
+    low, high = (-104.0, 89.0) if x.type.name == "float" else (-746.0, 710.0)
+    x = maximum(f, minimum(f, x, number(x.type, high)), number(x.type, low))
+    n, r = _reduced(f, x, 1.4426950408889634, _LN2[x.type.name])
+    p = f.binary("fadd", f.fma(f.binary("fmul", r, r), polynomial(f, r, _EXP[x.type.name]), r), number(x.type, 1.0))
+    half = f.binary("ashr", n, number(n.type, 1))
+    other = f.binary("sub", n, half)
+    return f.binary("fmul", f.binary("fmul", p, _power_of_two(f, half, x.type)), _power_of_two(f, other, x.type))
+
+
+def expm1(f: Function, x: Value) -> Value:
+    return f.intrinsic("copysign", _expm1(f, x), x)  # zero keeps its sign
+
+
+def _expm1(f: Function, x: Value) -> Value:
+    one = number(x.type, 1.0)
+    n, r = _reduced(f, x, 1.4426950408889634, _LN2[x.type.name])
+    p = f.fma(f.binary("fmul", r, r), polynomial(f, r, _EXP[x.type.name]), r)
+    scale = _power_of_two(f, n, x.type)
+    near = f.fma(p, scale, f.binary("fsub", scale, one))
+    far = f.binary("fsub", exp(f, x), one)
+    return f.select(f.compare("olt", absolute(f, x), number(x.type, 20.0)), near, far)
+
+
+def log(f: Function, x: Value) -> Value:
+    single = x.type.name == "float"
+    integer = x.type.of("i32" if single else "i64")
+    bits, bias = (23, 127) if single else (52, 1023)
+    tiny = f.compare("olt", x, number(x.type, 2.0 ** (1 - bias)))
+    scaled = f.select(tiny, f.binary("fmul", x, number(x.type, 2.0**bits)), x)
+    raw = f.cast("bitcast", scaled, integer)
+    # The exponent is taken so that the mantissa lies in [sqrt(1/2), sqrt(2)).
+    root = 0x3F3504F3 if single else 0x3FE6A09E667F3BCD
+    shifted = f.binary("sub", raw, number(integer, root))
+    exponent = f.binary("ashr", shifted, number(integer, bits))
+    mantissa = f.cast("bitcast", f.binary("sub", raw, f.binary("shl", exponent, number(integer, bits))), x.type)
+    k = f.cast("sitofp", exponent, x.type)
+    k = f.select(tiny, f.binary("fsub", k, number(x.type, float(bits))), k)
+    d = f.binary("fsub", mantissa, number(x.type, 1.0))
+    s = f.binary("fdiv", d, f.binary("fadd", d, number(x.type, 2.0)))
+    z = f.binary("fmul", s, s)
+    r = f.binary("fmul", z, polynomial(f, z, _LOG[x.type.name]))
+    high, low = _LN2[x.type.name]
+    # log(1 + d) = d - s (d - r), since 2 s = d - s d
+    correction = f.binary("fmul", s, f.binary("fsub", d, r))
+    tail = f.binary("fsub", f.binary("fmul", k, number(x.type, low)), correction)
+    result = f.fma(k, number(x.type, high), f.binary("fadd", d, tail))
+    zero, infinity = number(x.type, 0.0), number(x.type, float("inf"))
+    result = f.select(f.compare("oeq", x, infinity), infinity, result)
+    result = f.select(f.compare("oeq", x, zero), number(x.type, float("-inf")), result)
+    return f.select(f.compare("ult", x, zero), number(x.type, float("nan")), result)
+
+
+def log1p(f: Function, x: Value) -> Value:
+    one = number(x.type, 1.0)
+    u = f.binary("fadd", x, one)
+    lost = f.binary("fdiv", f.binary("fsub", x, f.binary("fsub", u, one)), u)  # what rounding took from 1 + x
+    ordinary = f.compare("olt", absolute(f, lost), one)  # not at -1 and infinity
+    result = f.binary("fadd", log(f, u), f.select(ordinary, lost, number(x.type, 0.0)))
+    return f.intrinsic("copysign", result, x)  # zero keeps its sign
+
+
+def tanh(f: Function, x: Value) -> Value:
+    if x.type.name == "float":
+        near = _within(f, x, 9.1)  # where the quotient is above 1 by several units in the last place
+        z = f.binary("fmul", near, near)
+        above, below = (polynomial(f, z, coefficients) for coefficients in _TANH)
+        return _within(f, f.binary("fdiv", f.binary("fmul", near, above), below), 1.0)
+    size = minimum(f, absolute(f, x), number(x.type, 22.0))
+    e = _expm1(f, f.binary("fadd", size, size))
+    result = f.binary("fdiv", e, f.binary("fadd", e, number(x.type, 2.0)))
+    return f.intrinsic("copysign", result, x)
+
+
+def _within(f: Function, x: Value, limit: float) -> Value:
+    """The nearest number from -limit to limit."""
+    return maximum(f, minimum(f, x, number(x.type, limit)), number(x.type, -limit))
+
+
+def sin(f: Function, x: Value) -> Value:
+    zero = f.compare("oeq", x, number(x.type, 0.0))
+    return f.select(zero, x, _circular(f, x, "sin", 0))  # zero keeps its sign
+
+
+def cos(f: Function, x: Value) -> Value:
+    return _circular(f, x, "cos", 1)
+
+
+def erf(f: Function, x: Value) -> Value:
+    name = x.type.name
+    size = minimum(f, absolute(f, x), number(x.type, 6.1))
+    near = f.binary("fmul", size, polynomial(f, f.binary("fmul", size, size), _ERF_NEAR[name]))
+    two = number(x.type, 2.0)
+    s = f.binary("fdiv", f.binary("fsub", size, two), f.binary("fadd", size, two))
+    decay = exp(f, f.binary("fmul", size, f.assign(size.type, f"fneg {size}")))
+    far = f.binary("fsub", number(x.type, 1.0), f.binary("fmul", decay, polynomial(f, s, _ERF_FAR[name])))
+    result = f.select(f.compare("ult", size, number(x.type, 0.9)), near, far)
+    return f.intrinsic("copysign", result, x)
+
+
+def _reduced(f: Function, x: Value, inverse: float, parts: Sequence[float]) -> tuple[Value, Value]:
+    """The nearest integer to x * inverse, as an integer and with what is left of x, NaN staying NaN."""
+    single = x.type.name == "float"
+    magic = number(x.type, 12582912.0 if single else 6755399441055744.0)  # 1.5 * 2^23: adding it rounds
+    integer = x.type.of("i32" if single else "i64")
+    shifted = f.fma(x, number(x.type, inverse), magic)
+    n = f.binary("sub", f.cast("bitcast", shifted, integer), f.cast("bitcast", magic, integer))
+    whole = f.binary("fsub", shifted, magic)
+    for part in parts:
+        x = f.fma(whole, number(x.type, -part), x)
+    return n, x
+
+
+def _power_of_two(f: Function, n: Value, type: Type) -> Value:
+    bits, bias = (23, 127) if type.name == "float" else (52, 1023)
+    return f.cast("bitcast", f.binary("shl", f.binary("add", n, number(n.type, bias)), number(n.type, bits)), type)
+
+
+def _circular(f: Function, x: Value, name: str, quarter: int) -> Value:
+    """The sine of x + quarter * pi / 2."""
+    limit = number(x.type, REDUCED[x.type.name])
+    small = f.compare("olt", absolute(f, x), limit)
+    every = small if x.type.lanes == 1 else f.call(f"llvm.vector.reduce.and.{small.type.mangled}", Type("i1"), small)
+
+    def reduced() -> Value:
+        n, r = _reduced(f, x, 0.6366197723675814, _PI_2[x.type.name])
+        n = f.binary("add", n, number(n.type, quarter))
+        z = f.binary("fmul", r, r)
+        sine = f.fma(f.binary("fmul", r, z), polynomial(f, z, _SIN[x.type.name]), r)
+        fourth = f.binary("fmul", f.binary("fmul", z, z), polynomial(f, z, _COS[x.type.name]))
+        cosine = f.binary("fadd", f.fma(z, number(x.type, -0.5), number(x.type, 1.0)), fourth)
+        odd = f.compare("ne", f.binary("and", n, number(n.type, 1)), number(n.type, 0))
+        result = f.select(odd, cosine, sine)
+        negative = f.compare("ne", f.binary("and", n, number(n.type, 2)), number(n.type, 0))
+        return f.select(negative, f.assign(result.type, f"fneg {result}"), result)
+
+    return f.either(every, reduced, lambda: f.intrinsic(name, x))
+
+
+ELEMENTARY = ("exp", "log", "log1p", "expm1", "tanh", "sin", "cos", "erf")  # those that take a dozen instructions or more
+FUNCTIONS: dict[str, Callable[[Function, Value], Value]] = {
+    "exp": exp,
+    "log": log,
+    "log1p": log1p,
+    "expm1": expm1,
+    "tanh": tanh,
+    "sin": sin,
+    "cos": cos,
+    "erf": erf,
+    "abs": absolute,
+    "sign": sign,
+    "sqrt": lambda f, x: f.intrinsic("sqrt", x),
+    "floor": lambda f, x: f.intrinsic("floor", x),
+    "neg": lambda f, x: f.assign(x.type, f"fneg {x}"),
+}

@@ -1,0 +1,169 @@
+"""Where the samples of a tile lie: each in one piece, or interleaved, a vector of samples for each element.
+
+Dense layers want the first, so that the vectors run along a sample's features; images want the second, so that they run
+along the samples and no width, stride or padding leaves a lane idle. Interleaved buffers are `laned`; their views
+carry the strides to show it: 1 along the samples, a multiple of the lanes along everything else. Operations on
+images make their operands laned, and elementwise operations follow the operand that they find. Where an operation wants
+the other layout of a buffer, a `Relayout` makes it.
+
+Channels whose length in bytes is a multiple of a page would all fall into the same few sets of the caches; a vector is left
+free behind each of them, where nobody looks at the image as a flat array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from chains.program.operations import (
+    Convolve,
+    ConvolveInput,
+    ConvolveWeight,
+    Copy,
+    Fill,
+    Map,
+    MatMul,
+    Operation,
+    Pool,
+    Reduce,
+    ScatterAdd,
+)
+from chains.program.view import Batch, Buffer, View, c_strides
+
+IMAGES = (Convolve, ConvolveInput, ConvolveWeight, Pool)
+_FLEXIBLE = (Map, Reduce, Copy, Fill)
+PAGE = 4096  # bytes
+
+
+@dataclass(frozen=True)
+class Relayout(Operation):
+    """out = the operand, the one laned and the other not; both (samples, channels, the rest)."""
+
+    to_lanes: bool
+
+
+def lanes_last(view: View, lanes: int) -> View:
+    """A laned view as one of a fixed number of samples along the last axis; one without samples gets an axis of length 1."""
+    if not view.batched:
+        return view.expand(view.ndim)
+    return replace(view, shape=(*view.shape[1:], lanes), strides=(*view.strides[1:], view.strides[0]))
+
+
+def arrange(operations: Sequence[Operation], lanes: int) -> tuple[list[Operation], frozenset[Buffer]]:
+    """The operations with their layouts made to fit, and the buffers that are laned."""
+    if not any(isinstance(operation, IMAGES) for operation in operations):
+        return list(operations), frozenset()
+    arrangement = _Arrangement(operations, lanes)
+    for operation in operations:
+        arrangement.add(operation)
+    return arrangement.operations, frozenset(arrangement.laned.values())
+
+
+class _Arrangement:
+    """Operations being rewritten. A buffer of the program may have its contents in rows, in lanes, or both."""
+
+    def __init__(self, operations: Sequence[Operation], lanes: int) -> None:
+        self.lanes = lanes
+        self.operations: list[Operation] = []
+        self.laned: dict[Buffer, Buffer] = {}  # where a buffer lies when it is laned
+        self._views: dict[Buffer, list[View]] = {}
+        for operation in operations:
+            for view in operation.views:
+                self._views.setdefault(view.buffer, []).append(view)
+        self._images = {v.buffer for o in operations if isinstance(o, IMAGES) for v in o.views if v.batched}
+        self._valid: dict[Buffer, set[bool]] = {}  # in which layouts, laned or not, the contents are to be had
+
+    def add(self, operation: Operation) -> None:
+        if not any(view.batched for view in operation.views):
+            self.operations.append(operation)
+            return
+        wanted = self._wanted(operation)
+        reads_out = isinstance(operation, ScatterAdd) or (isinstance(operation, MatMul) and operation.accumulate)
+        ins = tuple(self._operand(operation, view, wanted) for view in operation.ins)
+        for view in operation.outs:
+            if view.batched and (reads_out or not _is_whole(view)) and view.buffer in self._valid:
+                self._provide(view.buffer, wanted)
+        outs = tuple(self._placed(view, wanted) for view in operation.outs)
+        self.operations.append(replace(operation, outs=outs, ins=ins))
+        for buffer in dict.fromkeys(view.buffer for view in operation.outs if view.batched):
+            self._valid[buffer] = {wanted}
+            if buffer.role != "scratch":
+                self._provide(buffer, False)
+
+    def _wanted(self, operation: Operation) -> bool:
+        """Whether the operation is to run on laned operands."""
+        if isinstance(operation, IMAGES):
+            return True
+        samples = [extent for view in operation.views for extent in view.shape if isinstance(extent, Batch)]
+        if not isinstance(operation, _FLEXIBLE) or any(extent.per_sample != 1 for extent in samples):
+            return False
+        outs, ins = ([view for view in views if view.batched] for views in (operation.outs, operation.ins))
+        found = [*ins, *(view for view in outs if not _is_whole(view))]
+        if any(True in self._valid.get(view.buffer, ()) for view in found):
+            return True
+        return not ins and any(view.buffer in self._images for view in outs)
+
+    def _operand(self, operation: Operation, view: View, wanted: bool) -> View:
+        if not view.batched:
+            return view
+        valid = self._valid.setdefault(view.buffer, {False})
+        # A product reads single numbers of its first operand, from wherever they lie.
+        by_number = isinstance(operation, MatMul) and view is operation.ins[0] and view.shape.count(Batch()) == 1
+        if by_number and valid == {True} and self._in_line(view):
+            wanted = True
+        self._provide(view.buffer, wanted)
+        return self._placed(view, wanted)
+
+    def _provide(self, buffer: Buffer, laned: bool) -> None:
+        """Have the buffer's contents in this layout."""
+        valid = self._valid[buffer]
+        if laned in valid:
+            return
+        channels = self._channels(buffer) if self._has_room(buffer) else 1
+        shape = (Batch(), channels, buffer.size // channels)
+        whole = View(buffer, shape, c_strides(shape))
+        out, source = self._placed(whole, laned), self._placed(whole, not laned)
+        self.operations.append(Relayout((out,), (source,), laned, label="layout"))
+        valid.add(laned)
+
+    def _placed(self, view: View, laned: bool) -> View:
+        """The view where its buffer lies in this layout."""
+        if not (laned and view.batched):
+            return view
+        strides, offset = list(view.strides), view.offset
+        if self._has_room(view.buffer):
+            channel = view.buffer.size // self._channels(view.buffer)
+            strides[1] += strides[1] // channel
+            offset += offset // channel
+        strides = [
+            1 if isinstance(extent, Batch) else stride * self.lanes for extent, stride in zip(view.shape, strides, strict=True)
+        ]
+        place = self._place(view.buffer)
+        return replace(view, buffer=place, strides=tuple(strides), offset=offset * self.lanes, name=view.name or str(view))
+
+    def _place(self, buffer: Buffer) -> Buffer:
+        if buffer not in self.laned:
+            channels = self._channels(buffer)
+            room = int(self._has_room(buffer))
+            shape = (Batch(), channels, buffer.size // channels + room)
+            self.laned[buffer] = Buffer(f"{buffer.name} in lanes", "scratch", buffer.dtype, shape)
+        return self.laned[buffer]
+
+    def _channels(self, buffer: Buffer) -> int:
+        return int(buffer.shape[1]) if len(buffer.shape) == 4 else 1  # type: ignore[arg-type]
+
+    def _has_room(self, buffer: Buffer) -> bool:
+        """Whether a vector is left free behind each channel."""
+        if len(buffer.shape) != 4:
+            return False
+        channel = buffer.size // self._channels(buffer)
+        if channel == 1 or channel * self.lanes * buffer.dtype.itemsize % PAGE:
+            return False
+        return all(view.ndim == 4 and view.strides[1] == channel for view in self._views[buffer])
+
+    def _in_line(self, view: View) -> bool:
+        return not self._has_room(view.buffer)
+
+
+def _is_whole(view: View) -> bool:
+    return view.contiguous and view.sample_size == view.buffer.size

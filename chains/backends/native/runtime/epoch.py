@@ -1,0 +1,161 @@
+"""The loop over the batches of an epoch, in LLVM's assembly: gather the samples, run the step, note the loss."""
+
+from __future__ import annotations
+
+from chains.backends.native.kernels.prefetch import NUMBERS, ROWS
+from chains.backends.native.kernels.row_pointers import NEXT_NUMBERS, NEXT_ROWS
+from chains.backends.native.llvm.emit import loads
+
+SOURCES = {"float32": "f32", "float64": "f64", "uint8": "u8", "int64": "i64"}
+
+
+def gather(source: str, target: str) -> str:
+    """A function that copies rows by number, converting their elements."""
+    types = {"f32": "float", "f64": "double", "u8": "i8", "i64": "i64"}
+    a, b = types[source], types[target]
+    convert = {
+        (a == b): f"%y = bitcast {a} %x to {b}",
+        (source == "f32" and target == "f64"): f"%y = fpext {a} %x to {b}",
+        (source == "f64" and target == "f32"): f"%y = fptrunc {a} %x to {b}",
+        (source == "u8"): f"%y = uitofp {a} %x to {b}",
+        (source == "i64"): f"%y = sitofp {a} %x to {b}",
+    }[True]
+    size = {"float": 4, "double": 8, "i8": 1, "i64": 8}[b]
+    whole = f"""
+  %long = icmp sge i64 %width, 16
+  br i1 %long, label %copy, label %column
+copy:
+  %bytes = mul i64 %width, {size}
+  call void @llvm.memcpy.p0.p0.i64(ptr %t, ptr %s, i64 %bytes, i1 false)
+  br label %rowend"""  # the compiler's loop takes a number at a time
+    return f"""
+define void @gather_{source}_{target}(ptr %source, ptr noalias %target, ptr %order, i64 %rows, i64 %width) {{
+entry:
+  br label %row
+row:
+  %i = phi i64 [0, %entry], [%i1, %rowend]
+  %more = icmp slt i64 %i, %rows
+  br i1 %more, label %begin, label %end
+begin:
+  %np = getelementptr i64, ptr %order, i64 %i
+  %n = load i64, ptr %np, align 8
+  %so = mul i64 %n, %width
+  %to = mul i64 %i, %width
+  %s = getelementptr {a}, ptr %source, i64 %so
+  %t = getelementptr {b}, ptr %target, i64 %to
+  {whole if a == b else "br label %column"}
+column:
+  %j = phi i64 [0, %begin], [%j1, %element]
+  %inside = icmp slt i64 %j, %width
+  br i1 %inside, label %element, label %rowend
+element:
+  %sp = getelementptr {a}, ptr %s, i64 %j
+  %tp = getelementptr {b}, ptr %t, i64 %j
+  %x = load {a}, ptr %sp
+  {convert}
+  store {b} %y, ptr %tp
+  %j1 = add i64 %j, 1
+  br label %column
+rowend:
+  %i1 = add i64 %i, 1
+  br label %row
+end:
+  ret void
+}}
+"""
+
+
+# What `steps` is told, a word each: the step and its words; the order of the samples, how many steps of how many samples;
+# the gathers, `GATHER` words each (function, source, target, width); the value, its bytes, and where the steps' values go
+# (double); where the random numbers' step is, or 0; what to fetch for the next step, and how many samples (`ahead.py`); what
+# says which samples are picked, and whether any are (`picked.py`).
+JOB = {
+    "run": "ptr", "words": "ptr", "order": "ptr", "steps": "i64", "batch": "i64", "gathers": "i64", "list": "ptr",
+    "value": "ptr", "bytes": "i64", "values": "ptr", "random": "i64", "ahead": "ptr", "fetched": "i64",
+    "picked": "ptr", "picks": "i64",
+}  # fmt: skip
+GATHER = 4
+
+# Returns how many steps were done; stops behind one whose value is not finite.
+STEPS = f"""
+define i64 @steps(ptr %job) {{
+entry:
+{loads(JOB, "job")}
+  %randomp = inttoptr i64 %random to ptr
+  %some = icmp ne i64 %picks, 0
+  %aheadrows = getelementptr i64, ptr %ahead, i64 {ROWS}
+  %aheadnumbers = getelementptr i64, ptr %ahead, i64 {NUMBERS}
+  %pickedrows = getelementptr i64, ptr %picked, i64 {NEXT_ROWS}
+  %pickednumbers = getelementptr i64, ptr %picked, i64 {NEXT_NUMBERS}
+  br label %step
+step:
+  %i = phi i64 [0, %entry], [%i1, %after]
+  %more = icmp slt i64 %i, %steps
+  br i1 %more, label %fetch, label %end
+fetch:
+  %first = mul i64 %i, %batch
+  %piece = getelementptr i64, ptr %order, i64 %first
+  br label %gather
+gather:
+  %k = phi i64 [0, %fetch], [%k1, %one]
+  %left = icmp slt i64 %k, %gathers
+  br i1 %left, label %one, label %compute
+one:
+  %o = mul i64 %k, {GATHER}
+  %g0 = getelementptr i64, ptr %list, i64 %o
+  %function = load ptr, ptr %g0, align 8
+  %g1 = getelementptr i64, ptr %g0, i64 1
+  %source = load ptr, ptr %g1, align 8
+  %g2 = getelementptr i64, ptr %g0, i64 2
+  %target = load ptr, ptr %g2, align 8
+  %g3 = getelementptr i64, ptr %g0, i64 3
+  %width = load i64, ptr %g3, align 8
+  call void %function(ptr %source, ptr %target, ptr %piece, i64 %batch, i64 %width)
+  %k1 = add i64 %k, 1
+  br label %gather
+compute:
+  %following = add i64 %i, 1
+  %last = icmp sge i64 %following, %steps
+  %rows = select i1 %last, i64 0, i64 %fetched
+  %after_piece = getelementptr i64, ptr %piece, i64 %batch
+  store i64 0, ptr %ahead, align 8
+  store i64 %rows, ptr %aheadrows, align 8
+  store ptr %after_piece, ptr %aheadnumbers, align 8
+  store i64 %rows, ptr %pickedrows, align 8
+  store ptr %after_piece, ptr %pickednumbers, align 8
+  %numbers = select i1 %some, ptr %piece, ptr null
+  store ptr %numbers, ptr %picked, align 8
+  call void %run(ptr %words)
+  store ptr null, ptr %picked, align 8
+  %single = icmp eq i64 %bytes, 4
+  br i1 %single, label %load4, label %load8
+load4:
+  %v4 = load float, ptr %value, align 4
+  %w4 = fpext float %v4 to double
+  br label %check
+load8:
+  %w8 = load double, ptr %value, align 8
+  br label %check
+check:
+  %v = phi double [%w4, %load4], [%w8, %load8]
+  %out = getelementptr double, ptr %values, i64 %i
+  store double %v, ptr %out, align 8
+  %draws = icmp ne i64 %random, 0
+  br i1 %draws, label %count, label %after
+count:
+  %r = load i64, ptr %randomp, align 8
+  %r1 = add i64 %r, 1
+  store i64 %r1, ptr %randomp, align 8
+  br label %after
+after:
+  %i1 = add i64 %i, 1
+  %size = call double @llvm.fabs.f64(double %v)
+  %finite = fcmp olt double %size, 0x7FF0000000000000
+  br i1 %finite, label %step, label %stop
+stop:
+  ret i64 %i1
+end:
+  ret i64 %steps
+}}
+declare double @llvm.fabs.f64(double)
+"""

@@ -1,0 +1,94 @@
+"""What compiled programs share: the code of threads and of loops over batches, and the threads themselves."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from functools import cache
+
+import numpy as np
+
+from chains.backends.native.llvm.jit import Code, machine_code
+from chains.backends.native.llvm.target import processor
+from chains.backends.native.runtime import team as team_code
+from chains.backends.native.runtime import workers
+from chains.backends.native.runtime.epoch import SOURCES, STEPS, gather
+from chains.backends.native.runtime.workers import CLAIM, CLOSED, MOST_THREADS, POOL_WORDS
+
+_making = {"once": threading.Lock()}
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _making.update(once=threading.Lock()))
+
+
+def runtime() -> Code:
+    """The machine code of this module, made once a process."""
+    with _making["once"]:  # a second one, made at the same time and dropped, would take its code along
+        return _runtime()
+
+
+@cache
+def _runtime() -> Code:
+    pairs = [(source, target) for source in SOURCES.values() for target in ("f32", "f64")]
+    gathers = "".join(gather(source, target) for source, target in pairs)
+    names = ["worker", "parallel", "serial", "meet", "lead", "steps", "team_steps"]
+    names += [f"gather_{source}_{target}" for source, target in pairs]
+    return machine_code(workers.TEXT + team_code.TEXT + gathers + STEPS, names, processor(), vectorize=True)
+
+
+class Pool:
+    """Worker threads."""
+
+    def __init__(self) -> None:
+        self._words = np.zeros(POOL_WORDS, np.int64)
+        self._reset()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        """Begin without workers: a forked process has the memory but not the threads."""
+        self._words[:] = 0
+        self._words[CLAIM] = CLOSED
+        self._starting = threading.Lock()
+        self.workers = 0
+
+    @property
+    def address(self) -> int:
+        return self._words.ctypes.data
+
+    def ensure(self, threads: int) -> None:
+        """Have at least ``threads - 1`` workers."""
+        if self.workers >= threads - 1:
+            return
+        work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(runtime().address("worker"))
+        with self._starting:
+            while self.workers < threads - 1:
+                name = f"chains-worker-{self.workers + 1}"
+                threading.Thread(target=work, args=(self.address,), daemon=True, name=name).start()
+                self.workers += 1
+
+
+@cache
+def _pool() -> Pool:
+    return Pool()
+
+
+def pool() -> Pool:
+    """The workers of this process."""
+    with _making["once"]:
+        return _pool()
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_threads() -> int:
+    """CHAINS_NUM_THREADS, else the number of processors this process may use. Raises ValueError for nonsense."""
+    text = os.environ.get("CHAINS_NUM_THREADS")
+    if text is None:
+        return processors()
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MOST_THREADS:
+        raise ValueError(f"CHAINS_NUM_THREADS (={text!r}) must be a whole number from 1 to {MOST_THREADS}")
+    return int(text)

@@ -1,0 +1,57 @@
+"""Formulas as functions again."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import Parameter, Signature
+from typing import Any
+
+from chains.expr.scalar import UFUNCS
+from chains.expr.trace import Formula, erf, trace, where
+
+# Each operation on numbers, arrays and the symbols of another formula, which take NumPy's ufuncs too.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: ufunc for ufunc, name in UFUNCS.items()},
+    "erf": erf,
+    "where": where,
+    "and": operator.and_,
+    "or": operator.or_,
+    "not": operator.invert,
+}
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a formula was traced from, as a function that can be pickled, as a lambda cannot; equal formulas are equal."""
+
+    formula: Formula
+
+    def __call__(self, *values: Any) -> Any:
+        results = list(values)
+        for step in self.formula.instructions:
+            operands = (results[number] for number in step.operands)
+            results.append(step.value if step.operation == "const" else FUNCTIONS[step.operation](*operands))
+        outputs = tuple(results[number] for number in self.formula.outputs)
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    @property
+    def __signature__(self) -> Signature:
+        return Signature([Parameter(name, Parameter.POSITIONAL_ONLY) for name in self.formula.inputs])
+
+
+def traced(what: str, function: Callable[..., Any], inputs: int | None = None) -> Formula:
+    """As `trace`, for a formula that users know as `what`. Raises TypeError or ValueError, which name it."""
+    try:
+        formula = trace(function, inputs)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
+    except (TypeError, AttributeError) as error:
+        raise TypeError(f"{what}: {error}") from error
+    except Exception as error:
+        error.add_note(what)
+        raise
+    if len(formula.outputs) != 1:
+        raise TypeError(f"{what}: the formula gives {len(formula.outputs)} numbers, but one is wanted")
+    return formula

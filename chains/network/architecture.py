@@ -1,0 +1,184 @@
+"""What a network is, whatever it computes: layers in place, the layouts of its vectors, what is frozen, its parts."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, Self, overload
+
+import numpy as np
+
+from chains.backends.places import place_named
+from chains.checks import check_shape, whole
+from chains.layers.base import Declaration, Layer, SampleShape
+from chains.layers.combine import Series
+from chains.lazy import lazy
+from chains.messages import counted, listed
+from chains.network import arguments, record
+from chains.network.summary import summary
+from chains.params import Layout, LayoutBuilder
+
+
+class Architecture(Series):
+    """Layers one after another over samples of one shape: what there is to know of a `Chain` before it computes anything."""
+
+    def __init__(self, *layers: Layer, input_shape: SampleShape | None = None) -> None:
+        super().__init__(*layers)
+        self._given_shape = None if input_shape is None else check_shape("input_shape", input_shape)
+        self._input_shape = super().fixed_input() if self._given_shape is None else self._given_shape
+        self._frozen_names: frozenset[str] = frozenset()
+        if self._input_shape is not None:
+            self.network  # noqa: B018 - declared now, so that layers that do not fit are refused here
+
+    def fixed_input(self) -> SampleShape | None:
+        return self._input_shape
+
+    @lazy
+    def network(self) -> record.Network:
+        """The declared layers, for recording programs."""
+        if self._input_shape is None and not self.layers:
+            raise ValueError("`input_shape` is needed: a chain without layers does not fix the shape of its input")
+        if self._input_shape is None:
+            raise ValueError(f"`input_shape` is needed: {self!r} begins with a layer that does not fix the shape of its input")
+        params, state = LayoutBuilder(), LayoutBuilder()
+        declaration = Declaration(self, self._input_shape, params, state)
+        layout, state_layout = Layout(params.slices), Layout(state.slices, "state array")
+        return record.Network(declaration, layout, state_layout, frozenset(layout[name].name for name in params.frozen))
+
+    def declare(self, d: Declaration) -> None:
+        if self._given_shape not in (None, d.input):
+            raise ValueError(f"`input_shape` (={self._given_shape}) of this chain is not the shape of its input, {d.input}")
+        super().declare(d)
+        for name in self._frozen_names:
+            d.freeze(name)
+
+    @property
+    def input_shape(self) -> SampleShape:
+        """The shape of one input sample."""
+        return self.network.declaration.input
+
+    @property
+    def output_shape(self) -> SampleShape:
+        """The shape of one output sample."""
+        return self.network.declaration.output_shape
+
+    @property
+    def n_params(self) -> int:
+        """The length of the flat parameter vector."""
+        return self.network.layout.size
+
+    @property
+    def layout(self) -> Layout:
+        """The slices of the flat vector: a sequence of entries with name, start, stop and shape."""
+        return self.network.layout
+
+    @property
+    def n_state(self) -> int:
+        """The length of the state vector; 0 for most networks."""
+        return self.network.state_layout.size
+
+    @property
+    def state_layout(self) -> Layout:
+        """The slices of the state vector, such as "0.running_mean"."""
+        return self.network.state_layout
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The names of the parameters that are not trained."""
+        return self.network.frozen
+
+    def init(self, seed: int | np.random.Generator = 0, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
+        """A fresh parameter vector, shape (n_params,), filled by the layers' initializers.
+
+        The same seed gives the same numbers. `device` is "cpu", for a NumPy array, or "cuda", for CuPy's: whatever is
+        computed from it is then computed on the GPU. Raises TypeError or ValueError for a seed that is no whole number from 0
+        up to 2**64, exclusive, and no Generator; TypeError unless `dtype` is float32 or float64; ValueError for another
+        device and where there is no GPU to use.
+        """
+        if not isinstance(seed, np.random.Generator):
+            seed = np.random.default_rng(arguments.check_seed(seed, ", or a Generator"))
+        return place_named(device).contiguous(self.layout.init(seed, arguments.check_dtype(dtype)))
+
+    def init_state(self, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
+        """A fresh state vector, shape (n_state,): running means of 0 and variances of 1. `dtype` is that of the parameters.
+
+        `device` is as for `init`. Raises TypeError unless `dtype` is float32 or float64.
+        """
+        return place_named(device).contiguous(self.state_layout.init(np.random.default_rng(0), arguments.check_dtype(dtype)))
+
+    def state_views(self, state: np.ndarray) -> dict[str, np.ndarray]:
+        """Each array of the state by name, sharing the memory of `state`."""
+        return self.state_layout.views(arguments.check_state(state, self.state_layout, None, False, {}))
+
+    def views(self, p: np.ndarray) -> dict[str, np.ndarray]:
+        """Each parameter by name, as an array of its own shape that shares the memory of `p`.
+
+        Raises TypeError or ValueError where `p` is no vector of the parameters. For another name the result raises a KeyError
+        that says which there are.
+        """
+        return self.layout.views(arguments.check_params(p, self.n_params))
+
+    def freeze(self, *patterns: str) -> Self:
+        """This network with the parameters that match also frozen: their gradient is zero, and no step moves them.
+
+        Patterns are those of the shell: ``net.freeze("0.*", "*.bias")``. Raises ValueError naming one that
+        matches nothing.
+        """
+        return self._with_frozen(self.frozen | self.layout.names(*patterns))
+
+    def train_only(self, *patterns: str) -> Self:
+        """This network with all parameters frozen but those that match: ``net.train_only("2.*")``."""
+        return self._with_frozen(frozenset(entry.name for entry in self.layout) - self.layout.names(*patterns))
+
+    def _with_frozen(self, frozen: frozenset[str]) -> Self:
+        twin = copy.copy(self)
+        twin._frozen_names = frozen
+        return twin
+
+    @overload
+    def __getitem__(self, at: int) -> Layer: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Self: ...
+
+    def __getitem__(self, at: int | slice) -> Layer | Self:
+        """One of the layers; or, for a slice, the network of those layers, with what is frozen in them still frozen.
+
+        Parameters and state are in the order of the layers, so that the part reads a slice of the whole's vectors:
+        ``features = net[:-1]`` takes ``p[:features.n_params]`` and ``state[:features.n_state]``, and ``net[-1:]`` the
+        rest. Raises IndexError where there is no such layer, TypeError for a name, and ValueError for a slice with a step.
+        """
+        if not isinstance(at, slice):
+            if whole(at, -math.inf) is None:
+                raise TypeError(
+                    f"`{at!r}` is no number of a layer: this network has {counted(len(self.layers), 'layer')}, from 0 on; the "
+                    f"names in net.views(p) are {listed(entry.name for entry in self.layout)}"
+                )
+            if not -len(self.layers) <= at < len(self.layers):
+                raise IndexError(f"there is no layer {at}: this network has {counted(len(self.layers), 'layer')}, from 0 on")
+            return self.layers[at]
+        start, stop, step = at.indices(len(self.layers))
+        if step != 1:
+            raise ValueError(f"`{at}` has a step of {step}, but layers that follow one another are wanted: a step of 1")
+        network = self.network.declaration
+        part = copy.copy(self)
+        part.layers = self.layers[start:stop]
+        part._given_shape = part._input_shape = [*(child.input for child in network.children), network.output_shape][start]
+        frozen = [name.split(".", 1) for name in self.frozen]
+        part._frozen_names = frozenset(f"{int(k) - start}.{name}" for k, name in frozen if start <= int(k) < stop)
+        return part
+
+    def __len__(self) -> int:
+        """How many layers there are."""
+        return len(self.layers)
+
+    def __repr__(self) -> str:
+        names = sorted(self._frozen_names, key=[entry.name for entry in self.layout].index) if self._frozen_names else []
+        return super().__repr__() + (f".freeze({listed(map(repr, names))})" if names else "")
+
+    def summary(self) -> str:
+        """A table of the layers: output shapes, numbers of parameters, what is frozen, the size of the state."""
+        return summary(self.network)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "network"}

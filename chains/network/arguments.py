@@ -1,0 +1,314 @@
+"""Checks at the edge: what users pass becomes NumPy arrays that fit, or is refused with a sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from chains.backends.places import HOST, Place, is_elsewhere, place_of
+from chains.checks import as_unmasked, check_count, takes
+from chains.losses import Loss
+from chains.messages import counted, shown
+from chains.params import Layout
+
+_PIECE = 1 << 16  # elements
+DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def as_numpy(name: str, value: Any) -> np.ndarray:
+    """`value` as a NumPy array, sharing memory where its library can (a PyTorch CPU tensor, any DLPack array).
+
+    Raises TypeError for an array on another device or with masked entries, and for anything that is not made of real numbers.
+    """
+    array = value if type(value) is np.ndarray else _imported(name, value)
+    if array.dtype.kind not in "fiub" and not hasattr(value, "dtype"):
+        raise TypeError(f"`{name}` (={shown(value)}) must be an array of real numbers")
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"`{name}` holds {array.dtype}, but real numbers are wanted")
+    return array
+
+
+def as_array(name: str, value: Any) -> Any:
+    """`value` as it is where it is an array of real numbers on a GPU that chains computes on, else as NumPy array."""
+    if is_elsewhere(value):
+        if value.dtype.kind not in "fiub":
+            raise TypeError(f"`{name}` holds {value.dtype}, but real numbers are wanted")
+        return value
+    return as_numpy(name, value)
+
+
+def together(p: Any, data: dict[str, Any], *, move: bool = True) -> dict[str, Any]:
+    """The data beside the parameters: copied to the GPU where these lie there, unless `move` is false.
+
+    Raises TypeError where only the data lie there.
+    """
+    place = place_of(p)
+    if place is HOST:
+        for name, array in data.items():
+            if is_elsewhere(array):
+                raise TypeError(
+                    f"`{name}` lies on the GPU and `p` in the computer's memory: pass cupy.asarray(p) to compute there, "
+                    f"or cupy.asnumpy({name})"
+                )
+        return data
+    native = {name: array if place.owns(array) else _native(array) for name, array in data.items()}
+    return {name: place.contiguous(array) for name, array in native.items()} if move else native
+
+
+def _native(array: np.ndarray) -> np.ndarray:
+    """The array in a type that GPUs have."""
+    return array if array.dtype.isnative and array.dtype.itemsize <= 8 else array.astype(np.float64)
+
+
+def _imported(name: str, value: Any) -> np.ndarray:
+    if array_api_compat.is_torch_array(value):
+        value = value.detach()
+    if array_api_compat.is_array_api_obj(value) and not isinstance(value, (np.ndarray, np.generic)):
+        device = array_api_compat.device(value)
+        try:
+            return np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError, AttributeError) as error:
+            raise TypeError(f"`{name}` (a {type(value).__name__} on {device}) cannot be used from the CPU: {error}") from error
+    try:
+        return as_unmasked(name, value)
+    except ValueError as error:
+        hint = "; for a list of batches (x, t), `t` must be None" if isinstance(value, list) and name == "x" else ""
+        raise ValueError(f"`{name}` cannot be made an array: {error}{hint}") from error
+
+
+def check_params(p: Any, size: int) -> np.ndarray:
+    """`p` as a flat parameter vector of `size` entries. Raises TypeError or ValueError where it is none."""
+    p = as_array("p", p)
+    if p.shape != (size,):
+        raise ValueError(
+            f"`p` has shape {p.shape}, but this network has a vector of {counted(size, 'parameter')}, shape ({size},)"
+        )
+    if p.dtype not in DTYPES:
+        raise TypeError(f"`p` holds {p.dtype}, but float32 or float64 is wanted: p.astype(np.float32), say")
+    if not p.flags.c_contiguous:
+        raise ValueError("`p` must be contiguous, but it is a strided view: pass np.ascontiguousarray(p)")
+    return p
+
+
+def check_state(
+    state: Any, layout: Layout, dtype: np.dtype[Any] | None, updated: bool, inputs: dict[str, np.ndarray]
+) -> np.ndarray:
+    """`state` as a network's state of this type (None: float32 or float64), to be read, or to be `updated` in place.
+
+    Raises TypeError or ValueError where it is none, lies elsewhere than the inputs, or overlaps one of them in memory while
+    it is updated.
+    """
+    if updated and not (isinstance(state, np.ndarray) or array_api_compat.is_array_api_obj(state)):
+        raise TypeError(f"`state` is a {type(state).__name__}, but an array is wanted: it is updated in place")
+    state = as_array("state", state)
+    if state.shape != (layout.size,):
+        what = (
+            f"a state of {counted(layout.size, 'number')}, shape ({layout.size},)" if layout.size else "no state: leave it out"
+        )
+        raise ValueError(f"`state` has shape {state.shape}, but this network has {what}")
+    if state.dtype not in (DTYPES if dtype is None else (dtype,)):
+        wanted = dtype or "float32 or float64"
+        raise TypeError(f"`state` holds {state.dtype}, but {wanted} is wanted, as of `p`: state.astype(p.dtype), say")
+    if not state.flags.c_contiguous or (updated and not getattr(state.flags, "writeable", True)):
+        raise ValueError("`state` must be contiguous, and writable where it is updated: pass a copy")
+    beside = "p" if "p" in inputs else "x"
+    if beside in inputs and place_of(inputs[beside]) is not place_of(state):
+        move = "asarray" if place_of(state) is HOST else "asnumpy"
+        raise TypeError(f"`state` and `{beside}` lie on different devices: pass cupy.{move}(state)")
+    if updated:
+        check_apart("state", state, inputs)
+    return state
+
+
+def check_apart(name: str, updated: Any, others: dict[str, Any]) -> None:
+    """Raise ValueError where an array that is updated in place overlaps one of the others in memory."""
+    for other, array in others.items():
+        if _overlap(place_of(updated), updated, array):
+            raise ValueError(f"`{name}` overlaps `{other}` in memory, but it is updated in place: pass a copy")
+
+
+def check_trained(p: Any, size: int | None = None) -> np.ndarray:
+    """`p` as a parameter vector to be updated in place. Raises TypeError or ValueError where it is none."""
+    if not (isinstance(p, np.ndarray) or array_api_compat.is_array_api_obj(p)):
+        raise TypeError(f"`p` is a {type(p).__name__}, but an array is wanted: it is updated in place")
+    p = check_params(p, math.prod(p.shape) if size is None else size)
+    if isinstance(p, np.ndarray) and not p.flags.writeable:
+        raise ValueError("`p` is read-only, but it is updated in place: pass a copy")
+    return p
+
+
+def check_dtype(dtype: Any) -> np.dtype[Any]:
+    """`dtype` as a NumPy type. Raises TypeError unless it is float32 or float64."""
+    try:
+        known = np.dtype(dtype)
+    except TypeError:
+        known = None
+    if known is None or known not in DTYPES:
+        raise TypeError(f"`dtype` (={dtype!r}) must be float32 or float64")
+    return known
+
+
+def check_seed(seed: Any, also: str = "") -> int:
+    """`seed` as a number of 64 bits. Raises TypeError or ValueError where it is none; `also` says what else is taken."""
+    if type(seed) is int and 0 <= seed < 1 << 64:
+        return seed
+    seed = check_count("seed", seed, 0, also)
+    if not seed < 1 << 64:
+        raise ValueError(f"`seed` (={seed}) must be below 2**64")
+    return seed
+
+
+def check_functions(name: str, functions: Any, what: str, arguments: int) -> None:
+    """Raise TypeError unless this is a list, or the like, of things to call with so many arguments."""
+    if not isinstance(functions, (list, tuple)):
+        raise TypeError(f"`{name}` (={shown(functions)}) must be a list of {what}")
+    for function in functions:
+        if not callable(function) or isinstance(function, type):
+            raise TypeError(f"`{name}` holds {shown(function)}, but {what} are wanted")
+        if not takes(function, arguments):
+            raise TypeError(
+                f"`{name}` holds {shown(function)}, which does not take {counted(arguments, 'argument')}: {what} are wanted"
+            )
+
+
+def check_is(name: str, value: Any, kind: type, example: str) -> None:
+    """Raise TypeError unless `value` is of this kind."""
+    if not isinstance(value, kind):
+        raise TypeError(f"`{name}` (={shown(value)}) must be {example}")
+
+
+def check_loss(loss: Any) -> None:
+    """Raise TypeError unless `loss` is one."""
+    check_is("loss", loss, Loss, "a loss such as SquaredLoss(), or one made by chains.loss")
+
+
+def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "input") -> np.ndarray:
+    """`x` as a batch of arrays of this sample shape. Raises TypeError or ValueError where it is none."""
+    x = as_array(name, x)
+    if x.shape[1:] != shape or x.ndim == 0:
+        wanted = ", ".join(["batch", *map(str, shape)])
+        hint = _hint(x.shape, shape, name)
+        raise ValueError(f"`{name}` has shape {x.shape}, but a batch of the network's {what}s has shape ({wanted}){hint}")
+    if len(x) == 0:
+        raise ValueError(f"`{name}` has shape {x.shape}: the batch is empty, and at least one sample is wanted")
+    return x
+
+
+def _hint(given: tuple[int, ...], shape: tuple[int, ...], name: str) -> str:
+    """What may bring a batch, or one sample, to this sample shape; empty where nothing would."""
+    if given == shape:
+        return f"; for one sample pass {name}[None]"
+    if given == shape[1:] and shape[0] == 1:
+        return f"; for one sample of one channel pass {name}[None, None]"
+    last = (*shape[1:], *shape[:1])
+    if len(shape) > 1 and given in (last, (*given[:1], *last)):
+        batch = name if given != last else f"{name}[None]"
+        return f"; here the channels are the last axis, but they come first: np.moveaxis({batch}, -1, 1)"
+    if given[1:] == shape[1:] and shape[0] == 1:
+        return f"; the one channel is an axis of its own: {name}[:, None]"
+    if len(given) > 1 and math.prod(given[1:]) == math.prod(shape):
+        lengths = ", ".join(map(str, shape)) or ""
+        return f"; a sample has as many numbers: {name}.reshape(len({name}), {lengths}), where they are in that order"
+    return ""
+
+
+def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name: str = "t", x: str = "x") -> np.ndarray:
+    """`t` as targets for outputs of this sample shape. Raises TypeError or ValueError where it does not go with them."""
+    t = as_array(name, t)
+    _check_batch(name, t, batch, x)
+    try:
+        loss.check_target(output, t.shape[1:])
+    except ValueError as error:
+        raise ValueError(f"`{name}`: {error}") from None
+    check_target_values(t, output, loss, name)
+    return t
+
+
+def check_target_values(t: Any, output: tuple[int, ...], loss: Loss, name: str = "t") -> None:
+    """Raise ValueError where targets of the right shape hold values that the loss is not defined for."""
+    try:
+        loss.check_values(t, output)
+    except ValueError as error:
+        raise ValueError(f"`{name}`: {error}") from None
+
+
+def check_weights(w: Any, batch: int) -> np.ndarray:
+    """`w` as one weight a sample. Raises TypeError or ValueError where it is none."""
+    w = as_array("weights", w)
+    _check_batch("weights", w, batch)
+    if w.ndim != 1:
+        raise ValueError(f"`weights` has shape {w.shape}, but one weight a sample is wanted, shape ({batch},)")
+    return w
+
+
+def _check_batch(name: str, array: np.ndarray, batch: int, x: str = "x") -> None:
+    if array.ndim == 0 or len(array) != batch:
+        raise ValueError(
+            f"`{name}` has shape {array.shape}, but `{x}` is a batch of {batch}: wanted {counted(batch, 'sample')} in both"
+        )
+
+
+def check_out(
+    out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: dict[str, np.ndarray], name: str = "out"
+) -> np.ndarray:
+    """`out` as an array to fill, where `p` lies, if that is an input.
+
+    Raises TypeError or ValueError unless it is writable, fits, and overlaps no input.
+    """
+    place = HOST if "p" not in inputs else place_of(inputs["p"])
+    if not place.owns(out) or (place is HOST and is_elsewhere(out)) or isinstance(out, np.ma.MaskedArray):
+        kind = "a NumPy array to fill" if place is HOST else "an array to fill on the GPU, where `p` lies,"
+        raise TypeError(f"`{name}` is a {type(out).__name__}, but {kind} is wanted")
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(f"`{name}` has shape {out.shape} and type {out.dtype}, but shape {shape} and type {dtype} are wanted")
+    if not getattr(out.flags, "writeable", True) or not out.flags.c_contiguous:
+        raise ValueError(f"`{name}` must be a writable, contiguous array")
+    owned = out.flags.owndata
+    for other, array in inputs.items():
+        apart = owned and array is not out and array.flags.owndata  # which is known sooner than whether memory is shared
+        if not apart and _overlap(place, out, array):
+            raise ValueError(f"`{name}` overlaps `{other}` in memory; pass an array of its own")
+    return out
+
+
+def _overlap(place: Place, out: Any, array: Any) -> bool:
+    """Whether two arrays may share memory."""
+    if place is HOST or not place.owns(array):
+        return np.may_share_memory(out, array) if place is HOST else False
+    start, other = place.address(out), place.address(array)
+    reach = sum((length - 1) * abs(step) for length, step in zip(array.shape, array.strides, strict=True)) + array.itemsize
+    return start < other + reach and other < start + out.nbytes
+
+
+def check_finite(dtype: np.dtype, **arrays: np.ndarray | None) -> None:
+    """Raise ValueError, naming the array and the first place, where one holds an infinity, NaN, or a number beyond the range
+    of the type it will be converted to.
+    """
+    for name, array in arrays.items():
+        if array is None or array.dtype.kind != "f":
+            continue
+        largest = np.finfo(dtype).max
+        fits = np.isfinite if array.dtype.itemsize <= dtype.itemsize else lambda a, largest=largest: abs(a) <= largest
+        if not _all(fits, array):
+            index = tuple(int(k) for k in np.argwhere(~fits(array))[0])
+            wanted = f"numbers within the range of {dtype}, the type of `p`," if np.isfinite(array[index]) else "finite numbers"
+            raise ValueError(f"`{name}` holds {array[index]} at index {index}, but {wanted} are wanted")
+
+
+def _all(fits: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> bool:
+    """Whether all numbers fit; a piece at a time, so that what is looked through stays in the cache."""
+    if array.size <= _PIECE or not isinstance(array, np.ndarray):
+        return bool(fits(array).all())
+    rows = max(1, _PIECE * len(array) // array.size)
+    return all(fits(array[start : start + rows]).all() for start in range(0, len(array), rows))
+
+
+def check_mode(mode: str) -> bool:
+    """Whether the mode is that of training. Raises ValueError unless it is "train" or "eval"."""
+    if not isinstance(mode, str) or mode not in ("train", "eval"):
+        raise ValueError(f"`mode` (={mode!r}) must be 'train' or 'eval'")
+    return mode == "train"

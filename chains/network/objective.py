@@ -1,0 +1,149 @@
+"""The loss on fixed data as a function of the flat parameter vector."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from chains.backends import Binding, Executable
+from chains.backends.places import HOST, place_of
+from chains.checks import check_flags
+from chains.messages import counted
+from chains.minimize import DELAY
+from chains.minimize import minimize as minimize_in_place
+from chains.network import arguments
+from chains.progress import Progress
+
+
+class Objective:
+    """``objective(p)`` returns ``(value, gradient)``: a float and a fresh float64 vector. Made by `Chain.objective`.
+
+    The data are copied, in float64. Calls from several threads are safe; each uses arrays of its own.
+    """
+
+    def __init__(
+        self,
+        executable: Executable,
+        data: Mapping[str, np.ndarray],
+        n_params: int,
+        extra: Mapping[str, np.ndarray],
+        remake: Callable[..., Objective],  # of (x, t, weights=, state=)
+    ) -> None:
+        dtype = executable.program.dtype
+        self.n_params = n_params
+        self.batch = len(data["x"])
+        self._executable = executable
+        self._place = place_of(data["x"])
+        copies = {name: self._place.array(self._place.contiguous(array, dtype)) for name, array in data.items()}
+        self._data = copies | dict(extra)
+        self._remake = remake
+        self._idle: list[tuple[Binding, np.ndarray, np.ndarray, np.ndarray]] = []
+        known = {name: array for name, array in self._data.items() if name in executable.program.buffers}
+        self._quick = executable.function(self.batch, ("p",), ("g",), known)
+
+    def __call__(self, p: Any) -> tuple[float, np.ndarray]:
+        """The value and the gradient at `p`, shape (n_params,), where `p` lies. Raises ValueError for another shape.
+
+        Data on a GPU stay there: from a NumPy array, as SciPy's optimisers pass it, only `p` and the gradient travel.
+        """
+        found: tuple[float, np.ndarray] | None = self._quick(p, None)
+        if found is not None:
+            return found
+        if type(p) is not np.ndarray or p.dtype.kind not in "fiub":
+            p = arguments.as_array("p", p)
+        if p.shape != (self.n_params,):
+            raise ValueError(
+                f"`p` has shape {p.shape}, but the network has {counted(self.n_params, 'parameter')}, shape ({self.n_params},)"
+            )
+        try:
+            bound = self._idle.pop()
+        except IndexError:
+            bound = self._bind()
+        binding, own_p, own_g, own_value = bound
+        if self._place is HOST:
+            if place_of(p) is not HOST:
+                raise TypeError(
+                    "`p` lies on the GPU and the data in the computer's memory: make the objective with cupy.asarray(x)"
+                )
+            own_p[...] = p
+            binding()
+            result = own_value.item(), own_g.copy()
+        else:
+            result = self._elsewhere(p, *bound)
+        self._idle.append(bound)
+        return result
+
+    def minimize(self, p: Any, method: str = "BFGS", *, progress: bool | None = None, **options: Any) -> Any:
+        """``scipy.optimize.minimize`` from `p`, converted to float64 first; returns its result.
+
+        `progress`: show a bar that counts evaluations; None shows one on terminals and in notebooks after half a second, True
+        lines of text elsewhere. `options` are SciPy's own keyword arguments, such as ``tol=1e-8`` or
+        ``options={"maxiter": 50}``; others raise TypeError. From a vector on a GPU, `chains.minimize` instead, which leaves it
+        there ("BFGS" and "L-BFGS"), with its options.
+        SciPy 1.17's TNC, SLSQP and Newton-CG fail, the last one silently, when they start from a float32 vector.
+        """
+        if place_of(p) is not HOST:
+            return minimize_in_place(self, p, method, progress=progress, **options)
+        from scipy.optimize import minimize
+
+        if progress is not None:
+            check_flags(progress=progress)
+        others = {name: value for name, value in options.items() if name not in inspect.signature(minimize).parameters}
+        if others:
+            raise TypeError(
+                f"`{next(iter(others))}` is no argument of scipy.optimize.minimize: settings of its methods "
+                f"go into options={others}"
+            )
+        p = np.asarray(arguments.as_numpy("p", p), np.float64)
+        with Progress(progress, None, "evaluation", delay=DELAY) as bar:
+
+            def counting(p: np.ndarray) -> tuple[float, np.ndarray]:
+                value, g = self(p)
+                bar.update()
+                if bar.due():
+                    bar.show({"value": f"{value:.6g}"})
+                return value, g
+
+            result = minimize(counting if bar.begun else self, p, jac=True, method=method, **options)
+            bar.show({"value": f"{result.fun:.6g}"})
+        return result
+
+    def value(self, p: Any) -> float:
+        """The value alone."""
+        return self(p)[0]
+
+    def gradient(self, p: Any) -> np.ndarray:
+        """The gradient alone, fresh."""
+        return self(p)[1]
+
+    def _elsewhere(self, p: Any, binding: Binding, own_p: Any, own_g: Any, own_value: Any) -> tuple[float, Any]:
+        """The value and the gradient for data on a GPU."""
+        self._place.assign(own_p, p)
+        binding()
+        g = place_of(p).empty(own_g.shape, own_g.dtype)
+        self._place.assign(g, own_g)
+        return own_value.item(), g
+
+    def _bind(self) -> tuple[Binding, np.ndarray, np.ndarray, np.ndarray]:
+        program = self._executable.program
+        arrays = {name: array for name, array in self._data.items() if name in program.buffers} | self._executable.settings
+        for name, length in (("p", (self.n_params,)), ("g", (self.n_params,)), ("value", ())):
+            arrays[name] = self._place.contiguous(np.zeros(length, program.dtype))
+        known = {name: array for name, array in arrays.items() if name in program.buffers}
+        return self._executable.backend.bind(program, self.batch, known), arrays["p"], arrays["g"], arrays["value"]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Made anew by the network, from the data, where it is copied or sent to another process."""
+        data = self._data
+        options = {name: data[name] for name in ("weights", "state") if name in data}
+        return _remade, (self._remake, data["x"], data["t"], options)
+
+    def __repr__(self) -> str:
+        return f"<objective of {counted(self.n_params, 'parameter')} on {counted(self.batch, 'sample')}>"
+
+
+def _remade(make: Callable[..., Objective], x: Any, t: Any, options: dict[str, Any]) -> Objective:
+    return make(x, t, **options)

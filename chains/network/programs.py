@@ -1,0 +1,118 @@
+"""The programs of one network, each recorded the first time it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from chains.backends import Backend, Executable
+from chains.backends.base import decline
+from chains.program.program import Program
+from chains.program.settings import Tunable, numbers_of, structure
+
+T = TypeVar("T")
+KEPT = 64  # of each kind of entry; beyond, the oldest are forgotten
+
+
+class Programs:
+    """Programs on one backend. They may be asked for from several threads."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._recorded: dict[Hashable, Executable] = {}  # one for all that differ in their settings alone
+        self._tuned: dict[Hashable, Executable] = {}  # the same with settings
+        self._recent: dict[Hashable, tuple[Executable, tuple[Any, ...]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._recorded)
+
+    def get(self, kind: Hashable, make: Callable[[], Program], *parts: Tunable) -> Executable:
+        """The program of this kind that `make` records of these parts."""
+        try:
+            return self._tuned[kind, parts]
+        except KeyError:
+            recorded = _kept(self._recorded, (kind, structure(parts)), lambda: Executable(self._backend, make()))
+            return _kept(self._tuned, (kind, parts), lambda: recorded.tuned(numbers_of(parts)))
+
+    def recent(self, kind: Hashable, things: tuple[Any, ...], find: Callable[[], Executable]) -> Executable:
+        """What `find` found last time for this kind and these very things: they are not compared, which takes longer."""
+        key = (kind, *map(id, things))
+        found = self._recent.get(key)
+        if found is None:  # an entry holds on to its things, so that nothing else has their ids
+            found = _kept(self._recent, key, lambda: (find(), things))
+        return found[0]
+
+
+class Shortcuts:
+    """Functions for calls like ones that were made before: the same network, loss and mode, arrays of the same shapes.
+
+    They take NumPy arrays that need no conversion, and return None for others, which go the long way.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._wanted = np.ndarray if backend.has_functions else None  # the type of arrays that may have a function
+        self._known: dict[Hashable, tuple[Callable[..., Any], Any, Any]] = {}  # of these very things, by their ids
+        self._equal: dict[Hashable, Callable[..., Any]] = {}  # of equal things, which takes longer to find
+
+    def find(self, kind: Hashable, p: Any, x: Any, one: Any = None, other: Any = None) -> Callable[..., Any] | None:
+        """The function for calls of this kind with these things, None where there is none."""
+        if type(p) is type(x) is self._wanted:
+            found = self._known.get((kind, p.dtype, x.shape, id(one), id(other)))
+            return found[0] if found is not None else self._alike(kind, p, x, one, other)
+        return None
+
+    def _alike(self, kind: Hashable, p: Any, x: Any, one: Any, other: Any) -> Callable[..., Any] | None:
+        """The function for things equal to these, which from now on is known for these too."""
+        try:
+            found = self._equal.get((kind, p.dtype, x.shape, one, other))
+        except TypeError:  # no loss at all: the long way says so
+            return None
+        if found is None:
+            return None
+        return _kept(self._known, (kind, p.dtype, x.shape, id(one), id(other)), lambda: (found, one, other))[0]
+
+    def add(
+        self,
+        kind: Hashable,
+        run: Executable,
+        ins: dict[str, Any],
+        outs: Sequence[str],
+        one: Any = None,
+        other: Any = None,
+        check: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Have a function for calls of this kind, if the backend that runs such a program makes any.
+
+        `check` is called with the third of the arrays, where it has the shape of this one, before the function is.
+        """
+        p, x = ins["p"], ins["x"]
+        if type(p) is type(x) is self._wanted:
+            key = (kind, p.dtype, x.shape, one, other)
+            _kept(self._equal, key, lambda: _checking(run.function(len(x), tuple(ins), outs), check, ins))
+            self._alike(kind, p, x, one, other)
+
+
+def _checking(function: Callable[..., Any], check: Callable[[Any], None] | None, ins: dict[str, Any]) -> Callable[..., Any]:
+    if function is decline or check is None:
+        return function
+    shape, checked = list(ins.values())[2].shape, check
+
+    def call(p: Any, x: Any, t: Any, *rest: Any) -> Any:
+        if type(t) is np.ndarray and t.dtype.kind == "f" and t.shape == shape:  # others go the long way, which checks them
+            checked(t)
+        return function(p, x, t, *rest)
+
+    return call
+
+
+def _kept(known: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
+    """What is known under this key, made the first time."""
+    found = known.get(key)
+    if found is None:
+        found = make()
+        for oldest in list(known)[: max(0, len(known) - KEPT + 1)]:  # other threads may do the same
+            known.pop(oldest, None)
+        found = known.setdefault(key, found)
+    return found

@@ -1,0 +1,161 @@
+"""From a declared network to its programs: the forward pass, the gradient, the pullback, a training step.
+
+The caller's buffers have the same names in every program: ``p`` and ``g`` (parameters, gradient), ``x``, ``y``,
+``dx``, ``dy`` (input, output and their cotangents), ``t`` and ``weights`` (targets, sample weights), ``value`` (the
+loss), ``state`` (the network's), ``moments`` and ``step`` (the optimiser's), ``random`` (seed and step of random numbers).
+
+Programs that train, and calls in the mode "train", update ``state``; pure ones only read it, if at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from chains.layers.base import Declaration, Node, Vectors, check_filled, check_kept
+from chains.lazy import lazy
+from chains.losses import Loss
+from chains.optimizers import Optimizer
+from chains.params import Layout
+from chains.penalties import Penalty, Place
+from chains.program.program import Program
+from chains.program.recorder import Recorder
+from chains.program.settings import Tunable
+from chains.program.view import View
+
+
+@dataclass(frozen=True)
+class Network:
+    """A declared network: its layers in place, the layouts of its flat vectors, and the names that are frozen."""
+
+    declaration: Declaration
+    layout: Layout
+    state_layout: Layout
+    frozen: frozenset[str] = frozenset()
+
+    @property
+    def trainable(self) -> list[tuple[int, int]]:
+        """The ranges of the flat vector that are not frozen."""
+        return self.layout.ranges(without=self.frozen)
+
+    @lazy
+    def forgets(self) -> bool:
+        """Whether there is no state, and any batch will do: so for most networks."""
+        return not self.state_layout.size and self._most_demanding.smallest_batch == 1
+
+    @lazy
+    def _most_demanding(self) -> Declaration:
+        return self.declaration.most_demanding
+
+    def check_batch(self, batch: int, what: str = "`x`") -> None:
+        """Raise ValueError where a layer cannot be trained on so few samples at once."""
+        wanting = self._most_demanding
+        if batch < wanting.smallest_batch:
+            raise ValueError(
+                f"{what} is a batch of {batch}, but layer {wanting.name}, {wanting.layer!r}, wants at least "
+                f"{wanting.smallest_batch} samples while training: it takes its statistics over the batch"
+            )
+
+
+def forward(network: Network, dtype: Any, training: bool) -> Program:
+    """y = the network's output at x; while training, the state is updated."""
+    ops, p, x = _begin("forward", network, dtype, training)
+    y = ops.external("y", network.declaration.output_shape, role="output", batched=True)
+    nobody = ops.scratch("gradient", (network.layout.size,), batched=False)
+    _node(ops, network, p, nobody, updates=training).forward(ops, x, y)
+    return ops.finish()
+
+
+def vjp(network: Network, dtype: Any, training: bool) -> Program:
+    """g and dx = the pullback of the cotangent dy. Pure."""
+    ops, p, x = _begin("vjp", network, dtype, training)
+    g = ops.external("g", (network.layout.size,), role="output")
+    cotangent = ops.external("dy", network.declaration.output_shape, role="input", batched=True)
+    dx = ops.external("dx", network.declaration.input, role="output", batched=True)
+    y, dy = (ops.scratch(name, network.declaration.output_shape) for name in ("y", "dy"))
+    node = _node(ops, network, p, g)
+    node.forward(ops, x, y)
+    ops.copy(dy, cotangent)  # a pullback may overwrite its cotangent
+    node.pullback(ops, x, y, dy, dx)
+    _zero_frozen(ops, network, g)
+    return ops.finish()
+
+
+@dataclass(frozen=True)
+class Objective(Tunable):
+    """What is minimised: the loss on targets of this sample shape, weighted or not, and a penalty."""
+
+    loss: Loss
+    target: tuple[int, ...]
+    weighted: bool = False
+    penalty: Penalty | None = None
+
+
+def loss(network: Network, objective: Objective, dtype: Any, training: bool) -> Program:
+    """value = the loss and penalty. Pure."""
+    ops, p, x = _begin("loss", network, dtype, training)
+    _record_gradient(ops, network, objective, p, ops.scratch("gradient", (network.layout.size,), batched=False), x)
+    return ops.finish()
+
+
+def gradient(network: Network, objective: Objective, dtype: Any, training: bool, *, pure: bool = False) -> Program:
+    """value = the loss and penalty, g = its gradient with respect to p; while training, the state is updated unless `pure`."""
+    ops, p, x = _begin("gradient", network, dtype, training)
+    g = ops.external("g", (network.layout.size,), role="output")
+    _record_gradient(ops, network, objective, p, g, x, updates=training and not pure)
+    _zero_frozen(ops, network, g)
+    return ops.finish()
+
+
+def training_step(network: Network, objective: Objective, optimizer: Optimizer, dtype: Any) -> Program:
+    """value = the loss and penalty; then p, the state and the optimiser's moments take one step along the gradient."""
+    ops, p, x = _begin("training step", network, dtype, training=True, role="state")
+    g = ops.scratch("gradient", (network.layout.size,), batched=False)
+    _record_gradient(ops, network, objective, p, g, x, updates=True)
+    with ops.label(type(optimizer).__name__):
+        ops.symbolic(optimizer).record(ops, p, g, network.trainable)
+    return ops.finish()
+
+
+def _begin(name: str, network: Network, dtype: Any, training: bool, role: str = "input") -> tuple[Recorder, View, View]:
+    ops = Recorder(name, dtype, training=training)
+    p = ops.external("p", (network.layout.size,), role=role)
+    return ops, p, ops.external("x", network.declaration.input, role="input", batched=True)
+
+
+def _node(ops: Recorder, network: Network, p: View, g: View, *, updates: bool = False) -> Node:
+    """The network with its vectors; without `updates`, the new state goes where nobody reads it."""
+    size = (network.state_layout.size,)
+    state = ops.external("state", size, role="state" if updates else "input")
+    new_state = state if updates else ops.scratch("new_state", size, batched=False)
+    return Node(network.declaration, ops, Vectors(p, g, state, new_state, network.frozen))
+
+
+def _record_gradient(
+    ops: Recorder, network: Network, objective: Objective, p: View, g: View, x: View, *, updates: bool = False
+) -> None:
+    output = network.declaration.output_shape
+    t = ops.external("t", objective.target, role="input", batched=True)
+    w = ops.external("weights", (), role="input", batched=True) if objective.weighted else None
+    value = ops.external("value", (), role="output")
+    y, dy = (ops.scratch(name, output) for name in ("y", "dy"))
+    dx = ops.scratch("dx", network.declaration.input)  # nobody reads it, so that it is never computed
+    node = _node(ops, network, p, g, updates=updates)
+    node.forward(ops, x, y)
+    begun, function = len(ops.operations), f"{type(objective.loss).__name__}.record"
+    with ops.label(type(objective.loss).__name__):
+        objective.loss.record(ops, y, t, w, value, dy)
+    check_filled(function, ops.operations[begun:], {"value": value, "dy": dy})
+    check_kept(function, ops.operations[begun:], {"y": y}, "write to one of its own, ops.scratch(name, shape)")
+    node.pullback(ops, x, y, dy, dx)
+    penalty = ops.symbolic(objective).penalty
+    if penalty is not None:
+        with ops.label(type(penalty).__name__):
+            names = frozenset(entry.name for entry in network.layout)
+            penalty.record(ops, Place(network.layout, names, network.frozen), p, g, value)
+
+
+def _zero_frozen(ops: Recorder, network: Network, g: View) -> None:
+    for name in sorted(network.frozen):
+        entry = network.layout[name]
+        ops.fill(g.slice(0, entry.start, entry.stop), 0.0)

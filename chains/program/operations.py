@@ -1,0 +1,217 @@
+"""The vocabulary: a dozen in-place operations on views. Each fills its `outs` and returns nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from chains.expr import Formula
+from chains.program.view import Buffer, View, concrete
+from chains.program.window import Window
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A step of a program: fills `outs` from `ins`. `label` says which layer recorded it."""
+
+    outs: tuple[View, ...]
+    ins: tuple[View, ...]
+    label: str = field(default="", kw_only=True)
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__.lower()
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return self.outs + self.ins
+
+    @property
+    def sums_over_batch(self) -> bool:
+        """Whether the results are sums over the samples, so that tiles of the batch add up to them."""
+        return any(view.batched for view in self.ins) and not any(view.batched for view in self.outs)
+
+    def flops(self, batch: int) -> int:
+        """Multiplications and additions of products and convolutions at a batch size; 0 for other operations."""
+        return 0
+
+    def __str__(self) -> str:
+        return f"{self._left} = {self.name}({', '.join(map(str, self.ins))})"
+
+    @property
+    def _left(self) -> str:
+        return ", ".join(view.text for view in self.outs)
+
+
+@dataclass(frozen=True)
+class MatMul(Operation):
+    """out = a @ b, or out += a @ b. Matrices, possibly transposed views."""
+
+    accumulate: bool = False
+
+    def flops(self, batch: int) -> int:
+        (m, k), (_, n) = (concrete(view.shape, batch) for view in self.ins)
+        return 2 * m * k * n
+
+    def __str__(self) -> str:
+        return f"{self._left} {'+=' if self.accumulate else '='} {self.ins[0]} @ {self.ins[1]}"
+
+
+@dataclass(frozen=True)
+class Map(Operation):
+    """outs = formula(ins), element by element over broadcast operands; an out may be one of the ins."""
+
+    formula: Formula
+
+    def __str__(self) -> str:
+        return f"{self._left} = {self.formula.text([str(view) for view in self.ins])}"
+
+
+@dataclass(frozen=True)
+class Reduce(Operation):
+    """out = the "sum" or "max" of the one operand over the axes that `out` lacks or has with length 1."""
+
+    kind: str
+
+    @property
+    def name(self) -> str:
+        return self.kind
+
+
+@dataclass(frozen=True)
+class _Convolution(Operation):
+    """What the convolution and its two gradients share. Images are (batch, channels, height, width), kernels
+    (outputs, channels / groups, *window.size); there is no flip, as in all networks. Output channel o reads the input
+    channels of its group only.
+    """
+
+    window: Window
+    groups: int = 1
+
+    @property
+    def _images(self) -> tuple[View, View]:
+        """The views of the input and of the output image, or of their gradients."""
+        raise NotImplementedError
+
+    def flops(self, batch: int) -> int:
+        (_, channels, *_), (_, *output) = (concrete(view.shape, 1) for view in self._images)
+        return 2 * batch * math.prod(output) * channels // self.groups * self.window.area
+
+    def __str__(self) -> str:
+        groups = f", {self.groups} groups" if self.groups > 1 else ""
+        return f"{self._left} = {self.name}({', '.join(map(str, self.ins))}; {self.window}{groups})"
+
+
+@dataclass(frozen=True)
+class Convolve(_Convolution):
+    """y = the convolution of x with the kernels w, for the operands (x, w)."""
+
+    @property
+    def _images(self) -> tuple[View, View]:
+        return self.ins[0], self.outs[0]
+
+
+@dataclass(frozen=True)
+class ConvolveInput(_Convolution):
+    """dx = the gradient of `Convolve` with respect to x, for the operands (dy, w): the transposed convolution of dy."""
+
+    @property
+    def name(self) -> str:
+        return "convolve_input"
+
+    @property
+    def _images(self) -> tuple[View, View]:
+        return self.outs[0], self.ins[0]
+
+
+@dataclass(frozen=True)
+class ConvolveWeight(_Convolution):
+    """dw = the gradient of `Convolve` with respect to w, summed over the samples, for the operands (x, dy)."""
+
+    @property
+    def name(self) -> str:
+        return "convolve_weight"
+
+    @property
+    def _images(self) -> tuple[View, View]:
+        return self.ins[0], self.ins[1]
+
+
+@dataclass(frozen=True)
+class Pool(Operation):
+    """y = the "max" or the "mean" of each window of the operand x, channel by channel.
+
+    Padding is never the largest. A mean divides by the size of the window, or, without `count_padding`, by the
+    number of its entries that are no padding.
+    """
+
+    kind: str
+    window: Window
+    count_padding: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}_pool"
+
+    def __str__(self) -> str:
+        return f"{self._left} = {self.name}({', '.join(map(str, self.ins))}; {self.window})"
+
+
+@dataclass(frozen=True)
+class PoolInput(Pool):
+    """dx = the gradient of `Pool` with respect to x, for the operands (dy, x, y) of "max" and (dy,) of "mean".
+
+    Of several largest entries of a window the first, row by row, takes the gradient, as in PyTorch. A window of which no
+    entry equals y passes none on.
+    """
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}_pool_input"
+
+
+@dataclass(frozen=True)
+class Gather(Operation):
+    """out[i, ...] = table[index[i], ...] for the two operands (table, index); an index outside is moved to the nearest row."""
+
+
+@dataclass(frozen=True)
+class ScatterAdd(Operation):
+    """out[index[i], ...] += source[i, ...] for the two operands (index, source); an index outside is moved as in `Gather`."""
+
+
+@dataclass(frozen=True)
+class Random(Operation):
+    """out = numbers uniform in [0, 1), a pure function of the key operand (seed, step) and of `draw`.
+
+    Element i is made of 32 random bits: word i of the stream of Philox4x64-10 with key (seed, 0) and
+    counter (1 + i // 8, draw, step, 0), low halves first; the number is ``(word >> 8) * 2**-24``.
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
+    """
+
+    draw: int
+
+
+@dataclass(frozen=True)
+class Copy(Operation):
+    """out = the operand, which is broadcast and converted to out's type."""
+
+
+@dataclass(frozen=True)
+class Fill(Operation):
+    """out = value."""
+
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self._left} = {self.value:g}"
+
+
+def users(operations: Iterable[Operation]) -> dict[Buffer, list[int]]:
+    """The positions of the operations that touch each buffer, in order."""
+    found: dict[Buffer, list[int]] = {}
+    for position, operation in enumerate(operations):
+        for buffer in dict.fromkeys(view.buffer for view in operation.views):
+            found.setdefault(buffer, []).append(position)
+    return found

@@ -1,0 +1,90 @@
+"""Programs: a flat list of operations over views of a few buffers.
+
+A program is recorded once (`chains.program.recorder`) and runs at any batch size. Its scratch buffers lie in one block of
+memory (`chains.program.scratch`). A backend executes it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chains.expr import Expr
+from chains.lazy import lazy
+from chains.program.operations import (
+    Operation,
+)
+from chains.program.scratch import Lifetime, Plan, plan
+from chains.program.settings import evaluate
+from chains.program.view import Buffer
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Operations in order, the buffers they use, and where the scratch buffers lie.
+
+    ``print(program)`` shows all of it: a line per operation, then a line per buffer.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    operations: tuple[Operation, ...]
+    settings: tuple[tuple[str, Expr], ...] = ()  # the inputs computed from settings
+
+    def tuned(self, numbers: Sequence[float]) -> dict[str, np.ndarray]:
+        """The inputs that hold settings, for these numbers in the order of `chains.program.settings.numbers_of`."""
+        inputs = [(self.buffers[name], node) for name, node in self.settings if name in self.buffers]
+        return {buffer.name: np.array(evaluate(node, numbers), buffer.dtype) for buffer, node in inputs}
+
+    @lazy
+    def buffers(self) -> dict[str, Buffer]:
+        """The caller's buffers and the constants, by name."""
+        return {buffer.name: buffer for buffer in self._used if buffer.role != "scratch"}
+
+    @lazy
+    def scratch(self) -> Plan[Buffer]:
+        """Offsets of the scratch buffers in one block of memory."""
+        lifetimes = [
+            Lifetime(buffer, buffer.nbytes, buffer.batched, first, last)
+            for buffer, (first, last) in self._used.items()
+            if buffer.role == "scratch"
+        ]
+        return plan(lifetimes)
+
+    @lazy
+    def _used(self) -> dict[Buffer, tuple[int, int]]:
+        """Each buffer with the first and the last operation that touches it."""
+        used: dict[Buffer, tuple[int, int]] = {}
+        for position, operation in enumerate(self.operations):
+            for view in operation.views:
+                first, _ = used.get(view.buffer, (position, position))
+                used[view.buffer] = (first, position)
+        return used
+
+    def flops(self, batch: int = 1) -> int:
+        """Floating-point operations of the matrix products and convolutions, a multiply-add counted as two."""
+        return sum(operation.flops(batch) for operation in self.operations)
+
+    def __str__(self) -> str:
+        counts = Counter(operation.name for operation in self.operations)
+        fixed, per_sample = self.scratch.fixed_bytes, self.scratch.bytes_per_sample
+        lines = [
+            f"program {self.name} ({self.dtype}): {len(self.operations)} operations "
+            f"({', '.join(f'{count} {name}' for name, count in counts.items())}), "
+            f"{self.flops():,} matrix flops a sample, scratch {fixed:,} bytes + {per_sample:,} a sample"
+        ]
+        width = max((len(operation.label) for operation in self.operations), default=0)
+        lines += [f"  {n:3}  {operation.label:{width}}  {operation}" for n, operation in enumerate(self.operations)]
+        lines.append("buffers (B: batch size)")
+        for buffer, (first, last) in self._used.items():
+            size = f"{buffer.nbytes:,} bytes{' a sample' if buffer.batched else ''}"
+            where = f"at {self.scratch.offset_text(buffer)}, " if buffer.role == "scratch" else ""
+            lines.append(f"  {buffer.role:8} {buffer.name}: {size}, {where}operations {first}-{last}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Program {self.name} ({self.dtype}): {len(self.operations)} operations>"

@@ -1,0 +1,266 @@
+"""The recorder: layers call it, and their calls become the operations of a program.
+
+Shapes are checked as the operations are recorded. `finish` drops whatever nobody reads (`chains.program.simplify`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+
+from chains.checks import check_number
+from chains.expr import Expr, key_of, trace_with_settings
+from chains.messages import counted, shown
+from chains.program.operations import (
+    Convolve,
+    ConvolveInput,
+    ConvolveWeight,
+    Copy,
+    Fill,
+    Gather,
+    Map,
+    MatMul,
+    Operation,
+    Pool,
+    PoolInput,
+    Random,
+    Reduce,
+    ScatterAdd,
+)
+from chains.program.program import Program
+from chains.program.settings import evaluate, numbers_of, symbolic
+from chains.program.simplify import simplified
+from chains.program.view import Batch, Buffer, Shape, View, c_strides
+from chains.program.window import Window
+
+T = TypeVar("T")
+
+
+class Recorder:
+    """Takes down operations, checking that shapes fit; `finish` makes the `Program`."""
+
+    def __init__(self, name: str, dtype: Any, *, training: bool = False) -> None:
+        self.name = name
+        self.training = training  # whether layers that behave differently while training do so
+        self.dtype = np.dtype(dtype)
+        self.operations: list[Operation] = []
+        self._buffers: dict[str, View] = {}
+        self._constants: dict[str, list[View]] = {}
+        self._numbers: list[float] = []  # the settings this program is recorded with
+        self._settings: dict[Any, tuple[View, Expr]] = {}
+        self._label = ""
+        self._draws = 0
+
+    def __repr__(self) -> str:
+        return f"<Recorder of the program {self.name} ({self.dtype}): {counted(len(self.operations), 'operation')} so far>"
+
+    # Buffers
+
+    def external(self, name: str, shape: tuple[int, ...], *, role: str, batched: bool = False, dtype: Any = None) -> View:
+        """A buffer that the caller of the program provides; asking again for the same name gives the same view."""
+        if name not in self._buffers:
+            self._buffers[name] = self._view(name, role, shape, batched, dtype)
+        return self._buffers[name]
+
+    def scratch(self, name: str, shape: tuple[int, ...], *, batched: bool = True) -> View:
+        """Private memory, live from the first operation that uses it to the last."""
+        if not isinstance(shape, (tuple, list)):
+            raise TypeError(f"scratch: the shape of `{name}` (={shown(shape)}) must be a tuple such as (3,)")
+        label = f"{self._label}.{name}" if self._label else name
+        return self._view(label, "scratch", shape, batched)
+
+    def constant(self, name: str, data: np.ndarray) -> View:
+        """Numbers that are part of the program."""
+        data = np.ascontiguousarray(data, dtype=self.dtype).reshape(np.shape(data))
+        used = self._constants.setdefault(name, [])
+        for view in used:
+            if view.buffer.data is not None and np.array_equal(view.buffer.data, data):
+                return view
+        used.append(self._view(f"constant {name}" + f" {len(used) + 1}" * bool(used), "constant", data.shape, data=data))
+        return used[-1]
+
+    def symbolic(self, thing: T) -> T:
+        """`thing` with its settings as symbols, which become inputs of the program where formulas use them."""
+        twin = symbolic(thing, len(self._numbers))
+        self._numbers += numbers_of(thing)
+        return twin
+
+    def _setting(self, node: Expr, dtype: np.dtype[Any]) -> View:
+        """The scalar that holds what an expression of settings comes to."""
+        key = (key_of(node), dtype)
+        if key not in self._settings:
+            text = f"({node})" if node.operands else repr(node)
+            same = sum(view.buffer.name.startswith(text) for view, _ in self._settings.values())
+            number = np.array(evaluate(node, self._numbers), dtype)
+            view = self._view(f"{text} {same + 1}" if same else text, "input", (), dtype=dtype, data=number)
+            self._settings[key] = view, node
+        return self._settings[key][0]
+
+    @property
+    def inverse_batch(self) -> View:
+        """The number 1 / batch size."""
+        return self.external("inverse_batch", (), role="input")
+
+    def _view(
+        self, name: str, role: str, shape: tuple[int, ...], batched: bool = False, dtype: Any = None, data: Any = None
+    ) -> View:
+        full: Shape = (Batch(), *shape) if batched else shape
+        return View(Buffer(name, role, np.dtype(dtype or self.dtype), full, data), full, c_strides(full))
+
+    @contextmanager
+    def label(self, label: str) -> Iterator[None]:
+        """Operations and scratch buffers recorded inside carry this name when the program is printed."""
+        before, self._label = self._label, label
+        yield
+        self._label = before
+
+    # Operations
+
+    def matmul(self, out: View, a: View, b: View, *, accumulate: bool = False) -> None:
+        """out = a @ b (or += with `accumulate`); matrices, each possibly transposed."""
+        _check_views("matmul", out, a, b)
+        if not (out.ndim == a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and out.shape == (a.shape[0], b.shape[1])):
+            raise ValueError(f"matmul: {a} @ {b} does not fit {out}")
+        self._record(MatMul((out,), (a, b), accumulate=accumulate, label=self._label))
+
+    def map(self, outs: View | tuple[View, ...], function: Callable[..., Any], *ins: View) -> None:
+        """outs = function(*ins) element by element. `function` is traced; operands broadcast to the outs."""
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        _check_views("map", *outs, *ins)
+        if not callable(function):
+            raise TypeError(f"map: `function` (={shown(function)}) must be a formula: ops.map(y, lambda x: 2 * x, x)")
+        formula, settings = trace_with_settings(function, len(ins))
+        scalar = all(view.ndim == 0 for view in (*outs, *ins))
+        ins += tuple(self._setting(node, np.dtype(np.float64) if scalar else self.dtype) for node in settings)
+        if len(formula.outputs) != len(outs):
+            raise ValueError(f"map: the formula gives {len(formula.outputs)} results for {len(outs)} outs")
+        for view in ins:
+            _check_broadcast("map", view, outs[0])
+        if any(view.dtype != self.dtype and view.ndim for view in (*outs, *ins)):
+            raise ValueError(f"map: operands must be {self.dtype}, or all be scalars: {', '.join(map(str, (*outs, *ins)))}")
+        if any(out.shape != outs[0].shape for out in outs):
+            raise ValueError(f"map: the outs differ in shape: {', '.join(map(str, outs))}")
+        if formula.copied_input is not None:
+            self.copy(outs[0], ins[formula.copied_input])
+        else:
+            self._record(Map(outs, ins, formula, label=self._label))
+
+    def sum(self, out: View, a: View) -> None:
+        """out = the sum of `a` over the axes `out` lacks or has with length 1."""
+        self._reduce("sum", out, a)
+
+    def max(self, out: View, a: View) -> None:
+        """out = the largest of `a` over the axes `out` lacks or has with length 1."""
+        self._reduce("max", out, a)
+
+    def _reduce(self, kind: str, out: View, a: View) -> None:
+        _check_views(kind, out, a)
+        _check_broadcast(kind, out, a)
+        self._record(Reduce((out,), (a,), kind, label=self._label))
+
+    def convolve(self, y: View, x: View, w: View, window: Window, *, groups: int = 1) -> None:
+        """y = the convolution of the images x with the kernels w (see `chains.program.operations.Convolve`)."""
+        _check_convolution("convolve", x, w, y, window, groups)
+        self._record(Convolve((y,), (x, w), window, groups, label=self._label))
+
+    def convolve_input(self, dx: View, dy: View, w: View, window: Window, *, groups: int = 1) -> None:
+        """dx = the gradient of `convolve` with respect to x, given that with respect to y."""
+        _check_convolution("convolve_input", dx, w, dy, window, groups)
+        self._record(ConvolveInput((dx,), (dy, w), window, groups, label=self._label))
+
+    def convolve_weight(self, dw: View, x: View, dy: View, window: Window, *, groups: int = 1) -> None:
+        """dw = the gradient of `convolve` with respect to w, given that with respect to y."""
+        _check_convolution("convolve_weight", x, dw, dy, window, groups)
+        self._record(ConvolveWeight((dw,), (x, dy), window, groups, label=self._label))
+
+    def pool(self, kind: str, y: View, x: View, window: Window, *, count_padding: bool = True) -> None:
+        """y = the "max" or "mean" of each window of x (see `chains.program.operations.Pool`)."""
+        _check_pool(kind, x, y, window)
+        self._record(Pool((y,), (x,), kind, window, count_padding, label=self._label))
+
+    def pool_input(
+        self, kind: str, dx: View, dy: View, x: View, y: View, window: Window, *, count_padding: bool = True
+    ) -> None:
+        """dx = the gradient of `pool` with respect to x, given that with respect to y."""
+        _check_pool(kind, x, y, window)
+        ins = (dy, x, y) if kind == "max" else (dy,)
+        self._record(PoolInput((dx,), ins, kind, window, count_padding, label=self._label))
+
+    def gather(self, out: View, table: View, index: View) -> None:
+        """out[i] = table[index[i]]."""
+        self._record(Gather((out,), (table, index), label=self._label))
+
+    def scatter_add(self, out: View, index: View, source: View) -> None:
+        """out[index[i]] += source[i]."""
+        self._record(ScatterAdd((out,), (index, source), label=self._label))
+
+    def random(self, out: View) -> None:
+        """out = uniform numbers in [0, 1) that depend only on the caller's seed and step (see `Random`)."""
+        _check_views("random", out)
+        key = self.external("random", (2,), role="input", dtype=np.uint64)
+        self._record(Random((out,), (key,), self._draws, label=self._label))
+        self._draws += 1
+
+    def copy(self, out: View, a: View) -> None:
+        """out = a; nothing is recorded where they are the same memory."""
+        _check_views("copy", out, a)
+        _check_broadcast("copy", a, out)
+        if out != a:
+            self._record(Copy((out,), (a,), label=self._label))
+
+    def fill(self, out: View, value: float) -> None:
+        """out = value, a number."""
+        _check_views("fill", out)
+        check_number("value", value, lambda _: True, "such as 0.0")
+        self._record(Fill((out,), (), float(value), label=self._label))
+
+    def _record(self, operation: Operation) -> None:
+        for out in operation.outs:
+            if out.buffer.role in ("input", "constant"):
+                raise ValueError(f"{operation.name}: `{out}` belongs to the {out.buffer.role}s and may only be read")
+        self.operations.append(operation)
+
+    def finish(self) -> Program:
+        """The program of what was recorded, without what nobody reads."""
+        settings = tuple((view.buffer.name, node) for view, node in self._settings.values())
+        return Program(self.name, self.dtype, tuple(simplified(self.operations)), settings)
+
+
+def _check_views(name: str, *views: Any) -> None:
+    """Raise TypeError unless all of these are arrays of a program."""
+    for view in views:
+        if not isinstance(view, View):
+            raise TypeError(
+                f"{name}: `{shown(view)}` is no array of this program: a number belongs into a formula, as in "
+                "ops.map(y, lambda x: 2 * x, x), and an array of one's own into ops.constant(name, array)"
+            )
+
+
+def _check_broadcast(name: str, small: View, large: View) -> None:
+    """Raise unless `small` broadcasts to the shape of `large` by NumPy's rule."""
+    pairs = list(zip(reversed(small.shape), reversed(large.shape), strict=False))
+    if small.ndim > large.ndim or any(a not in (b, 1) for a, b in pairs):
+        raise ValueError(f"{name}: {small} does not broadcast to {large}")
+
+
+def _check_convolution(name: str, x: View, w: View, y: View, window: Window, groups: int) -> None:
+    """Raise unless images, kernels and window fit together."""
+    _check_views(name, x, w, y)
+    fits = x.ndim == y.ndim == w.ndim == 4 and x.batched and y.batched
+    if fits:
+        (channels, *inputs), (outputs, *positions) = x.sample_shape, y.sample_shape
+        fits = w.shape == (outputs, channels // groups, *window.size) and channels % groups == outputs % groups == 0
+        fits = fits and window.outputs((inputs[0], inputs[1])) == tuple(positions)
+    if not fits:
+        raise ValueError(f"{name}: images {x.text} and {y.text} do not fit kernels {w.text}, window {window}, {groups} groups")
+
+
+def _check_pool(kind: str, x: View, y: View, window: Window) -> None:
+    """Raise unless images and window fit together."""
+    _check_views(f"{kind} pool", x, y)
+    fits = kind in ("max", "mean") and x.ndim == y.ndim == 4 and x.batched and x.shape[:2] == y.shape[:2]
+    if not fits or window.outputs((x.sample_shape[1], x.sample_shape[2])) != y.sample_shape[1:]:
+        raise ValueError(f"{kind} pool: images {x.text} and {y.text} do not fit the window {window}")

@@ -1,0 +1,105 @@
+"""Numbers that people try many values of, such as learning rates: inputs of a program rather than parts of it.
+
+A `Tunable` names those of its fields. Programs are recorded with a symbol in the place of each, so that one program,
+compiled once, serves all values. Zero and None are no settings: they leave operations out, which is another program.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, ClassVar, TypeVar
+
+from chains.checks import is_real
+from chains.expr import Expr
+from chains.expr.scalar import PYTHON
+
+T = TypeVar("T")
+
+
+class Tunable:
+    """A frozen dataclass with settings: its fields named in `settings`, and those of its fields that are tunable."""
+
+    settings: ClassVar[tuple[str, ...]] = ()
+
+
+class Setting(Expr):
+    """A number that is given each time a program is run, such as a learning rate; never zero."""
+
+    __slots__ = ("name",)
+    __hash__ = object.__hash__
+
+    def __init__(self, name: str, position: int) -> None:
+        super().__init__("setting", value=position)
+        self.name = name
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def evaluate(node: Expr, numbers: Sequence[float]) -> float:
+    """What an expression of settings comes to, given these numbers for them."""
+    if node.operation in ("const", "setting"):
+        return float(node.value if node.operation == "const" else numbers[int(node.value)])
+    operands = [evaluate(operand, numbers) for operand in node.operands]
+    if node.operation == "where":
+        return operands[1] if operands[0] else operands[2]
+    return float(PYTHON[node.operation](*operands))
+
+
+def structure(thing: Any) -> Hashable:
+    """`thing` without the values of its settings: equal for those that one program serves."""
+    if isinstance(thing, tuple):
+        return tuple(map(structure, thing))
+    if not _is_tunable(thing):
+        return thing
+    return type(thing), *(Setting if _is_setting(thing, name) else structure(value) for name, value in _items(thing))
+
+
+def numbers_of(thing: Any) -> list[float]:
+    """The settings of `thing` in order."""
+    if isinstance(thing, tuple):
+        return [number for part in thing for number in numbers_of(part)]
+    if not _is_tunable(thing):
+        return []
+    parts = ([float(value)] if _is_setting(thing, name) else numbers_of(value) for name, value in _items(thing))
+    return [number for part in parts for number in part]
+
+
+def symbolic(thing: T, first: int = 0) -> T:
+    """`thing` with a symbol for each setting, numbered from `first` in the order of `numbers_of`."""
+    if isinstance(thing, tuple):
+        parts = []
+        for part in thing:
+            parts.append(symbolic(part, first))
+            first += len(numbers_of(part))
+        return tuple(parts)  # type: ignore[return-value]
+    if not _is_tunable(thing):
+        return thing
+    twin = copy.copy(thing)
+    for name, value in _items(thing):
+        if _is_setting(thing, name):
+            symbol: Any = Setting(f"{type(thing).__name__}.{name}", first)
+            first += 1
+        else:
+            symbol = symbolic(value, first)
+            first += len(numbers_of(value))
+        object.__setattr__(twin, name, symbol)
+    return twin
+
+
+def _is_tunable(thing: Any) -> bool:
+    return isinstance(thing, Tunable) and is_dataclass(thing)
+
+
+def _is_setting(thing: Any, name: str) -> bool:
+    value = getattr(thing, name)
+    return name in thing.settings and is_real(value) and value != 0
+
+
+def _items(thing: Any) -> Iterator[tuple[str, Any]]:
+    return ((field.name, getattr(thing, field.name)) for field in fields(thing))

@@ -1,0 +1,85 @@
+"""What a recorded list of operations does not need, taken out: copies of memory to itself and results nobody reads.
+
+Layers can therefore be written plainly. `Flatten` copies, and the copy disappears; every layer fills its
+input's gradient, and where nobody asked for it, it is never computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from chains.program.operations import Copy, Map, MatMul, Operation, ScatterAdd, users
+from chains.program.reorder import relu_after_max_pool
+from chains.program.view import Buffer, View
+
+
+def simplified(operations: Sequence[Operation]) -> list[Operation]:
+    """The same results from fewer operations."""
+    return without_copies(relu_after_max_pool(live(operations)))
+
+
+def live(operations: Sequence[Operation]) -> list[Operation]:
+    """The operations whose results reach the caller, each without its unread results."""
+    kept: list[Operation] = []
+    read: set[Buffer] = set()
+    for operation in reversed(operations):
+        needed = [k for k, out in enumerate(operation.outs) if out.buffer.role != "scratch" or out.buffer in read]
+        if not needed:
+            continue
+        if isinstance(operation, Map):
+            formula, inputs = operation.formula.only(needed)
+            outs = tuple(operation.outs[k] for k in needed)
+            operation = replace(operation, outs=outs, ins=tuple(operation.ins[k] for k in inputs), formula=formula)
+        read.update(view.buffer for view in _read(operation))
+        kept.append(operation)
+    return kept[::-1]
+
+
+def without_copies(operations: Sequence[Operation]) -> list[Operation]:
+    """The operations with every scratch buffer that merely repeats another one replaced by that other one."""
+    kept: dict[int, Operation] = dict(enumerate(operations))
+    touching = users(operations)
+    for position in range(len(operations)):
+        operation = kept[position]
+        if isinstance(operation, Copy) and _can_share(kept, touching, position):
+            copied, original = operation.outs[0].buffer, operation.ins[0].buffer
+            del kept[position]
+            positions = {*touching[original], *touching.pop(copied)} - {position}
+            touching[original] = sorted(positions)
+            kept.update({k: _redirected(kept[k], copied, original) for k in touching[original]})
+    return [kept[position] for position in sorted(kept)]
+
+
+def _can_share(operations: Mapping[int, Operation], touching: Mapping[Buffer, list[int]], position: int) -> bool:
+    """Whether the copy at `position` may be dropped and both its buffers be one."""
+    (out,), (original,) = operations[position].outs, operations[position].ins
+    if out.buffer.role != "scratch" or out.dtype != original.dtype or out.batched != original.batched:
+        return False
+    if not (_is_whole(out) and _is_whole(original) and out.sample_size == original.sample_size):
+        return False
+    if touching[out.buffer][0] < position:
+        return False
+    touched = touching[original.buffer][-1] > position
+    after = {k for buffer in (out.buffer, original.buffer) for k in touching[buffer] if k > position}
+    written = any(view.buffer in (out.buffer, original.buffer) for k in after for view in operations[k].outs)
+    return not written or (not touched and original.buffer.role == "scratch")
+
+
+def _is_whole(view: View) -> bool:
+    return view.contiguous and view.sample_size == view.buffer.size
+
+
+def _read(operation: Operation) -> tuple[View, ...]:
+    """The views whose contents the operation uses."""
+    adds = isinstance(operation, ScatterAdd) or (isinstance(operation, MatMul) and operation.accumulate)
+    return operation.views if adds else operation.ins
+
+
+def _redirected(operation: Operation, old: Buffer, new: Buffer) -> Operation:
+    """The operation with every view of `old` made one of `new`."""
+
+    def moved(view: View) -> View:
+        return replace(view, buffer=new) if view.buffer is old else view
+
+    return replace(operation, outs=tuple(map(moved, operation.outs)), ins=tuple(map(moved, operation.ins)))

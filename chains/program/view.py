@@ -1,0 +1,202 @@
+"""Buffers and views of them: what the operations of a program read and fill.
+
+Shapes are those of arrays, with `Batch(k)` for an axis that has k entries for each sample: a view is made
+once and stands for an array of any batch size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The length of an axis that grows with the batch: `per_sample` entries for each sample."""
+
+    per_sample: int = 1
+
+    def __str__(self) -> str:
+        return "B" if self.per_sample == 1 else f"{self.per_sample}B"
+
+
+Extent = int | Batch
+Shape = tuple[Extent, ...]
+
+
+def concrete(shape: Shape, batch: int) -> tuple[int, ...]:
+    """`shape` at a batch size."""
+    return tuple(extent.per_sample * batch if isinstance(extent, Batch) else extent for extent in shape)
+
+
+def shape_text(shape: Shape) -> str:
+    return "(" + ", ".join(str(extent) for extent in shape) + ("," if len(shape) == 1 else "") + ")"
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """A named piece of memory. `role` says who provides it and who reads it afterwards:
+
+    "input" (the caller's, only read; `data` where it gives none), "output" (the caller's, filled), "state" (the caller's,
+    updated), "constant" (`data`, part of the program) and "scratch" (private, planned by `chains.program.scratch`).
+    """
+
+    name: str
+    role: str
+    dtype: np.dtype[Any]
+    shape: Shape
+    data: np.ndarray | None = None
+
+    @property
+    def batched(self) -> bool:
+        return any(isinstance(extent, Batch) for extent in self.shape)
+
+    @property
+    def size(self) -> int:
+        """Elements, or elements per sample where batched."""
+        return math.prod(extent.per_sample if isinstance(extent, Batch) else extent for extent in self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, or bytes per sample where batched."""
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class View:
+    """A strided window on a buffer; strides and offset count elements. The batch axis, if any, is a `Batch`."""
+
+    buffer: Buffer
+    shape: Shape
+    strides: tuple[int, ...]
+    offset: int = 0
+    name: str = field(default="", compare=False)  # for people; by default that of the buffer
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.buffer.dtype
+
+    @property
+    def batched(self) -> bool:
+        return any(isinstance(extent, Batch) for extent in self.shape)
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of one sample: every axis but a leading `Batch()`."""
+        return self.shape[1:] if self.batched else self.shape  # type: ignore[return-value]
+
+    @property
+    def sample_size(self) -> int:
+        """Elements, or elements per sample where batched."""
+        return math.prod(extent.per_sample if isinstance(extent, Batch) else extent for extent in self.shape)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements lie in C order without gaps."""
+        return self.strides == c_strides(self.shape)
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """The elements' places in the buffer, as runs (start, stop) without gaps; for views without samples."""
+        runs, length = [self.offset], 1
+        for extent, stride in sorted(zip(self.sample_shape, self.strides, strict=True), key=lambda axis: axis[1]):
+            if stride == length and len(runs) == 1:
+                length *= extent
+            elif extent != 1:
+                runs = [start + k * stride for start in runs for k in range(extent)]
+        return [(start, start + length) for start in runs]
+
+    @property
+    def T(self) -> View:
+        """The axes in reverse order."""
+        return replace(self, shape=self.shape[::-1], strides=self.strides[::-1], name=f"{self}.T")
+
+    @property
+    def rows(self) -> View:
+        """All axes but the last merged into one: a matrix with a row per sample (and position)."""
+        if self.ndim == 2:
+            return self
+        size = math.prod(self.sample_shape[:-1])
+        return self._reshaped((Batch(size) if self.batched else size, self.shape[-1]))
+
+    @property
+    def flat(self) -> View:
+        """All axes merged into one."""
+        return self._reshaped((Batch(self.sample_size) if self.batched else self.sample_size,))
+
+    def reshape(self, *sample_shape: int) -> View:
+        """The same elements with another sample shape; the batch axis stays in front."""
+        return self._reshaped((Batch(), *sample_shape) if self.batched else sample_shape)
+
+    def expand(self, axis: int) -> View:
+        """A new axis of length 1 in front of `axis` (negative: counted from the new end)."""
+        axis = axis if axis >= 0 else axis + self.ndim + 1
+        shape, strides = list(self.shape), list(self.strides)
+        shape.insert(axis, 1)
+        strides.insert(axis, 0)
+        return replace(self, shape=tuple(shape), strides=tuple(strides))
+
+    def named(self, name: str) -> View:
+        """The same view under another name."""
+        return replace(self, name=name)
+
+    def slice(self, axis: int, start: int, stop: int) -> View:
+        """Entries start..stop of one axis, which must not be the batch."""
+        if not -self.ndim <= axis < self.ndim:
+            raise ValueError(f"there is no axis {axis} of a view of shape {shape_text(self.shape)}")
+        axis = axis % self.ndim
+        extent = self.shape[axis]
+        if isinstance(extent, Batch) or not 0 <= start <= stop <= extent:
+            raise ValueError(f"cannot take {start}:{stop} of axis {axis} of a view of shape {shape_text(self.shape)}")
+        shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
+        return replace(self, shape=shape, offset=self.offset + start * self.strides[axis])
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **rest: Any) -> Any:
+        self._refuse()
+
+    def _refuse(self, *_: Any) -> Any:
+        raise TypeError(
+            f"`{self}` is no array but stands for one while a program is recorded: write ops.map(y, lambda x: 2 * x + 1, x) "
+            "for arithmetic and functions, ops.matmul(y, x, w), ops.sum(y, x) or ops.copy(y, x) for others, and "
+            "x.slice(axis, start, stop) for a part"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = _refuse
+    __matmul__ = __rmatmul__ = __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __getitem__ = __setitem__ = __float__ = __len__ = _refuse
+
+    def _reshaped(self, shape: Shape) -> View:
+        target = View(self.buffer, shape, c_strides(shape), self.offset, self.name)
+        if not self.contiguous or target.sample_size != self.sample_size:
+            raise ValueError(f"a view of shape {shape_text(self.shape)} cannot be reshaped to {shape_text(shape)}")
+        return target
+
+    def __repr__(self) -> str:
+        return f"<View {self.text} of {self.buffer.role} {self.buffer.name!r}, {self.dtype}>"
+
+    def __str__(self) -> str:
+        if self.name:
+            return self.name
+        whole = self.contiguous and self.sample_size == self.buffer.size
+        return self.buffer.name if whole else f"{self.buffer.name}[{self.offset}:]"
+
+    @property
+    def text(self) -> str:
+        """The name with the shape."""
+        return f"{self}{shape_text(self.shape)}"
+
+
+def c_strides(shape: Shape) -> tuple[int, ...]:
+    """Strides of a C-ordered array, in elements."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent.per_sample if isinstance(extent, Batch) else extent
+    return tuple(reversed(strides))
