@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from chains.network import record
 from chains.program.operations import Copy, Fill, Map, MatMul, Operation, Random, Reduce
 from chains.program.program import Program
 from chains.program.recorder import Recorder
-from chains.program.view import Batch, concrete
+from chains.program.view import Batch, View, concrete
 from tests.harness import LAYERS, OPTIMIZERS, run_program
 
 
@@ -161,6 +162,52 @@ def test_views(ops):
     ):
         with pytest.raises(ValueError, match=r"\(B, 2, 3\)|3, 2|cannot"):
             wrong()
+
+
+def test_index_takes_one_entry_and_drops_the_axis(ops):
+    view = ops.scratch("a", (2, 3))
+    assert view.index(1, 1) == View(view.buffer, (Batch(), 3), (6, 1), 3)
+    assert view.index(1, -2) == view.index(-2, 0) == view.index(1, np.int64(0))
+    assert view.index(2, 1).shape == (Batch(), 2)
+    assert view.index(2, 1).strides == (6, 3)
+    assert view.index(-1, -1).index(1, 0) == view.index(1, 0).index(1, 2)
+    assert view.index(1, 0).index(1, 2).shape == (Batch(),)
+    assert ops.constant("row", np.arange(3.0)).index(0, 1).shape == ()
+
+
+@pytest.mark.parametrize(
+    ("axis", "k", "error", "words"),
+    [
+        (0, 0, ValueError, "`axis` (=0) of a view of shape (B, 2, 3) is the batch"),
+        (3, 0, ValueError, "no axis 3 of a view of shape (B, 2, 3)"),
+        (-4, 0, ValueError, "no axis -4"),
+        (1, 2, ValueError, "`k` (=2) on axis 1 of a view of shape (B, 2, 3) must be a whole number from -2 to 1"),
+        (-1, -4, ValueError, "`k` (=-4) on axis 2 of a view of shape (B, 2, 3) must be a whole number from -3 to 2"),
+        (1, 0.5, TypeError, "`k` (=0.5) on axis 1"),
+        (1, True, TypeError, "`k` (=True) on axis 1"),
+    ],
+)
+def test_an_index_that_is_not_there_is_refused(ops, axis, k, error, words):
+    view = ops.scratch("a", (2, 3))
+    with pytest.raises(error, match=re.escape(words)):
+        view.index(axis, k)
+
+
+def test_no_entry_of_an_empty_axis(ops):
+    with pytest.raises(ValueError, match="empty axis"):
+        ops.scratch("a", (0,)).index(1, 0)
+
+
+@pytest.mark.parametrize("batch", [1, 6])
+def test_steps_of_a_sequence_are_indexed(ops, backend_name, batch):
+    x = ops.external("x", (4, 3), role="input", batched=True)
+    w, y = ops.external("w", (3, 2), role="input"), ops.external("y", (4, 2), role="output", batched=True)
+    for k in range(4):
+        ops.matmul(y.index(1, k), x.index(1, -1 - k), w)
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.normal(size=(batch, 4, 3)), "w": rng.normal(size=(3, 2))}
+    result = run_program(ops.finish(), backend_name, batch, arrays)["y"]
+    np.testing.assert_allclose(result, arrays["x"][:, ::-1] @ arrays["w"], rtol=1e-12)
 
 
 # Dead code

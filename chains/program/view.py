@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from chains.checks import whole
+from chains.messages import shown
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -149,14 +152,37 @@ class View:
 
     def slice(self, axis: int, start: int, stop: int) -> View:
         """Entries start..stop of one axis, which must not be the batch."""
-        if not -self.ndim <= axis < self.ndim:
-            raise ValueError(f"there is no axis {axis} of a view of shape {shape_text(self.shape)}")
-        axis = axis % self.ndim
+        axis = self._axis(axis)
         extent = self.shape[axis]
         if isinstance(extent, Batch) or not 0 <= start <= stop <= extent:
             raise ValueError(f"cannot take {start}:{stop} of axis {axis} of a view of shape {shape_text(self.shape)}")
         shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
         return replace(self, shape=shape, offset=self.offset + start * self.strides[axis])
+
+    def index(self, axis: int, k: int) -> View:
+        """Entry k of one axis, without that axis. As in NumPy, a negative `axis` or `k` counts from the end.
+
+        Raises ValueError for an axis or an entry that does not exist and for the batch, TypeError where `k` is no whole number.
+        """
+        axis = self._axis(axis)
+        extent = self.shape[axis]
+        if isinstance(extent, Batch):
+            raise ValueError(f"index: `axis` (={axis}) of a view of shape {shape_text(self.shape)} is the batch")
+        entry = whole(k, -extent)
+        if entry is None or entry >= extent:
+            kind = TypeError if whole(k, -math.inf) is None else ValueError
+            wanted = f"must be a whole number from {-extent} to {extent - 1}" if extent else "names an entry of an empty axis"
+            raise kind(f"index: `k` (={shown(k)}) on axis {axis} of a view of shape {shape_text(self.shape)} {wanted}")
+        shape, strides = list(self.shape), list(self.strides)
+        del shape[axis]
+        offset = self.offset + entry % extent * strides.pop(axis)
+        return replace(self, shape=tuple(shape), strides=tuple(strides), offset=offset)
+
+    def _axis(self, axis: int) -> int:
+        """The number of an axis counted from the front; a negative one counts from the end."""
+        if not -self.ndim <= axis < self.ndim:
+            raise ValueError(f"there is no axis {axis} of a view of shape {shape_text(self.shape)}")
+        return axis % self.ndim
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **rest: Any) -> Any:
         self._refuse()
@@ -165,7 +191,7 @@ class View:
         raise TypeError(
             f"`{self}` is no array but stands for one while a program is recorded: write ops.map(y, lambda x: 2 * x + 1, x) "
             "for arithmetic and functions, ops.matmul(y, x, w), ops.sum(y, x) or ops.copy(y, x) for others, and "
-            "x.slice(axis, start, stop) for a part"
+            "x.slice(axis, start, stop) or x.index(axis, k) for a part"
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = _refuse
