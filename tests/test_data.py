@@ -65,7 +65,9 @@ def test_idx_reads_known_bytes(tmp_path):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("change", "fault", "found"), [(-5, "cut short", 35), (1, "too long", 41), (7, "too long", 47)])
+@pytest.mark.parametrize(
+    ("change", "fault", "found"), [(-5, "cut short", 35), (1, "too long", "more"), (7, "too long", "more")]
+)
 def test_idx_refuses_wrong_lengths(tmp_path, packed, change, fault, found):
     content = idx_bytes(np.ones((4, 7), np.uint8))  # 12 + 28 bytes
     content = content[:change] if change < 0 else content + b"\1" * change
@@ -81,7 +83,7 @@ def test_idx_refuses_a_broken_off_gzip_file(tmp_path):
     path = tmp_path / "numbers.gz"
     path.write_bytes(packed[: len(packed) // 2])
     with pytest.raises(
-        ValueError, match=r"numbers.gz is cut short: .*take 10012 bytes, but \d+ were found \(unpacking it failed"
+        ValueError, match=r"numbers.gz is cut short: .*take 10,012 bytes, but \d+ were found \(unpacking it failed"
     ):
         read_idx(path)
 
@@ -108,7 +110,7 @@ def test_idx_refuses_other_files(tmp_path, start):
 def test_idx_refuses_a_cut_header_and_absurd_shapes(tmp_path):
     path = tmp_path / "numbers"
     path.write_bytes(b"\0\0\x08\3\0\0\0\1")
-    with pytest.raises(ValueError, match="its header takes 16 bytes, but 8 were found"):
+    with pytest.raises(ValueError, match="the type and the shape take 16 bytes, but 8 were found"):
         read_idx(path)
     path.write_bytes(b"\0\0\x08\3" + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 2**32 - 1))
     with pytest.raises(ValueError, match="is cut short"):

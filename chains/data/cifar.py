@@ -9,7 +9,7 @@ import numpy as np
 
 from chains.checks import check_count
 from chains.data.files import Archive, DataFile, find
-from chains.data.unpack import unpack
+from chains.data.reader import Reader
 
 Examples = tuple[np.ndarray, np.ndarray]
 
@@ -17,6 +17,7 @@ IMAGE = (3, 32, 32)  # channels (red, green, blue), rows, columns
 RECORD_BYTES = 1 + 3 * 32 * 32  # the label, then the image
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 RECORDS = 10_000  # in each file of the data set
+MOST_RECORDS = 60_000  # in the whole data set
 FILES = tuple(DataFile(f"{name}.bin.gz") for name in [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"])
 # The MD5 is the one on the data set's page.
 ARCHIVE = Archive("cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530")
@@ -28,30 +29,25 @@ def read_cifar10(path: str | PathLike[str], records: int | None = None) -> Examp
 
     A record is one byte with the label, from 0 to 9, and 3,072 with the pixels, by channel, row and column. Returns
     fresh arrays: the images uint8 of shape (n, 3, 32, 32), the labels int64 of shape (n,). `records` is how many
-    are wanted, None for any number but zero.
+    are wanted, None for any number from 1 to 60,000, which is that of the whole data set.
 
-    Raises OSError where there is no such file, ValueError, naming the file, where it is cut short, too long or damaged (with
-    the sizes expected and found), or a record has no such label (with its number, from 0), and TypeError or ValueError for
-    `records` that are no positive whole number.
+    Raises OSError where there is no such file, or a directory or a pipe in its place; ValueError, naming the file, where it is
+    cut short, too long or damaged (with the sizes expected and found), or a record has another label (with its number, from
+    0); and TypeError or ValueError unless `records` is a positive whole number.
     Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009, and the data set's page.
     """
     if records is not None:
-        records = check_count("records", records, also=", or None for any number")
-    content, damage = unpack(path)
-    wanted = records or max(1, -(-len(content) // RECORD_BYTES))
-    expected = wanted * RECORD_BYTES
-    if len(content) != expected or damage:
-        fault = "is cut short" if len(content) < expected else "is too long" if len(content) > expected else "is damaged"
-        raise ValueError(
-            f"{path} {fault}: {wanted:,} records of {RECORD_BYTES:,} bytes take {expected:,}, "
-            f"but {len(content):,} were found{damage}"
-        )
-    table = np.frombuffer(content, np.uint8).reshape(wanted, RECORD_BYTES)
+        records = check_count("records", records, also=", or None for any number up to 60,000")
+    with Reader(path) as file:
+        content = file.read((records or MOST_RECORDS) * RECORD_BYTES)
+        records = records or max(1, -(-len(content) // RECORD_BYTES))
+        file.check_end(records * RECORD_BYTES, f"{records:,} records of {RECORD_BYTES:,} bytes")
+    table = np.frombuffer(content, np.uint8).reshape(records, RECORD_BYTES)
     labels = table[:, 0].astype(np.int64)
     if labels.max() >= len(CLASSES):
         record = int(np.argmax(labels >= len(CLASSES)))
         raise ValueError(f"{path} holds the label {labels[record]} in record {record}, but labels from 0 to 9 are wanted")
-    return table[:, 1:].reshape(wanted, *IMAGE).copy(), labels
+    return table[:, 1:].reshape(records, *IMAGE).copy(), labels
 
 
 def load_cifar10(folder: str | PathLike[str] | None = None) -> tuple[Examples, Examples]:

@@ -124,7 +124,8 @@ def _extract(packed: Path, files: Sequence[DataFile], folder: Path) -> list[Path
             partial = folder / f"{name}.part"  # renamed when whole, so that an interruption leaves no half file
             content = archive.extractfile(members[name])
             assert content is not None  # it is a regular file
-            with content, partial.open("wb") as file:
+            partial.unlink(missing_ok=True)  # of an interrupted run; a link left there is not followed
+            with content, partial.open("xb") as file:
                 shutil.copyfileobj(content, file)
             partial.replace(folder / name)
     return [folder / name for name in names]
