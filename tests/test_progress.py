@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Adam, Chain, Dense, SquaredLoss, progress, tanh, train
+from chains import Adam, Chain, Dense, SquaredLoss, backends, progress, tanh, train
 from chains.progress import Progress, notice
 
 NET = Chain(Dense(3, 4, tanh), Dense(4, 2), backend="numpy")
@@ -133,7 +133,7 @@ def test_no_notice_in_a_log(capsys, monkeypatch):
 
 
 def test_compiling_is_announced(capsys, terminal, monkeypatch):
-    native = pytest.importorskip("chains.backends.native.backend")
+    native = pytest.importorskip("chains.backends.native.binding")
     machine_code = native.machine_code
 
     def slowly(*arguments):
@@ -143,7 +143,7 @@ def test_compiling_is_announced(capsys, terminal, monkeypatch):
     monkeypatch.setattr(progress, "NOTICE_AFTER", 0.02)
     monkeypatch.setattr(native, "machine_code", slowly)
     program = NET.program(SquaredLoss())
-    assert native.NativeBackend(threads=1).compile(program).code
+    assert backends.native.NativeBackend(threads=1).compile(program).code
     text = capsys.readouterr().err
     assert text.startswith(f"compiling 'gradient' for this processor: {len(program.operations)} operations ...")
     assert text.endswith("\r\033[K")

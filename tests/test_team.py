@@ -16,7 +16,9 @@ from tests.harness import CLIPPED, OPTIMIZERS
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
+from chains.backends.native import backend as native_backend
 from chains.backends.native import binding as native_module
+from chains.backends.native import feed as native_feed
 from chains.backends.native.driver import PLACE
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.plan import row_partition as split_module
@@ -52,9 +54,9 @@ def many(monkeypatch):
     """As if there were four processors, and any amount of work were worth them."""
     monkeypatch.setattr(native_module, "processors", lambda: 4)
     monkeypatch.setattr(native_module, "THREADED_WORK", 1)
-    monkeypatch.setattr(native_module, "SPLIT_WORK", 1)
-    monkeypatch.setattr(native_module, "TEAM_STEPS", 1)
-    monkeypatch.setattr(native_module, "PATIENCE", 1 << 30)
+    monkeypatch.setattr(native_backend, "SPLIT_WORK", 1)
+    monkeypatch.setattr(native_feed, "TEAM_STEPS", 1)
+    monkeypatch.setattr(native_feed, "PATIENCE", 1 << 30)
 
 
 def fed(runner, program, batch, arrays, sources, order, together=False, make=None):
@@ -412,9 +414,9 @@ class Empty(Pool):
 
 
 def with_pool(monkeypatch, pool):
-    for place in (native_module, sys.modules[__name__]):
+    for place in (native_module, native_feed, sys.modules[__name__]):
         monkeypatch.setattr(place, "pool", lambda: pool)
-    monkeypatch.setattr(native_module, "PATIENCE", 10)
+    monkeypatch.setattr(native_feed, "PATIENCE", 10)
 
 
 @KINDS
@@ -504,7 +506,7 @@ def test_several_callers_at_once(many):
 
 @pytest.mark.parametrize("patience", [0, 1 << 30])
 def test_steps_end_at_a_loss_that_is_not_finite_with_a_team_too(patience, many, monkeypatch):
-    monkeypatch.setattr(native_module, "PATIENCE", patience)
+    monkeypatch.setattr(native_feed, "PATIENCE", patience)
     net = SPLIT["narrow"]
     program, runner = program_of(net, SGD(0.01)), native(2)
     sources, order = problem(net, 10, "float32")

@@ -135,7 +135,7 @@ def test_losses_that_cannot_be_checked(arguments, words):
 
 
 def test_names_for_annotations():
-    assert chains.Recorder is chains.program.program.Recorder
+    assert chains.Recorder is chains.program.recorder.Recorder
     assert chains.View is chains.program.view.View
 
 
