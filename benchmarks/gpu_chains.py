@@ -38,7 +38,7 @@ def backend_name(way: str, setting: Setting) -> str:
 def device_of(precision: str, setting: Setting) -> Device:
     """The GPU at this precision. Raises ValueError where there is none."""
     if setting.tiny:
-        from tests import emulated
+        from tests.cupy import emulated
 
         emulated.register(backends._BACKENDS)
     else:

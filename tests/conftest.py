@@ -6,7 +6,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from chains import backends
-from tests import emulated, harness
+from tests import harness
+from tests.cupy import emulated
 
 settings.register_profile(
     "chains", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]

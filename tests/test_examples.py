@@ -12,7 +12,7 @@ import pytest
 
 from chains import Chain, CrossEntropyLoss, Dense, Flatten, backends
 from chains.data import cifar, mnist
-from tests import emulated
+from tests.cupy import emulated
 
 FOLDER = Path(__file__).parents[1] / "examples"
 sys.path.append(str(FOLDER))  # as for `python examples/NAME.py`: some build on others

@@ -11,7 +11,7 @@ import chains
 from chains import Chain, Dense, L2Penalty, SquaredLoss, tanh
 from chains.backends import backend
 from chains.minimize import minimize
-from tests import emulated
+from tests.cupy import emulated
 
 optimize = pytest.importorskip("scipy.optimize")
 METHODS = {"BFGS": "BFGS", "L-BFGS": "L-BFGS-B"}

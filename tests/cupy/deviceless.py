@@ -1,4 +1,4 @@
-"""cuDNN's own plans for a GPU that is not there: ``python -m tests.deviceless`` prints those of some networks as JSON.
+"""cuDNN's own plans for a GPU that is not there: ``python -m tests.cupy.deviceless`` prints those of some networks as JSON.
 
 The front end builds plans from a description of a device alone ("deviceless AoT compilation" in its documentation). The
 library wants the driver's at hand, of which it calls nothing meanwhile: where there is none, an empty one is put in its place.
@@ -17,7 +17,7 @@ from chains import Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, relu
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.device.cudnn import Convolved, Cudnn, usable_cudnn
 from chains.layers.base import Layer
-from tests import emulated
+from tests.cupy import emulated
 
 H100 = {
     "deviceName": "NVIDIA H100 80GB HBM3", "deviceVer": 900, "driverVer": 12090, "cudaDeviceId": 0, "pciDeviceId": 0,

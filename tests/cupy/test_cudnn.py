@@ -22,9 +22,9 @@ from chains.backends.cupy.device import cudnn
 from chains.backends.cupy.device.cuda import CudaDevice
 from chains.backends.cupy.device.cudnn import Convolved, Cudnn
 from chains.network import record
-from tests import emulated, fake_cudnn
+from tests.cupy import emulated, fake_cudnn
+from tests.cupy.test_cupy import CONVOLUTIONS, arrays_of, gpu, gradient_program
 from tests.harness import CASES, ROUNDING, assert_close, assert_same_bits, run_program
-from tests.test_cupy import CONVOLUTIONS, arrays_of, gpu, gradient_program
 
 needs_compiler = pytest.mark.skipif(emulated.COMPILER is None, reason="no C compiler on this computer")
 needs_cudnn = pytest.mark.skipif(importlib.util.find_spec("cudnn") is None, reason="nvidia-cudnn-frontend is not installed")
@@ -312,7 +312,7 @@ def test_names_of_backends():
 @needs_cudnn
 def test_plans_of_the_library_itself():
     """The front end and cuDNN as installed plan every convolution for an H100 that is only described to them."""
-    done = subprocess.run([sys.executable, "-m", "tests.deviceless"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "tests.cupy.deviceless"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     plans = json.loads(done.stdout.splitlines()[-1])["plans"]
     assert len(plans) == 12

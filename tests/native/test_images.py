@@ -35,12 +35,11 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 from chains.backends.native.binding import MemoryPlan
 from chains.backends.native.kernels import gemm, winograd
 from chains.backends.native.plan.layout import arrange
-from tests.test_native import (
+from tests.native.test_native import (
     FLOATS,
     INSTRUCTIONS,
     Fenced,
     assert_equal_results,
-    eager,  # noqa: F401 - a fixture
     gradient_program,
     native,
     random_arrays,
@@ -73,7 +72,7 @@ def lenet(**options):
 
 @every_instruction_set
 @floats
-def test_a_network_of_convolutions_at_odd_batches(kind, simd, eager):  # noqa: F811
+def test_a_network_of_convolutions_at_odd_batches(kind, simd, eager):
     layers = Conv(2, 5, 3, tanh, padding=1), MaxPool(2), Dropout(0.25), Conv(5, 7, 2), Flatten(), Dense(7 * 4 * 3, 9, tanh)
     program = vjp_of(Chain(*layers, Dense(9, 3), input_shape=(2, 10, 8)), kind)
     for batch in (1, 3, 4, 5, 15, 16, 17, 33):
@@ -92,7 +91,7 @@ def test_a_network_of_convolutions_at_odd_batches(kind, simd, eager):  # noqa: F
         (16, 40, (8, 64), ((0, 1), (2, 0))),  # the last is cut into parts of a row
     ],
 )
-def test_winograds_way_equals_numpy(outs, ins, shape, padding, kind, simd, eager):  # noqa: F811
+def test_winograds_way_equals_numpy(outs, ins, shape, padding, kind, simd, eager):
     program = vjp_of(Chain(Conv(ins, outs, 3, tanh, padding=padding), input_shape=(ins, *shape)), kind)
     chosen = [o for o in program.operations if isinstance(o, (Convolve, ConvolveInput))]
     assert chosen
@@ -172,7 +171,7 @@ def test_programs_without_images_stay_as_they_are():
     assert not laned
 
 
-def test_training_a_network_of_convolutions_on_two_threads_repeats_its_bits(eager):  # noqa: F811
+def test_training_a_network_of_convolutions_on_two_threads_repeats_its_bits(eager):
     rng = np.random.default_rng(1)
     x, t = rng.random((70, 1, 28, 28), np.float32), rng.integers(0, 10, 70)
     results = []
@@ -192,7 +191,7 @@ def test_training_a_network_of_convolutions_on_two_threads_repeats_its_bits(eage
 @floats
 @pytest.mark.parametrize("activation", [tanh, relu], ids=str)
 @pytest.mark.parametrize("sizes", [(300, 500), (400, 401, 333), (1200, 110, 1201), (130, 1024, 3)], ids=str)
-def test_large_products_equal_numpy(sizes, activation, kind, simd, eager):  # noqa: F811
+def test_large_products_equal_numpy(sizes, activation, kind, simd, eager):
     net = Chain(*(Dense(a, b, activation) for a, b in pairwise(sizes)))
     program = vjp_of(net, kind)
     assert any(gemm.is_large(operation) for operation in program.operations)
@@ -215,7 +214,7 @@ def test_few_weights_are_no_large_product():
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_training_with_large_products(threads, eager):  # noqa: F811
+def test_training_with_large_products(threads, eager):
     """Gradients, momentum and parameters are long enough for threads to share."""
     net = Chain(Dense(40, 420, relu), Dense(420, 390, relu), Dense(390, 4))
     objective = record.Objective(chains.MSELoss(), (4,))

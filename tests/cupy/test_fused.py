@@ -18,9 +18,9 @@ from chains.backends.cupy.fused.tiling_policy import Share, even, share_of, suit
 from chains.backends.tiling import whole_on_tiles
 from chains.network import record
 from chains.program.recorder import Recorder
-from tests import emulated, nvrtc
+from tests.cupy import emulated, nvrtc
+from tests.cupy.test_cupy import arrays_of, gpu, gradient_program
 from tests.harness import CASES, CLIPPED, assert_close, assert_same_bits, run_program
-from tests.test_cupy import arrays_of, gpu, gradient_program
 
 needs_compiler = pytest.mark.skipif(emulated.COMPILER is None, reason="no C compiler on this computer")
 needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="neither NVRTC nor nvcc on this computer")

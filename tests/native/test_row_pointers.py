@@ -12,7 +12,7 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native.backend import NativeBackend
 from chains.backends.numpy.backend import NumpyBackend
-from tests.test_native import Fenced, eager, floats, random_arrays, run_on  # noqa: F401 - a fixture
+from tests.native.test_native import Fenced, floats, random_arrays, run_on
 
 DENSE = Chain(Dense(300, 21, tanh), Dense(21, 5))
 NETWORKS = {
@@ -54,7 +54,7 @@ def fed(runner, program, batch, arrays, x, t, order, copies=()):
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_same_bits_as_of_gathered_samples(name, threads, eager):  # noqa: F811
+def test_the_same_bits_as_of_gathered_samples(name, threads, eager):
     net, rng = NETWORKS[name], np.random.default_rng(0)
     program, runner = net.program(SquaredLoss(), SGD(0.01, momentum=0.5)), NativeBackend(threads=threads)
     x, t = rng.normal(size=(700, net.input_shape[0])).astype(np.float32), rng.normal(size=(700, 5)).astype(np.float32)

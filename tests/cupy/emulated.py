@@ -31,7 +31,7 @@ from chains.backends.cupy.device.cudnn import Cudnn
 from chains.backends.cupy.device.interface import Device, Epilogue, Event, Gemm, Queue, Work
 from chains.backends.cupy.kernels.steps import Kernel
 from chains.backends.places import add_place
-from tests import fake_cublas, fake_cudnn
+from tests.cupy import fake_cublas, fake_cudnn
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 FLAGS = ("-O1", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing")

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import gpu_chains, gpu_problems
 from benchmarks.gpu_problems import PROBLEMS, NoGpuError, Problem, Setting
 from chains import SGD, Dense, SquaredLoss
-from tests import emulated
+from tests.cupy import emulated
 
 TINY = Setting(None, True)
 needs_compiler = pytest.mark.skipif(emulated.COMPILER is None, reason="no C compiler on this computer")

@@ -47,7 +47,7 @@ from chains.backends.native.llvm import cache as cache_files
 from chains.backends.native.llvm import jit as machine
 from chains.backends.native.llvm import target, vectormath
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LINUX = sys.platform == "linux"
 SIZES = (1, 2, 3, 5, 7, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100)
 CLOSE = {np.dtype(np.float32): 5e-5, np.dtype(np.float64): 2e-12}
@@ -69,12 +69,6 @@ INSTRUCTIONS = [simd for simd in ("avx512", "avx2", "sse2", "neon") if has(simd)
 @cache
 def native(threads=1, simd=None):
     return NativeBackend(threads=threads, simd=simd)
-
-
-@pytest.fixture
-def eager(monkeypatch):
-    """Threads are used for any amount of work."""
-    monkeypatch.setattr(native_module, "THREADED_WORK", 1)
 
 
 # Programs and what NumPy makes of them
@@ -226,7 +220,7 @@ class Guarded:
 
 def in_process(name, *arguments, timeout=60.0, env=None, popen=False):
     """Run ``name(*arguments)`` of this module in a fresh Python; returns what it printed last, read as JSON."""
-    code = f"import json, sys; from tests import test_native; test_native.{name}(*json.loads(sys.argv[1]))"
+    code = f"import json, sys; from tests.native import test_native; test_native.{name}(*json.loads(sys.argv[1]))"
     command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", code, json.dumps(arguments)]
     env = {**os.environ, **(env or {})}
     pipe = subprocess.PIPE

@@ -28,9 +28,9 @@ from chains.backends.cupy.source.c_source import BFLOAT16
 from chains.layers import Layer
 from chains.network import record
 from chains.program.recorder import Recorder
-from tests import emulated, nvrtc
-from tests.emulated import EmulatedBackend, EmulatedDevice
-from tests.fake_cublas import FakeCublas, FakeCublasLt, rounded
+from tests.cupy import emulated, nvrtc
+from tests.cupy.emulated import EmulatedBackend, EmulatedDevice
+from tests.cupy.fake_cublas import FakeCublas, FakeCublasLt, rounded
 from tests.harness import assert_close, assert_same_bits, run_program
 
 needs_compiler = pytest.mark.skipif(emulated.COMPILER is None, reason="no C compiler on this computer")

@@ -15,7 +15,7 @@ from chains.backends.native.kernels import gemm
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.plan import fused_update as finish
 from chains.backends.native.plan.schedule import Blueprint
-from tests.test_native import (
+from tests.native.test_native import (
     INSTRUCTIONS,
     Fenced,
     assert_equal_results,

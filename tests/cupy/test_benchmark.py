@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import gpu, gpu_chains, gpu_goals, gpu_problems
 from benchmarks.gpu_problems import PROBLEMS, NoGpuError, Setting, activation_of, problem
-from tests import emulated
+from tests.cupy import emulated
 
 TINY = Setting(None, True)
 needs_compiler = pytest.mark.skipif(emulated.COMPILER is None, reason="no C compiler on this computer")

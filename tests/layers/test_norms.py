@@ -10,7 +10,7 @@ import pytest
 import chains
 from chains import SGD, BatchNorm, Chain, Dense, GroupNorm, LayerNorm, RMSNorm, SpatialDropout, SquaredLoss, train
 from tests.harness import assert_close
-from tests.test_layers import uniform
+from tests.layers.test_layers import uniform
 
 CLOSE = {np.dtype(np.float32): 2e-5, np.dtype(np.float64): 1e-10}
 

@@ -27,8 +27,8 @@ from chains import (
 )  # fmt: skip
 from chains.network.programs import Programs
 from tests.harness import OPTIMIZERS, assert_close
+from tests.network.test_threads import in_threads
 from tests.test_bad_input import assert_refused
-from tests.test_threads import in_threads
 
 RNG = np.random.default_rng(0)
 X, T, DY = RNG.normal(1.0, 2.0, (8, 3)), RNG.normal(size=(8, 2)), RNG.normal(size=(8, 2))

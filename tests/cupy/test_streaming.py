@@ -16,7 +16,7 @@ from chains.backends.cupy import streaming
 from chains.backends.cupy.device import cuda
 from chains.data import Batches
 from chains.network import record
-from tests import emulated
+from tests.cupy import emulated
 from tests.harness import assert_close
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="no C compiler on this computer")

@@ -30,8 +30,8 @@ from chains.program.operations import Operation
 from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.training.steps import Updater
-from tests import emulated, nvrtc
-from tests.fake_cublas import FakeCublas
+from tests.cupy import emulated, nvrtc
+from tests.cupy.fake_cublas import FakeCublas
 from tests.harness import CASES, OPTIMIZERS, Case, Problem, assert_close, assert_same_bits, run_program
 
 needs_compiler = pytest.mark.skipif(emulated.COMPILER is None, reason="no C compiler on this computer")
