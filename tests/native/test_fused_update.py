@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from tests.harness import CLIPPED, OPTIMIZERS
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native.kernels import gemm
+from chains.backends.native.kernels import block_shapes
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.plan import fused_update as finish
 from chains.backends.native.plan.schedule import Blueprint
@@ -90,7 +92,8 @@ def test_which_large_products_do_the_step():
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("optimizer", ["SGD", "momentum"])
 def test_large_products_give_the_same_bits_as_afterwards(optimizer, penalty, kind, monkeypatch):
-    monkeypatch.setattr(gemm, "INNER", 96)
+    for registers, shapes in block_shapes.SHAPES.items():
+        monkeypatch.setitem(block_shapes.SHAPES, registers, replace(shapes, gemm=replace(shapes.gemm, inner=96)))
     program = step(LARGE, OPTIMIZERS[optimizer], PENALTIES[penalty], kind)
     arrays = {batch: random_arrays(program, batch) for batch in (1, 96, 230)}
     results = {(batch, n): run_on(native(n), program, batch, a, runs=2) for batch, a in arrays.items() for n in (1, 2)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -33,7 +34,7 @@ from chains.program.operations import Convolve, ConvolveInput
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native.binding import MemoryPlan
-from chains.backends.native.kernels import gemm, winograd
+from chains.backends.native.kernels import block_shapes, gemm, winograd
 from chains.backends.native.plan.layout import arrange
 from tests.native.test_native import (
     FLOATS,
@@ -186,6 +187,8 @@ def test_training_a_network_of_convolutions_on_two_threads_repeats_its_bits(eage
 
 # Large products
 
+THIN = block_shapes.block_shapes(32).gemm.thin_rows
+
 
 @every_instruction_set
 @floats
@@ -195,14 +198,15 @@ def test_large_products_equal_numpy(sizes, activation, kind, simd, eager):
     net = Chain(*(Dense(a, b, activation) for a, b in pairwise(sizes)))
     program = vjp_of(net, kind)
     assert any(gemm.is_large(operation) for operation in program.operations)
-    for batch in (1, gemm.THIN, gemm.THIN + 1, 61, 400):
+    for batch in (1, THIN, THIN + 1, 61, 400):
         assert_equals_numpy(program, batch, kind, simd=simd, factor=20.0)
 
 
 @floats
 def test_large_products_in_many_blocks(kind, monkeypatch):
-    for name, size in {"INNER": 48, "OUTER": 24 * np.dtype(kind).itemsize, "ACROSS": 64}.items():
-        monkeypatch.setattr(gemm, name, size)
+    for registers, shapes in block_shapes.SHAPES.items():
+        small = replace(shapes.gemm, inner=48, outer_bytes=24 * np.dtype(kind).itemsize, across=64)
+        monkeypatch.setitem(block_shapes.SHAPES, registers, replace(shapes, gemm=small))
     program = vjp_of(Chain(Dense(390, 370, relu), Dense(370, 405, softplus), Dense(405, 380, relu)), kind)
     for batch in (30, 48, 49, 127):
         assert_equals_numpy(program, batch, kind, factor=20.0)

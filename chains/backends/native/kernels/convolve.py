@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from chains.backends.native.kernels.block_shapes import Limits
 from chains.backends.native.kernels.elementwise import Frame, evaluate
 from chains.backends.native.kernels.taps import Images, Taps, column_blocks, input_taps, output_taps
 from chains.backends.native.llvm.blocking import blocks
@@ -52,7 +53,7 @@ class _Correlation:
     """
 
     lanes: int
-    registers: int
+    limits: Limits
     scalar: Type
     outs: int  # channels of a group
     ins: int
@@ -72,7 +73,7 @@ class _Correlation:
         rows, columns = (find(window, k, image.sample_shape[1 + k], other.sample_shape[1 + k]) for k in range(2))
         return _Correlation(
             frame.lanes,
-            frame.registers,
+            frame.shapes.convolve,
             real_type(out.dtype),
             out.sample_shape[0] // groups,
             source.sample_shape[0] // groups,
@@ -168,7 +169,8 @@ class _Correlation:
     def _block(self) -> tuple[int, int]:
         """Output channels and positions of a block: the least time by a simple count of instructions."""
         widest = max(columns.count for columns in self.columns)
-        most = 24 if self.registers >= 32 else 12
+        most = self.limits
+        heights, widths = range(1, min(most.outs, self.outs) + 1), range(1, min(most.across, widest) + 1)
 
         def split(length: int, size: int) -> list[int]:
             return [size] * (length // size) + ([length % size] if length % size else [])
@@ -176,7 +178,7 @@ class _Correlation:
         def cost(height: int, width: int) -> float:
             return sum(max(h * w, 0.6 * (h + w), 4.0) + 0.3 for h in split(self.outs, height) for w in split(widest, width))
 
-        choices = [(h, w) for h in range(1, 9) for w in range(1, 13) if h * w <= most and h <= self.outs and w <= widest]
+        choices = [(h, w) for h in heights for w in widths if h * w <= most.results]
         return min(choices, key=lambda choice: (cost(*choice), -choice[1]))
 
     def _sums(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from chains.backends.native.kernels.block_shapes import Limits
 from chains.backends.native.kernels.elementwise import Frame, horizontal
 from chains.backends.native.kernels.taps import Images, Taps, output_taps
 from chains.backends.native.llvm.blocking import blocks
@@ -24,7 +25,7 @@ def lower_convolve_weight(frame: Frame, operation: ConvolveWeight) -> None:
     rows, columns = (output_taps(window, k, x.sample_shape[1 + k], dy.sample_shape[1 + k])[0] for k in range(2))
     kernel = _WeightSums(
         frame.lanes,
-        frame.registers,
+        frame.shapes.convolve_weight,
         real_type(out.dtype),
         dy.sample_shape[0] // groups,
         x.sample_shape[0] // groups,
@@ -43,7 +44,7 @@ class _WeightSums:
     """``out[o, c, tap] = sum over i, j and the samples: dy[o, i, j] * x[c, source(i), source(j)]``."""
 
     lanes: int
-    registers: int
+    limits: Limits
     scalar: Type
     outs: int  # channels of a group
     ins: int
@@ -91,15 +92,14 @@ class _WeightSums:
 
     def _block(self) -> tuple[int, int, int]:
         """Output channels, input channels and columns of the kernel in a block."""
-        most = 24 if self.registers >= 32 else 12
-        taps = min(self.columns.taps, 6 if self.registers >= 32 else 5)
+        most = self.limits
+        taps = min(self.columns.taps, most.taps)
+        heights, widths = range(1, min(most.outs, self.outs) + 1), range(1, min(most.across, self.ins) + 1)
 
         def cost(h: int, w: int) -> float:
             return (h + w * taps + max(h * w * taps, 4)) * -(-self.outs // h) * -(-self.ins // w)
 
-        choices = [
-            (h, w) for h in range(1, 9) for w in range(1, 9) if h * w * taps <= most and h <= self.outs and w <= self.ins
-        ]
+        choices = [(h, w) for h in heights for w in widths if h * w * taps <= most.results]
         height, width = min(choices, key=lambda choice: cost(*choice))
         return height, width, taps
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from chains.backends.base import UnsupportedOperationError
+from chains.backends.native.kernels.block_shapes import BlockShapes, block_shapes
 from chains.backends.native.llvm import vectormath
 from chains.backends.native.llvm.accumulators import in_sets, independent_sets
 from chains.backends.native.llvm.blocking import panels
@@ -32,6 +33,11 @@ class Frame:
     whole: Value | None = None  # whether these are the whole batch (i1)
     rows: tuple[Buffer, Value] | None = None  # the input whose samples are listed, and where their addresses are
     ahead: Value | None = None  # where it says which samples to fetch for the next step (`ahead.py`); None: nowhere
+
+    @property
+    def shapes(self) -> BlockShapes:
+        """The blocks that kernels keep in registers."""
+        return block_shapes(self.registers)
 
     def outlined(self, hint: str, pointers: list[Value], write: Callable[[Function, list[Value]], None]) -> None:
         """Call a function of its own on these addresses, the number of samples and whether sums begin with them."""
@@ -339,7 +345,7 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
             here = [f.address(pointer, begin, scalar) for pointer in pointers]
             finish(here[0], folded(reduced, here[1], masks, [number(type, neutral)] * len(masks)), masks)
 
-        panels(frame.f, length, lanes, 8, block)
+        panels(frame.f, length, lanes, frame.shapes.reduce, block)
 
     run(0, kept[:-1] if along else kept, [frame.base(out), frame.base(a)])
 

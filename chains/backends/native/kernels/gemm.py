@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from chains.backends.base import UnsupportedOperationError
+from chains.backends.native.kernels.block_shapes import block_shapes
 from chains.backends.native.kernels.elementwise import Frame, horizontal
 from chains.backends.native.kernels.epilogue import store_block
 from chains.backends.native.kernels.fusion import Kernel, as_rows
@@ -22,11 +23,7 @@ from chains.program.operations import MatMul, Operation
 from chains.program.view import Batch, View, concrete
 
 LARGE = 1 << 17  # elements of the operand without samples, from which on a product is blocked
-INNER = 1024  # of a block, along the summed axis; whole vectors
-OUTER = 384  # bytes of a column of a block of a
-ACROSS = 512  # columns of a block of b
 FEW = 4  # lines that are packed number by number, which is little code
-THIN = 12  # rows up to which packing would cost more than it saves
 
 Masks = Sequence[Value | None]  # of a panel's vectors
 
@@ -42,9 +39,10 @@ def is_large(operation: Operation) -> bool:
     return rows * columns >= LARGE and not operation.accumulate and operation.outs[0].strides[1] == 1
 
 
-def workspace(lanes: int, itemsize: int) -> int:
+def workspace(lanes: int, itemsize: int, registers: int) -> int:
     """Elements that each thread needs for its packed blocks."""
-    return OUTER // itemsize * INNER + lanes + INNER * ACROSS
+    shape = block_shapes(registers).gemm
+    return shape.outer(itemsize) * shape.inner + lanes + shape.inner * shape.across
 
 
 def lower_large(frame: Frame, kernel: Kernel, space: Value, thread: Value, threads: Value) -> None:
@@ -97,7 +95,8 @@ class _Product:
     def __post_init__(self) -> None:
         out, a, b = self.kernel.out, self.kernel.a, self.kernel.b
         self.f, self.lanes = self.frame.f, self.frame.lanes
-        self.vectors, self.height = (2, 12) if self.frame.registers >= 32 else (2, 6)
+        self.shape = self.frame.shapes.gemm
+        self.vectors, self.height = self.shape.vectors, self.shape.rows
         self.scalar = real_type(out.dtype)
         self.type = Type(self.scalar.name, self.lanes)
         self.out, self.a, self.b = map(self.frame.base, (out, a, b))
@@ -105,8 +104,9 @@ class _Product:
         self.width = self.vectors * self.lanes  # of a panel
         inner = a.shape[1]
         self.ragged = isinstance(inner, Batch) or inner % self.lanes > 0  # whether blocks of the summed axis have a rest
-        self.outer = OUTER // self.scalar.size // self.height * self.height
-        self.packed_b = self._at(self.space, integer(OUTER // self.scalar.size * INNER + self.lanes))
+        outer = self.shape.outer(self.scalar.size)
+        self.outer = outer // self.height * self.height
+        self.packed_b = self._at(self.space, integer(outer * self.shape.inner + self.lanes))
         strides = iter(self.strides)
         self.a_strides, self.b_strides = (
             [integer(1) if stride == 1 else next(strides) for stride in view.strides] for view in (a, b)
@@ -120,7 +120,7 @@ class _Product:
         )
         contiguous = self.kernel.b.strides[1] == 1 or self.kernel.a.strides[1] == self.kernel.b.strides[0] == 1
         if isinstance(self.kernel.a.shape[0], Batch) and contiguous:
-            thin = f.compare("sle", self.rows, integer(THIN))
+            thin = f.compare("sle", self.rows, integer(self.shape.thin_rows))
             f.when(thin, lambda: self._thin(begin, end), lambda: self._thick(begin, end))
         else:
             self._thick(begin, end)
@@ -143,15 +143,15 @@ class _Product:
         f = self.f
 
         def columns(j: Value, _: list[Value]) -> None:
-            last = f.least(f.add(j, ACROSS // self.width), end)
-            f.loop(integer(0), self.inner, INNER, lambda k, _: self._block(j, last, k))
+            last = f.least(f.add(j, self.shape.across // self.width), end)
+            f.loop(integer(0), self.inner, self.shape.inner, lambda k, _: self._block(j, last, k))
 
-        f.loop(begin, end, ACROSS // self.width, columns)
+        f.loop(begin, end, self.shape.across // self.width, columns)
 
     def _block(self, begin: Value, end: Value, k: Value) -> None:
         """All rows of the panels from `begin` to `end`, with a block of the summed axis."""
         f = self.f
-        depth = f.least(f.binary("sub", self.inner, k), integer(INNER))
+        depth = f.least(f.binary("sub", self.inner, k), integer(self.shape.inner))
 
         def packed(panel: Value) -> Value:
             return self._at(self.packed_b, f.mul(f.mul(f.binary("sub", panel, begin), self.width), depth))
@@ -171,7 +171,7 @@ class _Product:
                     part = _Part(f.add(i, r), count, f.mul(panel, self.width), masks)
                     self._multiply(part, k, depth, self._at(self.space, f.mul(r, depth)), packed(panel))
 
-                row_blocks(f, integer(0), height, (self.height, 4, 1), rows)
+                row_blocks(f, integer(0), height, self.shape.heights, rows)
 
             self._panels(begin, end, multiply)
 
@@ -186,7 +186,7 @@ class _Product:
             source = self._at(self.a, f.add(f.mul(f.add(i, r), across), f.mul(k, along)))
             self._pack(source, self._at(self.space, f.mul(r, depth)), count, count, depth, across, along)
 
-        row_blocks(f, integer(0), height, (self.height, 4, 1), rows)
+        row_blocks(f, integer(0), height, self.shape.heights, rows)
 
     def _pack(self, source: Value, target: Value, used: int, width: int, depth: Value, across: Value, along: Value) -> None:
         """Copy `used` lines of `depth` numbers to as many rows of `width`.
@@ -237,7 +237,7 @@ class _Product:
     def _multiply(self, part: _Part, k: Value, depth: Value, a: Value, b: Value) -> None:
         """Packed rows of a times a packed panel of b, which begin with element `k` of the summed axis."""
         f, width = self.f, len(part.masks) * self.lanes
-        first, last = f.compare("eq", k, integer(0)), f.compare("sge", f.add(k, INNER), self.inner)
+        first, last = f.compare("eq", k, integer(0)), f.compare("sge", f.add(k, self.shape.inner), self.inner)
         self._fetch(part, first, last)
 
         def multiply(k: Value, sums: list[Value]) -> list[Value]:
@@ -304,7 +304,7 @@ class _Product:
             def rows(i: Value, count: int) -> None:
                 self._multiply_as_it_is(_Part(i, count, f.mul(panel, self.width), masks))
 
-            row_blocks(f, integer(0), self.rows, (self.height, 4, 1), rows)
+            row_blocks(f, integer(0), self.rows, self.shape.heights, rows)
 
         self._panels(begin, end, columns)
 
@@ -326,6 +326,7 @@ class _Product:
         depth = int(self.kernel.a.shape[1])  # type: ignore[arg-type]
         whole = depth // self.lanes * self.lanes
         rest = f.lane_mask(self.lanes, depth - whole)
+        sizes = (self.shape.dots, 1)
 
         def block(i: Value, height: int, n: Value, width: int) -> None:
             def multiply(k: Value, sums: Sequence[Value], mask: Value | None = None) -> list[Value]:
@@ -344,6 +345,6 @@ class _Product:
             store_block(self.frame, self.kernel, i, results, n, [None] * width, 1, self.scalar)
 
         def some(n: Value, width: int) -> None:
-            row_blocks(f, integer(0), self.rows, (4, 1), lambda i, height: block(i, height, n, width))
+            row_blocks(f, integer(0), self.rows, sizes, lambda i, height: block(i, height, n, width))
 
-        row_blocks(f, begin, end, (4, 1), some)
+        row_blocks(f, begin, end, sizes, some)

@@ -102,7 +102,7 @@ def lower_pool(frame: Frame, operation: Pool) -> None:
     """The largest or the mean of each window, or what each input receives of the gradient."""
     backwards = isinstance(operation, PoolInput)
     y, x = (operation.ins[0], operation.outs[0]) if backwards else (operation.outs[0], operation.ins[0])
-    pools = _Pools(frame.lanes, operation, y, x)
+    pools = _Pools(frame, operation, y, x)
     write = pools.scatter if backwards else pools.collect
     frame.outlined(operation.name, [frame.base(view) for view in operation.views], write)
 
@@ -110,10 +110,11 @@ def lower_pool(frame: Frame, operation: Pool) -> None:
 class _Pools:
     """Loops over the windows of images."""
 
-    def __init__(self, lanes: int, operation: Pool, y: View, x: View) -> None:
+    def __init__(self, frame: Frame, operation: Pool, y: View, x: View) -> None:
         self.operation = operation
         self.scalar = real_type(y.dtype)
-        self.type = Type(self.scalar.name, lanes)
+        self.type = Type(self.scalar.name, frame.lanes)
+        self.width = frame.shapes.pool
         self.channels = y.sample_shape[0]
         self.x_size = x.sample_shape
         self.images = [Images.of(view) for view in operation.views]  # each buffer may have room behind its channels
@@ -204,7 +205,7 @@ class _Pools:
                     ]
                     body(c, m, j, entries, limits)
 
-                column_blocks(f, self.columns, 4, block)
+                column_blocks(f, self.columns, self.width, block)
 
             f.loop(integer(0), integer(self.rows.count), 1, row)
 

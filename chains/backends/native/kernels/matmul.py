@@ -22,7 +22,7 @@ from chains.backends.native.kernels.fusion import Kernel, is_dots
 from chains.backends.native.kernels.matmul_narrow import dots, is_narrow, lower_narrow
 from chains.backends.native.kernels.matmul_sums import lower_sum_over_samples
 from chains.backends.native.kernels.prefetch import fetch_ahead, reads_samples
-from chains.backends.native.llvm.accumulators import joined_sets
+from chains.backends.native.llvm.accumulators import independent_sets, joined_sets
 from chains.backends.native.llvm.blocking import blocks, panels
 from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
 from chains.backends.native.llvm.shuffles import sums_of_lanes
@@ -54,13 +54,10 @@ def _rows(frame: Frame, kernel: Kernel) -> None:
         return
     lanes = frame.lanes if out.strides[1] == 1 and (kernel.b.strides[1] == 1 or kernel.padded) else 1
     vectors = -(-columns // lanes)
-    registers = frame.registers
-    panel = min(vectors, 4 if registers >= 32 else 2)
-    height = max(1, min(12, (registers - 2 - panel) // panel)) if panel > 1 else min(12, registers - 4)
-    height = {1: height, 2: min(height, 12), 3: min(height, 8), 4: min(height, 6)}[panel]
-    if frame.small_tiles:  # of as many samples as a vector has lanes: blocks that divide them
-        panel = min(panel, 3)
-        height = min(frame.lanes, {1: 16, 2: 8, 3: 8}[panel] if registers >= 32 else 4)
+    height, panel = frame.shapes.matmul.block(vectors)
+    if frame.small_tiles:
+        height, panel = frame.shapes.matmul_small_tiles.block(vectors)
+        height = min(frame.lanes, height)
     heights = [] if narrow else [height, 2 * height // 3, height // 3, height // 6]
     if not narrow and inner * columns * out.dtype.itemsize > FIRST_LEVEL and not frame.small_tiles:
         heights.insert(1, 5 * height // 6)  # each block reads all weights anew, so that few are better
@@ -110,7 +107,7 @@ def _block(
 
     width = block * len(masks)
     # With few sums in flight the additions would wait for one another: several independent sets run side by side.
-    sets = max(1, min(4, inner, 8 // width))
+    sets = min(inner, independent_sets(width))
     start = [number(type, 0.0)] * (width * sets)
     per_step = max(1, min(inner, UNROLLED // (2 * width)))
     per_step = max(sets, per_step // sets * sets)

@@ -18,8 +18,6 @@ from chains.backends.native.llvm.accumulators import joined_sets
 from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
 from chains.backends.native.llvm.shuffles import repeated, shuffled, spread, sums_of_lanes, transposed
 
-SETS = 8  # sums in flight, so that additions need not wait for one another
-
 
 def is_narrow(kernel: Kernel, lanes: int) -> bool:
     """Whether several rows of the result, and of all that is done to it, fit in a vector and lie one behind another."""
@@ -39,7 +37,7 @@ def lower_narrow(frame: Frame, kernel: Kernel) -> Value:
     columns = int(out.shape[1])  # type: ignore[arg-type]
     samples = lanes // _block(columns)
     position: Value = integer(0)
-    most = 1 if columns == 1 else max(1, SETS // samples)
+    most = 1 if columns == 1 else max(1, frame.shapes.matmul_narrow.rows // samples)
     for vectors in dict.fromkeys((most, 1)):
 
         def step(row: Value, _: list[Value], vectors: int = vectors) -> None:
@@ -70,7 +68,7 @@ def _blocks(frame: Frame, kernel: Kernel, row: Value, vectors: int) -> list[Valu
     type, block = Type(scalar.name, lanes), _block(columns)
     samples = lanes // block
     a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(vectors * samples)]
-    sets = max(1, min(SETS if frame.registers >= 32 else SETS // 2, inner) // vectors)
+    sets = max(1, min(frame.shapes.matmul_narrow.sums, inner) // vectors)
 
     def multiply(begin: Value, sums: list[Value], used: int = lanes) -> list[Value]:
         mask = f.lane_mask(lanes, used)

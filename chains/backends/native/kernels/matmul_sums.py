@@ -24,8 +24,8 @@ def lower_sum_over_samples(frame: Frame, kernel: Kernel) -> None:
     lanes = frame.lanes if kernel.b.strides[1] == 1 else 1
     vectors = -(-columns // lanes)
     ahead = reads_samples(kernel.a)
-    panel = min(vectors, 4 if frame.registers >= 32 else 2)
-    height = min(rows, {1: 12, 2: 12 if frame.registers >= 32 else 5, 3: 8, 4: 6}[panel])
+    height, panel = frame.shapes.matmul_sums.block(vectors)
+    height = min(rows, height)
 
     def run_panel(column: Value, masks: list[Value | None]) -> None:
         whole = rows // height * height

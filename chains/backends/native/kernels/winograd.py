@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
+from chains.backends.native.kernels.block_shapes import Block, block_shapes
 from chains.backends.native.kernels.convolve import Finish
 from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.kernels.taps import Images
@@ -100,7 +101,7 @@ def lower_winograd(frame: Frame, operation: Convolve | ConvolveInput, packed: Vi
 @dataclass(frozen=True)
 class _Kernel:
     lanes: int
-    registers: int
+    block: Block
     scalar: Type
     outs: int
     ins: int
@@ -117,7 +118,7 @@ class _Kernel:
         (outs, *out_size), (ins, *source_size) = out.sample_shape, source.sample_shape
         images = Images.of(source)
         return _Kernel(
-            lanes, registers, real_type(out.dtype), outs, ins, images,
+            lanes, block_shapes(registers).winograd, real_type(out.dtype), outs, ins, images,
             (source_size[0], source_size[1]), (out_size[0], out_size[1]), before,
         )  # fmt: skip
 
@@ -129,12 +130,12 @@ class _Kernel:
     @property
     def height(self) -> int:
         """Output channels of a block of products."""
-        return min(self.outs, 6 if self.registers >= 32 else 3)
+        return min(self.outs, self.block.rows)
 
     @property
     def width(self) -> int:
         """Tiles of a block of products."""
-        return 4
+        return self.block.vectors
 
     @property
     def part(self) -> int:

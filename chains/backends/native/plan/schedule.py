@@ -112,7 +112,7 @@ class Blueprint:
     @property
     def tile_bytes(self) -> int:
         spaces = [winograd.workspace(operation, self.lanes, self.processor.registers) for operation in self.operations]
-        spaces += [workspace(self.lanes, self.program.dtype.itemsize)] if self.has_products else []
+        spaces += [workspace(self.lanes, self.program.dtype.itemsize, self.processor.registers)] if self.has_products else []
         return self.workspace_offset + max(spaces, default=0) * self.program.dtype.itemsize
 
     # Samples picked by number

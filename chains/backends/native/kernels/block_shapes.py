@@ -1,0 +1,115 @@
+"""The block of results that each kernel keeps in registers, for processors with 16 and with 32 vector registers.
+
+A block is some rows of results times some vectors of columns: the MR x NR of BLIS and XNNPACK, with NR counted in vectors, so
+that one table serves vectors of any width and numbers of any type. The registers that a block leaves free hold operands:
+the vectors of one row of the right side and a number of the left one, repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Rows of a block for each width of it: beside one vector of columns, two, and so on. Narrow blocks have more rows."""
+
+    rows: tuple[int, ...]
+
+    def block(self, vectors: int) -> tuple[int, int]:
+        """Rows and vectors of the blocks of a result with so many vectors of columns."""
+        width = min(vectors, len(self.rows))
+        return self.rows[width - 1], width
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """Products of few columns: the rows whose results are computed together, and the vectors of sums in flight."""
+
+    rows: int
+    sums: int
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """Large products: the block in registers and, as in Goto's scheme, the blocks of both operands in the caches."""
+
+    rows: int  # MR
+    vectors: int  # NR
+    inner: int = 1024  # KC: numbers along the summed axis, whole vectors
+    outer_bytes: int = 384  # MC: of a column of a block of the left side
+    across: int = 512  # NC: columns of a block of the right side
+    thin_rows: int = 12  # up to which packing would cost more than it saves
+    dots: int = 4  # rows and columns of a block of dot products
+
+    @property
+    def heights(self) -> tuple[int, ...]:
+        """Rows of the blocks for what is left, from the largest on."""
+        return self.rows, 4, 1
+
+    def outer(self, itemsize: int) -> int:
+        """Rows of a block of the left side."""
+        return self.outer_bytes // itemsize
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a convolution's block; its shape is the one that costs least within them."""
+
+    results: int  # vectors in all
+    outs: int  # output channels
+    across: int  # positions of a row; of a gradient of kernels, input channels
+    taps: int = 1  # columns of the kernel
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows times vectors."""
+
+    rows: int
+    vectors: int
+
+
+@dataclass(frozen=True)
+class BlockShapes:
+    """The blocks of every kernel."""
+
+    matmul: Panels
+    matmul_small_tiles: Panels  # where a tile has as many samples as a vector has lanes, which the rows divide
+    matmul_sums: Panels
+    matmul_narrow: Narrow
+    gemm: Gemm
+    convolve: Limits
+    convolve_weight: Limits
+    winograd: Block  # output channels times tiles
+    reduce: int = 8  # vectors of columns
+    pool: int = 4  # windows of a row
+
+
+SHAPES = {
+    32: BlockShapes(
+        matmul=Panels((12, 12, 8, 6)),
+        matmul_small_tiles=Panels((16, 8, 8)),
+        matmul_sums=Panels((12, 12, 8, 6)),
+        matmul_narrow=Narrow(rows=8, sums=8),
+        gemm=Gemm(rows=12, vectors=2),
+        convolve=Limits(results=24, outs=8, across=12),
+        convolve_weight=Limits(results=24, outs=8, across=8, taps=6),
+        winograd=Block(rows=6, vectors=4),
+    ),
+    16: BlockShapes(
+        matmul=Panels((12, 6)),
+        matmul_small_tiles=Panels((4, 4)),
+        matmul_sums=Panels((12, 5)),
+        matmul_narrow=Narrow(rows=8, sums=4),
+        gemm=Gemm(rows=6, vectors=2),
+        convolve=Limits(results=12, outs=8, across=12),
+        convolve_weight=Limits(results=12, outs=8, across=8, taps=5),
+        winograd=Block(rows=3, vectors=4),
+    ),
+}
+
+
+def block_shapes(registers: int) -> BlockShapes:
+    """The blocks for a processor with so many vector registers."""
+    return SHAPES[32 if registers >= 32 else 16]
