@@ -17,7 +17,7 @@ from chains.backends.native.kernels import block_shapes
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.plan import fused_update as finish
 from chains.backends.native.plan.schedule import Blueprint
-from tests.native.test_native import (
+from tests.native.support import (
     INSTRUCTIONS,
     Fenced,
     assert_equal_results,

@@ -36,7 +36,7 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 from chains.backends.native.binding import MemoryPlan
 from chains.backends.native.kernels import block_shapes, gemm, winograd
 from chains.backends.native.plan.layout import arrange
-from tests.native.test_native import (
+from tests.native.support import (
     FLOATS,
     INSTRUCTIONS,
     Fenced,

@@ -19,7 +19,7 @@ from chains.backends.native.llvm import shuffles
 from chains.backends.native.llvm.emit import PTR, Function, Module, integer, real_type
 from chains.backends.native.llvm.jit import machine_code
 from chains.backends.native.llvm.target import processor
-from tests.native.test_native import (
+from tests.native.support import (
     CLOSE,
     INSTRUCTIONS,
     Fenced,

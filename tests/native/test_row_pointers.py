@@ -12,7 +12,7 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native.backend import NativeBackend
 from chains.backends.numpy.backend import NumpyBackend
-from tests.native.test_native import Fenced, floats, random_arrays, run_on
+from tests.native.support import Fenced, floats, random_arrays, run_on
 
 DENSE = Chain(Dense(300, 21, tanh), Dense(21, 5))
 NETWORKS = {

@@ -33,7 +33,7 @@ from chains.backends.native.runtime.workers import BUSY, LATE, MEETINGS, TEAM
 from chains.expr import trace
 from chains.program.operations import Map
 from chains.program.view import Buffer, View, c_strides
-from tests.native.test_native import INSTRUCTIONS, Fenced, Guarded, assert_equal_results, floats, native, random_arrays
+from tests.native.support import INSTRUCTIONS, Fenced, Guarded, assert_equal_results, floats, native, random_arrays
 
 SPLIT = {
     "narrow": Chain(Dense(784, 30, sigmoid), Dense(30, 10, sigmoid)),

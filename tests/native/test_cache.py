@@ -1,0 +1,224 @@
+"""Machine code kept on disk, and shared among programs of one process."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chains import SGD, Chain, Dense, SquaredLoss, expr, tanh, train
+from chains.network.programs import Programs
+
+pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
+
+from chains.backends.native import NativeBackend
+from chains.backends.native import binding as native_module
+from chains.backends.native.llvm import cache as cache_files
+from chains.backends.native.llvm import jit as machine
+from tests.native.support import all_finished, in_process, map_program, run_on
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHAINS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def compiled_again():
+    """Compile one program anew and check what it computes; whether its code came from the disk."""
+    program = map_program("float32", lambda x: expr.exp(x) + 0.125)
+    runner = NativeBackend()
+    x = np.linspace(-1, 1, 37, dtype=np.float32)
+    y = run_on(runner, program, 37, {"x0": x, "y0": np.empty_like(x)})["y0"]
+    np.testing.assert_allclose(y, np.exp(x) + 0.125, rtol=1e-6)
+    cached = runner.compile(program).code.cached
+    del runner
+    gc.collect()  # code that is still in use would be shared
+    return cached
+
+
+def test_the_second_time_the_code_comes_from_the_disk(folder):
+    assert [compiled_again() for _ in range(3)] == [False, True, True]
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_cached_code_of_another_pipeline_is_not_used(folder, monkeypatch):
+    assert not compiled_again()
+    monkeypatch.setattr(machine, "PIPELINE", "another")
+    assert [compiled_again() for _ in range(2)] == [False, True]
+
+
+@pytest.fixture
+def emitted(folder, monkeypatch):
+    """The names of code as it is made: compiled or read from the disk."""
+    native_module.runtime()  # made once a process
+    names, load = [], cache_files.load
+    monkeypatch.setattr(cache_files, "load", lambda name: names.append(name) or load(name))
+    return names
+
+
+def fresh_net(width):
+    """A network with a backend of its own."""
+    net = Chain(Dense(5, width, tanh), Dense(width, 3))
+    net.runner = NativeBackend(threads=1)
+    net._programs = Programs(net.runner)
+    return net
+
+
+def trained_once(net, rate=0.1):
+    x, t, p = np.ones((8, 5), "f4"), np.zeros((8, 3), "f4"), net.init(seed=1)
+    train(net, p, x, t, SquaredLoss(), SGD(rate), epochs=2, batch_size=4)
+    return p
+
+
+def test_programs_of_the_same_code_share_it(emitted):
+    """Networks of one shape, in one process and whatever their names, are compiled once."""
+    nets = [fresh_net(37) for _ in range(4)]
+    results = [trained_once(net) for net in nets]
+    assert len(emitted) == 1
+    for p in results:
+        np.testing.assert_array_equal(p, results[0])
+    trained_once(fresh_net(38))
+    assert len(emitted) == len(set(emitted)) == 2
+
+
+def test_code_that_nobody_uses_is_let_go(emitted):
+    before = len(machine._made)
+    for round in range(3):
+        for width in (41, 42, 43):
+            trained_once(fresh_net(width))
+        gc.collect()
+        assert len(machine._made) <= before
+        assert len(emitted) == 3 * (round + 1)
+
+
+def test_threads_that_want_the_same_code_make_it_once(emitted):
+    together = threading.Barrier(4)
+
+    def work(k):
+        net = fresh_net(45)
+        together.wait()
+        return trained_once(net)
+
+    with ThreadPoolExecutor(4) as workers:
+        results = list(workers.map(work, range(4)))
+    assert len(emitted) == 1
+    assert len({p.tobytes() for p in results}) == 1
+
+
+DAMAGE = {
+    "empty": lambda data: b"",
+    "cut": lambda data: data[: len(data) // 2],
+    "head": lambda data: data[:20],
+    "one bit": lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:],
+    "another file": lambda data: b"\x7fELF" * 100,
+    "longer": lambda data: data + b"\0",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_replaced(damage, folder):
+    compiled_again()
+    (path,) = folder.iterdir()
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    assert [compiled_again() for _ in range(2)] == [False, True]
+
+
+def test_a_folder_in_the_place_of_a_file(folder):
+    compiled_again()
+    (path,) = folder.iterdir()
+    path.unlink()
+    path.mkdir()
+    assert not compiled_again()
+
+
+@pytest.mark.parametrize("word", ["off", "OFF", "0", "no"])
+def test_the_cache_can_be_switched_off(word, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CHAINS_CACHE", word)
+    assert [compiled_again() for _ in range(2)] == [False, False]
+    assert list(tmp_path.iterdir()) == []
+    assert cache_files.clear() == 0
+
+
+def test_the_cache_lies_in_the_users_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("CHAINS_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert [compiled_again() for _ in range(2)] == [False, True]
+    assert len(list((tmp_path / "chains" / "native").glob("*.o"))) == 1
+
+
+@pytest.mark.parametrize("place", ["a file", "a file/below"])
+def test_a_folder_that_cannot_be_written_is_harmless(place, tmp_path, monkeypatch):
+    (tmp_path / "a file").write_text("in the way")
+    monkeypatch.setenv("CHAINS_CACHE", str(tmp_path / place))
+    assert [compiled_again() for _ in range(2)] == [False, False]
+    assert [path.name for path in tmp_path.iterdir()] == ["a file"]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may write anywhere")
+def test_a_read_only_folder_is_harmless(folder):
+    folder.mkdir()
+    folder.chmod(0o500)
+    assert [compiled_again() for _ in range(2)] == [False, False]
+
+
+def test_clearing_the_cache(folder):
+    compiled_again()
+    (folder / "unfinished.new").write_bytes(b"x")
+    assert cache_files.clear() == 2
+    assert cache_files.clear() == 0
+    assert not compiled_again()
+
+
+def test_the_cache_is_bounded(folder, monkeypatch):
+    monkeypatch.setattr(cache_files, "LIMIT", 20_000)
+    for k in range(12):
+        cache_files.store(f"{k:040}", bytes(3000))
+        for path in folder.iterdir():  # so that the order is plain whatever the clock's resolution
+            os.utime(path, (1000.0 + int(path.stem), 1000.0 + int(path.stem)))
+    sizes = [path.stat().st_size for path in folder.iterdir()]
+    assert 3000 * 4 < sum(sizes) <= 20_000
+    assert cache_files.load(f"{11:040}") == bytes(3000)
+    assert cache_files.load(f"{0:040}") is None
+
+
+def test_what_was_used_last_stays(folder, monkeypatch):
+    monkeypatch.setattr(cache_files, "LIMIT", 10_000)
+    for k in range(3):
+        cache_files.store(f"{k:040}", bytes(3000))
+        os.utime(folder / f"{k:040}.o", (1000.0 + k, 1000.0 + k))
+    assert cache_files.load(f"{0:040}") is not None  # which makes it the newest
+    cache_files.store(f"{3:040}", bytes(3000))
+    assert sorted(int(path.stem) for path in folder.iterdir()) == [0, 2, 3]
+
+
+def compile_many(place, name):
+    """Wait for the other process, then compile the same programs as it does."""
+    os.environ["CHAINS_CACHE"] = str(Path(place) / "cache")
+    (Path(place) / name).touch()
+    while len(list(Path(place).glob("process*"))) < 2:
+        time.sleep(0.001)
+    for k in range(12):
+        program = map_program("float32", lambda x, k=k: expr.exp(x) * (k + 0.5))
+        x = np.linspace(-1, 1, 37, dtype=np.float32)
+        y = run_on(NativeBackend(), program, 37, {"x0": x, "y0": np.empty_like(x)})["y0"]
+        np.testing.assert_allclose(y, np.exp(x) * (k + 0.5), rtol=1e-6)
+    print(json.dumps("done"))
+
+
+def test_two_processes_at_once(tmp_path):
+    processes = [in_process(compile_many, str(tmp_path), f"process{k}", popen=True) for k in range(2)]
+    assert all_finished(processes) == ["done", "done"]
+    names = [path.suffix for path in (tmp_path / "cache").iterdir()]
+    assert set(names) == {".o"}
+    assert len(names) == 12

@@ -1,0 +1,53 @@
+"""Cases of the harness on several threads and random networks equal NumPy's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chains.backends.numpy.backend import NumpyBackend
+from tests.harness import CASES, LAYERS, LOSS_CASES, PENALTY_CASES, targets
+from tests.test_random_chains import cases
+
+pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
+
+from chains.backends.native import binding as native_module
+from tests.native.support import Fenced, assert_equal_results, gradient_program, native, random_arrays, run_fenced, run_on
+
+CHOSEN = [*LAYERS[::2], *LOSS_CASES[::4], *PENALTY_CASES[::5], *(case for case in CASES if case.name.startswith("own-"))]
+
+
+@pytest.mark.parametrize("case", CHOSEN, ids=str)
+def test_cases_on_threads_equal_numpy(case, eager):
+    net, batch, rng = case.net(), 101, np.random.default_rng(3)
+    target_shape = net.output_shape[:-1] if case.targets == "labels" else net.output_shape
+    program = gradient_program(net, "float64", case.loss, case.weighted, case.penalty, target_shape)
+    arrays = random_arrays(program, batch) | {"t": targets(case.targets, rng, batch, net.output_shape).astype("f8")}
+    arrays = {name: array for name, array in arrays.items() if name in program.buffers}
+    wanted = run_on(NumpyBackend(), program, batch, arrays)
+    for threads in (1, 3):
+        fences = Fenced()
+        actual = run_fenced(native(threads), program, batch, arrays, fences)
+        fences.check(f"{threads} threads")
+        assert_equal_results(actual, wanted, "float64", f"{threads} threads")
+
+
+@settings(max_examples=12)
+@given(st.data())
+def test_random_chains_equal_numpy(data):
+    case, batch = data.draw(cases()), data.draw(st.sampled_from([1, 2, 17, 48, 49, 100]))
+    batch = max(batch, case.net().network.declaration.most_demanding.smallest_batch)
+    program = gradient_program(case.net(), "float64", case.loss, case.weighted, case.penalty)
+    arrays = random_arrays(program, batch)
+    wanted = run_on(NumpyBackend(), program, batch, arrays, runs=2)  # a state is updated by each
+    native_module.THREADED_WORK, before = 1, native_module.THREADED_WORK
+    try:
+        for threads in (1, 2):
+            fences = Fenced()
+            actual = run_fenced(native(threads), program, batch, arrays, fences, runs=2)
+            fences.check()
+            assert_equal_results(actual, wanted, "float64", factor=10.0)
+    finally:
+        native_module.THREADED_WORK = before
