@@ -105,4 +105,4 @@ def _accuracy(dtype: str, backend: str, seed: int, epochs: int) -> float:
         net, q, p.x, p.t, chains.CrossEntropyLoss(), optimizer(p), epochs=epochs, batch_size=32, seed=seed, progress=True
     )
     *_, x, t = _data()
-    return chains.accuracy(net(x.astype(dtype) / np.array(255, dtype), q), t)
+    return chains.accuracy(t, net(x.astype(dtype) / np.array(255, dtype), q))

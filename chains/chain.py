@@ -127,8 +127,12 @@ class Chain(Architecture):
         training = arguments.check_mode(mode)
         kind, plain = ("gradient", training), weights is None and state is None and seed is _SEED and not check_finite
         quick = self._shortcuts.find(kind, p, x, loss, penalty) if plain else None
-        if quick is not None and (found := quick(p, x, t, out)) is not None:
-            return found
+        if quick is not None:
+            found = quick(p, x, t, out)
+            if found is None and type(t) is np.ndarray and arguments.is_column(t, self.output_shape, loss):
+                found = quick(p, x, t[:, None], out)
+            if found is not None:
+                return found
         network = self.network
         p = arguments.check_params(p, network.layout.size)
         data = arguments.together(p, self._data(x, t, loss, weights))

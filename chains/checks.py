@@ -156,3 +156,15 @@ def check_numbers(name: str, value: Any, of: str = "", wanted: str = "must be a 
         raise TypeError(f"`{name}` (={shown(value)}){of} {wanted}")
     if not np.isfinite(array).all():
         raise ValueError(f"`{name}` (={shown(value)}){of} must be finite")
+
+
+def check_labels(labels: Any, classes: int, what: str) -> None:
+    """Raise ValueError, showing the first that is none, unless all are whole numbers from 0 to `classes` - 1."""
+    fractions = labels.dtype.kind == "f"
+    if not labels.size or (
+        labels.min() >= 0 and labels.max() < classes and not (fractions and (labels != np.floor(labels)).any())
+    ):
+        return
+    wrong = ~((labels >= 0) & (labels < classes) & (labels == np.floor(labels)))
+    index = tuple(int(positions[0]) for positions in wrong.nonzero())
+    raise ValueError(f"{what} must be whole numbers from 0 to {classes - 1}, got {labels[index]} at index {index}")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from chains.activations import sigmoid
-from chains.checks import check_flags, check_positive, check_text
+from chains.checks import check_flags, check_labels, check_positive, check_text
 from chains.expr import exp, log1p, maximum, sign, where
 from chains.expr.replay import Replay, traced
 from chains.layers.softmax import log_sum_exp
@@ -36,7 +36,7 @@ class Loss(ABC):
         if target != output:
             hint = ""
             if (*target, 1) == output:
-                hint = "; add an axis with t[:, None]"
+                hint = "; add an axis with t[..., None]"
             elif target == output[:-1]:
                 hint = f"; of class labels make rows, with data.one_hot(t, {output[-1]}), or minimise CrossEntropyLoss()"
             raise ValueError(f"targets of sample shape {target} do not go with outputs of sample shape {output}{hint}")
@@ -221,12 +221,7 @@ class CrossEntropyLoss(Loss):
             if not (low := t.min()) >= 0:
                 raise ValueError(f"probabilities must not be negative, but there is {low}")
             return
-        low, high = t.min(), t.max()
-        if not (low >= 0 and high < output[-1]):
-            wrong = low if not low >= 0 else high
-            raise ValueError(f"labels must be from 0 to {output[-1] - 1}, one of {output[-1]} classes, but there is {wrong}")
-        if t.dtype.kind == "f" and np.any(t != np.floor(t)):
-            raise ValueError(f"labels must be whole numbers, not fractions ({t.dtype})")
+        check_labels(t, output[-1], "labels")
 
     def record(self, ops: Recorder, y: View, t: View, w: View | None, value: View, dy: View) -> None:
         shape = y.sample_shape

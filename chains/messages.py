@@ -32,8 +32,13 @@ def meant(name: str, names: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value for a message: an array by its type and shape, others as they are printed, cut where that is long."""
-    if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, np.generic):
+    """A value for a message: an array or a table by its type and shape, others as they are printed, cut where that is long."""
+    if isinstance(value, (np.generic, type)):
+        return _short(repr(value))
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"an array of {value.dtype}, shape {tuple(value.shape)}"
-    text = repr(value)
+    return f"a {type(value).__name__}" if hasattr(value, "__array__") else _short(repr(value))
+
+
+def _short(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.places import is_elsewhere, place_of
-from chains.checks import as_unmasked, check_count, check_flags, check_not_negative, check_word, takes
+from chains.arrays import as_array
+from chains.backends.places import place_of
+from chains.checks import check_count, check_flags, check_not_negative, check_word, takes
 from chains.messages import shown
 from chains.progress import Progress
 
@@ -89,11 +90,11 @@ def minimize(
 
 def _vector(name: str, given: Any) -> Array:
     """A vector of finite real numbers."""
-    array = given if is_elsewhere(given) else as_unmasked(name, given)
-    if array.ndim != 1 or array.dtype.kind not in "fiu":
-        raise ValueError(f"`{name}` has shape {array.shape} and holds {array.dtype}, but a vector of real numbers is wanted")
+    array = as_array(name, given)
+    if array.ndim != 1:
+        raise ValueError(f"`{name}` must be a vector, got shape {array.shape}")
     if not bool(abs(array).max() < math.inf if array.size else True):
-        raise ValueError(f"`{name}` holds an infinity or NaN, but finite numbers are wanted")
+        raise ValueError(f"`{name}` must be finite, but holds an infinity or NaN")
     return array
 
 

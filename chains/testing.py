@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from chains.arrays import as_numpy
 from chains.backends import backend
 from chains.chain import Chain
 from chains.checks import check_count, check_shape
@@ -115,7 +116,7 @@ def check_loss(
     loss.
     """
     arguments.check_loss(loss)
-    t, seed = arguments.as_numpy("t", t), arguments.check_seed(seed)
+    t, seed = as_numpy("t", t), arguments.check_seed(seed)
     if t.ndim == 0 or not len(t):
         raise ValueError(f"`t` has shape {t.shape}, but a batch of targets, at least one, is wanted")
     batch, shape = len(t), t.shape[1:] if output_shape is None else check_shape("output_shape", output_shape)

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("epochs", f"{history.epochs}"),
         ("seconds an epoch", f"{np.min(times):.3f}" if len(times) else "none"),
         ("milliseconds a step", f"{1e3 * np.sum(times) / history.steps:.3f}" if history.steps else "none"),
-        ("accuracy on test photographs", f"{accuracy(outputs(net, p, test_images), test_labels):.4f}"),
+        ("accuracy on test photographs", f"{accuracy(test_labels, outputs(net, p, test_images)):.4f}"),
     ]
     print()
     for name, value in rows:

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("digits trained on", f"{len(x):,}"),
         ("epochs", f"{history.epochs}"),
         ("seconds an epoch", epoch_seconds(history)),
-        ("accuracy on the test digits", f"{accuracy(outputs, test_labels):.4f}"),
+        ("accuracy on the test digits", f"{accuracy(test_labels, outputs):.4f}"),
     ]
     print()
     for name, value in rows:

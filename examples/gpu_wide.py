@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         times = np.diff(history.seconds, prepend=0.0)
         seconds = float(np.min(times)) if len(times) else np.nan  # the first one has the compilation in it
         rate = net.program(loss, optimizer, target_shape=()).flops(samples) / seconds / 1e12
-        print(f"{name:12}{seconds:>18.4f}{rate:>10.3f}{accuracy(outputs, test_t):>10.4f}")
+        print(f"{name:12}{seconds:>18.4f}{rate:>10.3f}{accuracy(test_t, outputs):>10.4f}")
 
 
 if __name__ == "__main__":

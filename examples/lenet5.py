@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"\n{history}\n")
     rows = [
         ("digits trained on", f"{len(x):,}"),
-        ("accuracy on the test digits", f"{accuracy(net(pixels(test_images), p), test_labels):.4f}"),
+        ("accuracy on the test digits", f"{accuracy(test_labels, net(pixels(test_images), p)):.4f}"),
         ("seconds an epoch", f"{history.seconds[-1] / history.epochs:.2f}" if history.epochs else "none"),
         ("microseconds a digit", f"{1e6 * history.seconds[-1] / (history.epochs * len(x)):.1f}" if history.epochs else "none"),
     ]

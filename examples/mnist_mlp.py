@@ -62,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"\n{history}\n")
     rows = [
         ("digits trained on", f"{len(x):,}"),
-        ("accuracy on the validation digits", f"{accuracy(net(validation[0], p), validation[1]):.4f}"),
-        ("accuracy on the test digits", f"{accuracy(net(pixels(test_images), p), test_labels):.4f}"),
+        ("accuracy on the validation digits", f"{accuracy(validation[1], net(validation[0], p)):.4f}"),
+        ("accuracy on the test digits", f"{accuracy(test_labels, net(pixels(test_images), p)):.4f}"),
         ("seconds an epoch, with validation", f"{seconds / max(history.epochs, 1):.2f}"),
         ("steps a second, with validation", f"{history.steps / seconds:,.0f}"),
     ]

@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = [
         ("photographs trained on", f"{len(x):,}"),
         ("steps of 64", f"{history.steps:,}"),
-        ("accuracy on the test photographs", f"{accuracy(outputs(net, p, test_images), test_labels):.4f}"),
+        ("accuracy on the test photographs", f"{accuracy(test_labels, outputs(net, p, test_images)):.4f}"),
         ("seconds an epoch", f"{seconds / max(history.epochs, 1):.1f}"),
         ("milliseconds a step", f"{1e3 * seconds / max(history.steps, 1):.1f}"),
     ]

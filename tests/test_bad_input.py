@@ -291,7 +291,7 @@ def test_masked_entries_elsewhere(calls):
     assert_refused(lambda: calls.objective().minimize(masked), "`p` has masked entries")
     assert_refused(lambda: chains.minimize(calls.objective(), masked), "`p` has masked entries")
     assert_refused(lambda: Updater(Adam(), calls.p)(masked), "`g` has masked entries", calls=calls)
-    assert_refused(lambda: chains.accuracy(np.eye(3), np.ma.array([0, 1, 2], mask=[0, 0, 1])), "`t` has masked entries")
+    assert_refused(lambda: chains.accuracy(np.ma.array([0, 1, 2], mask=[0, 0, 1]), np.eye(3)), "`t` has masked entries")
     assert_refused(lambda: calls.gradient(out=np.ma.array(calls.g)), "`out` is a MaskedArray", calls=calls)
 
 
@@ -998,20 +998,20 @@ def test_a_last_step_that_leaves_the_numbers_is_told():
 
 
 def test_accuracy_of_what_cannot_be_compared():
-    with pytest.raises(ValueError, match="`y` holds nan"):
-        chains.accuracy(np.full((3, 2), np.nan), np.zeros(3, int))
-    with pytest.raises(ValueError, match=r"`y` has shape \(0, 2\), but at least one sample"):
-        chains.accuracy(np.zeros((0, 2)), np.zeros(0, int))
-    with pytest.raises(ValueError, match=r"`t` has shape \(4,\), but outputs of shape \(5, 1\)"):
-        chains.accuracy(np.zeros((5, 1)), np.zeros(4))
+    with pytest.raises(ValueError, match="`y` holds NaN"):
+        chains.accuracy(np.zeros(3, int), np.full((3, 2), np.nan))
+    with pytest.raises(ValueError, match=r"`y` must have shape .* at least one sample, got \(0, 2\); targets come first"):
+        chains.accuracy(np.zeros(0, int), np.zeros((0, 2)))
+    with pytest.raises(ValueError, match=r"`t` must have shape \(5,\) or \(5, 1\), to go with the outputs, got \(4,\)"):
+        chains.accuracy(np.zeros(4), np.zeros((5, 1)))
     for outputs, labels, words in (
-        (3, [0, 1, 3], "`t` holds 3, but labels from 0 to 2 are wanted"),
-        (3, [0, -1, 1], "`t` holds -1"),
-        (1, [0, 1, 2], "`t` holds 2, but labels from 0 to 1"),
-        (1, [0.0, 0.3, 1.0], "`t` holds 0.3"),
+        (3, [0, 1, 3], r"`t` must be whole numbers from 0 to 2, got 3 at index \(2,\)"),
+        (3, [0, -1, 1], "`t` must .*, got -1 at"),
+        (1, [0, 1, 2], "`t` must be whole numbers from 0 to 1, got 2"),
+        (1, [0.0, 0.3, 1.0], "`t` must .*, got 0.3 at"),
     ):
         with pytest.raises(ValueError, match=words):
-            chains.accuracy(np.zeros((3, outputs)), np.array(labels))
+            chains.accuracy(np.array(labels), np.zeros((3, outputs)))
 
 
 def test_losses_of_logits_that_mean_nothing():
@@ -1027,16 +1027,16 @@ def test_losses_of_logits_that_mean_nothing():
 @pytest.mark.parametrize(
     ("y", "t", "words"),
     [
-        (3.0, 3.0, "`y` has shape ()"),
-        (np.full((3, 2), "a"), np.zeros(3), "`y` holds <U1"),
-        (np.ones((3, 2)) * 1j, np.zeros(3), "`y` holds complex128"),
-        (np.ones((3, 2)), np.full(3, np.nan), "`t` holds nan"),
-        (np.ones((3, 2)), None, "`t` holds object"),
+        (3.0, 3.0, "at least one sample, got ()"),
+        (np.full((3, 2), "a"), np.zeros(3), "`y` must be real, got <U1"),
+        (np.ones((3, 2)) * 1j, np.zeros(3), "`y` must be real, got complex128"),
+        (np.ones((3, 2)), np.full(3, np.nan), "`t` holds NaN"),
+        (np.ones((3, 2)), None, "`t` (=None) must be an array of real numbers"),
     ],
     ids=str,
 )
 def test_accuracy_of_what_are_no_numbers(y, t, words):
-    assert_refused(lambda: chains.accuracy(y, t), words)
+    assert_refused(lambda: chains.accuracy(t, y), words)
     assert_refused(lambda: chains.accuracy(np.ones((3, 1)), np.ones(3), threshold="a"), "`threshold` (='a')")
 
 
@@ -1056,7 +1056,7 @@ NUMBERS = {
     "strength": chains.L2Penalty, "delta": chains.HuberLoss, "slope": chains.make_leaky_relu, "alpha": chains.make_elu,
     "rate": lambda value: chains.schedules.exponential(value, 0.5), "steps": lambda value: chains.schedules.cosine(0.1, value),
     "every": lambda value: chains.schedules.stepwise(0.1, 0.5, value), "mean": chains.Normal,
-    "threshold": lambda value: chains.accuracy(np.eye(3), np.arange(3), threshold=value),
+    "threshold": lambda value: chains.accuracy(np.arange(3), np.eye(3), threshold=value),
     "scale": lambda value: chains.data.Batches(GOOD["x"], batch_size=2, scale=value),
 }  # fmt: skip
 

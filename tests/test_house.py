@@ -26,6 +26,7 @@ FLOORS = [
     ["program"],
     ["params"],
     ["activations", "schedules", "optimizers", "backends"],
+    ["arrays"],
     ["layers", "penalties", "metrics", "minimize"],
     ["losses"],
     ["network"],

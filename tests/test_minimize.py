@@ -153,7 +153,7 @@ def test_on_a_gpus_arrays(method):
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match=r"`method` \(='CG'\) must be 'BFGS' or 'L-BFGS'"):
         minimize(rosenbrock, np.ones(3), "CG")
-    with pytest.raises(ValueError, match=r"`p` has shape \(1, 3\) and holds float64, but a vector of real numbers"):
+    with pytest.raises(ValueError, match=r"`p` must be a vector, got shape \(1, 3\)"):
         minimize(rosenbrock, np.ones((1, 3)))
     assert chains.minimize is minimize
 
@@ -166,9 +166,9 @@ def bowl(p):
     ("arguments", "options", "message"),
     [
         ((np.ones(2), bowl), {}, r"`function` \(=an array of float64, shape \(2,\)\) must be a function"),
-        ((bowl, np.ones((2, 2))), {}, r"`p` has shape \(2, 2\)"),
-        ((bowl, np.ones(2, complex)), {}, "holds complex128, but a vector of real numbers"),
-        ((bowl, [1.0, np.nan]), {}, "`p` holds an infinity or NaN"),
+        ((bowl, np.ones((2, 2))), {}, r"`p` must be a vector, got shape \(2, 2\)"),
+        ((bowl, np.ones(2, complex)), {}, "`p` must be real, got complex128"),
+        ((bowl, [1.0, np.nan]), {}, "`p` must be finite, but holds an infinity or NaN"),
         ((bowl, np.ones(2)), {"maxiter": 2.5}, r"`maxiter` \(=2.5\) must be a whole number, 0 or more"),
         ((bowl, np.ones(2)), {"maxiter": -1}, r"`maxiter` \(=-1\)"),
         ((bowl, np.ones(2)), {"memory": 0}, r"`memory` \(=0\) must be a positive whole number"),

@@ -122,7 +122,7 @@ def test_what_cannot_be_checked():
         ((3, np.ones((2, 2))), "`loss` (=3)"),
         ((SquaredLoss(), 3.0), "`t` has shape ()"),
         ((SquaredLoss(), np.ones((0, 2))), "`t` has shape (0, 2)"),
-        ((SquaredLoss(), np.full((2, 2), "a")), "`t` holds"),
+        ((SquaredLoss(), np.full((2, 2), "a")), "`t` must be real, got <U1"),
         ((SquaredLoss(), np.ones((2, 2)), 2), "`output_shape` (=2)"),
     ],
     ids=str,

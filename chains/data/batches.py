@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.checks import as_unmasked, check_count, check_flags, check_number, takes
+from chains.checks import as_unmasked, check_count, check_flags, check_labels, check_number, takes
 from chains.data.augment import Augment
 
 # Changes images at random: takes a batch of them and a generator, and returns a fresh batch.
@@ -115,7 +115,7 @@ def _check_scale(scale: Any, array: np.ndarray) -> None:
     """Raise TypeError or ValueError unless the array can be multiplied by `scale`."""
     check_number("scale", scale, lambda scale: np.isfinite(scale) and scale != 0, "finite and not zero, such as 1 / 255")
     if array.dtype.kind not in "fiub":
-        raise TypeError(f"the first array holds {array.dtype}, but real numbers are wanted for `scale`")
+        raise TypeError(f"the first array must be real to be scaled, got {array.dtype}")
 
 
 def one_hot(labels: Any, classes: int, dtype: Any = np.float32) -> np.ndarray:
@@ -126,7 +126,7 @@ def one_hot(labels: Any, classes: int, dtype: Any = np.float32) -> np.ndarray:
     """
     labels = as_unmasked("labels", labels)
     if labels.dtype.kind not in "iu":
-        raise TypeError(f"`labels` holds {labels.dtype}, but integers are wanted")
+        raise TypeError(f"`labels` must be integers, got {labels.dtype}")
     classes = check_count("classes", classes)
     try:
         known = np.dtype(dtype).kind in "biufc"
@@ -134,10 +134,7 @@ def one_hot(labels: Any, classes: int, dtype: Any = np.float32) -> np.ndarray:
         known = False
     if not known:
         raise TypeError(f"`dtype` (={dtype!r}) must be a type of numbers, such as np.float32")
-    wrong = (labels < 0) | (labels >= classes)
-    if wrong.any():
-        index = tuple(int(k) for k in np.argwhere(wrong)[0])
-        raise ValueError(f"`labels` holds {labels[index]} at index {index}, but labels from 0 to {classes - 1} are wanted")
+    check_labels(labels, classes, "`labels`")
     rows = np.zeros((*labels.shape, classes), dtype)
     np.put_along_axis(rows, labels[..., None].astype(np.intp, copy=False), 1, axis=-1)
     return rows

@@ -9,36 +9,15 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
+from chains.arrays import as_array
 from chains.backends.places import HOST, Place, is_elsewhere, place_of
-from chains.checks import as_unmasked, check_count, takes
+from chains.checks import check_count, takes
 from chains.losses import Loss
 from chains.messages import counted, shown
 from chains.params import Layout
 
 _PIECE = 1 << 16  # elements
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
-
-
-def as_numpy(name: str, value: Any) -> np.ndarray:
-    """`value` as a NumPy array, sharing memory where its library can (a PyTorch CPU tensor, any DLPack array).
-
-    Raises TypeError for an array on another device or with masked entries, and for anything that is not made of real numbers.
-    """
-    array = value if type(value) is np.ndarray else _imported(name, value)
-    if array.dtype.kind not in "fiub" and not hasattr(value, "dtype"):
-        raise TypeError(f"`{name}` (={shown(value)}) must be an array of real numbers")
-    if array.dtype.kind not in "fiub":
-        raise TypeError(f"`{name}` holds {array.dtype}, but real numbers are wanted")
-    return array
-
-
-def as_array(name: str, value: Any) -> Any:
-    """`value` as it is where it is an array of real numbers on a GPU that chains computes on, else as NumPy array."""
-    if is_elsewhere(value):
-        if value.dtype.kind not in "fiub":
-            raise TypeError(f"`{name}` holds {value.dtype}, but real numbers are wanted")
-        return value
-    return as_numpy(name, value)
 
 
 def together(p: Any, data: dict[str, Any], *, move: bool = True) -> dict[str, Any]:
@@ -62,22 +41,6 @@ def together(p: Any, data: dict[str, Any], *, move: bool = True) -> dict[str, An
 def _native(array: np.ndarray) -> np.ndarray:
     """The array in a type that GPUs have."""
     return array if array.dtype.isnative and array.dtype.itemsize <= 8 else array.astype(np.float64)
-
-
-def _imported(name: str, value: Any) -> np.ndarray:
-    if array_api_compat.is_torch_array(value):
-        value = value.detach()
-    if array_api_compat.is_array_api_obj(value) and not isinstance(value, (np.ndarray, np.generic)):
-        device = array_api_compat.device(value)
-        try:
-            return np.from_dlpack(value)
-        except (BufferError, RuntimeError, TypeError, AttributeError) as error:
-            raise TypeError(f"`{name}` (a {type(value).__name__} on {device}) cannot be used from the CPU: {error}") from error
-    try:
-        return as_unmasked(name, value)
-    except ValueError as error:
-        hint = "; for a list of batches (x, t), `t` must be None" if isinstance(value, list) and name == "x" else ""
-        raise ValueError(f"`{name}` cannot be made an array: {error}{hint}") from error
 
 
 def check_params(p: Any, size: int) -> np.ndarray:
@@ -217,15 +180,31 @@ def _hint(given: tuple[int, ...], shape: tuple[int, ...], name: str) -> str:
 
 
 def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name: str = "t", x: str = "x") -> np.ndarray:
-    """`t` as targets for outputs of this sample shape. Raises TypeError or ValueError where it does not go with them."""
+    """`t` as targets for outputs of this sample shape; for one output a sample, (batch,) means (batch, 1).
+
+    Raises TypeError or ValueError where it does not go with the outputs.
+    """
     t = as_array(name, t)
     _check_batch(name, t, batch, x)
+    if is_column(t, output, loss):
+        t = t[:, None]
     try:
         loss.check_target(output, t.shape[1:])
     except ValueError as error:
         raise ValueError(f"`{name}`: {error}") from None
     check_target_values(t, output, loss, name)
     return t
+
+
+def is_column(t: Any, output: tuple[int, ...], loss: Loss) -> bool:
+    """Whether targets (batch,) stand for (batch, 1): for one output a sample, unless the loss takes them as they are."""
+    if output != (1,) or t.ndim != 1:
+        return False
+    try:
+        loss.check_target(output, ())
+    except ValueError:
+        return True
+    return False
 
 
 def check_target_values(t: Any, output: tuple[int, ...], loss: Loss, name: str = "t") -> None:

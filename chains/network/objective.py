@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from chains.arrays import as_array, as_numpy
 from chains.backends import Binding, Executable
 from chains.backends.places import HOST, place_of
 from chains.checks import check_flags
 from chains.messages import counted
 from chains.minimize import DELAY
 from chains.minimize import minimize as minimize_in_place
-from chains.network import arguments
 from chains.progress import Progress
 
 
@@ -53,7 +53,7 @@ class Objective:
         if found is not None:
             return found
         if type(p) is not np.ndarray or p.dtype.kind not in "fiub":
-            p = arguments.as_array("p", p)
+            p = as_array("p", p)
         if p.shape != (self.n_params,):
             raise ValueError(
                 f"`p` has shape {p.shape}, but the network has {counted(self.n_params, 'parameter')}, shape ({self.n_params},)"
@@ -97,7 +97,7 @@ class Objective:
                 f"`{next(iter(others))}` is no argument of scipy.optimize.minimize: settings of its methods "
                 f"go into options={others}"
             )
-        p = np.asarray(arguments.as_numpy("p", p), np.float64)
+        p = np.asarray(as_numpy("p", p), np.float64)
         with Progress(progress, None, "evaluation", delay=DELAY) as bar:
 
             def counting(p: np.ndarray) -> tuple[float, np.ndarray]:

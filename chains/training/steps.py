@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chains.arrays import as_array
 from chains.backends import Binding, Executable, Feed, backend
 from chains.backends.places import HOST, on_host, place_of, runner_of
 from chains.expr.replay import Replay, traced
@@ -171,7 +172,7 @@ class Updater:
         self._rates = Rates(optimizer) if looked_at else None
 
     def __call__(self, g: np.ndarray) -> None:
-        g = arguments.together(self.p, {"g": arguments.as_array("g", g)})["g"]
+        g = arguments.together(self.p, {"g": as_array("g", g)})["g"]
         if g.shape != self.p.shape:
             raise ValueError(f"`g` has shape {g.shape}, but the parameters have shape {self.p.shape}")
         if self._rates is not None:

@@ -81,7 +81,7 @@ def train(
     `batch_size`: samples a step, None for all. Each epoch goes through all samples once, shuffled unless
     `shuffle` is false; a last, smaller batch is used too unless `drop_last`. The same `seed` gives the same run.
     `check_finite`: refuse an infinity or NaN in the data, `p` or `state`, for which all of them are read once.
-    `validation`: (x, t) to compute the loss (with the penalty) and the `metrics` (functions of outputs and targets) on
+    `validation`: (x, t) to compute the loss (with the penalty) and the `metrics` (functions of targets and outputs) on
     after each epoch; functions of one's own are first called after the first one. `progress`: show a bar; None shows one on
     terminals and in notebooks, True lines of text elsewhere. `callbacks` are called with a `TrainingState` after each
     epoch; one that returns a text stops the training, others return None. One that has a method `begin` is called
@@ -103,7 +103,7 @@ def train(
     check_flags(shuffle=shuffle, drop_last=drop_last, check_finite=check_finite)
     if progress is not None:
         check_flags(progress=progress)
-    arguments.check_functions("metrics", metrics, "functions of outputs and targets", 2)
+    arguments.check_functions("metrics", metrics, "functions of targets and outputs", 2)
     data: dict[str, np.ndarray] = {}
     steps_through: Callable[..., Steps]
     if t is None:
@@ -262,7 +262,7 @@ class _Judge:
             self._data = place_of(p).contiguous(both["validation[0]"], p.dtype), both["validation[1]"]
             for metric in metrics:
                 if getattr(metric, "__module__", "") == accuracy.__module__:  # others may count their calls
-                    _value(metric, np.zeros((1, *net.output_shape)), on_host(t[:1]))
+                    _value(metric, on_host(t[:1]), np.zeros((1, *net.output_shape)))
             self._pieces = _pieces(net, p, len(x))
 
     def __call__(self) -> dict[str, float]:
@@ -286,18 +286,18 @@ class _Judge:
         net, p, state, *_ = self._arguments
         x, t = self._data
         y, t = np.concatenate([on_host(net(x[piece], p, state=state)) for piece in self._pieces]), on_host(t)
-        return {name: _value(metric, y, t) for name, metric in self._metrics.items()}
+        return {name: _value(metric, t, y) for name, metric in self._metrics.items()}
 
 
-def _value(metric: Metric, y: np.ndarray, t: np.ndarray) -> float:
+def _value(metric: Metric, t: np.ndarray, y: np.ndarray) -> float:
     """What a metric gives. Raises TypeError, naming it, where that is no number."""
     try:
-        value: Any = metric(y, t)
+        value: Any = metric(t, y)
     except Exception as error:
-        error.add_note(f"in the metric {_name(metric)}, of outputs of shape {y.shape} and targets of shape {t.shape}")
+        error.add_note(f"in the metric {_name(metric)}, of targets of shape {t.shape} and outputs of shape {y.shape}")
         raise
     if not hasattr(value, "__float__") or np.shape(value):
-        raise TypeError(f"the metric {_name(metric)} returned {shown(value)}, but a number is wanted")
+        raise TypeError(f"the metric {_name(metric)} must return a number, got {shown(value)}")
     return float(value)
 
 

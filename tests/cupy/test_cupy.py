@@ -749,4 +749,4 @@ def test_training_on_the_gpu(net):
     assert_close(cupy.asnumpy(q), p, 1e-5)
     y = net(cupy.asarray(x), q)
     assert isinstance(y, cupy.ndarray)
-    assert accuracy(y, cupy.asarray(t)) == accuracy(cupy.asnumpy(y), t)
+    assert accuracy(cupy.asarray(t), y) == accuracy(t, cupy.asnumpy(y))

@@ -251,4 +251,4 @@ def test_a_small_network_learns(backend_name):
                 backend=backend_name)  # fmt: skip
     p = net.init()
     chains.train(net, p, x[:300], t[:300], CrossEntropyLoss(), Adam(0.01), epochs=20, batch_size=30, seed=0)
-    assert chains.accuracy(net(x[300:], p), t[300:]) > 0.95
+    assert chains.accuracy(t[300:], net(x[300:], p)) > 0.95

@@ -287,12 +287,12 @@ def test_the_same_seed_gives_the_same_bits(net, dtype):
 def test_validation_evaluates_with_the_state_as_of_then(net):
     state, seen = net.init_state(np.float64), []
 
-    def mean_output(y, t):
+    def mean_output(t, y):
         return float(np.mean(y))
 
     def note(now):
         assert now.state is state
-        seen.append((net.loss(now.p, X, T, LOSS, state=state), mean_output(net(X, now.p, state=state), T)))
+        seen.append((net.loss(now.p, X, T, LOSS, state=state), mean_output(T, net(X, now.p, state=state))))
 
     _, history = run(net, state, validation=(X, T), metrics=[mean_output], callbacks=[note])
     assert history.validation_loss == [loss for loss, _ in seen]
@@ -303,7 +303,7 @@ def test_early_stopping_restores_the_state_too(net):
     kept, state = [], net.init_state(np.float64)
     scores = iter([3.0, 1.0, 2.0, 2.0, 2.0])
 
-    def score(y, t):
+    def score(t, y):
         return next(scores)
 
     note = lambda now: kept.append((now.p.copy(), now.state.copy()))  # noqa: E731

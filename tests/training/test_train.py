@@ -159,7 +159,7 @@ def test_labels(backend_name):
     x = rng.normal(size=(90, 3))
     labels = x.argmax(axis=1)
     p, history = run(net, data=(x, labels), loss=CrossEntropyLoss(), optimizer=Adam(0.05), epochs=40, batch_size=10)
-    assert accuracy(net(x, p), labels) > 0.95
+    assert accuracy(labels, net(x, p)) > 0.95
     assert history.loss[-1] < 0.3 * history.loss[0]
 
 
@@ -175,7 +175,7 @@ def test_nothing_to_do(net):
 def test_validation_and_metrics(net):
     validation = make_data(8, seed=5)
 
-    def mean_error(y, t):
+    def mean_error(t, y):
         return np.mean(abs(y - t))
 
     seen = []
@@ -183,13 +183,13 @@ def test_validation_and_metrics(net):
     p, history = run(net, epochs=3, batch_size=6, validation=validation, metrics=[mean_error], callbacks=[note])
     assert [epoch for epoch, _ in seen] == [1, 2, 3]
     assert history.validation_loss == [loss for _, loss in seen]
-    assert history.metrics["mean_error"][-1] == pytest.approx(mean_error(net(validation[0], p), validation[1]))
+    assert history.metrics["mean_error"][-1] == pytest.approx(mean_error(validation[1], net(validation[0], p)))
     assert list(history.columns()) == ["loss", "validation loss", "mean_error", "seconds"]
 
 
 def test_two_metrics_of_one_name(net):
     """Lists of the history have one entry an epoch."""
-    settings = {"epochs": 2, "validation": make_data(8), "metrics": [lambda y, t: 1.0, lambda y, t: 2.0]}
+    settings = {"epochs": 2, "validation": make_data(8), "metrics": [lambda t, y: 1.0, lambda t, y: 2.0]}
     try:
         history = run(net, **settings)[1]
     except ValueError as error:
@@ -219,19 +219,19 @@ def test_one_entry_an_epoch(net, settings):
 
 def test_accuracy():
     y = np.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
-    assert accuracy(y, np.array([1, 0, 0])) == pytest.approx(2 / 3)
-    assert accuracy(y, np.array([[0, 1], [1, 0], [0, 1]])) == 1.0
-    assert accuracy(np.array([[0.7], [0.2]]), np.array([1, 1])) == 0.5
-    assert accuracy(np.array([[0.7], [0.2]]), np.array([[1], [0]])) == 1.0
+    assert accuracy(np.array([1, 0, 0]), y) == pytest.approx(2 / 3)
+    assert accuracy(np.array([[0, 1], [1, 0], [0, 1]]), y) == 1.0
+    assert accuracy(np.array([1, 1]), np.array([[0.7], [0.2]])) == 0.5
+    assert accuracy(np.array([[1], [0]]), np.array([[0.7], [0.2]])) == 1.0
     with pytest.raises(ValueError, match=r"`t`.*\(4,\)"):
-        accuracy(y, np.zeros(4))
-    with pytest.raises(ValueError, match=r"`y` has shape \(2,\), but at least one sample is wanted, \(batch, "):
-        accuracy(np.array([0.1, 0.9]), np.array([0, 1]))  # one output a sample is (2, 1)
+        accuracy(np.zeros(4), y)
+    with pytest.raises(ValueError, match=r"`y` must have shape \(batch, ..., classes\), .* got \(2,\)"):
+        accuracy(np.array([0, 1]), np.array([0.1, 0.9]))  # one output a sample is (2, 1)
 
 
 def test_a_plot_is_saved(net, tmp_path):
     pytest.importorskip("matplotlib")
-    history = run(net, epochs=3, validation=make_data(4), metrics=[lambda y, t: 1.0])[1]
+    history = run(net, epochs=3, validation=make_data(4), metrics=[lambda t, y: 1.0])[1]
     history.plot(str(tmp_path / "history.png"))
     assert (tmp_path / "history.png").stat().st_size > 1000
     History(loss=[1.0, -2.0]).plot(str(tmp_path / "negative.png"))
@@ -287,7 +287,7 @@ class Scripted:
         self.numbers, self.seen = list(numbers), []
         self.__name__ = "scripted"
 
-    def __call__(self, y, t):
+    def __call__(self, t, y):
         self.seen.append(y.copy())
         return self.numbers[len(self.seen) - 1]
 
@@ -366,7 +366,7 @@ def test_ctrl_c_from_a_callback(net):
 def test_ctrl_c_from_a_metric_leaves_whole_lists(net):
     """Each list has one entry for every finished epoch."""
 
-    def metric(y, t):
+    def metric(t, y):
         if len(calls) == 1:
             raise KeyboardInterrupt
         calls.append(1)
@@ -526,7 +526,7 @@ def test_validation_of_many_images_takes_bounded_memory(monkeypatch):
     net = Chain(chains.Conv(1, 8, 3, tanh), chains.Flatten(), Dense(8 * 14 * 14, 2), input_shape=(1, 16, 16), backend="numpy")
     x, t = np.zeros((3000, 1, 16, 16), np.float32), np.zeros((3000, 2))
     monkeypatch.setattr(sys.modules["chains.training.train"], "PIECE_BYTES", 0)
-    settings = {"validation": (x, t), "metrics": [lambda y, t: 0.0]}
+    settings = {"validation": (x, t), "metrics": [lambda t, y: 0.0]}
     tracemalloc.start()
     try:
         history = train(net, net.init(), x[:10], t[:10], SquaredLoss(), SGD(0.1), **settings)

@@ -1,0 +1,64 @@
+"""What users pass as arrays: NumPy's as they are, those of other libraries without a copy where possible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from chains.backends.places import is_elsewhere
+from chains.checks import as_unmasked
+from chains.messages import shown
+
+REAL = "fiub"  # NumPy's kinds of real numbers: floats, integers with and without sign, booleans
+
+
+def as_array(name: str, value: Any) -> Any:
+    """`value` as it is where it is an array of real numbers on a GPU that chains computes on, else as a NumPy array.
+
+    Raises TypeError as `as_numpy` does.
+    """
+    if not is_elsewhere(value):
+        return as_numpy(name, value)
+    if value.dtype.kind not in REAL:
+        raise TypeError(f"`{name}` must be real, got {value.dtype}")
+    return value
+
+
+def as_numpy(name: str, value: Any) -> np.ndarray:
+    """`value` as a NumPy array, sharing memory where its library can (a PyTorch CPU tensor, any DLPack array).
+
+    Raises TypeError unless it holds real numbers, and for masked entries, arrays on other devices and tensors of PyTorch that
+    require a gradient; ValueError for lists of several lengths.
+    """
+    if type(value) is np.ndarray and value.dtype.kind in REAL:
+        return value
+    array = _imported(name, value)
+    if array.dtype.kind in REAL:
+        return array
+    if type(value).__module__.startswith("pandas"):  # columns of several types, or of pandas' own: objects for NumPy
+        raise TypeError(f"`{name}` (a {type(value).__name__}) must be real, got {array.dtype}; try {name}.to_numpy(float)")
+    if hasattr(value, "dtype"):
+        raise TypeError(f"`{name}` must be real, got {array.dtype}")
+    raise TypeError(f"`{name}` (={shown(value)}) must be an array of real numbers")
+
+
+def _imported(name: str, value: Any) -> np.ndarray:
+    torch = array_api_compat.is_torch_array(value)
+    if torch and value.requires_grad:
+        raise TypeError(f"`{name}` is a tensor that requires a gradient, which would be lost here; try {name}.detach()")
+    if "bfloat16" in (kind := str(getattr(value, "dtype", ""))):  # which NumPy lacks
+        remedy = "float()" if torch else "astype(np.float32)"
+        raise TypeError(f"`{name}` must be float32 or float64, got {kind}; try {name}.{remedy}")
+    if array_api_compat.is_array_api_obj(value) and not isinstance(value, (np.ndarray, np.generic)):
+        device = array_api_compat.device(value)
+        try:
+            return np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError, AttributeError) as error:
+            raise TypeError(f"`{name}` (a {type(value).__name__} on {device}) cannot be used from the CPU: {error}") from error
+    try:
+        return as_unmasked(name, value)
+    except ValueError as error:
+        hint = "; for a list of batches (x, t), `t` must be None" if isinstance(value, list) and name == "x" else ""
+        raise ValueError(f"`{name}` cannot be made an array: {error}{hint}") from error
