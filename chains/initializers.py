@@ -111,6 +111,8 @@ class VarianceScaling:
         return rng.uniform(-math.sqrt(3.0) * std, math.sqrt(3.0) * std, shape)
 
 
+_BUILT_IN = (Normal, Uniform, Constant, VarianceScaling)  # of which the arguments are known
+
 INITIALIZERS: dict[str, Initializer] = {
     "zeros": Constant(0.0),
     "ones": Constant(1.0),
@@ -143,7 +145,7 @@ def initializer(choice: InitializerLike, name: str = "init", of: str = "", shape
     if not callable(choice):
         check_numbers(name, choice, of, "must be a number, an array, a function or a name such as 'zeros'")
         choice = Constant(choice)
-    if not takes(choice, 2):
+    if not isinstance(choice, _BUILT_IN) and not takes(choice, 2):
         raise TypeError(f"`{name}` (={shown(choice)}){of} must take two arguments, a random generator and a shape")
     if isinstance(choice, Constant) and shape is not None:
         given = np.shape(choice.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -111,11 +111,12 @@ class Backend(ABC):
         """Uninitialised scratch memory."""
         return aligned(nbytes)
 
-    def function(self, program: Program, batch: int, ins: Sequence[str], outs: Sequence[str], known: Arrays) -> Callable | None:
+    def function(self, binding: Binding, ins: Sequence[str], outs: Sequence[str]) -> Callable | None:
         """``function(*ins, *outs)``, the quickest way to call a small program; None where the backend has none.
 
         It takes arrays that are exactly as the program's buffers of these names, and None for an output to be made; it
         returns the value as a float, if the program has one, and the outputs, or None for arguments that it does not take.
+        From now on the binding serves the function alone; what else the program reads lies in the binding's arrays.
         """
         return None
 
@@ -261,15 +262,26 @@ class Executable:
         if len(idle) < KEPT_BINDINGS:
             idle.append(kept)
 
-    def function(self, batch: int, ins: Sequence[str], outs: Sequence[str], known: Arrays | None = None) -> Callable:
-        """As `Backend.function`; one that takes no arguments where there is none, or the program needs more arrays than these
-        and the `known` ones.
-        """
-        needed = {name for name, buffer in self.program.buffers.items() if buffer.data is None}
-        known = {**(known or {}), **self.settings}
-        if needed - {*ins, *outs, *known, "inverse_batch", "value"} or not {*ins, *outs} <= needed:
+    def function(self, batch: int, ins: Sequence[str], outs: Sequence[str]) -> Callable:
+        """As `Backend.function`, from a binding at rest; `decline` where there is none, or the program wants more arrays."""
+        if not self.takes(ins, outs):
             return decline
-        return self.backend.function(self.program, batch, ins, outs, known) or decline
+        idle = self._idle.get(batch, [])
+        try:
+            kept = idle.pop()
+        except IndexError:
+            kept = _Kept(self.backend.bind(self.program, batch, {}))
+        for name, array in self.settings.items():
+            kept.binding.arrays[name][...] = array
+        found = self.backend.function(kept.binding, ins, outs)
+        if found is None:
+            idle.append(kept)
+        return found or decline
+
+    def takes(self, ins: Sequence[str], outs: Sequence[str], known: Collection[str] = ()) -> bool:
+        """Whether the program uses all these arrays, and none of a caller's beside them and the `known` ones."""
+        needed = {name for name, buffer in self.program.buffers.items() if buffer.data is None}
+        return {*ins, *outs} <= needed <= {*ins, *outs, *known, "inverse_batch", "value"}
 
     def in_pieces(self, batch: int, arrays: Arrays) -> bool:
         """Run the program piece by piece on arrays that may be large and lie elsewhere; False where that is not the way."""
@@ -310,6 +322,7 @@ class _Kept:
     """A binding with the copies that a call needs: in before it, out after it."""
 
     def __init__(self, binding: Binding) -> None:
+        self.binding = binding
         self._call = binding.__call__
         roles = {name: buffer.role for name, buffer in binding.program.buffers.items() if name in binding.arrays}
         self._ins = [(name, binding.arrays[name]) for name, role in roles.items() if role in ("input", "state")]

@@ -10,6 +10,7 @@ import numpy as np
 
 from chains.arrays import as_array, as_numpy
 from chains.backends import Binding, Executable
+from chains.backends.base import decline
 from chains.backends.places import HOST, place_of
 from chains.checks import check_flags
 from chains.messages import counted
@@ -41,8 +42,7 @@ class Objective:
         self._data = copies | dict(extra)
         self._remake = remake
         self._idle: list[tuple[Binding, np.ndarray, np.ndarray, np.ndarray]] = []
-        known = {name: array for name, array in self._data.items() if name in executable.program.buffers}
-        self._quick = executable.function(self.batch, ("p",), ("g",), known)
+        self._quick = self._function() or decline
 
     def __call__(self, p: Any) -> tuple[float, np.ndarray]:
         """The value and the gradient at `p`, shape (n_params,), where `p` lies. Raises ValueError for another shape.
@@ -126,6 +126,17 @@ class Objective:
         g = place_of(p).empty(own_g.shape, own_g.dtype)
         self._place.assign(g, own_g)
         return own_value.item(), g
+
+    def _function(self) -> Callable[..., Any] | None:
+        """The quickest way to call it; None where there is none."""
+        backend = self._executable.backend
+        if not backend.has_functions or not self._executable.takes(("p",), ("g",), self._data):
+            return None
+        bound = self._bind()
+        found = backend.function(bound[0], ("p",), ("g",))
+        if found is None:
+            self._idle.append(bound)
+        return found
 
     def _bind(self) -> tuple[Binding, np.ndarray, np.ndarray, np.ndarray]:
         program = self._executable.program

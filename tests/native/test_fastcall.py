@@ -247,7 +247,7 @@ def test_threads_give_the_same_bits_whether_or_not_workers_are_to_be_had(taken):
     binding = backend.bind(program, 100, {"p": p, "x": x, "t": t})
     assert binding.threads == 2
     binding()
-    function = backend.function(program, 100, ("p", "x", "t"), ("g",), {})
+    function = backend.function(backend.bind(program, 100, {}), ("p", "x", "t"), ("g",))
     words = runtime.pool()._words
     try:
         words[workers.BUSY] = taken

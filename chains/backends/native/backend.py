@@ -76,10 +76,9 @@ class NativeBackend(Backend):
             return super().feed(binding, sources, order)
         return NativeFeed(binding, sources, order)
 
-    def function(self, program: Program, batch: int, ins: Sequence[str], outs: Sequence[str], known: Arrays) -> Callable | None:
-        if self.compile(program).work * batch > QUICK_WORK:
+    def function(self, binding: Binding, ins: Sequence[str], outs: Sequence[str]) -> Callable | None:
+        if not isinstance(binding, NativeBinding) or binding.work > QUICK_WORK:
             return None
-        binding = self.bind(program, batch, known)
         pool().ensure(binding.threads)
         return python_function(binding, ins, outs)
 

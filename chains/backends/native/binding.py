@@ -123,6 +123,7 @@ class NativeBinding(Binding):
         plan = native.plan(batch, threads)
         self.program = program
         self.batch = batch
+        self.work = native.work * batch
         self.threads = plan.threads
         self.arrays = caller_arrays(program, batch, arrays)
         self._native = native
@@ -147,7 +148,7 @@ class NativeBinding(Binding):
         self.run_address = native.code.address("run")
         self.split = native.compiled.parts > 1
         # More threads than processors would wait for each other at every step.
-        self.stays_together = 1 < plan.threads <= processors() and native.work * batch < TEAM_WORK
+        self.stays_together = 1 < plan.threads <= processors() and self.work < TEAM_WORK
         self.pace = native.paces.setdefault(batch, Pace()) if plan.threads > 1 else None
         head = {"batch": batch, "tile": plan.tile, "threads": plan.threads, "sharing": plan.sharing, "run": self.run_address}
         if plan.threads > 1:

@@ -68,10 +68,14 @@ class Code:
             library.export_symbol(function)
         with _locks["linking"]:
             self._library = library.link(_linker(processor), f"chains{next(_numbers)}")
+        self._addresses: dict[str, int] = {}  # LLVM takes longer to tell than it takes to bind a program
 
     def address(self, name: str) -> int:
         """The address of a function."""
-        return self._library[name]
+        found = self._addresses.get(name)
+        if found is None:
+            found = self._addresses[name] = self._library[name]
+        return found
 
     def assembly(self) -> str:
         """The processor's assembly, for people."""
