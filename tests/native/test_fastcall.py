@@ -250,24 +250,24 @@ def test_threads_give_the_same_bits_whether_or_not_workers_are_to_be_had(taken):
     function = backend.function(backend.bind(program, 100, {}), ("p", "x", "t"), ("g",))
     words = runtime.pool()._words
     try:
-        words[workers.BUSY] = taken
+        words[workers.POOL.positions["busy"]] = taken
         value, g = function(p, x, t, None)
-        assert words[workers.BUSY] == taken
+        assert words[workers.POOL.positions["busy"]] == taken
     finally:
-        words[workers.BUSY] = 0
+        words[workers.POOL.positions["busy"]] = 0
     assert value == binding.arrays["value"]
     np.testing.assert_array_equal(g, binding.arrays["g"])
 
 
 def test_first_calls_from_several_threads(monkeypatch):
     """Python keeps the address of a method alone: each function must hold on to its own."""
-    make_code = calls._code
+    make_code = calls.enter_code
 
     def slowly():
         time.sleep(0.05)
         return make_code()
 
-    monkeypatch.setattr(calls, "_code", slowly)
+    monkeypatch.setattr(calls, "enter_code", slowly)
     calls._method.cache_clear()
     nets = [make()[0] for _ in range(6)]
     _, p, x, _ = make()

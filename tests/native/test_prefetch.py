@@ -15,6 +15,8 @@ from chains.backends.native.backend import NativeBackend
 from chains.backends.native.kernels import prefetch as ahead
 from chains.backends.native.runtime.shared import pool
 
+LEFT, NEXT, ROWS, NUMBERS = (ahead.PREFETCH.positions[name] for name in ("left", "next", "rows", "numbers"))
+
 
 @pytest.mark.parametrize(("width", "batch"), [(784, 10), (130, 3), (1000, 24)])
 def test_a_step_goes_through_all_the_lines_of_the_next_rows(width, batch):
@@ -24,19 +26,17 @@ def test_a_step_goes_through_all_the_lines_of_the_next_rows(width, batch):
         array[...] = 0
     data, numbers = np.zeros((50, width), np.float32), np.array([7, 49, 0, 3] * 6)[:batch]
     lines = -(-width * 4 // ahead.LINE)
-    words = {ahead.ROWS: batch, ahead.NUMBERS: numbers.ctypes.data, ahead.DATA: data.ctypes.data}
-    words |= {ahead.BYTES: 4 * width, ahead.LINES: lines}
-    for position, word in words.items():
-        binding.ahead[0, position] = word
+    words = {"rows": batch, "numbers": numbers.ctypes.data, "data": data.ctypes.data, "nbytes": 4 * width, "lines": lines}
+    ahead.PREFETCH.write(binding.ahead[0], **words)
     runs = 0
-    while binding.ahead[0, ahead.ROWS] or binding.ahead[0, ahead.LEFT] > 0:
+    while binding.ahead[0, ROWS] or binding.ahead[0, LEFT] > 0:
         binding.run()
         runs += 1
         assert runs < 5
     assert runs == 1 or width != 784  # mnist's rows are fetched by the blocks of one step
-    assert binding.ahead[0, ahead.NUMBERS] == numbers.ctypes.data + numbers.nbytes
+    assert binding.ahead[0, NUMBERS] == numbers.ctypes.data + numbers.nbytes
     last = data[numbers[-1]].ctypes.data
-    assert last + 4 * width <= binding.ahead[0, ahead.NEXT] < last + 4 * width + ahead.LINE * (ahead.AT_ONCE + 1)
+    assert last + 4 * width <= binding.ahead[0, NEXT] < last + 4 * width + ahead.LINE * (ahead.AT_ONCE + 1)
 
 
 def test_nothing_is_asked_for_where_samples_are_small():
@@ -68,9 +68,9 @@ def test_each_thread_of_a_team_fetches_its_share(monkeypatch):
     feed, values = runner.feed(binding, sources, order), np.zeros(6)
     last = sources["x"][order[-1]].ctypes.data
     for _ in range(1000):  # on a busy machine there is not always a team, nor to the end
-        binding.ahead[:, ahead.NEXT] = 0
+        binding.ahead[:, NEXT] = 0
         assert feed._run(0, values, True) == 6
-        behind = binding.ahead[:, ahead.NEXT] - (last + ahead.LINE * np.array([24, 49]))  # where the shares of a sample end
+        behind = binding.ahead[:, NEXT] - (last + ahead.LINE * np.array([24, 49]))  # where the shares of a sample end
         if ((behind >= 0) & (behind < ahead.LINE * ahead.AT_ONCE)).all():
             return
     raise AssertionError(f"fetched to {behind} bytes behind the shares' ends")

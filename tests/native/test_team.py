@@ -19,7 +19,7 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 from chains.backends.native import backend as native_backend
 from chains.backends.native import binding as native_module
 from chains.backends.native import feed as native_feed
-from chains.backends.native.driver import PLACE
+from chains.backends.native.driver import ARGUMENTS
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.plan import row_partition as split_module
 from chains.backends.native.plan.barriers import Work, meetings
@@ -29,11 +29,14 @@ from chains.backends.native.runtime.epoch import JOB
 from chains.backends.native.runtime.shared import Pool, pool
 from chains.backends.native.runtime.team import DISBANDED
 from chains.backends.native.runtime.thread_trial import CALM, EVERY, LEAST, LONGEST, Pace
-from chains.backends.native.runtime.workers import BUSY, LATE, MEETINGS, TEAM
+from chains.backends.native.runtime.workers import POOL
 from chains.expr import trace
 from chains.program.operations import Map
 from chains.program.view import Buffer, View, c_strides
 from tests.native.support import INSTRUCTIONS, Fenced, Guarded, assert_equal_results, floats, native, random_arrays
+
+MEETINGS = POOL.size  # of the first thread
+BUSY, LATE, TEAM = (POOL.positions[name] for name in ("busy", "late", "team_state"))
 
 SPLIT = {
     "narrow": Chain(Dense(784, 30, sigmoid), Dense(30, 10, sigmoid)),
@@ -325,7 +328,7 @@ def in_turns(runner, program, batch, arrays, sources, order, backwards):
     turns, over = Turns(binding.threads, backwards), []
     meet = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(lambda _, thread, __: turns.meet(thread))
     member = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(runner.compile(program, batch).code.address("member"))
-    binding._words[PLACE["meet"]] = ctypes.cast(meet, ctypes.c_void_p).value
+    ARGUMENTS.write(binding._words, meet=ctypes.cast(meet, ctypes.c_void_p).value)
     words = binding.words_address
 
     def lead(_):
@@ -342,7 +345,7 @@ def in_turns(runner, program, batch, arrays, sources, order, backwards):
 
     feed, values = runner.feed(binding, sources, order), np.full(len(order) // batch, np.nan)
     run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lead)
-    feed._job[list(JOB).index("run")] = ctypes.cast(run, ctypes.c_void_p).value
+    JOB.write(feed._job, run=ctypes.cast(run, ctypes.c_void_p).value)
     threads = [threading.Thread(target=serve, args=(thread,)) for thread in range(1, binding.threads)]
     for thread in threads:
         thread.start()

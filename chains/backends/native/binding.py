@@ -12,9 +12,9 @@ import numpy as np
 
 from chains.backends.base import Arrays, Binding, aligned, caller_arrays
 from chains.backends.native.compiler import Compiled, compile_program
-from chains.backends.native.driver import ARGUMENTS, PLACE
-from chains.backends.native.kernels import prefetch as ahead
-from chains.backends.native.kernels import row_pointers as picked
+from chains.backends.native.driver import ARGUMENTS, THREAD
+from chains.backends.native.kernels.prefetch import PREFETCH
+from chains.backends.native.kernels.row_pointers import ROW_POINTERS
 from chains.backends.native.llvm.jit import Code, machine_code
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.runtime.shared import pool, processors, runtime
@@ -30,7 +30,7 @@ FEW, UNEVEN = 8, 1.02  # samples of a thread from which on its share may be no m
 TEAM_WORK = 20_000_000  # threads stay together for steps of less work than this, some fifty microseconds
 KEPT_PLANS = 16
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_NOTHING_AHEAD = np.zeros(ahead.WORDS, np.int64)
+_NOTHING_AHEAD = PREFETCH.pack()
 
 
 class CompiledProgram:
@@ -135,8 +135,8 @@ class NativeBinding(Binding):
         addresses |= {buffer: self.arrays[buffer.name].ctypes.data for buffer in compiled.table if buffer.role != "scratch"}
         own = [[addresses[buffer] for buffer in compiled.sums]]  # the first thread's sums are the results
         own += [[base + sums[buffer] for buffer in compiled.sums] for sums in plan.sums]
-        self.ahead = np.zeros((compiled.parts, ahead.WORDS), np.int64)  # of tiles, the first thread fetches what is wanted
-        self.picked = np.zeros(picked.WORDS, np.int64)
+        self.ahead = np.zeros((compiled.parts, PREFETCH.size), np.int64)  # of tiles, the first thread fetches what is wanted
+        self.picked = ROW_POINTERS.pack()
         self._tables = []
         for number, rows in enumerate(plan.rows):
             tile = min(number, plan.sharing - 1)
@@ -154,11 +154,11 @@ class NativeBinding(Binding):
         if plan.threads > 1:
             functions = {name: runtime().address(name) for name in ("parallel", "meet")}
             head |= {"pool": pool().address, **functions, "member": native.code.address("member")}
-        words = [head.get(name, 0) for name in ARGUMENTS]
+        words = [ARGUMENTS.pack(**head)]
         for number in range(plan.threads):
-            words += [self._tables[min(number, len(self._tables) - 1)].ctypes.data]
-            words += [base + plan.tiles[min(number, len(plan.tiles) - 1)]]
-        self._words = np.array(words, np.int64)
+            addresses_of = self._tables[min(number, len(self._tables) - 1)].ctypes.data
+            words.append(THREAD.pack(table=addresses_of, scratch=base + plan.tiles[min(number, len(plan.tiles) - 1)]))
+        self._words = np.concatenate(words)
         self.words_address = self._words.ctypes.data
         self._call = partial(_RUN(self.run_address), self.words_address)
 
@@ -173,7 +173,7 @@ class NativeBinding(Binding):
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Have the caller do all parts of what threads share."""
-        position = PLACE["parallel"]
+        position = ARGUMENTS.positions["parallel"]
         before = self._words[position]
         self._words[position] = runtime().address("serial")
         try:
@@ -197,7 +197,7 @@ class NativeBinding(Binding):
 
     def gathers_late(self) -> None:
         """Have a team meet behind each step."""
-        self._words[PLACE["gathers"]] = 1
+        ARGUMENTS.write(self._words, gathers=1)
 
     def slots(self, buffer: Buffer) -> list[int]:
         """Where machine code looks up the address of a caller's buffer: in each table, and among the first thread's sums."""

@@ -30,7 +30,7 @@ from chains.backends.native.kernels.matmul import lower_matmul
 from chains.backends.native.kernels.packing import pack
 from chains.backends.native.kernels.philox import lower_random
 from chains.backends.native.kernels.prefetch import begin_fetching
-from chains.backends.native.kernels.row_pointers import NEXT_NUMBERS, NEXT_ROWS, list_rows
+from chains.backends.native.kernels.row_pointers import ROW_POINTERS, list_rows
 from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.plan.barriers import Work, meetings
@@ -251,7 +251,7 @@ class Compiler:
         f, words = frame.f, self._word(frame.f, self.blueprint.picked_position)
         list_rows(frame, self.blueprint.rows, words)
         if self.blueprint.parts > 1:
-            rows, numbers = (f.address(words, integer(position), I64) for position in (NEXT_ROWS, NEXT_NUMBERS))
+            rows, numbers = (ROW_POINTERS.address(f, words, name) for name in ("next_rows", "next_numbers"))
             picks = f.compare("ne", f.load(I64, words), integer(0))
             f.when(picks, lambda: begin_fetching(frame, f.load(I64, rows), f.load(PTR, numbers)))
 

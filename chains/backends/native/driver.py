@@ -1,10 +1,8 @@
 """The functions that run a compiled program: `run`, which calls other threads for what they share, and `member`, which does
 what falls to one thread of a team (`team.py`).
 
-They take the address of a list of 64-bit words, `ARGUMENTS`: the batch size, the samples in a tile, the number of
-threads, how many of them have tiles, the pool and its functions `parallel` and `meet`, these two functions, whether there
-is a team, and whether samples are gathered that its threads may still read; then for each thread the addresses of its table
-of buffers and of its scratch memory. The first thread's sums are the results; the others' are added to them in order.
+They take the address of a list of words, `ARGUMENTS`, behind which each thread has a `THREAD`. The first thread's sums are
+the results; the others' are added to them in order.
 """
 
 from __future__ import annotations
@@ -14,31 +12,38 @@ from dataclasses import dataclass
 from functools import partial
 
 from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer, real_type
+from chains.backends.native.llvm.struct import Struct
 from chains.backends.native.llvm.vectormath import maximum
 from chains.backends.native.plan.barriers import Run
 from chains.backends.native.plan.segments import SHARED, TOGETHER
 from chains.program.view import Buffer
 
-ARGUMENTS = {
-    "batch": "i64", "tile": "i64", "threads": "i64", "sharing": "i64", "pool": "ptr", "parallel": "ptr", "meet": "ptr",
-    "run": "ptr", "member": "ptr", "team": "i64", "gathers": "i64",
-}  # fmt: skip
-PLACE = {name: place for place, name in enumerate(ARGUMENTS)}
+ARGUMENTS = Struct(
+    {
+        "batch": "i64",  # samples
+        "tile": "i64",  # samples
+        "threads": "i64",
+        "sharing": "i64",  # threads that have tiles
+        "pool": "ptr",
+        "parallel": "ptr",  # functions of the pool
+        "meet": "ptr",
+        "run": "ptr",  # functions of the program
+        "member": "ptr",
+        "team": "i64",  # 1 where there is a team; below zero where it is awaited for so many more steps
+        "gathers": "i64",  # whether samples are gathered that the threads of a team may still read
+    }
+)
+THREAD = Struct({"table": "ptr", "scratch": "ptr"})  # addresses of a thread's table of buffers and of its scratch memory
 Runs = tuple[Run, ...]
+word = ARGUMENTS.load
 Positions = dict[Buffer, tuple[int, int]]  # in a table: of a buffer, and of a thread's own block of sums for it
-
-
-def word(f: Function, words: Value, name: str) -> Value:
-    """A word of the list, by its name."""
-    return f.load(Type(ARGUMENTS[name]), f.address(words, integer(PLACE[name]), I64))
 
 
 def table_of(f: Function, words: Value, thread: Value | int) -> tuple[Value, Value]:
     """The addresses of a thread's table and scratch memory."""
     thread = thread if isinstance(thread, Value) else integer(thread)
-    position = f.add(f.mul(thread, 2), len(ARGUMENTS))
-    table = f.load(PTR, f.address(words, position, I64))
-    return table, f.load(PTR, f.address(words, f.add(position, 1), I64))
+    start = THREAD.element(f, thread, ARGUMENTS)
+    return THREAD.load(f, words, "table", start), THREAD.load(f, words, "scratch", start)
 
 
 def share(f: Function, length: int, lanes: int, thread: Value, threads: Value) -> tuple[Value, Value]:

@@ -10,8 +10,8 @@ import numpy as np
 
 from chains.backends.base import Feed
 from chains.backends.native.binding import NativeBinding
-from chains.backends.native.kernels import prefetch as ahead
-from chains.backends.native.kernels import row_pointers as picked
+from chains.backends.native.kernels.prefetch import PREFETCH, parts
+from chains.backends.native.kernels.row_pointers import ROW_POINTERS
 from chains.backends.native.runtime.epoch import GATHER, JOB, SOURCES
 from chains.backends.native.runtime.shared import pool, runtime
 from chains.backends.native.runtime.thread_trial import Pace
@@ -20,7 +20,6 @@ from chains.backends.native.runtime.thread_trial import Pace
 # others do not come within so many pauses, about a microsecond.
 TEAM_STEPS = 50
 PATIENCE = 400
-_PER_CALL = [list(JOB).index(name) for name in ("order", "steps", "values")]
 _STEPS = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 _TOGETHER = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
@@ -31,41 +30,41 @@ class NativeFeed(Feed):
     def __init__(self, binding: NativeBinding, sources: Mapping[str, np.ndarray], order: np.ndarray) -> None:
         self._binding = binding
         self._keep = [dict(sources), order]
-        gathers: list[int] = []
+        gathers = []
         code = runtime()
         direct = binding.picks(sources)
         self._picked = sources[direct].ctypes.data if direct else 0
-        self._widest = np.zeros((len(binding.ahead), 3), np.int64)  # the samples to ask for ahead: address, bytes and lines
         for name, source in sources.items():
             if name == direct:
                 continue
             target = binding.arrays[name]
-            kind = f"gather_{SOURCES[str(source.dtype)]}_{SOURCES[str(target.dtype)]}"
-            width = source[0].size
-            gathers += [code.address(kind), source.ctypes.data, target.ctypes.data, width]
+            function = code.address(f"gather_{SOURCES[str(source.dtype)]}_{SOURCES[str(target.dtype)]}")
+            places = {"source": source.ctypes.data, "target": target.ctypes.data}
+            gathers.append(GATHER.pack(function=function, width=source[0].size, **places))
             if name in binding.late:
                 binding.gathers_late()
         self._gathers = np.array(gathers, np.int64)
+        widest = np.zeros((len(binding.ahead), 3), np.int64)  # the samples to ask for ahead
         if sources:
-            fetchers = len(self._widest) if direct else 1  # all threads read samples that are picked, the first one gathers
-            self._widest[:fetchers] = ahead.parts(max(sources.values(), key=lambda source: source[0].nbytes), fetchers)
+            fetchers = len(widest) if direct else 1  # all threads read samples that are picked, the first one gathers
+            widest[:fetchers] = parts(max(sources.values(), key=lambda source: source[0].nbytes), fetchers)
+        self._prefetched = dict(zip(("data", "nbytes", "lines"), widest.T, strict=True))
         value, random = binding.arrays["value"], binding.arrays.get("random")
         self._orders = order.ctypes.data
-        job = {
-            "run": code.address("lead") if binding.stays_together else binding.run_address,
-            "words": binding.words_address,
-            "batch": binding.batch,
-            "gathers": len(gathers) // GATHER,
-            "list": self._gathers.ctypes.data,
-            "value": value.ctypes.data,
-            "bytes": value.itemsize,
-            "random": random.ctypes.data + 8 if random is not None else 0,
-            "ahead": binding.ahead.ctypes.data,
-            "fetched": binding.batch if sources else 0,
-            "picked": binding.picked.ctypes.data,
-            "picks": direct is not None,
-        }
-        self._job = np.array([job.get(name, 0) for name in JOB], np.int64)
+        self._job = JOB.pack(
+            run=code.address("lead") if binding.stays_together else binding.run_address,
+            words=binding.words_address,
+            batch=binding.batch,
+            gathers=len(gathers),
+            list=self._gathers.ctypes.data,
+            value=value.ctypes.data,
+            value_bytes=value.itemsize,
+            random=random.ctypes.data + 8 if random is not None else 0,
+            prefetch=binding.ahead.ctypes.data,
+            prefetched=binding.batch if sources else 0,
+            row_pointers=binding.picked.ctypes.data,
+            takes_rows=direct is not None,
+        )
         self._job_address = self._job.ctypes.data
         self._steps, self._team = _STEPS(code.address("steps")), _TOGETHER(code.address("team_steps"))
         self._pace = binding.pace
@@ -89,10 +88,11 @@ class NativeFeed(Feed):
         return done
 
     def _run(self, first: int, values: np.ndarray, together: bool) -> int:
-        self._binding.picked[picked.DATA] = self._picked
-        self._binding.ahead[:, [ahead.DATA, ahead.BYTES, ahead.LINES]] = self._widest
-        self._job[_PER_CALL] = self._orders + 8 * first * self._binding.batch, len(values), values.ctypes.data
         binding, job = self._binding, self._job_address
+        ROW_POINTERS.write(binding.picked, data=self._picked)
+        PREFETCH.write(binding.ahead, **self._prefetched)
+        order = self._orders + 8 * first * binding.batch
+        JOB.write(self._job, order=order, steps=len(values), values=values.ctypes.data)
         if together and binding.stays_together and len(values) >= TEAM_STEPS:
             with binding.alone():  # when the team has parted
                 return int(self._team(job, binding.words_address, PATIENCE))

@@ -7,18 +7,28 @@ those that read them and those of their gradient, so that what is asked for is s
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from chains.backends.native.kernels.elementwise import Frame
-from chains.backends.native.llvm.emit import I64, PTR, Type, Value, integer
+from chains.backends.native.llvm.emit import I64, Type, Value, integer
+from chains.backends.native.llvm.struct import Struct
 from chains.program.view import View
 
-# The words of what is to be fetched: lines left of a row and the address of the next one; rows left and the address of
-# their numbers; the address of the data, the bytes and the lines of a row.
-LEFT, NEXT, ROWS, NUMBERS, DATA, BYTES, LINES = range(7)
-WORDS = 16  # no other thread writes to these lines of the cache
+PREFETCH = Struct(
+    {
+        "left": "i64",  # lines of the present row
+        "next": "ptr",  # the next one of these
+        "rows": "i64",  # rows behind the present one
+        "numbers": "ptr",  # theirs
+        "data": "ptr",  # row 0, or a thread's share of it
+        "nbytes": "i64",  # of a row
+        "lines": "i64",  # of a row, or of the thread's share
+    },
+    padded=True,
+)
 LINE = 64  # bytes
 AT_ONCE = 5  # lines
 WORTH = 512  # bytes of a sample below which the processor's own guesses do
@@ -41,8 +51,9 @@ def begin_fetching(frame: Frame, rows: Value, numbers: Value) -> None:
     """Say which samples are wanted next."""
     f, words = frame.f, frame.ahead
     assert words is not None
-    for position, value in {LEFT: integer(0), ROWS: rows, NUMBERS: numbers}.items():
-        f.store(value, f.address(words, integer(position), I64))
+    PREFETCH.store(f, words, "left", integer(0))
+    PREFETCH.store(f, words, "rows", rows)
+    PREFETCH.store(f, words, "numbers", numbers)
 
 
 def fetch_ahead(frame: Frame) -> None:
@@ -50,30 +61,24 @@ def fetch_ahead(frame: Frame) -> None:
     f, words = frame.f, frame.ahead
     if words is None:
         return
-
-    def place(position: int) -> Value:
-        return f.address(words, integer(position), I64)
-
-    def word(position: int) -> Value:
-        return f.load(I64, place(position))
-
-    left, rows = word(LEFT), word(ROWS)
+    load, store = partial(PREFETCH.load, f, words), partial(PREFETCH.store, f, words)
+    left, rows = load("left"), load("rows")
     fresh = f.compare("sle", left, integer(0))
 
     def begin_row() -> Value:
-        numbers = f.load(PTR, place(NUMBERS))
-        f.store(f.address(numbers, integer(1), I64), place(NUMBERS))
-        f.store(f.add(rows, -1), place(ROWS))
-        offset = f.binary("mul", f.load(I64, numbers), word(BYTES))
-        return f.address(f.load(PTR, place(DATA)), offset, Type("i8"))
+        numbers = load("numbers")
+        store("numbers", f.address(numbers, integer(1), I64))
+        store("rows", f.add(rows, -1))
+        offset = f.binary("mul", f.load(I64, numbers), load("nbytes"))
+        return f.address(load("data"), offset, Type("i8"))
 
     def fetch() -> None:
-        address = f.either(fresh, begin_row, lambda: f.load(PTR, place(NEXT)))
+        address = f.either(fresh, begin_row, lambda: load("next"))
         for k in range(AT_ONCE):
             line = f.address(address, integer(k * LINE), Type("i8"))
             f.call("llvm.prefetch.p0", None, line, "i32 0", "i32 3", "i32 1")  # to be read, into the nearest cache
-        f.store(f.address(address, integer(AT_ONCE * LINE), Type("i8")), place(NEXT))
-        f.store(f.add(f.select(fresh, word(LINES), left), -AT_ONCE), place(LEFT))
+        store("next", f.address(address, integer(AT_ONCE * LINE), Type("i8")))
+        store("left", f.add(f.select(fresh, load("lines"), left), -AT_ONCE))
 
     more = f.binary("or", f.compare("sgt", left, integer(0)), f.compare("sgt", rows, integer(0)))
     f.when(more, fetch)

@@ -11,12 +11,18 @@ from collections.abc import Iterable
 from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.kernels.prefetch import reads_samples
 from chains.backends.native.llvm.emit import I64, PTR, Type, Value, integer
+from chains.backends.native.llvm.struct import Struct
 from chains.program.operations import MatMul, Operation
 from chains.program.view import Batch, Buffer, View
 
-# The words that say what a tile picks: the address of the samples' numbers, 0 to take those of the input in order; that of
-# the data; how many samples the next step picks, and the address of their numbers.
-ORDER, DATA, NEXT_ROWS, NEXT_NUMBERS, WORDS = range(5)
+ROW_POINTERS = Struct(
+    {
+        "numbers": "ptr",  # of the samples to take from the data set; null to take those of the input in order
+        "data": "ptr",  # the data set
+        "next_rows": "i64",  # how many samples the next step takes
+        "next_numbers": "ptr",  # theirs
+    }
+)
 
 
 def picked_input(tiled: Iterable[Operation], others: Iterable[Operation]) -> Buffer | None:
@@ -53,8 +59,8 @@ def list_rows(frame: Frame, samples: View, words: Value) -> None:
         f.loop(integer(0), frame.count, 1, lambda i, _: put(i, first, i))
 
     def by_number() -> None:
-        numbers = f.address(f.load(PTR, words), frame.start, I64)
-        data = f.load(PTR, f.address(words, integer(DATA), I64))
+        numbers = f.address(ROW_POINTERS.load(f, words, "numbers"), frame.start, I64)
+        data = ROW_POINTERS.load(f, words, "data")
         f.loop(integer(0), frame.count, 1, lambda i, _: put(i, data, f.load(I64, f.address(numbers, i, I64))))
 
     f.when(f.compare("eq", f.load(I64, words), integer(0)), in_order, by_number)

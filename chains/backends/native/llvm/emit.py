@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,18 +75,6 @@ def number(type: Type, value: float) -> Value:
 
 def integer(value: int) -> Value:
     return Value(str(value), I64)
-
-
-def loads(words: Mapping[str, str], base: str, names: Iterable[str] | None = None) -> str:
-    """Lines that load words of the list at %base, whose types by name these are, in order: all, or some. ``%at_name`` is
-    where one lies.
-    """
-    lines = [
-        f"  %at_{name} = getelementptr i64, ptr %{base}, i64 {list(words).index(name)}\n"
-        f"  %{name} = load {words[name]}, ptr %at_{name}, align 8"
-        for name in (words if names is None else names)
-    ]
-    return "\n".join(lines)
 
 
 class Function:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from chains.backends.native.kernels.prefetch import NUMBERS, ROWS
-from chains.backends.native.kernels.row_pointers import NEXT_NUMBERS, NEXT_ROWS
-from chains.backends.native.llvm.emit import loads
+from chains.backends.native.kernels.prefetch import PREFETCH
+from chains.backends.native.kernels.row_pointers import ROW_POINTERS
+from chains.backends.native.llvm.struct import Struct
 
 SOURCES = {"float32": "f32", "float64": "f64", "uint8": "u8", "int64": "i64"}
 
@@ -65,28 +65,37 @@ end:
 """
 
 
-# What `steps` is told, a word each: the step and its words; the order of the samples, how many steps of how many samples;
-# the gathers, `GATHER` words each (function, source, target, width); the value, its bytes, and where the steps' values go
-# (double); where the random numbers' step is, or 0; what to fetch for the next step, and how many samples (`ahead.py`); what
-# says which samples are picked, and whether any are (`picked.py`).
-JOB = {
-    "run": "ptr", "words": "ptr", "order": "ptr", "steps": "i64", "batch": "i64", "gathers": "i64", "list": "ptr",
-    "value": "ptr", "bytes": "i64", "values": "ptr", "random": "i64", "ahead": "ptr", "fetched": "i64",
-    "picked": "ptr", "picks": "i64",
-}  # fmt: skip
-GATHER = 4
+# What `steps` works from.
+JOB = Struct(
+    {
+        "run": "ptr",  # the step
+        "words": "ptr",  # its argument
+        "order": "ptr",  # the numbers of the samples, those of a step behind those of the one before
+        "steps": "i64",  # how many to do
+        "batch": "i64",  # samples of a step
+        "gathers": "i64",  # how many inputs to gather
+        "list": "ptr",  # their `GATHER`s
+        "value": "ptr",  # the step's loss
+        "value_bytes": "i64",  # 4 or 8
+        "values": "ptr",  # where the steps' losses go (double)
+        "random": "i64",  # the address of the number of the step in the random numbers, or 0
+        "prefetch": "ptr",  # the first thread's `PREFETCH`
+        "prefetched": "i64",  # samples to fetch for the next step
+        "row_pointers": "ptr",  # `ROW_POINTERS`
+        "takes_rows": "i64",  # whether samples are read by them
+    }
+)
+GATHER = Struct({"function": "ptr", "source": "ptr", "target": "ptr", "width": "i64"})  # width: elements of a sample
 
 # Returns how many steps were done; stops behind one whose value is not finite.
 STEPS = f"""
 define i64 @steps(ptr %job) {{
 entry:
-{loads(JOB, "job")}
+{JOB.load_text("job")}
   %randomp = inttoptr i64 %random to ptr
-  %some = icmp ne i64 %picks, 0
-  %aheadrows = getelementptr i64, ptr %ahead, i64 {ROWS}
-  %aheadnumbers = getelementptr i64, ptr %ahead, i64 {NUMBERS}
-  %pickedrows = getelementptr i64, ptr %picked, i64 {NEXT_ROWS}
-  %pickednumbers = getelementptr i64, ptr %picked, i64 {NEXT_NUMBERS}
+  %by_number = icmp ne i64 %takes_rows, 0
+{PREFETCH.address_text("prefetch", "left", "rows", "numbers")}
+{ROW_POINTERS.address_text("row_pointers", "next_rows", "next_numbers")}
   br label %step
 step:
   %i = phi i64 [0, %entry], [%i1, %after]
@@ -101,33 +110,27 @@ gather:
   %left = icmp slt i64 %k, %gathers
   br i1 %left, label %one, label %compute
 one:
-  %o = mul i64 %k, {GATHER}
-  %g0 = getelementptr i64, ptr %list, i64 %o
-  %function = load ptr, ptr %g0, align 8
-  %g1 = getelementptr i64, ptr %g0, i64 1
-  %source = load ptr, ptr %g1, align 8
-  %g2 = getelementptr i64, ptr %g0, i64 2
-  %target = load ptr, ptr %g2, align 8
-  %g3 = getelementptr i64, ptr %g0, i64 3
-  %width = load i64, ptr %g3, align 8
+  %position = mul i64 %k, {GATHER.size}
+  %words_of_one = getelementptr i64, ptr %list, i64 %position
+{GATHER.load_text("words_of_one")}
   call void %function(ptr %source, ptr %target, ptr %piece, i64 %batch, i64 %width)
   %k1 = add i64 %k, 1
   br label %gather
 compute:
   %following = add i64 %i, 1
   %last = icmp sge i64 %following, %steps
-  %rows = select i1 %last, i64 0, i64 %fetched
+  %rows = select i1 %last, i64 0, i64 %prefetched
   %after_piece = getelementptr i64, ptr %piece, i64 %batch
-  store i64 0, ptr %ahead, align 8
-  store i64 %rows, ptr %aheadrows, align 8
-  store ptr %after_piece, ptr %aheadnumbers, align 8
-  store i64 %rows, ptr %pickedrows, align 8
-  store ptr %after_piece, ptr %pickednumbers, align 8
-  %numbers = select i1 %some, ptr %piece, ptr null
-  store ptr %numbers, ptr %picked, align 8
+  store i64 0, ptr %at_left, align 8
+  store i64 %rows, ptr %at_rows, align 8
+  store ptr %after_piece, ptr %at_numbers, align 8
+  store i64 %rows, ptr %at_next_rows, align 8
+  store ptr %after_piece, ptr %at_next_numbers, align 8
+  %numbers = select i1 %by_number, ptr %piece, ptr null
+  store ptr %numbers, ptr %row_pointers, align 8
   call void %run(ptr %words)
-  store ptr null, ptr %picked, align 8
-  %single = icmp eq i64 %bytes, 4
+  store ptr null, ptr %row_pointers, align 8
+  %single = icmp eq i64 %value_bytes, 4
   br i1 %single, label %load4, label %load8
 load4:
   %v4 = load float, ptr %value, align 4

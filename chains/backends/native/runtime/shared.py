@@ -14,7 +14,7 @@ from chains.backends.native.llvm.target import processor
 from chains.backends.native.runtime import team as team_code
 from chains.backends.native.runtime import workers
 from chains.backends.native.runtime.epoch import SOURCES, STEPS, gather
-from chains.backends.native.runtime.workers import CLAIM, CLOSED, MOST_THREADS, POOL_WORDS
+from chains.backends.native.runtime.workers import CLOSED, MOST_THREADS, POOL, POOL_WORDS
 
 _making = {"once": threading.Lock()}
 if hasattr(os, "register_at_fork"):
@@ -48,7 +48,7 @@ class Pool:
     def _reset(self) -> None:
         """Begin without workers: a forked process has the memory but not the threads."""
         self._words[:] = 0
-        self._words[CLAIM] = CLOSED
+        POOL.write(self._words, claim=CLOSED)
         self._starting = threading.Lock()
         self.workers = 0
 

@@ -10,24 +10,20 @@ The word `team` of a program's arguments is 1 where there is one, and below zero
 
 from __future__ import annotations
 
-from chains.backends.native.driver import ARGUMENTS, PLACE
-from chains.backends.native.llvm.emit import loads
+from chains.backends.native.driver import ARGUMENTS
 from chains.backends.native.runtime.epoch import JOB
-from chains.backends.native.runtime.workers import BUSY, CLAIM, CLOSED, JOINED, LATE, MEETINGS, PAUSE, TEAM
+from chains.backends.native.runtime.workers import CLOSED, MEMBER, PAUSE, POOL
 
 GATHERING, OPEN, DISBANDED = 0, 1, 2  # states of a team
 LONG = 20_000  # pauses of a meeting, some fifty microseconds: longer than any part of a step
 
 
-def _load(*names: str) -> str:
-    return loads(ARGUMENTS, "words", names)
-
-
 TEXT = f"""
 define void @meet(ptr %pool, i64 %thread, i64 %threads) {{
 entry:
-  %meetings = getelementptr i64, ptr %pool, i64 {MEETINGS}
-  %place = mul i64 %thread, 16
+{POOL.address_text("pool", "late")}
+  %meetings = getelementptr i64, ptr %pool, i64 {POOL.size}
+  %place = mul i64 %thread, {MEMBER.size}
   %mine = getelementptr i64, ptr %meetings, i64 %place
   %before = load atomic i64, ptr %mine monotonic, align 8
   %now = add i64 %before, 1
@@ -38,7 +34,7 @@ next:
   %more = icmp slt i64 %k, %threads
   br i1 %more, label %look, label %end
 look:
-  %other = mul i64 %k, 16
+  %other = mul i64 %k, {MEMBER.size}
   %theirs = getelementptr i64, ptr %meetings, i64 %other
   br label %wait
 wait:
@@ -59,8 +55,7 @@ here:
   %waited = icmp sgt i64 %n, {LONG}
   br i1 %waited, label %late, label %next
 late:
-  %latep = getelementptr i64, ptr %pool, i64 {LATE}
-  store atomic i64 1, ptr %latep monotonic, align 8
+  store atomic i64 1, ptr %at_late monotonic, align 8
   br label %next
 end:
   ret void
@@ -70,18 +65,17 @@ end:
 define void @serve(ptr %words, i64 %part) {{
 entry:
   %thread = add i64 %part, 1
-{_load("pool", "threads", "member")}
-  %teamp = getelementptr i64, ptr %pool, i64 {TEAM}
-  %joinedp = getelementptr i64, ptr %pool, i64 {JOINED}
-  %joined = atomicrmw add ptr %joinedp, i64 1 release
+{ARGUMENTS.load_text("words", "pool", "threads", "member")}
+{POOL.address_text("pool", "team_state", "joined")}
+  %joined = atomicrmw add ptr %at_joined, i64 1 release
   br label %wait
 wait:
-  %state = load atomic i64, ptr %teamp acquire, align 8
+  %state = load atomic i64, ptr %at_team_state acquire, align 8
   {PAUSE}
   switch i64 %state, label %end [i64 {GATHERING}, label %wait i64 {OPEN}, label %step]
 step:
   call void @meet(ptr %pool, i64 %thread, i64 %threads)
-  %now = load atomic i64, ptr %teamp acquire, align 8
+  %now = load atomic i64, ptr %at_team_state acquire, align 8
   %open = icmp eq i64 %now, {OPEN}
   br i1 %open, label %run, label %end
 run:
@@ -95,35 +89,32 @@ end:
 ; caller has the workers.
 define i64 @form(ptr %pool, ptr %words, i64 %patience) {{
 entry:
-  %busyp = getelementptr i64, ptr %pool, i64 {BUSY}
-  %busy = atomicrmw xchg ptr %busyp, i64 1 acquire
+{POOL.address_text("pool", "busy", "team_state", "late", "joined")}
+  %busy = atomicrmw xchg ptr %at_busy, i64 1 acquire
   %free = icmp eq i64 %busy, 0
   br i1 %free, label %begin, label %none
 begin:
-{_load("threads")}
+{ARGUMENTS.load_text("words", "threads")}
   %workers = sub i64 %threads, 1
-  %meetings = getelementptr i64, ptr %pool, i64 {MEETINGS}
+  %meetings = getelementptr i64, ptr %pool, i64 {POOL.size}
   br label %clear
 clear:
   %k = phi i64 [0, %begin], [%k1, %clear]
-  %place = mul i64 %k, 16
+  %place = mul i64 %k, {MEMBER.size}
   %theirs = getelementptr i64, ptr %meetings, i64 %place
   store atomic i64 0, ptr %theirs monotonic, align 8
   %k1 = add i64 %k, 1
   %others = icmp slt i64 %k1, %threads
   br i1 %others, label %clear, label %ask
 ask:
-  %teamp = getelementptr i64, ptr %pool, i64 {TEAM}
-  store atomic i64 {GATHERING}, ptr %teamp monotonic, align 8
-  %latep = getelementptr i64, ptr %pool, i64 {LATE}
-  store atomic i64 0, ptr %latep monotonic, align 8
-  %joinedp = getelementptr i64, ptr %pool, i64 {JOINED}
-  store atomic i64 0, ptr %joinedp monotonic, align 8
+  store atomic i64 {GATHERING}, ptr %at_team_state monotonic, align 8
+  store atomic i64 0, ptr %at_late monotonic, align 8
+  store atomic i64 0, ptr %at_joined monotonic, align 8
   call void @publish(ptr %pool, ptr @serve, ptr %words, i64 %workers)
   br label %look
 look:
   %n = phi i64 [0, %ask], [%n1, %pause]
-  %joined = load atomic i64, ptr %joinedp acquire, align 8
+  %joined = load atomic i64, ptr %at_joined acquire, align 8
   %all = icmp eq i64 %joined, %workers
   br i1 %all, label %open, label %pause
 pause:
@@ -132,7 +123,7 @@ pause:
   %enough = icmp sgt i64 %n1, %patience
   br i1 %enough, label %awaited, label %look
 open:
-  store atomic i64 {OPEN}, ptr %teamp release, align 8
+  store atomic i64 {OPEN}, ptr %at_team_state release, align 8
   ret i64 1
 awaited:
   ret i64 -1
@@ -143,50 +134,46 @@ none:
 ; Those who have come are not needed.
 define internal void @dismiss(ptr %pool) {{
 entry:
-  %claimp = getelementptr i64, ptr %pool, i64 {CLAIM}
-  %last = atomicrmw or ptr %claimp, i64 {CLOSED} seq_cst
+{POOL.address_text("pool", "claim", "team_state", "busy")}
+  %last = atomicrmw or ptr %at_claim, i64 {CLOSED} seq_cst
   %claimed = and i64 %last, {CLOSED}
-  %teamp = getelementptr i64, ptr %pool, i64 {TEAM}
-  store atomic i64 {DISBANDED}, ptr %teamp release, align 8
+  store atomic i64 {DISBANDED}, ptr %at_team_state release, align 8
   call void @await(ptr %pool, i64 %claimed)
-  %busyp = getelementptr i64, ptr %pool, i64 {BUSY}
-  store atomic i64 0, ptr %busyp release, align 8
+  store atomic i64 0, ptr %at_busy release, align 8
   ret void
 }}
 
 define internal void @disband(ptr %pool, ptr %words) {{
 entry:
-  %at_team = getelementptr i64, ptr %words, i64 {PLACE["team"]}
+{POOL.address_text("pool", "team_state", "busy")}
+{ARGUMENTS.address_text("words", "team")}
   store i64 0, ptr %at_team, align 8
-{_load("threads")}
+{ARGUMENTS.load_text("words", "threads")}
   %workers = sub i64 %threads, 1
-  %teamp = getelementptr i64, ptr %pool, i64 {TEAM}
-  store atomic i64 {DISBANDED}, ptr %teamp release, align 8
+  store atomic i64 {DISBANDED}, ptr %at_team_state release, align 8
   call void @meet(ptr %pool, i64 0, i64 %threads)
   call void @await(ptr %pool, i64 %workers)
-  %busyp = getelementptr i64, ptr %pool, i64 {BUSY}
-  store atomic i64 0, ptr %busyp release, align 8
+  store atomic i64 0, ptr %at_busy release, align 8
   ret void
 }}
 
 ; A step of a program: by the team, if there is one.
 define void @lead(ptr %words) {{
 entry:
-{_load("team", "pool", "threads", "run", "member")}
+{ARGUMENTS.load_text("words", "team", "pool", "threads", "run", "member")}
+{POOL.address_text("pool", "joined", "team_state", "late")}
   %open = icmp sgt i64 %team, 0
   br i1 %open, label %together, label %closed
 closed:
   %awaited = icmp slt i64 %team, 0
   br i1 %awaited, label %look, label %alone
 look:
-  %joinedp = getelementptr i64, ptr %pool, i64 {JOINED}
-  %joined = load atomic i64, ptr %joinedp acquire, align 8
+  %joined = load atomic i64, ptr %at_joined acquire, align 8
   %workers = sub i64 %threads, 1
   %all = icmp eq i64 %joined, %workers
   br i1 %all, label %begin, label %count
 begin:
-  %teamp = getelementptr i64, ptr %pool, i64 {TEAM}
-  store atomic i64 {OPEN}, ptr %teamp release, align 8
+  store atomic i64 {OPEN}, ptr %at_team_state release, align 8
   store i64 1, ptr %at_team, align 8
   br label %together
 count:
@@ -203,8 +190,7 @@ alone:
 together:
   call void @meet(ptr %pool, i64 0, i64 %threads)
   call void %member(ptr %words, i64 0)
-  %latep = getelementptr i64, ptr %pool, i64 {LATE}
-  %late = load atomic i64, ptr %latep monotonic, align 8
+  %late = load atomic i64, ptr %at_late monotonic, align 8
   %slow = icmp ne i64 %late, 0
   br i1 %slow, label %part, label %end
 part:
@@ -217,9 +203,9 @@ end:
 ; `steps` by a team, from the step on by which it has come together. It is waited for during a quarter of the steps.
 define i64 @team_steps(ptr %job, ptr %words, i64 %patience) {{
 entry:
-{_load("pool")}
-{loads(JOB, "job", ["steps"])}
-  %at_team = getelementptr i64, ptr %words, i64 {PLACE["team"]}
+{ARGUMENTS.load_text("words", "pool")}
+{JOB.load_text("job", "steps")}
+{ARGUMENTS.address_text("words", "team")}
   %formed = call i64 @form(ptr %pool, ptr %words, i64 %patience)
   %asked = icmp slt i64 %formed, 0
   %quarter = sdiv i64 %steps, -4

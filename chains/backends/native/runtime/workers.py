@@ -12,12 +12,26 @@ from __future__ import annotations
 import platform
 import sys
 
+from chains.backends.native.llvm.struct import Struct
+
 MOST_THREADS = 64
-# 64-bit words of a pool; each group that different threads write has two cache lines of its own.
-GENERATION, TASK, WORDS, PARTS = 0, 1, 2, 3
-SLEEPERS, CLAIM, FINISHED, BUSY = 16, 32, 48, 64
-TEAM, LATE, JOINED, MEETINGS = 80, 81, 96, 112  # a team's state; whether a meeting took long; how many came; meetings of each
-POOL_WORDS = MEETINGS + 16 * MOST_THREADS
+POOL = Struct(
+    {
+        "generation": "i64",
+        "task": "ptr",
+        "words": "ptr",
+        "parts": "i64",
+    },  # the number of a task, its function, argument and parts
+    {"sleepers": "i64"},  # workers that sleep in the kernel
+    {"claim": "i64"},  # the number of the task, and in the last 16 bits the part that is next
+    {"finished": "i64"},  # parts of the task
+    {"busy": "i64"},  # whether a caller has the workers
+    {"team_state": "i64", "late": "i64"},  # the state of a team, and whether one of its meetings took long
+    {"joined": "i64"},  # workers that have come to the team
+    padded=True,
+)
+MEMBER = Struct({"meetings": "i64"}, padded=True)  # of each thread of a team, behind the pool: how often it has come to meet
+POOL_WORDS = POOL.size + MOST_THREADS * MEMBER.size
 CLOSED = 0xFFFF  # no part is to be had
 SPINS = 4000
 
@@ -44,28 +58,24 @@ TEXT = f"""
 
 define internal void @claim_parts(ptr %pool) {{
 entry:
-  %claimp = getelementptr i64, ptr %pool, i64 {CLAIM}
-  %taskp = getelementptr i64, ptr %pool, i64 {TASK}
-  %wordsp = getelementptr i64, ptr %pool, i64 {WORDS}
-  %partsp = getelementptr i64, ptr %pool, i64 {PARTS}
-  %finishedp = getelementptr i64, ptr %pool, i64 {FINISHED}
+{POOL.address_text("pool", "claim", "task", "words", "parts", "finished")}
   br label %look
 look:
-  %claim = load atomic i64, ptr %claimp acquire, align 8
+  %claim = load atomic i64, ptr %at_claim acquire, align 8
   %part = and i64 %claim, 65535
-  %parts = load atomic i64, ptr %partsp acquire, align 8
+  %parts = load atomic i64, ptr %at_parts acquire, align 8
   %left = icmp slt i64 %part, %parts
   br i1 %left, label %try, label %end
 try:
-  %function = load atomic ptr, ptr %taskp acquire, align 8
-  %words = load atomic ptr, ptr %wordsp acquire, align 8
+  %function = load atomic ptr, ptr %at_task acquire, align 8
+  %words = load atomic ptr, ptr %at_words acquire, align 8
   %next = add i64 %claim, 1
-  %pair = cmpxchg ptr %claimp, i64 %claim, i64 %next seq_cst seq_cst, align 8
+  %pair = cmpxchg ptr %at_claim, i64 %claim, i64 %next seq_cst seq_cst, align 8
   %mine = extractvalue {{ i64, i1 }} %pair, 1
   br i1 %mine, label %call, label %look
 call:
   call void %function(ptr %words, i64 %part)
-  %f = atomicrmw add ptr %finishedp, i64 1 release
+  %f = atomicrmw add ptr %at_finished, i64 1 release
   br label %look
 end:
   ret void
@@ -73,7 +83,7 @@ end:
 
 define void @worker(ptr %pool) {{
 entry:
-  %sleepers = getelementptr i64, ptr %pool, i64 {SLEEPERS}
+{POOL.address_text("pool", "sleepers")}
   br label %wait
 wait:
   %seen = phi i64 [0, %entry], [%now, %woke]
@@ -89,7 +99,7 @@ again:
   %tired = icmp sgt i64 %n1, {SPINS}
   br i1 %tired, label %sleep, label %spin
 sleep:
-  %s0 = atomicrmw add ptr %sleepers, i64 1 seq_cst
+  %s0 = atomicrmw add ptr %at_sleepers, i64 1 seq_cst
   %seen32 = trunc i64 %seen to i32
   br label %doze
 doze:
@@ -100,7 +110,7 @@ nap:
   {_WAIT}
   br label %doze
 up:
-  %s1 = atomicrmw sub ptr %sleepers, i64 1 seq_cst
+  %s1 = atomicrmw sub ptr %at_sleepers, i64 1 seq_cst
   br label %woke
 woke:
   %now = load atomic i64, ptr %pool acquire, align 8
@@ -110,8 +120,8 @@ woke:
 
 define void @parallel(ptr %pool, ptr %function, ptr %words, i64 %parts) {{
 entry:
-  %busyp = getelementptr i64, ptr %pool, i64 {BUSY}
-  %busy = atomicrmw xchg ptr %busyp, i64 1 acquire
+{POOL.address_text("pool", "busy")}
+  %busy = atomicrmw xchg ptr %at_busy, i64 1 acquire
   %free = icmp eq i64 %busy, 0
   br i1 %free, label %together, label %alone
 alone:
@@ -121,7 +131,7 @@ together:
   call void @publish(ptr %pool, ptr %function, ptr %words, i64 %parts)
   call void @claim_parts(ptr %pool)
   call void @await(ptr %pool, i64 %parts)
-  store atomic i64 0, ptr %busyp release, align 8
+  store atomic i64 0, ptr %at_busy release, align 8
   ret void
 }}
 
@@ -143,25 +153,20 @@ end:
 
 define internal void @publish(ptr %pool, ptr %function, ptr %words, i64 %parts) {{
 entry:
+{POOL.address_text("pool", "claim", "task", "words", "parts", "finished", "sleepers")}
   %before = load atomic i64, ptr %pool monotonic, align 8
   %now = add i64 %before, 1
   %number = shl i64 %now, 16
   %closed = or i64 %number, {CLOSED}
-  %claimp = getelementptr i64, ptr %pool, i64 {CLAIM}
-  store atomic i64 %closed, ptr %claimp seq_cst, align 8
+  store atomic i64 %closed, ptr %at_claim seq_cst, align 8
   fence release
-  %taskp = getelementptr i64, ptr %pool, i64 {TASK}
-  store atomic ptr %function, ptr %taskp monotonic, align 8
-  %wordsp = getelementptr i64, ptr %pool, i64 {WORDS}
-  store atomic ptr %words, ptr %wordsp monotonic, align 8
-  %partsp = getelementptr i64, ptr %pool, i64 {PARTS}
-  store atomic i64 %parts, ptr %partsp monotonic, align 8
-  %finishedp = getelementptr i64, ptr %pool, i64 {FINISHED}
-  store atomic i64 0, ptr %finishedp monotonic, align 8
-  store atomic i64 %number, ptr %claimp seq_cst, align 8
+  store atomic ptr %function, ptr %at_task monotonic, align 8
+  store atomic ptr %words, ptr %at_words monotonic, align 8
+  store atomic i64 %parts, ptr %at_parts monotonic, align 8
+  store atomic i64 0, ptr %at_finished monotonic, align 8
+  store atomic i64 %number, ptr %at_claim seq_cst, align 8
   store atomic i64 %now, ptr %pool seq_cst, align 8
-  %sleepersp = getelementptr i64, ptr %pool, i64 {SLEEPERS}
-  %sleepers = load atomic i64, ptr %sleepersp seq_cst, align 8
+  %sleepers = load atomic i64, ptr %at_sleepers seq_cst, align 8
   %asleep = icmp sgt i64 %sleepers, 0
   br i1 %asleep, label %wake, label %end
 wake:
@@ -173,11 +178,11 @@ end:
 
 define internal void @await(ptr %pool, i64 %parts) {{
 entry:
-  %finishedp = getelementptr i64, ptr %pool, i64 {FINISHED}
+{POOL.address_text("pool", "finished")}
   br label %poll
 poll:
   %w = phi i64 [0, %entry], [%w1, %pause], [0, %yield]
-  %done = load atomic i64, ptr %finishedp acquire, align 8
+  %done = load atomic i64, ptr %at_finished acquire, align 8
   %finished = icmp eq i64 %done, %parts
   br i1 %finished, label %end, label %pause
 pause:

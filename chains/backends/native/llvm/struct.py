@@ -1,0 +1,77 @@
+"""Lists of 64-bit words that Python fills and machine code reads. Each list is declared once, as a `Struct`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer
+
+PADDED_WORDS = 16  # two cache lines: processors fetch lines in pairs
+
+
+class Struct:
+    """The names of a list's words, in order, each with the type of its contents in LLVM's words.
+
+    Words may come in several groups. Where the groups are `padded`, each fills whole pairs of cache lines, so that threads
+    that write to one group do not disturb those that read another. Machine code is written through `Function` by `address`,
+    `load` and `store`, or as text by `address_text` and `load_text`.
+    """
+
+    def __init__(self, *groups: Mapping[str, str], padded: bool = False) -> None:
+        self.types: dict[str, Type] = {}
+        self.positions: dict[str, int] = {}  # in words
+        self.size = 0  # words
+        for group in groups:
+            for name, type in group.items():
+                self.types[name] = Type(type)
+                self.positions[name] = self.size
+                self.size += 1
+            if padded:
+                self.size = -(-self.size // PADDED_WORDS) * PADDED_WORDS
+
+    # In Python
+
+    def pack(self, **values: int) -> np.ndarray:
+        """A new list with these values, and zeros elsewhere."""
+        words = np.zeros(self.size, np.int64)
+        self.write(words, **values)
+        return words
+
+    def write(self, words: np.ndarray, /, **values: int | np.ndarray) -> None:
+        """Change some words of a list, or of each list of an array of them."""
+        by_word = words.T
+        for name, value in values.items():
+            by_word[self.positions[name]] = value
+
+    # In machine code
+
+    def address(self, f: Function, words: Value, name: str, start: Value | None = None) -> Value:
+        """Where a word lies in the list at `words`, or so many words behind it."""
+        return f.address(words, f.add(start or integer(0), self.positions[name]), I64)
+
+    def load(self, f: Function, words: Value, name: str, start: Value | None = None) -> Value:
+        return f.load(self.types[name], self.address(f, words, name, start))
+
+    def store(self, f: Function, words: Value, name: str, value: Value) -> None:
+        f.store(value, self.address(f, words, name))
+
+    def element(self, f: Function, number: Value, before: Struct) -> Value:
+        """How many words lie before a list of this kind, of which several follow one another behind another list."""
+        return f.add(f.mul(number, self.size), before.size)
+
+    # In machine code written as text
+
+    def address_text(self, base: str, *names: str) -> str:
+        """Lines that give the addresses of words of the list at %base, as ``%at_name``."""
+        return "\n".join(
+            f"  %at_{name} = getelementptr i64, ptr %{base}, i64 {self.positions[name]}" for name in names or self.types
+        )
+
+    def load_text(self, base: str, *names: str) -> str:
+        """Lines that load words of the list at %base, as ``%name``: these, or all."""
+        return "\n".join(
+            f"{self.address_text(base, name)}\n  %{name} = load {self.types[name]}, ptr %at_{name}, align 8"
+            for name in names or self.types
+        )
