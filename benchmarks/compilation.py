@@ -34,7 +34,7 @@ COLD, CACHED = 0.7, 0.05  # seconds
 
 MEASURE = """
 import json, resource, sys, time
-from chains import *
+from chains import *  # the names in NETWORKS
 from chains.backends import backend
 from chains.backends.native.runtime.shared import pool, runtime
 net, loss, optimizer, batch = {}

@@ -4,15 +4,18 @@
 >>> net = Chain(Dense(784, 30, σ), Dense(30, 10, σ))
 """
 
-from chains import data, expr, models, schedules, testing
+# The public names. `x as x` tells type checkers that a name is public which `__all__` below leaves out.
+from chains import data as data
+from chains import expr as expr
+from chains import models as models
+from chains import schedules as schedules
+from chains import testing as testing
+from chains.activations import activation as activation
 from chains.activations import (
-    activation,
     elu,
     gelu,
     identity,
     leaky_relu,
-    make_elu,
-    make_leaky_relu,
     mish,
     relu,
     selu,
@@ -24,51 +27,63 @@ from chains.activations import (
     tanh,
     σ,
 )
+from chains.activations import make_elu as make_elu
+from chains.activations import make_leaky_relu as make_leaky_relu
 from chains.callbacks import EarlyStopping
 from chains.chain import Chain
-from chains.initializers import Constant, Normal, Uniform, VarianceScaling
+from chains.initializers import Constant as Constant
+from chains.initializers import Normal as Normal
+from chains.initializers import Uniform as Uniform
+from chains.initializers import VarianceScaling as VarianceScaling
 from chains.layers import (
     Activation,
     AvgPool,
     BatchNorm,
     Conv,
     ConvTranspose,
-    Declaration,
     Dense,
     Dropout,
     Flatten,
     GlobalAvgPool,
     GroupNorm,
-    Layer,
     LayerNorm,
     LogSoftmax,
     MaxPool,
     Pad,
-    Parallel,
     Reshape,
     Residual,
     RMSNorm,
     Scale,
-    Series,
     Shift,
     Softmax,
     SpatialDropout,
     Upsample,
 )
-from chains.losses import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, L1Loss, Loss, MSELoss, SquaredLoss, loss
-from chains.metrics import accuracy
-from chains.minimize import minimize as minimize  # not for `from chains import *`: scipy.optimize has one too
-from chains.network.objective import Objective
-from chains.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
-from chains.penalties import FrontLastPenalty, L1Penalty, L2Penalty, Penalty
-from chains.program.program import Program
-from chains.program.recorder import Recorder
-from chains.program.view import View
-from chains.training.history import History
-from chains.training.steps import Updater
-from chains.training.train import TrainingState, train
+from chains.layers import Declaration as Declaration
+from chains.layers import Layer as Layer
+from chains.layers import Parallel as Parallel
+from chains.layers import Series as Series
+from chains.losses import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, L1Loss, MSELoss, SquaredLoss
+from chains.losses import Loss as Loss
+from chains.losses import loss as loss
+from chains.metrics import accuracy as accuracy
+from chains.minimize import minimize as minimize
+from chains.network.objective import Objective as Objective
+from chains.optimizers import SGD, Adagrad, Adam, AdamW, RMSProp
+from chains.optimizers import Optimizer as Optimizer
+from chains.penalties import FrontLastPenalty, L1Penalty, L2Penalty
+from chains.penalties import Penalty as Penalty
+from chains.program.program import Program as Program
+from chains.program.recorder import Recorder as Recorder
+from chains.program.view import View as View
+from chains.training.history import History as History
+from chains.training.steps import Updater as Updater
+from chains.training.train import TrainingState as TrainingState
+from chains.training.train import train as train
 
 __version__ = "0.1.0"
+# What networks are made of. A star import brings none of the names that are likely to stand for something else beside it:
+# joblib's Parallel, pandas' Series, scipy.optimize's minimize, the user's own train, loss and data.
 __all__ = [
     "SGD",
     "Activation",
@@ -79,11 +94,9 @@ __all__ = [
     "BCEWithLogitsLoss",
     "BatchNorm",
     "Chain",
-    "Constant",
     "Conv",
     "ConvTranspose",
     "CrossEntropyLoss",
-    "Declaration",
     "Dense",
     "Dropout",
     "EarlyStopping",
@@ -91,56 +104,31 @@ __all__ = [
     "FrontLastPenalty",
     "GlobalAvgPool",
     "GroupNorm",
-    "History",
     "HuberLoss",
     "L1Loss",
     "L1Penalty",
     "L2Penalty",
-    "Layer",
     "LayerNorm",
     "LogSoftmax",
-    "Loss",
     "MSELoss",
     "MaxPool",
-    "Normal",
-    "Objective",
-    "Optimizer",
     "Pad",
-    "Parallel",
-    "Penalty",
-    "Program",
     "RMSNorm",
     "RMSProp",
-    "Recorder",
     "Reshape",
     "Residual",
     "Scale",
-    "Series",
     "Shift",
     "Softmax",
     "SpatialDropout",
     "SquaredLoss",
-    "TrainingState",
-    "Uniform",
-    "Updater",
     "Upsample",
-    "VarianceScaling",
-    "View",
-    "accuracy",
-    "activation",
-    "data",
     "elu",
-    "expr",
     "gelu",
     "identity",
     "leaky_relu",
-    "loss",
-    "make_elu",
-    "make_leaky_relu",
     "mish",
-    "models",
     "relu",
-    "schedules",
     "selu",
     "sigmoid",
     "silu",
@@ -148,7 +136,5 @@ __all__ = [
     "softplus",
     "softsign",
     "tanh",
-    "testing",
-    "train",
     "σ",
 ]
