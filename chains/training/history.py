@@ -54,28 +54,34 @@ class History:
             lines.append(f"stopped after {counted(self.epochs, 'epoch')}: {self.stopped}")
         return "\n".join(lines)
 
-    def plot(self, path: str | None = None) -> Any:
-        """Draw losses and metrics over the epochs with matplotlib; save to `path` where given. Returns the figure."""
-        from matplotlib.figure import Figure
+    def plot(self, ax: Any = None) -> Any:
+        """Draw losses and metrics over the epochs with matplotlib.
 
-        figure = Figure(figsize=(6, 4), layout="constrained")
-        axes = figure.subplots()
+        Parameters
+        ----------
+        ax
+            The `Axes` to draw on; by default those of a new figure of pyplot, which notebooks show.
+
+        Returns the `Axes` of the losses. ``history.plot().figure.savefig("history.png")`` saves the figure.
+        """
+        if ax is None:
+            from matplotlib import pyplot
+
+            ax = pyplot.subplots(figsize=(6, 4), layout="constrained")[1]
         epochs = range(1, self.epochs + 1)
-        axes.plot(epochs, self.loss, label="training")
+        lines = ax.plot(epochs, self.loss, label="training")
         if self.validation_loss:
-            axes.plot(epochs, self.validation_loss, label="validation")
+            lines += ax.plot(epochs, self.validation_loss, label="validation")
         if all(math.isfinite(loss) and loss > 0 for loss in self.loss + self.validation_loss):
-            axes.set_yscale("log")
-        axes.set(xlabel="epoch", ylabel="loss")
+            ax.set_yscale("log")
+        ax.set(xlabel="epoch", ylabel="loss")
         if self.metrics:
-            right = axes.twinx()
+            right = ax.twinx()
             for number, (name, values) in enumerate(self.metrics.items(), 2):
-                right.plot(epochs, values, color=f"C{number}", linestyle="--", label=name)
+                lines += right.plot(epochs, values, color=f"C{number}", linestyle="--", label=name)
             right.set_ylabel(", ".join(self.metrics))
-        figure.legend(loc="outside upper center", ncols=4)
-        if path is not None:
-            figure.savefig(path)
-        return figure
+        ax.legend(handles=lines)
+        return ax
 
 
 def _shown(epochs: int, most: int = 20) -> Iterator[int]:

@@ -229,12 +229,25 @@ def test_accuracy():
         accuracy(np.array([0, 1]), np.array([0.1, 0.9]))  # one output a sample is (2, 1)
 
 
-def test_a_plot_is_saved(net, tmp_path):
-    pytest.importorskip("matplotlib")
-    history = run(net, epochs=3, validation=make_data(4), metrics=[lambda t, y: 1.0])[1]
-    history.plot(str(tmp_path / "history.png"))
+def test_a_history_is_drawn(net, tmp_path):
+    pytest.importorskip("matplotlib").use("agg")
+    from matplotlib import pyplot
+
+    history = run(net, epochs=3, validation=make_data(4), metrics=[lambda t, y: 0.5])[1]
+    ax = history.plot()
+    assert pyplot.get_fignums() == [ax.figure.number]  # so that notebooks show it
+    assert [line.get_label() for line in ax.get_lines()] == ["training", "validation"]
+    assert ax.get_lines()[0].get_ydata().tolist() == history.loss
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["training", "validation", "<lambda>"]
+    assert ax.get_yscale() == "log"
+    ax.figure.savefig(tmp_path / "history.png")
     assert (tmp_path / "history.png").stat().st_size > 1000
-    History(loss=[1.0, -2.0]).plot(str(tmp_path / "negative.png"))
+    _, (left, right) = pyplot.subplots(1, 2)
+    assert History(loss=[1.0, -2.0]).plot(right) is right
+    assert right.get_yscale() == "linear"
+    assert not left.get_lines()
+    assert len(pyplot.get_fignums()) == 2
+    pyplot.close("all")
 
 
 # Callbacks and endings
