@@ -9,3 +9,14 @@ import pytest
 def eager(monkeypatch):
     """Threads are used for any amount of work."""
     monkeypatch.setattr("chains.backends.native.binding.THREADED_WORK", 1)
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """As if there were four processors, and any amount of work were worth them."""
+    native = "chains.backends.native"
+    monkeypatch.setattr(f"{native}.binding.processors", lambda: 4)
+    monkeypatch.setattr(f"{native}.binding.THREADED_WORK", 1)
+    monkeypatch.setattr(f"{native}.backend.SPLIT_WORK", 1)
+    monkeypatch.setattr(f"{native}.feed.TEAM_STEPS", 1)
+    monkeypatch.setattr(f"{native}.feed.PATIENCE", 1 << 30)

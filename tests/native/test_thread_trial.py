@@ -1,0 +1,82 @@
+"""Steps are tried with one thread and with several, and the faster way is taken."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chains import SGD
+
+pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
+
+from chains.backends.native.runtime.thread_trial import CALM, EVERY, LEAST, LONGEST, Pace
+from tests.native.support import native
+from tests.native.team import SPLIT, assert_same_bits, fed, problem, program_of, states
+
+
+def test_the_faster_way_is_taken():
+    pace = Pace()
+    pace.note(True, 5000, EVERY / 2)
+    assert pace.together
+    assert pace.trial(5000) == 0
+    pace.note(True, 5000, EVERY / 2)
+    assert pace.trial(1) == 0  # too few steps for a trial
+    count = pace.trial(5000)
+    assert 0 < count <= 5000
+    pace.note(False, count, 2 * count * EVERY / 10000)  # twice as long
+    assert pace.together
+    assert pace.trial(5000) == 0
+    pace.note(True, 10000, CALM)
+    assert pace.trial(5000)
+    pace.note(False, count, 0.5 * count * CALM / 10000)
+    assert not pace.together
+    pace.note(False, 10000, EVERY)
+    count = pace.trial(5000)
+    pace.note(True, count, 0.99 * count * EVERY / 10000)  # not worth a change
+    assert not pace.together
+
+
+def test_threads_that_do_not_pay_are_tried_less_and_less_often():
+    pace, waits = Pace(), []
+    for _ in range(8):
+        waited = 0.0
+        while not pace.trial(10**6):
+            pace.note(pace.together, 1000, 0.01)
+            waited += 0.01
+        waits.append(waited)
+        pace.note(not pace.together, 100, 0.0001 if pace.together else 0.01)  # threads are always slower
+    assert not pace.together
+    assert waits[-1] > LONGEST - 0.1
+    assert waits == sorted(waits)
+
+
+def test_a_trial_takes_a_small_share_of_the_time():
+    pace = Pace()
+    pace.note(True, LEAST - 1, 80.0)  # long steps: one alone may take twice as long
+    assert pace.trial(100) == 0
+    pace.note(True, 1, 0.4)
+    assert pace.trial(100) == 1
+
+
+def test_callers_may_share_a_pace():
+    pace = Pace()
+    pace.note(True, 1000, EVERY)
+    counts = [pace.trial(1000), pace.trial(1000)]
+    for count in counts:
+        pace.note(False, count, 1.0)
+    assert pace.together
+
+
+def test_trials_do_not_change_what_is_done(many, monkeypatch):
+    monkeypatch.setattr("chains.backends.native.runtime.thread_trial.EVERY", 1e-4)
+    monkeypatch.setattr("chains.backends.native.runtime.thread_trial.TRIAL", 1e-4)
+    net = SPLIT["narrow"]
+    program = program_of(net, SGD(0.01, momentum=0.9))
+    sources, order = problem(net, 10, "float32", steps=3000)
+    arrays = states(program, 10)
+    wanted = fed(native(2), program, 10, arrays, sources, order)
+    runner, own = native(2), {name: array.copy() for name, array in arrays.items()}
+    feed, values = runner.feed(runner.bind(program, 10, own), sources, order), np.full(3000, np.nan)
+    for first in range(0, 3000, 150):
+        assert feed(first, values[first : first + 150]) == 150
+    assert_same_bits({"values": values, **own}, wanted)
