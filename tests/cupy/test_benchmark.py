@@ -11,10 +11,9 @@ import pytest
 
 from benchmarks import gpu, gpu_chains, gpu_goals, gpu_problems
 from benchmarks.gpu_problems import PROBLEMS, NoGpuError, Setting, activation_of, problem
-from tests.cupy import emulated
+from tests.cupy.support import needs_compiler
 
 TINY = Setting(None, True)
-needs_compiler = pytest.mark.skipif(emulated.COMPILER is None, reason="no C compiler on this computer")
 
 
 @needs_compiler

@@ -8,10 +8,9 @@ import pytest
 from benchmarks import gpu_chains, gpu_problems
 from benchmarks.gpu_problems import PROBLEMS, NoGpuError, Problem, Setting
 from chains import SGD, Dense, SquaredLoss
-from tests.cupy import emulated
+from tests.cupy.support import needs_compiler
 
 TINY = Setting(None, True)
-needs_compiler = pytest.mark.skipif(emulated.COMPILER is None, reason="no C compiler on this computer")
 
 
 @pytest.fixture

@@ -23,10 +23,9 @@ from chains.backends.cupy.device.cuda import CudaDevice
 from chains.backends.cupy.device.cudnn import Convolved, Cudnn
 from chains.network import record
 from tests.cupy import emulated, fake_cudnn
-from tests.cupy.test_cupy import CONVOLUTIONS, arrays_of, gpu, gradient_program
+from tests.cupy.support import CONVOLUTIONS, arrays_of, gpu, gradient_program, needs_compiler, on_gpu
 from tests.harness import CASES, ROUNDING, assert_close, assert_same_bits, run_program
 
-needs_compiler = pytest.mark.skipif(emulated.COMPILER is None, reason="no C compiler on this computer")
 needs_cudnn = pytest.mark.skipif(importlib.util.find_spec("cudnn") is None, reason="nvidia-cudnn-frontend is not installed")
 
 LAYERS = CONVOLUTIONS | {"groups": Conv(4, 6, 3, groups=2), "many": Conv(2, 4, 3, stride=3)}
@@ -353,7 +352,7 @@ def test_the_benchmark_measures_both_ways(device, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(gpu() is not None, reason=gpu() or "")
+@on_gpu
 @needs_cudnn
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", ["cupy-cudnn", "cupy-cudnn-timed"])

@@ -19,11 +19,9 @@ from chains.backends.tiling import whole_on_tiles
 from chains.network import record
 from chains.program.recorder import Recorder
 from tests.cupy import emulated, nvrtc
-from tests.cupy.test_cupy import arrays_of, gpu, gradient_program
+from tests.cupy.support import arrays_of, gradient_program, needs_compiler, needs_nvrtc, on_gpu
 from tests.harness import CASES, CLIPPED, assert_close, assert_same_bits, run_program
 
-needs_compiler = pytest.mark.skipif(emulated.COMPILER is None, reason="no C compiler on this computer")
-needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="neither NVRTC nor nvcc on this computer")
 ROOM = {"sm_80": 163 << 10, "sm_90": 227 << 10}  # bytes of shared memory that a block may have
 DTYPES = {"sm_80": np.float64, "sm_90": np.float32}
 TOLERANCE = {np.float32: 1e-4, np.float64: 1e-11}
@@ -272,7 +270,7 @@ def test_more_blocks_than_samples_are_not_asked_for(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(gpu() is not None, reason=gpu() or "")
+@on_gpu
 @pytest.mark.parametrize("switch", [True, False], ids=["one", "many"])
 @pytest.mark.parametrize("case", SUITED, ids=str)
 def test_both_ways_on_the_gpu(case, dtype, switch, monkeypatch):

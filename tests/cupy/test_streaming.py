@@ -17,6 +17,7 @@ from chains.backends.cupy.device import cuda
 from chains.data import Batches
 from chains.network import record
 from tests.cupy import emulated
+from tests.cupy.support import on_gpu
 from tests.harness import assert_close
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="no C compiler on this computer")
@@ -381,17 +382,8 @@ def test_pinned_memory_that_there_is_none_of():
 # On a GPU
 
 
-def gpu() -> str | None:
-    """Why there is none, or None."""
-    try:
-        cuda.usable_cupy()
-    except ValueError as error:
-        return str(error)
-    return None
-
-
 @pytest.mark.gpu
-@pytest.mark.skipif(gpu() is not None, reason=gpu() or "")
+@on_gpu
 def test_streaming_on_the_gpu(monkeypatch):
     """Large enough for copies and steps to run at once: the same numbers as with all data there."""
     import cupy

@@ -1,0 +1,206 @@
+"""What is asked of cuBLAS and CuPy, and what is said where they are missing."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+import sys
+import threading
+import types
+from functools import partial
+
+import numpy as np
+import pytest
+
+from chains import Chain, Dense, backends
+from chains.backends.cupy.device.cublas import Cublas, loaded
+from chains.backends.cupy.device.cuda import CudaDevice, usable_cupy
+from chains.backends.cupy.device.interface import Gemm
+from tests.cupy.fake_cublas import FakeCublas
+from tests.harness import assert_close
+
+
+@pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_arguments_of_cublas(dtype, transposed, accumulate):
+    rng = np.random.default_rng(0)
+    a, b, out = (rng.normal(size=shape).astype(dtype) for shape in ((5, 7), (7, 3), (5, 3)))
+    wanted = a @ b + (out if accumulate else 0)
+    stored = [np.ascontiguousarray(m.T if turned else m) for m, turned in zip((a, b), transposed, strict=True)]
+    place = np.full((5, 6), np.nan, dtype)
+    place[:, :3] = out
+    addresses = tuple(array.ctypes.data for array in (place, *stored))
+    gemm = Gemm(np.dtype(dtype), (5, 3, 7), addresses, (6, stored[0].shape[1], stored[1].shape[1]), transposed, accumulate)
+    library = FakeCublas()
+    library.cublasGemmEx(None, *Cublas("float32", library).call(gemm))
+    assert_close(place[:, :3], wanted, 1e-6)
+    assert np.isnan(place[:, 3:]).all()
+
+
+def test_threads_share_a_handle_of_cublas():
+    """It takes memory and time to make one, which is not for a thread that captures a graph."""
+    made, calls = [], []
+
+    class Library:
+        def cublasCreate_v2(self, pointer):
+            made.append(threading.get_ident())
+            pointer._obj.value = 7
+            return 0
+
+        def __getattr__(self, name):
+            return lambda *arguments: (
+                calls.append((name, *(a.value for a in arguments if isinstance(a, ctypes._SimpleCData)))) or 0
+            )
+
+    cublas = Cublas("float32", Library())
+    cublas.start((), 1, 512, 32)
+    for stream in (1, 2):
+        thread = threading.Thread(target=cublas.start, args=((), stream, 512, 32))
+        thread.start()
+        thread.join()
+    assert len(made) == 1
+    ways = [[("cublasSetStream_v2", 7, stream), ("cublasSetWorkspace_v2", 7, 512, 32)] for stream in (1, 2)]
+    product = ("cublasGemmEx", 7)
+    assert calls == [*ways[0], product, product, *ways[1], product]
+
+
+def cuda_device(**attributes):
+    device = CudaDevice.__new__(CudaDevice)
+    device.__dict__.update(attributes)
+    return device
+
+
+def test_shared_memory_is_asked_for():
+    """Whatever its size: what the text of a kernel declares counts too, and more than 48 kB in all must be asked for."""
+    asked, plain = (lambda *arguments: None for _ in range(2))
+    cuda_device().launch(asked, (1, 1), (512, 1), [], 47_000)
+    cuda_device().launch(plain, (1, 1), (512, 1), [])
+    assert asked.max_dynamic_shared_size_bytes == 47_000
+    assert not hasattr(plain, "max_dynamic_shared_size_bytes")
+
+
+@pytest.mark.parametrize("pointer", [0, 1, 2, 9])
+@pytest.mark.parametrize("fails", [False, True])
+def test_streams_wait_for_each_other(pointer, fails):
+    """The default stream does so by itself; another one, or a thread's own default (2), by events, after an error too."""
+    done = []
+
+    class Stream:
+        def __init__(self, name, ptr):
+            self.name, self.ptr = name, ptr
+
+        def record(self):
+            return self.name
+
+        def wait_event(self, event):
+            done.append(f"{self.name} waits for {event}")
+
+        def __enter__(self):
+            done.append("begin")
+
+        def __exit__(self, *error):
+            done.append("end")
+
+    current = types.SimpleNamespace(get_current_stream=lambda: Stream("user", pointer))
+    device = cuda_device(stream=Stream("main", 5), cupy=types.SimpleNamespace(cuda=current))
+    with contextlib.suppress(KeyboardInterrupt), device.running():
+        if fails:
+            raise KeyboardInterrupt
+    waiting = pointer not in (0, 1)
+    assert done == [*["main waits for user"] * waiting, "begin", "end", *["user waits for main"] * waiting]
+
+
+def test_graphs_are_captured_one_after_another():
+    """Whatever the thread and the precision: there is one stream for it. Nor is cublasLt asked for an algorithm meanwhile."""
+    done = []
+
+    class Capturing(contextlib.nullcontext):
+        def begin_capture(self):
+            done.append("begin")
+
+        def end_capture(self):
+            done.append("end")
+            return types.SimpleNamespace(launch=print)
+
+    stream, lt = Capturing(), types.SimpleNamespace(plan=lambda *arguments: done.append("plan"))
+    devices = [cuda_device(_capturing=stream, stream=None, _lt=lt) for _ in range(2)]
+    others = [
+        threading.Thread(target=devices[1].capture, args=([],)),
+        threading.Thread(target=devices[1].fused, args=(None, None)),
+    ]
+    devices[0].capture([*(thread.start for thread in others), *(partial(thread.join, 0.1) for thread in others)])
+    for thread in others:
+        thread.join()
+    assert done[:2] == ["begin", "end"]
+    assert sorted(done) == ["begin", "begin", "end", "end", "plan"]
+
+
+def fake_cupy(driver, built, count=None):
+    class CUDARuntimeError(RuntimeError):
+        pass
+
+    def devices():
+        if count is None:
+            raise CUDARuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
+        return count
+
+    runtime = types.SimpleNamespace(
+        CUDARuntimeError=CUDARuntimeError,
+        getDeviceCount=devices,
+        driverGetVersion=lambda: driver,
+        runtimeGetVersion=lambda: built,
+    )
+    return types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime), ndarray=type("ndarray", (), {}))
+
+
+@pytest.mark.parametrize(
+    ("module", "sentence"),
+    [
+        (None, "needs CuPy, which cannot be imported: .*pip install cupy-cuda12x"),
+        (fake_cupy(0, 12090), "finds no GPU: there is no NVIDIA driver on this computer"),
+        (
+            fake_cupy(11080, 12090),
+            r"the driver knows CUDA 11\.8, but this CuPy was built for CUDA 12; pip install cupy-cuda11x",
+        ),
+        (fake_cupy(12040, 12090), "finds no GPU: cudaErrorInsufficientDriver"),
+        (fake_cupy(12090, 12090, 0), "CUDA_VISIBLE_DEVICES hides them"),
+    ],
+)
+def test_without_a_gpu_a_sentence_says_why(monkeypatch, module, sentence):
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setattr(backends, "_loaded", {})
+    with pytest.raises(ValueError, match=sentence):
+        usable_cupy()
+    for name in ("cupy", "cupy-tf32"):
+        with pytest.raises(ValueError, match=sentence):
+            Chain(Dense(3, 2), backend=name)
+    net, x = Chain(Dense(3, 2)), np.ones((2, 3), np.float32)
+    with pytest.raises(ValueError, match=sentence):
+        net.init(device="cuda")
+    assert net(x, net.init()).shape == (2, 2)  # "auto" goes on with the processor
+
+
+@pytest.mark.parametrize(("name", "called"), [("cublas", "cuBLAS"), ("cublasLt", "cublasLt")])
+def test_cublas_that_is_missing(monkeypatch, name, called):
+    pathfinder = types.ModuleType("cuda.pathfinder")
+
+    def missing(name):
+        raise RuntimeError(f"lib{name}.so was not found")
+
+    pathfinder.load_nvidia_dynamic_lib = missing
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", pathfinder)
+    monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
+    loaded.cache_clear()
+    with pytest.raises(ValueError, match=re.escape(f"needs the library {called}, which cannot be loaded: lib{name}.so")):
+        loaded(name)
+    loaded.cache_clear()
+
+
+def test_the_benchmark_says_that_nothing_was_measured(monkeypatch, capsys):
+    from benchmarks import gpu as script
+
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(backends, "_loaded", {})
+    assert script.main([]) == 0
+    assert capsys.readouterr().out.startswith("nothing was measured: `backend` (='cupy') needs CuPy")

@@ -1,0 +1,43 @@
+"""On a GPU: every case of the harness, and training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chains import Chain, accuracy
+from tests.cupy.support import arrays_of, data, gradient_program, on_gpu, trained
+from tests.harness import CASES, assert_close, assert_same_bits, run_program
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_case_on_the_gpu(case, dtype):
+    """The same harness: gradients equal NumPy's, twice the same bits, eagerly and as a graph."""
+    program = gradient_program(case, dtype)
+    problem = case.problem(70)
+    arrays = arrays_of(problem)
+    wanted, found, again = (
+        run_program(program, name, 70, arrays, runs=n) for name, n in (("numpy", 1), ("cupy", 1), ("cupy", 3))
+    )
+    assert_same_bits(found, again)
+    for name in wanted:
+        assert_close(found[name], wanted[name], 1e-4 if dtype == np.float32 else 1e-11, name)
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_training_on_the_gpu(net):
+    import cupy
+
+    x, t = data()
+    p, q = net.init(), net.init(device="cuda")
+    trained(Chain(*net.layers, backend="numpy"), p, x, t)
+    trained(net, q, cupy.asarray(x), cupy.asarray(t))
+    assert isinstance(q, cupy.ndarray)
+    assert_close(cupy.asnumpy(q), p, 1e-5)
+    y = net(cupy.asarray(x), q)
+    assert isinstance(y, cupy.ndarray)
+    assert accuracy(cupy.asarray(t), y) == accuracy(t, cupy.asnumpy(y))

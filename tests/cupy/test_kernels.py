@@ -1,0 +1,258 @@
+"""Kernels of the GPU backend, compiled for GPUs, and run on the processor: the results are NumPy's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import chains
+from chains import Adam, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, tanh
+from chains.backends import UnsupportedOperationError
+from chains.backends.cupy.compiler import Compiled
+from chains.backends.cupy.kernels import convolutions
+from chains.backends.cupy.kernels.steps import Launch, Product, Source
+from chains.backends.cupy.source.fusion import apart
+from chains.expr import BINARY, COMPARISONS, TERNARY, UNARY, Expr, trace_nodes
+from chains.network import record
+from chains.program.operations import Operation
+from chains.program.program import Program
+from chains.program.recorder import Recorder
+from tests.cupy import nvrtc
+from tests.cupy.support import CONVOLUTIONS, EMULATED, arrays_of, gradient_program, needs_compiler, needs_nvrtc
+from tests.harness import CASES, OPTIMIZERS, assert_close, assert_same_bits, run_program
+
+GROUPS = [CASES[start : start + 60] for start in range(0, len(CASES), 60)]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
+@pytest.mark.parametrize("group", range(len(GROUPS)))
+def test_kernels_of_every_case_compile(group, architecture):
+    """Those of a gradient and of a pullback, in one type for each architecture: they differ in the names of functions."""
+    source, dtype = Source(), np.float32 if architecture == "sm_90" else np.float64
+    for case in GROUPS[group]:
+        Compiled(gradient_program(case, dtype), source)
+        Compiled(record.vjp(case.net().network, dtype, False), source)
+    code = nvrtc.cubin(source.text(wide=False), architecture)
+    assert all(kernel.name.encode() in code for kernel in source.kernels.values())
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
+def test_kernels_of_training_compile(architecture, wide):
+    source = Source()
+    net = Chain(Dense(784, 30, chains.σ), Dropout(0.2), Dense(30, 10))
+    images = Chain(chains.Conv(16, 32, 3, chains.relu), chains.Flatten(), Dense(128, 2), input_shape=(16, 4, 4))
+    Compiled(images.program(SquaredLoss(), Adam(1e-3)), source)  # enough channels to be products
+    for optimizer in OPTIMIZERS.values():
+        Compiled(net.program(CrossEntropyLoss(), optimizer, target_shape=()), source)
+    code = nvrtc.cubin(source.text(wide), architecture)
+    assert all(hint in code for hint in (b"patches_", b"move_", b"random_", b"sum_parts_"))
+
+
+@needs_nvrtc
+def test_a_kernel_with_an_error_does_not_compile():
+    with pytest.raises(AssertionError, match="nonsense"):
+        nvrtc.cubin('extern "C" __global__ void f(float* a) { a[0] = nonsense; }', "sm_90")
+
+
+def all_operations(dtype) -> Program:
+    """A map for each operation of `chains.expr`, over operands a and b."""
+    ops = Recorder("operations", dtype)
+    a, b = (ops.external(name, (), role="input", batched=True) for name in "ab")
+    for name in (*UNARY, *BINARY, "not"):
+        out = ops.external(name, (), role="output", batched=True)
+        x, y = Expr("input", value=0), Expr("input", value=1)
+        operands = {"not": (Expr("gt", (x, y)),), "and": (Expr("gt", (x, y)), Expr("lt", (x, y)))}.get(name, (x, y))
+        operands = operands if name not in ("or",) else (Expr("gt", (x, y)), Expr("lt", (x, y)))
+        node = Expr(name, operands[: 1 if name in (*UNARY, "not") else 2])
+        if name in COMPARISONS:
+            node = Expr("where", (node, Expr("const", value=1.0), Expr("const", value=0.0)))
+        from chains.program.operations import Map
+
+        ops._record(Map((out,), (a, b), trace_nodes((node,), ("a", "b"))))
+    assert TERNARY == ("where",)
+    return ops.finish()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_operation_of_formulas(dtype):
+    special = [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 30.0, -30.0, np.inf, -np.inf, np.nan]
+    a, b = (grid.reshape(-1).astype(dtype) for grid in np.meshgrid(special, special))
+    program = all_operations(dtype)
+    with np.errstate(all="ignore"):
+        wanted, found = (run_program(program, name, len(a), {"a": a, "b": b}) for name in ("numpy", "emulated"))
+    assert len(found) == len(UNARY) + len(BINARY) + 1
+    for name in wanted:
+        if name in ("sin", "cos"):
+            continue
+        np.testing.assert_allclose(found[name], wanted[name], rtol=2e-6 if dtype == np.float32 else 1e-13, err_msg=name)
+    for name in ("sin", "cos"):
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["sum", "max"])
+@pytest.mark.parametrize(
+    ("shape", "out", "batched"),
+    [
+        ((700,), (), False),
+        ((7,), (7,), False),
+        ((7,), (1,), True),
+        ((300,), (1,), True),
+        ((3, 50), (3, 1), False),
+        ((3, 50), (1, 50), True),
+        ((40, 6), (40, 1), True),
+        ((2, 3, 4), (2, 1, 4), False),
+    ],
+)
+@pytest.mark.parametrize("batch", [1, 37, 3001])
+def test_reductions_of_many(kind, shape, out, batched, batch):
+    ops = Recorder("reduce", np.float64)
+    a = ops.external("a", shape, role="input", batched=True)
+    result = ops.external("out", out, role="output", batched=batched)
+    getattr(ops, kind)(result, a)
+    array = np.random.default_rng(0).normal(size=(batch, *shape))
+    program = ops.finish()
+    wanted, found, backwards = (run_program(program, name, batch, {"a": array}) for name in ("numpy", *EMULATED))
+    assert_close(found["out"], wanted["out"], 1e-12)
+    assert_same_bits(found, backwards)
+
+
+@needs_compiler
+def test_a_long_sum_is_split_among_blocks():
+    ops = Recorder("sum", np.float32)
+    ops.sum(ops.external("out", (), role="output"), ops.external("a", (), role="input", batched=True))
+    steps = [step for step in Compiled(ops.finish()).steps if isinstance(step, Launch)]
+    assert [step.grid(100) for step in steps] == [(1, 1), None]
+    assert [step.grid(1_000_000) for step in steps] == [(1, 489), (1, 1)]
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", CASES[::5], ids=str)
+def test_order_of_threads_does_not_matter(case):
+    program = gradient_program(case, np.float32)
+    problem = case.problem(70)
+    arrays = arrays_of(problem)
+    wanted, found, backwards = (run_program(program, name, 70, arrays) for name in ("numpy", *EMULATED))
+    assert_same_bits(found, backwards)
+    for name in wanted:
+        assert_close(found[name], wanted[name], 1e-4, name)
+
+
+@needs_compiler
+@pytest.mark.parametrize("layer", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+@pytest.mark.parametrize("samples", [1, 3, 100])
+def test_convolutions_as_products(layer, samples, dtype, monkeypatch):
+    """Made small enough to be products, in parts of so many samples."""
+    net = Chain(chains.Shift(), layer, input_shape=(2, 9) if "signal" in repr(layer) or layer.ndim == 1 else (2, 9, 8))
+    entries = net.network.layout["1.weight"].shape
+    positions = np.prod(net.output_shape[1:]) if "Transpose" not in repr(layer) else 72
+    bytes_each = int(np.prod(entries[1:]) * positions) * np.dtype(dtype).itemsize
+    monkeypatch.setattr(convolutions, "SMALLEST", 1)
+    monkeypatch.setattr(convolutions, "PATCHES_BYTES", samples * bytes_each)
+    rng = np.random.default_rng(0)
+    shapes = {"p": (net.n_params,), "x": (8, *net.input_shape), "dy": (8, *net.output_shape)}
+    arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    for program, products in ((record.forward(net.network, dtype, False), 1), (record.vjp(net.network, dtype, False), 2)):
+        steps = list(Compiled(program).at(8))
+        assert sum(isinstance(step, Product) for step in steps) == products * -(-8 // samples)
+        wanted, found, backwards = (run_program(program, name, 8, arrays) for name in ("numpy", *EMULATED))
+        assert_same_bits(found, backwards)
+        for name in wanted:
+            assert_close(found[name], wanted[name], 1e-5 if dtype == np.float32 else 1e-13, name)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(), (5,), (3, 7)])
+@pytest.mark.parametrize("batch", [1, 9, 1000])
+def test_random_numbers_are_numpys_to_the_bit(shape, batch, dtype):
+    ops = Recorder("random", dtype)
+    for name in ("first", "second"):
+        ops.random(ops.external(name, shape, role="output", batched=True))
+    program, key = ops.finish(), {"random": np.array([2**63 + 5, 11], np.uint64)}
+    found = run_program(program, "emulated", batch, key)
+    assert_same_bits(found, run_program(program, "numpy", batch, key))
+    assert not np.array_equal(found["first"], found["second"])
+
+
+@needs_compiler
+def test_scatter_add_adds_in_order():
+    """Rows that come many times are summed as NumPy sums them, to the bit."""
+    ops = Recorder("scatter", np.float32)
+    index = ops.external("index", (), role="input", batched=True, dtype=np.int64)
+    rows = ops.external("rows", (300,), role="input", batched=True)
+    ops.scatter_add(ops.external("total", (100, 300), role="state"), index, rows)
+    rng, program = np.random.default_rng(0), ops.finish()
+    arrays = {
+        "index": rng.integers(0, 100, 500),
+        "rows": rng.normal(size=(500, 300)).astype(np.float32),
+        "total": rng.normal(size=(100, 300)).astype(np.float32),
+    }
+    wanted, found, backwards = (run_program(program, name, 500, arrays) for name in ("numpy", *EMULATED))
+    assert_same_bits(found, wanted)
+    assert_same_bits(found, backwards)
+
+
+@needs_compiler
+def test_maps_that_overwrite_what_others_read():
+    """A row that is broadcast and overwritten, and a copy onto itself one further."""
+    ops = Recorder("across", np.float64)
+    a = ops.external("a", (40, 30), role="state")
+    ops.map(a, lambda a, row: a + row, a, a.slice(0, 3, 4))
+    ops.copy(a.slice(0, 1, 40), a.slice(0, 0, 39))
+    start = np.random.default_rng(0).normal(size=(40, 30))
+    wanted = start + start[3:4]
+    wanted[1:] = wanted[:-1].copy()
+    program = ops.finish()
+    for name in EMULATED:
+        np.testing.assert_array_equal(run_program(program, name, 1, {"a": start})["a"], wanted)
+
+
+def test_views_apart():
+    ops = Recorder("views", np.float32)
+    image, vector = ops.scratch("image", (5, 4)), ops.scratch("vector", (9,), batched=False)
+    assert apart(image.slice(1, 0, 2), image.slice(1, 2, 5))
+    assert apart(image.slice(2, 0, 2), image.slice(2, 2, 4))
+    assert not apart(image.slice(2, 0, 3), image.slice(2, 2, 4))
+    assert not apart(image.slice(1, 0, 2), image)
+    assert apart(vector.slice(0, 0, 4), vector.slice(0, 4, 9))
+    assert not apart(vector.slice(0, 0, 5), vector.slice(0, 4, 9))
+
+
+def test_unknown_operations_are_named():
+    class Strange(Operation):
+        pass
+
+    ops = Recorder("strange", np.float32)
+    out = ops.external("out", (), role="output")
+    ops._record(Strange((out,), (), label="0.Odd"))
+    with pytest.raises(UnsupportedOperationError, match=r"'cupy' cannot run the operation `strange` of 0\.Odd"):
+        Compiled(ops.finish())
+
+
+def test_elementwise_runs_are_one_kernel():
+    """A step of Adam on a dense network: what is elementwise goes along with its neighbours."""
+    program = Chain(Dense(8, 32, tanh), Dense(32, 4)).program(SquaredLoss(), Adam(1e-3))
+    steps = Compiled(program).steps
+    launches = [step for step in steps if isinstance(step, Launch) and step.grid(16) is not None]
+    assert len(launches) < sum(operation.name != "matmul" for operation in program.operations)
+    assert not any("terms" in buffer.name for step in steps for buffer in step.writes)  # the loss's terms stay in registers
+
+
+@needs_compiler
+def test_scratch_is_no_larger_than_planned_by_the_program():
+    for case in CASES[::7]:
+        program = gradient_program(case, np.float32)
+        compiled = Compiled(program)
+        partial = sum(-(-compiled.elements(b, 100) * b.dtype.itemsize // 64) * 64 for b in compiled._sizes)
+        assert compiled.plan(100).nbytes(100) <= program.scratch.nbytes(100) + partial + 64 * len(program.operations)
+
+
+def test_listing_shows_the_kernels():
+    net = Chain(Dense(3, 2), backend="emulated")
+    text = net.listing(net.program(SquaredLoss()))
+    assert "program gradient" in text
+    assert "KERNEL sum_" in text
