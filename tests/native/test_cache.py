@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import os
+import socket
+import stat
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -174,14 +178,16 @@ def test_a_read_only_folder_is_harmless(folder):
 
 def test_clearing_the_cache(folder):
     compiled_again()
-    (folder / "unfinished.new").write_bytes(b"x")
+    (folder / f"{7:040}-unfinished.new").write_bytes(b"x")
+    (folder / "mine.o").write_bytes(b"of another program")
     assert cache_files.clear() == 2
+    assert [path.name for path in folder.iterdir()] == ["mine.o"]
     assert cache_files.clear() == 0
     assert not compiled_again()
 
 
 def test_the_cache_is_bounded(folder, monkeypatch):
-    monkeypatch.setattr(cache_files, "LIMIT", 20_000)
+    monkeypatch.setattr(cache_files, "LIMIT_BYTES", 20_000)
     for k in range(12):
         cache_files.store(f"{k:040}", bytes(3000))
         for path in folder.iterdir():  # so that the order is plain whatever the clock's resolution
@@ -193,13 +199,198 @@ def test_the_cache_is_bounded(folder, monkeypatch):
 
 
 def test_what_was_used_last_stays(folder, monkeypatch):
-    monkeypatch.setattr(cache_files, "LIMIT", 10_000)
+    monkeypatch.setattr(cache_files, "LIMIT_BYTES", 10_000)
     for k in range(3):
         cache_files.store(f"{k:040}", bytes(3000))
         os.utime(folder / f"{k:040}.o", (1000.0 + k, 1000.0 + k))
     assert cache_files.load(f"{0:040}") is not None  # which makes it the newest
     cache_files.store(f"{3:040}", bytes(3000))
     assert sorted(int(path.stem) for path in folder.iterdir()) == [0, 2, 3]
+
+
+# Whom the cache trusts
+
+NAME = f"{1:040}"
+posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners and modes here")
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """The warnings so far, none of them said before."""
+    monkeypatch.setattr(cache_files, "_said", set())
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield found
+
+
+@pytest.fixture
+def kept(folder):
+    """A file that the cache has made."""
+    cache_files.store(NAME, b"machine code")
+    assert cache_files.load(NAME) == b"machine code"
+    return folder / f"{NAME}.o"
+
+
+def assert_refused(said, *words):
+    """Nothing is read; one warning has all these words, however often it is tried."""
+    for _ in range(3):
+        assert cache_files.load(NAME) is None
+    assert len(said) == 1
+    assert said[0].category is RuntimeWarning
+    for word in (*words, "CHAINS_CACHE"):
+        assert word in str(said[0].message)
+
+
+@posix
+@pytest.mark.parametrize("mask", [0, 0o002, 0o022, 0o077])
+def test_the_folder_and_its_files_are_their_users_alone(mask, folder):
+    before = os.umask(mask)
+    try:
+        cache_files.store(NAME, b"machine code")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / f"{NAME}.o").stat().st_mode) == 0o600
+    assert cache_files.load(NAME) == b"machine code"
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o702])
+def test_a_folder_that_others_may_write_is_not_used(mode, kept, folder, said):
+    folder.chmod(mode)
+    assert_refused(said, f"folder {folder} ", f"mode {mode:#o}", "chmod go-w")
+    cache_files.store(f"{2:040}", b"more")
+    assert [path.name for path in folder.iterdir()] == [kept.name]
+    assert len(said) == 1
+    folder.chmod(0o755)
+    assert cache_files.load(NAME) == b"machine code"
+
+
+@posix
+def test_a_folder_that_another_user_owns_is_not_used(kept, folder, said, monkeypatch):
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert_refused(said, f"folder {folder} ", f"user number {owner}")
+    cache_files.store(f"{2:040}", b"more")
+    assert [path.name for path in folder.iterdir()] == [kept.name]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only the superuser gives files away")
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_the_superuser_does_not_use_what_others_own(what, kept, folder, said):
+    os.chown(folder if what == "folder" else kept, 12345, 12345)
+    assert_refused(said, f"{what} {folder if what == 'folder' else kept} ", "user number 12345")
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o606, 0o660, 0o666])
+def test_a_file_that_others_may_write_is_not_used_but_replaced(mode, kept, said):
+    kept.chmod(mode)
+    assert_refused(said, f"file {kept} ", f"mode {mode:#o}")
+    cache_files.store(NAME, b"own machine code")
+    assert cache_files.load(NAME) == b"own machine code"
+
+
+@posix
+def test_a_file_that_another_user_owns_is_not_used(kept, folder, said, monkeypatch):
+    """As if the folder were this user's, and the file in it another one's."""
+    private, owner = cache_files._is_private, os.geteuid()
+
+    def is_private(path, status):
+        with monkeypatch.context() as within:
+            within.setattr(os, "geteuid", lambda: owner if path == folder else owner + 1)
+            return private(path, status)
+
+    monkeypatch.setattr(cache_files, "_is_private", is_private)
+    assert_refused(said, f"file {kept} ", f"user number {owner}")
+
+
+@posix
+def test_code_that_was_planted_is_not_executed(folder, said):
+    """In a folder for everybody, whatever lies there under the right name."""
+    assert not compiled_again()
+    (path,) = folder.iterdir()
+    folder.chmod(0o777)
+    head = len(cache_files._MAGIC)
+    crash = b"\xcc" * 500
+    path.write_bytes(cache_files._MAGIC + hashlib.sha256(crash).digest() + crash)
+    assert len(path.read_bytes()) == head + 32 + 500
+    assert not compiled_again()
+    assert path.read_bytes().endswith(crash)
+    assert len(said) == 1
+
+
+@posix
+def test_a_symbolic_link_is_not_followed(kept, folder, tmp_path, said):
+    kept.rename(tmp_path / "elsewhere")
+    kept.symlink_to(tmp_path / "elsewhere")
+    assert cache_files.load(NAME) is None
+    cache_files.store(NAME, b"own machine code")
+    assert cache_files.load(NAME) == b"own machine code"
+    assert not kept.is_symlink()
+    assert cache_files._MAGIC in (tmp_path / "elsewhere").read_bytes()
+    assert b"own" not in (tmp_path / "elsewhere").read_bytes()
+
+
+@posix
+def test_a_folder_may_be_reached_by_a_link(kept, folder, tmp_path, monkeypatch):
+    """As where home is small, and the cache on another disk."""
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.setenv("CHAINS_CACHE", str(tmp_path / "link"))
+    assert cache_files.load(NAME) == b"machine code"
+
+
+@posix
+def test_a_pipe_does_not_block(kept):
+    kept.unlink()
+    os.mkfifo(kept, 0o600)
+    start = time.monotonic()
+    assert cache_files.load(NAME) is None
+    assert time.monotonic() - start < 5
+    cache_files.store(NAME, b"machine code")
+    assert cache_files.load(NAME) == b"machine code"
+
+
+@posix
+def test_a_socket_and_a_device_are_not_read(kept, monkeypatch):
+    kept.unlink()
+    monkeypatch.chdir(kept.parent)  # a socket's path may not be long
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(kept.name)
+        assert cache_files.load(NAME) is None
+    assert cache_files._read(Path("/dev/zero")) == b""
+
+
+def test_a_write_that_fails_leaves_what_was_there(kept, folder, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    cache_files.store(NAME, b"own machine code")
+    assert [path.name for path in folder.iterdir()] == [kept.name]
+    assert cache_files.load(NAME) == b"machine code"
+
+
+def test_files_of_others_are_not_trimmed(folder, monkeypatch):
+    monkeypatch.setattr(cache_files, "LIMIT_BYTES", 5000)
+    folder.mkdir(0o700)
+    (folder / "mine.o").write_bytes(bytes(10_000))
+    for k in range(3):
+        cache_files.store(f"{k:040}", bytes(2000))
+    assert (folder / "mine.o").exists()
+    assert len(list(folder.iterdir())) == 3
+
+
+@posix
+def test_windows_has_no_modes(kept, folder, said, monkeypatch):
+    """There the cache works without owners and flags."""
+    folder.chmod(0o777)
+    monkeypatch.delattr(os, "geteuid")
+    monkeypatch.setattr(cache_files, "_READ", os.O_RDONLY)
+    assert cache_files.load(NAME) == b"machine code"
+    cache_files.store(NAME, b"own machine code")
+    assert cache_files.load(NAME) == b"own machine code"
+    assert not said
 
 
 def compile_many(place, name):

@@ -1,10 +1,12 @@
 """Machine code kept on disk between processes.
 
-Files lie in ``$CHAINS_CACHE`` or the user's cache folder, named by a hash of the assembly, the processor, the
-versions of LLVM and what is done with it (`machine.PIPELINE`). Each carries a hash of its own contents, so that a damaged
-one is compiled anew. They are written under another name and then renamed, so that two processes do not disturb each
-other. Past `LIMIT` bytes in all, those that were not used for longest go. ``CHAINS_CACHE=off`` switches it off; `clear`
-empties it.
+Files lie in ``$CHAINS_CACHE`` or the user's cache folder. A file's name is a hash of the assembly, the processor, the versions
+of LLVM and what is done with it (`jit.PIPELINE`). Each file carries a hash of its own contents, so that a damaged one is
+compiled anew. Files are written under another name and then renamed: whole or not at all. Past `LIMIT_BYTES` in all, those
+that were not used for longest go. ``CHAINS_CACHE=off`` switches the cache off; `clear` empties it.
+
+Who writes a file here decides what this process executes. So a folder is made for its user alone, and only regular files
+are read. A folder or file that somebody else owns or may write is not used, which a warning says once.
 """
 
 from __future__ import annotations
@@ -12,11 +14,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
+import stat
 import tempfile
+import warnings
 from pathlib import Path
 
-LIMIT = 256 << 20  # bytes
+LIMIT_BYTES = 256 << 20
 _MAGIC = b"chains native 1\n"
+_OURS = re.compile(r"[0-9a-f]{40}(\.o|-.*\.new)")  # the names of the cache's files: there may be others in the folder
+# A FIFO must not block; a link must not lead out of the folder. Windows has neither flag.
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+_said: set[tuple[Path, str]] = set()
 
 
 def folder() -> Path | None:
@@ -43,13 +52,13 @@ def key(*parts: str) -> str:
 
 
 def load(name: str) -> bytes | None:
-    """The code kept under this name; None where there is none, or a damaged one."""
+    """The code kept under this name; None where there is none, a damaged one, or one that others may have written."""
     place = folder()
     if place is None:
         return None
     path = place / f"{name}.o"
     try:
-        data = path.read_bytes()
+        data = _read(path) if _is_private(place, place.stat()) else b""
         with contextlib.suppress(OSError):  # a folder that may only be read
             os.utime(path)  # used now
     except (OSError, ValueError):
@@ -66,8 +75,10 @@ def store(name: str, code: bytes) -> None:
     if place is None:
         return
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=place, suffix=".new")
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_private(place, place.stat()):
+            return
+        handle, temporary = tempfile.mkstemp(dir=place, prefix=f"{name}-", suffix=".new")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(_MAGIC + hashlib.sha256(code).digest() + code)
@@ -84,22 +95,62 @@ def store(name: str, code: bytes) -> None:
 def clear() -> int:
     """Delete all files of the cache; returns how many there were."""
     place = folder()
-    files = [*place.glob("*.o"), *place.glob("*.new")] if place is not None and place.is_dir() else []
+    files = [] if place is None else _files(place)
     for path in files:
         with contextlib.suppress(OSError):
             path.unlink()
     return len(files)
 
 
+def _files(place: Path) -> list[Path]:
+    """The cache's files, those that were never finished too."""
+    try:
+        return [path for path in place.iterdir() if _OURS.fullmatch(path.name)]
+    except OSError:
+        return []
+
+
+def _read(path: Path) -> bytes:
+    """The contents of a regular file that nobody else can have written; nothing of another one."""
+    handle = os.open(path, _READ)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or not _is_private(path, status):
+            return b""
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)
+
+
+def _is_private(path: Path, status: os.stat_result) -> bool:
+    """Whether this is the user's own, and nobody else may write to it; if not, that is said once."""
+    if not hasattr(os, "geteuid"):  # Windows: the user's cache folder is private, and files have no such modes
+        return True
+    if status.st_uid != os.geteuid():
+        reason = f"it belongs to the user number {status.st_uid}, who could have this process execute anything"
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = oct(stat.S_IMODE(status.st_mode))
+        reason = f"others may write to it (mode {mode}), and could have this process execute anything: `chmod go-w` it"
+    else:
+        return True
+    if (path, reason) not in _said:
+        _said.add((path, reason))
+        kind = "folder" if stat.S_ISDIR(status.st_mode) else "file"
+        advice = "CHAINS_CACHE names another folder for compiled code"
+        warnings.warn(f"the {kind} {path} is not used: {reason}; {advice}", RuntimeWarning, stacklevel=2)
+    return False
+
+
 def _trim(place: Path) -> None:
     entries = []
-    for path in place.glob("*.o"):
+    for path in _files(place):
         with contextlib.suppress(OSError):
-            status = path.stat()
+            status = path.lstat()
             entries.append((status.st_mtime, status.st_size, path))
     total = sum(size for _, size, _ in entries)
     for _, size, path in sorted(entries, key=lambda entry: entry[0]):
-        if total <= LIMIT:
+        if total <= LIMIT_BYTES:
             return
         with contextlib.suppress(OSError):
             path.unlink()
