@@ -27,6 +27,7 @@ from chains.initializers import InitializerLike, initializer
 from chains.layers.naming import Names, naming_settings
 from chains.messages import shown
 from chains.params import LayoutBuilder, Slice
+from chains.program.alias import meet
 from chains.program.operations import Operation
 from chains.program.recorder import Recorder
 from chains.program.view import View
@@ -284,27 +285,18 @@ class Node:
 
 def check_filled(function: str, recorded: Sequence[Operation], views: Mapping[str, View]) -> None:
     """Raise ValueError, naming the function that recorded them, unless some operation writes to each of the views."""
-    written = [out for operation in recorded for out in operation.outs]
+    written = [out for operation in recorded for out in operation.writes]
     for name, view in views.items():
-        if view.sample_size and not any(_touches(out, view) for out in written):
+        if view.sample_size and not any(meet(out, view) for out in written):
             raise ValueError(f"{function} does not fill `{name}`")
 
 
 def check_kept(function: str, recorded: Sequence[Operation], views: Mapping[str, View], remedy: str) -> None:
     """Raise ValueError, naming the function that recorded them, where some operation writes to one of the views."""
-    written = [out for operation in recorded for out in operation.outs]
+    written = [out for operation in recorded for out in operation.writes]
     for name, view in views.items():
-        if any(_touches(out, view) for out in written):
+        if any(meet(out, view) for out in written):
             raise ValueError(f"{function} writes to `{name}`, which may only be read: {remedy}")
-
-
-def _touches(out: View, view: View) -> bool:
-    """Whether `out` has its first element within `view`, or the other way round; for views of one buffer."""
-    if out.buffer is not view.buffer:
-        return False
-    return (
-        view.batched or out.offset - view.sample_size < view.offset < out.offset + out.sample_size or out.offset == view.offset
-    )
 
 
 def _windows(vector: View, slices: Mapping[str, Slice]) -> dict[str, View]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from chains.expr import Formula
 from chains.program.view import Buffer, View, concrete
@@ -13,11 +14,39 @@ from chains.program.window import Window
 
 @dataclass(frozen=True)
 class Operation:
-    """A step of a program: fills `outs` from `ins`. `label` says which layer recorded it."""
+    """A step of a program: fills `outs` from `ins`. `label` says which layer recorded it.
+
+    What it does to memory is declared here, and a class says where it differs: everything that drops, moves, fuses or splits
+    operations goes by these declarations, not by names of classes. Operations work sample by sample: what they write for a
+    sample depends on the operands of that sample and on operands without samples, but for results over the whole batch.
+    """
+
+    elementwise: ClassVar[bool] = False  # whether each element is made of the operands' at the same place; outs may be ins
 
     outs: tuple[View, ...]
     ins: tuple[View, ...]
     label: str = field(default="", kw_only=True)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether the results are added to what `outs` hold, which is read then."""
+        return False
+
+    @property
+    def over_batch(self) -> str | None:
+        """How the results of parts of the batch make those of the whole: "sum" or "max"; None where each sample has its own."""
+        batched = any(view.batched for view in self.ins) and not any(view.batched for view in self.outs)
+        return "sum" if batched else None
+
+    @property
+    def reads(self) -> tuple[View, ...]:
+        """The views whose contents are used."""
+        return self.ins + self.outs if self.accumulates else self.ins
+
+    @property
+    def writes(self) -> tuple[View, ...]:
+        """The views whose contents are changed."""
+        return self.outs
 
     @property
     def name(self) -> str:
@@ -29,8 +58,8 @@ class Operation:
 
     @property
     def sums_over_batch(self) -> bool:
-        """Whether the results are sums over the samples, so that tiles of the batch add up to them."""
-        return any(view.batched for view in self.ins) and not any(view.batched for view in self.outs)
+        """Whether the results are over all samples, so that those of tiles of the batch add up to them."""
+        return self.over_batch is not None
 
     def flops(self, batch: int) -> int:
         """Multiplications and additions of products and convolutions at a batch size; 0 for other operations."""
@@ -50,6 +79,10 @@ class MatMul(Operation):
 
     accumulate: bool = False
 
+    @property
+    def accumulates(self) -> bool:
+        return self.accumulate
+
     def flops(self, batch: int) -> int:
         (m, k), (_, n) = (concrete(view.shape, batch) for view in self.ins)
         return 2 * m * k * n
@@ -61,6 +94,8 @@ class MatMul(Operation):
 @dataclass(frozen=True)
 class Map(Operation):
     """outs = formula(ins), element by element over broadcast operands; an out may be one of the ins."""
+
+    elementwise = True
 
     formula: Formula
 
@@ -77,6 +112,10 @@ class Reduce(Operation):
     @property
     def name(self) -> str:
         return self.kind
+
+    @property
+    def over_batch(self) -> str | None:
+        return self.kind if super().over_batch else None
 
 
 @dataclass(frozen=True)
@@ -180,6 +219,10 @@ class Gather(Operation):
 class ScatterAdd(Operation):
     """out[index[i], ...] += source[i, ...] for the two operands (index, source); an index outside is moved as in `Gather`."""
 
+    @property
+    def accumulates(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True)
 class Random(Operation):
@@ -197,10 +240,14 @@ class Random(Operation):
 class Copy(Operation):
     """out = the operand, which is broadcast and converted to out's type."""
 
+    elementwise = True
+
 
 @dataclass(frozen=True)
 class Fill(Operation):
     """out = value."""
+
+    elementwise = True
 
     value: float
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from chains.expr import Formula, maximum, trace, where
+from chains.program.alias import same
 from chains.program.operations import Copy, Map, Operation, Pool, PoolInput, users
 from chains.program.view import Buffer, View, c_strides
 
@@ -70,7 +71,7 @@ def _found(operations: list[Operation], touching: Mapping[Buffer, list[int]], po
 
     y = relu.outs[0]
     readers = after(y.buffer)
-    if not readers or type(readers[0]) is not Pool or readers[0].kind != "max" or not _is_same(readers[0].ins[0], y):
+    if not readers or type(readers[0]) is not Pool or readers[0].kind != "max" or not same(readers[0].ins[0], y):
         return None
     pool, pullbacks = readers[0], readers[1:]
     pooled = pool.outs[0]
@@ -88,8 +89,8 @@ def _found(operations: list[Operation], touching: Mapping[Buffer, list[int]], po
     places = zip((*pool_input.ins[1:], *pullback.ins), (y, pooled, dy, y), strict=True)
     # Nobody else may see the gradient in front of relu.
     seen = [operation for operation in after(dy.buffer) if operation is not pool_input]
-    alone = seen[:1] == [pullback] and (len(seen) == 1 or _is_same(pullback.outs[0], dy)) and dy.buffer.role == "scratch"
-    return _Found(relu, pool, pool_input, pullback) if alone and all(_is_same(a, b) for a, b in places) else None
+    alone = seen[:1] == [pullback] and (len(seen) == 1 or same(pullback.outs[0], dy)) and dy.buffer.role == "scratch"
+    return _Found(relu, pool, pool_input, pullback) if alone and all(same(a, b) for a, b in places) else None
 
 
 def _argument_of_relu(formula: Formula) -> int | None:
@@ -123,13 +124,6 @@ def _copy(out: View, a: View, label: str) -> list[Operation]:
 def _is_equal(a: Formula, b: Formula) -> bool:
     """Whether two formulas differ at most in the names of their inputs."""
     return (len(a.inputs), a.instructions, a.outputs) == (len(b.inputs), b.instructions, b.outputs)
-
-
-def _is_same(a: View, b: View) -> bool:
-    """Whether two views have the same elements in the same order, whatever their shapes."""
-    return a == b or (
-        a.buffer is b.buffer and a.offset == b.offset and a.sample_size == b.sample_size and a.contiguous and b.contiguous
-    )
 
 
 def _scratch_like(view: View, name: str) -> View:

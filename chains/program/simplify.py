@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from chains.program.operations import Copy, Map, MatMul, Operation, ScatterAdd, users
+from chains.program.operations import Copy, Map, Operation, users
 from chains.program.reorder import relu_after_max_pool
 from chains.program.view import Buffer, View
 
@@ -31,7 +31,7 @@ def live(operations: Sequence[Operation]) -> list[Operation]:
             formula, inputs = operation.formula.only(needed)
             outs = tuple(operation.outs[k] for k in needed)
             operation = replace(operation, outs=outs, ins=tuple(operation.ins[k] for k in inputs), formula=formula)
-        read.update(view.buffer for view in _read(operation))
+        read.update(view.buffer for view in operation.reads)
         kept.append(operation)
     return kept[::-1]
 
@@ -68,12 +68,6 @@ def _can_share(operations: Mapping[int, Operation], touching: Mapping[Buffer, li
 
 def _is_whole(view: View) -> bool:
     return view.contiguous and view.sample_size == view.buffer.size
-
-
-def _read(operation: Operation) -> tuple[View, ...]:
-    """The views whose contents the operation uses."""
-    adds = isinstance(operation, ScatterAdd) or (isinstance(operation, MatMul) and operation.accumulate)
-    return operation.views if adds else operation.ins
 
 
 def _redirected(operation: Operation, old: Buffer, new: Buffer) -> Operation:

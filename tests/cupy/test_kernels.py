@@ -11,7 +11,6 @@ from chains.backends import UnsupportedOperationError
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.kernels import convolutions
 from chains.backends.cupy.kernels.steps import Launch, Product, Source
-from chains.backends.cupy.source.fusion import apart
 from chains.expr import BINARY, COMPARISONS, TERNARY, UNARY, Expr, trace_nodes
 from chains.network import record
 from chains.program.operations import Operation
@@ -209,17 +208,6 @@ def test_maps_that_overwrite_what_others_read():
     program = ops.finish()
     for name in EMULATED:
         np.testing.assert_array_equal(run_program(program, name, 1, {"a": start})["a"], wanted)
-
-
-def test_views_apart():
-    ops = Recorder("views", np.float32)
-    image, vector = ops.scratch("image", (5, 4)), ops.scratch("vector", (9,), batched=False)
-    assert apart(image.slice(1, 0, 2), image.slice(1, 2, 5))
-    assert apart(image.slice(2, 0, 2), image.slice(2, 2, 4))
-    assert not apart(image.slice(2, 0, 3), image.slice(2, 2, 4))
-    assert not apart(image.slice(1, 0, 2), image)
-    assert apart(vector.slice(0, 0, 4), vector.slice(0, 4, 9))
-    assert not apart(vector.slice(0, 0, 5), vector.slice(0, 4, 9))
 
 
 def test_unknown_operations_are_named():

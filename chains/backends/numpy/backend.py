@@ -192,7 +192,7 @@ def _map(binding: NumpyBinding, operation: Map) -> list[Call]:
         return [scalar_call(operation.formula, outs, ins)]
     if outs[0].ndim > 1 and outs[0].shape[0] == 1:  # broadcasting costs more than equal shapes
         outs, ins = ([binding.squeezed(array, outs[0].ndim) for array in arrays] for arrays in (outs, ins))
-    conflicts = [[_conflict(out, view) for view in operation.ins] for out in operation.outs]
+    conflicts = [[_conflict(binding, out, view) for view in operation.ins] for out in operation.outs]
     known = {j: ins[j] for j, view in enumerate(operation.ins) if view.buffer.name == "inverse_batch"}
     dying = {j for j, view in enumerate(operation.ins) if binding.dies(view, operation)}
     shapes = [array.shape for array in ins]
@@ -223,18 +223,12 @@ def _map(binding: NumpyBinding, operation: Map) -> list[Call]:
     return calls
 
 
-def _conflict(out: View, view: View) -> str:
-    """How writing `out` touches `view`: see `schedule`."""
-    if out.buffer is not view.buffer:
-        return "apart"
+def _conflict(binding: NumpyBinding, out: View, view: View) -> str:
+    """How writing `out` touches `view`: see `schedule`. NumPy copies an operand whose memory may reach into the result's."""
     if out == view:
         return "same"
-    disjoint = out.contiguous and view.contiguous and not out.batched and not _overlap(out, view)
-    return "apart" if disjoint else "across"
-
-
-def _overlap(a: View, b: View) -> bool:
-    return a.offset < b.offset + b.sample_size and b.offset < a.offset + a.sample_size
+    meet = out.buffer is view.buffer and np.may_share_memory(binding.array(out), binding.array(view))
+    return "across" if meet else "apart"
 
 
 def _reduce(binding: NumpyBinding, operation: Reduce) -> list[Call]:

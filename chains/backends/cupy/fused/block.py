@@ -14,9 +14,10 @@ import numpy as np
 from chains.backends.cupy.kernels.steps import Pointers
 from chains.backends.cupy.source.axes import length
 from chains.backends.cupy.source.c_source import ctype
-from chains.backends.cupy.source.fusion import Run, apart
+from chains.backends.cupy.source.fusion import Run
 from chains.backends.cupy.source.reduction import join
-from chains.program.operations import MatMul, Operation
+from chains.program.alias import meet
+from chains.program.operations import Operation
 from chains.program.view import Batch, Buffer, Extent, View
 
 THREADS = 512  # of a block
@@ -49,7 +50,7 @@ class Unit:
         """Whether the other must be finished before this one begins."""
         pairs = [(a, b) for a in other.writes for b in (*self.reads, *self.writes)]
         pairs += [(a, b) for a in other.reads for b in self.writes]
-        return any(a.buffer is b.buffer and not apart(a, b) for a, b in pairs)
+        return any(meet(a, b) for a, b in pairs)
 
     def lines(self, first: int) -> list[str]:
         """The loop, of which the thread `first` does the first piece."""
@@ -154,7 +155,7 @@ class Block:
         if operation.sums_over_batch:
             pointers(out.buffer)
             return f"{at} = fresh ? {total} : {at} + {total};"
-        if isinstance(operation, MatMul) and operation.accumulate:
+        if operation.accumulates:
             pointers(out.buffer)
             return f"{at} = {at} + {total};"
         return f"{at} = {total};"

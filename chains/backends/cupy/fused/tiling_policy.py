@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from chains.backends.cupy.fused.block_operations import SUPPORTED
 from chains.backends.tiling import whole_on_tiles
-from chains.program.operations import MatMul, Reduce
 from chains.program.program import Program
 
 BLOCKS = 132  # at most: one for each multiprocessor of a large GPU
@@ -36,8 +35,7 @@ def suits(program: Program) -> bool:
     sums = [operation for operation in parts[0] if operation.sums_over_batch]
     if any(view.dtype != program.dtype for operation in sums for view in operation.outs):
         return False
-    plain = [isinstance(sum_, Reduce) and sum_.kind == "sum" for sum_ in sums]
-    return all(is_sum or (isinstance(sum_, MatMul) and not sum_.accumulate) for is_sum, sum_ in zip(plain, sums, strict=True))
+    return all(operation.over_batch == "sum" and not operation.accumulates for operation in sums)
 
 
 def samples_each(program: Program, batch: int) -> int:

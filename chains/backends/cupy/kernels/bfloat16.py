@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from chains.backends.cupy.kernels.epilogues import FusedMatMul, overlap, same
+from chains.backends.cupy.kernels.epilogues import FusedMatMul
 from chains.backends.cupy.kernels.products import matrix
 from chains.backends.cupy.source.c_source import BFLOAT16
+from chains.program.alias import meet, same
 from chains.program.operations import Copy, MatMul, Operation
 from chains.program.view import Buffer, View, c_strides
 
@@ -42,7 +43,7 @@ class _Rounding:
             a, b = (self._copy(position, view) for view in product.ins)
             operation = operation.with_factors(a, b) if isinstance(operation, FusedMatMul) else replace(product, ins=(a, b))
         for out in operation.outs:
-            self._kept = {view: copy for view, copy in self._kept.items() if not overlap(view, out)}
+            self._kept = {view: copy for view, copy in self._kept.items() if not meet(view, out)}
         return operation
 
     def _copy(self, position: int, view: View) -> View:
@@ -52,7 +53,7 @@ class _Rounding:
         if view not in self._kept:
             buffer = Buffer(f"{view} as bfloat16", "scratch", BFLOAT16, view.shape)
             self._kept[view] = View(buffer, view.shape, c_strides(view.shape))
-            writers = [k for k in range(position) if any(overlap(out, view) for out in self._given[k].outs)]
+            writers = [k for k in range(position) if any(meet(out, view) for out in self._given[k].outs)]
             at = writers[-1] + 1 if writers else position
             # Of the shape in which it was written, so that the copy may be part of the same kernel.
             written = next((out for out in self._given[at - 1].outs if same(out, view)), view) if writers else view

@@ -20,8 +20,9 @@ import numpy as np
 
 from chains.backends.cupy.device.cublas import MASK_BITS
 from chains.backends.cupy.kernels.products import matrix
-from chains.backends.cupy.source.fusion import Elementwise, apart
+from chains.backends.cupy.source.fusion import Elementwise
 from chains.expr import Formula, maximum, trace, where
+from chains.program.alias import meet, same
 from chains.program.operations import Map, MatMul, Operation, Reduce
 from chains.program.view import Buffer, View, c_strides
 
@@ -88,7 +89,7 @@ class _Done:
         self._relus: dict[View, int] = {}
 
     def append(self, operation: Operation) -> None:
-        self._relus = {y: at for y, at in self._relus.items() if not any(overlap(y, out) for out in operation.outs)}
+        self._relus = {y: at for y, at in self._relus.items() if not any(meet(y, out) for out in operation.outs)}
         self.operations.append(operation)
 
     def product(self, product: MatMul, left: list[Operation]) -> None:
@@ -169,8 +170,8 @@ def _sum(a: View, product: MatMul, operations: Sequence[Operation]) -> Reduce | 
             out = operation.outs[0]
             vector = out.shape == (a.shape[-1],) and out.strides == (1,) and out.dtype == a.dtype
             between = [view for other in (product, *operations[:position]) for view in other.views]
-            return operation if vector and not any(overlap(out, view) for view in (*between, a)) else None
-        if any(overlap(out, a) for out in operation.outs):
+            return operation if vector and not any(meet(out, view) for view in (*between, a)) else None
+        if any(meet(out, a) for out in operation.outs):
             return None
     return None
 
@@ -186,16 +187,3 @@ def _mask(out: View) -> View:
 def _equal(a: Formula, b: Formula) -> bool:
     """Whether two formulas differ at most in the names of their inputs."""
     return (len(a.inputs), a.instructions, a.outputs) == (len(b.inputs), b.instructions, b.outputs)
-
-
-def same(a: View, b: View) -> bool:
-    """Whether two views have the same rows, whatever the axes before."""
-    if a == b:
-        return True
-    dense = a.contiguous and b.contiguous and a.shape[-1:] == b.shape[-1:]
-    return dense and a.buffer is b.buffer and (a.offset, a.sample_size, a.batched) == (b.offset, b.sample_size, b.batched)
-
-
-def overlap(a: View, b: View) -> bool:
-    """Whether two views may share memory."""
-    return a.buffer is b.buffer and (a == b or not apart(a, b))

@@ -12,8 +12,9 @@ from typing import Protocol
 
 from chains.backends.cupy.kernels.steps import Pointers
 from chains.backends.cupy.source.c_source import BFLOAT16, converted, ctype, formula_lines, literal
+from chains.program.alias import across
 from chains.program.operations import Copy, Fill, Map, Operation, Reduce
-from chains.program.view import Batch, Buffer, Shape, View
+from chains.program.view import Buffer, Shape, View
 
 Elementwise = (Map, Copy, Fill)
 
@@ -48,9 +49,9 @@ class Run:
         if self.scalar != all(view.ndim == 0 for view in operation.views):
             return False
         written, touched = self.outs, [*self.outs, *self.ins]
-        if any(in_the_way(view, out) for view in operation.ins for out in written):
+        if any(across(view, out) for view in operation.ins for out in written):
             return False
-        return not any(in_the_way(out, view) for out in operation.outs for view in touched)
+        return not any(across(out, view) for out in operation.outs for view in touched)
 
 
 def run_at(operations: Sequence[Operation], start: int) -> tuple[Run, Reduce | None, int]:
@@ -63,62 +64,20 @@ def run_at(operations: Sequence[Operation], start: int) -> tuple[Run, Reduce | N
     return (run, after, stop + 1) if isinstance(after, Reduce) and feeds(run, after) else (run, None, stop)
 
 
-def in_the_way(a: View, b: View) -> bool:
-    """Whether two views may share memory other than element by element."""
-    return a.buffer is b.buffer and a != b and not apart(a, b)
-
-
 def feeds(run: Run, reduce: Reduce) -> bool:
     """Whether the reduction can go along with the run: it sums what the run computes, into memory the run leaves alone."""
     (out,), (a,) = reduce.outs, reduce.ins
     if a.shape != run.shape or a not in run.outs or run.scalar or a.dtype != out.dtype:
         return False
     touched = [*run.outs, *run.ins]
-    return all(view.buffer is not out.buffer for view in touched) and not any(in_the_way(a, other) for other in run.outs)
-
-
-def apart(a: View, b: View) -> bool:
-    """Whether two views of one buffer surely share no element."""
-    if not a.batched and not b.batched:
-        (first, last), (start, stop) = _range(a), _range(b)
-        if last < start or stop < first:
-            return True
-    # Two windows beside each other along one axis of a larger array.
-    if a.strides != b.strides or a.ndim != b.ndim:
-        return False
-    a, b = sorted((a, b), key=lambda view: view.offset)
-    different = [k for k in range(a.ndim) if a.shape[k] != b.shape[k]]
-    return any(different in ([], [k]) and _beside(a, b, k) for k in range(a.ndim))
-
-
-def _beside(a: View, b: View, axis: int) -> bool:
-    """Whether `b` follows `a` along the axis, both within one row of the array they are windows of."""
-    stride, extents = a.strides[axis], (a.shape[axis], b.shape[axis])
-    if stride <= 0 or isinstance(extents[0], Batch) or isinstance(extents[1], Batch):
-        return False
-    others = [(a.strides[k], a.shape[k]) for k in range(a.ndim) if k != axis]
-    inside = [(extent - 1) * step for step, extent in others if step < stride and isinstance(extent, int)]
-    outer = [step for step, _ in others if step >= stride]
-    steps, rest = divmod(b.offset - a.offset, stride)
-    if rest or steps < extents[0] or sum(inside) >= stride or len(inside) + len(outer) < len(others):
-        return False
-    row = min(outer, default=0)
-    return not outer or ((steps + extents[1]) * stride <= row and all(step % row == 0 for step in outer))
-
-
-def _range(view: View) -> tuple[int, int]:
-    """The first and the last element that a view without batch reaches."""
-    last = view.offset
-    for extent, stride in zip(view.shape, view.strides, strict=True):
-        last += (extent - 1) * stride if isinstance(extent, int) and extent > 1 else 0
-    return view.offset, last
+    return all(view.buffer is not out.buffer for view in touched) and not any(across(a, other) for other in run.outs)
 
 
 def staged(operation: Operation, scratch: Callable[[View], View]) -> list[Operation]:
     """The operation, or, where it would overwrite elements that other threads still have to read, two through scratch."""
     if not isinstance(operation, (Map, Copy)):
         return [operation]
-    if not any(in_the_way(out, view) for out in operation.outs for view in operation.ins):
+    if not any(across(out, view) for out in operation.outs for view in operation.ins):
         return [operation]
     places = tuple(scratch(out) for out in operation.outs)
     copies = [Copy((out,), (place,), label=operation.label) for out, place in zip(operation.outs, places, strict=True)]

@@ -20,6 +20,7 @@ from chains.backends.native.kernels.elementwise import Frame, evaluate
 from chains.backends.native.kernels.taps import Images, Taps, column_blocks, input_taps, output_taps
 from chains.backends.native.llvm.blocking import blocks
 from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, number, real_type
+from chains.program.alias import across
 from chains.program.operations import Convolve, ConvolveInput, Map
 from chains.program.view import View
 
@@ -303,7 +304,7 @@ def fusible_image_map(operation: Convolve | ConvolveInput, maps: Sequence[Map], 
     (out,) = operation.outs
     known = [out, *(view for fused in maps for view in fused.outs)]
     for view in (*candidate.outs, *candidate.ins):
-        if any(view.buffer is other.buffer and view != other for other in known):
+        if any(across(view, other) for other in known):
             return False
         if view.buffer in {source.buffer for source in operation.ins}:
             return False

@@ -14,6 +14,7 @@ from chains.backends.native.llvm.accumulators import in_sets, independent_sets
 from chains.backends.native.llvm.blocking import panels
 from chains.backends.native.llvm.emit import I64, PTR, Function, Type, Value, integer, number, real_type
 from chains.expr import Formula
+from chains.program.alias import across
 from chains.program.operations import Map, Reduce
 from chains.program.view import Batch, Buffer, Extent, View
 
@@ -99,7 +100,7 @@ def lower_map(frame: Frame, operation: Map) -> None:
         _scalar_map(frame, operation)
         return
     for out in operation.outs:
-        if any(view.buffer is out.buffer and view != out and _may_overlap(view, out) for view in operation.ins):
+        if any(across(view, out) for view in operation.ins):
             raise UnsupportedOperationError(f"backend 'native' cannot write `{out}` across an operand: `{operation}`")
     if any(view.dtype != operation.outs[0].dtype for view in operation.views):
         raise UnsupportedOperationError(f"backend 'native' wants operands of one type: `{operation}`")
@@ -133,12 +134,6 @@ def _map_elements(frame: Frame, operation: Map) -> None:
             f.store(result, pointers[k], mask)
 
     nest(frame, axes_of(operation.outs[0].shape, views), [frame.base(view) for view in views], views[0].dtype, n_outs, body)
-
-
-def _may_overlap(a: View, b: View) -> bool:
-    if a.batched or b.batched or not (a.contiguous and b.contiguous):
-        return True
-    return a.offset < b.offset + b.sample_size and b.offset < a.offset + a.sample_size
 
 
 def nest(

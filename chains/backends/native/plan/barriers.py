@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from chains.backends.native.plan.segments import TOGETHER, Step, side_by_side
-from chains.backends.tiling import conflict
+from chains.program.alias import conflict
 from chains.program.operations import Operation
 from chains.program.view import Buffer
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from chains.backends.native.plan.segments import SHARED, Segment, Step, divide
-from chains.backends.tiling import conflict, overlap
+from chains.program.alias import conflict, meet
 from chains.program.operations import Map, MatMul, Operation
 from chains.program.view import View
 
@@ -95,7 +95,7 @@ def _postponed(operations: list[Operation], product: Operation, maps: Sequence[M
     changed = [view for each in maps for view in each.outs]
     end = begin
     for k, operation in enumerate(operations[begin + 1 :], begin + 1):
-        used = any(overlap(a, b) for a in changed for b in operation.views if not b.batched)
+        used = any(meet(a, b) for a in changed for b in operation.views if not b.batched)
         if used or (isinstance(operation, Map) and end == k - 1 > begin):  # maps stay with the product that they follow
             end = k
     if any(conflict(product, operation) for operation in operations[begin + 1 : end + 1]):
@@ -127,7 +127,7 @@ def _gradient(segment: Segment, maps: Sequence[Map], operations: Sequence[Operat
     changed = {view for operation in maps for view in operation.outs if view.buffer is not gradient.buffer}
     tiled = [view for step in segment.tiled for o in step.operations for view in o.outs if not view.batched]
     alone = all(any(user is each for each in (*sums, *maps)) for user in users)
-    apart = not any(overlap(a, b) for a in others for b in tiled)
+    apart = not any(meet(a, b) for a in others for b in tiled)
     return gradient if gradient.buffer.role == "scratch" and len(changed) == 1 and alone and apart else None
 
 
@@ -139,7 +139,7 @@ def _finished(
         if _gives_part(step.operation, gradient) and step.operation.outs[0].sample_size >= LEAST:
             slices = _slices(maps, gradient, step.operation.outs[0])
             read = [view for later in segment.tiled[position:] for view in reads(later)]
-            if not any(overlap(a, b) for each in slices for a in each.outs for b in read):
+            if not any(meet(a, b) for each in slices for a in each.outs for b in read):
                 yield step, slices
 
 

@@ -26,7 +26,6 @@ from chains.program.operations import (
     Operation,
     Pool,
     Reduce,
-    ScatterAdd,
 )
 from chains.program.view import Batch, Buffer, View, c_strides
 
@@ -78,10 +77,9 @@ class _Arrangement:
             self.operations.append(operation)
             return
         wanted = self._wanted(operation)
-        reads_out = isinstance(operation, ScatterAdd) or (isinstance(operation, MatMul) and operation.accumulate)
         ins = tuple(self._operand(operation, view, wanted) for view in operation.ins)
         for view in operation.outs:
-            if view.batched and (reads_out or not _is_whole(view)) and view.buffer in self._valid:
+            if view.batched and (operation.accumulates or not _is_whole(view)) and view.buffer in self._valid:
                 self._provide(view.buffer, wanted)
         outs = tuple(self._placed(view, wanted) for view in operation.outs)
         self.operations.append(replace(operation, outs=outs, ins=ins))

@@ -14,8 +14,8 @@ from itertools import groupby
 from operator import add
 from typing import Any
 
-from chains.backends.tiling import conflict
 from chains.expr import trace
+from chains.program.alias import conflict
 from chains.program.operations import Map, MatMul, Operation
 from chains.program.view import Buffer, View
 

@@ -12,9 +12,10 @@ from itertools import groupby
 
 from chains.backends.native.kernels.convolve import fusible_image_map
 from chains.backends.native.kernels.fusion import fusible
-from chains.backends.tiling import conflict, must_wait, overlap
+from chains.backends.tiling import must_wait
+from chains.program.alias import conflict, meet, same
 from chains.program.operations import Convolve, ConvolveInput, Map, MatMul, Operation
-from chains.program.view import Buffer, View
+from chains.program.view import Buffer
 
 STEPS = 16  # of a function, at most
 SHARED = 1 << 14  # elements of vectors from which on threads are called to share an operation
@@ -138,18 +139,14 @@ def _shared_length(operation: Operation) -> int:
         return 0
     vectors = [view for view in operation.views if view.sample_size > 1]
     fits = all(view.sample_size == length and view.contiguous and view.dtype == vectors[0].dtype for view in vectors)
-    return length if fits and all(_apart(out, view) for out in operation.outs for view in operation.ins) else 0
+    aligned = all(same(out, view) or not meet(out, view) for out in operation.outs for view in operation.ins)
+    return length if fits and aligned else 0
 
 
 def side_by_side(steps: Sequence[Step], step: Step) -> bool:
     """Whether element k of `step` depends on no other element of `steps` than k."""
     before = [view for other in steps for view in other.operation.views]
-    return all(_apart(a, b) for a in step.operation.views for b in before)
-
-
-def _apart(a: View, b: View) -> bool:
-    """Whether two views are the same elements, or have none in common."""
-    return not overlap(a, b) or (a.offset == b.offset and a.sample_size == b.sample_size)
+    return all(same(a, b) or not meet(a, b) for a in step.operation.views for b in before)
 
 
 def crossing(segments: Sequence[Segment]) -> set[Buffer]:
