@@ -26,9 +26,9 @@ from chains import (
     train,
 )  # fmt: skip
 from chains.network.programs import Programs
+from tests.bad_input.support import assert_refused
 from tests.harness import OPTIMIZERS, assert_close
 from tests.network.test_threads import in_threads
-from tests.test_bad_input import assert_refused
 
 RNG = np.random.default_rng(0)
 X, T, DY = RNG.normal(1.0, 2.0, (8, 3)), RNG.normal(size=(8, 2)), RNG.normal(size=(8, 2))

@@ -1,0 +1,210 @@
+"""Settings out of range, formulas that cannot be traced, numbers beyond those of floats."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+import chains
+from chains import SGD, Adam, Chain, Dense, SquaredLoss, train
+from tests.bad_input.support import GOOD, NET, Calls, assert_refused
+
+SETTINGS = {
+    "Dense-inputs": (lambda: Dense(0, 2), "`inputs` (=0)"),
+    "Dense-outputs": (lambda: Dense(3, -1), "`outputs` (=-1)"),
+    "Dense-fraction": (lambda: Dense(3, 2.5), "`outputs` (=2.5)"),
+    "Dense-True": (lambda: Dense(True, 2), "`inputs` (=True)"),
+    "Dense-text": (lambda: Dense("3", 2), "`inputs` (='3')"),
+    "Dense-array": (lambda: Dense(np.ones(3), 2), "`inputs` (=an array of float64, shape (3,))"),
+    "Dense-bias": (lambda: Dense(3, 2, bias="no"), "`bias` (='no')"),
+    "Conv-bias": (lambda: chains.Conv(1, 2, 3, bias=1), "`bias` (=1)"),
+    "ConvTranspose-bias": (lambda: chains.ConvTranspose(1, 2, 3, bias=None), "`bias` (=None)"),
+    "BatchNorm-affine": (lambda: chains.BatchNorm(3, affine="no"), "`affine` (='no')"),
+    "BatchNorm-momentum": (lambda: chains.BatchNorm(3, momentum="a"), "`momentum` (='a')"),
+    "BatchNorm-momentum-range": (lambda: chains.BatchNorm(3, momentum=1.5), "`momentum` (=1.5)"),
+    "BatchNorm-eps": (lambda: chains.BatchNorm(3, eps=None), "`eps` (=None)"),
+    "LayerNorm-affine": (lambda: chains.LayerNorm(affine=0), "`affine` (=0)"),
+    "LayerNorm-eps": (lambda: chains.LayerNorm(eps="1e-5"), "`eps` (='1e-5')"),
+    "GroupNorm-affine": (lambda: chains.GroupNorm(2, 4, affine=np.ones(2)), "`affine` (=an array of float64, shape (2,))"),
+    "AvgPool-count": (lambda: chains.AvgPool(2, count_padding="no"), "`count_padding` (='no')"),
+    "Conv-inputs": (lambda: chains.Conv(0, 2, 3), "`inputs` (=0)"),
+    "Conv-outputs": (lambda: chains.Conv(1, 2.5, 3), "`outputs` (=2.5)"),
+    "Conv-kernel": (lambda: chains.Conv(1, 2, 0), "`kernel` (=0)"),
+    "Conv-kernel-fraction": (lambda: chains.Conv(1, 2, (3, 1.5)), "`kernel` (=(3, 1.5))"),
+    "Conv-kernel-axes": (lambda: chains.Conv(1, 2, (3, 3, 3)), "`kernel` (=(3, 3, 3))"),
+    "Conv-kernel-text": (lambda: chains.Conv(1, 2, "3"), "`kernel` (='3')"),
+    "Conv-stride": (lambda: chains.Conv(1, 2, 3, stride=0), "`stride` (=0)"),
+    "Conv-stride-pair": (lambda: chains.Conv(1, 2, 3, stride=(1, 0)), "`stride` (=(1, 0))"),
+    "Conv-stride-axes": (lambda: chains.Conv(1, 2, (3,), stride=(1, 1)), "`stride` (=(1, 1))"),
+    "Conv-dilation": (lambda: chains.Conv(1, 2, 3, dilation=-1), "`dilation` (=-1)"),
+    "Conv-padding": (lambda: chains.Conv(1, 2, 3, padding=-1), "`padding` (=-1)"),
+    "Conv-padding-text": (lambda: chains.Conv(1, 2, 3, padding="full"), "`padding` (='full')"),
+    "Conv-padding-sides": (lambda: chains.Conv(1, 2, 3, padding=((1, 2), 1, 1)), "`padding` (=((1, 2), 1, 1))"),
+    "Conv-same-stride": (lambda: chains.Conv(1, 2, 3, padding="same", stride=2), "`stride` 1, not 2"),
+    "Conv-same-stride-pair": (lambda: chains.Conv(1, 2, 3, padding="same", stride=(1, 2)), "`stride` 1, not (1, 2)"),
+    "Conv-groups": (lambda: chains.Conv(3, 4, 3, groups=2), "`inputs` (=3)"),
+    "Conv-groups-outputs": (lambda: chains.Conv(4, 3, 3, groups=2), "`outputs` (=3)"),
+    "Conv-groups-zero": (lambda: chains.Conv(4, 3, 3, groups=0), "`groups` (=0)"),
+    "Conv-activation": (lambda: chains.Conv(4, 3, 3, "rely"), "'rely'"),
+    "ConvTranspose-output-padding": (lambda: chains.ConvTranspose(1, 2, 3, output_padding=1), "`output_padding` (=1)"),
+    "ConvTranspose-output-padding-axes": (
+        lambda: chains.ConvTranspose(1, 2, 3, stride=2, output_padding=(1, 1, 1)),
+        "`output_padding` (=(1, 1, 1))",
+    ),
+    "MaxPool-padding": (lambda: chains.MaxPool(3, padding=2), "`padding` (=2)"),
+    "MaxPool-stride": (lambda: chains.MaxPool(3, stride=0), "`stride` (=0)"),
+    "AvgPool-kernel": (lambda: chains.AvgPool(0), "`kernel` (=0)"),
+    "Upsample-factor": (lambda: chains.Upsample(0), "`factor` (=0)"),
+    "Upsample-factor-fraction": (lambda: chains.Upsample(1.5), "`factor` (=1.5)"),
+    "Pad-negative": (lambda: chains.Pad(-1), "`padding` (=-1)"),
+    "Pad-sides": (lambda: chains.Pad(((1, 2, 3), 1)), "`padding` (=(1, 2, 3))"),
+    "Dense-activation": (lambda: Dense(3, 2, "tanhh"), "'tanhh'"),
+    "Dense-function": (lambda: Dense(3, 2, np.tanh), "`activation`"),
+    "Activation": (lambda: chains.Activation(None), "`activation` (=None)"),
+    "Dropout-1": (lambda: chains.Dropout(1.0), "`rate` (=1.0)"),
+    "Dropout-negative": (lambda: chains.Dropout(-0.1), "`rate` (=-0.1)"),
+    "Dropout-nan": (lambda: chains.Dropout(np.nan), "`rate` (=nan)"),
+    "Reshape-two": (lambda: chains.Reshape(-1, -1), "`shape` (=(-1, -1))"),
+    "Reshape-true": (lambda: chains.Reshape(True), "`shape` (=(True,))"),
+    "Reshape-array": (lambda: chains.Reshape(np.ones(2)), "`shape` (=(array"),
+    "Reshape-zero": (lambda: chains.Reshape(0, 3), "`shape` (=(0, 3))"),
+    "Reshape-fraction": (lambda: chains.Reshape(1.5, 2), "`shape` (=(1.5, 2))"),
+    "Parallel-none": (lambda: chains.Parallel(), "`layers`"),
+    "Parallel-join-list": (lambda: chains.Parallel(Dense(3, 2), join=["sum"]), "`join` (=['sum'])"),
+    "Parallel-axis": (lambda: chains.Parallel(Dense(3, 2), axis="0"), "`axis` (='0')"),
+    "Residual-shortcut": (lambda: chains.Residual(Dense(3, 2), shortcut=3), "`shortcut` (=3)"),
+    "Parallel-join": (lambda: chains.Parallel(Dense(3, 2), join="add"), "`join` (='add')"),
+    "leaky_relu-text": (lambda: chains.make_leaky_relu("a"), "`slope` (='a')"),
+    "elu-list": (lambda: chains.make_elu([1.0]), "`alpha` (=[1.0])"),
+    "leaky_relu": (lambda: chains.make_leaky_relu(0.0), "`slope` (=0.0)"),
+    "elu": (lambda: chains.make_elu(-1.0), "`alpha` (=-1.0)"),
+    "activation-arguments": (lambda: chains.activation("a", lambda x: x, derivative=lambda z: 1.0), "z"),
+    "activation-if": (lambda: chains.activation("a", lambda x: x if x > 0 else 0, derivative=lambda x: 1.0), "where"),
+    "activation-name": (lambda: chains.activation(3, lambda x: x, derivative=lambda y: 1.0), "`name` (=3)"),
+    "loss-name": (lambda: chains.loss(3, lambda y, t: y - t, derivative=lambda y, t: 1.0), "`name` (=3)"),
+    "loss-average": (lambda: chains.loss("a", lambda y, t: y, derivative=lambda y, t: 1.0, average="no"), "`average` (='no')"),
+    "loss": (lambda: chains.loss("a", lambda y, t: None, derivative=lambda y, t: 1.0), "None"),
+    "Huber": (lambda: chains.HuberLoss(0.0), "`delta` (=0.0)"),
+    "L1": (lambda: chains.L1Penalty(-0.1), "`strength` (=-0.1)"),
+    "L2": (lambda: chains.L2Penalty(np.nan), "`strength` (=nan)"),
+    "rate": (lambda: Adam(-0.1), "`learning_rate` (=-0.1)"),
+    "rate-nan": (lambda: chains.SGD(np.nan), "`learning_rate` (=nan)"),
+    "clip": (lambda: Adam(clip_norm=0.0), "`clip_norm` (=0.0)"),
+    "momentum": (lambda: chains.SGD(0.1, momentum=1.0), "`momentum` (=1.0)"),
+    "nesterov": (lambda: chains.SGD(0.1, nesterov=True), "`nesterov`"),
+    "beta1": (lambda: Adam(beta1=1.0), "`beta1` (=1.0)"),
+    "beta2": (lambda: chains.AdamW(beta2=-0.1), "`beta2` (=-0.1)"),
+    "eps": (lambda: Adam(eps=0.0), "`eps` (=0.0)"),
+    "weight_decay": (lambda: chains.AdamW(weight_decay=-0.1), "`weight_decay` (=-0.1)"),
+    "decay": (lambda: chains.RMSProp(decay=1.5), "`decay` (=1.5)"),
+    "Adagrad-eps": (lambda: chains.Adagrad(eps=-1.0), "`eps` (=-1.0)"),
+    "schedule-every": (lambda: chains.schedules.exponential(0.1, 0.5, 0), "`every` (=0)"),
+    "schedule-stepwise": (lambda: chains.schedules.stepwise(0.1, 0.5, -1), "`every` (=-1)"),
+    "schedule-steps": (lambda: chains.schedules.cosine(0.1, 0), "`steps` (=0)"),
+    "schedule-warmup": (lambda: chains.schedules.warmup(0.1, 0), "`steps` (=0)"),
+    "schedule-if": (lambda: Adam(lambda step: 0.1 if step < 3 else 0.01), "where"),
+    "schedule-text": (lambda: chains.schedules.exponential("a", 0.5), "`rate` (='a')"),
+    "schedule-decay": (lambda: chains.schedules.exponential(0.1, -0.5), "`decay` (=-0.5)"),
+    "schedule-every-text": (lambda: chains.schedules.stepwise(0.1, 0.5, "3"), "`every` (='3')"),
+    "schedule-none": (lambda: chains.schedules.cosine(0.1, None), "`steps` (=None)"),
+    "schedule-final": (lambda: chains.schedules.cosine(0.1, 5, final=-1.0), "`final` (=-1.0)"),
+    "schedule-of-text": (lambda: chains.schedules.warmup("a", 3), "`schedule` (='a')"),
+    "rate-text": (lambda: Adam("1e-3"), "`learning_rate` (='1e-3')"),
+    "rate-none": (lambda: Adam(None), "`learning_rate` (=None)"),
+    "rate-list": (lambda: Adam([0.1]), "`learning_rate` (=[0.1])"),
+    "rate-true": (lambda: Adam(True), "`learning_rate` (=True)"),
+    "rate-infinite": (lambda: Adam(np.inf), "`learning_rate` (=inf)"),
+    "rate-class": (lambda: Adam(chains.SGD), "`learning_rate` (=<class"),
+    "rate-without-step": (lambda: Adam(lambda: 1.0), "`learning_rate`"),
+    "rate-gives-two": (lambda: Adam(lambda step: (step, 1.0)), "the formula gives 2 numbers"),
+    "activation-gives-two": (lambda: chains.activation("a", lambda x: (x, x), derivative=lambda x: 1.0), "activation 'a'"),
+    "seed-array": (lambda: NET(GOOD["x"], GOOD["p"], seed=np.ones(2)), "`seed` (=an array of float64, shape (2,))"),
+    "rate-gives-text": (lambda: Adam(lambda step: "x"), "'x'"),
+    "clip-text": (lambda: Adam(clip_norm="1"), "`clip_norm` (='1')"),
+    "momentum-list": (lambda: chains.SGD(0.1, momentum=[0.9]), "`momentum` (=[0.9])"),
+    "nesterov-text": (lambda: chains.SGD(0.1, momentum=0.9, nesterov="yes"), "`nesterov` (='yes')"),
+    "beta-text": (lambda: Adam(beta1="0.9"), "`beta1` (='0.9')"),
+    "eps-none": (lambda: Adam(eps=None), "`eps` (=None)"),
+    "weight_decay-text": (lambda: chains.AdamW(weight_decay="x"), "`weight_decay` (='x')"),
+    "L2-text": (lambda: chains.L2Penalty("1e-3"), "`strength` (='1e-3')"),
+    "L2-patterns": (lambda: chains.L2Penalty(0.1, 3), "`patterns` (=3)"),
+    "L2-none": (lambda: chains.L2Penalty(0.1, ()), "`patterns` (=())"),
+    "L2-list": (lambda: chains.L2Penalty(0.1, ["*"]), "`patterns` (=['*'])"),
+    "L2-plus": (lambda: chains.L2Penalty(0.1) + 3, "not 3"),
+    "FrontLast": (lambda: chains.FrontLastPenalty(0.1, None), "`front` (=0.1)"),
+    "Huber-text": (lambda: chains.HuberLoss("a"), "`delta` (='a')"),
+    "Dropout-text": (lambda: chains.Dropout("a"), "`rate` (='a')"),
+    "freeze": (lambda: NET.freeze(3), "(=3)"),
+    "backend-list": (lambda: Chain(Dense(3, 3), backend=[]), "`backend` (=[])"),
+    "dtype-unknown": (lambda: NET.init(dtype="float99"), "`dtype` (='float99')"),
+    "dtype-number": (lambda: NET.init(dtype=3), "`dtype` (=3)"),
+    "seed-text": (lambda: NET.init(seed="a"), "`seed` (='a')"),
+    "check_finite": (lambda: Calls().gradient(check_finite="a"), "`check_finite` (='a')"),
+    "listing": (lambda: NET.listing(3), "`program` (=3)"),
+    "mode-array": (lambda: NET(GOOD["x"], GOOD["p"], mode=np.ones(2)), "`mode`"),
+    "patience": (lambda: chains.EarlyStopping(0), "`patience` (=0)"),
+    "stopping-mode": (lambda: chains.EarlyStopping(mode="low"), "`mode` (='low')"),
+}
+
+
+@pytest.mark.parametrize(("make", "word"), SETTINGS.values(), ids=SETTINGS)
+def test_settings_out_of_range(make, word):
+    assert_refused(make, word)
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda x: np.sinc(x), lambda x: math.exp(x), lambda x: x if x > 0 else 0, lambda x: x[0], lambda x: None]
+)
+def test_formulas_that_cannot_be_traced_name_what_they_belong_to(wrong):
+    with pytest.raises((TypeError, ValueError), match="activation 'mine'"):
+        chains.activation("mine", wrong, derivative=lambda x: x)
+    with pytest.raises((TypeError, ValueError), match="activation 'mine', derivative"):
+        chains.activation("mine", lambda x: x, derivative=wrong)
+    with pytest.raises((TypeError, ValueError), match="loss 'mine'"):
+        chains.loss("mine", lambda y, t: wrong(y), derivative=lambda y, t: y - t)
+    with pytest.raises((TypeError, ValueError), match="loss 'mine', derivative"):
+        chains.loss("mine", lambda y, t: y - t, derivative=lambda y: y)
+
+
+def test_numbers_beyond_the_range_of_the_parameters_type():
+    net = Chain(Dense(2, 3), Dense(3, 1))
+    p, x, t = net.init(0, np.float32), np.ones((5, 2)), np.ones((5, 1))
+    x[3, 1] = -1e39
+    before = p.copy()
+    wanted = re.escape("`x` holds -1e+39 at index (3, 1), but numbers within the range of float32, the type of `p`, are wanted")
+    with pytest.raises(ValueError, match=wanted):
+        train(net, p, x, t, SquaredLoss(), SGD(0.1))
+    with pytest.raises(ValueError, match=wanted):
+        train(net, p, [(x, t)], None, SquaredLoss(), SGD(0.1))
+    assert p.tobytes() == before.tobytes()
+    train(net, net.init(0, np.float64), x * 1e-30, t, SquaredLoss(), SGD(0.1))
+
+
+NUMBERS = {
+    "learning_rate": Adam, "clip_norm": lambda value: Adam(clip_norm=value), "eps": lambda value: Adam(eps=value),
+    "momentum": lambda value: SGD(0.1, momentum=value), "weight_decay": lambda value: chains.AdamW(weight_decay=value),
+    "strength": chains.L2Penalty, "delta": chains.HuberLoss, "slope": chains.make_leaky_relu, "alpha": chains.make_elu,
+    "rate": lambda value: chains.schedules.exponential(value, 0.5), "steps": lambda value: chains.schedules.cosine(0.1, value),
+    "every": lambda value: chains.schedules.stepwise(0.1, 0.5, value), "mean": chains.Normal,
+    "threshold": lambda value: chains.accuracy(np.arange(3), np.eye(3), threshold=value),
+    "scale": lambda value: chains.data.Batches(GOOD["x"], batch_size=2, scale=value),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 10**400, -(10**400), np.float32(np.inf)], ids=str)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_beyond_the_range_of_floats(name, value):
+    with pytest.raises(ValueError, match=rf"`{name}` \(=[^`]*\) must be ") as refusal:
+        NUMBERS[name](value)
+    assert len(str(refusal.value)) < 250
+
+
+@pytest.mark.parametrize(("value", "text"), [(np.array(0.1), "an array of float64, shape ()"), (np.True_, "np.True_")])
+def test_numbers_of_numpy_that_are_none(value, text):
+    for name, make in (("momentum", chains.BatchNorm), ("eps", chains.BatchNorm), ("learning_rate", chains.Adam)):
+        channels = (3,) if make is chains.BatchNorm else ()
+        with pytest.raises(TypeError, match=re.escape(f"`{name}` (={text}) must be a number")):
+            make(*channels, **{name: value})
