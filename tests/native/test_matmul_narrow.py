@@ -105,7 +105,7 @@ def test_gradients_of_narrow_layers(shape, kind, simd):
 def test_which_products_are_narrow(monkeypatch):
     """As many as are meant: eight columns of sixteen lanes, but not nine, and none whose rows have gaps."""
     seen = []
-    monkeypatch.setattr(matmul, "lower_narrow", lambda frame, kernel: seen.append(kernel.out.shape[1]) or integer(0))
+    monkeypatch.setattr(matmul, "lower_matmul_narrow", lambda frame, kernel: seen.append(kernel.out.shape[1]) or integer(0))
     for columns, options in ((1, {}), (4, {}), (8, {}), (9, {}), (4, {"gap": 1})):
         compile_program(layer("float32", 20, columns, **options), processor(), 1)
     assert seen == [1, 4, 8] if processor().lanes(4) == 16 else [1, 4]

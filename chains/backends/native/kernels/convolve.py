@@ -1,13 +1,13 @@
 """Convolutions as register-blocked kernels over images whose lanes are samples.
 
 An image buffer holds a vector of samples for each channel, row and column (`chains.backends.native.plan.layout`), so that no
-lane is idle whatever the width of the image. A kernel keeps a block of results in registers: some output channels
+lane is idle whatever the width of the image. The code keeps a block of results in registers: some output channels
 times some positions of a row. For each input channel and kernel entry it loads the vectors of the positions once
 and multiplies them by one weight for each output channel.
 
-The convolution and the gradient with respect to its input are the same sum with other indices (`Taps`): a stride of the
-one spreads the taps of the other over classes of positions. Padding is never stored: rows that lie outside are skipped by
-bounds from a table, columns by leaving out their multiplications in the blocks at the border.
+The convolution and the gradient with respect to its input are the same sum with other indices (`Taps`). A stride of the
+one spreads the taps of the other over classes of positions. Padding is never stored. Bounds from a table skip rows outside of
+the image; blocks at the border leave out the multiplications of columns outside.
 """
 
 from __future__ import annotations
@@ -114,14 +114,14 @@ class _Correlation:
         blocks(f, self.groups, 1, lambda g, _: blocks(f, self.outs, height, lambda o, count: block(g, o, count)))
 
     def write(self, f: Function, arguments: list[Value], out: View, operands: list[View], maps: Sequence[Map]) -> None:
-        finish = Finish(out, operands, maps)
+        epilogue = Epilogue(out, operands, maps)
         pointers = [arguments[0], *arguments[3:]]
 
         def group(g: Value, _: list[Value]) -> None:
             source = f.address(arguments[1], f.mul(g, self.ins * self.source.channel), self.scalar)
             weight = f.address(arguments[2], f.mul(g, self.outs * self.channel_weights), self.scalar)
             for rows in self.rows:
-                self._rows(f, rows, source, weight, f.mul(g, self.outs), finish, pointers)
+                self._rows(f, rows, source, weight, f.mul(g, self.outs), epilogue, pointers)
 
         if self.groups == 1:
             group(integer(0), [])
@@ -135,7 +135,7 @@ class _Correlation:
         source: Value,
         weight: Value,
         channel: Value,
-        finish: Finish,
+        epilogue: Epilogue,
         pointers: list[Value],
     ) -> None:
         height, width = self._block()
@@ -155,7 +155,7 @@ class _Correlation:
                         tile = _Tile(count, positions, static, first)
                         results = self._sums(f, rows, columns, line, own, limits, tile)
                         column = f.add(f.mul(first, columns.step), columns.first)
-                        finish.store(f, pointers, results, f.add(channel, o), place, column, columns.step, count, positions)
+                        epilogue.store(f, pointers, results, f.add(channel, o), place, column, columns.step, count, positions)
 
                     column_blocks(f, columns, width, block)
 
@@ -168,7 +168,7 @@ class _Correlation:
         f.loop(integer(0), integer(rows.count), 1, row)
 
     def _block(self) -> tuple[int, int]:
-        """Output channels and positions of a block: the least time by a simple count of instructions."""
+        """Output channels and positions of a block: those of the least time, by a simple count of instructions."""
         widest = max(columns.count for columns in self.columns)
         most = self.limits
         heights, widths = range(1, min(most.outs, self.outs) + 1), range(1, min(most.across, widest) + 1)
@@ -233,7 +233,7 @@ class _Correlation:
 
 @dataclass(frozen=True)
 class _Tile:
-    """A block of results: output channels times positions of a row, of which the first is a number known now or not."""
+    """A block of results: output channels times positions of a row. `static` is the first position, where it is known now."""
 
     height: int
     width: int
@@ -246,8 +246,8 @@ class _Tile:
 
 
 @dataclass
-class Finish:
-    """What is done to a block of results: the maps, and storing."""
+class Epilogue:
+    """What is done to a block of results: the maps, then the stores."""
 
     out: View
     operands: list[View]
@@ -265,7 +265,10 @@ class Finish:
         height: int,
         width: int,
     ) -> None:
-        """Finish the results of `height` channels times `width` columns, `step` apart; `pointers`: of out, of the operands."""
+        """Apply the maps to `height` channels times `width` columns, which are `step` apart, and store what they give.
+
+        `pointers` are the addresses of `out`, then of the operands.
+        """
         type = results[0].type
         scalar = Type(type.name)
         shared: dict[tuple[View, int], Value] = {}

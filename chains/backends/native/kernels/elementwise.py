@@ -10,7 +10,7 @@ import numpy as np
 from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.kernels.block_shapes import BlockShapes, block_shapes
 from chains.backends.native.llvm import vectormath
-from chains.backends.native.llvm.accumulators import in_sets, independent_sets
+from chains.backends.native.llvm.accumulators import accumulate, accumulators_for
 from chains.backends.native.llvm.blocking import panels
 from chains.backends.native.llvm.emit import I64, PTR, Function, Type, Value, integer, number, real_type
 from chains.expr import Formula
@@ -21,7 +21,7 @@ from chains.program.view import Batch, Buffer, Extent, View
 
 @dataclass
 class Frame:
-    """A function working on samples: where each view's elements are, and how many samples there are."""
+    """What a kernel knows of the function that it is written into: where views lie, and which samples there are."""
 
     f: Function
     lanes: int  # of the program's type in a vector register
@@ -41,7 +41,7 @@ class Frame:
         return block_shapes(self.registers)
 
     def outlined(self, hint: str, pointers: list[Value], write: Callable[[Function, list[Value]], None]) -> None:
-        """Call a function of its own on these addresses, the number of samples and whether sums begin with them."""
+        """Call a function that `write` fills, with these addresses, the number of samples and whether sums begin with them."""
         begun = integer(0) if self.first is None else self.f.cast("zext", self.first, I64)
         arguments = [*pointers, self.count, begun]
         name = self.f.module.outline(hint, [argument.type for argument in arguments], write)
@@ -59,16 +59,16 @@ class Frame:
 
 
 @dataclass
-class Axis:
+class Loop:
     """One loop: its length, and the stride of each operand along it."""
 
     extent: Extent
     strides: list[int]
 
 
-def axes_of(shape: Sequence[Extent], views: Sequence[View]) -> list[Axis]:
-    """The loops over an array of `shape` with these operands broadcast to it; axes that lie in line are merged."""
-    axes: list[Axis] = []
+def loops_over(shape: Sequence[Extent], views: Sequence[View]) -> list[Loop]:
+    """The loops over an array of `shape`, to which the operands are broadcast. Axes that lie in line make one loop."""
+    loops: list[Loop] = []
     for position, extent in enumerate(shape):
         if extent == 1:
             continue
@@ -76,19 +76,19 @@ def axes_of(shape: Sequence[Extent], views: Sequence[View]) -> list[Axis]:
         for view in views:
             k = position - (len(shape) - view.ndim)
             strides.append(0 if k < 0 or view.shape[k] == 1 else view.strides[k])
-        axis = Axis(extent, strides)
-        if axes and _in_line(axes[-1], axis):
-            outer = axes[-1].extent
+        loop = Loop(extent, strides)
+        if loops and _in_line(loops[-1], loop):
+            outer = loops[-1].extent
             assert not isinstance(extent, Batch)  # only the first axis is the batch
             length = extent
-            axis.extent = Batch(outer.per_sample * length) if isinstance(outer, Batch) else outer * length
-            axes[-1] = axis
+            loop.extent = Batch(outer.per_sample * length) if isinstance(outer, Batch) else outer * length
+            loops[-1] = loop
         else:
-            axes.append(axis)
-    return axes
+            loops.append(loop)
+    return loops
 
 
-def _in_line(outer: Axis, inner: Axis) -> bool:
+def _in_line(outer: Loop, inner: Loop) -> bool:
     if isinstance(inner.extent, Batch):
         return False
     return all(a == b * inner.extent for a, b in zip(outer.strides, inner.strides, strict=True))
@@ -133,24 +133,25 @@ def _map_elements(frame: Frame, operation: Map) -> None:
         for k, result in enumerate(evaluate(f, formula, ins, type)):
             f.store(result, pointers[k], mask)
 
-    nest(frame, axes_of(operation.outs[0].shape, views), [frame.base(view) for view in views], views[0].dtype, n_outs, body)
+    nest(frame, loops_over(operation.outs[0].shape, views), [frame.base(view) for view in views], views[0].dtype, n_outs, body)
 
 
 def nest(
     frame: Frame,
-    axes: list[Axis],
+    loops: list[Loop],
     pointers: list[Value],
     dtype: np.dtype,
     n_outs: int,
     body: Callable[[list[Value], dict[int, Value], Type, Value | None], None],
 ) -> None:
-    """Loops over all axes; `body` gets pointers to the current elements, values that do not vary along the innermost
-    axis as vectors, the type to load and the mask of the lanes in use."""
+    """Write all loops. `body` gets pointers to the current elements, the values that do not vary along the innermost loop (as
+    vectors, by operand), the type to load, and the mask of the lanes in use.
+    """
     f = frame.f
     scalar = real_type(dtype)
-    if not axes:
-        axes = [Axis(1, [1] * len(pointers))]
-    inner = axes[-1]
+    if not loops:
+        loops = [Loop(1, [1] * len(pointers))]
+    inner = loops[-1]
     lanes = frame.lanes if all(stride in (0, 1) for stride in inner.strides) else 1
     type = Type(scalar.name, lanes)
 
@@ -181,16 +182,16 @@ def nest(
             chunk(whole, f.lane_mask(lanes, inner.extent % lanes))
 
     def run(depth: int, pointers: list[Value]) -> None:
-        if depth == len(axes) - 1:
+        if depth == len(loops) - 1:
             run_inner(pointers)
             return
-        axis = axes[depth]
+        loop = loops[depth]
 
         def step(i: Value, _: list[Value]) -> list[Value]:
-            run(depth + 1, moved(pointers, i, axis.strides))
+            run(depth + 1, moved(pointers, i, loop.strides))
             return []
 
-        f.loop(integer(0), frame.extent(axis.extent), 1, step)
+        f.loop(integer(0), frame.extent(loop.extent), 1, step)
 
     run(0, pointers)
 
@@ -264,26 +265,26 @@ def lower_copy(frame: Frame, out: View, source: View) -> None:
     def body(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> None:
         f.store(values[1] if 1 in values else f.load(type, pointers[1], mask), pointers[0], mask)
 
-    nest(frame, axes_of(out.shape, (out, source)), [frame.base(out), frame.base(source)], out.dtype, 1, body)
+    nest(frame, loops_over(out.shape, (out, source)), [frame.base(out), frame.base(source)], out.dtype, 1, body)
 
 
 def lower_fill(frame: Frame, out: View, value: float) -> None:
     def body(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> None:
         frame.f.store(number(type, value), pointers[0], mask)
 
-    nest(frame, axes_of(out.shape, (out,)), [frame.base(out)], out.dtype, 1, body)
+    nest(frame, loops_over(out.shape, (out,)), [frame.base(out)], out.dtype, 1, body)
 
 
 def lower_reduce(frame: Frame, operation: Reduce) -> None:
-    """out = the sum or the largest of a over the axes on which out does not vary."""
+    """out = the sum, or the largest, of `a` over the axes on which out does not vary."""
     f = frame.f
     (out,), (a,) = operation.outs, operation.ins
     maximum = operation.kind == "max"
-    axes = axes_of(a.shape, (out, a))
-    kept = [axis for axis in axes if axis.strides[0]]
-    reduced = [axis for axis in axes if not axis.strides[0]]
-    across = bool(reduced) and reduced[-1] is axes[-1] and reduced[-1].strides[1] == 1  # lanes run along a reduced axis
-    along = bool(kept) and kept[-1] is axes[-1] and kept[-1].strides == [1, 1] and not isinstance(kept[-1].extent, Batch)
+    loops = loops_over(a.shape, (out, a))
+    kept = [loop for loop in loops if loop.strides[0]]
+    reduced = [loop for loop in loops if not loop.strides[0]]
+    across = bool(reduced) and reduced[-1] is loops[-1] and reduced[-1].strides[1] == 1  # lanes run along a reduced axis
+    along = bool(kept) and kept[-1] is loops[-1] and kept[-1].strides == [1, 1] and not isinstance(kept[-1].extent, Batch)
     lanes = frame.lanes if across or along else 1
     scalar = real_type(a.dtype)
     type = Type(scalar.name, lanes)
@@ -292,24 +293,24 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
     def combine(x: Value, y: Value) -> Value:
         return vectormath.maximum(f, x, y) if maximum else f.binary("fadd", x, y)
 
-    def folded(axes: list[Axis], pointer: Value, masks: list[Value | None], sums: list[Value]) -> list[Value]:
-        """The elements along `axes` combined into `sums`: one for each vector of a kept row, or a single one."""
-        if not axes:
+    def folded(loops: list[Loop], pointer: Value, masks: list[Value | None], sums: list[Value]) -> list[Value]:
+        """The elements along these loops combined into `sums`: one for each vector of a kept row, or a single one."""
+        if not loops:
             results = []
             for k, (mask, total) in enumerate(zip(masks, sums, strict=True)):
                 x = f.load(type, f.address(pointer, integer(k * lanes), scalar), mask)
                 results.append(combine(total, x))
             return results
-        axis, rest = axes[0], axes[1:]
-        stride = axis.strides[1]
+        loop, rest = loops[0], loops[1:]
+        stride = loop.strides[1]
         if across and not rest:
-            return [_fold_lanes(frame, axis, pointer, type, sums[0], neutral, combine)]
+            return [_fold_lanes(frame, loop, pointer, type, sums[0], neutral, combine)]
 
         def element(i: Value, carried: list[Value]) -> list[Value]:
             return folded(rest, f.address(pointer, f.mul(i, stride), scalar), masks, carried)
 
-        sets = 1 if rest or not isinstance(axis.extent, Batch) else independent_sets(len(sums))
-        return in_sets(f, frame.extent(axis.extent), sets, element, sums, number(type, neutral), combine)
+        accumulators = 1 if rest or not isinstance(loop.extent, Batch) else accumulators_for(len(sums))
+        return accumulate(f, frame.extent(loop.extent), accumulators, element, sums, number(type, neutral), combine)
 
     def finish(out_pointer: Value, results: list[Value], masks: list[Value | None]) -> None:
         for k, (result, mask) in enumerate(zip(results, masks, strict=True)):
@@ -320,15 +321,15 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
                 result = f.select(frame.first, result, combine(f.load(result.type, target, mask), result))
             f.store(result, target, mask)
 
-    def run(depth: int, outer: list[Axis], pointers: list[Value]) -> None:
+    def run(depth: int, outer: list[Loop], pointers: list[Value]) -> None:
         if depth < len(outer):
-            axis = outer[depth]
+            loop = outer[depth]
 
             def step(i: Value, _: list[Value]) -> list[Value]:
-                run(depth + 1, outer, [f.address(p, f.mul(i, s), scalar) for p, s in zip(pointers, axis.strides, strict=True)])
+                run(depth + 1, outer, [f.address(p, f.mul(i, s), scalar) for p, s in zip(pointers, loop.strides, strict=True)])
                 return []
 
-            f.loop(integer(0), frame.extent(axis.extent), 1, step)
+            f.loop(integer(0), frame.extent(loop.extent), 1, step)
             return
         if not along:
             results = folded(reduced, pointers[1], [None], [number(type, neutral)])
@@ -346,12 +347,12 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
 
 
 def _fold_lanes(
-    frame: Frame, axis: Axis, pointer: Value, type: Type, total: Value, neutral: float, combine: Callable[[Value, Value], Value]
+    frame: Frame, loop: Loop, pointer: Value, type: Type, total: Value, neutral: float, combine: Callable[[Value, Value], Value]
 ) -> Value:
     """Combine a contiguous run into a vector."""
     f, lanes = frame.f, type.lanes
     scalar = Type(type.name)
-    length = frame.extent(axis.extent)
+    length = frame.extent(loop.extent)
     whole = f.binary("and", length, integer(-lanes))
     (total,) = f.loop(
         integer(0), whole, lanes, lambda i, sums: [combine(sums[0], f.load(type, f.address(pointer, i, scalar)))], [total]
@@ -362,7 +363,7 @@ def _fold_lanes(
 
 
 def horizontal(f: Function, x: Value, maximum: bool = False) -> Value:
-    """The sum or the largest of a vector's lanes; a NaN among them gives NaN."""
+    """The sum, or the largest, of a vector's lanes. NaN in any lane gives NaN."""
     scalar = Type(x.type.name)
     if x.type.lanes == 1:
         return x

@@ -22,8 +22,8 @@ def store_block(
 ) -> None:
     """Apply the maps to a block of results and store what they give.
 
-    A vector holds a part of a row, or as many whole `rows`, one behind another as they lie in memory.
-    All that is read is read before anything is stored: loads wait for masked stores to places near theirs.
+    A vector holds a part of a row or, where `rows` says how many, whole rows one behind another, as they lie in memory.
+    All loads come before all stores: the processor makes loads wait for masked stores to places near theirs.
     """
     f, out = frame.f, kernel.out
     type = Type(scalar.name, lanes)

@@ -1,4 +1,4 @@
-"""What a kernel for a matrix product is to do: the operands, and the maps that are done to its results in registers."""
+"""Matrix products with the maps that are done to their results in registers, and which maps may be."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Kernel:
         return isinstance(self.a.shape[1], Batch)
 
     def turned(self, lanes: int) -> Kernel:
-        """This sum over the samples, or its transpose if that is so much less work that storing it number by number pays."""
+        """This sum over the samples, or its transpose where that saves more work than storing it number by number costs."""
         rows, columns = (int(extent) for extent in self.out.shape)  # type: ignore[arg-type]
         by_columns, by_rows = rows * -(-columns // lanes), columns * -(-rows // lanes)
         if self.a.strides[0] == 1 and (2 * by_rows < by_columns or self.b.strides[1] != 1):
@@ -83,8 +83,9 @@ def fusible(operation: MatMul, maps: Sequence[Map], candidate: Map, lanes: int) 
 
 
 def _is_long(operation: Map) -> bool:
-    """Whether a formula holds elementary functions: written once, in a loop of its own, rather than for each row of a block,
-    which takes as long to run and less to compile."""
+    """Whether a formula holds elementary functions. A loop of its own has these once, not for each row of a block: that takes
+    as long to run and less to compile.
+    """
     return any(instruction.operation in ELEMENTARY for instruction in operation.formula.instructions)
 
 

@@ -1,4 +1,4 @@
-"""Rows of a table taken, or added to, by number. A number outside the table stands for its first or last row."""
+"""Rows of a table taken by number, or added to. A number outside the table stands for its first or last row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from chains.backends.base import UnsupportedOperationError
-from chains.backends.native.kernels.elementwise import Frame, axes_of, lower_fill, nest
+from chains.backends.native.kernels.elementwise import Frame, loops_over, lower_fill, nest
 from chains.backends.native.llvm.emit import I64, Type, Value, integer, real_type
 from chains.program.operations import Gather, ScatterAdd
 from chains.program.view import View
@@ -26,7 +26,7 @@ def lower_gather(frame: Frame, operation: Gather) -> None:
         f.store(values[1] if 1 in values else f.load(type, pointers[1], mask), pointers[0], mask)
 
     def take(at: Value, row: Value) -> None:
-        nest(frame, axes_of(target.shape, (target, source)), [at, row], out.dtype, 1, copy)
+        nest(frame, loops_over(target.shape, (target, source)), [at, row], out.dtype, 1, copy)
 
     _each_row(frame, operation, table, index, out, take)
 
@@ -45,7 +45,7 @@ def lower_scatter_add(frame: Frame, operation: ScatterAdd) -> None:
         f.store(f.binary("fadd", f.load(type, pointers[0], mask), x), pointers[0], mask)
 
     def put(at: Value, row: Value) -> None:
-        nest(frame, axes_of(target.shape, (target, added)), [row, at], out.dtype, 1, add)
+        nest(frame, loops_over(target.shape, (target, added)), [row, at], out.dtype, 1, add)
 
     _each_row(frame, operation, out, index, source, put)
 
@@ -58,7 +58,7 @@ def _row(view: View, axes: int) -> View:
 def _each_row(
     frame: Frame, operation: Gather | ScatterAdd, table: View, index: View, rows: View, body: Callable[[Value, Value], None]
 ) -> None:
-    """`body` gets, for each index, the address of its entry of `rows` and that of the table's row it names."""
+    """Call `body` for each index, with the address of its entry of `rows` and that of its row of the table."""
     f = frame.f
     if index.dtype not in INDICES or table.batched or table.dtype != rows.dtype or table.shape[0] == 0:
         raise UnsupportedOperationError(

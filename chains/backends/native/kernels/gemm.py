@@ -1,9 +1,9 @@
 """Large products: the whole batch at once, blocked for the caches, a share of the columns to each thread.
 
-The scheme is that of Goto and van de Geijn ("Anatomy of high-performance matrix multiplication", 2008): blocks of both
-operands are packed in the order the kernel reads them, one of b for all rows and one of a, of some rows, for all panels of
-it; the kernel keeps a few rows times a panel's vectors of the result in registers. Blocks are long along the summed axis:
-once for each of them results are read and written. Behind the last one come the maps that follow on the results.
+The scheme is that of Goto and van de Geijn ("Anatomy of high-performance matrix multiplication", 2008). Blocks of both
+operands are packed in the order in which they are read: a block of b serves all rows, a block of some rows of a serves all
+panels of b. A few rows times a panel's vectors of the result are in registers. Results are read and written once for each block
+along the summed axis, so these blocks are long. The maps that follow come behind the last one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def lower_large(frame: Frame, kernel: Kernel, space: Value, thread: Value, threa
 
 @dataclass(frozen=True)
 class _Part:
-    """What of the result is in registers at a time: rows, and a vector of columns for each mask."""
+    """The part of the result that is in registers: rows, and a vector of columns for each mask."""
 
     row: Value
     height: int
@@ -191,7 +191,7 @@ class _Product:
     def _pack(self, source: Value, target: Value, used: int, width: int, depth: Value, across: Value, along: Value) -> None:
         """Copy `used` lines of `depth` numbers to as many rows of `width`.
 
-        What is written behind a row's numbers is overwritten by the next row; there is room for a vector behind the last.
+        Stores of whole vectors reach beyond a row: the next row overwrites that, and behind the last there is room.
         """
         f = self.f
         pieces = [(n, min(self.lanes, used - n)) for n in range(0, used, self.lanes)]
@@ -264,7 +264,7 @@ class _Product:
         return [self.f.fma(x, vector, total) for (x, vector), total in zip(products, sums, strict=True)]
 
     def _fetch(self, part: _Part, first: Value, last: Value) -> None:
-        """Ask for what will be wanted behind the sums."""
+        """Prefetch what is read and written behind the sums."""
         f, out = self.f, self.kernel.out
         views = [view for each in self.kernel.maps for view in each.views if view.batched or view.shape == out.shape]
         others = [view for view in dict.fromkeys(map(as_rows, views)) if view != out]

@@ -1,4 +1,4 @@
-"""What laned buffers need beside convolutions: pools, sums over the samples, and the change from one layout to the other."""
+"""Operations on laned buffers beside convolutions: pools, sums over the samples, and changes of layout."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.kernels.elementwise import (
-    Axis,
     Frame,
-    axes_of,
+    Loop,
     horizontal,
+    loops_over,
     lower_copy,
     lower_fill,
     lower_map,
@@ -45,8 +45,8 @@ def _sum_samples(frame: Frame, operation: Reduce) -> None:
     (out,), (a,) = operation.outs, operation.ins
     if operation.kind != "sum":
         raise UnsupportedOperationError(f"backend 'native' has no maximum over the batch: `{operation}`")
-    axes = [axis for axis in axes_of(a.shape, (out, a)) if not isinstance(axis.extent, Batch)]
-    kept, summed = ([axis for axis in axes if bool(axis.strides[0]) == varies] for varies in (True, False))
+    loops = [loop for loop in loops_over(a.shape, (out, a)) if not isinstance(loop.extent, Batch)]
+    kept, summed = ([loop for loop in loops if bool(loop.strides[0]) == varies] for varies in (True, False))
     scalar = real_type(a.dtype)
     type = Type(scalar.name, frame.lanes)
 
@@ -55,11 +55,11 @@ def _sum_samples(frame: Frame, operation: Reduce) -> None:
         alive, begin = f.first_lanes(frame.lanes, count), f.compare("ne", first, integer(0))
         zero = number(type, 0.0)
 
-        def total(axes: Sequence[Axis], pointer: Value, sums: list[Value]) -> list[Value]:
-            if not axes:
+        def total(loops: Sequence[Loop], pointer: Value, sums: list[Value]) -> list[Value]:
+            if not loops:
                 return [f.binary("fadd", sums[0], f.load(type, pointer)), *sums[1:]]
-            (axis, *rest), length = axes, int(axes[0].extent)  # type: ignore[arg-type]
-            stride = axis.strides[1]
+            (loop, *rest), length = loops, int(loops[0].extent)  # type: ignore[arg-type]
+            stride = loop.strides[1]
             if rest:
                 return f.loop(
                     integer(0),
@@ -79,13 +79,13 @@ def _sum_samples(frame: Frame, operation: Reduce) -> None:
                 sums = f.loop(integer(0), integer(whole), len(sums), step, sums)[1]
             return step(integer(whole), sums, length - whole) if length > whole else sums
 
-        def run(axes: Sequence[Axis], pointers: list[Value]) -> None:
-            if axes:
+        def run(loops: Sequence[Loop], pointers: list[Value]) -> None:
+            if loops:
 
                 def step(i: Value, _: list[Value]) -> None:
-                    run(axes[1:], [f.address(p, f.mul(i, s), scalar) for p, s in zip(pointers, axes[0].strides, strict=True)])
+                    run(loops[1:], [f.address(p, f.mul(i, s), scalar) for p, s in zip(pointers, loops[0].strides, strict=True)])
 
-                f.loop(integer(0), integer(int(axes[0].extent)), 1, step)  # type: ignore[arg-type]
+                f.loop(integer(0), integer(int(loops[0].extent)), 1, step)  # type: ignore[arg-type]
                 return
             a, b, c, d = total(summed, pointers[1], [zero] * 4)
             vector = f.binary("fadd", f.binary("fadd", a, b), f.binary("fadd", c, d))
@@ -99,15 +99,15 @@ def _sum_samples(frame: Frame, operation: Reduce) -> None:
 
 
 def lower_pool(frame: Frame, operation: Pool) -> None:
-    """The largest or the mean of each window, or what each input receives of the gradient."""
+    """The largest or the mean of each window; or of these, the gradient with respect to the input."""
     backwards = isinstance(operation, PoolInput)
     y, x = (operation.ins[0], operation.outs[0]) if backwards else (operation.outs[0], operation.ins[0])
-    pools = _Pools(frame, operation, y, x)
-    write = pools.scatter if backwards else pools.collect
+    windows = _Windows(frame, operation, y, x)
+    write = windows.scatter if backwards else windows.collect
     frame.outlined(operation.name, [frame.base(view) for view in operation.views], write)
 
 
-class _Pools:
+class _Windows:
     """Loops over the windows of images."""
 
     def __init__(self, frame: Frame, operation: Pool, y: View, x: View) -> None:
@@ -249,10 +249,10 @@ class _Pools:
 
 
 class _Entries:
-    """The entries of one row of a window that lie inside of the image, as columns behind the first window's first."""
+    """The entries of one row of a window that lie inside of the image, as columns counted from the first window's first."""
 
-    def __init__(self, pools: _Pools, number: int, taps: list[int]) -> None:
-        columns = pools.columns
+    def __init__(self, windows: _Windows, number: int, taps: list[int]) -> None:
+        columns = windows.columns
         at = columns.source + columns.along * number
         self.columns = [at + columns.across * tap for tap in taps]
 
@@ -262,8 +262,8 @@ def _add(f: Function, a: Value, b: Value) -> Value:
 
 
 def lower_relayout(frame: Frame, operation: Relayout, whole_tiles: bool) -> None:
-    """Squares of numbers transposed in registers. Lanes without a sample repeat the first one, so that nothing strange
-    is computed in them; rows without a sample are not written unless the tile has room for them (`whole_tiles`).
+    """Transpose squares of numbers in registers. Lanes without a sample repeat the first sample, so that nothing strange is
+    computed in them. Rows without a sample are written only where the tile has room for them (`whole_tiles`).
     """
     (out,), (source,) = operation.outs, operation.ins
     to_lanes, lanes = operation.to_lanes, frame.lanes

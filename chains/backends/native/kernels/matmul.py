@@ -1,14 +1,14 @@
-"""Matrix products as register-blocked kernels, sizes known when they are compiled.
+"""Matrix products as register-blocked code; all sizes but the batch are known when it is written.
 
-A kernel keeps a block of the result in registers: some rows, and vectors of columns. Each step of the inner
-loop loads the vectors of one row of b once and multiplies them by one number of a for each row.
+A block of the result stays in registers: some rows, and vectors of columns. Each step of the inner loop loads the vectors of
+one row of b once and multiplies them by one number of a for each row.
 
-Three situations, told apart by where the batch is:
+The place of the batch tells three situations apart:
 
-- rows are samples (forward, input gradient): the weights are b, a block of samples at a time; maps that follow on the
-  same elements are done in the registers (`Epilogue`);
-- the inner axis is the batch (weight gradient): a block of the result sums over all samples of the tile;
-- no batch at all (a penalty's sum of squares).
+- Rows are samples (forward, input gradient). The weights are b. Maps that follow are done to a block of samples while it is in
+  registers (`epilogue.py`).
+- The inner axis is the batch (weight gradient): `matmul_sums.py`.
+- There is no batch (a penalty's sum of squares).
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from functools import partial
 from chains.backends.native.kernels.elementwise import Frame, horizontal
 from chains.backends.native.kernels.epilogue import store_block
 from chains.backends.native.kernels.fusion import Kernel, is_dots
-from chains.backends.native.kernels.matmul_narrow import dots, is_narrow, lower_narrow
-from chains.backends.native.kernels.matmul_sums import lower_sum_over_samples
+from chains.backends.native.kernels.matmul_narrow import dots, is_narrow, lower_matmul_narrow
+from chains.backends.native.kernels.matmul_sums import lower_matmul_sums
 from chains.backends.native.kernels.prefetch import fetch_ahead, reads_samples
-from chains.backends.native.llvm.accumulators import independent_sets, joined_sets
+from chains.backends.native.llvm.accumulators import accumulators_for, combined
 from chains.backends.native.llvm.blocking import blocks, panels
 from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
 from chains.backends.native.llvm.shuffles import sums_of_lanes
 
 FIRST_LEVEL = 32 << 10  # bytes of the smallest first-level caches
-PIECE = 6  # steps of the inner loop behind each of which samples of the next step are asked for
+PREFETCH_EVERY = 6  # steps of the inner loop
 UNROLLED = 96  # multiply-adds in one straight run of code, at most
 
 
 def lower_matmul(frame: Frame, kernel: Kernel) -> None:
     if kernel.sums_over_batch:
-        lower_sum_over_samples(frame, kernel)
+        lower_matmul_sums(frame, kernel)
     else:
         _rows(frame, kernel)
 
@@ -45,7 +45,7 @@ def _rows(frame: Frame, kernel: Kernel) -> None:
     columns, inner = int(out.shape[1]), int(a.shape[1])  # type: ignore[arg-type]
     scalar = real_type(out.dtype)
     narrow = is_narrow(kernel, frame.lanes)
-    begin = lower_narrow(frame, kernel) if narrow else integer(0)
+    begin = lower_matmul_narrow(frame, kernel) if narrow else integer(0)
     if columns == 1 and a.strides[1] == 1 and kernel.b.strides[0] == 1 and inner >= frame.lanes:
         _dots(frame, kernel, begin)
         return
@@ -106,15 +106,15 @@ def _block(
         return results
 
     width = block * len(masks)
-    # With few sums in flight the additions would wait for one another: several independent sets run side by side.
-    sets = min(inner, independent_sets(width))
-    start = [number(type, 0.0)] * (width * sets)
+    # With few sums in flight additions would wait for one another: each sum gets several accumulators.
+    accumulators = min(inner, accumulators_for(width))
+    start = [number(type, 0.0)] * (width * accumulators)
     per_step = max(1, min(inner, UNROLLED // (2 * width)))
-    per_step = max(sets, per_step // sets * sets)
+    per_step = max(accumulators, per_step // accumulators * accumulators)
 
     def steps(k: Value, sums: list[Value], count: int) -> list[Value]:
         for u in range(count):
-            s = u % sets
+            s = u % accumulators
             sums[s * width : (s + 1) * width] = multiply(f.add(k, u), sums[s * width : (s + 1) * width])
         return sums
 
@@ -124,24 +124,24 @@ def _block(
     else:
         sums = _along(frame, kernel, whole, per_step, lambda k, carried: steps(k, list(carried), per_step), start)
     sums = steps(integer(whole), list(sums), inner - whole)
-    results = joined_sets(sums, width, partial(f.binary, "fadd"))
+    results = combined(sums, width, partial(f.binary, "fadd"))
     store_block(frame, kernel, row, results, column, masks, lanes, scalar)
 
 
 def _along(
     frame: Frame, kernel: Kernel, whole: int, step: int, body: Callable[[Value, list[Value]], list[Value]], sums: list[Value]
 ) -> list[Value]:
-    """The loop along the inner axis; with a look ahead now and then, where the rows are large samples."""
+    """The loop along the inner axis. Where the rows are large samples, it prefetches those of the next step now and then."""
     f, end = frame.f, integer(whole)
     if not reads_samples(kernel.a):
         return f.loop(integer(0), end, step, body, sums)[1]
 
     def piece(begin: Value, carried: list[Value]) -> list[Value]:
         fetch_ahead(frame)
-        stop = f.add(begin, PIECE * step)
+        stop = f.add(begin, PREFETCH_EVERY * step)
         return f.loop(begin, f.least(stop, end), step, body, carried)[1]
 
-    return f.loop(integer(0), end, PIECE * step, piece, sums)[1]
+    return f.loop(integer(0), end, PREFETCH_EVERY * step, piece, sums)[1]
 
 
 def _dots(frame: Frame, kernel: Kernel, begin: Value) -> None:
@@ -156,7 +156,7 @@ def _dots(frame: Frame, kernel: Kernel, begin: Value) -> None:
 
 
 def _dot_rows(frame: Frame, kernel: Kernel) -> None:
-    """A vector of columns at a time, all of which stay in cache while the rows pass by; lanes run along the inner axis."""
+    """A vector of columns at a time, which stays in cache while the rows pass by. Lanes run along the inner axis."""
     f, out, a, b = frame.f, kernel.out, kernel.a, kernel.b
     scalar, lanes = real_type(out.dtype), frame.lanes
     type = Type(scalar.name, lanes)

@@ -1,10 +1,10 @@
 """Products of few columns, such as those of last layers: the results of several samples in one vector.
 
-A row of such a product fills but a part of a vector, and the rest of each multiplication would be lost. Here a vector has a
-block of lanes for each of some samples, as many as fit. Rows of the left operand are transposed, block by block, into vectors
-that hold the same few columns of all of these samples; each of these columns in turn is spread over its sample's block and
-multiplied by a row of weights, which is repeated in every block. A single column takes no spreading: the sums of each
-sample's products are added up across the lanes, of as many samples at once as a vector has lanes.
+A row of such a product fills a part of a vector, and the rest of each multiplication would be lost. Here a vector has a
+block of lanes for each of several samples. Rows of the left operand are transposed, block by block, into vectors
+that hold the same few columns of all these samples. Each column in turn is spread over its sample's block and
+multiplied by a row of weights, which is repeated in every block. A single column needs no spreading: the products of each
+sample are added up across the lanes, for as many samples at once as a vector has lanes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from functools import partial
 from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.kernels.epilogue import store_block
 from chains.backends.native.kernels.fusion import Kernel, as_rows
-from chains.backends.native.llvm.accumulators import joined_sets
+from chains.backends.native.llvm.accumulators import combined
 from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
 from chains.backends.native.llvm.shuffles import repeated, shuffled, spread, sums_of_lanes, transposed
 
 
 def is_narrow(kernel: Kernel, lanes: int) -> bool:
-    """Whether several rows of the result, and of all that is done to it, fit in a vector and lie one behind another."""
+    """Whether several rows fit in a vector and lie one behind another: of the result, and of all operands of its maps."""
     columns, inner = int(kernel.out.shape[1]), int(kernel.a.shape[1])  # type: ignore[arg-type]
     rows = [kernel.out, *(as_rows(view) for fused in kernel.maps for view in fused.views if view.batched)]
     together = all(view.strides[0] == columns for view in rows)
@@ -31,8 +31,8 @@ def is_narrow(kernel: Kernel, lanes: int) -> bool:
     return inner >= columns and (kernel.b.strides[1] == 1 or kernel.padded)
 
 
-def lower_narrow(frame: Frame, kernel: Kernel) -> Value:
-    """All rows but the last few, which do not fill a vector; where those begin."""
+def lower_matmul_narrow(frame: Frame, kernel: Kernel) -> Value:
+    """Compute all rows but the last few, which do not fill a vector. Returns the first of these."""
     f, lanes, out = frame.f, frame.lanes, kernel.out
     columns = int(out.shape[1])  # type: ignore[arg-type]
     samples = lanes // _block(columns)
@@ -61,14 +61,14 @@ def _block(columns: int) -> int:
 
 
 def _blocks(frame: Frame, kernel: Kernel, row: Value, vectors: int) -> list[Value]:
-    """So many vectors of results, from a row on."""
+    """So many vectors of results, from `row` on."""
     f, lanes, a, b = frame.f, frame.lanes, kernel.a, kernel.b
     columns, inner = int(b.shape[1]), int(b.shape[0])  # type: ignore[arg-type]
     scalar = real_type(kernel.out.dtype)
     type, block = Type(scalar.name, lanes), _block(columns)
     samples = lanes // block
     a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(vectors * samples)]
-    sets = max(1, min(frame.shapes.matmul_narrow.sums, inner) // vectors)
+    accumulators = max(1, min(frame.shapes.matmul_narrow.sums, inner) // vectors)
 
     def multiply(begin: Value, sums: list[Value], used: int = lanes) -> list[Value]:
         mask = f.lane_mask(lanes, used)
@@ -80,23 +80,23 @@ def _blocks(frame: Frame, kernel: Kernel, row: Value, vectors: int) -> list[Valu
             weights = f.load(Type(scalar.name, block), pointer, None if kernel.padded else f.lane_mask(block, columns))
             weights = repeated(f, weights, block, lanes)
             for v, tile in enumerate(tiles):
-                at = k % sets * vectors + v
+                at = k % accumulators * vectors + v
                 sums[at] = f.fma(spread(f, tile[k // block], k % block, block), weights, sums[at])
         return sums
 
     whole = inner // lanes * lanes
-    sums = [number(type, 0.0)] * (vectors * sets)
+    sums = [number(type, 0.0)] * (vectors * accumulators)
     if whole > lanes:
         sums = f.loop(integer(0), integer(whole), lanes, multiply, sums)[1]
     elif whole:
         sums = multiply(integer(0), sums)
     if inner > whole:
         sums = multiply(integer(whole), sums, inner - whole)
-    return joined_sets(sums, vectors, partial(f.binary, "fadd"))
+    return combined(sums, vectors, partial(f.binary, "fadd"))
 
 
 def dots(frame: Frame, kernel: Kernel, row: Value, rows: int) -> list[Value]:
-    """Of so many rows from a row on, of a product with a single column: vectors whose lanes add up to the results."""
+    """A product with a single column: for each of some rows, from `row` on, a vector whose lanes add up to the result."""
     f, lanes, a, b = frame.f, frame.lanes, kernel.a, kernel.b
     inner = int(b.shape[0])  # type: ignore[arg-type]
     scalar = real_type(kernel.out.dtype)

@@ -9,13 +9,13 @@ from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.kernels.epilogue import store_block
 from chains.backends.native.kernels.fusion import Kernel
 from chains.backends.native.kernels.prefetch import fetch_ahead, reads_samples
-from chains.backends.native.llvm.accumulators import in_sets, independent_sets
+from chains.backends.native.llvm.accumulators import accumulate, accumulators_for
 from chains.backends.native.llvm.blocking import panels
 from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
 from chains.backends.native.llvm.shuffles import interleaved
 
 
-def lower_sum_over_samples(frame: Frame, kernel: Kernel) -> None:
+def lower_matmul_sums(frame: Frame, kernel: Kernel) -> None:
     """Blocks of the result, each a sum over the samples of the tile."""
     kernel = kernel.turned(frame.lanes)
     rows, columns = (int(extent) for extent in kernel.out.shape)  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def _sum_block(
 
     samples = frame.extent(a.shape[1])
     start = [number(type, 0.0)] * (block * len(masks))
-    sums = in_sets(f, samples, independent_sets(len(start)), step, start, start[0], partial(f.binary, "fadd"))
+    sums = accumulate(f, samples, accumulators_for(len(start)), step, start, start[0], partial(f.binary, "fadd"))
 
     def add_interleaved() -> None:
         for c, mask in enumerate(masks):

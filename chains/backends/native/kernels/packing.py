@@ -1,4 +1,4 @@
-"""Weights copied to rows of whole vectors, transposed in registers: done once a run, for products that need them so."""
+"""Weights copied to rows of whole vectors and transposed in registers, once a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def packed_columns(matrix: View, lanes: int) -> int:
 
 
 def pack(frame: Frame, source: View, target: Value, columns: int) -> None:
-    """Copy a matrix whose columns are contiguous (or apart) to rows of whole vectors, zeros behind the last column."""
+    """Copy a matrix with gaps between the numbers of a row to rows of whole vectors, with zeros behind the last column."""
     rows, used = concrete(source.shape, 1)
     if source.strides[0] != 1:
         _pack_by_number(frame, source, target, columns)

@@ -1,8 +1,8 @@
-"""The samples of the next step, asked for while this one is computed, so that they are in the cache when they are read.
+"""The samples of the next step, prefetched while this one is computed, so that they are in the cache when they are read.
 
-Rows picked from a large data set come from memory, and a processor waits for only so many lines at once, doing nothing else
-meanwhile. So the kernels that go through this step's samples ask for a few lines of the next ones now and then: both
-those that read them and those of their gradient, so that what is asked for is spread over the step.
+Rows from all over a large data set come from memory. A processor waits for only so many lines at once, and does nothing else
+meanwhile. So the products that go through this step's samples, forwards and in their gradient, prefetch a few lines of the next
+ones now and then: that spreads the loads over the step.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def parts(source: np.ndarray, count: int) -> list[tuple[int, int, int]]:
 
 
 def reads_samples(view: View) -> bool:
-    """Whether this is the callers' samples, each of them large."""
+    """Whether this is the caller's samples, each of them large."""
     return view.buffer.role == "input" and view.batched and view.buffer.nbytes >= WORTH
 
 

@@ -1,7 +1,7 @@
 """Large samples read where they lie in the caller's data set, rather than gathered first.
 
-Where only products read them, a tile begins with a list of its samples' addresses, and kernels take the rows from there: of
-the input itself or, in a loop over batches, of the data set.
+Where only products read an input, a tile begins with a list of its samples' addresses, and products take the rows from there.
+They lie in the input itself or, in a loop over batches, in the data set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How windows reach over rows and columns: which entries of a kernel meet which positions, and from where."""
+"""How windows reach over rows and columns: which entries of a kernel meet which positions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def output_taps(window: Window, axis: int, inputs: int, outputs: int) -> list[Ta
 
 
 def input_taps(window: Window, axis: int, inputs: int, outputs: int) -> list[Taps]:
-    """How each input position collects, backwards, the outputs it took part in."""
+    """How each input position of a convolution collects the outputs that read it, for the gradient."""
     size, stride, dilation, before = (
         window.size[axis], window.stride[axis], window.dilation[axis], window.padding[axis][0]
     )  # fmt: skip
@@ -83,7 +83,7 @@ class Images:
 
 
 def column_blocks(f: Function, columns: Taps, width: int, body: Callable[[Value, int | None, int], None]) -> None:
-    """Call `body` for blocks of positions: with a number known now where some of their sources do not exist."""
+    """Call `body` for blocks of positions. It gets the first position as a number where some of the sources do not exist."""
     whole, position = columns.whole, 0
 
     def static(stop: int) -> None:

@@ -1,9 +1,9 @@
 """Convolutions by kernels of three by three with fewer multiplications, on images whose lanes are samples.
 
-Two by two outputs take 16 products instead of 36 for each pair of channels, once the four by four inputs and the kernel
-are transformed by additions: the minimal filtering of Winograd, "Arithmetic complexity of computations" (1980), as
+Two by two outputs take 16 products instead of 36 for each pair of channels, once additions have transformed the four by four
+inputs and the kernel. This is the minimal filtering of Winograd, "Arithmetic complexity of computations" (1980), as
 Lavin and Gray use it in "Fast algorithms for convolutional neural networks" (2016), F(2x2, 3x3). For each of the 16
-elements the sum over the channels is a matrix product. A part of a row of tiles at a time, all of it in cache.
+elements the sum over the channels is a matrix product. A part of a row of tiles is done at a time, and stays in cache.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from chains.backends.native.kernels.block_shapes import Block, block_shapes
-from chains.backends.native.kernels.convolve import Finish
+from chains.backends.native.kernels.convolve import Epilogue
 from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.kernels.taps import Images
 from chains.backends.native.llvm.blocking import blocks
@@ -46,19 +46,19 @@ def workspace(operation: Operation, lanes: int, registers: int) -> int:
     """Elements that each thread needs for transformed inputs and products."""
     if not suits(operation):
         return 0
-    kernel = _Kernel.of(lanes, registers, operation)
-    return ELEMENTS * lanes * (kernel.ins * kernel.part + kernel.height * kernel.width)
+    plan = _Winograd.of(lanes, registers, operation)
+    return ELEMENTS * lanes * (plan.ins * plan.part + plan.height * plan.width)
 
 
 def pack_transformed(frame: Frame, operation: Convolve | ConvolveInput, target: View) -> None:
     """The transformed kernels: for each block of output channels, (element, input channel, channel of the block)."""
-    kernel, weight = _Kernel.of(frame.lanes, frame.registers, operation), operation.ins[1]
+    plan, weight = _Winograd.of(frame.lanes, frame.registers, operation), operation.ins[1]
     forward = isinstance(operation, Convolve)
     outs, ins = weight.strides[:2] if forward else weight.strides[1::-1]
 
     def write(f: Function, arguments: list[Value]) -> None:
         to, of, *_ = arguments
-        scalar = kernel.scalar
+        scalar = plan.scalar
 
         def one(o: Value, count: int, h: int, c: Value) -> None:
             start = f.add(f.mul(f.add(o, h), outs), f.mul(c, ins))
@@ -72,8 +72,8 @@ def pack_transformed(frame: Frame, operation: Convolve | ConvolveInput, target: 
             rows = [_kernel_line(f, [g[i][j] for i in range(3)]) for j in range(3)]  # by column of the kernel
             for i in range(4):
                 for j, value in enumerate(_kernel_line(f, [rows[k][i] for k in range(3)])):
-                    place = f.add(f.mul(f.add(c, (4 * i + j) * kernel.ins), count), h)
-                    place = f.add(place, f.mul(o, ELEMENTS * kernel.ins))
+                    place = f.add(f.mul(f.add(c, (4 * i + j) * plan.ins), count), h)
+                    place = f.add(place, f.mul(o, ELEMENTS * plan.ins))
                     f.store(value, f.address(to, place, scalar))
 
         def block(o: Value, count: int) -> None:
@@ -81,9 +81,9 @@ def pack_transformed(frame: Frame, operation: Convolve | ConvolveInput, target: 
                 for h in range(count):
                     one(o, count, h, c)
 
-            f.loop(integer(0), integer(kernel.ins), 1, channel)
+            f.loop(integer(0), integer(plan.ins), 1, channel)
 
-        blocks(f, kernel.outs, kernel.height, block)
+        blocks(f, plan.outs, plan.height, block)
 
     frame.outlined("transform_kernels", [frame.base(target), frame.base(weight)], write)
 
@@ -91,15 +91,15 @@ def pack_transformed(frame: Frame, operation: Convolve | ConvolveInput, target: 
 def lower_winograd(frame: Frame, operation: Convolve | ConvolveInput, packed: View, space: Value, maps: Sequence[Map]) -> None:
     """The convolution with transformed kernels, and maps on the results; `space` is where this thread works."""
     (out,), source = operation.outs, operation.ins[0]
-    kernel = _Kernel.of(frame.lanes, frame.registers, operation)
+    plan = _Winograd.of(frame.lanes, frame.registers, operation)
     operands = list(dict.fromkeys(view for fused in maps for view in (*fused.outs, *fused.ins) if view != out))
     pointers = [frame.base(out), frame.base(source), frame.base(packed), space, *(frame.base(view) for view in operands)]
-    finish = Finish(out, operands, maps)
-    frame.outlined("winograd", pointers, lambda f, arguments: kernel.write(f, arguments, finish))
+    epilogue = Epilogue(out, operands, maps)
+    frame.outlined("winograd", pointers, lambda f, arguments: plan.write(f, arguments, epilogue))
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class _Winograd:
     lanes: int
     block: Block
     scalar: Type
@@ -111,13 +111,13 @@ class _Kernel:
     before: tuple[int, int]  # padding above and to the left
 
     @staticmethod
-    def of(lanes: int, registers: int, operation: Convolve | ConvolveInput) -> _Kernel:
+    def of(lanes: int, registers: int, operation: Convolve | ConvolveInput) -> _Winograd:
         (out,), source = operation.outs, operation.ins[0]
         (above, _), (left, _) = operation.window.padding
         before = (above, left) if isinstance(operation, Convolve) else (2 - above, 2 - left)
         (outs, *out_size), (ins, *source_size) = out.sample_shape, source.sample_shape
         images = Images.of(source)
-        return _Kernel(
+        return _Winograd(
             lanes, block_shapes(registers).winograd, real_type(out.dtype), outs, ins, images,
             (source_size[0], source_size[1]), (out_size[0], out_size[1]), before,
         )  # fmt: skip
@@ -143,7 +143,7 @@ class _Kernel:
         bytes_per_tile = ELEMENTS * self.ins * self.lanes * {"float": 4, "double": 8}[self.scalar.name]
         return max(self.width, CACHED // bytes_per_tile // self.width * self.width)
 
-    def write(self, f: Function, arguments: list[Value], finish: Finish) -> None:
+    def write(self, f: Function, arguments: list[Value], epilogue: Epilogue) -> None:
         out, source, weight, space, *rest = arguments
         pointers = [out, *rest]
         products = f.address(space, integer(ELEMENTS * self.lanes * self.ins * self.part), self.scalar)
@@ -160,7 +160,7 @@ class _Kernel:
 
             def some(t: Value, width: int) -> None:
                 self._multiply(f, own, f.address(space, f.mul(t, self.lanes), self.scalar), products, count, width, len(part))
-                self._finish(f, products, finish, pointers, i, o, count, t, width, part)
+                self._finish(f, products, epilogue, pointers, i, o, count, t, width, part)
 
             blocks(f, len(part), self.width, some)
 
@@ -180,7 +180,7 @@ class _Kernel:
             own = [f.address(line, f.mul(c, self.source.channel), self.scalar) for line in lines]
 
             def tile(t: Value, columns: Sequence[int]) -> None:
-                """Tile `t` of the row, of whose columns only these are inside."""
+                """Transform tile `t` of the row. Only these of its columns are inside of the image."""
                 d = [patch_row(own[r], inside[r], t, columns) for r in range(4)]
                 lines = [_input_line(f, [d[r][s] for r in range(4)]) for s in range(4)]  # by column
                 for r in range(4):
@@ -238,7 +238,7 @@ class _Kernel:
         self,
         f: Function,
         products: Value,
-        finish: Finish,
+        epilogue: Epilogue,
         pointers: list[Value],
         i: Value,
         o: Value,
@@ -262,7 +262,7 @@ class _Kernel:
             channel, row = f.add(o, h), f.mul(i, 2)
 
             def store(r: int) -> None:
-                finish.store(f, pointers, results[r], channel, f.add(row, r), column, 1, 1, 1 + both)
+                epilogue.store(f, pointers, results[r], channel, f.add(row, r), column, 1, 1, 1 + both)
 
             store(0)
             if rows % 2:

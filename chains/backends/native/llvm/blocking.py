@@ -1,4 +1,4 @@
-"""Loops over blocks: of a whole size while they fit, then what is left."""
+"""Loops over blocks of one size while they fit, then over what is left."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def panels(f: Function, columns: int, lanes: int, panel: int, run: Callable[[Val
 
 
 def row_blocks(f: Function, begin: Value, end: Value, sizes: Sequence[int], body: Callable[[Value, int], None]) -> None:
-    """Call `body` with the start and size of blocks from `begin` to `end`: of the first size while they fit, then the next."""
+    """Call `body` with the start and size of blocks from `begin` to `end`, of the first size while it fits, then the next."""
     for size in sizes:
 
         def step(i: Value, _: list[Value], size: int = size) -> None:

@@ -40,7 +40,7 @@ def _linker(processor: Processor) -> llvm.LLJIT:
 
 
 def machine_code(text: str, functions: Sequence[str], processor: Processor, *, vectorize: bool = False) -> Code:
-    """The machine code of a module of which `functions` can be called; programs of the same assembly share it."""
+    """The machine code of a module, whose `functions` can be called. Programs of the same assembly share it."""
     versions = f"{llvmlite.__version__} {llvm.llvm_version_info}"
     name = files.key(text, processor.cpu, processor.features, versions, PIPELINE, str(vectorize), *functions)
     with _locks["making"]:
@@ -83,7 +83,7 @@ class Code:
         return machine.emit_assembly(self._optimised(machine))
 
     def _optimised(self, machine: llvm.TargetMachine) -> llvm.ModuleRef:
-        """The module cleaned up. Kernels are as they should be but for repeated addresses and tests at the heads of loops."""
+        """The module cleaned up: the assembly is good but for repeated addresses and for tests at the heads of loops."""
         module = llvm.parse_assembly(self.text)
         module.verify()
         options = llvm.create_pipeline_tuning_options(speed_level=2)

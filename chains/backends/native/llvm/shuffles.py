@@ -23,8 +23,8 @@ def _piece(type: Type) -> int:
 
 
 def _dealt(f: Function, a: Value, b: Value, unit: int) -> tuple[Value, Value]:
-    """Blocks of `unit` lanes dealt out to two vectors: the lower half of each piece, one of `a` and one of `b` in turn, and the
-    upper half; where blocks are pieces, the even ones of `a` and then of `b`, and the odd ones.
+    """Two vectors of blocks of `unit` lanes. One has the lower half of each piece, with blocks of `a` and of `b` in turn; the
+    other has the upper half. Where blocks are whole pieces, one has even blocks of `a`, then of `b`, the other the odd ones.
     """
     lanes, piece = a.type.lanes, _piece(a.type)
     blocks = lanes // unit
@@ -52,7 +52,7 @@ def transposed(f: Function, vectors: Sequence[Value], unit: int = 1) -> list[Val
 
 
 def sums_of_lanes(f: Function, vectors: Sequence[Value], unit: int = 1) -> Value:
-    """A square of vectors: the sum of the lanes of each, as one vector."""
+    """The sum of the lanes of each vector, as one vector. There are as many vectors as lanes."""
     if len(vectors) == 1:
         return vectors[0]
     pairs = [_dealt(f, a, b, unit) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
@@ -61,7 +61,7 @@ def sums_of_lanes(f: Function, vectors: Sequence[Value], unit: int = 1) -> Value
 
 
 def interleaved(f: Function, vectors: Sequence[Value]) -> list[Value]:
-    """First lanes of all vectors, then their second ones, and so on; a power of two of them."""
+    """The first lanes of all vectors, then their second ones, and so on. There must be a power of two of them."""
     if len(vectors) == 1:
         return list(vectors)
     lanes, half = vectors[0].type.lanes, len(vectors) // 2
@@ -73,7 +73,7 @@ def interleaved(f: Function, vectors: Sequence[Value]) -> list[Value]:
 
 
 def spread(f: Function, vector: Value, lane: int, unit: int) -> Value:
-    """Of each block of `unit` lanes, this lane in all of them."""
+    """Each block of `unit` lanes filled with this lane of it."""
     return shuffled(f, vector, None, [k // unit * unit + lane for k in range(vector.type.lanes)])
 
 

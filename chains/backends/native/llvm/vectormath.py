@@ -1,8 +1,8 @@
 """Elementary functions on vectors of float or double.
 
-Each reduces its argument to a small interval and evaluates a polynomial fitted there to nearly the smallest
-largest error (Chebyshev interpolation in 40 digits). The largest errors, in units in the last place of the
-result, are stated in `ERRORS` and tested; NaN gives NaN, infinities the limits.
+Each reduces its argument to a small interval and evaluates a polynomial there, whose largest error is nearly the smallest
+possible (Chebyshev interpolation in 40 digits). `ERRORS` states the largest errors, in units in the last place of the
+result, and tests hold them. NaN gives NaN, infinities give the limits.
 """
 
 from __future__ import annotations
@@ -100,13 +100,13 @@ def _is_constant(value: Value) -> bool:
 
 
 def minimum(f: Function, a: Value, b: Value) -> Value:
-    """The smaller; NaN where either is. (`a` is returned where it is NaN; a constant `b` needs no second look.)"""
+    """The smaller one; NaN where either is. One comparison keeps a NaN of `a`; that of `b` takes another, but for constants."""
     smaller = f.select(f.compare("olt", b, a), b, a)
     return smaller if _is_constant(b) else f.select(f.compare("uno", b, b), b, smaller)
 
 
 def maximum(f: Function, a: Value, b: Value) -> Value:
-    """The larger; NaN where either is."""
+    """The larger one; NaN where either is."""
     larger = f.select(f.compare("ogt", b, a), b, a)
     return larger if _is_constant(b) else f.select(f.compare("uno", b, b), b, larger)
 
@@ -222,7 +222,7 @@ def erf(f: Function, x: Value) -> Value:
 
 
 def _reduced(f: Function, x: Value, inverse: float, parts: Sequence[float]) -> tuple[Value, Value]:
-    """The nearest integer to x * inverse, as an integer and with what is left of x, NaN staying NaN."""
+    """The nearest integer to x * inverse, and what is left of x. NaN stays NaN."""
     single = x.type.name == "float"
     magic = number(x.type, 12582912.0 if single else 6755399441055744.0)  # 1.5 * 2^23: adding it rounds
     integer = x.type.of("i32" if single else "i64")
