@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import inspect
 import subprocess
 import sys
@@ -62,6 +63,50 @@ def too_high(path: Path) -> set[str]:
     """What a file imports from its own floor or above."""
     own = module_name(path).split(".")[1]
     return {name for name in imports(path.read_text(), str(path)) if name != own and not FLOOR[name] < FLOOR[own]}
+
+
+def modules_imported(path: Path, modules: set[str]) -> set[str]:
+    """The modules of the package that a file imports, anywhere in it: for type checking or in a function too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            parts = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= parts & modules if parts <= modules else {*(parts & modules), node.module}
+    return found & modules
+
+
+def check_no_circle(paths: list[Path]) -> None:
+    """Raise CycleError, which names its modules, where modules import each other in a circle."""
+    modules = {module_name(path) for path in paths}
+    graph = {module_name(path): modules_imported(path, modules) - {module_name(path)} for path in paths}
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    check_no_circle(FILES)
+
+
+def test_a_circle_is_found(tmp_path, monkeypatch):
+    package = tmp_path / "chains"
+    package.mkdir()
+    (package / "first.py").write_text("def f():\n    from chains.second import g\n")
+    (package / "second.py").write_text("if TYPE_CHECKING:\n    from chains import first\n")
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", package)
+    with pytest.raises(graphlib.CycleError, match=r"chains\.first"):
+        check_no_circle(sorted(package.glob("*.py")))
+
+
+OPTIONAL = {"backends/__init__.py", "backends/auto.py"}  # whose backends need packages that may be missing
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_functions_import_no_module_of_the_package(path):
+    functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, (ast.FunctionDef, ast.Lambda))]
+    inside = [node for function in functions for node in ast.walk(function) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    own = [ast.unparse(node) for node in inside if "chains" in ast.unparse(node)]
+    assert not own or str(path.relative_to(PACKAGE)) in OPTIONAL
 
 
 inner_files = [path for path in FILES if path.parent != PACKAGE or path.name != "__init__.py"]

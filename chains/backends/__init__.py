@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import array_api_compat
+
 from chains.backends.auto import AutoBackend
 from chains.backends.base import Backend, Binding, Executable, Feed, Intake, UnsupportedOperationError
 from chains.backends.numpy.backend import NumpyBackend
-from chains.backends.places import add_place
+from chains.backends.places import add_place, promise_place
 from chains.messages import meant
 
 
@@ -58,5 +60,7 @@ def backend(name: str) -> Backend:
         _loaded[name] = _BACKENDS[name]()
     return _loaded[name]
 
+
+promise_place("cuda", array_api_compat.is_cupy_array, partial(backend, "cupy"))
 
 __all__ = ["Backend", "Binding", "Executable", "Feed", "Intake", "UnsupportedOperationError", "backend"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
-import array_api_compat
 import numpy as np
 
 from chains.backends.base import Backend
@@ -68,6 +68,7 @@ class Host(Place):
 
 HOST = Host()
 _OTHERS: list[tuple[Place, Backend]] = []  # places beside the host, and what runs programs on their arrays
+_PROMISED: dict[str, tuple[Callable[[Any], bool], Callable[[], object]]] = {}  # by name, until they are asked for
 
 
 def add_place(place: Place, runner: Backend) -> None:
@@ -75,27 +76,29 @@ def add_place(place: Place, runner: Backend) -> None:
     _OTHERS.append((place, runner))
 
 
+def promise_place(name: str, owns: Callable[[Any], bool], make: Callable[[], object]) -> None:
+    """Have `make`, which adds the place of this name, called when its name or an array that it `owns` is first seen."""
+    _PROMISED[name] = owns, make
+
+
 def _known(array: Any) -> tuple[Place, Backend] | None:
     for place, runner in _OTHERS:
         if place.owns(array):
             return place, runner
-    if array_api_compat.is_cupy_array(array):
-        from chains.backends import backend
-
-        backend("cupy")  # which makes the GPU known
-        return next(known for known in _OTHERS if known[0].owns(array))
+    for owns, make in _PROMISED.values():
+        if owns(array):
+            make()
+            return next(known for known in _OTHERS if known[0].owns(array))
     return None
 
 
 def place_named(name: str) -> Place:
     """The place of this name. Raises ValueError for an unknown one, and where there is no GPU to use."""
-    if name == "cuda":
-        from chains.backends import backend
-
+    if name in _PROMISED:
         try:
-            backend("cupy")
+            _PROMISED[name][1]()
         except ValueError as error:
-            raise ValueError(str(error).replace("`backend` (='cupy')", "`device` (='cuda')")) from error
+            raise ValueError(str(error).replace("`backend` (='cupy')", f"`device` (={name!r})")) from error
     for place in (HOST, *(place for place, _ in _OTHERS)):
         if place.name == name:
             return place

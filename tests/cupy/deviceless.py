@@ -15,7 +15,8 @@ import numpy as np
 import chains
 from chains import Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, relu
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.device.cudnn import Convolved, Cudnn, usable_cudnn
+from chains.backends.cupy.device.cudnn import Cudnn, usable_cudnn
+from chains.backends.cupy.kernels.library_convolutions import Convolved
 from chains.layers.base import Layer
 from tests.cupy import emulated
 

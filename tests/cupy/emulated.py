@@ -28,8 +28,7 @@ from chains.backends import Backend
 from chains.backends.cupy import CupyBackend
 from chains.backends.cupy.device.cublas import Cublas, CublasLt
 from chains.backends.cupy.device.cudnn import Cudnn
-from chains.backends.cupy.device.interface import Device, Epilogue, Event, Gemm, Queue, Work
-from chains.backends.cupy.kernels.steps import Kernel
+from chains.backends.cupy.device.interface import Device, Epilogue, Event, Gemm, Kernel, Queue, Work
 from chains.backends.places import add_place
 from tests.cupy import fake_cublas, fake_cudnn
 

@@ -8,7 +8,7 @@ import chains
 from chains import Chain, Dense, SquaredLoss, relu, tanh
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.device.cublas import EPILOGUES
-from chains.backends.cupy.kernels.steps import Fused
+from chains.backends.cupy.source.steps import Fused
 from chains.network import record
 from chains.program.recorder import Recorder
 

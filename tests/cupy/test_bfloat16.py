@@ -16,8 +16,8 @@ from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.device.cublas import Cublas
 from chains.backends.cupy.device.interface import Gemm
 from chains.backends.cupy.kernels import bfloat16
-from chains.backends.cupy.kernels.steps import Fused, Product, Source
 from chains.backends.cupy.source.c_source import BFLOAT16
+from chains.backends.cupy.source.steps import Fused, Product, Source
 from chains.program.recorder import Recorder
 from tests.cupy import nvrtc
 from tests.cupy.emulated import EmulatedBackend, EmulatedDevice

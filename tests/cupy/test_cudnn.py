@@ -20,7 +20,9 @@ from chains.backends import backend
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.device import cudnn
 from chains.backends.cupy.device.cuda import CudaDevice
-from chains.backends.cupy.device.cudnn import Convolved, Cudnn
+from chains.backends.cupy.device.cudnn import Cudnn
+from chains.backends.cupy.device.interface import Convolution
+from chains.backends.cupy.kernels.library_convolutions import Convolved
 from chains.network import record
 from tests.cupy import emulated, fake_cudnn
 from tests.cupy.support import CONVOLUTIONS, arrays_of, gpu, gradient_program, needs_compiler, on_gpu
@@ -133,7 +135,7 @@ def planned(choice, precision="float32", refuses=None):
     front.refuses = refuses or front.refuses
     chosen = Cudnn(device, front, precision, choice)
     shapes, strides = ((3, 2, 8, 8), (4, 2, 3, 3), (3, 4, 6, 6)), ((128, 64, 8, 1), (18, 9, 3, 1), (144, 36, 6, 1))
-    convolution = cudnn.Convolution(2, np.dtype(np.float32), shapes, strides, chains.program.window.Window((3, 3)))
+    convolution = Convolution(2, np.dtype(np.float32), shapes, strides, chains.program.window.Window((3, 3)))
     return chosen._plan(convolution), front, chosen, convolution
 
 
@@ -224,7 +226,7 @@ def test_a_batch_size_without_a_plan(device):
 
 def test_types_without_convolutions():
     *_, chosen, convolution = planned("auto")
-    half = cudnn.Convolution(2, np.dtype(np.float16), convolution.shapes, convolution.strides, convolution.window)
+    half = Convolution(2, np.dtype(np.float16), convolution.shapes, convolution.strides, convolution.window)
     assert chosen.workspace(half) is None
 
 

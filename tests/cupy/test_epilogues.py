@@ -13,7 +13,7 @@ from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.device import cublas
 from chains.backends.cupy.device.cublas import EPILOGUES, CublasLt
 from chains.backends.cupy.device.interface import Epilogue, Gemm
-from chains.backends.cupy.kernels.steps import Launch, Product
+from chains.backends.cupy.source.steps import Launch, Product
 from chains.layers import Layer
 from chains.network import record
 from tests.cupy import emulated

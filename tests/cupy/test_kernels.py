@@ -10,7 +10,7 @@ from chains import Adam, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, t
 from chains.backends import UnsupportedOperationError
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.kernels import convolutions
-from chains.backends.cupy.kernels.steps import Launch, Product, Source
+from chains.backends.cupy.source.steps import Launch, Product, Source
 from chains.expr import BINARY, COMPARISONS, TERNARY, UNARY, Expr, trace_nodes
 from chains.network import record
 from chains.program.operations import Operation

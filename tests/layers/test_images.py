@@ -166,7 +166,7 @@ def test_patches_stay_within_their_bound(dtype):
     kernels = 4 * net.n_params * program.dtype.itemsize
     bound = WORKSPACE_BYTES + 4 * ALIGNMENT
     for batch in (1, 2, 33, 256, 2000):
-        assert NumpyBinding(program, batch, {}, None).workspace.nbytes <= bound
+        assert NumpyBinding(program, batch, {}, None).memory.workspace.nbytes <= bound
         assert beyond_the_plan(program, batch) <= bound + kernels
     assert beyond_the_plan(program, 2000) > 0.9 * WORKSPACE_BYTES  # a tile of samples, not one at a time
     assert beyond_the_plan(program, 1) < 0.2 * WORKSPACE_BYTES
@@ -177,7 +177,7 @@ def test_a_large_sample_has_patches_of_its_own(dtype):
     program = record_all(Chain(Conv(32, 8, 5, padding=2), input_shape=(32, 40, 40)), dtype).finish()
     one = 40 * 40 * (32 * 25 + 8) + 32 * 44 * 44  # patches, results, padded images
     for batch in (1, 2, 100):
-        taken = NumpyBinding(program, batch, {}, None).workspace.nbytes
+        taken = NumpyBinding(program, batch, {}, None).memory.workspace.nbytes
         assert one * program.dtype.itemsize <= taken <= one * program.dtype.itemsize + 3 * ALIGNMENT
 
 

@@ -12,14 +12,16 @@ from chains.backends.base import Arrays, Backend, Binding, Feed, Intake
 from chains.backends.cupy.binding import DeviceBinding, HostBinding
 from chains.backends.cupy.chunked_call import in_pieces
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.device.cudnn import ALIGNMENT, convolved
-from chains.backends.cupy.device.interface import Array, Device
+from chains.backends.cupy.device.cudnn import ALIGNMENT
+from chains.backends.cupy.device.interface import Device
 from chains.backends.cupy.feed import DeviceFeed, HostFeed
 from chains.backends.cupy.fused.fused import OneKernel, one_kernel
 from chains.backends.cupy.fused.tiling_policy import Share, share_of, suits
 from chains.backends.cupy.kernels.bfloat16 import LARGE
+from chains.backends.cupy.kernels.library_convolutions import convolved
 from chains.backends.cupy.source.c_source import readable
 from chains.backends.cupy.streaming import DeviceIntake, HostIntake, StreamedFeed, fit
+from chains.backends.places import Array
 from chains.program.program import Program
 
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from chains.backends.base import Arrays, Binding, caller_arrays
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.device.cudnn import Convolved
-from chains.backends.cupy.device.interface import Array, Device, Epilogue, Gemm, Work
-from chains.backends.cupy.kernels.steps import Fused, Launch, Product, Step
+from chains.backends.cupy.device.interface import Device, Epilogue, Gemm, Work
+from chains.backends.cupy.kernels.library_convolutions import Convolved
 from chains.backends.cupy.source.c_source import BFLOAT16
+from chains.backends.cupy.source.steps import Fused, Launch, Product, Step
+from chains.backends.places import Array
 from chains.program.program import Program
 from chains.program.view import Buffer, View, concrete
 

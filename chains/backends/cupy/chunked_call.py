@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from chains.backends.base import Arrays, Backend
 from chains.backends.cupy.binding import DeviceBinding
-from chains.backends.cupy.device.interface import Array, Device
+from chains.backends.cupy.device.interface import Device
 from chains.backends.cupy.streaming import PLACES, SHARE, Inlet, sent_as
+from chains.backends.places import Array
 from chains.program.program import Program
 
 PIECE_BYTES = 32 << 20  # of inputs and outputs

@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 
 from chains.backends.base import UnsupportedOperationError
-from chains.backends.cupy.device import cudnn
+from chains.backends.cupy.device.interface import Convolutions
+from chains.backends.cupy.kernels import library_convolutions
 from chains.backends.cupy.kernels.bfloat16 import with_bfloat16
 from chains.backends.cupy.kernels.convolutions import AnyConvolution, Lowering, is_product
 from chains.backends.cupy.kernels.epilogues import FusedMatMul, with_epilogues
 from chains.backends.cupy.kernels.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.cupy.kernels.indexed import gather, random, scatter_add
 from chains.backends.cupy.kernels.products import prepared, product
-from chains.backends.cupy.kernels.steps import Fused, Pointers, Source, Step, blocks, each_element, untiled
 from chains.backends.cupy.source.axes import Space, count, count_text
 from chains.backends.cupy.source.fusion import Elementwise, Run, run_at, run_lines, staged
 from chains.backends.cupy.source.reduction import Temporary, reduction
+from chains.backends.cupy.source.steps import Fused, Pointers, Source, Step, blocks, each_element, untiled
 from chains.program.operations import (
     Convolve,
     ConvolveInput,
@@ -52,14 +53,14 @@ class Compiled:
         self,
         program: Program,
         source: Source | None = None,
-        convolutions: cudnn.Cudnn | None = None,
+        convolutions: Convolutions | None = None,
         *,
         epilogues: bool = True,
         half: bool = False,
     ) -> None:
         self.program = program
         self.source = source or Source()
-        self._cudnn = convolutions
+        self._library = convolutions
         self.steps: list[Step] = []
         self._sizes: dict[Buffer, Callable[[int], int]] = {}  # elements of this backend's own scratch buffers
         given = with_epilogues(program.operations) if epilogues else program.operations
@@ -114,8 +115,8 @@ class Compiled:
         first = [operation]
         if isinstance(operation, MatMul):
             first = prepared(operation, self._like)
-        elif self._cudnn is not None and isinstance(operation, AnyConvolution):
-            first = cudnn.prepared(operation, self._like)
+        elif self._library is not None and isinstance(operation, AnyConvolution):
+            first = library_convolutions.prepared(operation, self._like)
         return [ready for each in first for ready in staged(each, self._like)]
 
     def _lower(self, operations: Sequence[Operation], stored: Callable[[range], Stored]) -> list[Step]:
@@ -169,7 +170,11 @@ class Compiled:
             return reduction(source, operation, None, lambda buffer: True, self._temporary)
         if isinstance(operation, AnyConvolution):
             own = partial(self._convolution, operation)
-            return own(self._temporary) if self._cudnn is None else cudnn.lowered(operation, self._cudnn, self._temporary, own)
+            return (
+                own(self._temporary)
+                if self._library is None
+                else library_convolutions.lowered(operation, self._library, self._temporary, own)
+            )
         for kind, lower in _LOWERINGS.items():
             if type(operation) is kind:
                 return lower(source, operation)

@@ -16,8 +16,8 @@ from chains.backends.cupy.binding import DeviceBinding, HostBinding, launch
 from chains.backends.cupy.compiler import WIDE
 from chains.backends.cupy.device.interface import Device, Work
 from chains.backends.cupy.fused.fused import OneKernel
-from chains.backends.cupy.kernels.steps import Launch, Pointers, Source, blocks, each_element
 from chains.backends.cupy.source.c_source import ctype, readable
+from chains.backends.cupy.source.steps import Launch, Pointers, Source, blocks, each_element
 from chains.program.view import Buffer
 
 

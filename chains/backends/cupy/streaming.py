@@ -16,9 +16,10 @@ import numpy as np
 
 from chains.backends.base import Arrays, Feed, Intake
 from chains.backends.cupy.binding import DeviceBinding, HostBinding
-from chains.backends.cupy.device.interface import Array, Device
+from chains.backends.cupy.device.interface import Device
 from chains.backends.cupy.feed import DeviceFeed, exchanged
 from chains.backends.cupy.source.c_source import readable
+from chains.backends.places import Array
 
 PLACES = 2  # for batches: one being copied, one being computed on
 AHEAD = 4  # steps whose losses nobody has read yet, at most

@@ -10,17 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from chains.backends.numpy.memory import Memory
 from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Operation, Pool, PoolInput
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import View
 from chains.program.window import Window
-
-if TYPE_CHECKING:
-    from chains.backends.numpy.backend import NumpyBinding
 
 Call = Callable[[], Any]
 Shape = tuple[int, ...]
@@ -33,11 +31,11 @@ WORKSPACE_BYTES = 1 << 20
 class Workspace:
     """The arrays that an operation needs beside its own, for so many samples at a time as `WORKSPACE_BYTES` allow."""
 
-    def __init__(self, operation: Operation, binding: NumpyBinding) -> None:
-        self._binding = binding
+    def __init__(self, operation: Operation, memory: Memory) -> None:
+        self._memory = memory
         self._shapes = {name: (shape, np.dtype(dtype)) for name, (shape, dtype) in _wanted(operation).items()}
         sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in self._shapes.items()}
-        self.samples = min(binding.batch, max(1, WORKSPACE_BYTES // (sum(sizes.values()) or 1)))
+        self.samples = min(memory.batch, max(1, WORKSPACE_BYTES // (sum(sizes.values()) or 1)))
         self._offsets, self.nbytes = {}, 0
         for name, size in sizes.items():
             self._offsets[name] = self.nbytes
@@ -47,14 +45,14 @@ class Workspace:
         """The array of this name for the samples of a tile, their axis being `axis`."""
         shape, dtype = self._shapes[name]
         shape = (*shape[:axis], tile.stop - tile.start, *shape[axis:])
-        return np.ndarray(shape, dtype, self._binding.workspace, self._offsets[name])
+        return np.ndarray(shape, dtype, self._memory.workspace, self._offsets[name])
 
     def by_tiles(self, calls: Callable[[slice], Iterator[Call]]) -> list[Call]:
         """The calls for the batch, tile by tile. Where there is more than one tile, each one's calls are made when they are
         due: otherwise a program bound to a large batch would be a large object itself.
         """
-        batch, step = self._binding.batch, self.samples
-        self._binding.workspace  # noqa: B018 - part of the scratch memory from now on
+        batch, step = self._memory.batch, self.samples
+        self._memory.workspace  # noqa: B018 - part of the scratch memory from now on
         if step == batch:
             return list(calls(slice(0, batch)))
 
@@ -103,13 +101,13 @@ def _is_plain_product(operation: Operation) -> bool:
 # Convolutions
 
 
-def convolve(binding: NumpyBinding, operation: Convolve) -> list[Call]:
-    x, w, y = (binding.array(view) for view in (*operation.ins, *operation.outs))
+def convolve(memory: Memory, operation: Convolve) -> list[Call]:
+    x, w, y = (memory.array(view) for view in (*operation.ins, *operation.outs))
     if _is_plain_product(operation):
         return [partial(np.matmul, _kernels(w, operation), _grouped(x, operation), _grouped(y, operation))]
     first: list[Call] = []
-    kernels = _kernels(_packed(binding, w, first), operation)
-    workspace = Workspace(operation, binding)
+    kernels = _kernels(_packed(memory, w, first), operation)
+    workspace = Workspace(operation, memory)
 
     def calls(tile: slice) -> Iterator[Call]:
         patches, rows = workspace.array("patches", tile, 3), workspace.array("rows", tile, 1)
@@ -122,14 +120,14 @@ def convolve(binding: NumpyBinding, operation: Convolve) -> list[Call]:
     return first + workspace.by_tiles(calls)
 
 
-def convolve_input(binding: NumpyBinding, operation: ConvolveInput) -> list[Call]:
-    dy, w, dx = (binding.array(view) for view in (*operation.ins, *operation.outs))
+def convolve_input(memory: Memory, operation: ConvolveInput) -> list[Call]:
+    dy, w, dx = (memory.array(view) for view in (*operation.ins, *operation.outs))
     if _is_plain_product(operation):
         transposed = _kernels(w, operation).swapaxes(1, 2)
         return [partial(np.matmul, transposed, _grouped(dy, operation), _grouped(dx, operation))]
     first: list[Call] = []
-    transposed = _kernels(_packed(binding, w, first), operation).swapaxes(1, 2)
-    workspace, window = Workspace(operation, binding), operation.window
+    transposed = _kernels(_packed(memory, w, first), operation).swapaxes(1, 2)
+    workspace, window = Workspace(operation, memory), operation.window
 
     def calls(tile: slice) -> Iterator[Call]:
         patches, rows = workspace.array("patches", tile, 3), workspace.array("rows", tile, 1)
@@ -148,11 +146,11 @@ def convolve_input(binding: NumpyBinding, operation: ConvolveInput) -> list[Call
     return first + workspace.by_tiles(calls)
 
 
-def convolve_weight(binding: NumpyBinding, operation: ConvolveWeight) -> list[Call]:
-    x, dy, dw = (binding.array(view) for view in (*operation.ins, *operation.outs))
-    total = dw if dw.flags.c_contiguous else binding.temporary(dw.shape, dw.dtype, 1)
-    part = binding.temporary(dw.shape, dw.dtype)
-    workspace = Workspace(operation, binding)
+def convolve_weight(memory: Memory, operation: ConvolveWeight) -> list[Call]:
+    x, dy, dw = (memory.array(view) for view in (*operation.ins, *operation.outs))
+    total = dw if dw.flags.c_contiguous else memory.temporary(dw.shape, dw.dtype, 1)
+    part = memory.temporary(dw.shape, dw.dtype)
+    workspace = Workspace(operation, memory)
 
     def calls(tile: slice) -> Iterator[Call]:
         patches, rows = workspace.array("patches", tile, 3), workspace.array("rows", tile, 1)
@@ -183,10 +181,10 @@ def _columns(array: np.ndarray, rows: int, operation: Convolution) -> np.ndarray
     return array.reshape(operation.groups, rows, -1)
 
 
-def _packed(binding: NumpyBinding, array: np.ndarray, calls: list[Call]) -> np.ndarray:
+def _packed(memory: Memory, array: np.ndarray, calls: list[Call]) -> np.ndarray:
     if array.flags.c_contiguous:
         return array
-    packed = binding.temporary(array.shape, array.dtype)
+    packed = memory.temporary(array.shape, array.dtype)
     calls.append(partial(np.copyto, packed, array))
     return packed
 
@@ -219,8 +217,8 @@ def _interior(padded: np.ndarray, window: Window, shape: Shape) -> np.ndarray:
 # Pools
 
 
-def pool(binding: NumpyBinding, operation: Pool) -> list[Call]:
-    x, y = binding.array(operation.ins[0]), binding.array(operation.outs[0])
+def pool(memory: Memory, operation: Pool) -> list[Call]:
+    x, y = memory.array(operation.ins[0]), memory.array(operation.outs[0])
     window, largest = operation.window, operation.kind == "max"
     calls: list[Call] = [partial(y.fill, -np.inf if largest else 0.0)]
     for inside, outside in _entries(window, x.shape, y.shape):
@@ -230,12 +228,12 @@ def pool(binding: NumpyBinding, operation: Pool) -> list[Call]:
     return calls
 
 
-def pool_input(binding: NumpyBinding, operation: PoolInput) -> list[Call]:
+def pool_input(memory: Memory, operation: PoolInput) -> list[Call]:
     if operation.kind == "max":
-        return _max_pool_input(binding, operation)
-    dy, dx = binding.array(operation.ins[0]), binding.array(operation.outs[0])
+        return _max_pool_input(memory, operation)
+    dy, dx = memory.array(operation.ins[0]), memory.array(operation.outs[0])
     inverse = _inverse_counts(operation, dx.shape, dy)
-    workspace = Workspace(operation, binding)
+    workspace = Workspace(operation, memory)
 
     def calls(tile: slice) -> Iterator[Call]:
         share = dy[tile]
@@ -250,10 +248,10 @@ def pool_input(binding: NumpyBinding, operation: PoolInput) -> list[Call]:
     return [partial(dx.fill, 0.0), *workspace.by_tiles(calls), *last]
 
 
-def _max_pool_input(binding: NumpyBinding, operation: PoolInput) -> list[Call]:
-    dy, x, y, dx = (binding.array(view) for view in (*operation.ins, *operation.outs))
+def _max_pool_input(memory: Memory, operation: PoolInput) -> list[Call]:
+    dy, x, y, dx = (memory.array(view) for view in (*operation.ins, *operation.outs))
     bits = np.dtype(f"i{dy.itemsize}")
-    workspace = Workspace(operation, binding)
+    workspace = Workspace(operation, memory)
 
     def calls(tile: slice) -> Iterator[Call]:
         # `open` windows have not met their largest entry yet. A gradient is masked as bits, by 0 or -1, because NumPy

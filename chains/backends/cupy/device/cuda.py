@@ -18,8 +18,8 @@ import numpy as np
 
 from chains.backends.cupy.device import cudnn
 from chains.backends.cupy.device.cublas import WORKSPACE_BYTES, Cublas, CublasLt, Plan
-from chains.backends.cupy.device.interface import Array, Device, Epilogue, Event, Gemm, Queue, Work
-from chains.backends.cupy.kernels.steps import Kernel
+from chains.backends.cupy.device.interface import Device, Epilogue, Event, Gemm, Kernel, Queue, Work
+from chains.backends.places import Array
 
 
 class CudaDevice(Device):

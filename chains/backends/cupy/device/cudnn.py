@@ -8,21 +8,14 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from chains.backends.cupy.device.interface import Device, Work
-from chains.backends.cupy.kernels.convolutions import AnyConvolution, parts
-from chains.backends.cupy.kernels.steps import Step, Tiled, untiled
-from chains.backends.cupy.source.reduction import Temporary
-from chains.program.operations import Convolve, ConvolveInput, Copy, Operation
-from chains.program.program import Program
-from chains.program.view import Buffer, View, concrete
-from chains.program.window import Window
+from chains.backends.cupy.device.interface import Convolution, Device, Sizes, Work
 
 VERSIONS = ((1, 26), (1, 29))  # of the front end: from the first on, below the second
 OLDEST = 90000  # version of cuDNN itself
@@ -34,33 +27,6 @@ TIMED = ("cudnn-timed", "cudnn-fastest")  # choices that try plans out
 TYPES = {np.dtype(np.float32): "FLOAT", np.dtype(np.float64): "DOUBLE"}
 INEXACT = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION")  # notes of plans with fewer bits than float32
 LEFT_OUT = {"float32": INEXACT, "tf32": INEXACT[1:]}  # by precision; tensor cores take float32 factors as TF32
-
-Sizes = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Convolution:
-    """One of the three operations at a batch size; `result` is what is computed: 0 for x, 1 for w, 2 for y.
-
-    Shapes and strides, in elements, are those of the images x (batch, channels, height, width), the kernels w (outputs,
-    channels / groups, height, width) and the output y, or of their gradients.
-    """
-
-    result: int
-    dtype: np.dtype[Any]
-    shapes: tuple[Sizes, Sizes, Sizes]
-    strides: tuple[Sizes, Sizes, Sizes]
-    window: Window
-
-
-@dataclass(frozen=True)
-class Convolved(Step):
-    """A convolution that cuDNN does, on these views of x, w and y."""
-
-    convolution: Convolution
-    views: tuple[View, View, View]
-    workspace: Buffer
-    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -196,56 +162,6 @@ class Cudnn:
 def _span(shape: Sizes, strides: Sizes) -> int:
     """Elements from the first to the last, both included."""
     return sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + 1
-
-
-# In a program
-
-
-def convolved(program: Program) -> set[str]:
-    """The buffers that convolutions of a program work on, by name."""
-    return {view.buffer.name for each in program.operations if isinstance(each, AnyConvolution) for view in each.views}
-
-
-def prepared(operation: AnyConvolution, scratch: Callable[[View], View]) -> list[Operation]:
-    """The convolution with copies, through scratch, of what begins where cuDNN cannot take it: parameters, mostly."""
-
-    def place(view: View) -> View:
-        return scratch(view) if view.offset * view.dtype.itemsize % ALIGNMENT else view
-
-    ins, (out,) = tuple(map(place, operation.ins)), operation.outs
-    moved = replace(operation, outs=(place(out),), ins=ins)
-    pairs = zip(ins, operation.ins, strict=True)
-    before = [Copy((to,), (view,), label=operation.label) for to, view in pairs if to is not view]
-    after = [Copy((out,), moved.outs, label=operation.label)] if moved.outs[0] is not out else []
-    return [*before, moved, *after]
-
-
-def lowered(
-    operation: AnyConvolution, cudnn: Cudnn, temporary: Temporary, otherwise: Callable[[Temporary], list[Step]]
-) -> list[Step]:
-    """The convolution by cuDNN at batch sizes for which it has a plan, at others by the steps of `otherwise`."""
-    views = parts(operation)
-    result = 2 if isinstance(operation, Convolve) else 0 if isinstance(operation, ConvolveInput) else 1
-    x, w, y = (view.strides for view in views)
-
-    def at(batch: int) -> Convolution:
-        first, second, third = (concrete(view.shape, batch) for view in views)
-        return Convolution(result, views[0].dtype, (first, second, third), (x, w, y), operation.window)
-
-    def unless(name: str, dtype: np.dtype[Any], elements: Callable[[int], int]) -> Buffer:
-        return temporary(name, dtype, lambda batch: elements(batch) if cudnn.workspace(at(batch)) is None else 0)
-
-    workspace = temporary("workspace", np.dtype(np.uint8), lambda batch: cudnn.workspace(at(batch)) or 0)
-    others = otherwise(unless)
-
-    def steps(batch: int) -> list[Step]:
-        if cudnn.workspace(at(batch)) is None:
-            return list(untiled(others, batch))
-        return [Convolved(at(batch), views, workspace, operation.label)]
-
-    reads = dict.fromkeys(buffer for step in others for buffer in step.reads)
-    writes = dict.fromkeys([workspace, *(buffer for step in others for buffer in step.writes)])
-    return [Tiled(steps, tuple(reads), tuple(writes), operation.label)]
 
 
 # Whether there is one

@@ -7,20 +7,24 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from chains.backends.cupy.kernels.steps import Kernel
-from chains.backends.places import Array, Place
-
-if TYPE_CHECKING:
-    from chains.backends.cupy.device.cudnn import Cudnn
+from chains.backends.places import Place
+from chains.program.window import Window
 
 Work = Callable[[], object]
+Sizes = tuple[int, ...]
 
 
-__all__ = ["Array", "Device", "Epilogue", "Event", "Gemm", "Queue", "Work"]
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel's name, the C types of its parameters, and its definition."""
+
+    name: str
+    parameters: tuple[str, ...]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,31 @@ class Epilogue:
     vector: int | None = None
     mask: int | None = None
     mask_leading: int = 0
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """One of the three operations at a batch size; `result` is what is computed: 0 for x, 1 for w, 2 for y.
+
+    Shapes and strides, in elements, are those of the images x (batch, channels, height, width), the kernels w (outputs,
+    channels / groups, height, width) and the output y, or of their gradients.
+    """
+
+    result: int
+    dtype: np.dtype[Any]
+    shapes: tuple[Sizes, Sizes, Sizes]
+    strides: tuple[Sizes, Sizes, Sizes]
+    window: Window
+
+
+class Convolutions(Protocol):
+    """A library for convolutions on a device."""
+
+    def workspace(self, convolution: Convolution) -> int | None:
+        """Bytes of workspace that the convolution needs, None where the library does not do it."""
+
+    def work(self, convolution: Convolution, addresses: tuple[int, int, int], workspace: int) -> Work:
+        """What starts the convolution of x, w and y at these addresses."""
 
 
 class Event(ABC):
@@ -89,7 +118,7 @@ class Device(Place):
     precision = "float32"
     epilogues = True
     refused: Counter[str]
-    convolutions: Cudnn | None = None
+    convolutions: Convolutions | None = None
     main: Queue
     to_device: Queue
     to_host: Queue

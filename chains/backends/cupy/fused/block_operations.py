@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from chains.backends.cupy.fused.block import TERMS, THREADS, Block, Unit, whole
 from chains.backends.cupy.fused.block_products import Stored, product
 from chains.backends.cupy.kernels.indexed import EACH
-from chains.backends.cupy.kernels.steps import Pointers
 from chains.backends.cupy.source.axes import Space, count, count_text
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.fusion import Elementwise, Run, run_at, run_lines
 from chains.backends.cupy.source.reduction import join, start, step_in_memory
+from chains.backends.cupy.source.steps import Pointers
 from chains.program.operations import Copy, Fill, Map, MatMul, Operation, Random, Reduce
 
 SUPPORTED = (MatMul, Map, Reduce, Random, Copy, Fill)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chains.backends.cupy.fused.block import TERMS, THREADS, Block, Unit, whole
-from chains.backends.cupy.kernels.steps import Pointers
 from chains.backends.cupy.source.axes import aligned_strides, extent_text, offset_text
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.fusion import Run, run_lines
+from chains.backends.cupy.source.steps import Pointers
 from chains.program.operations import MatMul
 from chains.program.view import Buffer, Extent, View
 

@@ -16,12 +16,12 @@ from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.fused.block import THREADS, Block, Unit, indented, phase_lines, phases
 from chains.backends.cupy.fused.block_operations import take
 from chains.backends.cupy.fused.block_products import Stored
+from chains.backends.cupy.fused.sums import Sums, adding
 from chains.backends.cupy.fused.tiling_policy import LEAST, Share, even, samples_each
 from chains.backends.cupy.kernels.products import prepared
-from chains.backends.cupy.kernels.steps import Launch, Pointers, Source, Step
-from chains.backends.cupy.kernels.sums import Sums, adding
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.fusion import staged
+from chains.backends.cupy.source.steps import Launch, Pointers, Source, Step
 from chains.backends.tiling import whole_on_tiles
 from chains.program.operations import MatMul, Operation, users
 from chains.program.program import Program

@@ -14,7 +14,9 @@ from functools import partial
 from typing import Any
 
 from chains.backends.cupy.kernels.images import at, covering
-from chains.backends.cupy.kernels.steps import (
+from chains.backends.cupy.source.c_source import ctype, literal
+from chains.backends.cupy.source.reduction import Temporary
+from chains.backends.cupy.source.steps import (
     Kernel,
     Launch,
     Matrix,
@@ -26,8 +28,6 @@ from chains.backends.cupy.kernels.steps import (
     blocks,
     each_element,
 )
-from chains.backends.cupy.source.c_source import ctype, literal
-from chains.backends.cupy.source.reduction import Temporary
 from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight
 from chains.program.view import Buffer, View, concrete
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from chains.backends.cupy.kernels.steps import HELPERS, Pointers, Source, Step, blocks, each_element
 from chains.backends.cupy.source.axes import Space, count, count_text
 from chains.backends.cupy.source.c_source import ctype, literal
 from chains.backends.cupy.source.reduction import Temporary, reduce_steps
+from chains.backends.cupy.source.steps import HELPERS, Pointers, Source, Step, blocks, each_element
 from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Pool, PoolInput
 from chains.program.view import Batch, View
 from chains.program.window import Window

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from chains.backends.cupy.kernels.steps import HELPERS, THREADS, Pointers, Source, Step, blocks, each_element
 from chains.backends.cupy.source.axes import Space, count, count_text
+from chains.backends.cupy.source.steps import HELPERS, THREADS, Pointers, Source, Step, blocks, each_element
 from chains.program.operations import Gather, Random, ScatterAdd
 from chains.program.view import View
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from chains.backends.cupy.kernels.steps import Pointers
 from chains.backends.cupy.source.c_source import BFLOAT16, converted, ctype, formula_lines, literal
+from chains.backends.cupy.source.steps import Pointers
 from chains.program.alias import across
 from chains.program.operations import Copy, Fill, Map, Operation, Reduce
 from chains.program.view import Buffer, Shape, View

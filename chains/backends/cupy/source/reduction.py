@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.cupy.kernels.steps import THREADS, Grid, Pointers, Source, Step
 from chains.backends.cupy.source.axes import Axis, Space, count, count_text
 from chains.backends.cupy.source.c_source import converted, ctype, literal
 from chains.backends.cupy.source.fusion import Run, run_lines
+from chains.backends.cupy.source.steps import THREADS, Grid, Pointers, Source, Step
 from chains.program.operations import Reduce
 from chains.program.view import Batch, Buffer, View
 

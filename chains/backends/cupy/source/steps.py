@@ -9,21 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from chains.backends.cupy.device.interface import Kernel
 from chains.backends.cupy.source.c_source import PRELUDE, ctype
 from chains.program.view import Buffer, View
 
 THREADS = 256  # of a block
 
 Grid = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel's name, the C types of its parameters, and its definition."""
-
-    name: str
-    parameters: tuple[str, ...]
-    text: str
 
 
 class Step:
