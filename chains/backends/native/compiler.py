@@ -154,7 +154,8 @@ class Compiler:
         """What these steps may touch."""
         views = []
         for step in steps:
-            finishing = self.blueprint.kernels[id(step)].maps if id(step) in self.blueprint.kernels else ()
+            kernel = self.blueprint.kernels.get(id(step))
+            finishing = [each for each in kernel.maps if each not in step.maps] if kernel else []
             views += [view for operation in (*step.operations, *finishing) for view in operation.views]
             if id(step) in self.blueprint.packed:
                 views.append(self.blueprint.packed[id(step)][1])
