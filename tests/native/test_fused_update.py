@@ -15,8 +15,9 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native.kernels import block_shapes
 from chains.backends.native.llvm.target import processor
-from chains.backends.native.plan import fused_update as finish
-from chains.backends.native.plan.schedule import Blueprint
+from chains.backends.native.plan import fused_update, passes
+from chains.backends.native.plan.fused_update import fuse_update_into_large_products
+from chains.backends.native.plan.passes import schedule_of
 from tests.native.support import (
     INSTRUCTIONS,
     Fenced,
@@ -43,12 +44,11 @@ PENALTIES = {"no penalty": None, "L2": L2Penalty(0.02), "L1": L1Penalty(0.003)}
 
 def finished(program):
     """The shapes of the weights whose gradients' products do the optimiser's step, and the elements that are left."""
-    blueprint = Blueprint(program, processor())
-    (segment,) = blueprint.segments
-    (found,) = blueprint.finishes
+    (segment,) = schedule_of(program, processor()).segments
+    found = segment.fused_update
     if found is None:
         return [], None
-    shapes = [step.operation.outs[0].shape for step in segment.tiled if id(step) in found.maps]
+    shapes = [step.operation.outs[0].shape for step in segment.tiled_steps if step.update]
     return shapes, sum(stop - start for start, stop in found.rest)
 
 
@@ -70,10 +70,10 @@ def test_a_small_share_of_the_gradient_is_left_with_the_rest():
 
 def large(program):
     """The shapes of large products' results, and how many maps are done to them, in order; and whether they are kept."""
-    blueprint = Blueprint(program, processor())
-    assert not any(blueprint.finishes)
-    steps = [segment.product for segment in blueprint.segments if segment.product]
-    return [(step.operation.outs[0].sample_shape, len(step.maps), not blueprint.kernels[id(step)].transient) for step in steps]
+    schedule = schedule_of(program, processor())
+    assert not any(segment.fused_update for segment in schedule.segments)
+    kernels = [step.kernel for step in schedule.products]
+    return [(kernel.out.sample_shape, len(kernel.maps), not kernel.transient) for kernel in kernels]
 
 
 def test_which_large_products_do_the_step():
@@ -97,7 +97,7 @@ def test_large_products_give_the_same_bits_as_afterwards(optimizer, penalty, kin
     program = step(LARGE, OPTIMIZERS[optimizer], PENALTIES[penalty], kind)
     arrays = {batch: random_arrays(program, batch) for batch in (1, 96, 230)}
     results = {(batch, n): run_on(native(n), program, batch, a, runs=2) for batch, a in arrays.items() for n in (1, 2)}
-    monkeypatch.setattr("chains.backends.native.plan.schedule.finished_products", lambda operations, large: (operations, {}))
+    monkeypatch.setattr(passes, "PASSES", [each for each in passes.PASSES if each is not fuse_update_into_large_products])
     assert all(kept for *_, kept in large(program))
     for (batch, threads), result in results.items():
         for name, array in run_on(native(threads), program, batch, arrays[batch], runs=2).items():
@@ -111,7 +111,7 @@ def test_a_gradient_that_is_wanted_whole_is_stored(optimizer):
 
 def test_weights_that_are_still_to_be_read_are_not_changed(monkeypatch):
     """Where the gradient of the input reads the weights themselves, and no packed copy, after their own gradient."""
-    monkeypatch.setattr("chains.backends.native.plan.schedule.needs_packing", lambda *_: False)
+    monkeypatch.setattr("chains.backends.native.plan.weights.needs_packing", lambda *_: False)
     assert finished(step(NETWORKS["of wide layers"], SGD(0.1))) == ([(130, 120)], 33 * 101 + 100 * 121 + 120)
 
 
@@ -124,7 +124,7 @@ def test_the_same_bits_as_afterwards(net, optimizer, penalty, kind, monkeypatch)
     arrays = {batch: random_arrays(program, batch) for batch in (1, 10, 47)}
     results = {batch: run_on(native(), program, batch, a, runs=3) for batch, a in arrays.items()}
     assert (finished(program)[0] == []) == (optimizer != "SGD" or penalty == "L1")
-    monkeypatch.setattr(finish, "LEAST", 1 << 60)
+    monkeypatch.setattr(fused_update, "LEAST_ELEMENTS", 1 << 60)
     assert finished(program) == ([], None)
     for batch, a in arrays.items():
         for name, array in run_on(native(), program, batch, a, runs=3).items():

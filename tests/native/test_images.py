@@ -35,7 +35,9 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native.binding import MemoryPlan
 from chains.backends.native.kernels import block_shapes, gemm, winograd
-from chains.backends.native.plan.layout import arrange
+from chains.backends.native.llvm.target import Processor
+from chains.backends.native.plan.layout import arrange_layout
+from chains.backends.native.plan.schedule import Schedule
 from tests.native.support import (
     FLOATS,
     INSTRUCTIONS,
@@ -50,6 +52,7 @@ from tests.native.support import (
 
 floats = pytest.mark.parametrize("kind", FLOATS)
 every_instruction_set = pytest.mark.parametrize("simd", INSTRUCTIONS)
+SIXTEEN_LANES = Processor("wide", 64, 32, "", "")
 
 
 def vjp_of(net, kind):
@@ -153,10 +156,10 @@ def test_scratch_of_images_does_not_grow_with_the_batch():
 
 def test_room_behind_channels_is_left_where_their_length_is_a_page():
     program = vjp_of(Chain(Conv(3, 4, 3, padding=1), MaxPool(2), input_shape=(3, 16, 16)), "float32")
-    operations, laned = arrange(program.operations, 16)
-    room = {buffer.name for buffer in laned if buffer.size % 256 == buffer.shape[1] and buffer.size != buffer.shape[1]}
-    assert any(name.startswith("x ") for name in room), [str(buffer) for buffer in laned]
-    assert len(operations) > len(program.operations)
+    arranged = arrange_layout(Schedule.of(program, SIXTEEN_LANES))
+    room = {buffer.name for buffer in arranged.laned if buffer.size % 256 == buffer.shape[1] and buffer.size != buffer.shape[1]}
+    assert any(name.startswith("x ") for name in room), [str(buffer) for buffer in arranged.laned]
+    assert len(arranged.steps) > len(program.operations)
     assert_equals_numpy(program, 17, "float32")
 
 
@@ -167,9 +170,8 @@ def test_images_of_one_pool_may_differ_in_room():
 
 def test_programs_without_images_stay_as_they_are():
     program = gradient_program(Chain(Dense(3, 4, tanh), Dense(4, 2)), "float32")
-    operations, laned = arrange(program.operations, 16)
-    assert operations == list(program.operations)
-    assert not laned
+    schedule = Schedule.of(program, SIXTEEN_LANES)
+    assert arrange_layout(schedule) is schedule
 
 
 def test_training_a_network_of_convolutions_on_two_threads_repeats_its_bits(eager):

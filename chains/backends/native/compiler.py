@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from chains.backends.base import UnsupportedOperationError
-from chains.backends.native.driver import Outline, Positions, merged, share, write_driver
+from chains.backends.native.driver import share, write_driver
 from chains.backends.native.kernels import winograd
 from chains.backends.native.kernels.convolve import lower_convolve, pack_kernels
 from chains.backends.native.kernels.convolve_weight import lower_convolve_weight
@@ -33,10 +33,10 @@ from chains.backends.native.kernels.prefetch import begin_fetching
 from chains.backends.native.kernels.row_pointers import ROW_POINTERS, list_rows
 from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer
 from chains.backends.native.llvm.target import Processor
-from chains.backends.native.plan.barriers import Work, meetings
+from chains.backends.native.plan.barriers import read_by_others
 from chains.backends.native.plan.layout import Relayout
-from chains.backends.native.plan.schedule import Blueprint
-from chains.backends.native.plan.segments import Step
+from chains.backends.native.plan.passes import schedule_of
+from chains.backends.native.plan.schedule import Schedule, Segment, Step, Work
 from chains.program.operations import (
     Convolve,
     ConvolveInput,
@@ -77,88 +77,65 @@ class Compiled:
 
 
 class Compiler:
-    """Writes the functions that a blueprint asks for."""
+    """Writes the functions that a schedule asks for."""
 
-    def __init__(self, blueprint: Blueprint) -> None:
-        self.blueprint = blueprint
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
         self.module = Module()
 
     def compiled(self) -> Compiled:
-        blueprint = self.blueprint
-        for number in range(len(blueprint.segments)):
-            self._write_segment(number)
-        positions = {buffer: (k, blueprint.own_position(buffer)) for k, buffer in enumerate(blueprint.table)}
-        outlines = [self._outline(number, positions) for number in range(len(blueprint.segments))]
-        late = frozenset(name for number in range(len(blueprint.segments)) for name in blueprint.late(number))
-        write_driver(self.module, outlines, positions, blueprint.lanes, split=blueprint.parts > 1)
+        schedule = self.schedule
+        for number, segment in enumerate(schedule.segments):
+            self._write_segment(number, segment)
+        write_driver(self.module, schedule)
+        packed = [step.packed.copy.buffer for segment in schedule.segments for step in segment.tiled_steps if step.packed]
         return Compiled(
             self.module.text(),
-            blueprint.table,
-            frozenset(blueprint.whole),
-            frozenset(blueprint.laned),
-            blueprint.tile,
-            blueprint.room,
-            blueprint.tile_bytes,
-            blueprint.sums,
-            frozenset(view.buffer for _, view in blueprint.packed.values()),
-            blueprint.picked,
-            blueprint.has_products,
-            blueprint.parts,
-            late,
-        )
-
-    def _outline(self, number: int, positions: Positions) -> Outline:
-        segment, finish = self.blueprint.segments[number], self.blueprint.finishes[number]
-        runs = [(view.buffer, *run, o.name) for o in segment.sums for view in o.outs for run in view.runs]
-        sums = merged(runs, positions)
-        works = [Work(steps, length=length) for length, steps in segment.pieces]
-        return Outline(
-            sums=tuple(sums),
-            product=segment.product is not None,
-            lists=self.blueprint.lists(segment),
-            packers=self.blueprint.packers(segment),
-            parts=tuple(steps[0].owner or 0 for steps in segment.parts),
-            early=bool(segment.early),
-            pieces=tuple(length for length, _ in segment.pieces),
-            meetings=self.blueprint.meetings[number] or meetings(works, sums),
-            finished=finish.piece if finish else None,
+            schedule.table,
+            schedule.whole,
+            schedule.laned,
+            schedule.tile,
+            schedule.room,
+            schedule.tile_bytes,
+            schedule.summed,
+            frozenset(packed),
+            schedule.indexed,
+            any(schedule.products),
+            schedule.parts,
+            read_by_others(schedule),
         )
 
     # Functions
 
-    def _write_segment(self, number: int) -> None:
-        blueprint = self.blueprint
-        segment, finish = blueprint.segments[number], blueprint.finishes[number]
-        for thread in blueprint.packers(segment):
-            steps = [step for step in segment.tiled if id(step) in blueprint.packed and (step.owner or 0) == thread]
-            packed = [view for step in steps for view in blueprint.packed[id(step)]]
+    def _write_segment(self, number: int, segment: Segment) -> None:
+        for thread in segment.packers:
+            steps = [step for step in segment.tiled_steps if step.packed and (step.owner or 0) == thread]
+            packed = [view for step in steps for view in step.packed or ()]
             self._write(f"prepare_{number}_{thread}", packed, partial(self._prepare, steps))
         if segment.early:
             self._write(f"early_{number}", self._views(segment.early), partial(self._steps, segment.early))
-        if blueprint.lists(segment):
-            self._write(f"list_{number}", [blueprint.rows], self._list, own=())
-        for position, steps in enumerate(segment.parts):
-            body = partial(self._steps, steps)
-            self._write(f"tile_{number}_{position}", self._views(steps), body, "whole", own=blueprint.own[number])
+        if self.schedule.lists_rows(segment):
+            self._write(f"list_{number}", [self.schedule.rows], self._list, own=())
+        for position, work in enumerate(segment.tiled):
+            body = partial(self._steps, work.steps)
+            self._write(f"tile_{number}_{position}", self._views(work.steps), body, "whole", own=segment.summed)
         if segment.product:
             body = partial(self._product, segment.product)
             self._write(f"product_{number}", self._views([segment.product]), body, "thread", "threads")
-        for position, (length, steps) in enumerate(segment.pieces):
-            body = partial(self._share, length, steps) if length else partial(self._steps, steps)
-            self._write(f"once_{number}_{position}", self._views(steps), body, "thread", "threads")
-        if finish:
-            steps = segment.pieces[finish.piece][1]
-            self._write(f"rest_{number}", self._views(steps), partial(self._rest, finish.rest, steps))
+        for position, work in enumerate(segment.once):
+            body = partial(self._share, work) if work.length else partial(self._steps, work.steps)
+            self._write(f"once_{number}_{position}", self._views(work.steps), body, "thread", "threads")
+        if segment.fused_update:
+            position, rest = segment.fused_update
+            work = segment.once[position]
+            self._write(f"rest_{number}", self._views(work.steps), partial(self._rest, rest, work.steps))
 
     def _views(self, steps: Sequence[Step]) -> list[View]:
         """What these steps may touch."""
         views = []
         for step in steps:
-            kernel = self.blueprint.kernels.get(id(step))
-            finishing = [each for each in kernel.maps if each not in step.maps] if kernel else []
-            views += [view for operation in (*step.operations, *finishing) for view in operation.views]
-            if id(step) in self.blueprint.packed:
-                views.append(self.blueprint.packed[id(step)][1])
+            views += [view for operation in step.operations for view in operation.views]
+            views += [step.packed.copy] if step.packed else []
         return views
 
     def _write(
@@ -172,16 +149,15 @@ class Compiler:
         """A function that may touch these views, with `more` arguments; `own` are the sums that each thread has for itself
         in a tile, None in what is not one.
         """
-        blueprint = self.blueprint
+        schedule = self.schedule
         numbers = [(I64, each) for each in ("start", "count", "first", *more)]
         f = Function(self.module, name, [(PTR, "table"), (PTR, "scratch"), *numbers])
         scratch, start, count, first = f.arguments[1:5]
-        positions = {buffer: k for k, buffer in enumerate(blueprint.table)}
-        positions |= {buffer: blueprint.own_position(buffer) for buffer in own or ()}
+        positions = schedule.positions | {buffer: schedule.sum_positions[buffer] for buffer in own or ()}
         bases: dict[Buffer, Value] = {}
 
         def begin(buffer: Buffer, element: Type) -> Value:
-            offset = blueprint.offset(buffer)
+            offset = schedule.offset(buffer)
             if offset is not None:
                 return f.address(scratch, integer(offset), Type("i8"))
             pointer = self._word(f, positions[buffer])
@@ -197,12 +173,12 @@ class Compiler:
                 bases[buffer] = begin(buffer, element)
             return f.address(bases[buffer], integer(view.offset), element)
 
-        frame = Frame(f, blueprint.lanes, blueprint.processor.registers, base, count, start, bool(blueprint.laned))
+        frame = Frame(f, schedule.lanes, schedule.processor.registers, base, count, start, bool(schedule.laned))
         if own is not None:
             frame.first, frame.whole = (f.compare("ne", flag, integer(0)) for flag in (first, f.arguments[-1]))
-            frame.ahead = self._word(f, blueprint.ahead_position)
-            if blueprint.picked:
-                frame.rows = blueprint.picked, self._word(f, blueprint.rows_position)
+            frame.ahead = self._word(f, schedule.prefetch_position)
+            if schedule.indexed:
+                frame.rows = schedule.indexed, self._word(f, schedule.rows_position)
         for view in views:
             base(view)
         body(frame)
@@ -217,7 +193,8 @@ class Compiler:
 
     def _prepare(self, steps: Sequence[Step], frame: Frame) -> None:
         for step in steps:
-            source, packed = self.blueprint.packed[id(step)]
+            assert step.packed
+            source, packed = step.packed
             if winograd.suits(step.operation):
                 winograd.pack_transformed(frame, step.operation, packed)
             elif isinstance(step.operation, (Convolve, ConvolveInput)):
@@ -228,15 +205,16 @@ class Compiler:
     def _product(self, step: Step, frame: Frame) -> None:
         f = frame.f
         _, scratch, *_, thread, threads = f.arguments
-        kernel = self.blueprint.kernels[id(step)]
-        lower_large(frame, kernel, f.address(scratch, integer(self.blueprint.workspace_offset), Type("i8")), thread, threads)
+        space = f.address(scratch, integer(self.schedule.workspace_offset), Type("i8"))
+        assert step.kernel
+        lower_large(frame, step.kernel, space, thread, threads)
 
-    def _share(self, length: int, steps: Sequence[Step], frame: Frame) -> None:
+    def _share(self, work: Work, frame: Frame) -> None:
         """A thread's part of maps of long vectors."""
         f = frame.f
         *_, thread, threads = f.arguments
-        begin, end = share(f, length, self.blueprint.lanes, thread, threads)
-        for step in steps:
+        begin, end = share(f, work.length, self.schedule.lanes, thread, threads)
+        for step in work.steps:
             assert isinstance(step.operation, Map)
             lower_shared_map(frame, step.operation, begin, f.binary("sub", end, begin))
 
@@ -249,9 +227,9 @@ class Compiler:
 
     def _list(self, frame: Frame) -> None:
         """List the samples of a tile; threads that do parts of it see to what comes next, each its share of every sample."""
-        f, words = frame.f, self._word(frame.f, self.blueprint.picked_position)
-        list_rows(frame, self.blueprint.rows, words)
-        if self.blueprint.parts > 1:
+        f, words = frame.f, self._word(frame.f, self.schedule.picks_position)
+        list_rows(frame, self.schedule.rows, words)
+        if self.schedule.parts > 1:
             rows, numbers = (ROW_POINTERS.address(f, words, name) for name in ("next_rows", "next_numbers"))
             picks = f.compare("ne", f.load(I64, words), integer(0))
             f.when(picks, lambda: begin_fetching(frame, f.load(I64, rows), f.load(PTR, numbers)))
@@ -260,19 +238,22 @@ class Compiler:
         for step in steps:
             operation = step.operation
             if isinstance(operation, MatMul):
-                lower_matmul(frame, self.blueprint.kernels[id(step)])
+                assert step.kernel
+                lower_matmul(frame, step.kernel)
             elif winograd.suits(operation):
-                space = frame.f.address(frame.f.arguments[1], integer(self.blueprint.workspace_offset), Type("i8"))
-                winograd.lower_winograd(frame, operation, self.blueprint.packed[id(step)][1], space, step.maps)
+                assert step.packed
+                space = frame.f.address(frame.f.arguments[1], integer(self.schedule.workspace_offset), Type("i8"))
+                winograd.lower_winograd(frame, operation, step.packed.copy, space, step.fused)
             elif isinstance(operation, (Convolve, ConvolveInput)):
-                lower_convolve(frame, operation, self.blueprint.packed[id(step)][1], step.maps)
+                assert step.packed
+                lower_convolve(frame, operation, step.packed.copy, step.fused)
             elif isinstance(operation, ConvolveWeight):
                 lower_convolve_weight(frame, operation)
             elif isinstance(operation, Pool):
                 lower_pool(frame, operation)
             elif isinstance(operation, Relayout):
-                lower_relayout(frame, operation, self.blueprint.offset(operation.outs[0].buffer) is not None)
-            elif any(view.buffer in self.blueprint.laned for view in operation.views):
+                lower_relayout(frame, operation, self.schedule.offset(operation.outs[0].buffer) is not None)
+            elif any(view.buffer in self.schedule.laned for view in operation.views):
                 lower_laned(frame, operation)
             elif isinstance(operation, Map):
                 lower_map(frame, operation)
@@ -300,4 +281,4 @@ def compile_program(program: Program, processor: Processor, parts: int = 1) -> C
             raise UnsupportedOperationError(
                 f"backend 'native' cannot run the operation `{operation.name}` of {operation.label}"
             )
-    return Compiler(Blueprint(program, processor, parts)).compiled()
+    return Compiler(schedule_of(program, processor, parts)).compiled()

@@ -8,15 +8,13 @@ the results; the others' are added to them in order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer, real_type
 from chains.backends.native.llvm.struct import Struct
 from chains.backends.native.llvm.vectormath import maximum
-from chains.backends.native.plan.barriers import Run
-from chains.backends.native.plan.segments import SHARED, TOGETHER
-from chains.program.view import Buffer
+from chains.backends.native.plan.schedule import Schedule, Segment, SumRun
+from chains.backends.native.plan.segments import SHARED_ELEMENTS, TEAM_ELEMENTS
 
 ARGUMENTS = Struct(
     {
@@ -34,9 +32,7 @@ ARGUMENTS = Struct(
     }
 )
 THREAD = Struct({"table": "ptr", "scratch": "ptr"})  # addresses of a thread's table of buffers and of its scratch memory
-Runs = tuple[Run, ...]
 word = ARGUMENTS.load
-Positions = dict[Buffer, tuple[int, int]]  # in a table: of a buffer, and of a thread's own block of sums for it
 
 
 def table_of(f: Function, words: Value, thread: Value | int) -> tuple[Value, Value]:
@@ -57,38 +53,22 @@ def share(f: Function, length: int, lanes: int, thread: Value, threads: Value) -
     return bound(thread), bound(f.add(thread, 1))
 
 
-@dataclass(frozen=True)
-class Outline:
-    """What there is of a segment."""
-
-    sums: Runs
-    product: bool  # whether it is a large product
-    lists: bool  # whether the samples of a tile are listed
-    packers: tuple[int, ...]  # the threads that pack weights before the tiles
-    parts: tuple[int, ...]  # of its tiles, each a function: the thread that does it where products are split
-    early: bool  # whether something is done before the tiles
-    pieces: tuple[int, ...]  # what is done once: the length of the vectors that may be shared, or 0
-    meetings: tuple[bool, ...]  # whether a team must meet before each of these pieces; where products are split, before what
-    # comes early, each part and each piece
-    finished: int | None  # the piece that products do where a tile is the whole batch, but for a rest
-
-
-def write_driver(module: Module, segments: Sequence[Outline], positions: Positions, lanes: int, *, split: bool) -> None:
-    """Add `run`, `member` and what they need to a module that has, for every segment, `prepare`, `early`, the parts of
-    `tile`, or `product`, the pieces of `once` and the `rest` of one of them.
+def write_driver(module: Module, schedule: Schedule) -> None:
+    """Add `run`, `member` and what they need to a module that has, for every segment, the functions `prepare` of each
+    packer, `early`, `list`, each `tile` or the `product`, each `once`, and the `rest` of one of them.
     """
-    for k, segment in enumerate(segments):
+    for k, segment in enumerate(schedule.segments):
         if segment.product:
             _write_product(module, k)
         else:
-            _write_work(module, k, segment)
+            _write_work(module, k, segment, schedule.lists_rows(segment))
         if segment.sums:
-            _write_reduce(module, k, segment.sums, positions, lanes)
-        for piece, length in enumerate(segment.pieces):
-            if length:
-                _write_share(module, f"{k}_{piece}")
-    _write_run(module, segments)
-    (_write_owner if split else _write_member)(module, segments)
+            _write_reduce(module, k, segment.sums, schedule)
+        for position, work in enumerate(segment.once):
+            if work.length:
+                _write_share(module, f"{k}_{position}")
+    _write_run(module, schedule)
+    (_write_partitioned if schedule.parts > 1 else _write_member)(module, schedule)
 
 
 def _do(f: Function, words: Value, name: str, more: str = "") -> None:
@@ -97,7 +77,7 @@ def _do(f: Function, words: Value, name: str, more: str = "") -> None:
     f.line(f"call void @{name}({table}, {scratch}, i64 0, {word(f, words, 'batch')}, i64 1{more})")
 
 
-def _write_run(module: Module, segments: Sequence[Outline]) -> None:
+def _write_run(module: Module, schedule: Schedule) -> None:
     """``run(words)``: the whole program; threads are called for each part that they share."""
     f = Function(module, "run", [(PTR, "words")])
     (words,) = f.arguments
@@ -115,23 +95,23 @@ def _write_run(module: Module, segments: Sequence[Outline]) -> None:
         alone = f.compare("eq", parts, integer(1))
         f.when(alone, lambda: f.line(f"call void @{name}({words}, i64 0)"), together)
 
-    def reduce(k: int, sums: Runs) -> None:
-        if sum(stop - start for _, start, stop, _ in sums) < SHARED:
+    def reduce(k: int, sums: Sequence[SumRun]) -> None:
+        if sum(run.stop - run.start for run in sums) < SHARED_ELEMENTS:
             f.line(f"call void @reduce_{k}({words}, i64 0, i64 1)")
         else:
             share(f"reduce_part_{k}", threads)
 
-    for k, segment in enumerate(segments):
+    for k, segment in enumerate(schedule.segments):
         if segment.early:
             _do(f, words, f"early_{k}")
         then = partial(reduce, k, segment.sums) if segment.sums else None
         share(f"work_{k}", threads if segment.product else sharing, then)
-        for piece, length in enumerate(segment.pieces):
-            name = f"{k}_{piece}"
-            if piece == segment.finished:
+        for position, work in enumerate(segment.once):
+            name = f"{k}_{position}"
+            if segment.fused_update and position == segment.fused_update.work:
                 whole = f.compare("sle", word(f, words, "batch"), word(f, words, "tile"))
                 f.when(whole, partial(_do, f, words, f"rest_{k}"), partial(share, f"share_{name}", threads))
-            elif length >= SHARED:
+            elif work.length >= SHARED_ELEMENTS:
                 share(f"share_{name}", threads)
             else:
                 _do(f, words, f"once_{name}", ", i64 0, i64 1")
@@ -145,7 +125,7 @@ def _meet(f: Function, words: Value, thread: Value) -> None:
     f.line(f"call void {function.text}({pool}, {thread}, {word(f, words, 'threads')})")
 
 
-def _write_member(module: Module, segments: Sequence[Outline]) -> None:
+def _write_member(module: Module, schedule: Schedule) -> None:
     """``member(words, thread)``: what falls to one thread of a team, which has met before and meets afterwards."""
     f = Function(module, "member", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
@@ -156,7 +136,7 @@ def _write_member(module: Module, segments: Sequence[Outline]) -> None:
     def share(name: str) -> None:
         f.line(f"call void @{name}({words}, {thread})")
 
-    for k, segment in enumerate(segments):
+    for k, segment in enumerate(schedule.segments):
         if k > 0:
             meet()
         if segment.early:
@@ -168,23 +148,23 @@ def _write_member(module: Module, segments: Sequence[Outline]) -> None:
         meet()
         if segment.sums:
             share(f"reduce_part_{k}")
-        for piece, length in enumerate(segment.pieces):
-            if segment.meetings[piece]:
+        for position, work in enumerate(segment.once):
+            if segment.barriers[position]:
                 meet()
-            if piece == segment.finished:
+            if segment.fused_update and position == segment.fused_update.work:
                 whole = f.compare("sle", word(f, words, "batch"), word(f, words, "tile"))
                 rest = partial(f.when, first, partial(_do, f, words, f"rest_{k}"))
-                f.when(whole, rest, partial(share, f"share_{k}_{piece}"))
-            elif length:
-                share(f"share_{k}_{piece}")
+                f.when(whole, rest, partial(share, f"share_{k}_{position}"))
+            elif work.length:
+                share(f"share_{k}_{position}")
             else:
-                f.when(first, partial(_do, f, words, f"once_{k}_{piece}", ", i64 0, i64 1"))
+                f.when(first, partial(_do, f, words, f"once_{k}_{position}", ", i64 0, i64 1"))
     f.line("ret void")
     module.add(f)
 
 
-def _write_owner(module: Module, segments: Sequence[Outline]) -> None:
-    """`member` where products are split: what is this thread's own, and for the first one what is nobody's."""
+def _write_partitioned(module: Module, schedule: Schedule) -> None:
+    """`member` where products are partitioned: each thread does the parts that it owns, and the first one all else."""
     f = Function(module, "member", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
     table, scratch = table_of(f, words, thread)
@@ -196,30 +176,31 @@ def _write_owner(module: Module, segments: Sequence[Outline]) -> None:
         call = f"call void @{name}({table}, {scratch}, i64 0, {batch}, i64 1{more})"
         f.when(f.compare("eq", thread, integer(owner)), lambda: f.line(call))
 
-    for k, segment in enumerate(segments):
+    for k, segment in enumerate(schedule.segments):
         if k > 0:
             meet()
         if segment.early:
             only(0, f"early_{k}")
-        if segment.lists:
+        lists = schedule.lists_rows(segment)
+        if lists:
             f.line(f"call void @list_{k}({table}, {scratch}, i64 0, {batch}, i64 1)")
         for packer in segment.packers:
             only(packer, f"prepare_{k}_{packer}")
-        for part, owner in enumerate(segment.parts):
-            if segment.meetings[1 + part]:
+        for position, work in enumerate(segment.tiled):
+            if segment.barriers[1 + position]:
                 meet()
-            only(owner, f"tile_{k}_{part}", ", i64 1")
-        for piece, length in enumerate(segment.pieces):
-            if segment.meetings[1 + len(segment.parts) + piece]:
+            only(work.thread, f"tile_{k}_{position}", ", i64 1")
+        for position, work in enumerate(segment.once):
+            if segment.barriers[1 + len(segment.tiled) + position]:
                 meet()
-            if piece == segment.finished:
+            if segment.fused_update and position == segment.fused_update.work:
                 only(0, f"rest_{k}")
-            elif length:
-                f.line(f"call void @share_{k}_{piece}({words}, {thread})")
+            elif work.length:
+                f.line(f"call void @share_{k}_{position}({words}, {thread})")
             else:
-                only(0, f"once_{k}_{piece}", ", i64 0, i64 1")
-        if segment.lists and not any(segment.meetings):
-            meet()  # the first thread may change what is picked
+                only(0, f"once_{k}_{position}", ", i64 0, i64 1")
+        if lists and not any(segment.barriers):
+            meet()  # the first thread may change which samples are read
     f.when(f.compare("ne", word(f, words, "gathers"), integer(0)), meet)
     f.line("ret void")
     module.add(f)
@@ -234,7 +215,7 @@ def _write_share(module: Module, name: str) -> None:
     module.add(f)
 
 
-def _write_work(module: Module, k: int, segment: Outline) -> None:
+def _write_work(module: Module, k: int, segment: Segment, lists: bool) -> None:
     """``work_k(words, thread)``: the tiles that fall to one thread, which packs its own weights."""
     f = Function(module, f"work_{k}", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
@@ -251,9 +232,9 @@ def _write_work(module: Module, k: int, segment: Outline) -> None:
         start = f.binary("mul", i, tile)
         left = f.binary("sub", batch, start)
         count = f.least(left, tile)
-        if segment.lists:
+        if lists:
             f.line(f"call void @list_{k}({table}, {scratch}, {start}, {count}, {carried[0]})")
-        for part in range(len(segment.parts)):
+        for part in range(len(segment.tiled)):
             f.line(f"call void @tile_{k}_{part}({table}, {scratch}, {start}, {count}, {carried[0]}, {whole})")
         return [integer(0)]
 
@@ -273,12 +254,13 @@ def _write_product(module: Module, k: int) -> None:
     module.add(f)
 
 
-def _write_reduce(module: Module, k: int, sums: Runs, positions: Positions, lanes: int) -> None:
+def _write_reduce(module: Module, k: int, sums: Sequence[SumRun], schedule: Schedule) -> None:
     """``reduce_k(words, part, parts)``: add the other threads' sums to the first one's, in a part of each long vector; short
     ones are the first part's. Of maxima, keep the larger. ``reduce_part_k(words, part)`` is a thread's part.
     """
     f = Function(module, f"reduce_{k}", [(PTR, "words"), (I64, "part"), (I64, "parts")])
     words, part, parts = f.arguments
+    lanes = schedule.lanes
     table, _ = table_of(f, words, 0)
     leads = f.compare("eq", part, integer(0))
 
@@ -289,10 +271,10 @@ def _write_reduce(module: Module, k: int, sums: Runs, positions: Positions, lane
             type = Type(scalar.name, lanes)
             target, source = (
                 f.address(f.load(PTR, f.address(t, integer(position), PTR)), integer(start), scalar)
-                for t, position in zip((table, other), positions[buffer], strict=True)
+                for t, position in ((table, schedule.positions[buffer]), (other, schedule.sum_positions[buffer]))
             )
             begin, end = integer(0), f.select(leads, integer(stop - start), integer(0))
-            if stop - start >= TOGETHER:
+            if stop - start >= TEAM_ELEMENTS:
                 begin, end = share(f, stop - start, lanes, part, parts)
             length = f.binary("sub", end, begin)
             whole = f.add(begin, f.binary("and", length, integer(-lanes)))
@@ -324,15 +306,3 @@ def _write_reduce(module: Module, k: int, sums: Runs, positions: Positions, lane
     f.line(f"call void @reduce_{k}({words}, {part}, {word(f, words, 'threads')})")
     f.line("ret void")
     module.add(f)
-
-
-def merged(sums: Sequence[Run], positions: Positions) -> list[Run]:
-    """Runs of one kind that touch joined into one."""
-    result: list[Run] = []
-    runs = {(buffer, start, stop, "max" if kind == "max" else "sum") for buffer, start, stop, kind in sums}
-    for buffer, start, stop, kind in sorted(runs, key=lambda run: (run[3], positions[run[0]], run[1])):
-        if result and result[-1][0] is buffer and result[-1][3] == kind and result[-1][2] >= start:
-            result[-1] = (buffer, result[-1][1], max(stop, result[-1][2]), kind)
-        else:
-            result.append((buffer, start, stop, kind))
-    return result

@@ -7,32 +7,67 @@ wait for each other only where one needs what another has done.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from chains.backends.native.plan.segments import TOGETHER, Step, side_by_side
+from chains.backends.native.plan.fused_update import left_over
+from chains.backends.native.plan.schedule import Schedule, Segment, SumRun, Work
+from chains.backends.native.plan.segments import TEAM_ELEMENTS, side_by_side
 from chains.program.alias import conflict
-from chains.program.operations import Operation
 from chains.program.view import Buffer
 
-Run = tuple[Buffer, int, int, str]  # entries start..stop of a buffer, and the operation that gives them
+
+def list_sums(schedule: Schedule) -> Schedule:
+    """List what the threads have to add up behind the tiles of each segment."""
+
+    def listed(segment: Segment) -> Segment:
+        operations = [operation for step in segment.tiled_steps for operation in step.operations]
+        runs = {
+            SumRun(view.buffer, *run, operation.over_batch)
+            for operation in operations
+            if operation.over_batch
+            for view in operation.outs
+            for run in view.runs
+        }
+        return replace(segment, sums=tuple(_joined(runs, schedule.positions)))
+
+    return replace(schedule, segments=tuple(map(listed, schedule.segments)))
 
 
-@dataclass(frozen=True)
-class Work:
-    """What one thread does, or, on vectors of a length, all threads share."""
-
-    steps: Sequence[Step]
-    maps: Sequence[Operation] = ()  # done with them
-    thread: int = 0
-    length: int = 0
-
-    @property
-    def operations(self) -> list[Operation]:
-        return [*(operation for step in self.steps for operation in step.operations), *self.maps]
+def _joined(runs: Iterable[SumRun], positions: Mapping[Buffer, int]) -> list[SumRun]:
+    """Runs of one kind that touch joined into one."""
+    result: list[SumRun] = []
+    for run in sorted(runs, key=lambda run: (run.kind, positions[run.buffer], run.start)):
+        last = result[-1] if result else None
+        if last and last.buffer is run.buffer and last.kind == run.kind and last.stop >= run.start:
+            result[-1] = last._replace(stop=max(run.stop, last.stop))
+        else:
+            result.append(run)
+    return result
 
 
-def meetings(works: Sequence[Work], sums: Iterable[Run] = ()) -> tuple[bool, ...]:
+def place_barriers(schedule: Schedule) -> Schedule:
+    """Decide before which works the threads of a team meet."""
+    partitioned = schedule.parts > 1
+    return replace(
+        schedule,
+        segments=tuple(
+            replace(each, barriers=barriers(works_in_turn(each)) if partitioned else barriers(each.once, each.sums))
+            for each in schedule.segments
+        ),
+    )
+
+
+def works_in_turn(segment: Segment) -> tuple[Work, ...]:
+    """What threads do in a segment where products are partitioned: what comes early, the tile, then what is done once."""
+    once = list(segment.once)
+    if segment.fused_update:
+        position, rest = segment.fused_update
+        once[position] = Work(left_over(rest, once[position].steps))
+    return (Work(segment.early), *segment.tiled, *once)
+
+
+def barriers(works: Sequence[Work], sums: Iterable[SumRun] = ()) -> tuple[bool, ...]:
     """For each of these works, done in order, whether all threads must meet before it.
 
     They meet as early as they may, behind the last thing that one waits for, so that what comes next is done side by side.
@@ -51,12 +86,25 @@ def meetings(works: Sequence[Work], sums: Iterable[Run] = ()) -> tuple[bool, ...
     return tuple(meet)
 
 
-def _adds_alike(runs: Sequence[Run], work: Work) -> bool:
+def read_by_others(schedule: Schedule) -> frozenset[str]:
+    """The inputs that other threads than the first one read behind the last barrier of a segment."""
+    if schedule.parts == 1:
+        return frozenset()
+    names: set[str] = set()
+    for segment in schedule.segments:
+        last = max((position for position, meet in enumerate(segment.barriers) if meet), default=0)
+        others = [work for work in works_in_turn(segment)[last:] if work.thread or work.length]
+        read = [view.buffer for work in others for operation in work.operations for view in operation.ins]
+        names |= {buffer.name for buffer in read if buffer.role == "input"}
+    return frozenset(names)
+
+
+def _adds_alike(runs: Sequence[SumRun], work: Work) -> bool:
     """Whether each thread itself has added the sums that it needs for its part."""
     views = [view for operation in work.operations for view in operation.views]
     for buffer, start, stop, _ in runs:
         touched = [view for view in views if view.buffer is buffer]
-        if stop - start < TOGETHER:
+        if stop - start < TEAM_ELEMENTS:
             alike = not work.length and work.thread == 0
         else:
             alike = work.length > 0 and all((v.offset, v.sample_size) == (start, stop - start) for v in touched)

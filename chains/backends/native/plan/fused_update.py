@@ -10,169 +10,192 @@ Large products (`gemm.py`) see the whole batch anyway, and do so at any size of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
-from chains.backends.native.plan.segments import SHARED, Segment, Step, divide
+from chains.backends.native.kernels.fusion import kernel_of
+from chains.backends.native.plan.schedule import FusedUpdate, Schedule, Segment, Step
+from chains.backends.native.plan.segments import SHARED_ELEMENTS, Work, divided, works_of
 from chains.program.alias import conflict, meet
 from chains.program.operations import Map, MatMul, Operation
 from chains.program.view import View
 
-LEAST = 1024  # elements of a product worth it; together they should be half of the gradient
+LEAST_ELEMENTS = 1024  # of a product worth it; together they should be half of the gradient
 
 
 @dataclass(frozen=True)
-class Finish:
-    """What products do to their results where a tile is the whole batch."""
+class _Update:
+    """The work that goes through the whole gradient, at this position among what is done once."""
 
-    piece: int  # the one of the segment's that they do, as far as they reach
-    maps: dict[int, tuple[Map, ...]]  # on the elements of a product, by the identity of its step
-    rest: tuple[tuple[int, int], ...]  # the elements that are left to do
+    work: int
+    steps: tuple[Step, ...]  # all of them maps
+    gradient: View
+
+    @property
+    def maps(self) -> list[Map]:
+        return [step.operation for step in self.steps if isinstance(step.operation, Map)]
+
+    def on(self, step: Step) -> Step:
+        """A product that does this to the elements it gives."""
+        out = step.operation.outs[0]
+
+        def slice(view: View) -> View:
+            if view.sample_size == 1:
+                return view
+            return replace(view, shape=out.shape, strides=out.strides, offset=view.offset + out.offset - self.gradient.offset)
+
+        maps = tuple(Map(tuple(map(slice, each.outs)), tuple(map(slice, each.ins)), each.formula) for each in self.maps)
+        return replace(step, update=maps, origins=(*step.origins, *(each.origins[0] for each in self.steps)))
+
+    def rest(self, done: Sequence[View]) -> tuple[tuple[int, int], ...] | None:
+        """The runs of elements of the gradient between those that are done; None where they are half of it or more."""
+        runs, begin = [], 0
+        for out in sorted(done, key=lambda out: out.offset):
+            stop = out.offset - self.gradient.offset
+            runs += [(begin, stop)] if stop > begin else []
+            begin = stop + out.sample_size
+        size = self.gradient.sample_size
+        runs += [(begin, size)] if begin < size else []
+        return tuple(runs) if 2 * sum(stop - start for start, stop in runs) < size else None
 
 
-def finish_of(
-    segment: Segment, operations: Sequence[Operation], reads: Callable[[Step], list[View]], as_it_is: Callable[[Step], bool]
-) -> Finish | None:
-    """What the products of a segment may do, among all operations of its program; None if nothing.
+def fuse_update_into_large_products(schedule: Schedule) -> Schedule:
+    """Have large products do their part of an optimiser's step, and leave the rest of it.
 
-    `reads` tells what a step reads, and `as_it_is` whether a product is computed as it is, not as its transpose.
+    A product whose weights are still to be read goes behind what reads them, if it may.
     """
-    found = _step_down(segment, operations)
-    if found is None:
-        return None
-    piece, maps, gradient = found
-    done = {id(step): maps for step, maps in _finished(segment, maps, gradient, reads) if as_it_is(step)}
-    rest = _rest(gradient, [step.operation.outs[0] for step in segment.tiled if id(step) in done])
-    return None if rest is None else Finish(piece, done, rest)
-
-
-def finished_products(
-    operations: Sequence[Operation], large: Callable[[Operation], bool]
-) -> tuple[list[Operation], dict[int, tuple[Map, ...]]]:
-    """The operations without what large products may do, among those that go through the gradient, and that, by the identity
-    of a product. A product whose weights are still to be read goes behind what reads them, if it may.
-    """
-    unchanged: tuple[list[Operation], dict[int, tuple[Map, ...]]] = list(operations), {}
-    if not any(map(large, operations)):
-        return unchanged
-    end = 1 + max(k for k, operation in enumerate(operations) if any(view.batched for view in operation.views))
-    whole = Segment(tiled=list(map(Step, operations[:end])), once=list(map(Step, operations[end:])))
-    divide(whole)
-    found = _step_down(whole, operations)
-    if found is None:
-        return unchanged
-    piece, maps, gradient = found
-    body, finishing = list(operations[:end]), {}
-    for product in [o for o in body if _gives_part(o, gradient) and large(o)]:
-        slices = _slices(maps, gradient, product.outs[0])
-        if _postponed(body, product, slices):
-            finishing[id(product)] = slices
-    rest = _rest(gradient, [o.outs[0] for o in body if id(o) in finishing])
+    steps = schedule.steps
+    if not any(schedule.is_large(step.operation) for step in steps):
+        return schedule
+    end = 1 + max(position for position, step in enumerate(steps) if step.batched)
+    body = list(steps[:end])
+    early, once = divided(steps[end:], [step.operation for step in body])
+    works = list(works_of(once))
+    update = _find([step.operation for step in body], works, steps)
+    if update is None:
+        return schedule
+    done = []
+    for product in [step for step in body if _gives_part(step, update.gradient) and schedule.is_large(step.operation)]:
+        changed = update.on(product)
+        if _postpone(body, product, changed):
+            done.append(product.operation.outs[0])
+    rest = update.rest(done)
     if rest is None:
-        return unchanged
-    early = [step.operation for step in whole.early]
-    pieces = [[step.operation for step in steps] for _, steps in whole.pieces]
-    pieces[piece] = list(left_over(rest, maps))
-    return [*early, *body, *chain.from_iterable(pieces)], finishing
+        return schedule
+    works[update.work] = Work(left_over(rest, update.steps))
+    return replace(schedule, steps=(*early, *body, *(step for work in works for step in work.steps)))
 
 
-def _step_down(segment: Segment, operations: Sequence[Operation]) -> tuple[int, list[Map], View] | None:
-    """The piece of what a segment does once that goes through the gradient, its maps, and the gradient."""
+def fuse_update_into_tiles(schedule: Schedule) -> Schedule:
+    """Have the products of a tile do their part of an optimiser's step where the tile is the whole batch."""
+    return replace(schedule, segments=tuple(_with_update(segment, schedule) for segment in schedule.segments))
+
+
+def _with_update(segment: Segment, schedule: Schedule) -> Segment:
+    update = _find([o for step in segment.tiled_steps for o in step.operations], segment.once, schedule.steps)
+    if update is None:
+        return segment
+    steps = tuple(_updated(position, segment, update, schedule.lanes) for position in range(len(segment.tiled_steps)))
+    rest = update.rest([step.operation.outs[0] for step in steps if step.update])
+    return segment if rest is None else replace(segment.with_tiled(steps), fused_update=FusedUpdate(update.work, rest))
+
+
+def _find(on_samples: Sequence[Operation], once: Sequence[Work], steps: Sequence[Step]) -> _Update | None:
+    """The first work that goes through the gradient, if nothing before it has to do with it."""
     before: list[Operation] = []
-    for piece, (length, steps) in enumerate(segment.pieces):
-        maps = [step.operation for step in steps if isinstance(step.operation, Map)]
-        gradient = _gradient(segment, maps, operations) if length >= SHARED else None
+    for position, work in enumerate(once):
+        maps = work.operations
+        gradient = _gradient(on_samples, maps, steps) if work.length >= SHARED_ELEMENTS else None
         if gradient is not None and not any(conflict(a, b) for a in before for b in maps):
-            return piece, maps, gradient
-        before += [step.operation for step in steps]
+            return _Update(position, work.steps, gradient)
+        before += maps
     return None
 
 
-def _postponed(operations: list[Operation], product: Operation, maps: Sequence[Map]) -> bool:
-    """Move a product behind the last operation that uses what the maps would write; whether that may be."""
-    begin = next(k for k, operation in enumerate(operations) if operation is product)
-    changed = [view for each in maps for view in each.outs]
-    end = begin
-    for k, operation in enumerate(operations[begin + 1 :], begin + 1):
-        used = any(meet(a, b) for a in changed for b in operation.views if not b.batched)
-        if used or (isinstance(operation, Map) and end == k - 1 > begin):  # maps stay with the product that they follow
-            end = k
-    if any(conflict(product, operation) for operation in operations[begin + 1 : end + 1]):
-        return False
-    operations.insert(end, operations.pop(begin))
-    return True
-
-
-def _gives_part(operation: Operation, gradient: View) -> bool:
-    """Whether this is a product over the samples that gives a run of the gradient."""
-    if not (isinstance(operation, MatMul) and operation.sums_over_batch):
-        return False
-    (out,) = operation.outs
-    inside = gradient.offset <= out.offset and out.offset + out.sample_size <= gradient.offset + gradient.sample_size
-    return out.buffer is gradient.buffer and out.contiguous and inside
-
-
-def _gradient(segment: Segment, maps: Sequence[Map], operations: Sequence[Operation]) -> View | None:
+def _gradient(on_samples: Sequence[Operation], maps: Sequence[Operation], steps: Sequence[Step]) -> View | None:
     """The vector of sums that these maps go through to change one other, if nobody else wants it, and the samples change
     nothing else that they read."""
-    sums = segment.sums
+    sums = [operation for operation in on_samples if operation.sums_over_batch]
     summed = {view.buffer for operation in sums for view in operation.outs}
     found = {view for operation in maps for view in operation.ins if view.buffer in summed}
     if len(found) != 1:
         return None
     (gradient,) = found
-    users = [o for o in operations if any(view.buffer is gradient.buffer for view in o.views)]
+
+    def users(operations: Sequence[Operation]) -> int:
+        return sum(any(view.buffer is gradient.buffer for view in each.views) for each in operations)
+
     others = [view for operation in maps for view in operation.views if view.buffer is not gradient.buffer]
     changed = {view for operation in maps for view in operation.outs if view.buffer is not gradient.buffer}
-    tiled = [view for step in segment.tiled for o in step.operations for view in o.outs if not view.batched]
-    alone = all(any(user is each for each in (*sums, *maps)) for user in users)
-    apart = not any(meet(a, b) for a in others for b in tiled)
+    written = [view for operation in on_samples for view in operation.outs if not view.batched]
+    alone = users([step.operation for step in steps]) == users([*sums, *maps])
+    apart = not any(meet(a, b) for a in others for b in written)
     return gradient if gradient.buffer.role == "scratch" and len(changed) == 1 and alone and apart else None
 
 
-def _finished(
-    segment: Segment, maps: Sequence[Map], gradient: View, reads: Callable[[Step], list[View]]
-) -> Iterator[tuple[Step, tuple[Map, ...]]]:
-    """The products behind which nobody reads what the maps would write, with the maps on their elements."""
-    for position, step in enumerate(segment.tiled):
-        if _gives_part(step.operation, gradient) and step.operation.outs[0].sample_size >= LEAST:
-            slices = _slices(maps, gradient, step.operation.outs[0])
-            read = [view for later in segment.tiled[position:] for view in reads(later)]
-            if not any(meet(a, b) for each in slices for a in each.outs for b in read):
-                yield step, slices
+def _postpone(body: list[Step], product: Step, changed: Step) -> bool:
+    """Replace a product by one with an update, behind the last step that uses what that writes; whether this may be."""
+    begin = next(position for position, step in enumerate(body) if step is product)
+    written = [view for each in changed.update for view in each.outs]
+    end = begin
+    for position, step in enumerate(body[begin + 1 :], begin + 1):
+        used = any(meet(a, b) for a in written for b in step.operation.views if not b.batched)
+        follows = isinstance(step.operation, Map) and end == position - 1 > begin
+        if used or follows:  # maps stay with the product that they follow
+            end = position
+    if any(conflict(product.operation, step.operation) for step in body[begin + 1 : end + 1]):
+        return False
+    body.pop(begin)
+    body.insert(end, changed)
+    return True
 
 
-def left_over(rest: Sequence[tuple[int, int]], maps: Sequence[Map]) -> list[Map]:
-    """The maps on these runs of elements."""
-
-    def slice(view: View, begin: int, stop: int) -> View:
-        long = view.sample_size > 1
-        return replace(view, shape=(stop - begin,), strides=(1,), offset=view.offset + begin) if long else view
-
-    def part(views: Sequence[View], run: tuple[int, int]) -> tuple[View, ...]:
-        return tuple(slice(view, *run) for view in views)
-
-    return [Map(part(each.outs, run), part(each.ins, run), each.formula) for run in rest for each in maps]
+def _gives_part(step: Step, gradient: View) -> bool:
+    """Whether this is a product over the samples that gives a run of the gradient."""
+    if not (isinstance(step.operation, MatMul) and step.operation.sums_over_batch):
+        return False
+    (out,) = step.operation.outs
+    inside = gradient.offset <= out.offset and out.offset + out.sample_size <= gradient.offset + gradient.sample_size
+    return out.buffer is gradient.buffer and out.contiguous and inside
 
 
-def _slices(maps: Sequence[Map], gradient: View, out: View) -> tuple[Map, ...]:
-    """The maps on the elements of one product."""
+def _updated(position: int, segment: Segment, update: _Update, lanes: int) -> Step:
+    """A step on a tile, with its update if it is a product behind which nobody reads what this writes."""
+    step = segment.tiled_steps[position]
+    if not _gives_part(step, update.gradient) or step.operation.outs[0].sample_size < LEAST_ELEMENTS:
+        return step
+    changed = update.on(step)
+    written = [view for each in changed.update for view in each.outs]
+    read = [view for later in segment.tiled_steps[position:] for view in _reads(later)]
+    fits = not any(meet(a, b) for a in written for b in read) and _as_it_is(step, lanes)
+    return changed if fits else step
 
-    def slice(view: View) -> View:
-        if view.sample_size == 1:
-            return view
-        return replace(view, shape=out.shape, strides=out.strides, offset=view.offset + out.offset - gradient.offset)
 
-    return tuple(Map(tuple(map(slice, each.outs)), tuple(map(slice, each.ins)), each.formula) for each in maps)
+def _reads(step: Step) -> list[View]:
+    """What a step reads, not counting weights of which it has a packed copy."""
+    own = [view for view in step.operation.ins if not step.packed or view is not step.operation.ins[1]]
+    return own + [view for fused in step.fused for view in fused.ins]
 
 
-def _rest(gradient: View, done: Sequence[View]) -> tuple[tuple[int, int], ...] | None:
-    """The runs of elements of the gradient between those that are done; None where they are half of it or more."""
-    runs, begin = [], 0
-    for out in sorted(done, key=lambda out: out.offset):
-        stop = out.offset - gradient.offset
-        runs += [(begin, stop)] if stop > begin else []
-        begin = stop + out.sample_size
-    runs += [(begin, gradient.sample_size)] if begin < gradient.sample_size else []
-    return tuple(runs) if 2 * sum(stop - start for start, stop in runs) < gradient.sample_size else None
+def _as_it_is(product: Step, lanes: int) -> bool:
+    """Whether a product is computed as it is, not as its transpose."""
+    kernel = kernel_of(product.operation, ())
+    return kernel.turned(lanes) is kernel
+
+
+def left_over(rest: Sequence[tuple[int, int]], steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Steps through long vectors, on these runs of elements only."""
+
+    def part(views: Sequence[View], begin: int, stop: int) -> tuple[View, ...]:
+        shape = (stop - begin,)
+        return tuple(
+            replace(view, shape=shape, strides=(1,), offset=view.offset + begin) if view.sample_size > 1 else view
+            for view in views
+        )
+
+    def on(step: Step, run: tuple[int, int]) -> Step:
+        operation = step.operation
+        assert isinstance(operation, Map)
+        return replace(step, operation=Map(part(operation.outs, *run), part(operation.ins, *run), operation.formula))
+
+    return tuple(on(step, run) for run in rest for step in steps)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from chains.backends.native.plan.schedule import Schedule, Step
 from chains.program.operations import (
     Convolve,
     ConvolveInput,
@@ -31,7 +32,7 @@ from chains.program.view import Batch, Buffer, View, c_strides
 
 IMAGES = (Convolve, ConvolveInput, ConvolveWeight, Pool)
 _FLEXIBLE = (Map, Reduce, Copy, Fill)
-PAGE = 4096  # bytes
+PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,17 @@ def lanes_last(view: View, lanes: int) -> View:
     return replace(view, shape=(*view.shape[1:], lanes), strides=(*view.strides[1:], view.strides[0]))
 
 
-def arrange(operations: Sequence[Operation], lanes: int) -> tuple[list[Operation], frozenset[Buffer]]:
-    """The operations with their layouts made to fit, and the buffers that are laned."""
+def arrange_layout(schedule: Schedule) -> Schedule:
+    """Lay out in lanes what images want so, with a `Relayout` where an operation wants the other layout of a buffer."""
+    operations = [step.operation for step in schedule.steps]
     if not any(isinstance(operation, IMAGES) for operation in operations):
-        return list(operations), frozenset()
-    arrangement = _Arrangement(operations, lanes)
-    for operation in operations:
-        arrangement.add(operation)
-    return arrangement.operations, frozenset(arrangement.laned.values())
+        return schedule
+    arrangement = _Arrangement(operations, schedule.lanes)
+    steps: list[Step] = []
+    for step in schedule.steps:
+        arrangement.add(step.operation)
+        steps += [Step(operation, origins=step.origins) for operation in arrangement.operations[len(steps) :]]
+    return replace(schedule, steps=tuple(steps), laned=frozenset(arrangement.laned.values()))
 
 
 class _Arrangement:
@@ -155,7 +159,7 @@ class _Arrangement:
         if len(buffer.shape) != 4:
             return False
         channel = buffer.size // self._channels(buffer)
-        if channel == 1 or channel * self.lanes * buffer.dtype.itemsize % PAGE:
+        if channel == 1 or channel * self.lanes * buffer.dtype.itemsize % PAGE_BYTES:
             return False
         return all(view.ndim == 4 and view.strides[1] == channel for view in self._views[buffer])
 

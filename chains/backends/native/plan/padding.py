@@ -6,28 +6,28 @@ theirs: of the row that follows, where it begins within the same vector.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from chains.program.operations import Map, MatMul, Operation, Reduce
+from chains.backends.native.plan.schedule import Schedule, Step
+from chains.program.operations import Map, MatMul, Reduce
 from chains.program.view import Batch, Buffer, View
 
-FILLED = 0.5  # of the padded row, at least: else it has more vectors than are worth it
+LEAST_SHARE = 0.5  # of a padded row that is in use: with less, it has more vectors than are worth it
 
 
-def pad_rows(operations: Sequence[Operation], lanes: int) -> list[Operation]:
-    """The operations on scratch buffers whose rows are padded, where all that is done to them goes row by row."""
-    views: dict[Buffer, list[View]] = {}
+def pad_rows(schedule: Schedule) -> Schedule:
+    """Pad the rows of scratch buffers, where all that is done to them goes row by row."""
+    if schedule.laned:
+        return schedule
     by_rows: dict[Buffer, bool] = {}
-    for operation in operations:
-        for view in operation.views:
-            buffer = view.buffer
-            views.setdefault(buffer, []).append(view)
-            by_rows[buffer] = by_rows.get(buffer, True) and isinstance(operation, (MatMul, Map, Reduce)) and _is_rows(view)
+    for step in schedule.steps:
+        known = isinstance(step.operation, (MatMul, Map, Reduce))
+        for view in step.operation.views:
+            by_rows[view.buffer] = by_rows.get(view.buffer, True) and known and _is_rows(view)
     padded: dict[Buffer, Buffer] = {}
-    for buffer in views:
-        length = -(-buffer.size // lanes) * lanes
-        if buffer.role == "scratch" and by_rows[buffer] and buffer.size < length <= buffer.size / FILLED:
+    for buffer in (buffer for buffer, fits in by_rows.items() if fits and buffer.role == "scratch"):
+        length = -(-buffer.size // schedule.lanes) * schedule.lanes
+        if LEAST_SHARE * length <= buffer.size < length:
             padded[buffer] = Buffer(buffer.name, "scratch", buffer.dtype, (Batch(), length))
 
     def place(view: View) -> View:
@@ -37,7 +37,15 @@ def pad_rows(operations: Sequence[Operation], lanes: int) -> list[Operation]:
         strides = [buffer.size if extent == Batch() else s for extent, s in zip(view.shape, view.strides, strict=True)]
         return replace(view, buffer=buffer, strides=tuple(strides), name=str(view))
 
-    return [replace(o, outs=tuple(map(place, o.outs)), ins=tuple(map(place, o.ins))) for o in operations]
+    def placed(step: Step) -> Step:
+        operation = step.operation
+        if not any(view.buffer in padded for view in operation.views):
+            return step
+        return replace(
+            step, operation=replace(operation, outs=tuple(map(place, operation.outs)), ins=tuple(map(place, operation.ins)))
+        )
+
+    return replace(schedule, steps=tuple(map(placed, schedule.steps)))
 
 
 def _is_rows(view: View) -> bool:

@@ -1,4 +1,4 @@
-"""Products of few samples cut into parts, one for each thread of a team.
+"""Products of few samples partitioned among the threads of a team.
 
 A batch that is one tile leaves nothing to divide but the products themselves. They are cut along the rows of their
 weights: each thread keeps its rows in its own cache, from the product to the gradient and the optimiser's step. Where the
@@ -14,98 +14,104 @@ from itertools import groupby
 from operator import add
 from typing import Any
 
+from chains.backends.native.plan.schedule import Schedule, Step
 from chains.expr import trace
 from chains.program.alias import conflict
-from chains.program.operations import Map, MatMul, Operation
+from chains.program.operations import Map, MatMul
 from chains.program.view import Buffer, View
 
-WORTH = 1 << 13  # multiply-adds a sample
+LEAST_WEIGHTS = 1 << 13  # of a product that is partitioned: so many multiply-adds a sample
 MOST_PARTS = 4
 MOST_SAMPLES = 15
 FIRST_SHARE = 0.95  # of an even share, for the first thread, which has other things to do
 
-Owners = dict[int, int]  # the thread that does an operation, by its identity; others are the first one's
 
-
-def split(operations: Sequence[Operation], parts: int, lanes: int) -> tuple[list[Operation], Owners]:
-    """The operations with large products cut into so many parts at most, and whose they are.
+def partition_rows(schedule: Schedule) -> Schedule:
+    """Cut products into parts, at most one for each of `schedule.parts` threads, with the threads as their owners.
 
     Only where the operations change a state: what is run once does not wait for a team.
     """
-    result: list[Operation] = []
-    owners: Owners = {}
+    operations = [step.operation for step in schedule.steps]
     trains = any(view.buffer.role == "state" for operation in operations for view in operation.outs)
-    for operation in operations:
-        pieces = _cut(operation, parts, lanes) if trains and isinstance(operation, MatMul) else []
-        owners |= {id(piece): thread for thread, piece in enumerate(pieces)}
-        result += pieces or [operation]
-        if pieces and pieces[1].outs[0].buffer is not operation.outs[0].buffer:
-            result.append(_sum(pieces))
-    return _put_off(result, owners), owners
+    large = any(map(schedule.is_large, operations))
+    steps: list[Step] = []
+    found = 1
+    for step in schedule.steps:
+        parts = _parts(step, schedule) if schedule.parts > 1 and trains and not (schedule.laned or large) else []
+        found = max(found, len(parts))
+        steps += parts or [step]
+        if parts and parts[1].operation.outs[0].buffer is not step.operation.outs[0].buffer:
+            steps.append(_sum(parts))
+    return replace(schedule, steps=_postponed(steps), parts=found)
 
 
-def _put_off(operations: Sequence[Operation], owners: Owners) -> list[Operation]:
-    """The operations in an order in which what the parts of a product do not need comes behind them: they are waited for."""
-    result: list[Operation] = []
-    pending: list[Operation] = []  # since the last part, which the first thread does
-    for owned, group in groupby(operations, lambda operation: id(operation) in owners):
+def _postponed(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps in an order in which what the parts of a product do not need comes behind them: they are waited for."""
+    result: list[Step] = []
+    pending: list[Step] = []  # since the last part, which the first thread does
+    for owned, group in groupby(steps, lambda step: step.owner is not None):
         if not owned:
             pending += group
             continue
-        needed: list[Operation] = list(group)
-        later: list[Operation] = []
-        for operation in reversed(pending):
-            chosen = needed if any(conflict(operation, other) for other in needed) else later
-            chosen.insert(0, operation)
+        needed: list[Step] = list(group)
+        later: list[Step] = []
+        for step in reversed(pending):
+            chosen = needed if any(conflict(step.operation, other.operation) for other in needed) else later
+            chosen.insert(0, step)
         result += needed
         pending = later
-    return result + pending
+    return (*result, *pending)
 
 
-def _cut(product: MatMul, parts: int, lanes: int) -> list[MatMul]:
-    """The parts of a product, as many as are worth it."""
+def _parts(step: Step, schedule: Schedule) -> list[Step]:
+    """The parts of a product, as many as are worth it; none for another operation."""
+    product = step.operation
+    if not isinstance(product, MatMul):
+        return []
     (out,), (a, b) = product.outs, product.ins
     weights = b if out.batched else out
-    if weights.batched or weights.ndim != 2 or weights.sample_size < WORTH:
+    if weights.batched or weights.ndim != 2 or weights.sample_size < LEAST_WEIGHTS:
         return []
     axis = 0 if weights.strides[0] >= weights.strides[1] else 1  # along which the rows of the weights lie
-    length = int(weights.shape[axis])  # type: ignore[arg-type]
-    counts = (count for count in range(parts, 1, -1) if _cuts(length, count, lanes)[1] >= 2 * lanes)
+    length, lanes = int(weights.shape[axis]), schedule.lanes  # type: ignore[arg-type]
+    counts = (count for count in range(schedule.parts, 1, -1) if _bounds(length, count, lanes)[1] >= 2 * lanes)
     if (count := next(counts, None)) is None:
         return []
-    cuts = _cuts(length, count, lanes)
+    bounds = _bounds(length, count, lanes)
 
-    def piece(thread: int) -> MatMul:
-        start, stop = cuts[thread], cuts[thread + 1]
+    def part(thread: int) -> MatMul:
+        start, stop = bounds[thread], bounds[thread + 1]
         if axis == 1:
-            part = (out.slice(1, start, stop), a, b.slice(1, start, stop))
+            views = (out.slice(1, start, stop), a, b.slice(1, start, stop))
         elif out.batched:
-            own = _beside(out, thread) if thread else out
-            part = (own, a.slice(1, start, stop), b.slice(0, start, stop))
+            own = _own_sum(out, thread) if thread else out
+            views = (own, a.slice(1, start, stop), b.slice(0, start, stop))
         else:
-            part = (out.slice(0, start, stop), a.slice(0, start, stop), b)
-        return replace(product, outs=part[:1], ins=part[1:], accumulate=product.accumulate and part[0].buffer is out.buffer)
+            views = (out.slice(0, start, stop), a.slice(0, start, stop), b)
+        return replace(product, outs=views[:1], ins=views[1:], accumulate=product.accumulate and views[0].buffer is out.buffer)
 
-    return [piece(thread) for thread in range(count)]
+    return [replace(step, operation=part(thread), owner=thread) for thread in range(count)]
 
 
-def _cuts(length: int, parts: int, lanes: int) -> list[int]:
+def _bounds(length: int, parts: int, lanes: int) -> list[int]:
     """The bounds of the parts of an axis, in whole vectors."""
     first = FIRST_SHARE * length / parts
     bounds = [first + (length - first) * k / (parts - 1) for k in range(parts - 1)]
     return [0, *(int(bound) // lanes * lanes for bound in bounds), length]
 
 
-def _beside(out: View, thread: int) -> View:
+def _own_sum(out: View, thread: int) -> View:
     """A place of a thread's own for what it adds to `out`."""
     name = f"{out} of thread {thread}"
     return replace(out, buffer=Buffer(name, "scratch", out.dtype, out.buffer.shape), name=name)
 
 
-def _sum(pieces: Sequence[MatMul]) -> Map:
-    views = tuple(piece.outs[0] for piece in pieces)
+def _sum(parts: Sequence[Step]) -> Step:
+    """The sum of what the threads have, done by the first."""
+    views = tuple(part.operation.outs[0] for part in parts)
 
     def total(*numbers: Any) -> Any:
         return reduce(add, numbers)
 
-    return Map(views[:1], views, trace(total, len(views)), label=pieces[0].label)
+    operation = Map(views[:1], views, trace(total, len(views)), label=parts[0].operation.label)
+    return Step(operation, origins=parts[0].origins)

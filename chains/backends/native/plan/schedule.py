@@ -1,244 +1,248 @@
-"""What is decided about a program before its assembly is written: its segments and kernels, and where everything lies."""
+"""What runs where, in which order, and where everything lies: what the assembly of a program is written from.
+
+A schedule is made by passes (`passes.py`). Each takes one and returns another, since nothing here changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from typing import NamedTuple
 
-from chains.backends.base import UnsupportedOperationError
-from chains.backends.native.kernels import winograd
-from chains.backends.native.kernels.fusion import Kernel, kernel_of, needs_packing
-from chains.backends.native.kernels.gemm import is_large, workspace
-from chains.backends.native.kernels.packing import packed_columns
-from chains.backends.native.kernels.row_pointers import picked_input
+from chains.backends.native.kernels.fusion import Kernel
+from chains.backends.native.kernels.gemm import is_large
 from chains.backends.native.llvm.target import Processor
-from chains.backends.native.plan.barriers import Work, meetings
-from chains.backends.native.plan.fused_update import finish_of, finished_products, left_over
-from chains.backends.native.plan.layout import arrange
-from chains.backends.native.plan.padding import pad_rows
-from chains.backends.native.plan.row_partition import Owners, split
-from chains.backends.native.plan.segments import Segment, Step, crossing, segments_of
-from chains.program.operations import Convolve, ConvolveInput, Map, MatMul, Operation
+from chains.program.operations import Map, Operation
 from chains.program.program import Program
-from chains.program.scratch import Lifetime, Plan, plan
-from chains.program.view import Buffer, Shape, View, c_strides
-
-TILE_BYTES = 16 << 10  # scratch of a tile: half of a first-level cache
-ROWS = 48  # tiles are multiples of this, which the kernels' blocks of rows divide; tiles with images are one vector of samples
+from chains.program.scratch import Plan
+from chains.program.view import Buffer, View, c_strides
 
 
-class Blueprint:
-    """The decisions.
+class PackedWeights(NamedTuple):
+    """Weights, and the place of their copy in the order in which a kernel reads them."""
 
-    `laned` are the buffers laid out in lanes, `whole` the batched scratch buffers that hold the whole batch. `packed` are
-    the weights and their packed copies and `kernels` what products do, both by the identity of a step. `finishes` tells
-    for each segment which products do an optimiser's step, `own` what sums over samples each thread has for itself. `table`
-    are the buffers in the order of the table of addresses, `picked` is the input whose samples may be picked by number,
-    `tile` how many samples a tile has and `room` how many it has at most. Where products are split into `parts`, a tile is
-    the whole batch; `meetings` then tells for each segment before what the threads meet: what comes early, parts and pieces.
+    source: View
+    copy: View
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operation, with the maps that are done to its results while these are in registers.
+
+    `fused` are maps that follow it in the program. `update` is an optimiser's step on its results: in a tile it is done
+    only where the tile holds the whole batch. `origins` are the positions in the program of the operation and of both
+    kinds of maps. `owner` is the thread that does a part of a product, `packed` are weights to copy before the
+    tiles, and `kernel` says what a product has to do.
     """
 
-    def __init__(self, program: Program, processor: Processor, parts: int = 1) -> None:
-        self.program = program
-        self.processor = processor
-        self.lanes = processor.lanes(program.dtype.itemsize)
-        finishing: dict[int, tuple[Map, ...]] = {}
-        self.operations, self.laned = arrange(program.operations, self.lanes)
-        if not self.laned:
-            self.operations = pad_rows(self.operations, self.lanes)
-            self.operations, finishing = finished_products(self.operations, is_large)
-        owners: Owners = {}
-        if parts > 1 and not any(self._is_large(operation) for operation in self.operations) and not self.laned:
-            self.operations, owners = split(self.operations, parts, self.lanes)
-        self.parts = 1 + max(owners.values(), default=0)
-        self.segments = segments_of(self.operations, self.lanes, self._is_large, owners, finishing)
-        self.whole = crossing(self.segments)
-        self.packed: dict[int, tuple[View, View]] = {}
-        self.kernels = {id(step): self._kernel(step) for step in self._steps() if isinstance(step.operation, MatMul)}
-        for step in self._products():
-            kernel = kernel_of(step.operation, step.maps)
-            self.kernels[id(step)] = replace(kernel, transient=id(step.operation) in finishing)
-        self._pack_convolutions()
-        self.finishes = [finish_of(segment, self.operations, self._reads, self._as_it_is) for segment in self.segments]
-        for finish in filter(None, self.finishes):
-            for key, maps in finish.maps.items():
-                self.kernels[key] = replace(self.kernels[key], maps=maps, transient=True)
-        self.own = [tuple(dict.fromkeys(view.buffer for o in s.sums for view in o.outs)) for s in self.segments]
-        self.meetings = [meetings(self._works(k)) if owners else () for k in range(len(self.segments))]
-        self._tile_plan = self._plan()
-        self.table = self._table()
-        others = [operation for step in self._products() for operation in step.operations]
-        self.picked = None if self.laned else picked_input(self._tiled(), others)
-        per_sample = max(1, self._tile_plan.bytes_per_sample)
-        self.tile = self.lanes if self.laned else max(ROWS, min(1024, TILE_BYTES // per_sample // ROWS * ROWS))
-        self.room = self.tile if self.laned else self.tile * 9 // 8
-
-    # Sums
+    operation: Operation
+    fused: tuple[Map, ...] = ()
+    update: tuple[Map, ...] = ()
+    origins: tuple[int, ...] = ()
+    owner: int | None = None
+    packed: PackedWeights | None = None
+    kernel: Kernel | None = None
 
     @property
-    def sums(self) -> tuple[Buffer, ...]:
-        """The buffers that hold sums over samples."""
-        return tuple(dict.fromkeys(buffer for buffers in self.own for buffer in buffers))
-
-    def own_position(self, buffer: Buffer) -> int:
-        """Where in a thread's table the address of its own block of sums is; -1 where it has none."""
-        return len(self.table) + self.sums.index(buffer) if buffer in self.sums else -1
-
-    # A thread's table: the addresses of `table`, of its own sums, of what to fetch ahead (`ahead.py`), of what is picked and
-    # of the list of a tile's samples (`picked.py`).
+    def operations(self) -> tuple[Operation, ...]:
+        return (self.operation, *self.fused, *self.update)
 
     @property
-    def ahead_position(self) -> int:
-        return len(self.table) + len(self.sums)
+    def batched(self) -> bool:
+        """Whether the operation works on samples."""
+        return any(view.batched for view in self.operation.views)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Steps that make one function: one `thread` does them or, where they go through vectors of one `length`, all threads
+    do, each a part of every vector.
+    """
+
+    steps: tuple[Step, ...]
+    thread: int = 0
+    length: int = 0  # elements; 0 where one thread does the steps
 
     @property
-    def picked_position(self) -> int:
-        return self.ahead_position + 1
+    def operations(self) -> list[Operation]:
+        return [operation for step in self.steps for operation in step.operations]
+
+
+class SumRun(NamedTuple):
+    """Entries start..stop of a buffer, which threads add up or ("max") compare."""
+
+    buffer: Buffer
+    start: int
+    stop: int
+    kind: str
+
+
+class FusedUpdate(NamedTuple):
+    """A work of `Segment.once` that products do in their tile, where it holds the whole batch, but for a `rest`."""
+
+    work: int  # its position
+    rest: tuple[tuple[int, int], ...]  # the runs (begin, end) of elements that no product does
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps done once that need nothing of the samples; steps on tiles of samples, or a large product, which sees the whole
+    batch; then steps done once that may need sums over the samples.
+
+    `sums` are what the threads have to add up behind the tiles. `barriers` tells for each work of `once` whether a team's
+    threads must meet before it; where products are partitioned, for `early`, each work of `tiled` and each of `once`.
+    """
+
+    early: tuple[Step, ...] = ()
+    tiled: tuple[Work, ...] = ()
+    product: Step | None = None
+    once: tuple[Work, ...] = ()
+    fused_update: FusedUpdate | None = None
+    sums: tuple[SumRun, ...] = ()
+    barriers: tuple[bool, ...] = ()
+
+    @cached_property
+    def tiled_steps(self) -> tuple[Step, ...]:
+        return tuple(step for work in self.tiled for step in work.steps)
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """All of them, in order."""
+        product = (self.product,) if self.product else ()
+        return (*self.early, *self.tiled_steps, *product, *(step for work in self.once for step in work.steps))
+
+    @cached_property
+    def summed(self) -> tuple[Buffer, ...]:
+        """The buffers of sums over the samples of tiles: each thread has its own."""
+        sums = [operation for step in self.tiled_steps for operation in step.operations if operation.sums_over_batch]
+        return tuple(dict.fromkeys(view.buffer for operation in sums for view in operation.outs))
+
+    @property
+    def packers(self) -> tuple[int, ...]:
+        """The threads that have weights to pack."""
+        return tuple(sorted({step.owner or 0 for step in self.tiled_steps if step.packed}))
+
+    def changed(self, change: Callable[[Step], Step]) -> Segment:
+        """The segment with every step changed."""
+
+        def all_of(works: Sequence[Work]) -> tuple[Work, ...]:
+            return tuple(replace(work, steps=tuple(map(change, work.steps))) for work in works)
+
+        product = change(self.product) if self.product else None
+        early = tuple(map(change, self.early))
+        return replace(self, early=early, tiled=all_of(self.tiled), product=product, once=all_of(self.once))
+
+    def with_tiled(self, steps: Sequence[Step]) -> Segment:
+        """The segment with these steps in place of those on tiles."""
+        rest = iter(steps)
+        tiled = tuple(replace(work, steps=tuple(islice(rest, len(work.steps)))) for work in self.tiled)
+        return replace(self, tiled=tiled)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A program being arranged for a processor.
+
+    `steps` are its operations as they were rewritten, one a step, in an order in which they may be run; `segments` are what
+    became of them. `parts` is the number of threads among which products are partitioned; where it is more than one, a tile
+    is the whole batch. A thread's table of addresses holds those of `table`, those of its own sums, then of what it
+    prefetches, of what says which samples are read, and of its list of rows.
+    """
+
+    program: Program
+    processor: Processor
+    parts: int = 1
+    steps: tuple[Step, ...] = ()
+    laned: frozenset[Buffer] = frozenset()  # the buffers laid out in lanes: where there are any, tiles have one size
+    segments: tuple[Segment, ...] = ()
+    whole: frozenset[Buffer] = frozenset()  # batched scratch buffers that hold the whole batch
+    table: tuple[Buffer, ...] = ()
+    indexed: Buffer | None = None  # the input whose samples may be read by their numbers
+    scratch: Plan[Buffer] | None = None  # the places of the buffers of a tile
+    tile: int = 0  # samples
+    room: int = 0  # samples that a tile has at most
+    tile_bytes: int = 0  # scratch memory of a tile: its buffers, then workspace
+
+    @classmethod
+    def of(cls, program: Program, processor: Processor, parts: int = 1) -> Schedule:
+        """A program of which nothing is decided yet."""
+        steps = tuple(Step(operation, origins=(position,)) for position, operation in enumerate(program.operations))
+        return cls(program, processor, parts, steps)
+
+    @property
+    def lanes(self) -> int:
+        """Numbers in a vector."""
+        return self.processor.lanes(self.program.dtype.itemsize)
+
+    def is_large(self, operation: Operation) -> bool:
+        """Whether an operation is a product that sees the whole batch."""
+        return not self.laned and is_large(operation)
+
+    # Steps of the segments
+
+    @property
+    def products(self) -> Iterator[Step]:
+        """The large products."""
+        return (segment.product for segment in self.segments if segment.product)
+
+    def changed(self, change: Callable[[Step], Step]) -> Schedule:
+        """The schedule with every step of its segments changed."""
+        return replace(self, segments=tuple(segment.changed(change) for segment in self.segments))
+
+    # The table of addresses
+
+    @cached_property
+    def summed(self) -> tuple[Buffer, ...]:
+        """The buffers of sums over samples."""
+        return tuple(dict.fromkeys(buffer for segment in self.segments for buffer in segment.summed))
+
+    @cached_property
+    def positions(self) -> dict[Buffer, int]:
+        """Where the address of a buffer is in the table."""
+        return {buffer: position for position, buffer in enumerate(self.table)}
+
+    @cached_property
+    def sum_positions(self) -> dict[Buffer, int]:
+        """Where the address of a thread's own block of sums is."""
+        return {buffer: len(self.table) + position for position, buffer in enumerate(self.summed)}
+
+    @property
+    def prefetch_position(self) -> int:
+        return len(self.table) + len(self.summed)
+
+    @property
+    def picks_position(self) -> int:
+        return self.prefetch_position + 1
 
     @property
     def rows_position(self) -> int:
-        return self.ahead_position + 2
+        return self.prefetch_position + 2
 
-    # The scratch memory of a tile: buffers, then workspace.
+    # The scratch memory of a tile
 
     def offset(self, buffer: Buffer) -> int | None:
-        """Where a buffer begins; None if it is no part of tiles."""
-        return self._tile_plan.offset(buffer, self.room) if buffer in self._tile_plan.batched else None
+        """Where a buffer begins, in bytes; None if it is no part of tiles."""
+        assert self.scratch is not None
+        return self.scratch.offset(buffer, self.room) if buffer in self.scratch.batched else None
 
     @property
     def workspace_offset(self) -> int:
-        return self._tile_plan.nbytes(self.room) if self._tile_plan.batched else 0
+        """Where the workspace of kernels begins, in bytes."""
+        assert self.scratch is not None
+        return self.scratch.nbytes(self.room) if self.scratch.batched else 0
 
-    @property
-    def tile_bytes(self) -> int:
-        spaces = [winograd.workspace(operation, self.lanes, self.processor.registers) for operation in self.operations]
-        spaces += [workspace(self.lanes, self.program.dtype.itemsize, self.processor.registers)] if self.has_products else []
-        return self.workspace_offset + max(spaces, default=0) * self.program.dtype.itemsize
-
-    # Samples picked by number
+    # Samples read by their numbers
 
     @property
     def rows(self) -> View:
         """The samples that tiles list."""
-        assert self.picked is not None
-        return View(self.picked, self.picked.shape, c_strides(self.picked.shape))
+        assert self.indexed is not None
+        return View(self.indexed, self.indexed.shape, c_strides(self.indexed.shape))
 
-    def lists(self, segment: Segment) -> bool:
+    def lists_rows(self, segment: Segment) -> bool:
         """Whether a segment reads samples by their addresses."""
-        return any(view.buffer is self.picked for step in segment.tiled for o in step.operations for view in o.views)
-
-    # What there is
-
-    def packers(self, segment: Segment) -> tuple[int, ...]:
-        """The threads that have weights to pack."""
-        return tuple(sorted({step.owner or 0 for step in segment.tiled if id(step) in self.packed}))
-
-    @property
-    def has_products(self) -> bool:
-        """Whether there are large products."""
-        return any(self._products())
-
-    def _products(self) -> Iterator[Step]:
-        return (segment.product for segment in self.segments if segment.product)
-
-    def _steps(self) -> Iterator[Step]:
-        return (step for s in self.segments for step in (*s.early, *s.tiled, *s.once))
-
-    def _tiled(self) -> Iterator[Operation]:
-        return (operation for s in self.segments for step in s.tiled for operation in step.operations)
-
-    # Decisions
-
-    def _is_large(self, operation: Operation) -> bool:
-        return not self.laned and is_large(operation)
-
-    def _kernel(self, step: Step) -> Kernel:
-        operation = step.operation
-        assert isinstance(operation, MatMul)
-        kernel = kernel_of(operation, step.maps)
-        if kernel.accumulate and kernel.sums_over_batch:
-            raise UnsupportedOperationError(
-                f"backend 'native' cannot add a sum over samples to `{kernel.out}` ({operation.label})"
-            )
-        if needs_packing(kernel, self.lanes, bool(self.laned)):
-            columns = packed_columns(kernel.b, self.lanes)
-            rows = int(kernel.b.shape[0])  # type: ignore[arg-type]
-            kernel = replace(kernel, b=self._pack(step, (rows, columns), kernel.b.shape), padded=True)
-        return kernel
-
-    def _pack_convolutions(self) -> None:
-        for step in (step for segment in self.segments for step in segment.tiled):
-            if winograd.suits(step.operation):
-                self._pack(step, (winograd.packed_size(step.operation),))
-            elif isinstance(step.operation, (Convolve, ConvolveInput)):
-                self._pack(step, step.operation.ins[1].shape)
-
-    def _pack(self, step: Step, shape: Shape, used: Shape | None = None) -> View:
-        """The place of a packed copy of the step's weights, of which `used` is filled."""
-        source = step.operation.ins[1]
-        buffer = Buffer(f"packed {source}", "scratch", source.dtype, shape)
-        view = View(buffer, used or shape, c_strides(shape))
-        self.packed[id(step)] = (source, view)
-        return view
-
-    def _reads(self, step: Step) -> list[View]:
-        """What a tiled step reads, not counting weights of which it has a packed copy."""
-        operation = step.operation
-        own = [view for view in operation.ins if id(step) not in self.packed or view is not operation.ins[1]]
-        return own + [view for fused in step.maps for view in fused.ins]
-
-    def _as_it_is(self, step: Step) -> bool:
-        kernel = self.kernels[id(step)]
-        return kernel.turned(self.lanes) is kernel
-
-    def _plan(self) -> Plan[Buffer]:
-        """Offsets of the batched buffers within a tile's scratch; the products and their maps are one moment, and so is
-        what threads do at the same time.
-        """
-        used: dict[Buffer, tuple[int, int]] = {}
-        for moment, step in self._moments():
-            for operation in step.operations:
-                for view in operation.views:
-                    if view.buffer.role == "scratch" and view.buffer.batched and view.buffer not in self.whole:
-                        used[view.buffer] = (used.get(view.buffer, (moment, moment))[0], moment)
-        return plan(Lifetime(buffer, buffer.nbytes, True, first, last) for buffer, (first, last) in used.items())
-
-    def _moments(self) -> Iterator[tuple[int, Step]]:
-        """The tiled steps with numbers that grow where one is behind another."""
-        moment = 0
-        for segment, meets in zip(self.segments, self.meetings, strict=True):
-            moment += 1
-            for position, steps in enumerate(segment.parts):
-                moment += bool(meets) and meets[1 + position]
-                for step in steps:
-                    yield moment, step
-                    moment += not meets
-
-    def _works(self, number: int) -> list[Work]:
-        """What threads do in a segment, where products are split: what comes early, its parts, then its pieces."""
-        segment, finish = self.segments[number], self.finishes[number]
-        works = [Work(segment.early)]
-        for steps in segment.parts:
-            finishing = [each for step in steps if id(step) in self.kernels for each in self.kernels[id(step)].maps]
-            works.append(Work(steps, finishing, steps[0].owner or 0))
-        for position, (length, steps) in enumerate(segment.pieces):
-            if finish and finish.piece == position:
-                maps = [step.operation for step in steps if isinstance(step.operation, Map)]
-                works.append(Work((), left_over(finish.rest, maps)))
-            else:
-                works.append(Work(steps, length=length))
-        return works
-
-    def late(self, number: int) -> set[str]:
-        """The inputs that other threads than the first one read in a segment behind the last meeting."""
-        meets = self.meetings[number]
-        last = max((position for position, meet in enumerate(meets) if meet), default=0)
-        works = [work for work in self._works(number)[last:] if work.thread or work.length] if meets else []
-        return {view.buffer.name for work in works for o in work.operations for view in o.ins if view.buffer.role == "input"}
-
-    def _table(self) -> tuple[Buffer, ...]:
-        buffers = dict.fromkeys(self.program.buffers.values())
-        for operation in self.operations:
-            buffers |= dict.fromkeys(view.buffer for view in operation.views if view.buffer not in self._tile_plan.batched)
-        buffers |= dict.fromkeys(view.buffer for _, view in self.packed.values())
-        return tuple(buffers)
+        if self.indexed is None:
+            return False
+        return any(view.buffer is self.indexed for step in segment.tiled_steps for o in step.operations for view in o.views)

@@ -6,136 +6,126 @@ large product is a segment of its own, which sees the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from chains.backends.native.kernels.convolve import fusible_image_map
 from chains.backends.native.kernels.fusion import fusible
+from chains.backends.native.plan.schedule import Schedule, Segment, Step, Work
 from chains.backends.tiling import must_wait
 from chains.program.alias import conflict, meet, same
 from chains.program.operations import Convolve, ConvolveInput, Map, MatMul, Operation
 from chains.program.view import Buffer
 
-STEPS = 16  # of a function, at most
-SHARED = 1 << 14  # elements of vectors from which on threads are called to share an operation
-TOGETHER = 1 << 8  # ... from which on threads that are together anyway share it (`team.py`)
+FUNCTION_STEPS = 16  # of a function, at most: what it takes to compile grows faster than its length
+SHARED_ELEMENTS = 1 << 14  # of vectors, from which on threads are called to share what is done to them
+TEAM_ELEMENTS = 1 << 8  # from which on the threads of a team share it
 
 
 @dataclass
-class Step:
-    """An operation and the maps fused to it; and the thread that does it where it is one thread's part (`split.py`)."""
+class _Draft:
+    """A segment being filled, with what `must_wait` asks for."""
 
-    operation: Operation
-    maps: list[Map] = field(default_factory=list)
-    owner: int | None = None
-
-    @property
-    def operations(self) -> list[Operation]:
-        return [self.operation, *self.maps]
-
-
-@dataclass
-class Segment:
-    """Steps to run once that need nothing of the samples; steps to run on tiles of samples, or a large product; then steps
-    to run once that may need their sums.
-    """
-
-    early: list[Step] = field(default_factory=list)
     tiled: list[Step] = field(default_factory=list)
     product: Step | None = None
     once: list[Step] = field(default_factory=list)
+    sums: list[Operation] = field(default_factory=list)
+    done_once: list[Operation] = field(default_factory=list)
 
-    @property
-    def parts(self) -> list[list[Step]]:
-        """The tiled steps in functions of their own: those of one thread, and no more than `STEPS` of them, because what a
-        function takes to compile grows faster than its length.
-        """
-        groups = [list(steps) for _, steps in groupby(self.tiled, lambda step: step.owner)]
-        return [steps[start : start + STEPS] for steps in groups for start in range(0, len(steps), STEPS)]
+    def take(self, step: Step) -> None:
+        """Add a step on samples."""
+        self.tiled.append(step)
+        self.sums += [step.operation] if step.operation.sums_over_batch else []
 
-    @property
-    def pieces(self) -> list[tuple[int, list[Step]]]:
-        """What is done once, in order: steps of one thread (0), and those on vectors of a length, which all may share."""
-        pieces: list[tuple[int, list[Step]]] = []
-        for step in self.once:
-            length = _shared_length(step.operation)
-            if pieces and pieces[-1][0] == length and (not length or side_by_side(pieces[-1][1], step)):
-                pieces[-1][1].append(step)
+    def finished(self) -> Segment:
+        steps = [*self.tiled, *([self.product] if self.product else [])]
+        early, once = divided(self.once, [operation for step in steps for operation in step.operations])
+        return Segment(early, _functions(self.tiled), self.product, works_of(once))
+
+
+def cut_into_segments(schedule: Schedule) -> Schedule:
+    """As few segments as the order of the operations allows."""
+    drafts = [_Draft()]
+    for step in schedule.steps:
+        draft, operation = drafts[-1], step.operation
+        if not step.batched:
+            draft.once.append(step)
+            draft.done_once.append(operation)
+        elif schedule.is_large(operation):
+            drafts.append(_Draft(product=step))
+        elif must_wait(draft.sums, draft.done_once, operation):
+            drafts.append(_Draft())
+            drafts[-1].take(step)
+        elif draft.product:
+            if fused := _fused(draft.product, step, schedule.lanes):
+                draft.product = fused
             else:
-                pieces.append((length, [step]))
-        return pieces
-
-    @property
-    def sums(self) -> list[Operation]:
-        """The tiled operations whose results are sums over the samples."""
-        return [operation for step in self.tiled for operation in step.operations if operation.sums_over_batch]
-
-    @property
-    def done_once(self) -> list[Operation]:
-        """The operations that are run once."""
-        return [operation for step in self.once for operation in step.operations]
-
-
-def segments_of(
-    operations: Sequence[Operation],
-    lanes: int,
-    large: Callable[[Operation], bool],
-    owners: Mapping[int, int],
-    finishing: Mapping[int, Sequence[Map]],
-) -> list[Segment]:
-    """Cut the operations into as few segments as their order allows; `large` tells which products stand alone, `owners` the
-    threads that do some of the operations and `finishing` what such products do to their results, both by their identity.
-    """
-    segments = [Segment()]
-    for operation in operations:
-        segment = segments[-1]
-        if not any(view.batched for view in operation.views):
-            segment.once.append(Step(operation))
-        elif large(operation):
-            segments.append(Segment(product=Step(operation, list(finishing.get(id(operation), ())))))
-        elif must_wait(segment.sums, segment.done_once, operation):
-            segments.append(Segment(tiled=[Step(operation, owner=owners.get(id(operation)))]))
-        elif segment.product:
-            if not _fuse([segment.product], operation, lanes):
-                segments.append(Segment(tiled=[Step(operation)]))
-        elif not _fuse(segment.tiled, operation, lanes):
-            segment.tiled.append(Step(operation, owner=owners.get(id(operation))))
-    for segment in segments:
-        divide(segment)
-    return segments
-
-
-def divide(segment: Segment) -> None:
-    """Put what is done once, and does not depend on the samples, before them; but not what threads share."""
-    late = [operation for step in segment.tiled for operation in step.operations]
-    late += segment.product.operations if segment.product else []
-    steps, segment.once = segment.once, []
-    for step in steps:
-        if _shared_length(step.operation) >= SHARED or any(conflict(operation, step.operation) for operation in late):
-            late.append(step.operation)
-            segment.once.append(step)
+                drafts.append(_Draft())
+                drafts[-1].take(step)
+        elif draft.tiled and (fused := _fused(draft.tiled[-1], step, schedule.lanes)):
+            draft.tiled[-1] = fused
         else:
-            segment.early.append(step)
+            draft.take(step)
+    segments = tuple(draft.finished() for draft in drafts)
+    return replace(schedule, segments=segments, whole=_crossing(segments))
 
 
-def _fuse(steps: list[Step], operation: Operation, lanes: int) -> bool:
-    if not steps or not isinstance(operation, Map) or steps[-1].owner is not None:
-        return False
-    product, maps = steps[-1].operation, steps[-1].maps
-    if isinstance(product, MatMul):
-        fits = fusible(product, maps, operation, lanes)
+def _fused(product: Step, step: Step, lanes: int) -> Step | None:
+    """The product with a map done to its results while these are in registers; None where that cannot be."""
+    candidate, operation = step.operation, product.operation
+    if not isinstance(candidate, Map) or product.owner is not None or product.update:
+        return None
+    if isinstance(operation, MatMul):
+        fits = fusible(operation, product.fused, candidate, lanes)
     else:
-        fits = isinstance(product, (Convolve, ConvolveInput)) and fusible_image_map(product, maps, operation)
-    if fits:
-        maps.append(operation)
-    return fits
+        fits = isinstance(operation, (Convolve, ConvolveInput)) and fusible_image_map(operation, product.fused, candidate)
+    if not fits:
+        return None
+    return replace(product, fused=(*product.fused, candidate), origins=(*product.origins, *step.origins))
+
+
+def divided(done_once: Sequence[Step], others: Sequence[Operation]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """The steps done once that do not depend on the `others`, which come before these, and those that come behind them.
+
+    What threads share is never early.
+    """
+    late, early, once = list(others), [], []
+    for step in done_once:
+        if _shared_length(step.operation) >= SHARED_ELEMENTS or any(conflict(each, step.operation) for each in late):
+            late.append(step.operation)
+            once.append(step)
+        else:
+            early.append(step)
+    return tuple(early), tuple(once)
+
+
+def works_of(once: Sequence[Step]) -> tuple[Work, ...]:
+    """Steps done once, in order: those of one thread, and those on vectors of a length, which all may share."""
+    works: list[Work] = []
+    for step in once:
+        length = _shared_length(step.operation)
+        if works and works[-1].length == length and (not length or side_by_side(works[-1].steps, step)):
+            works[-1] = replace(works[-1], steps=(*works[-1].steps, step))
+        else:
+            works.append(Work((step,), length=length))
+    return tuple(works)
+
+
+def _functions(tiled: Sequence[Step]) -> tuple[Work, ...]:
+    """Steps on a tile in functions: those of one thread, and not too many of them."""
+    groups = [(owner, tuple(steps)) for owner, steps in groupby(tiled, lambda step: step.owner)]
+    return tuple(
+        Work(steps[start : start + FUNCTION_STEPS], owner or 0)
+        for owner, steps in groups
+        for start in range(0, len(steps), FUNCTION_STEPS)
+    )
 
 
 def _shared_length(operation: Operation) -> int:
     """The length of the long vectors that a map is made of; 0 for operations that are not worth sharing."""
     length = max(view.sample_size for view in operation.views)
-    if not isinstance(operation, Map) or length < TOGETHER:
+    if not isinstance(operation, Map) or length < TEAM_ELEMENTS:
         return 0
     vectors = [view for view in operation.views if view.sample_size > 1]
     fits = all(view.sample_size == length and view.contiguous and view.dtype == vectors[0].dtype for view in vectors)
@@ -149,15 +139,14 @@ def side_by_side(steps: Sequence[Step], step: Step) -> bool:
     return all(same(a, b) or not meet(a, b) for a in step.operation.views for b in before)
 
 
-def crossing(segments: Sequence[Segment]) -> set[Buffer]:
-    """The batched scratch buffers that more than one segment uses, or a large product, and which therefore must hold the
-    whole batch."""
+def _crossing(segments: Sequence[Segment]) -> frozenset[Buffer]:
+    """The batched scratch buffers that must hold the whole batch: those of large products and of more than one segment."""
     seen: dict[Buffer, int] = {}
     across: set[Buffer] = set()
     for number, segment in enumerate(segments):
-        for step in (*segment.tiled, segment.product) if segment.product else segment.tiled:
+        for step in (*segment.tiled_steps, *([segment.product] if segment.product else [])):
             for buffer in (view.buffer for operation in step.operations for view in operation.views):
                 alone = step is not segment.product and seen.setdefault(buffer, number) == number
                 if buffer.role == "scratch" and buffer.batched and not alone:
                     across.add(buffer)
-    return across
+    return frozenset(across)
