@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chains.program.alias import meet
+from chains.program.alias import conflict, meet
 from chains.program.operations import Operation
 
 
@@ -28,14 +28,17 @@ def whole_on_tiles(operations: Sequence[Operation]) -> tuple[list[Operation], li
 
 def must_wait(sums: Sequence[Operation], once: Sequence[Operation], operation: Operation) -> bool:
     """Whether an operation on samples needs `sums` over the whole batch, or what is done `once`, to be finished before it."""
-    summed = {view.buffer for other in sums for view in other.outs}
-    written = {view.buffer for other in once for view in other.outs}
-    read = {view.buffer for other in once for view in other.ins}
-    touched = {view.buffer for view in operation.views}
-    if touched & written or {view.buffer for view in operation.outs} & read:
-        return True
-    if {view.buffer for view in operation.ins} & summed:
-        return True
+    return needs_results(sums, once, operation) or meets_sums(sums, operation)
+
+
+def meets_sums(sums: Sequence[Operation], operation: Operation) -> bool:
+    """Whether an operation writes where `sums` over the whole batch are."""
     mine = [view for view in operation.outs if not view.batched]
-    theirs = [view for other in sums for view in other.outs]
-    return any(meet(a, b) for a in mine for b in theirs)
+    return any(meet(a, b) for other in sums for a in mine for b in other.outs)
+
+
+def needs_results(sums: Sequence[Operation], once: Sequence[Operation], operation: Operation) -> bool:
+    """Whether an operation on samples reads `sums` over the whole batch, or must come behind what is done `once`."""
+    read = [view for view in operation.ins if not view.batched]
+    written = [view for other in sums for view in other.outs]
+    return any(meet(a, b) for a in read for b in written) or any(conflict(operation, other) for other in once)

@@ -266,7 +266,7 @@ class Compiler:
             elif isinstance(operation, Gather):
                 lower_gather(frame, operation)
             elif isinstance(operation, ScatterAdd):
-                lower_scatter_add(frame, operation)
+                lower_scatter_add(frame, operation, step.continued)
             elif isinstance(operation, Random):
                 lower_random(frame, operation)
 

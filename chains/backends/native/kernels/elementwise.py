@@ -47,6 +47,18 @@ class Frame:
         name = self.f.module.outline(hint, [argument.type for argument in arguments], write)
         self.f.line(f"call void @{name}({', '.join(map(str, arguments))})")
 
+    def begins(self, accumulate: bool, continued: bool) -> Value | None:
+        """Whether a sum over samples begins with those of this tile (i1); None where it is always added to what is there.
+
+        Each thread's sum begins with its first tile. Where the sum adds to what was there before the tiles, the first thread
+        does so, and the others begin. Where an earlier operation of the tile has begun it (`continued`), nobody begins.
+        """
+        if self.first is None or continued:
+            return None
+        if not accumulate:
+            return self.first
+        return self.f.binary("and", self.first, self.f.compare("ne", self.start, integer(0)))
+
     def row(self, view: View, i: Value, stride: int) -> Value:
         """The address of row i of a matrix, or of column i, whichever has this stride."""
         scalar = real_type(view.dtype)

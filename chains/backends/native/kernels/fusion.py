@@ -20,6 +20,7 @@ class Kernel:
     a: View
     b: View
     accumulate: bool = False
+    continued: bool = False  # of a sum over the samples: whether an earlier operation of the tile has begun it
     maps: tuple[Map, ...] = ()  # of a sum over the samples: where a tile is the whole batch
     transient: bool = False  # whether, after maps, nothing else wants the product itself
     padded: bool = False  # whether b's rows are padded to whole vectors (`pack`)
@@ -45,7 +46,7 @@ def kernel_of(operation: Operation, maps: Sequence[Map]) -> Kernel:
         raise UnsupportedOperationError(
             f"backend 'native' wants samples in rows, not in columns: `{operation}` ({operation.label})"
         )
-    return Kernel(out, a, b, operation.accumulate, tuple(maps))
+    return Kernel(out, a, b, operation.accumulate, maps=tuple(maps))
 
 
 def fusible(operation: MatMul, maps: Sequence[Map], candidate: Map, lanes: int) -> bool:

@@ -31,13 +31,15 @@ def lower_gather(frame: Frame, operation: Gather) -> None:
     _each_row(frame, operation, table, index, out, take)
 
 
-def lower_scatter_add(frame: Frame, operation: ScatterAdd) -> None:
-    """out[index[i], ...] += source[i, ...]. Beside the first thread, which adds to what is there, each begins with zeros."""
+def lower_scatter_add(frame: Frame, operation: ScatterAdd, continued: bool = False) -> None:
+    """out[index[i], ...] += source[i, ...]. Beside the first thread, which adds to what is there, each begins with zeros,
+    unless an earlier operation of the tile has begun the sums (`continued`).
+    """
     (out,), (index, source) = operation.outs, operation.ins
     f = frame.f
-    if frame.first is not None:
-        others = f.binary("and", frame.first, f.compare("ne", frame.start, integer(0)))
-        f.when(others, lambda: lower_fill(frame, out, 0.0))
+    begins = frame.begins(True, continued)
+    if begins is not None:
+        f.when(begins, lambda: lower_fill(frame, out, 0.0))
     target, added = _row(out, 1), _row(source, index.ndim)
 
     def add(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> None:

@@ -36,7 +36,7 @@ def is_large(operation: Operation) -> bool:
     if weights is None or any(isinstance(e, Batch) and e.per_sample != 1 for v in operation.views for e in v.shape):
         return False
     rows, columns = concrete(weights.shape, 1)
-    return rows * columns >= LARGE and not operation.accumulate and operation.outs[0].strides[1] == 1
+    return rows * columns >= LARGE and operation.outs[0].strides[1] == 1
 
 
 def workspace(lanes: int, itemsize: int, registers: int) -> int:
@@ -251,12 +251,13 @@ class _Product:
             before = [f.load(self.type, *place) for place in self._places(self.kernel.out, part)]
             return [f.binary("fadd", *pair) for pair in zip(before, sums, strict=True)]
 
-        sums = f.choice(first, lambda: sums, added)
-        if self.kernel.maps:
-            plain = replace(self.kernel, maps=(), transient=False)
-            f.when(last, lambda: self._store(self.kernel, part, sums), lambda: self._store(plain, part, sums))
+        sums = added() if self.kernel.accumulate else f.choice(first, lambda: sums, added)
+        kernel = replace(self.kernel, accumulate=False)  # what was there has been added
+        if kernel.maps:
+            plain = replace(kernel, maps=(), transient=False)
+            f.when(last, lambda: self._store(kernel, part, sums), lambda: self._store(plain, part, sums))
         else:
-            self._store(self.kernel, part, sums)
+            self._store(kernel, part, sums)
 
     def _added(self, sums: Sequence[Value], numbers: Sequence[Value], vectors: Sequence[Value]) -> list[Value]:
         """The sums with the products of numbers of a and vectors of b."""

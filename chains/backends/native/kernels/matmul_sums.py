@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -18,6 +19,7 @@ from chains.backends.native.llvm.shuffles import interleaved
 def lower_matmul_sums(frame: Frame, kernel: Kernel) -> None:
     """Blocks of the result, each a sum over the samples of the tile."""
     kernel = kernel.turned(frame.lanes)
+    frame = replace(frame, first=frame.begins(kernel.accumulate, kernel.continued))
     rows, columns = (int(extent) for extent in kernel.out.shape)  # type: ignore[arg-type]
     f = frame.f
     scalar = real_type(kernel.out.dtype)
@@ -71,7 +73,7 @@ def _sum_block(
             left = block * (lanes if mask is None else mask.text.count("i1 1"))
             for k, total in enumerate(interleaved(f, sums[c :: len(masks)])[: -(-left // lanes)]):
                 pointer = f.address(first, integer(k * lanes), scalar)
-                _add(frame, kernel, total, pointer, f.lane_mask(lanes, left - k * lanes))
+                _add(frame, total, pointer, f.lane_mask(lanes, left - k * lanes))
 
     def add_up() -> None:
         if out.shape[0] == block and out.strides == (1, block) and block & (block - 1) == 0:  # all rows of a transpose
@@ -82,12 +84,12 @@ def _sum_block(
             offset = f.add(f.mul(f.add(row, r), out.strides[0]), f.mul(f.add(column, c * lanes), out.strides[1]))
             pointer = f.address(frame.base(out), offset, scalar)
             if out.strides[1] == 1:
-                _add(frame, kernel, total, pointer, mask)
+                _add(frame, total, pointer, mask)
                 continue
             used = lanes if mask is None else mask.text.count("i1 1")
             for lane in range(used):
                 x = f.assign(scalar, f"extractelement {total}, i64 {lane}") if lanes > 1 else total
-                _add(frame, kernel, x, f.address(pointer, integer(lane * out.strides[1]), scalar), None)
+                _add(frame, x, f.address(pointer, integer(lane * out.strides[1]), scalar), None)
 
     if kernel.maps:
         assert frame.whole is not None
@@ -96,11 +98,11 @@ def _sum_block(
         add_up()
 
 
-def _add(frame: Frame, kernel: Kernel, value: Value, pointer: Value, mask: Value | None) -> None:
-    """Store a sum over the samples of this tile, or add it to that of the tiles before."""
+def _add(frame: Frame, value: Value, pointer: Value, mask: Value | None) -> None:
+    """Store a sum over the samples of this tile where sums begin with it, else add it to what is there."""
     f = frame.f
     before = f.load(value.type, pointer, mask)
     total = f.binary("fadd", before, value)
-    if frame.first is not None and not kernel.accumulate:
+    if frame.first is not None:
         total = f.select(frame.first, value, total)
     f.store(total, pointer, mask)

@@ -75,7 +75,7 @@ def fuse_update_into_large_products(schedule: Schedule) -> Schedule:
     if update is None:
         return schedule
     done = []
-    for product in [step for step in body if _gives_part(step, update.gradient) and schedule.is_large(step.operation)]:
+    for product in [step for step in body if _gives_part(step, update.gradient, body) and schedule.is_large(step.operation)]:
         changed = update.on(product)
         if _postpone(body, product, changed):
             done.append(product.operation.outs[0])
@@ -150,11 +150,14 @@ def _postpone(body: list[Step], product: Step, changed: Step) -> bool:
     return True
 
 
-def _gives_part(step: Step, gradient: View) -> bool:
-    """Whether this is a product over the samples that gives a run of the gradient."""
-    if not (isinstance(step.operation, MatMul) and step.operation.sums_over_batch):
+def _gives_part(step: Step, gradient: View, steps: Sequence[Step]) -> bool:
+    """Whether this is a product over the samples that gives a run of the gradient, to which no other one of `steps` adds."""
+    operation = step.operation
+    if not (isinstance(operation, MatMul) and operation.sums_over_batch and not operation.accumulate):
         return False
-    (out,) = step.operation.outs
+    (out,) = operation.outs
+    if any(meet(out, view) for other in steps if other is not step for view in other.operation.outs):
+        return False
     inside = gradient.offset <= out.offset and out.offset + out.sample_size <= gradient.offset + gradient.sample_size
     return out.buffer is gradient.buffer and out.contiguous and inside
 
@@ -162,7 +165,7 @@ def _gives_part(step: Step, gradient: View) -> bool:
 def _updated(position: int, segment: Segment, update: _Update, lanes: int) -> Step:
     """A step on a tile, with its update if it is a product behind which nobody reads what this writes."""
     step = segment.tiled_steps[position]
-    if not _gives_part(step, update.gradient) or step.operation.outs[0].sample_size < LEAST_ELEMENTS:
+    if not _gives_part(step, update.gradient, segment.tiled_steps) or step.operation.outs[0].sample_size < LEAST_ELEMENTS:
         return step
     changed = update.on(step)
     written = [view for each in changed.update for view in each.outs]

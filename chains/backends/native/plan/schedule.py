@@ -34,7 +34,8 @@ class Step:
     `fused` are maps that follow it in the program. `update` is an optimiser's step on its results: in a tile it is done
     only where the tile holds the whole batch. `origins` are the positions in the program of the operation and of both
     kinds of maps. `owner` is the thread that does a part of a product, `packed` are weights to copy before the
-    tiles, and `kernel` says what a product has to do.
+    tiles, and `kernel` says what a product has to do. A step is `continued` where it adds to a sum over the samples that an
+    earlier step of its tile has begun.
     """
 
     operation: Operation
@@ -42,6 +43,7 @@ class Step:
     update: tuple[Map, ...] = ()
     origins: tuple[int, ...] = ()
     owner: int | None = None
+    continued: bool = False
     packed: PackedWeights | None = None
     kernel: Kernel | None = None
 

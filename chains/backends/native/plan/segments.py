@@ -13,10 +13,10 @@ from itertools import groupby
 from chains.backends.native.kernels.convolve import fusible_image_map
 from chains.backends.native.kernels.fusion import fusible
 from chains.backends.native.plan.schedule import Schedule, Segment, Step, Work
-from chains.backends.tiling import must_wait
+from chains.backends.tiling import meets_sums, needs_results
 from chains.program.alias import conflict, meet, same
 from chains.program.operations import Convolve, ConvolveInput, Map, MatMul, Operation
-from chains.program.view import Buffer
+from chains.program.view import Buffer, View
 
 FUNCTION_STEPS = 16  # of a function, at most: what it takes to compile grows faster than its length
 SHARED_ELEMENTS = 1 << 14  # of vectors, from which on threads are called to share what is done to them
@@ -25,7 +25,7 @@ TEAM_ELEMENTS = 1 << 8  # from which on the threads of a team share it
 
 @dataclass
 class _Draft:
-    """A segment being filled, with what `must_wait` asks for."""
+    """A segment being filled, with what `needs_results` asks for."""
 
     tiled: list[Step] = field(default_factory=list)
     product: Step | None = None
@@ -35,7 +35,7 @@ class _Draft:
 
     def take(self, step: Step) -> None:
         """Add a step on samples."""
-        self.tiled.append(step)
+        self.tiled.append(replace(step, continued=_continues(self.sums, step.operation)))
         self.sums += [step.operation] if step.operation.sums_over_batch else []
 
     def finished(self) -> Segment:
@@ -54,7 +54,7 @@ def cut_into_segments(schedule: Schedule) -> Schedule:
             draft.done_once.append(operation)
         elif schedule.is_large(operation):
             drafts.append(_Draft(product=step))
-        elif must_wait(draft.sums, draft.done_once, operation):
+        elif needs_results(draft.sums, draft.done_once, operation) or not _joins(draft.sums, operation):
             drafts.append(_Draft())
             drafts[-1].take(step)
         elif draft.product:
@@ -83,6 +83,25 @@ def _fused(product: Step, step: Step, lanes: int) -> Step | None:
     if not fits:
         return None
     return replace(product, fused=(*product.fused, candidate), origins=(*product.origins, *step.origins))
+
+
+def _joins(sums: Sequence[Operation], operation: Operation) -> bool:
+    """Whether an operation may go through the tiles together with these sums over the samples."""
+    return _continues(sums, operation) or not meets_sums(sums, operation)
+
+
+def _continues(sums: Sequence[Operation], operation: Operation) -> bool:
+    """Whether an operation adds to a sum over the samples that one of these has begun: in each tile, behind that one."""
+    if not operation.accumulates or operation.over_batch != "sum":
+        return False
+    (out,) = operation.outs
+    met = [other for other in sums if any(meet(out, view) for view in other.outs)]
+    return all(other.over_batch == "sum" for other in met) and any(_covers(other.outs[0], out) for other in met)
+
+
+def _covers(a: View, b: View) -> bool:
+    """Whether a view without samples has all elements of another one."""
+    return a == b or all(any(start <= first and last <= stop for start, stop in a.runs) for first, last in b.runs)
 
 
 def divided(done_once: Sequence[Step], others: Sequence[Operation]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:

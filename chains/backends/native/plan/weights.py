@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.kernels import winograd
 from chains.backends.native.kernels.fusion import kernel_of, needs_packing
 from chains.backends.native.kernels.packing import packed_columns
@@ -52,11 +51,7 @@ def choose_kernels(schedule: Schedule) -> Schedule:
         if not isinstance(step.operation, MatMul):
             return step
         kernel = kernel_of(step.operation, (*step.fused, *step.update))
-        if kernel.accumulate and kernel.sums_over_batch:
-            raise UnsupportedOperationError(
-                f"backend 'native' cannot add a sum over samples to `{kernel.out}` ({step.operation.label})"
-            )
-        kernel = replace(kernel, transient=bool(step.update))
+        kernel = replace(kernel, continued=step.continued, transient=bool(step.update))
         return replace(step, kernel=replace(kernel, b=step.packed.copy, padded=True) if step.packed else kernel)
 
     return schedule.changed(chosen)
