@@ -42,6 +42,24 @@ def test_random_numbers_are_the_bits_of_numpy(shape, kind, simd, eager):
                 harness.assert_same_bits(actual, wanted)
 
 
+@floats
+@pytest.mark.parametrize("threads", [1, 3])
+def test_random_numbers_without_samples(kind, threads, eager):
+    """A result of the whole batch has as many numbers as it has, however many samples there are."""
+    m = Maps(kind)
+    drawn = m.ops.scratch("drawn", (5, 3, 4), batched=False)
+    m.ops.random(drawn)
+    m.ops.map(m.output("y", 5, 3, 4, batched=False), lambda u: 2.0 * u, drawn)
+    m.ops.map(m.output("z", 3, 4), lambda x, u: x + u, m.input("x", 3, 4), drawn.index(0, 2))
+    program = m.program()
+    for batch in (1, 33, 1000):
+        arrays = random_arrays(program, batch) | {"random": np.array([7, batch], np.uint64)}
+        fences = Fenced()
+        found = run_fenced(native(threads), program, batch, arrays, fences)
+        fences.check()
+        harness.assert_same_bits(found, run_on(NumpyBackend(), program, batch, arrays))
+
+
 def test_random_numbers_in_a_slice():
     m = Maps("float32")
     y = m.output("y", 5, role="state")

@@ -17,8 +17,9 @@ def lower_random(frame: Frame, operation: Random) -> None:
     key_pointer, pointer = frame.base(key), frame.base(out)
     seed, step = (f.load(I64, f.address(key_pointer, integer(k), I64)) for k in range(2))
     scalar = real_type(out.dtype)
-    begin = f.mul(frame.start, out.sample_size)
-    length = f.mul(frame.count, out.sample_size)
+    start, count = (frame.start, frame.count) if out.batched else (integer(0), integer(1))
+    begin = f.mul(start, out.sample_size)
+    length = f.mul(count, out.sample_size)
     end = f.add(begin, length)
 
     def block(i: Value, _: list[Value]) -> list[Value]:
