@@ -200,7 +200,7 @@ class Chain(Architecture):
         dy = arguments.check_input(dy, self.output_shape, "dy", "output")
         if len(dy) != len(x):
             raise ValueError(
-                f"`dy` has shape {dy.shape}, but `x` is a batch of {len(x)}: wanted {counted(len(x), 'sample')} in both"
+                f"`dy` has shape {dy.shape}, but `x` is a batch of {len(x)}: both need {counted(len(x), 'sample')}"
             )
         run = self._programs_at(p).get(("vjp", p.dtype, training), lambda: record.vjp(self.network, p.dtype, training))
         inputs = {"p": p, **arguments.together(p, {"x": x, "dy": dy})}
@@ -263,9 +263,7 @@ class Chain(Architecture):
         if loss is None:
             for name, given in (("optimizer", optimizer), ("penalty", penalty), ("target_shape", target_shape)):
                 if given is not None:
-                    raise TypeError(
-                        f"`loss` is missing: without one there is no gradient, and no use for `{name}` (={given!r})"
-                    )
+                    raise TypeError(f"`loss` is missing: `{name}` (={given!r}) is of use with one only")
             return record.forward(network, dtype, training)
         target = self.output_shape if target_shape is None else check_shape("target_shape", target_shape)
         objective = self._objective(loss, target, False, penalty)

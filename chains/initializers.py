@@ -136,8 +136,8 @@ def initializer(choice: InitializerLike, name: str = "init", of: str = "", shape
     if isinstance(choice, str):
         if choice not in INITIALIZERS:
             raise ValueError(
-                f"`{name}` (={choice!r}){of} is no initializer: choose one of {', '.join(INITIALIZERS)}, or pass a number, an "
-                f"array, or a function of a random generator and a shape{meant(choice, INITIALIZERS)}"
+                f"`{name}` (={choice!r}){of} is not an initializer: choose one of {', '.join(INITIALIZERS)}, or pass a number, "
+                f"an array, or a function of a random generator and a shape{meant(choice, INITIALIZERS)}"
             )
         return INITIALIZERS[choice]
     if isinstance(choice, type):
@@ -150,7 +150,7 @@ def initializer(choice: InitializerLike, name: str = "init", of: str = "", shape
     if isinstance(choice, Constant) and shape is not None:
         given = np.shape(choice.value)
         if not _broadcasts(given, shape):
-            raise ValueError(f"`{name}`{of} has shape {given}, but {shape} is wanted, or what broadcasts to it")
+            raise ValueError(f"`{name}`{of} must have shape {shape}, or one that broadcasts to it, got {given}")
     return choice
 
 

@@ -38,8 +38,8 @@ class Loss(ABC):
             if (*target, 1) == output:
                 hint = "; add an axis with t[..., None]"
             elif target == output[:-1]:
-                hint = f"; of class labels make rows, with data.one_hot(t, {output[-1]}), or minimise CrossEntropyLoss()"
-            raise ValueError(f"targets of sample shape {target} do not go with outputs of sample shape {output}{hint}")
+                hint = f"; for class labels, use data.one_hot(t, {output[-1]}) or CrossEntropyLoss()"
+            raise ValueError(f"targets must have the sample shape of the outputs, {output}, got {target}{hint}")
 
     def check_values(self, t: np.ndarray, output: SampleShape) -> None:  # noqa: B027 - most losses take any values
         """Raise ValueError where the targets hold values that the loss is not defined for."""
@@ -188,7 +188,7 @@ class BCEWithLogitsLoss(ElementwiseLoss):
     def check_values(self, t: np.ndarray, output: SampleShape) -> None:
         low, high = t.min(), t.max()
         if not (low >= 0 and high <= 1):
-            raise ValueError(f"targets must be from 0 to 1, but there is {high if low >= 0 else low}")
+            raise ValueError(f"targets must be from 0 to 1, got {high if low >= 0 else low}")
 
 
 @dataclass(frozen=True)
@@ -206,20 +206,20 @@ class CrossEntropyLoss(Loss):
     def check_target(self, output: SampleShape, target: SampleShape) -> None:
         if target not in (output, output[:-1]) or not output:
             raise ValueError(
-                f"targets of sample shape {target} do not go with logits of sample shape {output}: "
-                f"wanted labels of shape {output[:-1]} or probabilities of shape {output}"
+                f"targets for logits of sample shape {output} must be labels of sample shape {output[:-1]} or probabilities of "
+                f"sample shape {output}, got {target}"
                 + ("; drop the last axis with t[..., 0]" if target == (*output[:-1], 1) else "")
             )
         if output[-1] == 1:
             raise ValueError(
-                f"logits of sample shape {output} are of one class, whose cross-entropy is always 0: for two classes take two "
-                "outputs, or BCEWithLogitsLoss"
+                f"logits of sample shape {output} are of one class, whose cross-entropy is always 0; for two classes use two "
+                "outputs, or BCEWithLogitsLoss()"
             )
 
     def check_values(self, t: np.ndarray, output: SampleShape) -> None:
         if t.ndim > len(output):
             if not (low := t.min()) >= 0:
-                raise ValueError(f"probabilities must not be negative, but there is {low}")
+                raise ValueError(f"probabilities must not be negative, got {low}")
             return
         check_labels(t, output[-1], "labels")
 

@@ -8,6 +8,18 @@ from typing import Any
 
 import numpy as np
 
+# Names that other frameworks have for what is here.
+SYNONYMS = {
+    "swish": "silu", "linear": "identity", "logistic": "sigmoid",
+    "lr": "learning_rate", "step_size": "learning_rate", "betas": "beta1", "rho": "decay", "alpha": "decay",
+    "val_loss": "validation loss", "validation_loss": "validation loss", "val_accuracy": "accuracy", "acc": "accuracy",
+    "in_features": "inputs", "in_channels": "inputs", "out_features": "outputs", "out_channels": "outputs", "units": "outputs",
+    "filters": "outputs", "kernel_size": "kernel", "strides": "stride", "use_bias": "bias", "p": "rate",
+    "kernel_initializer": "weight_init", "bias_initializer": "bias_init", "num_features": "channels",
+    "num_channels": "channels", "num_groups": "groups", "normalized_shape": "shape",
+    "xavier_normal": "glorot_normal", "xavier_uniform": "glorot_uniform",
+    "kaiming_normal": "he_normal", "kaiming_uniform": "he_uniform",
+}  # fmt: skip
 MOST_LISTED = 20
 LONGEST = 100  # characters of a value
 
@@ -26,8 +38,10 @@ def listed(names: Iterable[str]) -> str:
 
 
 def meant(name: str, names: Iterable[str]) -> str:
-    """A question after the one of the names that comes near, for the end of a message; empty where none does."""
-    near = get_close_matches(name, list(names), 1)
+    """A question after the name that was probably meant, for the end of a message; empty where none comes near."""
+    names = list(names)
+    synonym = SYNONYMS.get(name.lower())
+    near = [synonym] if synonym in names else get_close_matches(name, names, 1)
     return f"; did you mean `{near[0]}`?" if near else ""
 
 

@@ -32,13 +32,13 @@ class Slice:
             error.add_note(f"in the initializer of `{self.name}`")
             raise
         if values.dtype.kind not in "fiub":
-            raise TypeError(f"the initializer of `{self.name}` gave {shown(values)}, but real numbers are wanted")
+            raise TypeError(f"the initializer of `{self.name}` must return real numbers, got {shown(values)}")
         if values.shape != self.shape:
-            raise ValueError(f"the initializer of `{self.name}` gave shape {values.shape}, not {self.shape}")
+            raise ValueError(f"the initializer of `{self.name}` must return shape {self.shape}, got {values.shape}")
         with np.errstate(over="ignore"):
             values = values.astype(dtype)
         if not np.isfinite(values).all():
-            raise ValueError(f"the initializer of `{self.name}` gave numbers that are not finite in {values.dtype}")
+            raise ValueError(f"the initializer of `{self.name}` returned non-finite values for {values.dtype}")
         return values
 
 

@@ -68,6 +68,8 @@ class _Norm(Penalty):
             raise TypeError(f"`patterns` (={self.patterns!r}) must be a text such as '*.weight', or a tuple of such")
 
     def record(self, ops: Recorder, at: Place, p: View, g: View, value: View) -> None:
+        if not len(at.layout):  # a network without parameters: the sum over none
+            return
         patterns = (self.patterns,) if isinstance(self.patterns, str) else self.patterns
         others = frozenset(entry.name for entry in at.layout) - (at.layout.names(*patterns) & at.names)
         total = ops.scratch("penalty", (1, 1), batched=False)

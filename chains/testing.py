@@ -118,7 +118,7 @@ def check_loss(
     arguments.check_loss(loss)
     t, seed = as_numpy("t", t), arguments.check_seed(seed)
     if t.ndim == 0 or not len(t):
-        raise ValueError(f"`t` has shape {t.shape}, but a batch of targets, at least one, is wanted")
+        raise ValueError(f"`t` must be a batch of at least one target, got shape {t.shape}")
     batch, shape = len(t), t.shape[1:] if output_shape is None else check_shape("output_shape", output_shape)
     names = _named(backends, ("numpy", "native"))
     layers = Dense(batch, math.prod(shape), bias=False), Reshape(*shape)
@@ -263,7 +263,7 @@ def assert_close(actual: Any, wanted: Any, tolerance: float, what: str = "") -> 
     """Raise AssertionError unless equal within `tolerance` times the scale of what is wanted (at least 1)."""
     actual, wanted = np.asarray(actual, np.float64), np.asarray(wanted, np.float64)
     if actual.shape != wanted.shape:
-        raise AssertionError(f"{what}: shape {actual.shape}, wanted {wanted.shape}")
+        raise AssertionError(f"{what}: must have shape {wanted.shape}, got {actual.shape}")
     scale = max(1.0, float(np.max(np.abs(wanted), initial=0.0)))
     np.testing.assert_allclose(actual, wanted, rtol=0.0, atol=tolerance * scale, err_msg=what)
 

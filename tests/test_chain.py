@@ -340,7 +340,7 @@ def test_a_part_may_begin_with_a_layer_that_fits_any_shape():
     assert net[-1] is net.layers[-1]
     assert (len(net), len(net[1:3]), len(net[2:2])) == (4, 2, 0)
     assert tuple(reversed(net)) == net.layers[::-1]
-    with pytest.raises(TypeError, match=r"Dense\(.*\) is a layer, which is computed in a network only"):
+    with pytest.raises(TypeError, match=r"layers are not callable; use Chain\(Dense\("):
         net[-1](np.ones((5, 4)), net.init())
     assert list(net) == list(net.layers)
     with pytest.raises(IndexError):
@@ -350,7 +350,7 @@ def test_a_part_may_begin_with_a_layer_that_fits_any_shape():
 def test_a_part_may_not_leave_layers_out():
     net = Chain(Dense(3, 3), Dense(3, 3), Dense(3, 3))
     for part in (slice(None, None, 2), slice(None, None, -1)):
-        with pytest.raises(ValueError, match=f"a step of {part.step}, but layers that follow one another"):
+        with pytest.raises(ValueError, match=f"must have a step of 1, .*, got {part.step}"):
             net[part]
 
 

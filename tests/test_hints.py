@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import pydoc
 
 import numpy as np
@@ -12,7 +14,8 @@ import chains
 from chains import Adam, Chain, Conv, CrossEntropyLoss, Dense, EarlyStopping, Layer, SquaredLoss, accuracy, train
 from chains.activations import ACTIVATIONS
 from chains.data import Augment, Batches, prefetch
-from chains.messages import counted, listed, meant
+from chains.initializers import INITIALIZERS
+from chains.messages import SYNONYMS, counted, listed, meant
 from chains.training.steps import Updater
 
 X, T = np.ones((6, 3)), np.zeros((6, 2))
@@ -45,7 +48,7 @@ def test_one_is_no_plural():
     assert repr(update).endswith("of 1 parameter after 1 step>")
     history = chains.History(loss=[1.0], stopped="enough")
     assert "stopped after 1 epoch: enough" in str(history)
-    assert "of 1 parameter, shape" in refusal(lambda: Chain(Dense(1, 1, bias=False)).views(np.ones(2)))
+    assert "shape (1,), a vector of 1 parameter of" in refusal(lambda: Chain(Dense(1, 1, bias=False)).views(np.ones(2)))
 
 
 def test_long_lists_are_cut():
@@ -249,7 +252,7 @@ def test_images_of_another_shape(shape, given, hint):
 
 
 def test_no_hint_where_nothing_helps():
-    assert refusal(lambda: Chain(Dense(3, 2))(np.ones((6, 4)), np.zeros(8))).endswith("has shape (batch, 3)")
+    assert refusal(lambda: Chain(Dense(3, 2))(np.ones((6, 4)), np.zeros(8))).endswith("inputs, got (6, 4)")
 
 
 @pytest.mark.parametrize("make", [chains.models.resnet50, chains.models.densenet121])
@@ -443,3 +446,98 @@ def test_an_array_is_no_source_of_batches():
     text = refusal(lambda: prefetch(X))
     assert "(6, 3)" in text
     assert "Batches(x, t" in text
+
+
+# Names of other frameworks
+
+
+class Watcher:
+    def __call__(self, state):
+        return True
+
+
+OTHER_NAMES = {
+    "swish": (lambda: Dense(3, 2, "swish"), "did you mean `silu`?"),
+    "linear": (lambda: Dense(3, 2, "linear"), "did you mean `identity`?"),
+    "lr": (lambda: Adam(lr=0.1), "did you mean `learning_rate`?"),
+    "lr of SGD": (lambda: chains.SGD(lr=0.1), "did you mean `learning_rate`?"),
+    "kernel_size": (lambda: Conv(1, 2, kernel_size=3), "did you mean `kernel`?"),
+    "use_bias": (lambda: Dense(3, 2, use_bias=False), "did you mean `bias`?"),
+    "kaiming_normal": (lambda: Dense(3, 2, weight_init="kaiming_normal"), "did you mean `he_normal`?"),
+    "val_loss": (
+        lambda: EarlyStopping(monitor="val_loss").begin(["loss", "validation loss"]),
+        "did you mean `validation loss`?",
+    ),
+    "history.val_loss": (lambda: chains.History().val_loss, "did you mean `validation_loss`?"),
+    "callback": (lambda: run_with(Watcher()), "returned True: return a string to stop, or None"),
+    "layer": (lambda: Dense(3, 2)(X), "layers are not callable; use Chain(Dense(3, 2))"),
+    "layers": (lambda: Chain(chains.tanh), "is an activation function, not a layer: write chains.Activation(tanh)"),
+    "index": (lambda: Chain(Dense(3, 2))["0"], "is not a layer index: this network has 1 layer, numbered from 0"),
+    "lengths": (lambda: chains.Reshape((2, 3)), "pass lengths as separate arguments, Reshape(2, 3)"),
+    "float": (
+        lambda: chains.activation("a", lambda x: float(x), derivative=lambda x: 1.0),
+        "cannot convert a traced expression",
+    ),
+    "type": (
+        lambda: Chain(Dense(3, 2)).views(np.ones(8, int)),
+        "must be float32 or float64, got int64; try p.astype(np.float32)",
+    ),
+    "no batches": (lambda: train(Chain(Dense(3, 2)), np.zeros(8), [], None, SquaredLoss(), Adam()), "`x` yielded no batches"),
+}
+
+
+def run_with(callback):
+    net = Chain(Dense(3, 2))
+    train(net, net.init(), X, T, SquaredLoss(), Adam(), callbacks=[callback])
+
+
+@pytest.mark.parametrize(("call", "words"), OTHER_NAMES.values(), ids=OTHER_NAMES)
+def test_what_was_probably_meant(call, words):
+    assert words in refusal(call, (TypeError, ValueError, AttributeError))
+
+
+def test_synonyms_are_of_names_that_there_are():
+    layers = [getattr(chains, name) for name in chains.layers.__all__] + [Adam, chains.SGD, chains.RMSProp]
+    settings = {name for layer in layers for name in inspect.signature(layer).parameters}
+    known = {*settings, *ACTIVATIONS, *INITIALIZERS, "validation loss", "accuracy"}
+    assert set(SYNONYMS.values()) <= known
+    assert not set(SYNONYMS) & (known - {"alpha"})
+
+
+def test_histories_have_no_other_attributes():
+    history = chains.History(loss=[1.0])
+    assert not hasattr(history, "val_loss")
+    assert not hasattr(history, "__array__")
+    assert copy.deepcopy(history).loss == pickle.loads(pickle.dumps(history)).loss == [1.0]
+
+
+@pytest.mark.parametrize(
+    "penalty",
+    [chains.L2Penalty(0.1), chains.L1Penalty(0.1, "*.weight"), chains.L2Penalty(0.1) + chains.L1Penalty(0.1)],
+    ids=str,
+)
+def test_a_penalty_on_a_network_without_parameters_is_zero(penalty):
+    net, p = Chain(chains.Softmax(), input_shape=(3,)), np.zeros(0)
+    t = np.zeros((6, 3))
+    value, g = net.value_and_grad(p, X, t, SquaredLoss(), penalty=penalty)
+    assert (value, g.shape) == (net.loss(p, X, t, SquaredLoss()), (0,))
+    assert net.objective(X, t, SquaredLoss(), penalty)(p)[0] == pytest.approx(value)
+
+
+def test_arguments_can_be_passed_by_name():
+    net = Chain(Dense(3, 2))
+    p, loss = net.init(), SquaredLoss()
+    assert net(x=X, p=p).tobytes() == net(X, p).tobytes()
+    assert net.value_and_grad(loss=loss, t=T, x=X, p=p)[0] == net.loss(t=T, x=X, p=p, loss=loss)
+    assert net.vjp(dy=T, x=X, p=p)[0].shape == p.shape
+    objective = net.objective(loss=loss, t=T, x=X)
+    assert objective(p=p)[0] == objective.value(p=p)
+    Updater(p=p, optimizer=Adam())(g=np.ones(8))
+    train(optimizer=Adam(), loss=loss, t=T, x=X, p=p, net=net)
+    for name in [*chains.__all__, "train", "accuracy", "minimize", "loss", "activation", "Updater", "Series", "Parallel"]:
+        thing = getattr(chains, name)
+        if inspect.isroutine(thing) or inspect.isclass(thing):
+            calls = [thing, *(value for key, value in vars(thing).items() if inspect.isfunction(value) and key[0] != "_")]
+            for call in calls:
+                kinds = {parameter.kind for parameter in inspect.signature(call).parameters.values()}
+                assert inspect.Parameter.POSITIONAL_ONLY not in kinds, (name, call)

@@ -91,15 +91,30 @@ def test_unknown_name_is_refused():
             lambda: Dense(3, 2, weight_init=[[1.0], [1.0, 2.0]]),
             "`weight_init` (=[[1.0], [1.0, 2.0]]) must be a number, an array",
         ),
-        (lambda: Dense(3, 2, weight_init=np.ones((4, 4))), "`weight_init` has shape (4, 4), but (3, 2) is wanted"),
-        (lambda: Dense(3, 2, weight_init=np.ones((1, 3, 2))), "`weight_init` has shape (1, 3, 2), but (3, 2) is wanted"),
-        (lambda: Dense(3, 2, weight_init=Constant(np.ones(3))), "`weight_init` has shape (3,)"),
+        (
+            lambda: Dense(3, 2, weight_init=np.ones((4, 4))),
+            "`weight_init` must have shape (3, 2), or one that broadcasts to it, got (4, 4)",
+        ),
+        (
+            lambda: Dense(3, 2, weight_init=np.ones((1, 3, 2))),
+            "`weight_init` must have shape (3, 2), or one that broadcasts to it, got (1, 3, 2)",
+        ),
+        (
+            lambda: Dense(3, 2, weight_init=Constant(np.ones(3))),
+            "`weight_init` must have shape (3, 2), or one that broadcasts to it, got (3,)",
+        ),
         (lambda: Dense(3, 2, weight_init=lambda shape: np.ones(shape)), "must take two arguments"),
         (lambda: Dense(3, 2, bias_init=[1.0, np.inf]), "`bias_init` (=[1.0, inf]) must be finite"),
-        (lambda: Dense(3, 2, bias_init=np.ones(3)), "`bias_init` has shape (3,), but (2,) is wanted"),
+        (lambda: Dense(3, 2, bias_init=np.ones(3)), "`bias_init` must have shape (2,), or one that broadcasts to it, got (3,)"),
         (lambda: Dense(3, 2, bias_init=1j), "`bias_init` (=1j)"),
-        (lambda: chains.Conv(1, 2, 3, weight_init=np.ones((2, 1, 3, 4))), "(2, 1, 3, 4), but (2, 1, 3, 3) is wanted"),
-        (lambda: chains.ConvTranspose(1, 2, 3, bias_init=np.ones(3)), "`bias_init` has shape (3,)"),
+        (
+            lambda: chains.Conv(1, 2, 3, weight_init=np.ones((2, 1, 3, 4))),
+            "shape (2, 1, 3, 3), or one that broadcasts to it, got (2, 1, 3, 4)",
+        ),
+        (
+            lambda: chains.ConvTranspose(1, 2, 3, bias_init=np.ones(3)),
+            "`bias_init` must have shape (2,), or one that broadcasts to it, got (3,)",
+        ),
         (lambda: chains.Scale(scale_init=True), "`scale_init` (=True)"),
         (lambda: Chain(chains.Scale(scale_init=np.ones(4)), input_shape=(3,)), "of the parameter `scale`"),
     ],
@@ -112,11 +127,11 @@ def test_what_is_no_start_is_refused_by_the_constructor(make, words):
 @pytest.mark.parametrize(
     ("give", "words"),
     [
-        (lambda rng, shape: np.ones(shape[0]), "`0.weight` gave shape (3,), not (3, 2)"),
-        (lambda rng, shape: None, "`0.weight` gave an array of object"),
-        (lambda rng, shape: np.full(shape, 1j), "`0.weight` gave an array of complex128"),
-        (lambda rng, shape: np.full(shape, np.nan), "`0.weight` gave numbers that are not finite in float32"),
-        (1e300, "`0.weight` gave numbers that are not finite in float32"),
+        (lambda rng, shape: np.ones(shape[0]), "`0.weight` must return shape (3, 2), got (3,)"),
+        (lambda rng, shape: None, "`0.weight` must return real numbers, got an array of object"),
+        (lambda rng, shape: np.full(shape, 1j), "`0.weight` must return real numbers, got an array of complex128"),
+        (lambda rng, shape: np.full(shape, np.nan), "`0.weight` returned non-finite values for float32"),
+        (1e300, "`0.weight` returned non-finite values for float32"),
     ],
     ids=["shape", "none", "complex", "nan", "large"],
 )

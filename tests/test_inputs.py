@@ -89,7 +89,7 @@ def test_targets_that_overlap_what_is_filled_are_seen_as_vectors_too():
 
 def test_vectors_for_other_outputs_are_refused():
     net = Chain(Dense(3, 2))
-    with pytest.raises(ValueError, match=r"sample shape \(\) do not go with outputs of sample shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"targets must have the sample shape of the outputs, \(2,\), got \(\)"):
         net.loss(net.init(), X, np.ones(12), SquaredLoss())
     sequence = Chain(Dense(3, 1), input_shape=(5, 3))
     with pytest.raises(ValueError, match=r"add an axis with t\[..., None\]"):

@@ -207,7 +207,7 @@ WRONG_RATES = {
 @pytest.mark.parametrize(("schedule", "step", "value"), WRONG_RATES.values(), ids=WRONG_RATES)
 def test_rates_that_are_none_are_told_before_the_step(schedule, step, value, backend_name):
     """In training on arrays and on batches, in one run and resumed, and in updates."""
-    told = re.escape(f") gives {value} at step {step}, counted from 0, but a finite number, zero or positive, is wanted")
+    told = re.escape(f") must be finite, zero or positive, got {value} at step {step}, counted from 0")
     optimizer = SGD(schedule)
     net = Chain(Dense(3, 2), backend=backend_name)
     x, t = np.zeros((6, 3)), np.zeros((6, 2))  # with a loss of 0, whatever the rate

@@ -123,6 +123,6 @@ def test_least_squares_through_vjp(net):
 
 def test_settings_of_a_method_are_told_where_to_go(net):
     objective, p = net.objective(X, T, SquaredLoss()), net.init()
-    with pytest.raises(TypeError, match=r"`maxiter` is no argument .* go into options=\{'maxiter': 5\}"):
+    with pytest.raises(TypeError, match=r"`maxiter` is not an argument .* as options=\{'maxiter': 5\}"):
         objective.minimize(p, maxiter=5)
     assert objective.minimize(p, options={"maxiter": 5}).nit == 5

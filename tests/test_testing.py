@@ -120,8 +120,8 @@ def test_what_cannot_be_checked():
     ("arguments", "words"),
     [
         ((3, np.ones((2, 2))), "`loss` (=3)"),
-        ((SquaredLoss(), 3.0), "`t` has shape ()"),
-        ((SquaredLoss(), np.ones((0, 2))), "`t` has shape (0, 2)"),
+        ((SquaredLoss(), 3.0), "at least one target, got shape ()"),
+        ((SquaredLoss(), np.ones((0, 2))), "at least one target, got shape (0, 2)"),
         ((SquaredLoss(), np.full((2, 2), "a")), "`t` must be real, got <U1"),
         ((SquaredLoss(), np.ones((2, 2)), 2), "`output_shape` (=2)"),
     ],

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from chains.checks import check_count, check_flags, check_not_negative, check_word
-from chains.messages import counted, listed
+from chains.messages import counted, listed, meant
 from chains.network import arguments
 
 
@@ -49,7 +49,8 @@ class EarlyStopping:
     def begin(self, names: Sequence[str]) -> None:
         """Start anew. Raises ValueError unless the quantity is among those that will be recorded."""
         if self.monitor not in names:
-            hint = "" if "validation loss" in names else "; the validation loss and metrics need `validation=(x, t)`"
+            needed = "" if "validation loss" in names else "; the validation loss and metrics need `validation=(x, t)`"
+            hint = meant(self.monitor, names) or needed
             raise ValueError(f"`monitor` (={self.monitor!r}) is not recorded; there are {listed(names)}{hint}")
         self._start()
 

@@ -54,6 +54,6 @@ class Augment:
         """Raise ValueError unless images of this shape, samples first, can be shifted."""
         if len(shape) < 3 or self.shift >= min(shape[-2:]):
             raise ValueError(
-                f"images of shape {shape} cannot be shifted by up to {self.shift} pixels: "
-                f"wanted (samples, ..., rows, columns) with more than {self.shift} rows and columns"
+                f"images to be shifted by up to {self.shift} pixels must have shape (samples, ..., rows, columns), with more "
+                f"than {self.shift} rows and columns, got {shape}"
             )

@@ -46,14 +46,14 @@ class Batches:
         scale: float | None = None,
     ) -> None:
         if not arrays:
-            raise ValueError("`arrays` are needed: Batches(x, t, batch_size=10), say")
+            raise ValueError("`arrays` is empty; try Batches(x, t, batch_size=10)")
         self.arrays = tuple(as_unmasked(f"arrays[{k}]", array) for k, array in enumerate(arrays))
         for k, array in enumerate(self.arrays):
             if array.ndim == 0:
-                raise ValueError(f"array {k} (={array}) has no axis of samples")
+                raise ValueError(f"`arrays[{k}]` (={array}) must have an axis of samples")
         lengths = [len(array) for array in self.arrays]
         if len(set(lengths)) > 1:
-            raise ValueError(f"`arrays` must have one number of samples, but their lengths are {lengths}")
+            raise ValueError(f"`arrays` must have the same number of samples, got {lengths}")
         batch_size, seed = check_count("batch_size", batch_size), check_count("seed", seed, 0)
         check_flags(shuffle=shuffle, drop_last=drop_last)
         if augment is not None and (not callable(augment) or isinstance(augment, type) or not takes(augment, 2)):
@@ -93,9 +93,7 @@ class Batches:
         if self.augment is not None:
             x = self.augment(x, rng)
             if not isinstance(x, np.ndarray):
-                raise TypeError(
-                    f"`augment` (={self.augment!r}) returned a {type(x).__name__}, but an array of images is wanted"
-                )
+                raise TypeError(f"`augment` (={self.augment!r}) must return an array of images, got a {type(x).__name__}")
         if self.scale is None:
             return x
         kind = np.float64 if x.dtype == np.float64 else np.float32

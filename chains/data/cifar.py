@@ -46,7 +46,7 @@ def read_cifar10(path: str | PathLike[str], records: int | None = None) -> Examp
     labels = table[:, 0].astype(np.int64)
     if labels.max() >= len(CLASSES):
         record = int(np.argmax(labels >= len(CLASSES)))
-        raise ValueError(f"{path} holds the label {labels[record]} in record {record}, but labels from 0 to 9 are wanted")
+        raise ValueError(f"{path} must hold labels from 0 to 9, got {labels[record]} in record {record}")
     return table[:, 1:].reshape(records, *IMAGE).copy(), labels
 
 

@@ -29,8 +29,8 @@ def read_idx(path: str | PathLike[str]) -> np.ndarray:
         start = file.read(4)
         if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in ELEMENT_TYPES or start[3] > MOST_DIMENSIONS:
             raise ValueError(
-                f"{path} is not an IDX file: it begins with the bytes {start.hex(' ') or '(none)'}; wanted are two zeros, a "
-                f"type from {min(ELEMENT_TYPES):02x} to {max(ELEMENT_TYPES):02x} and a number of dimensions{file.damage}"
+                f"{path} is not an IDX file: it must begin with two zeros, a type from {min(ELEMENT_TYPES):02x} to "
+                f"{max(ELEMENT_TYPES):02x} and a number of dimensions, got the bytes {start.hex(' ') or '(none)'}{file.damage}"
             )
         dtype, dimensions = np.dtype(ELEMENT_TYPES[start[2]]), start[3]
         lengths = file.read(4 * dimensions)
@@ -43,5 +43,5 @@ def read_idx(path: str | PathLike[str]) -> np.ndarray:
     try:
         array = np.frombuffer(content, dtype).reshape(shape)
     except ValueError as error:  # a length of zero beside absurd ones
-        raise ValueError(f"{path} is damaged: its shape {shape} is no shape of an array ({error})") from error
+        raise ValueError(f"{path} is damaged: no array has its shape, {shape} ({error})") from error
     return array.astype(dtype.newbyteorder("="), copy=False)

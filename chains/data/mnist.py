@@ -39,9 +39,9 @@ def load_mnist(folder: str | PathLike[str] | None = None) -> tuple[Examples, Exa
 def _examples(images: PathLike[str], labels: PathLike[str]) -> Examples:
     x, t = read_idx(images), read_idx(labels)
     if x.dtype != np.uint8 or x.shape[1:] != (28, 28):
-        raise ValueError(f"{images} holds {x.dtype} values of shape {x.shape}, but uint8 images (n, 28, 28) are wanted")
+        raise ValueError(f"{images} must hold uint8 images of shape (n, 28, 28), got {x.dtype} of shape {x.shape}")
     if t.dtype != np.uint8 or t.shape != x.shape[:1]:
-        raise ValueError(f"{labels} holds {t.dtype} values of shape {t.shape}, but {len(x)} uint8 labels are wanted")
+        raise ValueError(f"{labels} must hold {len(x)} uint8 labels, got {t.dtype} of shape {t.shape}")
     if t.size and t.max() > 9:
-        raise ValueError(f"{labels} holds the label {t.max()}, but digits from 0 to 9 are wanted")
+        raise ValueError(f"{labels} must hold digits from 0 to 9, got {t.max()}")
     return x, t.astype(np.int64)

@@ -53,5 +53,5 @@ def traced(what: str, function: Callable[..., Any], inputs: int | None = None) -
         error.add_note(what)
         raise
     if len(formula.outputs) != 1:
-        raise TypeError(f"{what}: the formula gives {len(formula.outputs)} numbers, but one is wanted")
+        raise TypeError(f"{what}: the formula must give one number, got {len(formula.outputs)}")
     return formula

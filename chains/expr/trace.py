@@ -113,7 +113,9 @@ class Expr:
         )
 
     def __float__(self) -> float:
-        raise TypeError("a traced formula is no number: use the functions of chains.expr (or NumPy's), not math's")
+        raise TypeError(
+            "cannot convert a traced expression to a number: use the functions of chains.expr (or NumPy's), not math's"
+        )
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Expr:
         name = UFUNCS.get(ufunc)

@@ -83,7 +83,7 @@ class Layer(ABC):
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         """Only networks can be called. Raises TypeError."""
-        raise TypeError(f"{self!r} is a layer, which is computed in a network only: call Chain({self!r}), or a part, net[:1]")
+        raise TypeError(f"layers are not callable; use Chain({self!r}), or a part of a network, net[:1]")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -157,7 +157,9 @@ class Declaration:
     def child(self, name: str, layer: Layer, input: SampleShape) -> SampleShape:
         """Make `layer` a part of this one and return the shape of its output."""
         if not isinstance(layer, Layer):
-            raise TypeError(f"`{layer!r}` in {type(self.layer).__name__} is a {type(layer).__name__}, not a layer")
+            raise TypeError(
+                f"`layer` (={shown(layer)}) of the part `{name}` in {type(self.layer).__name__}.declare must be a layer"
+            )
         input = check_shape("input", input, f" of the part `{name}` in {type(self.layer).__name__}.declare")
         declaration = Declaration(layer, input, self._layout, self._state_layout, self._full(name))
         self.children.append(declaration)

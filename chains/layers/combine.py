@@ -69,16 +69,17 @@ def check_layers(layers: Sequence[Any]) -> None:
     """Raise TypeError unless all of them are layers."""
     for k, layer in enumerate(layers):
         if not isinstance(layer, Layer):
-            raise TypeError(f"layer {k} (={shown(layer)}) is a {type(layer).__name__}, not a layer{_hint(layer)}")
+            raise TypeError(f"layer {k} (={shown(layer)}) is {_kind(layer)}")
 
 
-def _hint(thing: Any) -> str:
-    """What may have been meant by something that is no layer."""
+def _kind(thing: Any) -> str:
+    """What something is that should be a layer, and what may have been meant."""
+    if isinstance(thing, Activation):
+        return f"an activation function, not a layer: write chains.Activation({thing})"
     if isinstance(thing, type) and issubclass(thing, Layer):
-        return f": write {thing.__name__}()"
-    if hasattr(thing, "__iter__") and not isinstance(thing, str):
-        return ": write Chain(*layers)"
-    return f": write chains.Activation({thing})" if isinstance(thing, Activation) else ""
+        return f"a class, not a layer: write {thing.__name__}()"
+    several = hasattr(thing, "__iter__") and not isinstance(thing, str)
+    return f"a {type(thing).__name__}, not a layer" + ": write Chain(*layers)" * several
 
 
 def last_layer(layer: Layer) -> Layer:

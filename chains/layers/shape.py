@@ -17,7 +17,9 @@ class Reshape(Layer):
 
     def __init__(self, *shape: int) -> None:
         if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
-            raise TypeError(f"`shape` (={shape[0]!r}) must be given length by length: Reshape({', '.join(map(str, shape[0]))})")
+            raise TypeError(
+                f"`shape` (={shape[0]!r}): pass lengths as separate arguments, Reshape({', '.join(map(str, shape[0]))})"
+            )
         lengths = [whole(length, -1) or None for length in shape]
         if lengths.count(-1) > 1 or None in lengths:
             raise ValueError(f"`shape` (={shown(shape)}) must be positive lengths, of which one may be -1")

@@ -151,15 +151,17 @@ class Architecture(Series):
         if not isinstance(at, slice):
             if whole(at, -math.inf) is None:
                 raise TypeError(
-                    f"`{at!r}` is no number of a layer: this network has {counted(len(self.layers), 'layer')}, from 0 on; the "
-                    f"names in net.views(p) are {listed(entry.name for entry in self.layout)}"
+                    f"`{at!r}` is not a layer index: this network has {counted(len(self.layers), 'layer')}, numbered from 0; "
+                    f"the names in net.views(p) are {listed(entry.name for entry in self.layout)}"
                 )
             if not -len(self.layers) <= at < len(self.layers):
-                raise IndexError(f"there is no layer {at}: this network has {counted(len(self.layers), 'layer')}, from 0 on")
+                raise IndexError(
+                    f"there is no layer {at}: this network has {counted(len(self.layers), 'layer')}, numbered from 0"
+                )
             return self.layers[at]
         start, stop, step = at.indices(len(self.layers))
         if step != 1:
-            raise ValueError(f"`{at}` has a step of {step}, but layers that follow one another are wanted: a step of 1")
+            raise ValueError(f"`{at}` must have a step of 1, so that the layers follow one another, got {step}")
         network = self.network.declaration
         part = copy.copy(self)
         part.layers = self.layers[start:stop]

@@ -48,12 +48,12 @@ def check_params(p: Any, size: int) -> np.ndarray:
     p = as_array("p", p)
     if p.shape != (size,):
         raise ValueError(
-            f"`p` has shape {p.shape}, but this network has a vector of {counted(size, 'parameter')}, shape ({size},)"
+            f"`p` must have shape ({size},), a vector of {counted(size, 'parameter')} of this network, got {p.shape}"
         )
     if p.dtype not in DTYPES:
-        raise TypeError(f"`p` holds {p.dtype}, but float32 or float64 is wanted: p.astype(np.float32), say")
+        raise TypeError(f"`p` must be float32 or float64, got {p.dtype}; try p.astype(np.float32)")
     if not p.flags.c_contiguous:
-        raise ValueError("`p` must be contiguous, but it is a strided view: pass np.ascontiguousarray(p)")
+        raise ValueError("`p` must be contiguous, got a strided view; try np.ascontiguousarray(p)")
     return p
 
 
@@ -66,16 +66,16 @@ def check_state(
     it is updated.
     """
     if updated and not (isinstance(state, np.ndarray) or array_api_compat.is_array_api_obj(state)):
-        raise TypeError(f"`state` is a {type(state).__name__}, but an array is wanted: it is updated in place")
+        raise TypeError(f"`state` must be an array, since it is updated in place, got a {type(state).__name__}")
     state = as_array("state", state)
     if state.shape != (layout.size,):
-        what = (
-            f"a state of {counted(layout.size, 'number')}, shape ({layout.size},)" if layout.size else "no state: leave it out"
-        )
-        raise ValueError(f"`state` has shape {state.shape}, but this network has {what}")
+        if not layout.size:
+            raise ValueError("`state` must be left out, since this network has none")
+        raise ValueError(f"`state` must have shape ({layout.size},), {counted(layout.size, 'number')}, got {state.shape}")
     if state.dtype not in (DTYPES if dtype is None else (dtype,)):
-        wanted = dtype or "float32 or float64"
-        raise TypeError(f"`state` holds {state.dtype}, but {wanted} is wanted, as of `p`: state.astype(p.dtype), say")
+        raise TypeError(
+            f"`state` must be {dtype or 'float32 or float64'}, as `p`, got {state.dtype}; try state.astype(p.dtype)"
+        )
     if not state.flags.c_contiguous or (updated and not getattr(state.flags, "writeable", True)):
         raise ValueError("`state` must be contiguous, and writable where it is updated: pass a copy")
     beside = "p" if "p" in inputs else "x"
@@ -97,7 +97,7 @@ def check_apart(name: str, updated: Any, others: dict[str, Any]) -> None:
 def check_trained(p: Any, size: int | None = None) -> np.ndarray:
     """`p` as a parameter vector to be updated in place. Raises TypeError or ValueError where it is none."""
     if not (isinstance(p, np.ndarray) or array_api_compat.is_array_api_obj(p)):
-        raise TypeError(f"`p` is a {type(p).__name__}, but an array is wanted: it is updated in place")
+        raise TypeError(f"`p` must be an array, since it is updated in place, got a {type(p).__name__}")
     p = check_params(p, math.prod(p.shape) if size is None else size)
     if isinstance(p, np.ndarray) and not p.flags.writeable:
         raise ValueError("`p` is read-only, but it is updated in place: pass a copy")
@@ -131,10 +131,10 @@ def check_functions(name: str, functions: Any, what: str, arguments: int) -> Non
         raise TypeError(f"`{name}` (={shown(functions)}) must be a list of {what}")
     for function in functions:
         if not callable(function) or isinstance(function, type):
-            raise TypeError(f"`{name}` holds {shown(function)}, but {what} are wanted")
+            raise TypeError(f"`{name}` must hold {what}, got {shown(function)}")
         if not takes(function, arguments):
             raise TypeError(
-                f"`{name}` holds {shown(function)}, which does not take {counted(arguments, 'argument')}: {what} are wanted"
+                f"`{name}` must hold {what}, got {shown(function)}, which does not take {counted(arguments, 'argument')}"
             )
 
 
@@ -155,9 +155,9 @@ def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "in
     if x.shape[1:] != shape or x.ndim == 0:
         wanted = ", ".join(["batch", *map(str, shape)])
         hint = _hint(x.shape, shape, name)
-        raise ValueError(f"`{name}` has shape {x.shape}, but a batch of the network's {what}s has shape ({wanted}){hint}")
+        raise ValueError(f"`{name}` must have shape ({wanted}), a batch of the network's {what}s, got {x.shape}{hint}")
     if len(x) == 0:
-        raise ValueError(f"`{name}` has shape {x.shape}: the batch is empty, and at least one sample is wanted")
+        raise ValueError(f"`{name}` must hold at least one sample, got an empty batch of shape {x.shape}")
     return x
 
 
@@ -222,14 +222,14 @@ def check_weights(w: Any, batch: int) -> np.ndarray:
     w = as_array("weights", w)
     _check_batch("weights", w, batch)
     if w.ndim != 1:
-        raise ValueError(f"`weights` has shape {w.shape}, but one weight a sample is wanted, shape ({batch},)")
+        raise ValueError(f"`weights` must have shape ({batch},), one number a sample, got {w.shape}")
     return w
 
 
 def _check_batch(name: str, array: np.ndarray, batch: int, x: str = "x") -> None:
     if array.ndim == 0 or len(array) != batch:
         raise ValueError(
-            f"`{name}` has shape {array.shape}, but `{x}` is a batch of {batch}: wanted {counted(batch, 'sample')} in both"
+            f"`{name}` has shape {array.shape}, but `{x}` is a batch of {batch}: both need {counted(batch, 'sample')}"
         )
 
 
@@ -242,10 +242,10 @@ def check_out(
     """
     place = HOST if "p" not in inputs else place_of(inputs["p"])
     if not place.owns(out) or (place is HOST and is_elsewhere(out)) or isinstance(out, np.ma.MaskedArray):
-        kind = "a NumPy array to fill" if place is HOST else "an array to fill on the GPU, where `p` lies,"
-        raise TypeError(f"`{name}` is a {type(out).__name__}, but {kind} is wanted")
+        kind = "a NumPy array to fill" if place is HOST else "an array to fill on the GPU, where `p` lies"
+        raise TypeError(f"`{name}` must be {kind}, got a {type(out).__name__}")
     if out.shape != shape or out.dtype != dtype:
-        raise ValueError(f"`{name}` has shape {out.shape} and type {out.dtype}, but shape {shape} and type {dtype} are wanted")
+        raise ValueError(f"`{name}` must have shape {shape} and type {dtype}, got {out.shape} and {out.dtype}")
     if not getattr(out.flags, "writeable", True) or not out.flags.c_contiguous:
         raise ValueError(f"`{name}` must be a writable, contiguous array")
     owned = out.flags.owndata
@@ -276,8 +276,8 @@ def check_finite(dtype: np.dtype, **arrays: np.ndarray | None) -> None:
         fits = np.isfinite if array.dtype.itemsize <= dtype.itemsize else lambda a, largest=largest: abs(a) <= largest
         if not _all(fits, array):
             index = tuple(int(k) for k in np.argwhere(~fits(array))[0])
-            wanted = f"numbers within the range of {dtype}, the type of `p`," if np.isfinite(array[index]) else "finite numbers"
-            raise ValueError(f"`{name}` holds {array[index]} at index {index}, but {wanted} are wanted")
+            wanted = f"within the range of {dtype}, the type of `p`" if np.isfinite(array[index]) else "finite"
+            raise ValueError(f"`{name}` must be {wanted}, got {array[index]} at index {index}")
 
 
 def _all(fits: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> bool:

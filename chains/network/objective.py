@@ -94,8 +94,8 @@ class Objective:
         others = {name: value for name, value in options.items() if name not in inspect.signature(minimize).parameters}
         if others:
             raise TypeError(
-                f"`{next(iter(others))}` is no argument of scipy.optimize.minimize: settings of its methods "
-                f"go into options={others}"
+                f"`{next(iter(others))}` is not an argument of scipy.optimize.minimize: pass settings of its methods as "
+                f"options={others}"
             )
         p = np.asarray(as_numpy("p", p), np.float64)
         with Progress(progress, None, "evaluation", delay=DELAY) as bar:

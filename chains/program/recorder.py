@@ -234,8 +234,8 @@ def _check_views(name: str, *views: Any) -> None:
     for view in views:
         if not isinstance(view, View):
             raise TypeError(
-                f"{name}: `{shown(view)}` is no array of this program: a number belongs into a formula, as in "
-                "ops.map(y, lambda x: 2 * x, x), and an array of one's own into ops.constant(name, array)"
+                f"{name}: `{shown(view)}` is not an array of this program: write numbers in the formula, as in "
+                "ops.map(y, lambda x: 2 * x, x), and make other arrays part of the program with ops.constant(name, array)"
             )
 
 

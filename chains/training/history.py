@@ -39,6 +39,10 @@ class History:
         columns = {"loss": self.loss, "validation loss": self.validation_loss, **self.metrics, "seconds": self.seconds}
         return {name: values for name, values in columns.items() if values}
 
+    def __getattr__(self, name: str) -> Any:
+        hint = "; did you mean `validation_loss`?" if name == "val_loss" else ""
+        raise AttributeError(f"a History has no attribute {name!r}{hint}", name=name, obj=self)
+
     def __len__(self) -> int:
         return self.epochs
 

@@ -207,8 +207,8 @@ class Rates:
         good = int(wrong[0]) if wrong.size else len(steps)
         if not good:
             raise FloatingPointError(
-                f"`learning_rate` (={shown(self._schedule)}) gives {rates[0]:g} at step {first:.0f}, counted from 0, but a "
-                "finite number, zero or positive, is wanted"
+                f"`learning_rate` (={shown(self._schedule)}) must be finite, zero or positive, got {rates[0]:g} at step "
+                f"{first:.0f}, counted from 0"
             )
         self._start, self._stop = first, first + good
         return min(good, count)

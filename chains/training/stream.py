@@ -26,10 +26,10 @@ class Stream:
         self._problem = problem
         self._begun: Iterator[Any] | None = iter(source)
         if self._begun is source and epochs > 1:
-            raise ValueError(f"`x` (a {type(source).__name__}) gives one pass only, but {epochs} epochs are wanted")
+            raise ValueError(f"`x` (a {type(source).__name__}) yields one pass only, too few for {epochs} epochs")
         self._first = next(self._begun, None)
         if self._first is None:
-            raise ValueError("`x` gives no batch, and at least one is wanted")
+            raise ValueError("`x` yielded no batches")
         self.objective = self._unpacked(self._first, "in the first batch")[1]
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class Stream:
     def _unpacked(self, batch: Any, where: str) -> tuple[State, Objective]:
         try:
             if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
-                raise TypeError(f"`x` gives a {type(batch).__name__}, but batches (x, t) or (x, t, weights) are wanted")
+                raise TypeError(f"`x` must yield batches (x, t) or (x, t, weights), got a {type(batch).__name__}")
             return self._problem(*batch)
         except (TypeError, ValueError) as error:
             error.add_note(where)
@@ -122,7 +122,7 @@ class StreamSteps(Steps):
                 close()
         if not samples:
             raise ValueError(
-                f"`x` gives no batch in a later pass, after {counted(self.done, 'step')}: every pass must give batches"
+                f"`x` yielded no batches in a later pass, after {counted(self.done, 'step')}: every pass must yield some"
             )
         return [self._total / samples]
 

@@ -193,7 +193,7 @@ def _check_source(x: Any, given: dict[str, Any]) -> Any:
     """`x`. Raises TypeError or ValueError unless it can be gone through, and nothing is given that the batches decide."""
     if isinstance(x, np.ndarray) or not hasattr(x, "__iter__"):
         raise TypeError(
-            f"`t` is None, but `x` (a {type(x).__name__}) is no source of batches: pass targets, or Batches(x, t, ...)"
+            f"`t` is None, and `x` (a {type(x).__name__}) is not a source of batches: pass targets, or Batches(x, t, ...)"
             + "; call it, if it returns one" * callable(x)
         )
     for name, value in given.items():
@@ -221,9 +221,7 @@ def _reason(callback: Callback, state: TrainingState) -> str:
     """Why a callback would have training stop; empty where it would not. Raises TypeError where it returns something else."""
     reason = callback(state)
     if not isinstance(reason, (str, type(None))):
-        raise TypeError(
-            f"the callback {_name(callback)} returned {shown(reason)}, but a text, which ends training, or None is wanted"
-        )
+        raise TypeError(f"the callback {_name(callback)} returned {shown(reason)}: return a string to stop, or None")
     return reason or ""
 
 

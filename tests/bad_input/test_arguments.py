@@ -130,7 +130,7 @@ TRAINING = {
 def test_options_of_training(name):
     """The argument and its value are named, and nothing is written."""
     p, option = GOOD["p"].copy(), name.split("-")[0]
-    with pytest.raises(REFUSED, match=rf"`{option}` (\(=|holds )") as refusal:
+    with pytest.raises(REFUSED, match=rf"`{option}` (\(=|must hold )") as refusal:
         train(
             NET, p, GOOD["x"], GOOD["t"], SquaredLoss(), Adam(), validation=(GOOD["x"], GOOD["t"]), **{option: TRAINING[name]}
         )

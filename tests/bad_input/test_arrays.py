@@ -212,4 +212,6 @@ def test_masked_entries_elsewhere(calls):
     assert_refused(lambda: chains.minimize(calls.objective(), masked), "`p` has masked entries")
     assert_refused(lambda: Updater(Adam(), calls.p)(masked), "`g` has masked entries", calls=calls)
     assert_refused(lambda: chains.accuracy(np.ma.array([0, 1, 2], mask=[0, 0, 1]), np.eye(3)), "`t` has masked entries")
-    assert_refused(lambda: calls.gradient(out=np.ma.array(calls.g)), "`out` is a MaskedArray", calls=calls)
+    assert_refused(
+        lambda: calls.gradient(out=np.ma.array(calls.g)), "`out` must be a NumPy array to fill, got a MaskedArray", calls=calls
+    )

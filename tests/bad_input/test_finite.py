@@ -70,8 +70,8 @@ def test_a_last_step_that_leaves_the_numbers_is_told():
 
 def test_targets_that_are_nan():
     for loss, outputs, message in (
-        (chains.BCEWithLogitsLoss(), 1, "targets must be from 0 to 1, but there is nan"),
-        (CrossEntropyLoss(), 2, "probabilities must not be negative, but there is nan"),
+        (chains.BCEWithLogitsLoss(), 1, "targets must be from 0 to 1, got nan"),
+        (CrossEntropyLoss(), 2, "probabilities must not be negative, got nan"),
     ):
         net = Chain(Dense(3, outputs))
         with pytest.raises(ValueError, match=message):

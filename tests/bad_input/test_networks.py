@@ -76,7 +76,11 @@ OWN = {
     "scratch": (lambda d: d.saved("a", 3), "`shape` (=3) of the scratch array `a`"),
     "name": (lambda d: d.temporary(3, (3,)), "(=3) must be a text"),
     "twice": (lambda d: (d.saved("a", (3,)), d.temporary("a", (3,))), "names the scratch array 'a' twice"),
-    "init": (lambda d: d.param("a", (3,), np.ones(4)), "`init` of the parameter `a` in Mine.declare has shape (4,)", "(3,)"),
+    "init": (
+        lambda d: d.param("a", (3,), np.ones(4)),
+        "`init` of the parameter `a` in Mine.declare must have shape (3,)",
+        "got (4,)",
+    ),
     "nan": (lambda d: d.param("a", (3,), np.nan), "`init` (=nan) of the parameter `a`"),
     "function": (lambda d: d.state("a", (3,), lambda: 1), "of the state `a` in Mine.declare must take two arguments"),
     "batch": (lambda d: d.batch_at_least("two"), "`samples` (='two')"),
@@ -86,8 +90,8 @@ OWN = {
 
 
 RECORDED = {
-    "number": (lambda ops, x, y: ops.map(y, lambda a, b: a * b, x, 3), "map: `3` is no array of this program"),
-    "array": (lambda ops, x, y: ops.map(y, lambda a, b: a * b, x, np.ones(3)), "shape (3,)` is no array", "ops.constant"),
+    "number": (lambda ops, x, y: ops.map(y, lambda a, b: a * b, x, 3), "map: `3` is not an array of this program"),
+    "array": (lambda ops, x, y: ops.map(y, lambda a, b: a * b, x, np.ones(3)), "shape (3,)` is not an array", "ops.constant"),
     "swapped": (lambda ops, x, y: ops.map(lambda a: a, y, x), "map: `<function"),
     "function": (lambda ops, x, y: ops.map(y, None, x), "`function` (=None) must be a formula"),
     "matmul": (lambda ops, x, y: ops.matmul(y, x, np.ones((3, 3))), "matmul: `an array of float64, shape (3, 3)`"),
@@ -227,7 +231,7 @@ def test_layers_of_images_that_do_not_fit(case):
 def test_a_batch_of_images_with_channels_last():
     net = images(chains.Conv(3, 2, 3))
     x, p = RNG.normal(size=(4, 8, 6, 3)), net.init(dtype=np.float64)
-    assert_refused(lambda: net(x, p), "`x` has shape (4, 8, 6, 3)", "last axis", "np.moveaxis(x, -1, 1)")
+    assert_refused(lambda: net(x, p), "got (4, 8, 6, 3); here the channels are the last axis", "np.moveaxis(x, -1, 1)")
     assert net(np.moveaxis(x, -1, 1), p).shape == (4, 2, 6, 4)
     dy = RNG.normal(size=(4, 6, 4, 2))
     assert_refused(lambda: net.vjp(p, np.moveaxis(x, -1, 1), dy), "`dy`", "last axis")

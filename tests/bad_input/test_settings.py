@@ -119,7 +119,7 @@ SETTINGS = {
     "rate-infinite": (lambda: Adam(np.inf), "`learning_rate` (=inf)"),
     "rate-class": (lambda: Adam(chains.SGD), "`learning_rate` (=<class"),
     "rate-without-step": (lambda: Adam(lambda: 1.0), "`learning_rate`"),
-    "rate-gives-two": (lambda: Adam(lambda step: (step, 1.0)), "the formula gives 2 numbers"),
+    "rate-gives-two": (lambda: Adam(lambda step: (step, 1.0)), "the formula must give one number, got 2"),
     "activation-gives-two": (lambda: chains.activation("a", lambda x: (x, x), derivative=lambda x: 1.0), "activation 'a'"),
     "seed-array": (lambda: NET(GOOD["x"], GOOD["p"], seed=np.ones(2)), "`seed` (=an array of float64, shape (2,))"),
     "rate-gives-text": (lambda: Adam(lambda step: "x"), "'x'"),
@@ -174,7 +174,7 @@ def test_numbers_beyond_the_range_of_the_parameters_type():
     p, x, t = net.init(0, np.float32), np.ones((5, 2)), np.ones((5, 1))
     x[3, 1] = -1e39
     before = p.copy()
-    wanted = re.escape("`x` holds -1e+39 at index (3, 1), but numbers within the range of float32, the type of `p`, are wanted")
+    wanted = re.escape("`x` must be within the range of float32, the type of `p`, got -1e+39 at index (3, 1)")
     with pytest.raises(ValueError, match=wanted):
         train(net, p, x, t, SquaredLoss(), SGD(0.1))
     with pytest.raises(ValueError, match=wanted):

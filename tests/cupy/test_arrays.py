@@ -70,7 +70,7 @@ def test_mixed_devices_are_refused(net, device):
         train(net, p, xd, t, CrossEntropyLoss(), Adam())
     with pytest.raises(TypeError, match="an array to fill on the GPU"):
         net(xd, device.array(p), out=np.empty((30, 4), np.float32))
-    with pytest.raises(TypeError, match="`out` is a DeviceArray, but a NumPy array to fill is wanted"):
+    with pytest.raises(TypeError, match="`out` must be a NumPy array to fill, got a DeviceArray"):
         net(x, p, out=device.empty((30, 4), np.float32))
     wide = device.array(np.zeros((30, 4), np.float32))
     with pytest.raises(ValueError, match="`out` overlaps `x`"):

@@ -97,7 +97,7 @@ def test_other_labels_are_refused_with_their_record(tmp_path):
     content[3073 * 15] = 255
     path = tmp_path / "data_batch_2.bin"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"data_batch_2.bin holds the label 10 in record 13, but labels from 0 to 9"):
+    with pytest.raises(ValueError, match=r"data_batch_2.bin must hold labels from 0 to 9, got 10 in record 13"):
         read_cifar10(path)
 
 

@@ -36,7 +36,7 @@ def test_a_callback_returns_a_text_or_nothing(net, returned):
     def odd(state):
         return returned
 
-    with pytest.raises(TypeError, match=r"the callback odd returned .*, but a text, which ends training, or None is wanted"):
+    with pytest.raises(TypeError, match=r"the callback odd returned .*: return a string to stop, or None"):
         run(net, callbacks=[odd])
     assert run(net, epochs=2, callbacks=[lambda state: ""])[1].stopped == ""
 

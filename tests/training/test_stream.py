@@ -107,13 +107,13 @@ def test_a_wrong_state_is_refused_before_the_first_step(net, normal_net):
     before = p.tobytes()
     for state, error, words in [
         (None, ValueError, "`state` is missing"),
-        (normal_net.init_state(), TypeError, "`state` holds float32, but float64"),
-        (np.full(8, np.nan), ValueError, "`state` holds nan"),
+        (normal_net.init_state(), TypeError, "`state` must be float64, as `p`, got float32"),
+        (np.full(8, np.nan), ValueError, "`state` must be finite, got nan"),
         (p[:8], ValueError, "`state` overlaps `p`"),
     ]:
         with pytest.raises(error, match=words):
             run(normal_net, in_order(), p, state=state)
-    with pytest.raises(ValueError, match="no state: leave it out"):
+    with pytest.raises(ValueError, match="`state` must be left out"):
         run(net, in_order(), state=np.ones(8))
     assert p.tobytes() == before
 
@@ -163,7 +163,7 @@ def test_weights_lists_and_other_types(net):
 
 def test_a_generator_gives_one_epoch(net):
     assert run(net, (batch for batch in in_order()), epochs=1)[1].steps == 4
-    with pytest.raises(ValueError, match=r"`x` \(a generator\) gives one pass only, but 2 epochs"):
+    with pytest.raises(ValueError, match=r"`x` \(a generator\) yields one pass only, too few for 2 epochs"):
         run(net, (batch for batch in in_order()), epochs=2)
 
 
@@ -225,13 +225,13 @@ def test_a_loss_that_is_not_finite_leaves_no_thread(net):
 @pytest.mark.parametrize(
     ("source", "error", "words"),
     [
-        ([], ValueError, "`x` gives no batch"),
-        (X, TypeError, r"`t` is None, but `x` \(a ndarray\)"),
-        (3, TypeError, r"`t` is None, but `x` \(a int\)"),
-        ([X], TypeError, r"`x` gives a ndarray, but batches"),
+        ([], ValueError, "`x` yielded no batches"),
+        (X, TypeError, r"`t` is None, and `x` \(a ndarray\)"),
+        (3, TypeError, r"`t` is None, and `x` \(a int\)"),
+        ([X], TypeError, r"`x` must yield batches .*, got a ndarray"),
         ([(X, T[:3])], ValueError, r"`t` has shape \(3, 2\)"),
-        ([(X[:, :2], T)], ValueError, r"`x` has shape \(20, 2\)"),
-        ([(X * np.nan, T)], ValueError, r"`x` holds nan"),
+        ([(X[:, :2], T)], ValueError, r"`x` must have shape \(batch, 3\), .* got \(20, 2\)"),
+        ([(X * np.nan, T)], ValueError, r"`x` must be finite, got nan"),
     ],
 )
 def test_a_bad_source_is_refused_before_the_first_step(net, source, error, words):
@@ -243,7 +243,7 @@ def test_a_bad_source_is_refused_before_the_first_step(net, source, error, words
 
 def test_a_bad_batch_is_refused_before_its_step(net):
     p = net.init(seed=0, dtype=np.float64)
-    with pytest.raises(ValueError, match="`x` holds nan") as caught:
+    with pytest.raises(ValueError, match="`x` must be finite, got nan") as caught:
         run(net, [(X, T), (X * np.nan, T)], p)
     assert caught.value.__notes__ == ["in batch 1 of a pass, after 1 step"]
     assert p.tobytes() == run(net, [(X, T)], epochs=1)[0].tobytes()

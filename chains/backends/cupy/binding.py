@@ -141,10 +141,10 @@ def device_arrays(device: Device, program: Program, batch: int, arrays: Arrays) 
         buffer = program.buffers[name]
         size = buffer.size * (batch if buffer.batched else 1)
         if not device.owns(array):
-            raise ValueError(f"`{name}` is a {type(array).__name__}, but an array in the memory of the GPU is wanted")
+            raise ValueError(f"`{name}` must be an array in the memory of the GPU, got a {type(array).__name__}")
         if array.size != size or array.dtype != buffer.dtype or not array.flags.c_contiguous:
             raise ValueError(
-                f"`{name}` must be {size} contiguous {buffer.dtype} numbers, not {array.dtype} of shape {array.shape}"
+                f"`{name}` must be {size} contiguous {buffer.dtype} numbers, got {array.dtype} of shape {array.shape}"
             )
     for name, buffer in program.buffers.items():
         if buffer.role == "constant" or (buffer.data is not None and name not in result):

@@ -15,7 +15,7 @@ llvm.initialize_native_asmprinter()
 
 @dataclass(frozen=True)
 class Processor:
-    """An instruction set: `width` bytes in a vector register, and how many such registers there are."""
+    """What a kernel needs to know: `width` bytes in a vector register, and how many such registers there are."""
 
     kind: str
     width: int
@@ -53,5 +53,5 @@ def processor(kind: str | None = None) -> Processor:
     if kind is None:
         kind = list(choices)[-1]
     if kind not in choices:
-        raise ValueError(f"the instruction set {kind!r} is not available on this processor: choose one of {', '.join(choices)}")
+        raise ValueError(f"the instruction set {kind!r} is not available on this CPU: choose one of {', '.join(choices)}")
     return choices[kind]
