@@ -94,7 +94,7 @@ def _known(array: Any) -> tuple[Place, Backend] | None:
 
 def place_named(name: str) -> Place:
     """The place of this name. Raises ValueError for an unknown one, and where there is no GPU to use."""
-    if name in _PROMISED:
+    if isinstance(name, str) and name in _PROMISED:
         try:
             _PROMISED[name][1]()
         except ValueError as error:
