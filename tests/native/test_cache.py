@@ -26,6 +26,7 @@ from chains.backends.native import NativeBackend
 from chains.backends.native import binding as native_module
 from chains.backends.native.llvm import cache as cache_files
 from chains.backends.native.llvm import jit as machine
+from chains.backends.native.runtime import shared
 from tests.native.support import all_finished, in_process, map_program, run_on
 
 
@@ -63,6 +64,7 @@ def test_cached_code_of_another_pipeline_is_not_used(folder, monkeypatch):
 def emitted(folder, monkeypatch):
     """The names of code as it is made: compiled or read from the disk."""
     native_module.runtime()  # made once a process
+    shared.gatherer(np.dtype("f4"), np.dtype("f4"))
     names, load = [], cache_files.load
     monkeypatch.setattr(cache_files, "load", lambda name: names.append(name) or load(name))
     return names

@@ -72,7 +72,7 @@ class NativeBackend(Backend):
         return self.compile(program, batch).plan(batch, self.threads).nbytes
 
     def feed(self, binding: Binding, sources: Mapping[str, np.ndarray], order: np.ndarray) -> Feed:
-        if not isinstance(binding, NativeBinding) or any(str(a.dtype) not in SOURCES for a in sources.values()):
+        if not isinstance(binding, NativeBinding) or any(a.dtype not in SOURCES for a in sources.values()):
             return super().feed(binding, sources, order)
         return NativeFeed(binding, sources, order)
 

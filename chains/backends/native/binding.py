@@ -132,19 +132,23 @@ class NativeBinding(Binding):
             raise ValueError(f"`scratch` has {self._scratch.nbytes} bytes, but {plan.nbytes} are needed")
         base = self._scratch.ctypes.data
         addresses = {buffer: base + offset for buffer, offset in plan.shared.items()}
-        addresses |= {buffer: self.arrays[buffer.name].ctypes.data for buffer in compiled.table if buffer.role != "scratch"}
+        outside = [buffer for buffer in compiled.table if buffer.role != "scratch"]
+        self.addresses = {buffer.name: self.arrays[buffer.name].ctypes.data for buffer in outside}
+        addresses |= {buffer: self.addresses[buffer.name] for buffer in outside}
         own = [[addresses[buffer] for buffer in compiled.sums]]  # the first thread's sums are the results
         own += [[base + sums[buffer] for buffer in compiled.sums] for sums in plan.sums]
         self.ahead = np.zeros((compiled.parts, PREFETCH.size), np.int64)  # of tiles, the first thread fetches what is wanted
         self.picked = ROW_POINTERS.pack()
-        self._tables = []
+        ahead, picked = self.ahead.ctypes.data, self.picked.ctypes.data
+        tables = []
         for number, rows in enumerate(plan.rows):
             tile = min(number, plan.sharing - 1)
             addresses |= {buffer: base + offset for buffer, offset in plan.packed[tile].items()}
-            table = [addresses[buffer] for buffer in compiled.table]
-            fetched = self.ahead[number] if number < compiled.parts else _NOTHING_AHEAD
-            more = [fetched.ctypes.data, self.picked.ctypes.data, base + rows]
-            self._tables.append(np.array([*table, *own[tile], *more], np.int64))
+            fetched = ahead + number * self.ahead.strides[0] if number < compiled.parts else _NOTHING_AHEAD.ctypes.data
+            tables.append([*(addresses[buffer] for buffer in compiled.table), *own[tile], fetched, picked, base + rows])
+        self._tables = np.array(tables, np.int64)
+        first_table = self._tables.ctypes.data
+        self._table_addresses = [first_table + number * self._tables.strides[0] for number in range(len(tables))]
         self.run_address = native.code.address("run")
         self.split = native.compiled.parts > 1
         # More threads than processors would wait for each other at every step.
@@ -156,8 +160,8 @@ class NativeBinding(Binding):
             head |= {"pool": pool().address, **functions, "member": native.code.address("member")}
         words = [ARGUMENTS.pack(**head)]
         for number in range(plan.threads):
-            addresses_of = self._tables[min(number, len(self._tables) - 1)].ctypes.data
-            words.append(THREAD.pack(table=addresses_of, scratch=base + plan.tiles[min(number, len(plan.tiles) - 1)]))
+            table = self._table_addresses[min(number, len(tables) - 1)]
+            words.append(THREAD.pack(table=table, scratch=base + plan.tiles[min(number, len(plan.tiles) - 1)]))
         self._words = np.concatenate(words)
         self.words_address = self._words.ctypes.data
         self._call = partial(_RUN(self.run_address), self.words_address)
@@ -202,6 +206,6 @@ class NativeBinding(Binding):
     def slots(self, buffer: Buffer) -> list[int]:
         """Where machine code looks up the address of a caller's buffer: in each table, and among the first thread's sums."""
         table, sums = self._native.compiled.table, self._native.compiled.sums
-        found = [each.ctypes.data + 8 * k for each in self._tables for k, known in enumerate(table) if known is buffer]
-        first = self._tables[0].ctypes.data + 8 * len(table)
+        found = [each + 8 * k for each in self._table_addresses for k, known in enumerate(table) if known is buffer]
+        first = self._table_addresses[0] + 8 * len(table)
         return found + [first + 8 * k for k, known in enumerate(sums) if known is buffer]

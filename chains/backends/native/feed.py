@@ -12,8 +12,8 @@ from chains.backends.base import Feed
 from chains.backends.native.binding import NativeBinding
 from chains.backends.native.kernels.prefetch import PREFETCH, parts
 from chains.backends.native.kernels.row_pointers import ROW_POINTERS
-from chains.backends.native.runtime.epoch import GATHER, JOB, SOURCES
-from chains.backends.native.runtime.shared import pool, runtime
+from chains.backends.native.runtime.epoch import GATHER, JOB
+from chains.backends.native.runtime.shared import gatherer, pool, runtime
 from chains.backends.native.runtime.thread_trial import Pace
 
 # Threads stay together for so many steps; fewer take less time than workers to wake. The first one begins alone where
@@ -38,7 +38,7 @@ class NativeFeed(Feed):
             if name == direct:
                 continue
             target = binding.arrays[name]
-            function = code.address(f"gather_{SOURCES[str(source.dtype)]}_{SOURCES[str(target.dtype)]}")
+            function = gatherer(source.dtype, target.dtype)
             places = {"source": source.ctypes.data, "target": target.ctypes.data}
             gathers.append(GATHER.pack(function=function, width=source[0].size, **places))
             if name in binding.late:

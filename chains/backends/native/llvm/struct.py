@@ -35,9 +35,10 @@ class Struct:
 
     def pack(self, **values: int) -> np.ndarray:
         """A new list with these values, and zeros elsewhere."""
-        words = np.zeros(self.size, np.int64)
-        self.write(words, **values)
-        return words
+        words = [0] * self.size
+        for name, value in values.items():
+            words[self.positions[name]] = value
+        return np.array(words, np.int64)
 
     def write(self, words: np.ndarray, /, **values: int | np.ndarray) -> None:
         """Change some words of a list, or of each list of an array of them."""

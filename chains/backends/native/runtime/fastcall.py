@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chains.backends.native.runtime.epoch import SOURCES
 from chains.backends.native.runtime.fastcall_code import ARRAY, ARRAY_OBJECT, CALL, MOST_RESULTS, enter_code
-from chains.backends.native.runtime.shared import runtime
+from chains.backends.native.runtime.shared import gatherer
 from chains.program.view import concrete
 
 if TYPE_CHECKING:
     from chains.backends.native.binding import NativeBinding
 
-OTHER: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float64), "float64": np.dtype(np.float32)}
+SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+OTHER: dict[np.dtype[Any], np.dtype[Any]] = {SINGLE: DOUBLE, DOUBLE: SINGLE}
 READABLE, WRITABLE = 0x101, 0x501  # NPY_ARRAY_C_CONTIGUOUS and _ALIGNED; _WRITEABLE beside them
 NEW_ARRAY = 93  # the place of PyArray_New in NumPy's table of functions (numpy/__multiarray_api.h)
 METH_FASTCALL = 0x80
@@ -47,51 +47,49 @@ def python_function(binding: NativeBinding, ins: Sequence[str], outs: Sequence[s
     For each of `outs` None may be passed, which makes a fresh array. The result is that of `outs`, or a tuple of several;
     where the program has a value, it comes first, as a float. None where such functions cannot be had.
     """
-    program, place = binding.program, binding.arrays
-    floats = all(str(program.buffers[name].dtype) in OTHER for name in (*ins, *outs))
-    if (api := _api()) is None or not floats or len(outs) > MOST_RESULTS:
+    buffers = [binding.program.buffers[name] for name in (*ins, *outs)]
+    if (api := _api()) is None or any(buffer.dtype not in OTHER for buffer in buffers) or len(outs) > MOST_RESULTS:
         return None
-    value = place.get("value")
+    value, at = binding.arrays.get("value"), binding.addresses
     call = CALL.pack(
         run=binding.run_address,
         words=binding.words_address,
         ndarray=id(np.ndarray),
         none=id(None),
         inputs=len(ins),
-        arrays=len(ins) + len(outs),
-        value=0 if value is None else value.ctypes.data,
+        arrays=len(buffers),
+        value=0 if value is None else at["value"],
         is_single=value is not None and value.itemsize == 4,
-        zero=ZERO.ctypes.data,
         **api,
     )
-    method = _method()
-    keep: list[Any] = [binding, method]  # Python has but the address of the method
+    shapes = [concrete(buffer.shape, binding.batch) for buffer in buffers]
+    slots = [binding.slots(buffer) for buffer in buffers]
+    lists = np.array([number for both in zip(shapes, slots, strict=True) for part in both for number in part], np.int64)
+    next_list = lists.ctypes.data
     arrays = []
-    for name in (*ins, *outs):
-        buffer = program.buffers[name]
-        lengths = np.array(concrete(buffer.shape, binding.batch), np.int64)
-        slots = np.array(binding.slots(buffer), np.int64)
-        keep += [lengths, slots]
-        own, other = place[name], OTHER[str(buffer.dtype)]
+    for position, (buffer, shape, places) in enumerate(zip(buffers, shapes, slots, strict=True)):
+        own, other = binding.arrays[buffer.name], OTHER[buffer.dtype]
         arrays.append(
             ARRAY.pack(
                 descr=id(buffer.dtype),
-                dimensions=lengths.size,
-                lengths=lengths.ctypes.data,
-                flags=WRITABLE if name in outs else READABLE,
-                slots=slots.ctypes.data,
-                slot_count=slots.size,
+                dimensions=len(shape),
+                lengths=next_list,
+                flags=READABLE if position < len(ins) else WRITABLE,
+                slots=next_list + 8 * len(shape),
+                slot_count=len(places),
                 type_number=buffer.dtype.num,
                 nbytes=own.nbytes,
                 elements=own.size,
-                own=own.ctypes.data,
+                own=at[buffer.name],
                 other_descr=id(other),
                 other_nbytes=own.size * other.itemsize,
-                convert=runtime().address(f"gather_{SOURCES[str(other)]}_{SOURCES[str(buffer.dtype)]}"),
+                convert=gatherer(other, buffer.dtype),
             )
         )
+        next_list += 8 * (len(shape) + len(places))
     owner = np.concatenate([call, *arrays]).view(_Words)
-    owner.keep = keep
+    method = _method()
+    owner.keep = [binding, lists, method]  # Python has but the address of the method
     return _new_function()(ctypes.byref(method), owner, None)
 
 
@@ -144,7 +142,7 @@ def _api() -> dict[str, int] | None:
         return None
     functions = {name: getattr(ctypes.pythonapi, function) for name, function in PYTHON_API.items()}
     addresses = {name: ctypes.cast(function, ctypes.c_void_p).value or 0 for name, function in functions.items()}
-    return {"new_array": table[NEW_ARRAY], **addresses}
+    return {"zero": ZERO.ctypes.data, "new_array": table[NEW_ARRAY], **addresses}
 
 
 def _as_expected(array: np.ndarray) -> bool:

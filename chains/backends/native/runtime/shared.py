@@ -6,6 +6,7 @@ import ctypes
 import os
 import threading
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from chains.backends.native.runtime import workers
 from chains.backends.native.runtime.epoch import SOURCES, STEPS, gather
 from chains.backends.native.runtime.workers import CLOSED, MOST_THREADS, POOL, POOL_WORDS
 
+_gatherers: list[Code] = []  # machine code lives as long as these
 _making = {"once": threading.Lock()}
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _making.update(once=threading.Lock()))
@@ -29,11 +31,22 @@ def runtime() -> Code:
 
 @cache
 def _runtime() -> Code:
-    pairs = [(source, target) for source in SOURCES.values() for target in ("f32", "f64")]
-    gathers = "".join(gather(source, target) for source, target in pairs)
     names = ["worker", "parallel", "serial", "meet", "lead", "steps", "team_steps"]
-    names += [f"gather_{source}_{target}" for source, target in pairs]
-    return machine_code(workers.TEXT + team_code.TEXT + gathers + STEPS, names, processor(), vectorize=True)
+    return machine_code(workers.TEXT + team_code.TEXT + STEPS, names, processor(), vectorize=True)
+
+
+def gatherer(source: np.dtype[Any], target: np.dtype[Any]) -> int:
+    """The address of a function that copies rows by number from one of `SOURCES` to float32 or float64 (see `epoch.gather`)."""
+    with _making["once"]:
+        return _gatherer(source, target)
+
+
+@cache
+def _gatherer(source: np.dtype[Any], target: np.dtype[Any]) -> int:
+    name = f"gather_{SOURCES[source]}_{SOURCES[target]}"
+    code = machine_code(gather(SOURCES[source], SOURCES[target]), [name], processor(), vectorize=True)
+    _gatherers.append(code)
+    return code.address(name)
 
 
 class Pool:
