@@ -109,6 +109,8 @@ def check_word(name: str, value: Any, *words: str) -> None:
 
 def check_shape(name: str, shape: Any, of: str = "") -> tuple[int, ...]:
     """`shape` as a sample's shape. Raises ValueError unless it is a tuple of positive whole numbers."""
+    if type(shape) is tuple and all(type(length) is int and length > 0 for length in shape):
+        return shape
     lengths = [whole(length, 1) for length in shape] if isinstance(shape, (tuple, list)) else [None]
     if None in lengths:
         raise ValueError(f"`{name}` (={shown(shape)}){of} must be a tuple of positive whole numbers, such as (3,)")

@@ -293,8 +293,8 @@ class Executable:
         return self._idle.setdefault(batch, [])
 
     def _is_large(self, batch: int) -> bool:
-        sizes = (buffer.nbytes * (batch if buffer.batched else 1) for buffer in self.program.buffers.values())
-        return max(sizes, default=0) > self.backend.copied_bytes
+        fixed, per_sample = self.program._largest
+        return max(fixed, batch * per_sample) > self.backend.copied_bytes
 
     def _run_once(self, batch: int, arrays: Arrays) -> None:
         """Run on the caller's arrays in place; those of another type or with gaps are copied."""

@@ -44,7 +44,7 @@ class Layer(ABC):
             setattr(cls, "__init__", naming_settings(cls.__init__))  # noqa: B010 - mypy takes it for a mistake
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in vars(self).get("_chains_settings", ()) and "_chains_declared" in vars(self):
+        if "_chains_declared" in self.__dict__ and name in self.__dict__.get("_chains_settings", ()):
             raise AttributeError(
                 f"`{name}` (={getattr(self, name)!r}) of {self} cannot become {value!r}: a network was made of it; "
                 f"make a new {type(self).__name__} and a network of that"

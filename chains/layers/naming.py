@@ -17,8 +17,11 @@ def naming_settings(init: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        check_settings(type(self), init, args, kwargs)
-        init(self, *args, **kwargs)
+        try:
+            init(self, *args, **kwargs)
+        except TypeError:
+            check_settings(type(self), init, args, kwargs)
+            raise
         vars(self)["_chains_settings"] = (*vars(self).get("_chains_settings", ()), *fixed)
 
     return checked

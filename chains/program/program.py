@@ -46,6 +46,12 @@ class Program:
         return {buffer.name: buffer for buffer in self._used if buffer.role != "scratch"}
 
     @lazy
+    def _largest(self) -> tuple[int, int]:
+        """The bytes of the largest buffer in `buffers`: of a fixed size, and for each sample."""
+        sizes = {batched: [b.nbytes for b in self.buffers.values() if b.batched == batched] for batched in (False, True)}
+        return max(sizes[False], default=0), max(sizes[True], default=0)
+
+    @lazy
     def scratch(self) -> Plan[Buffer]:
         """Offsets of the scratch buffers in one block of memory."""
         lifetimes = [
