@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from chains.network.programs import Programs, Shortcuts
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.program.program import Program
+from chains.program.settings import Tunable
 
 _SEED = 0  # the default
 
@@ -165,7 +167,7 @@ class Chain(Architecture):
         data, objective = self.problem(x, t, loss, weights, penalty)
         data, value = arguments.together(p, data), place_of(p).empty((), p.dtype)
         make = partial(record.loss, self.network, objective, p.dtype, False)
-        run = self._programs_at(p).get(("loss", p.dtype), make, objective)
+        run = self._program(p, ("loss", p.dtype), make, objective)
         data |= self.state_for(run.program, state, p.dtype, False, data)
         run(len(data["x"]), {"p": p, **data, "value": value})
         return float(value)
@@ -202,7 +204,7 @@ class Chain(Architecture):
             raise ValueError(
                 f"`dy` has shape {dy.shape}, but `x` is a batch of {len(x)}: both need {counted(len(x), 'sample')}"
             )
-        run = self._programs_at(p).get(("vjp", p.dtype, training), lambda: record.vjp(self.network, p.dtype, training))
+        run = self._program(p, ("vjp", p.dtype, training), partial(record.vjp, self.network, p.dtype, training))
         inputs = {"p": p, **arguments.together(p, {"x": x, "dy": dy})}
         inputs |= self.state_for(run.program, state, p.dtype, training, inputs)
         if out is None:
@@ -335,20 +337,24 @@ class Chain(Architecture):
             self._elsewhere[runner] = Programs(runner)
         return self._elsewhere[runner]
 
+    def _program(self, beside: Any, kind: tuple[Any, ...], make: Callable[[], Program], *parts: Tunable) -> Executable:
+        """The program of this kind, made of these parts, for arrays where `beside` lies."""
+        return self._programs_at(beside).get(self._structure, kind, make, *parts)
+
     def _gradient(
         self, beside: Any, objective: record.Objective, dtype: np.dtype[Any], training: bool, *, pure: bool = False
     ) -> Executable:
         make = partial(record.gradient, self.network, objective, dtype, training, pure=pure)
-        return self._programs_at(beside).get(("gradient", dtype, training, pure), make, objective)
+        return self._program(beside, ("gradient", dtype, training, pure), make, objective)
 
     def forward_pass(self, p: Any, training: bool) -> Executable:
         """A call of the network with these parameters, recorded the first time."""
-        return self._programs_at(p).get(("forward", p.dtype, training), lambda: record.forward(self.network, p.dtype, training))
+        return self._program(p, ("forward", p.dtype, training), partial(record.forward, self.network, p.dtype, training))
 
     def training_step(self, p: Any, objective: record.Objective, optimizer: Optimizer) -> Executable:
         """A step of training from `p`, recorded the first time; for training loops."""
         make = partial(record.training_step, self.network, objective, optimizer, p.dtype)
-        return self._programs_at(p).get(("training step", p.dtype), make, objective, optimizer)
+        return self._program(p, ("training step", p.dtype), make, objective, optimizer)
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from chains import backends
+from chains.network import programs
 from tests import harness
 from tests.cupy import emulated
 
@@ -14,6 +15,12 @@ settings.register_profile(
 )
 settings.load_profile("chains")
 emulated.register(backends._BACKENDS)
+
+
+@pytest.fixture(autouse=True)
+def nothing_recorded():
+    """Every test records programs of its own, whatever others have changed while theirs were recorded."""
+    programs.RECORDED.clear()
 
 
 @pytest.fixture(params=harness.BACKENDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Hashable
 from typing import Any, Self, overload
 
 import numpy as np
@@ -15,6 +16,7 @@ from chains.layers.combine import Series
 from chains.lazy import lazy
 from chains.messages import counted, listed
 from chains.network import arguments, record
+from chains.network.structure import value_of
 from chains.network.summary import summary
 from chains.params import Layout, LayoutBuilder
 
@@ -86,6 +88,10 @@ class Architecture(Series):
     def frozen(self) -> frozenset[str]:
         """The names of the parameters that are not trained."""
         return self.network.frozen
+
+    def _structure(self) -> Hashable:
+        """What programs depend on, as a value (see `chains.network.structure`). Raises Unknown where that cannot be had."""
+        return value_of((type(self), self.layers, self.input_shape, self.frozen))
 
     def init(self, seed: int | np.random.Generator = 0, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
         """A fresh parameter vector, shape (n_params,), filled by the layers' initializers.

@@ -42,7 +42,8 @@ class Objective:
         self._data = copies | dict(extra)
         self._remake = remake
         self._idle: list[tuple[Binding, np.ndarray, np.ndarray, np.ndarray]] = []
-        self._quick = self._function() or decline
+        self._quick: Callable[..., Any] = decline
+        self._slow_calls = 0
 
     def __call__(self, p: Any) -> tuple[float, np.ndarray]:
         """The value and the gradient at `p`, shape (n_params,), where `p` lies. Raises ValueError for another shape.
@@ -73,7 +74,9 @@ class Objective:
             result = own_value.item(), own_g.copy()
         else:
             result = self._elsewhere(p, *bound)
-        self._idle.append(bound)
+        self._slow_calls += 1
+        if self._slow_calls != 2 or not self._quicken(binding):  # many are called once, in another process
+            self._idle.append(bound)
         return result
 
     def minimize(self, p: Any, method: str = "BFGS", *, progress: bool | None = None, **options: Any) -> Any:
@@ -127,16 +130,12 @@ class Objective:
         self._place.assign(g, own_g)
         return own_value.item(), g
 
-    def _function(self) -> Callable[..., Any] | None:
-        """The quickest way to call it; None where there is none."""
-        backend = self._executable.backend
-        if not backend.has_functions or not self._executable.takes(("p",), ("g",), self._data):
-            return None
-        bound = self._bind()
-        found = backend.function(bound[0], ("p",), ("g",))
-        if found is None:
-            self._idle.append(bound)
-        return found
+    def _quicken(self, binding: Binding) -> bool:
+        """Have a binding serve a function in machine code from now on; whether there is one."""
+        run = self._executable
+        if run.takes(("p",), ("g",), self._data) and (found := run.backend.function(binding, ("p",), ("g",))) is not None:
+            self._quick = found
+        return self._quick is not decline
 
     def _bind(self) -> tuple[Binding, np.ndarray, np.ndarray, np.ndarray]:
         program = self._executable.program

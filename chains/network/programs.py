@@ -1,4 +1,4 @@
-"""The programs of one network, each recorded the first time it is asked for."""
+"""The programs of a network, each recorded the first time that one of its structure is asked for it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import numpy as np
 
 from chains.backends import Backend, Executable
 from chains.backends.base import decline
+from chains.network.structure import Unknown, value_of
 from chains.program.program import Program
 from chains.program.settings import Tunable, numbers_of, structure
+from chains.recent import Recent
 
 T = TypeVar("T")
 KEPT = 64  # of each kind of entry; beyond, the oldest are forgotten
+RECORDED: Recent[Program] = Recent(256)  # of all networks, by their structures
 
 
 class Programs:
@@ -28,12 +31,17 @@ class Programs:
     def __len__(self) -> int:
         return len(self._recorded)
 
-    def get(self, kind: Hashable, make: Callable[[], Program], *parts: Tunable) -> Executable:
-        """The program of this kind that `make` records of these parts."""
+    def get(self, network: Callable[[], Hashable], kind: Hashable, make: Callable[[], Program], *parts: Tunable) -> Executable:
+        """The program of this kind that `make` records of these parts, the same for all networks of one structure.
+
+        `network` gives the structure. Where it raises Unknown, or that of a part cannot be known, the program is recorded for
+        this network alone.
+        """
         try:
             return self._tuned[kind, parts]
         except KeyError:
-            recorded = _kept(self._recorded, (kind, structure(parts)), lambda: Executable(self._backend, make()))
+            key = kind, structure(parts)
+            recorded = _kept(self._recorded, key, lambda: Executable(self._backend, _shared(network, key, make)))
             return _kept(self._tuned, (kind, parts), lambda: recorded.tuned(numbers_of(parts)))
 
     def recent(self, kind: Hashable, things: tuple[Any, ...], find: Callable[[], Executable]) -> Executable:
@@ -54,7 +62,8 @@ class Shortcuts:
     def __init__(self, backend: Backend) -> None:
         self._wanted = np.ndarray if backend.has_functions else None  # the type of arrays that may have a function
         self._known: dict[Hashable, tuple[Callable[..., Any], Any, Any]] = {}  # of these very things, by their ids
-        self._equal: dict[Hashable, Callable[..., Any]] = {}  # of equal things, which takes longer to find
+        # Of equal things, which takes longer to find. None after the first call: many are not made again.
+        self._equal: dict[Hashable, Callable[..., Any] | None] = {}
 
     def find(self, kind: Hashable, p: Any, x: Any, one: Any = None, other: Any = None) -> Callable[..., Any] | None:
         """The function for calls of this kind with these things, None where there is none."""
@@ -83,15 +92,18 @@ class Shortcuts:
         other: Any = None,
         check: Callable[[Any], None] | None = None,
     ) -> None:
-        """Have a function for calls of this kind, if the backend that runs such a program makes any.
+        """Have a function for calls of this kind from the second one on, if the backend of such a program makes any.
 
         `check` is called with the third of the arrays, where it has the shape of this one, before the function is.
         """
         p, x = ins["p"], ins["x"]
         if type(p) is type(x) is self._wanted:
             key = (kind, p.dtype, x.shape, one, other)
-            _kept(self._equal, key, lambda: _checking(run.function(len(x), tuple(ins), outs), check, ins))
-            self._alike(kind, p, x, one, other)
+            if key not in self._equal:
+                _kept(self._equal, key, lambda: None)
+            elif self._equal.get(key) is None:
+                self._equal[key] = _checking(run.function(len(x), tuple(ins), outs), check, ins)
+                self._alike(kind, p, x, one, other)
 
 
 def _checking(function: Callable[..., Any], check: Callable[[Any], None] | None, ins: dict[str, Any]) -> Callable[..., Any]:
@@ -105,6 +117,15 @@ def _checking(function: Callable[..., Any], check: Callable[[Any], None] | None,
         return function(p, x, t, *rest)
 
     return call
+
+
+def _shared(network: Callable[[], Hashable], key: tuple[Hashable, Hashable], make: Callable[[], Program]) -> Program:
+    kind, parts = key
+    try:
+        known = network(), kind, value_of(parts)
+    except Unknown:
+        return make()
+    return RECORDED.get(known, make)
 
 
 def _kept(known: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:

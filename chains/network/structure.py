@@ -1,0 +1,98 @@
+"""What a network is made of, as a value: networks of equal values have equal programs, which are recorded once a process.
+
+Two things get the same value only where it is certain that they record the same: numbers of one type and the same bits,
+layers, losses and formulas of this package with such settings, and functions of this package. An object of somebody else's
+class is a value where its class defines both `__eq__` and `__hash__`, as a frozen dataclass does. Of other things
+(a lambda, a list, a layer of one's own that does not say when it is equal) nobody can tell: they raise `Unknown`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from types import FunctionType, NoneType
+from typing import Any
+
+import numpy as np
+
+from chains.activations import Activation
+from chains.layers.base import Layer
+
+_EXACT = frozenset((NoneType, int, str, bytes))  # of which equal ones are the same
+
+
+class Unknown(Exception):  # noqa: N818 - an answer rather than an error
+    """Whether this equals another thing cannot be known."""
+
+
+def value_of(thing: Any) -> Hashable:
+    """`thing` as a value to compare. Raises Unknown where that cannot be."""
+    kind = type(thing)
+    if kind in _EXACT:
+        found: Hashable = thing
+        return found
+    if kind is bool:
+        return bool, thing  # which equals an int
+    if kind is float:
+        return float, thing.hex()  # which tells 0.0 from -0.0
+    if kind is tuple:
+        return tuple, *map(value_of, thing)
+    if kind is frozenset:
+        return frozenset, frozenset(map(value_of, thing))
+    if kind.__module__.startswith("chains."):
+        return kind, *_settings(thing)
+    if isinstance(thing, (type, FunctionType)):
+        return _named(thing)
+    if isinstance(thing, np.generic) and kind.__module__ == "numpy" and thing.dtype.kind in "biuf":
+        return kind, thing.tobytes()
+    if isinstance(thing, np.dtype):
+        return np.dtype, thing.str
+    if _compares(kind):
+        return kind, _fields(thing) if is_dataclass(thing) else _hashed(thing)
+    raise Unknown
+
+
+def _settings(thing: Any) -> tuple[Hashable, ...]:
+    """The settings of an object of this package."""
+    if isinstance(thing, Layer):  # programs do not depend on starting values
+        kept = thing.__getstate__()
+        names = [name for name in kept if name[-5:] != "_init" and name != "_chains_settings"]
+        return *names, *(value_of(kept[name]) for name in names)
+    if isinstance(thing, Activation):
+        return tuple(map(value_of, thing._recipe or (thing.name, thing.function, thing.derivative)))
+    if is_dataclass(thing):
+        return _fields(thing)
+    raise Unknown
+
+
+def _fields(thing: Any) -> tuple[Hashable, ...]:
+    return tuple([value_of(getattr(thing, name)) for name in _names(type(thing))])  # type: ignore[arg-type]
+
+
+@lru_cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+def _named(thing: type | FunctionType) -> Hashable:
+    """A class or function, which is the same wherever its name is known."""
+    if thing.__module__.startswith("chains.") and "<" not in thing.__qualname__:
+        return thing
+    if isinstance(thing, type) and _compares(thing):
+        return thing
+    raise Unknown
+
+
+def _compares(kind: type) -> bool:
+    """Whether a class says itself, rather than one it derives from, when its objects are equal."""
+    return kind.__module__ != "builtins" and "__eq__" in vars(kind) and vars(kind).get("__hash__") is not None
+
+
+def _hashed(thing: Any) -> Hashable:
+    try:
+        hash(thing)
+    except TypeError:  # it holds a list, say
+        raise Unknown from None
+    found: Hashable = thing
+    return found
