@@ -14,6 +14,7 @@ from typing import Any
 from chains.checks import check_positive, check_text
 from chains.expr import cos, erf, exp, expm1, log1p, maximum, minimum, sin, trace, where
 from chains.expr import tanh as _tanh
+from chains.expr.derivatives import slope
 from chains.expr.replay import Replay, traced
 from chains.messages import meant
 
@@ -63,19 +64,21 @@ class Activation:
 ACTIVATIONS: dict[str, Activation] = {}
 
 
-def activation(name: str, function: Callable[[Any], Any], *, derivative: Callable[..., Any]) -> Activation:
+def activation(name: str, function: Callable[[Any], Any], *, derivative: Callable[..., Any] | None = None) -> Activation:
     """An activation of one's own, to pass wherever a built-in one goes.
 
     `function` maps a number to a number, in arithmetic and the functions of `chains.expr` (or NumPy's ufuncs
-    of the same names). `derivative` takes arguments named ``x`` (the input), ``y`` (the output), or both.
-    What is kept are the two formulas, so that it can be pickled. Raises TypeError or ValueError, naming it, where one of them
-    cannot be traced.
+    of the same names). `derivative` takes arguments named ``x`` (the input), ``y`` (the output), or both; None derives it
+    from the function, at kinks from the left. What is kept are the two formulas, so that it can be pickled.
+    Raises TypeError or ValueError, naming it, where one of them cannot be traced.
 
     >>> softsign = activation("softsign", lambda x: x / (1 + abs(x)), derivative=lambda x: 1 / (1 + abs(x)) ** 2)
     """
     check_text("name", name)
     what = f"activation {name!r}"
-    return Activation(name, Replay(traced(what, function, 1)), Replay(traced(f"{what}, derivative", derivative)))
+    formula = traced(what, function, 1)
+    derived = slope(formula) if derivative is None else traced(f"{what}, derivative", derivative)
+    return Activation(name, Replay(formula), Replay(derived))
 
 
 def resolve(choice: Activation | str) -> Activation:
@@ -93,7 +96,7 @@ def resolve(choice: Activation | str) -> Activation:
         raise TypeError(f"`activation` is chains.expr.{choice.__name__}, which is for formulas: pass chains.{choice.__name__}")
     raise TypeError(
         f"`activation` (={choice!r}) must be an activation such as tanh, or its name; "
-        "wrap a function of your own with activation(name, f, derivative=...)"
+        "wrap a function of your own with activation(name, f)"
     )
 
 

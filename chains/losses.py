@@ -18,6 +18,7 @@ import numpy as np
 from chains.activations import sigmoid
 from chains.checks import check_flags, check_labels, check_positive, check_text
 from chains.expr import exp, log1p, maximum, sign, where
+from chains.expr.derivatives import derivative as derive
 from chains.expr.replay import Replay, traced
 from chains.layers.softmax import log_sum_exp
 from chains.program.recorder import Recorder
@@ -88,19 +89,24 @@ class ElementwiseLoss(Loss):
 
 
 def loss(
-    name: str, function: Callable[[Any, Any], Any], *, derivative: Callable[[Any, Any], Any], average: bool = False
+    name: str,
+    function: Callable[[Any, Any], Any],
+    *,
+    derivative: Callable[[Any, Any], Any] | None = None,
+    average: bool = False,
 ) -> Loss:
     """A loss of one's own: ``function(y, t)`` for one output and its target, in the functions of `chains.expr`.
 
-    `derivative(y, t)` is its derivative with respect to y. The terms are summed over a sample's outputs (or
-    averaged, with ``average=True``) and averaged over the batch. Raises TypeError or ValueError, naming it, where one of the
-    formulas cannot be traced.
+    `derivative(y, t)` is its derivative with respect to y; None derives it from the function, at kinks from the left. The
+    terms are summed over a sample's outputs (or averaged, with ``average=True``) and averaged over the batch. Raises TypeError
+    or ValueError, naming it, where one of the formulas cannot be traced.
     """
     check_text("name", name)
     check_flags(average=average)
     what = f"loss {name!r}"
-    formulas = Replay(traced(what, function, 2)), Replay(traced(f"{what}, derivative", derivative, 2))
-    return ElementwiseLoss(name, *formulas, average)
+    formula = traced(what, function, 2)
+    derived = derive(formula) if derivative is None else traced(f"{what}, derivative", derivative, 2)
+    return ElementwiseLoss(name, Replay(formula), Replay(derived), average)
 
 
 def _square(y: Any, t: Any) -> Any:

@@ -1,13 +1,9 @@
 """Scalar formulas: written once as ordinary Python functions, run by every backend."""
 
-from chains.expr.trace import (
-    BINARY,
-    COMPARISONS,
-    TERNARY,
-    UNARY,
+from chains.expr.derivatives import derivative, derivatives
+from chains.expr.formulas import Formula, Instruction, trace, trace_nodes, trace_with_settings
+from chains.expr.nodes import (
     Expr,
-    Formula,
-    Instruction,
     as_expr,
     cos,
     erf,
@@ -23,11 +19,9 @@ from chains.expr.trace import (
     sin,
     sqrt,
     tanh,
-    trace,
-    trace_nodes,
-    trace_with_settings,
     where,
 )
+from chains.expr.scalar import BINARY, COMPARISONS, TERNARY, UNARY
 
 __all__ = [
     "cos",

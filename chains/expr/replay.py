@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import Any
 
+from chains.expr.formulas import Formula, trace
+from chains.expr.nodes import erf, where
 from chains.expr.scalar import UFUNCS
-from chains.expr.trace import Formula, erf, trace, where
 
 # Each operation on numbers, arrays and the symbols of another formula, which take NumPy's ufuncs too.
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{name: ufunc for ufunc, name in UFUNCS.items()},
-    "erf": erf,
-    "where": where,
-    "and": operator.and_,
-    "or": operator.or_,
-    "not": operator.invert,
-}
+FUNCTIONS: dict[str, Callable[..., Any]] = {name: ufunc for ufunc, name in UFUNCS.items()} | {"erf": erf, "where": where}
 
 
 @dataclass(frozen=True)

@@ -1,58 +1,100 @@
-"""The operations of formulas on Python's numbers, by NumPy's name for them, and as people write them."""
+"""The table of scalar operations, of which formulas are made. Backends add how they write each of them, and nothing else."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-# Each operation on Python numbers; constants are folded with these.
-PYTHON: dict[str, Callable[..., Any]] = {
-    **{name: getattr(math, name) for name in ("floor", "exp", "log", "log1p", "expm1", "sqrt", "tanh", "sin", "cos")},
-    "erf": math.erf,
-    "neg": lambda a: -a,
-    "abs": abs,
-    "sign": lambda a: (a > 0) - (a < 0),
-    "not": lambda a: not a,
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
-    "pow": lambda a, b: a**b,
-    "min": min,
-    "max": max,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "and": lambda a, b: a and b,
-    "or": lambda a, b: a or b,
-}
 
-UFUNCS: dict[np.ufunc, str] = {
-    **{getattr(np, name): name for name in ("exp", "log", "log1p", "expm1", "sqrt", "tanh", "sin", "cos", "sign", "floor")},
-    np.absolute: "abs",
-    np.negative: "neg",
-    np.add: "add",
-    np.subtract: "sub",
-    np.multiply: "mul",
-    np.divide: "div",
-    np.power: "pow",
-    np.minimum: "min",
-    np.maximum: "max",
-    np.less: "lt",
-    np.less_equal: "le",
-    np.greater: "gt",
-    np.greater_equal: "ge",
-    np.equal: "eq",
-    np.not_equal: "ne",
-}
+@dataclass(frozen=True)
+class Choice:
+    """The derivative of an operation that is the last but one of its operands where a condition holds, else the last one."""
 
-SYMBOLS = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-    "eq": "==", "ne": "!=", "and": "&", "or": "|",
-}  # fmt: skip
+    condition: Any
+
+
+Derivative = Callable[..., "tuple[Any, ...] | Choice"]
+
+
+@dataclass(frozen=True)
+class ScalarOperation:
+    """One row of the table.
+
+    `python` computes the operation on Python's numbers; constants are folded with it. `ufunc` is NumPy's function, by which
+    tracing knows the operation. `symbol` is what people write between two operands. The result of a `truth` is a truth value.
+
+    ``derivative(y, *operands)`` gives the derivatives of the result y with respect to the operands, or a `Choice`, in terms of
+    operators and ufuncs, which symbols of formulas take. There is none where the derivative is zero wherever it exists. At a
+    kink it is that from the left: for abs(x) at 0 it is -1; min and max of equal operands take the first for the smaller.
+    """
+
+    name: str
+    arity: int
+    python: Callable[..., Any]
+    ufunc: np.ufunc | None = None
+    symbol: str = ""
+    truth: bool = False
+    derivative: Derivative | None = None
+
+
+def _function(name: str, derivative: Derivative | None) -> ScalarOperation:
+    """A function of one number that Python and NumPy know by the same name."""
+    return ScalarOperation(name, 1, getattr(math, name), getattr(np, name), derivative=derivative)
+
+
+def _comparison(name: str, symbol: str, ufunc: np.ufunc, python: Callable[..., Any]) -> ScalarOperation:
+    return ScalarOperation(name, 2, python, ufunc, symbol, truth=True)
+
+
+def _pow_derivative(y: Any, a: Any, b: Any) -> tuple[Any, ...]:
+    """Zero with respect to the base where the exponent is 0, and with respect to the exponent where the base is 0."""
+    return (b != 0.0) * (b * a ** (b - 1.0)), (a != 0.0) * (y * np.log(a))
+
+
+_ROWS = (
+    ScalarOperation("neg", 1, lambda a: -a, np.negative, derivative=lambda y, a: (-1.0,)),
+    ScalarOperation("abs", 1, abs, np.absolute, derivative=lambda y, a: (2.0 * (a > 0.0) - 1.0,)),
+    ScalarOperation("sign", 1, lambda a: (a > 0) - (a < 0), np.sign),
+    _function("floor", None),
+    _function("exp", lambda y, a: (y,)),
+    _function("log", lambda y, a: (1.0 / a,)),
+    _function("log1p", lambda y, a: (1.0 / (1.0 + a),)),
+    _function("expm1", lambda y, a: (np.exp(a),)),
+    _function("sqrt", lambda y, a: (0.5 / y,)),
+    _function("tanh", lambda y, a: (1.0 - y * y,)),
+    _function("sin", lambda y, a: (np.cos(a),)),
+    _function("cos", lambda y, a: (-np.sin(a),)),
+    ScalarOperation("erf", 1, math.erf, derivative=lambda y, a: (2.0 / math.sqrt(math.pi) * np.exp(-(a * a)),)),
+    ScalarOperation("not", 1, lambda a: not a, np.logical_not, truth=True),
+    ScalarOperation("add", 2, lambda a, b: a + b, np.add, "+", derivative=lambda y, a, b: (1.0, 1.0)),
+    ScalarOperation("sub", 2, lambda a, b: a - b, np.subtract, "-", derivative=lambda y, a, b: (1.0, -1.0)),
+    ScalarOperation("mul", 2, lambda a, b: a * b, np.multiply, "*", derivative=lambda y, a, b: (b, a)),
+    ScalarOperation("div", 2, lambda a, b: a / b, np.divide, "/", derivative=lambda y, a, b: (1.0 / b, -(y / b))),
+    ScalarOperation("pow", 2, lambda a, b: a**b, np.power, "**", derivative=_pow_derivative),
+    ScalarOperation("min", 2, min, np.minimum, derivative=lambda y, a, b: Choice(a <= b)),
+    ScalarOperation("max", 2, max, np.maximum, derivative=lambda y, a, b: Choice(a > b)),
+    _comparison("lt", "<", np.less, lambda a, b: a < b),
+    _comparison("le", "<=", np.less_equal, lambda a, b: a <= b),
+    _comparison("gt", ">", np.greater, lambda a, b: a > b),
+    _comparison("ge", ">=", np.greater_equal, lambda a, b: a >= b),
+    _comparison("eq", "==", np.equal, lambda a, b: a == b),
+    _comparison("ne", "!=", np.not_equal, lambda a, b: a != b),
+    _comparison("and", "&", np.logical_and, lambda a, b: a and b),
+    _comparison("or", "|", np.logical_or, lambda a, b: a or b),
+    ScalarOperation("where", 3, lambda c, a, b: a if c else b, derivative=lambda y, c, a, b: Choice(c)),
+)
+
+OPERATIONS = {row.name: row for row in _ROWS}
+
+# The names by number of operands, those of the operations whose results are truth values, and columns by name.
+UNARY = tuple(row.name for row in _ROWS if row.arity == 1 and not row.truth)
+BINARY = tuple(row.name for row in _ROWS if row.arity == 2)
+TERNARY = tuple(row.name for row in _ROWS if row.arity == 3)
+COMPARISONS = tuple(row.name for row in _ROWS if row.truth)
+PYTHON = {row.name: row.python for row in _ROWS}
+SYMBOLS = {row.name: row.symbol for row in _ROWS if row.symbol}
+UFUNCS = {row.ufunc: row.name for row in _ROWS if row.ufunc is not None}

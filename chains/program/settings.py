@@ -46,8 +46,6 @@ def evaluate(node: Expr, numbers: Sequence[float]) -> float:
     if node.operation in ("const", "setting"):
         return float(node.value if node.operation == "const" else numbers[int(node.value)])
     operands = [evaluate(operand, numbers) for operand in node.operands]
-    if node.operation == "where":
-        return operands[1] if operands[0] else operands[2]
     return float(PYTHON[node.operation](*operands))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from chains.expr import COMPARISONS, Formula
+from chains.expr.scalar import OPERATIONS, PYTHON, SYMBOLS
 
 Shape = tuple[int, ...]
 
@@ -35,28 +36,7 @@ def _erf() -> Any:
     return erf
 
 
-UFUNCS: dict[str, Any] = {
-    **{name: getattr(np, name) for name in ("sign", "floor", "exp", "log", "log1p", "expm1", "sqrt", "tanh", "sin", "cos")},
-    "neg": np.negative,
-    "abs": np.absolute,
-    "erf": _erf(),
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "pow": np.power,
-    "min": np.minimum,
-    "max": np.maximum,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "and": np.logical_and,
-    "or": np.logical_or,
-    "not": np.logical_not,
-}
+UFUNCS: dict[str, Any] = {row.name: row.ufunc for row in OPERATIONS.values() if row.ufunc is not None} | {"erf": _erf()}
 
 
 @dataclass(frozen=True)
@@ -214,13 +194,9 @@ class _Scheduler:
         return True
 
 
-_SYMBOLS = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
-}  # fmt: skip
-_FUNCTIONS: dict[str, Any] = {
-    **{name: getattr(math, name) for name in ("floor", "exp", "log", "log1p", "expm1", "sqrt", "tanh", "sin", "cos", "erf")},
+# How Python's own floats are computed with, where that is not as the table says: NumPy's NaN, floats alone.
+_FUNCTIONS: dict[str, Any] = PYTHON | {
     "pow": math.pow,
-    "abs": abs,
     "min": lambda a, b: a if a < b or a != a else b,
     "max": lambda a, b: a if a > b or a != a else b,
     "sign": lambda a: a if a != a else float((a > 0) - (a < 0)),
@@ -264,8 +240,8 @@ def _scalar_text(operation: str, operands: list[str], value: float) -> str:
         return f"{'-' if operation == 'neg' else 'not '}{operands[0]}"
     if operation in ("and", "or"):
         return f"{'both' if operation == 'and' else 'either'}({operands[0]}, {operands[1]})"
-    if operation in _SYMBOLS:
-        return f"{operands[0]} {_SYMBOLS[operation]} {operands[1]}"
+    if operation in SYMBOLS and operation != "pow":
+        return f"{operands[0]} {SYMBOLS[operation]} {operands[1]}"
     return f"{operation}({', '.join(operands)})"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from chains.expr import COMPARISONS, Formula
+from chains.expr.scalar import SYMBOLS
 
 PRELUDE = """\
 #ifndef KERNEL
@@ -55,10 +56,7 @@ _TYPES = {
     "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned int", "uint64": "uint64",
     "bool": "unsigned char",
 }  # fmt: skip
-_SYMBOLS = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
-    "and": "&&", "or": "||",
-}  # fmt: skip
+_SYMBOLS = {name: symbol for name, symbol in SYMBOLS.items() if name != "pow"} | {"and": "&&", "or": "||"}
 _LIBRARY = {"abs": "fabs"} | {
     name: name for name in ("floor", "exp", "log", "log1p", "expm1", "sqrt", "tanh", "sin", "cos", "erf", "pow")
 }

@@ -1,0 +1,151 @@
+"""Symbolic derivatives of formulas.
+
+The derivatives of an operation with respect to its operands are in the table of scalar operations; the chain rule goes through
+the instructions of a formula in order, and what it makes is simplified (`chains.expr.algebra`), so that derivatives of high
+orders stay about as short as people write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from chains.expr.algebra import COMMUTATIVE, Algebra, is_constant
+from chains.expr.formulas import Formula, trace_nodes
+from chains.expr.nodes import Expr, as_expr
+from chains.expr.scalar import OPERATIONS, Choice
+
+Term = Expr | None  # None for zero
+
+
+def derivative(formula: Formula, input: int = 0) -> Formula:
+    """The derivatives of a formula's outputs with respect to the input at this position, as a formula of the same inputs.
+
+    At a kink it is the derivative from the left (see `chains.expr.scalar.ScalarOperation`), at a step 0.
+    The result can be differentiated again. Derivatives of ``f(x0 + e * x1 + e**2 * x2 + ...)`` with respect to e, at e = 0 and
+    divided by k!, are the coefficients of that Taylor series.
+    """
+    chain = _Chain(formula)
+    return trace_nodes(tuple(map(chain.number, chain.derivatives(input))), formula.inputs)
+
+
+def derivatives(formula: Formula, order: int, input: int = 0) -> Formula:
+    """A formula's outputs, their derivatives with respect to one input, and so on up to an order, as one formula.
+
+    What they have in common is computed once.
+    """
+    found = [formula]
+    for _ in range(order):
+        found.append(derivative(found[-1], input))
+    algebra = Algebra()
+    results = [(algebra.results(each), each.outputs) for each in found]
+    return trace_nodes(tuple(nodes[output] for nodes, outputs in results for output in outputs), formula.inputs)
+
+
+def slope(formula: Formula) -> Formula:
+    """The derivative of ``y = f(x)`` as a formula of what it needs: of y alone, of x alone, or of x and y."""
+    chain = _Chain(formula)
+    x, y = chain.results[0], Expr("input", value=1)
+    found = _replaced(chain.number(chain.derivatives(0)[0]), chain.outputs[0], y)
+    used = {int(node.value) for node in _below(found) if node.operation == "input"}
+    if used == {0}:
+        return trace_nodes((found,), ("x",))
+    if used == {0, 1}:
+        return trace_nodes((found,), ("x", "y"))
+    return trace_nodes((_replaced(found, y, x),), ("y",))
+
+
+class _Chain:
+    """The chain rule through a formula."""
+
+    def __init__(self, formula: Formula) -> None:
+        self._formula = formula
+        self._algebra = Algebra()
+        self.results = self._algebra.results(formula)
+        self.outputs = [self.results[output] for output in formula.outputs]
+
+    def number(self, term: Term) -> Expr:
+        """A term as a node."""
+        return self._algebra.constant(0.0) if term is None else term
+
+    def derivatives(self, input: int) -> list[Term]:
+        """The derivatives of the outputs with respect to an input."""
+        terms: list[Term] = [None] * len(self._formula.inputs)
+        terms[input] = self._algebra.constant(1.0)
+        for number, step in enumerate(self._formula.instructions, len(terms)):
+            changes = [terms[operand] for operand in step.operands]
+            changed = any(change is not None for change in changes)
+            terms.append(self._term(number, changes, terms) if changed else None)
+        return [terms[output] for output in self._formula.outputs]
+
+    def _term(self, number: int, changes: Sequence[Term], terms: Sequence[Term]) -> Term:
+        """The derivative of the result of this number, of which the operands have the derivatives `changes`."""
+        y, make = self.results[number], self._algebra.make
+        rule = OPERATIONS[y.operation].derivative
+        if rule is None:
+            return None
+        if y.operation == "div" and (exponent := self._exponent(self._operands(number)[1])) is not None:
+            return self._logistic(y, changes[0], terms[exponent])
+        operands = y.operands
+        if y.operation in COMMUTATIVE and operands[0].operation == "const":  # so that max(0, x) is max(x, 0)
+            operands, changes = operands[::-1], changes[::-1]
+        found = rule(y, *operands)
+        if isinstance(found, Choice):
+            a, b = map(self.number, changes[-2:])
+            return self._sum(make("where", self._algebra.simplified(found.condition), a, b))
+        partials = [self._algebra.simplified(as_expr(each)) for each in found]
+        return self._sum(*(make("mul", a, b) for a, b in zip(partials, changes, strict=True) if b is not None))
+
+    def _sum(self, *terms: Term) -> Term:
+        total: Term = None
+        for term in terms:
+            if term is not None and not is_constant(term, 0.0):
+                total = term if total is None else self._algebra.make("add", total, term)
+        return total
+
+    # Quotients whose divisors may overflow, as that of the logistic function does
+
+    def _exponent(self, number: int) -> int | None:
+        """The number of u, where the result of this number is the sum of a constant and exp(u)."""
+        if self.results[number].operation == "add":
+            for one, other in (self._operands(number), self._operands(number)[::-1]):
+                if self.results[one].operation == "const" and self.results[other].operation == "exp":
+                    return self._operands(other)[0]
+        return None
+
+    def _logistic(self, y: Expr, a: Term, u: Term) -> Term:
+        """The derivative of y = a / b for b = k + exp(u): a' / b - y (1 - k / b) u'."""
+        make, b = self._algebra.make, y.operands[1]
+        k = next(operand for operand in b.operands if operand.operation == "const")
+        first = None if a is None else make("div", a, b)
+        if u is None:
+            return first
+        share = make("sub", self._algebra.constant(1.0), make("div", k, b))
+        return self._sum(first, make("neg", make("mul", make("mul", y, share), u)))
+
+    def _operands(self, number: int) -> tuple[int, ...]:
+        first = len(self._formula.inputs)
+        return self._formula.instructions[number - first].operands if number >= first else ()
+
+
+def _below(node: Expr) -> Iterator[Expr]:
+    """The node and all that it is made of."""
+    seen: set[int] = set()
+    left = [node]
+    while left:
+        node = left.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            left += node.operands
+            yield node
+
+
+def _replaced(node: Expr, old: Expr, new: Expr) -> Expr:
+    """The node with another in the place of one that it is made of."""
+    known = {id(old): new}
+
+    def moved(node: Expr) -> Expr:
+        if id(node) not in known:
+            known[id(node)] = Expr(node.operation, tuple(map(moved, node.operands)), node.value) if node.operands else node
+        return known[id(node)]
+
+    return moved(node)

@@ -1,0 +1,141 @@
+"""Formulas: what a traced function computes, as a list of instructions.
+
+``trace(lambda x, b: tanh(x + b))`` calls the function once with symbols and keeps what it did as a `Formula`: a short list of
+instructions in static single assignment form, equal subexpressions shared. A backend turns a formula into ufunc calls, vector
+instructions or a GPU kernel.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chains.expr.nodes import Expr, as_expr, key_of, stripped, text_of
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One scalar operation; its result is known by its position in `Formula.instructions`."""
+
+    operation: str
+    operands: tuple[int, ...] = ()
+    value: float = 0.0
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A traced function: results are numbered inputs first, then one per instruction.
+
+    `outputs` are the numbers of the results the function returned. Equal functions give equal formulas.
+    """
+
+    inputs: tuple[str, ...]
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def copied_input(self) -> int | None:
+        """The position of the input this formula returns unchanged, or None when it computes something."""
+        if len(self.outputs) == 1 and self.outputs[0] < len(self.inputs):
+            return self.outputs[0]
+        return None
+
+    def only(self, outputs: Sequence[int]) -> tuple[Formula, list[int]]:
+        """The formula of only the outputs at these positions, and the positions of the inputs it still reads."""
+        kept = [self.outputs[position] for position in outputs]
+        needed = set(kept)
+        first = len(self.inputs)
+        for number in range(first + len(self.instructions) - 1, first - 1, -1):
+            if number in needed:
+                needed.update(self.instructions[number - first].operands)
+        inputs = [position for position in range(first) if position in needed]
+        renumber = {number: new for new, number in enumerate(sorted(needed))}
+        instructions = tuple(
+            Instruction(i.operation, tuple(renumber[operand] for operand in i.operands), i.value)
+            for number, i in enumerate(self.instructions, first)
+            if number in needed
+        )
+        names = tuple(self.inputs[position] for position in inputs)
+        return Formula(names, instructions, tuple(renumber[number] for number in kept)), inputs
+
+    def text(self, names: Sequence[str] | None = None) -> str:
+        """The formula as a person would write it, with `names` for the inputs."""
+        texts = list(names or self.inputs)
+        for instruction in self.instructions:
+            texts.append(
+                text_of(instruction.operation, instruction.value, [texts[operand] for operand in instruction.operands])
+            )
+        return ", ".join(stripped(texts[output]) for output in self.outputs)
+
+    def __str__(self) -> str:
+        return f"({', '.join(self.inputs)}) -> {self.text()}"
+
+
+def trace(function: Callable[..., Any], inputs: int | None = None) -> Formula:
+    """Call `function` once with symbols and return what it computes as a `Formula`.
+
+    `inputs` is the number of arguments, needed only where the signature does not say it (``*args``).
+    Raises TypeError, naming what was called, where the function does something that is no formula.
+    """
+    return trace_with_settings(function, inputs)[0]
+
+
+def trace_with_settings(function: Callable[..., Any], inputs: int | None = None) -> tuple[Formula, tuple[Expr, ...]]:
+    """As `trace`, with the expressions of settings that are the formula's last inputs."""
+    try:
+        names = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+    except ValueError:  # a builtin or ufunc that does not tell
+        names = []
+    if inputs is not None and len(names) != inputs:
+        names = [f"x{position}" for position in range(inputs)]
+    results = function(*(Expr("input", value=position) for position in range(len(names))))
+    if not isinstance(results, tuple):
+        results = (results,)
+    return _numbered(tuple(as_expr(result) for result in results), tuple(names))
+
+
+def trace_nodes(results: tuple[Expr, ...], names: tuple[str, ...]) -> Formula:
+    """Number the nodes under `results`, equal ones once."""
+    return _numbered(results, names)[0]
+
+
+def _numbered(results: tuple[Expr, ...], names: tuple[str, ...]) -> tuple[Formula, tuple[Expr, ...]]:
+    """The formula of these nodes, and what in it is made of settings alone, which becomes its last inputs."""
+    settings: dict[Any, Expr] = {}
+    seen: set[int] = set()
+
+    def find(node: Expr) -> None:
+        if node.setting:
+            settings.setdefault(key_of(node), node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            for operand in node.operands:
+                find(operand)
+
+    for result in results:
+        find(result)
+    positions = {key: position for position, key in enumerate(settings, len(names))}
+    names = (*names, *map(repr, settings.values()))
+    instructions: list[Instruction] = []
+    known: dict[Instruction, int] = {}
+    numbers: dict[int, int] = {}  # id of a node -> number of its result
+
+    def number(node: Expr) -> int:
+        if node.operation == "input":
+            return int(node.value)
+        if id(node) not in numbers:
+            if node.setting:
+                numbers[id(node)] = positions[key_of(node)]
+                return numbers[id(node)]
+            operands = tuple(number(operand) for operand in node.operands)
+            instruction = Instruction(node.operation, operands, float(node.value))
+            if instruction not in known:
+                known[instruction] = len(names) + len(instructions)
+                instructions.append(instruction)
+            numbers[id(node)] = known[instruction]
+        return numbers[id(node)]
+
+    outputs = tuple(number(result) for result in results)
+    return Formula(names, tuple(instructions), outputs), tuple(settings.values())
