@@ -39,12 +39,9 @@ def modes(backend: str) -> list[tuple[str, Callable[[], None]]]:
         return blas_modes()[-1:]
     if backend != "native":
         return blas_modes()
-    native: Any = find_backend(backend)
-    from chains.backends.native.runtime.shared import default_threads
-
-    most = default_threads()
+    most = chains.get_num_threads()
     counts = {"1 thread": 1, "all threads": most} if most > 1 else {"1 thread": 1}
-    return [(text, partial(setattr, native, "threads", count)) for text, count in counts.items()]
+    return [(text, partial(chains.set_num_threads, count)) for text, count in counts.items()]
 
 
 def network(problem: Problem, backend: str) -> chains.Chain:

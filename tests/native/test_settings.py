@@ -65,19 +65,6 @@ def test_an_unknown_instruction_set_is_refused(monkeypatch):
     assert target.processor.__wrapped__(INSTRUCTIONS[0]) == target.processor(INSTRUCTIONS[0])
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "", "100000", " 2", "²"])
-def test_nonsense_for_a_number_of_threads_is_refused(text, monkeypatch):
-    monkeypatch.setenv("CHAINS_NUM_THREADS", text)
-    with pytest.raises(ValueError, match="CHAINS_NUM_THREADS"):
-        NativeBackend()
-
-
-def test_the_number_of_threads(monkeypatch):
-    monkeypatch.setenv("CHAINS_NUM_THREADS", "3")
-    assert NativeBackend().threads == 3
-    assert NativeBackend(threads=2).threads == 2
-
-
 @pytest.mark.parametrize("threads", [0, -2, 1.5, "two", 10**6])
 def test_nonsense_for_the_argument_threads_is_refused(threads):
     with pytest.raises((ValueError, TypeError), match="threads"):

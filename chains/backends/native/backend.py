@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
@@ -12,14 +13,15 @@ import numpy as np
 from chains.backends.base import Arrays, Backend, Binding, Feed
 from chains.backends.native.binding import CompiledProgram, NativeBinding, announcement
 from chains.backends.native.feed import NativeFeed
+from chains.backends.native.following import FollowingBinding, FollowingFeed, following_function
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.plan.row_partition import MOST_PARTS, MOST_SAMPLES
 from chains.backends.native.runtime.epoch import SOURCES
 from chains.backends.native.runtime.fastcall import python_function
-from chains.backends.native.runtime.shared import default_threads, pool
-from chains.backends.native.runtime.workers import MOST_THREADS
+from chains.backends.native.runtime.shared import pool
 from chains.program.program import Program
 from chains.progress import notice
+from chains.threads import MOST_THREADS, get_num_threads
 
 QUICK_WORK = 4_000_000  # up to so many operations a call keeps the interpreter's lock: some ten microseconds
 SPLIT_WORK = 300_000  # operations of a batch, each part's, from which on products of one tile are split
@@ -40,8 +42,8 @@ if hasattr(os, "register_at_fork"):
 class NativeBackend(Backend):
     """Compiles programs through llvmlite and runs them in machine code.
 
-    `threads` is the most threads to use: by default CHAINS_NUM_THREADS, else the processors there are. `simd` is
-    the instruction set: by default CHAINS_SIMD, else the widest there is. Raises ValueError for others.
+    `threads` is the most threads to use: by default what `chains.get_num_threads` says at each call. `simd` is the instruction
+    set: by default CHAINS_SIMD, else the widest there is. Raises ValueError for others.
     """
 
     name = "native"
@@ -50,15 +52,24 @@ class NativeBackend(Backend):
     def __init__(self, *, threads: int | None = None, simd: str | None = None) -> None:
         if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS):
             raise ValueError(f"`threads` (={threads!r}) must be a whole number from 1 to {MOST_THREADS}")
-        self.threads = threads or default_threads()
+        self._threads = threads
+        if threads is None:
+            get_num_threads()  # CHAINS_NUM_THREADS is looked at now
         self.processor = processor(simd)
         self._compiled: WeakKeyDictionary[Program, dict[int, CompiledProgram]] = WeakKeyDictionary()  # by parts
         self._work: WeakKeyDictionary[Program, int] = WeakKeyDictionary()
         self._lock = threading.Lock()
         _backends.add(self)
 
-    def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> NativeBinding:
-        return NativeBinding(program, self.compile(program, batch), batch, arrays, self.threads, scratch)
+    @property
+    def threads(self) -> int:
+        """The most threads to use at present."""
+        return self._threads or get_num_threads()
+
+    def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> Binding:
+        if self._threads is None:
+            return FollowingBinding(program, batch, arrays, partial(self.compile, program, batch), scratch)
+        return NativeBinding(program, self.compile(program, batch), batch, arrays, self._threads, scratch)
 
     def prepare(self, program: Program) -> None:
         self.compile(program)
@@ -69,26 +80,33 @@ class NativeBackend(Backend):
         return f"{program}\n\n{code.text}\n{code.assembly()}"
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
-        return self.compile(program, batch).plan(batch, self.threads).nbytes
+        threads = self.threads
+        return self.compile(program, batch, threads).plan(batch, threads).nbytes
 
     def feed(self, binding: Binding, sources: Mapping[str, np.ndarray], order: np.ndarray) -> Feed:
-        if not isinstance(binding, NativeBinding) or any(a.dtype not in SOURCES for a in sources.values()):
-            return super().feed(binding, sources, order)
-        return NativeFeed(binding, sources, order)
+        known = all(a.dtype in SOURCES for a in sources.values())
+        if known and isinstance(binding, FollowingBinding):
+            return FollowingFeed(binding, lambda bound: NativeFeed(bound, sources, order))
+        if known and isinstance(binding, NativeBinding):
+            return NativeFeed(binding, sources, order)
+        return super().feed(binding, sources, order)
 
     def function(self, binding: Binding, ins: Sequence[str], outs: Sequence[str]) -> Callable | None:
-        if not isinstance(binding, NativeBinding) or binding.work > QUICK_WORK:
-            return None
-        pool().ensure(binding.threads)
-        return python_function(binding, ins, outs)
+        if isinstance(binding, FollowingBinding) and binding.work <= QUICK_WORK:
+            return following_function(binding, ins, outs)
+        if isinstance(binding, NativeBinding) and binding.work <= QUICK_WORK:
+            pool().ensure(binding.threads)
+            return python_function(binding, ins, outs)
+        return None
 
-    def compile(self, program: Program, batch: int | None = None) -> CompiledProgram:
+    def compile(self, program: Program, batch: int | None = None, threads: int | None = None) -> CompiledProgram:
         """A program compiled for a batch size, or for any; made the first time, its machine code when it is first asked for."""
+        threads = threads or self.threads
         with self._lock:
             if program not in self._compiled:
                 self._compiled[program] = {}
                 self._work[program] = _work(program)
-            parts = self._parts(self._work[program] * batch) if batch and batch <= MOST_SAMPLES else 1
+            parts = _parts(threads, self._work[program] * batch) if batch and batch <= MOST_SAMPLES else 1
             made = self._compiled[program]
             if parts not in made:
                 with notice(announcement(program)):
@@ -96,12 +114,13 @@ class NativeBackend(Backend):
                 made[parts] = made[native.compiled.parts] = native
             return made[parts]
 
-    def _parts(self, work: int) -> int:
-        """Into how many parts products are split."""
-        return max(1, min(self.threads, MOST_PARTS, work // SPLIT_WORK))
-
     def __repr__(self) -> str:
         return f"<native backend: {self.processor.kind}, {self.threads} threads>"
+
+
+def _parts(threads: int, work: int) -> int:
+    """Into how many parts products are split."""
+    return max(1, min(threads, MOST_PARTS, work // SPLIT_WORK))
 
 
 def _work(program: Program) -> int:

@@ -17,8 +17,9 @@ from chains.backends.native.kernels.prefetch import PREFETCH
 from chains.backends.native.kernels.row_pointers import ROW_POINTERS
 from chains.backends.native.llvm.jit import Code, machine_code
 from chains.backends.native.llvm.target import Processor
-from chains.backends.native.runtime.shared import pool, processors, runtime
+from chains.backends.native.runtime.shared import pool, runtime
 from chains.backends.native.runtime.thread_trial import Pace
+from chains.processors import processors
 from chains.program.program import Program
 from chains.program.view import Buffer
 from chains.progress import notice
@@ -42,7 +43,7 @@ class CompiledProgram:
         self._announcement = announcement(program)
         self._processor = processor
         self._code: Code | None = None
-        self.paces: dict[int, Pace] = {}  # by the size of a batch
+        self.paces: dict[tuple[int, int], Pace] = {}  # by the size of a batch and the number of threads
         self._plans: dict[tuple[int, int], MemoryPlan] = {}
 
     def plan(self, batch: int, threads: int) -> MemoryPlan:
@@ -81,6 +82,7 @@ class MemoryPlan:
         self.sharing = min(self.threads, tiles)  # threads that have tiles
         if not (compiled.products or split):
             self.threads = self.sharing
+        self.layout = self.threads, self.sharing, self.tile
         self.nbytes = 0
         samples = {True: tiles * compiled.tile, False: batch}  # laned buffers hold whole tiles
         self.shared = {
@@ -125,8 +127,9 @@ class NativeBinding(Binding):
         self.batch = batch
         self.work = native.work * batch
         self.threads = plan.threads
+        self.layout = plan.layout
         self.arrays = caller_arrays(program, batch, arrays)
-        self._native = native
+        self.native = native
         self._scratch = aligned(plan.nbytes) if scratch is None else scratch
         if self._scratch.nbytes < plan.nbytes:
             raise ValueError(f"`scratch` has {self._scratch.nbytes} bytes, but {plan.nbytes} are needed")
@@ -153,7 +156,7 @@ class NativeBinding(Binding):
         self.split = native.compiled.parts > 1
         # More threads than processors would wait for each other at every step.
         self.stays_together = 1 < plan.threads <= processors() and self.work < TEAM_WORK
-        self.pace = native.paces.setdefault(batch, Pace()) if plan.threads > 1 else None
+        self.pace = native.paces.setdefault((batch, plan.threads), Pace()) if plan.threads > 1 else None
         head = {"batch": batch, "tile": plan.tile, "threads": plan.threads, "sharing": plan.sharing, "run": self.run_address}
         if plan.threads > 1:
             functions = {name: runtime().address(name) for name in ("parallel", "meet")}
@@ -187,7 +190,7 @@ class NativeBinding(Binding):
 
     def picks(self, sources: Mapping[str, np.ndarray]) -> str | None:
         """The name of the input whose samples can be read where they lie in these data sets."""
-        buffer = self._native.compiled.picked
+        buffer = self.native.compiled.picked
         source = sources.get(buffer.name) if buffer else None
         if buffer is None or source is None or source.dtype != buffer.dtype:
             return None
@@ -197,7 +200,7 @@ class NativeBinding(Binding):
     @property
     def late(self) -> frozenset[str]:
         """The inputs that other threads than the first one may still read when this is done with a step."""
-        return self._native.compiled.late
+        return self.native.compiled.late
 
     def gathers_late(self) -> None:
         """Have a team meet behind each step."""
@@ -205,7 +208,7 @@ class NativeBinding(Binding):
 
     def slots(self, buffer: Buffer) -> list[int]:
         """Where machine code looks up the address of a caller's buffer: in each table, and among the first thread's sums."""
-        table, sums = self._native.compiled.table, self._native.compiled.sums
+        table, sums = self.native.compiled.table, self.native.compiled.sums
         found = [each + 8 * k for each in self._table_addresses for k, known in enumerate(table) if known is buffer]
         first = self._table_addresses[0] + 8 * len(table)
         return found + [first + 8 * k for k, known in enumerate(sums) if known is buffer]

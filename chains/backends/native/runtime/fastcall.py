@@ -93,6 +93,17 @@ def python_function(binding: NativeBinding, ins: Sequence[str], outs: Sequence[s
     return _new_function()(ctypes.byref(method), owner, None)
 
 
+def decline_all(words: _Words) -> None:
+    """Have a function of these words decline all calls."""
+    CALL.write(words, arrays=-1)
+
+
+def move(words: _Words, to: _Words) -> None:
+    """Have the function of one list of words do what that of another one does, which takes the same arrays."""
+    to.data[:] = words.data  # which keeps the interpreter's lock, so that no call sees half of it
+    to.keep = words.keep
+
+
 class _Words(np.ndarray):
     """The words of a function, which hold on to what they point to."""
 

@@ -15,7 +15,7 @@ from chains.backends.native.llvm.target import processor
 from chains.backends.native.runtime import team as team_code
 from chains.backends.native.runtime import workers
 from chains.backends.native.runtime.epoch import SOURCES, STEPS, gather
-from chains.backends.native.runtime.workers import CLOSED, MOST_THREADS, POOL, POOL_WORDS
+from chains.backends.native.runtime.workers import CLOSED, POOL, POOL_WORDS
 
 _gatherers: list[Code] = []  # machine code lives as long as these
 _making = {"once": threading.Lock()}
@@ -90,18 +90,3 @@ def pool() -> Pool:
     """The workers of this process."""
     with _making["once"]:
         return _pool()
-
-
-def processors() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def default_threads() -> int:
-    """CHAINS_NUM_THREADS, else the number of processors this process may use. Raises ValueError for nonsense."""
-    text = os.environ.get("CHAINS_NUM_THREADS")
-    if text is None:
-        return processors()
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MOST_THREADS:
-        raise ValueError(f"CHAINS_NUM_THREADS (={text!r}) must be a whole number from 1 to {MOST_THREADS}")
-    return int(text)

@@ -13,8 +13,8 @@ import platform
 import sys
 
 from chains.backends.native.llvm.struct import Struct
+from chains.threads import MOST_THREADS
 
-MOST_THREADS = 64
 POOL = Struct(
     {
         "generation": "i64",

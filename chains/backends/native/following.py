@@ -1,0 +1,153 @@
+"""Bindings, feeds and functions for Python that follow the number of threads.
+
+Machine code works on memory that is divided among a number of threads. Where that number has changed, a program is bound anew
+to the same arrays before its next run. Whoever holds a binding, a feed or a function need not know.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakSet, ref
+
+import numpy as np
+
+from chains.backends.base import Arrays, Binding, Feed
+from chains.backends.native.binding import CompiledProgram, NativeBinding
+from chains.backends.native.runtime.fastcall import decline_all, move, python_function
+from chains.backends.native.runtime.shared import pool
+from chains.program.program import Program
+from chains.threads import follow, get_num_threads, known_num_threads
+
+KEPT_NUMBERS = 2  # of threads, for which a binding keeps memory
+
+
+class FollowingBinding(Binding):
+    """A program bound for the numbers of threads that there have been; `compiled` gives its code for a number.
+
+    `scratch` is used where it is as large as the present number needs.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        batch: int,
+        arrays: Arrays,
+        compiled: Callable[[int], CompiledProgram],
+        scratch: np.ndarray | None,
+    ) -> None:
+        self.program, self.batch = program, batch
+        self._compiled = compiled
+        number = get_num_threads()
+        if scratch is not None and self._nbytes(1) <= scratch.nbytes < self._nbytes(number):
+            scratch = None  # the number was another one when the caller asked how much is needed
+        first = NativeBinding(program, compiled(number), batch, arrays, number, scratch)
+        self.arrays, self.work = first.arrays, first.work
+        self._by_number = {number: first}
+
+    def _nbytes(self, number: int) -> int:
+        return self._compiled(number).plan(self.batch, number).nbytes
+
+    def present(self) -> NativeBinding:
+        """The binding for the present number."""
+        number = get_num_threads()
+        return self._by_number.get(number) or self._bind(number)
+
+    def _bind(self, number: int) -> NativeBinding:
+        """Bind the program for a number, unless it is bound for one that divides the memory alike."""
+        native = self._compiled(number)
+        layout = native.plan(self.batch, number).layout
+        others = [(other, bound) for other, bound in self._by_number.items() if other != number]
+        alike = (bound for _, bound in others if bound.native is native and bound.layout == layout)
+        found = next(alike, None) or NativeBinding(self.program, native, self.batch, self.arrays, number, None)
+        self._by_number = dict(others[1 - KEPT_NUMBERS :]) | {number: found}
+        return found
+
+    def run(self) -> None:
+        self.present().run()
+
+
+class FollowingFeed(Feed):
+    """A feed of the binding for the present number; `make` makes one."""
+
+    def __init__(self, binding: FollowingBinding, make: Callable[[NativeBinding], Feed]) -> None:
+        self._binding, self._make = binding, make
+        self._bound = binding.present()
+        self._feed = make(self._bound)
+
+    def __call__(self, first: int, values: np.ndarray) -> int:
+        bound = self._binding.present()
+        if bound is not self._bound:
+            self._bound, self._feed = bound, self._make(bound)
+        return self._feed(first, values)
+
+
+def following_function(binding: FollowingBinding, ins: Sequence[str], outs: Sequence[str]) -> Callable[..., Any] | None:
+    """As `python_function`, of the binding for the present number."""
+    bound = binding.present()
+    pool().ensure(bound.threads)
+    function = python_function(bound, ins, outs)
+    if function is not None:
+        follower = _Follower(binding, bound, function, ins, outs)
+        with _lock["functions"]:
+            _followers.add(follower)
+            follower.update()  # the number may have changed meanwhile
+    return function
+
+
+class _Follower:
+    """Keeps a function up to date; it lives as long as that."""
+
+    def __init__(
+        self,
+        binding: FollowingBinding,
+        bound: NativeBinding,
+        function: Callable[..., Any],
+        ins: Sequence[str],
+        outs: Sequence[str],
+    ) -> None:
+        self._binding, self._ins, self._outs = binding, ins, outs
+        self._bound: NativeBinding | None = bound
+        words = function.__self__  # type: ignore[attr-defined]
+        words.keep.append(self)
+        self._words = ref(words)
+
+    def update(self) -> None:
+        words = self._words()
+        if words is None:
+            return
+        if known_num_threads() is None:  # in a forked process: the next call goes the long way, which asks for the number
+            if self._bound is not None and self._bound.threads > 1:
+                self._bound = None
+                decline_all(words)
+            return
+        bound = self._binding.present()
+        if bound is not self._bound:
+            pool().ensure(bound.threads)
+            function: Any = python_function(bound, self._ins, self._outs)
+            function.__self__.keep.append(self)
+            move(function.__self__, words)
+            self._bound = bound
+
+
+_followers: WeakSet[_Follower] = WeakSet()
+_lock = {"functions": threading.RLock()}
+
+
+def _update_all() -> None:
+    with _lock["functions"]:
+        for follower in list(_followers):
+            follower.update()
+
+
+def _after_fork() -> None:
+    _lock.update(functions=threading.RLock())  # another thread may have held it
+    if known_num_threads() is None:
+        _update_all()
+
+
+follow(_update_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,150 @@
+"""How many threads compiled programs use."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from chains.checks import check_count
+from chains.messages import shown
+from chains.processors import processors
+
+MOST_THREADS = 64
+
+
+class _Number:
+    """The number of threads, and who wants to know when it changes."""
+
+    def __init__(self) -> None:
+        self.chosen: int | None = None  # by `set_num_threads`
+        self.blocks: list[list[int]] = []  # one number each, of the `num_threads` blocks that have not ended
+        self.default: int | None = None  # known once it is asked for
+        self.current: int | None = None  # what the others make of it; None: not yet asked for
+        self.followers: list[Callable[[], None]] = []  # called when `current` has changed
+        self.lock = threading.RLock()
+
+    def settle(self) -> int:
+        """The present number, told to the followers if it is another one than before."""
+        with self.lock:
+            chosen = self.blocks[-1][0] if self.blocks else self.chosen
+            if chosen is None and self.default is None:
+                self.default = default_num_threads()
+            number = chosen or self.default or 1
+            if number != self.current:
+                self.current = number
+                for follower in self.followers:
+                    follower()
+            return number
+
+    def after_fork(self) -> None:
+        """In a forked process, which may be one of many workers: what nobody has chosen is not known."""
+        self.lock = threading.RLock()
+        if not self.blocks and self.chosen is None:
+            self.default = self.current = None
+
+
+_number = _Number()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _number.after_fork())
+
+
+def get_num_threads() -> int:
+    """How many threads compiled programs use at most: as `set_num_threads` or `num_threads` says, else the default.
+
+    The default is CHAINS_NUM_THREADS, else OMP_NUM_THREADS (the first number of a list such as "4,2"), else 1 in worker
+    processes of multiprocessing, else the number of processors that the process may use, by its affinity and by the quotas of
+    its control groups. It is found when it is first asked for. Raises ValueError where CHAINS_NUM_THREADS is no whole number
+    from 1 to 64.
+    """
+    return _number.current or _number.settle()
+
+
+def set_num_threads(n: int) -> None:
+    """Have compiled programs use at most `n` threads, 1 to 64, in all threads of this process, from their next call on.
+
+    Within a block of `num_threads`, until that block ends. Networks, objectives and training under way follow; results are
+    the same bits whenever the number is the same. Raises TypeError or ValueError for other numbers.
+    """
+    n = _checked(n)
+    with _number.lock:
+        if _number.blocks:
+            _number.blocks[-1][0] = n
+        else:
+            _number.chosen = n
+        _number.settle()
+
+
+def num_threads(n: int) -> AbstractContextManager[None]:
+    """``with num_threads(2): ...`` has compiled programs use at most `n` threads within the block, as `set_num_threads` does.
+
+    Blocks of several Python threads may overlap: the one that began last holds, and the end of each takes back its own number
+    only. Raises TypeError or ValueError for numbers other than 1 to 64.
+    """
+    return _block(_checked(n))
+
+
+@contextmanager
+def _block(n: int) -> Iterator[None]:
+    own = [n]
+    with _number.lock:
+        _number.blocks = [*_number.blocks, own]
+        _number.settle()
+    try:
+        yield
+    finally:
+        with _number.lock:
+            _number.blocks = [block for block in _number.blocks if block is not own]
+            _number.settle()
+
+
+def limit_num_threads(n: int) -> None:
+    """As `set_num_threads`, for tools that set any number and set the one before again: the default stays a default."""
+    with _number.lock:
+        if n == _number.default and not _number.blocks:
+            _number.chosen = None
+            _number.settle()
+        else:
+            set_num_threads(max(1, min(n, MOST_THREADS)))
+
+
+def follow(follower: Callable[[], None]) -> None:
+    """Have a function called whenever the number has changed."""
+    with _number.lock:
+        _number.followers.append(follower)
+
+
+def known_num_threads() -> int | None:
+    """The present number; None where nobody has asked for it in this process."""
+    return _number.current
+
+
+def default_num_threads() -> int:
+    """The number where nobody sets one, as `get_num_threads` says."""
+    own = os.environ.get("CHAINS_NUM_THREADS")
+    if own is not None:
+        if not (own.isascii() and own.isdigit()) or not 1 <= int(own) <= MOST_THREADS:
+            raise ValueError(f"CHAINS_NUM_THREADS (={own!r}) must be a whole number from 1 to {MOST_THREADS}")
+        return int(own)
+    shared = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if shared.isascii() and shared.isdigit() and int(shared):  # as OpenMP's own libraries, others are passed over
+        return min(int(shared), MOST_THREADS)
+    return 1 if _is_worker() else min(processors(), MOST_THREADS)
+
+
+def _is_worker() -> bool:
+    """Whether multiprocessing has made this process, which is then one of several."""
+    process = sys.modules.get("multiprocessing.process")  # imported in all of these
+    if process is None:
+        return False
+    return process.parent_process() is not None or getattr(process.current_process(), "_inheriting", False)  # about to be one
+
+
+def _checked(n: Any) -> int:
+    number = check_count("n", n)
+    if number > MOST_THREADS:
+        raise ValueError(f"`n` (={shown(n)}) must be a whole number from 1 to {MOST_THREADS}")
+    return number
