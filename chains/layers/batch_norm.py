@@ -9,7 +9,7 @@ import numpy as np
 from chains.checks import check_count, check_flags, check_number, check_positive
 from chains.expr import sqrt
 from chains.layers.base import Declaration, Layer
-from chains.layers.norm import channels_first, sum_over_samples
+from chains.layers.norm import channels_first, inverse_root, sum_over_samples
 from chains.program.recorder import Recorder
 from chains.program.view import View
 
@@ -68,7 +68,7 @@ class BatchNorm(Layer):
         ops.map(squares, lambda x, mean: (x - mean) * (x - mean), x, s.mean)
         sum_over_samples(ops, variance, squares)
         ops.map(variance, lambda total, inverse: total * (inverse * share), variance, inverse)
-        ops.map(s.scale, lambda variance: 1.0 / sqrt(variance + eps), variance)
+        ops.map(s.scale, lambda variance: inverse_root(variance + eps), variance)
         ops.map(
             _column(s.new_state.running_mean),
             lambda old, mean: (1.0 - momentum) * old + momentum * mean,

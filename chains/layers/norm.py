@@ -61,7 +61,7 @@ class Normalization(Layer):
         ops.map(s.mean, lambda total: total * share, s.mean)
         ops.map(squares, lambda x, mean: (x - mean) * (x - mean), x, s.mean)
         ops.sum(s.scale, squares)
-        ops.map(s.scale, lambda total: 1.0 / sqrt(total * share + eps), s.scale)
+        ops.map(s.scale, lambda total: inverse_root(total * share + eps), s.scale)
         if self.affine:
             weight, bias = (view.reshape(*grid.parameters) for view in (p.weight, p.bias))
             ops.map(y, lambda x, mean, scale, w, b: (x - mean) * scale * w + b, x, s.mean, s.scale, weight, bias)
@@ -210,6 +210,14 @@ def sum_over_samples(ops: Recorder, out: View, a: View) -> None:
         ops.sum(rows, a)  # first along what lies together in memory
         a = rows
     ops.sum(out, a)
+
+
+def inverse_root(variance: Any) -> Any:
+    """1 / sqrt(variance), but NaN for an infinite one: where squares overflow, every backend says so.
+
+    With 0 instead, the result would be 0 or NaN by the order in which the backend adds up the mean.
+    """
+    return sqrt(variance) / variance
 
 
 def channels_first(channels: int, input: SampleShape) -> int:

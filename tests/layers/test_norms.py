@@ -119,6 +119,21 @@ def test_constant_numbers(backend_name):
         assert np.isfinite(net.vjp(p, x, x + 1.0, state=state, mode="train")[1]).all()
 
 
+@pytest.mark.parametrize("layer", [LayerNorm(5), GroupNorm(1, 5), BatchNorm(5), RMSNorm(5)], ids=str)
+def test_squares_that_overflow_give_the_same_on_every_backend(layer, dtype, backend_name):
+    """NaN, and for RMSNorm, which has no mean to take away, 0; never one number here and another there."""
+    largest = float(np.finfo(dtype).max)
+    net, peer = (Chain(layer, input_shape=(5,), backend=name) for name in (backend_name, "numpy"))
+    rng, p = np.random.default_rng(0), net.init(dtype=dtype)
+    for batch in (2, 3, 9, 33):
+        x = (rng.choice([0.3, -0.3, 0.9, -0.9, 0.5], (batch, 5)) * largest).astype(dtype)
+        y, wanted = (each(x, p, mode="train", state=each.init_state(dtype)) for each in (net, peer))
+        np.testing.assert_array_equal(y, wanted)
+        assert (wanted == 0).all() if isinstance(layer, RMSNorm) else np.isnan(wanted).all()
+    fine = np.ldexp(rng.normal(size=(4, 5)), np.finfo(dtype).maxexp // 2 - 4).astype(dtype)  # their squares do not overflow
+    assert np.isfinite(net(fine, p, mode="train", state=net.init_state(dtype))).all()
+
+
 def test_shapes_are_found_from_the_settings():
     assert Chain(LayerNorm(7)).input_shape == (7,)
     assert Chain(RMSNorm((3, 7))).input_shape == (3, 7)
