@@ -37,6 +37,7 @@ from chains.initializers import Uniform as Uniform
 from chains.initializers import VarianceScaling as VarianceScaling
 from chains.layers import (
     Activation,
+    Append,
     AvgPool,
     BatchNorm,
     Conv,
@@ -76,6 +77,7 @@ from chains.penalties import Penalty as Penalty
 from chains.program.program import Program as Program
 from chains.program.recorder import Recorder as Recorder
 from chains.program.view import View as View
+from chains.residuals import ResidualProblem, Term
 from chains.threads import get_num_threads as get_num_threads
 from chains.threads import num_threads as num_threads
 from chains.threads import set_num_threads as set_num_threads
@@ -93,6 +95,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Append",
     "AvgPool",
     "BCEWithLogitsLoss",
     "BatchNorm",
@@ -120,11 +123,13 @@ __all__ = [
     "RMSProp",
     "Reshape",
     "Residual",
+    "ResidualProblem",
     "Scale",
     "Shift",
     "Softmax",
     "SpatialDropout",
     "SquaredLoss",
+    "Term",
     "Upsample",
     "elu",
     "gelu",

@@ -19,9 +19,10 @@ from chains.layers.softmax import Softmax
 from chains.losses import Loss
 from chains.messages import counted, shown
 from chains.network import arguments, record
-from chains.network.architecture import Architecture
+from chains.network.derivatives import Derivatives
 from chains.network.objective import Objective
 from chains.network.programs import Programs, Shortcuts
+from chains.network.second_order import SecondOrder
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.program.program import Program
@@ -30,7 +31,7 @@ from chains.program.settings import Tunable
 _SEED = 0  # the default
 
 
-class Chain(Architecture):
+class Chain(Derivatives):
     """A network: layers one after another. It holds no parameters; every call takes them as one flat vector.
 
     A network with running statistics (`BatchNorm`) has a second vector, the state, which is passed as `state`. Where the
@@ -242,7 +243,14 @@ class Chain(Architecture):
         known = self.state_for(executable.program, state, None, training, data)
         own = {name: place_of(a).array(place_of(a).contiguous(a, np.float64)) for name, a in known.items()}
         remake = partial(self.objective, loss=loss, penalty=penalty, mode=mode, seed=seed)
-        return Objective(executable, data, self.n_params, _with_random(own, executable, seed, data["x"]), remake)
+        return Objective(
+            executable,
+            data,
+            self.n_params,
+            _with_random(own, executable, seed, data["x"]),
+            remake,
+            SecondOrder(self, loss, penalty),
+        )
 
     # How it computes
 

@@ -19,6 +19,7 @@ import numpy as np
 from chains.arrays import as_array
 from chains.backends.places import place_of
 from chains.checks import check_count, check_flags, check_not_negative, check_word, takes
+from chains.levenberg_marquardt import LevenbergMarquardt, descend
 from chains.messages import shown
 from chains.progress import Progress
 
@@ -64,20 +65,24 @@ def minimize(
 ) -> Result:
     """A minimum of `function`, which returns the value and the gradient, from the vector `p` (left as it is) on.
 
-    `method` is "BFGS", which keeps a matrix of (n, n), or "L-BFGS", which keeps `memory` pairs of vectors. It has converged
+    `method` is "BFGS", which keeps a matrix of (n, n), "L-BFGS", which keeps `memory` pairs of vectors, or "LM", that of
+    Levenberg and Marquardt, for which `function` must be an objective of a squared loss (`net.objective`). It has converged
     when the gradient's largest entry is at most `gtol`, or when an iteration lowers the value by at most `ftol` times
-    max(|value|, 1) (by default 2.2e-9 for "L-BFGS" and never for "BFGS", as in SciPy). `maxiter` is 200 n for "BFGS" and
-    15,000 for "L-BFGS" unless given. `callback` is called with the vector after each iteration. `progress`: show a bar that
-    counts iterations; None shows one on terminals and in notebooks after half a second, True lines of text elsewhere.
+    max(|value|, 1) (by default 2.2e-9 for "L-BFGS" and never for the others, as in SciPy). `maxiter` is 200 n for "BFGS",
+    15,000 for "L-BFGS" and 1,000 for "LM" unless given. `callback` is called with the vector after each iteration. `progress`:
+    show a bar that counts iterations; None shows one on terminals and in notebooks after half a second, True lines of text
+    elsewhere.
     Raises TypeError or ValueError for arguments that make no sense, and where `function` returns something else.
     """
     if not callable(function) or not takes(function, 1):
         raise TypeError(f"`function` (={shown(function)}) must be a function of `p` that gives the value and the gradient")
     p = _vector("p", p)
-    check_word("method", method, "BFGS", "L-BFGS")
+    check_word("method", method, "BFGS", "L-BFGS", "LM")
     _check_options(memory, gtol, ftol, maxiter, callback, progress)
     p = p.astype(np.float64)  # a copy
     total = None if maxiter is None else int(maxiter)
+    if method == "LM":
+        return _least_squares(function, p, gtol, ftol, 1_000 if maxiter is None else maxiter, total, callback, progress)
     direction: _Direction = _Dense(p) if method == "BFGS" else _Pairs(memory)
     ftol = (0.0 if method == "BFGS" else 2.2204460492503131e-9) if ftol is None else ftol
     maxiter = (200 * p.size if method == "BFGS" else 15_000) if maxiter is None else maxiter
@@ -86,6 +91,19 @@ def minimize(
         result = _descend(line, direction, gtol, ftol, maxiter, callback, bar)
         bar.show(_numbers(line))
     return result
+
+
+def _least_squares(
+    function: Any, p: np.ndarray, gtol: float, ftol: float | None, maxiter: int, total: int | None,
+    callback: Callable[[Array], object] | None, progress: bool | None,
+) -> Result:  # fmt: skip
+    if not hasattr(function, "normal_equations"):
+        raise TypeError(f"`function` (={shown(function)}) must be an objective of a squared loss for the method 'LM'")
+    with Progress(progress, total, "iteration", delay=DELAY) as bar:
+        point = LevenbergMarquardt(function, p)
+        success, message, iterations = descend(point, gtol, ftol or 0.0, maxiter, callback, bar)
+        bar.show({"value": f"{point.value:.6g}"})
+    return Result(point.p, point.value, point.g, success, message, iterations, point.calls)
 
 
 def _vector(name: str, given: Any) -> Array:

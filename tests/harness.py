@@ -114,6 +114,8 @@ def _exact(array: np.ndarray) -> np.ndarray:
 
 def targets(kind: str, rng: np.random.Generator, batch: int, shape: tuple[int, ...]) -> np.ndarray:
     """Targets of this kind for outputs of this sample shape."""
+    if kind == "columns":  # two weights and a number of a point
+        return _exact(rng.uniform(0.2, 1.0, (batch, 3)))
     if kind == "real":
         return _exact(rng.normal(0.0, 1.0, (batch, *shape)))
     if kind == "fractions":
@@ -147,6 +149,8 @@ LAYERS = [
     _layer("Activation", chains.Activation(chains.tanh), (2, 3)),
     _layer("Activation-scalar", chains.Activation("silu"), ()),
     _layer("Scale", chains.Scale()),
+    _layer("Append", chains.Append(a=0.5)),
+    _layer("Append-sequence", chains.Append(a=0.5, b=-1.0), (2, 3)),
     _layer("Scale-image", chains.Scale(), (2, 2, 3)),
     _layer("Scale-scalar", chains.Scale(), ()),
     _layer("Shift", chains.Shift()),
@@ -362,6 +366,20 @@ LOSS_CASES = [
     for shape in ((3,), (2, 3))
     for weighted in (False, True)
 ]  # fmt: skip
+RESIDUALS = chains.ResidualProblem(
+    ("t", "x"),
+    ("u", "v"),
+    [
+        chains.Term(lambda u, v: (u.t + u * u.x - 0.1 * u.xx, v.tx + v.xxx), np.zeros((1, 2))),
+        chains.Term(lambda u, v, x, f: u.xx - f * v + x, np.zeros((1, 2)), {"f": 0.0}),
+    ],
+    transform=lambda u, v, x: (x * u, v),
+)
+RESIDUAL_CASES = [
+    Case(f"residuals{'-weighted' * weighted}", type(RESIDUALS.loss), (_dense(2, 4), _dense(4, 2, chains.identity)), (2,),
+         loss=RESIDUALS.loss, targets="columns", weighted=weighted)
+    for weighted in (False, True)
+]  # fmt: skip
 
 PENALTIES = {
     "L2": chains.L2Penalty(0.1),
@@ -379,7 +397,7 @@ PENALTY_CASES = [
     for frozen in ((), ("0.weight", "1.bias"))
 ]
 
-CASES = LAYERS + OWN_LAYERS + ACTIVATION_CASES + LOSS_CASES + PENALTY_CASES
+CASES = LAYERS + OWN_LAYERS + ACTIVATION_CASES + LOSS_CASES + RESIDUAL_CASES + PENALTY_CASES
 
 OPTIMIZERS = {
     "SGD": chains.SGD(0.05),

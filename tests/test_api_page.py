@@ -42,6 +42,7 @@ def owners() -> dict[str, Any]:
         "batches": data.Batches(x, batch_size=2),
         "layer": net[0],
         "criterion": loss,
+        "problem": chains.ResidualProblem(("x", "y"), ("u",), [chains.Term(lambda u: u.x, x)]),
         "optimizer": chains.Adam(),
         "penalty": chains.L2Penalty(0.1),
         "f": chains.tanh,
@@ -66,7 +67,7 @@ INSIDE = {
     "penalty": "patterns settings strength",  # of L2Penalty
     "f": "derivative formula function needs_input slope_formula",
     "d": "most_demanding saved_shapes shared_shapes slices smallest_batch state_slices temporary_shapes",
-    "ops": "external finish name operations symbolic",
+    "ops": "external finish name operations symbolic taken",
     "view": "buffer name offset runs strides text",
 }
 # Classes that users meet, but do not make, have no signature on the page.

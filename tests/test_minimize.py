@@ -151,7 +151,7 @@ def test_on_a_gpus_arrays(method):
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match=r"`method` \(='CG'\) must be 'BFGS' or 'L-BFGS'"):
+    with pytest.raises(ValueError, match=r"`method` \(='CG'\) must be 'BFGS', 'L-BFGS' or 'LM'"):
         minimize(rosenbrock, np.ones(3), "CG")
     with pytest.raises(ValueError, match=r"`p` must be a vector, got shape \(1, 3\)"):
         minimize(rosenbrock, np.ones((1, 3)))

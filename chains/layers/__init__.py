@@ -1,5 +1,6 @@
 """Layers, one family a file."""
 
+from chains.layers.append import Append
 from chains.layers.base import Declaration, Layer
 from chains.layers.batch_norm import BatchNorm
 from chains.layers.combine import Parallel, Residual, Series
@@ -15,6 +16,7 @@ from chains.layers.softmax import LogSoftmax, Softmax
 
 __all__ = [
     "Activation",
+    "Append",
     "AvgPool",
     "BatchNorm",
     "Conv",

@@ -16,6 +16,7 @@ from chains.checks import check_flags
 from chains.messages import counted
 from chains.minimize import DELAY
 from chains.minimize import minimize as minimize_in_place
+from chains.network.second_order import SecondOrder
 from chains.progress import Progress
 
 
@@ -32,6 +33,7 @@ class Objective:
         n_params: int,
         extra: Mapping[str, np.ndarray],
         remake: Callable[..., Objective],  # of (x, t, weights=, state=)
+        second: SecondOrder,
     ) -> None:
         dtype = executable.program.dtype
         self.n_params = n_params
@@ -41,6 +43,7 @@ class Objective:
         copies = {name: self._place.array(self._place.contiguous(array, dtype)) for name, array in data.items()}
         self._data = copies | dict(extra)
         self._remake = remake
+        self._second = second
         self._idle: list[tuple[Binding, np.ndarray, np.ndarray, np.ndarray]] = []
         self._quick: Callable[..., Any] = decline
         self._slow_calls = 0
@@ -121,6 +124,32 @@ class Objective:
     def gradient(self, p: Any) -> np.ndarray:
         """The gradient alone, fresh."""
         return self(p)[1]
+
+    def hessp(self, p: Any, v: Any) -> np.ndarray:
+        """The Hessian matrix at `p` times `v`, shape (n_params,), for SciPy's Newton-CG, trust-ncg and trust-krylov."""
+        return self._second.hessian_product(self._vector("p", p), self._data, self._vector("v", v))
+
+    def residuals(self, p: Any) -> np.ndarray:
+        """What `scipy.optimize.least_squares` takes: half the sum of the squares is the value; shape (batch * outputs,).
+
+        Raises ValueError unless the loss is a mean of squares, without a penalty or negative weights.
+        """
+        return self._second.residuals(self._vector("p", p), self._data)
+
+    def jacobian(self, p: Any) -> np.ndarray:
+        """The derivatives of the residuals by the parameters, shape (batch * outputs, n_params). Raises as `residuals`."""
+        return self._second.jacobian(self._vector("p", p), self._data)
+
+    def normal_equations(self, p: Any) -> tuple[float, np.ndarray, np.ndarray]:
+        """The value r'r / 2, J'r and J'J for the residuals r and their Jacobian J, made a block of samples at a time."""
+        return self._second.normal_equations(self._vector("p", p), self._data)
+
+    def _vector(self, name: str, given: Any) -> np.ndarray:
+        vector = np.asarray(as_numpy(name, given), np.float64)
+        if vector.shape != (self.n_params,):
+            parameters = counted(self.n_params, "parameter")
+            raise ValueError(f"`{name}` has shape {vector.shape}, but the network has {parameters}, shape ({self.n_params},)")
+        return vector
 
     def _elsewhere(self, p: Any, binding: Binding, own_p: Any, own_g: Any, own_value: Any) -> tuple[float, Any]:
         """The value and the gradient for data on a GPU."""

@@ -10,8 +10,10 @@ Programs that train, and calls in the mode "train", update ``state``; pure ones 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from chains.jets.jet import Jet
+from chains.jets.series import indices
 from chains.layers.base import Declaration, Node, Vectors, check_filled, check_kept
 from chains.lazy import lazy
 from chains.losses import Loss
@@ -22,6 +24,7 @@ from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.settings import Tunable
 from chains.program.view import View
+from chains.residuals import ResidualLoss
 
 
 @dataclass(frozen=True)
@@ -141,18 +144,67 @@ def _record_gradient(
     y, dy = (ops.scratch(name, output) for name in ("y", "dy"))
     dx = ops.scratch("dx", network.declaration.input)  # nobody reads it, so that it is never computed
     node = _node(ops, network, p, g, updates=updates)
-    node.forward(ops, x, y)
-    begun, function = len(ops.operations), f"{type(objective.loss).__name__}.record"
-    with ops.label(type(objective.loss).__name__):
-        objective.loss.record(ops, y, t, w, value, dy)
-    check_filled(function, ops.operations[begun:], {"value": value, "dy": dy})
-    check_kept(function, ops.operations[begun:], {"y": y}, "write to one of its own, ops.scratch(name, shape)")
-    node.pullback(ops, x, y, dy, dx)
+    views = Gradient(x, y, dy, dx, t, w, value)
+    if isinstance(objective.loss, ResidualLoss):
+        _record_residuals(ops, objective.loss, network, node, views)
+    else:
+        _record_loss(ops, objective.loss, node, views)
     penalty = ops.symbolic(objective).penalty
     if penalty is not None:
         with ops.label(type(penalty).__name__):
             names = frozenset(entry.name for entry in network.layout)
             penalty.record(ops, Place(network.layout, names, network.frozen), p, g, value)
+
+
+class Gradient(NamedTuple):
+    """The views that a loss and the pullback of its gradient read and fill."""
+
+    x: View
+    y: View
+    dy: View
+    dx: View
+    t: View
+    w: View | None
+    value: View
+
+
+def _record_loss(ops: Recorder, loss: Loss, node: Node, views: Gradient) -> None:
+    x, y, dy, dx, t, w, value = views
+    node.forward(ops, x, y)
+    begun, function = len(ops.operations), f"{type(loss).__name__}.record"
+    with ops.label(type(loss).__name__):
+        loss.record(ops, y, t, w, value, dy)
+    check_filled(function, ops.operations[begun:], {"value": value, "dy": dy})
+    check_kept(function, ops.operations[begun:], {"y": y}, "write to one of its own, ops.scratch(name, shape)")
+    node.pullback(ops, x, y, dy, dx)
+
+
+def _record_residuals(ops: Recorder, loss: ResidualLoss, network: Network, node: Node, views: Gradient) -> None:
+    """The outputs' derivatives by series, the loss made of them, and the pullback of the cotangents of all coefficients."""
+    x, y, dy, dx, t, w, value = views
+    if ops.training and not network.forgets:
+        raise ValueError(f"{loss!r} derives the outputs of one sample, which batch statistics would mix: there is no training")
+    node.forward(ops, x, y)
+    jet, forward = Jet(ops, loss.orders), ops.taken()
+    tangents = ops.constant("directions", loss.tangents)
+    for direction in range(len(loss.orders)):
+        tangent = ops.scratch(f"direction {direction}", x.sample_shape)
+        ops.copy(tangent, tangents.index(0, direction))
+        jet.perturb(x, (direction, 1), tangent)
+    jet.record(forward)
+    coefficients = {index: jet.coefficient(y, index) for index in indices(loss.orders)}
+    present = {index: row for index, row in coefficients.items() if row is not None}
+    jet.adjoint(dy, present)
+    outputs = range(len(loss.outputs))
+    with ops.label("residuals"):
+        rows = {(k, index): row.index(-1, k) for index, row in present.items() for k in outputs}
+        adjoints = {(k, index): jet.row(dy, index).index(-1, k) for index in present for k in outputs}
+        loss.record_series(ops, x, rows, t, w, value, adjoints)
+    before = ops.taken()
+    node.pullback(ops, x, y, dy, dx)
+    pullback = ops.taken()
+    ops.operations += before
+    jet.record(pullback)
 
 
 def _zero_frozen(ops: Recorder, network: Network, g: View) -> None:

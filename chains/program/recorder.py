@@ -223,6 +223,11 @@ class Recorder:
                 raise ValueError(f"{operation.name}: `{out}` belongs to the {out.buffer.role}s and may only be read")
         self.operations.append(operation)
 
+    def taken(self) -> list[Operation]:
+        """What has been recorded so far, which is taken out: to be recorded again in another way."""
+        operations, self.operations = self.operations, []
+        return operations
+
     def finish(self) -> Program:
         """The program of what was recorded, without what nobody reads."""
         settings = tuple((view.buffer.name, node) for view, node in self._settings.values())

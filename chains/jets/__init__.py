@@ -1,0 +1,1 @@
+"""Derivatives of recorded programs: every array becomes a truncated Taylor series, every cotangent its adjoint."""

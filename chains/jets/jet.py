@@ -1,0 +1,311 @@
+"""Programs on Taylor series: each operation recorded again for the coefficients of what it reads.
+
+`Jet.record` takes operations as layers recorded them. An array that depends on a perturbed one becomes a series, with an array
+for each coefficient: sums, copies and gathers act on each coefficient, products and convolutions become Cauchy products, and a
+map computes all coefficients of its results at once (`chains.jets.series`). A pullback is linear in its cotangent. Where that
+is an adjoint (`Jet.adjoint`), with an array for the cotangent of each coefficient, so is all that is made of it, and the rules
+are the transposed ones (`chains.jets.adjoint`). No layer knows of this, and what nobody reads is dropped as ever.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from chains.expr import Expr, trace_nodes, where
+from chains.expr.replay import Replay
+from chains.jets.adjoint import Linear, adjoint_products, linear_parts
+from chains.jets.series import ZERO, Index, Orders, Series, indices, products
+from chains.program.operations import (
+    Convolve,
+    ConvolveInput,
+    ConvolveWeight,
+    Copy,
+    Fill,
+    Gather,
+    Map,
+    MatMul,
+    Operation,
+    Pool,
+    PoolInput,
+    Random,
+    Reduce,
+    ScatterAdd,
+)
+from chains.program.recorder import Recorder
+from chains.program.view import Buffer, View, c_strides
+
+
+class Jet:
+    """Records operations for series of these orders, one direction after another.
+
+    >>> jet = Jet(ops, (2,))
+    >>> jet.perturb(x, (0, 1), direction)
+    >>> jet.record(operations)
+    >>> second = jet.coefficient(y, (0, 2))  # None where it is zero
+    """
+
+    def __init__(self, ops: Recorder, orders: Orders) -> None:
+        self.ops = ops
+        self.orders = orders
+        self._rows: dict[tuple[Buffer, Index], Buffer] = {}
+        self._written: dict[Buffer, set[Index]] = {}  # the coefficients of a buffer that are not zero, as things stand
+        self._adjoints: set[Buffer] = set()
+        self._zeros: set[Buffer] = set()  # those of which all that was written is zero
+
+    # What is perturbed, and what is found
+
+    def perturb(self, view: View, index: Index, coefficient: View) -> None:
+        """Let the array `view`, a whole buffer, have this coefficient."""
+        self._rows[view.buffer, index] = coefficient.buffer
+        self._written.setdefault(view.buffer, {ZERO}).add(index)
+
+    def adjoint(self, view: View, rows: Iterable[Index]) -> None:
+        """Let the array `view`, a whole buffer, be an adjoint with these rows, which `row` gives to be filled."""
+        self._adjoints.add(view.buffer)
+        self._written[view.buffer] = set(rows)
+
+    def place(self, view: View, index: Index, target: View) -> None:
+        """Have this coefficient of the array `view`, a whole buffer, written to the buffer of `target`."""
+        self._rows[view.buffer, index] = target.buffer
+
+    def coefficient(self, view: View, index: Index) -> View | None:
+        """The array of this coefficient; None where it is zero."""
+        return self.row(view, index) if index in self._present(view) else None
+
+    def row(self, view: View, index: Index) -> View:
+        """The array of this coefficient, whether it has been written or not."""
+        buffer = view.buffer
+        if (buffer, index) not in self._rows:
+            name = f"{buffer.name} {'' if len(self.orders) == 1 else index[0]}^{index[1]}"
+            self._rows[buffer, index] = buffer if index == ZERO else Buffer(name, "scratch", buffer.dtype, buffer.shape)
+        found = self._rows[buffer, index]
+        return view if found is buffer else replace(view, buffer=found, name=f"{view} {index[0]}^{index[1]}")
+
+    def _present(self, view: View) -> list[Index]:
+        written = self._written.get(view.buffer, {ZERO})
+        return [index for index in indices(self.orders) if index in written]
+
+    def _is_adjoint(self, view: View) -> bool:
+        return view.buffer in self._adjoints
+
+    # Operations
+
+    def record(self, operations: Sequence[Operation]) -> None:
+        """Record the operations for series, in order."""
+        for operation in operations:
+            with self.ops.label(operation.label):
+                self._record(operation)
+
+    def _record(self, operation: Operation) -> None:
+        rule = RULES.get(type(operation))
+        if rule is None:
+            raise NotImplementedError(f"there is no rule for the derivatives of {operation.name} ({operation.label})")
+        rule(self, operation)
+
+    def _constant(self, operation: Operation) -> None:
+        """What depends on no series."""
+        zero = isinstance(operation, Fill) and operation.value == 0.0
+        self._will_write(operation.outs[0], [ZERO], adjoint=False, zero=zero)
+        self.ops.operations.append(operation)
+
+    def _first(self, operation: Operation) -> None:
+        """What is linear in its first operand; the winners of a max pool are those of order zero."""
+        self._on_rows(operation, operation.ins[0])
+
+    def _scatter_add(self, operation: ScatterAdd) -> None:
+        self._on_rows(operation, operation.ins[1])
+
+    def _reduce(self, operation: Reduce) -> None:
+        if operation.kind == "max" and self._is_active(operation.ins[0]):
+            self._max(operation.outs[0], operation.ins[0])
+        else:
+            self._first(operation)
+
+    def _pool(self, operation: Pool) -> None:
+        if operation.kind == "max" and self._is_active(operation.ins[0]):
+            self._max_pool(operation)
+        else:
+            self._first(operation)
+
+    def _is_active(self, view: View) -> bool:
+        if self._is_adjoint(view):
+            raise NotImplementedError(f"`{view}` is a cotangent, of which a pullback may take no maximum")
+        return self._present(view) != [ZERO]
+
+    def _on_rows(self, operation: Operation, linear: View) -> None:
+        """An operation that is linear in one operand, row by row."""
+        (out,), rows = operation.outs, self._present(linear)
+        self._will_write(out, rows, self._is_adjoint(linear), adds=isinstance(operation, ScatterAdd))
+        for index in rows:
+            ins = tuple(self.row(each, index) if each is linear else each for each in operation.ins)
+            self._append(replace(operation, outs=(self.row(out, index),), ins=ins))
+
+    def _append(self, operation: Operation) -> None:
+        if isinstance(operation, Copy):
+            self.ops.copy(operation.outs[0], operation.ins[0])
+        else:
+            self.ops.operations.append(operation)
+
+    # Products
+
+    def _product(self, operation: Operation) -> None:
+        a, b = operation.ins
+        (out,) = operation.outs
+        kinds = self._is_adjoint(a), self._is_adjoint(b)
+        rows = self._present(a), self._present(b)
+        if all(kinds):
+            raise NotImplementedError(f"{operation.name} multiplies a cotangent by itself ({operation.label})")
+        if kinds[0]:
+            terms = [(k, i, j) for k, i, j in adjoint_products(*rows)]
+        elif kinds[1]:
+            terms = [(k, i, j) for k, j, i in adjoint_products(*rows[::-1])]
+        else:
+            terms = list(products(self.orders, *rows))
+        adds = isinstance(operation, MatMul) and operation.accumulate
+        results = [index for index in indices(self.orders) if any(k == index for k, _, _ in terms)]
+        self._will_write(out, results, any(kinds), adds=adds)
+        for index in results:
+            target = self.row(out, index)
+            begun = adds
+            for k, i, j in terms:
+                if k == index:
+                    self._term(operation, target, self.row(a, i), self.row(b, j), begun)
+                    begun = True
+
+    def _term(self, operation: Operation, target: View, a: View, b: View, adds: bool) -> None:
+        if isinstance(operation, MatMul):
+            self._append(replace(operation, outs=(target,), ins=(a, b), accumulate=adds))
+        elif adds:
+            term = _scratch_like(target, f"a term of {target}")
+            self._append(replace(operation, outs=(term,), ins=(a, b)))
+            self.ops.map(target, lambda total, term: total + term, target, term)
+        else:
+            self._append(replace(operation, outs=(target,), ins=(a, b)))
+
+    # Maps
+
+    def _map(self, operation: Map) -> None:
+        """All rows of all results in one map."""
+        ins: dict[View, int] = {}
+        symbols: list[Series] = []
+        for view in operation.ins:
+            rows = {index: self.row(view, index) for index in self._present(view)}
+            symbols.append({index: Expr("input", value=ins.setdefault(each, len(ins))) for index, each in rows.items()})
+        kinds = [self._is_adjoint(view) for view in operation.ins]
+        try:
+            found = linear_parts(operation.formula, symbols, kinds, self.orders)
+        except ValueError as error:
+            raise NotImplementedError(f"{operation}: {error}") from None
+        outs: dict[View, Expr] = {}
+        for out, result in zip(operation.outs, found, strict=True):
+            series = result.transposed(symbols) if isinstance(result, Linear) else result
+            self._will_write(out, series, adjoint=isinstance(result, Linear))
+            outs |= {self.row(out, index): series[index] for index in indices(self.orders) if index in series}
+        unchanged = [out for out, node in outs.items() if node.operation == "input" and ins.get(out) == node.value]
+        nodes = tuple(node for out, node in outs.items() if out not in unchanged)
+        if nodes:
+            formula = trace_nodes(nodes, tuple(f"x{k}" for k in range(len(ins))))
+            self.ops.map(tuple(out for out in outs if out not in unchanged), Replay(formula), *ins)
+
+    # Maxima
+
+    def _max(self, out: View, a: View) -> None:
+        """The largest entry, and the mean of the coefficients of those that are as large."""
+        ops, rows = self.ops, self._present(a)
+        ops.max(self.row(out, ZERO), self.row(a, ZERO))
+        count = _scratch_like(out, f"winners of {out}")
+        chosen = _scratch_like(a, f"chosen of {a}")
+        self._will_write(out, rows, adjoint=False)
+        largest = _aligned(self.row(out, ZERO), a)
+        ops.map(chosen, lambda a, largest: where(a == largest, 1.0, 0.0), a, largest)
+        ops.sum(count, chosen)
+        for index in rows[1:]:
+            target = self.row(out, index)
+            ops.map(chosen, lambda a, largest, c: where(a == largest, c, 0.0), a, largest, self.row(a, index))
+            ops.sum(target, chosen)
+            ops.map(target, lambda total, count: total / count, target, count)
+
+    def _max_pool(self, operation: Pool) -> None:
+        """The winners of order zero, found by the pullback of ones, take their coefficients along."""
+        ops, window = self.ops, operation.window
+        (x,), (y,) = operation.ins, operation.outs
+        if window.stride[0] < window.size[0] or window.stride[1] < window.size[1] or window.dilation != (1, 1):
+            raise NotImplementedError(
+                f"derivatives of max pools are available where windows do not overlap, not for {window} ({operation.label})"
+            )
+        self._append(operation)
+        ones, winners, chosen = _scratch_like(y, "ones"), _scratch_like(x, "winners"), _scratch_like(x, "chosen")
+        ops.fill(ones, 1.0)
+        ops.pool_input("max", winners, ones, x, y, window)
+        rows = self._present(x)
+        self._will_write(y, rows, adjoint=False)
+        area = float(math.prod(window.size))
+        for index in rows[1:]:
+            target = self.row(y, index)
+            ops.map(chosen, lambda winner, c: winner * c, winners, self.row(x, index))
+            ops.pool("mean", target, chosen, window)
+            ops.map(target, lambda mean: mean * area, target)
+
+    # What has been written
+
+    def _will_write(self, out: View, rows: Iterable[Index], adjoint: bool, adds: bool = False, zero: bool = False) -> None:
+        """Take down that these rows of `out` are written; those that are not, or were not elsewhere, become zero."""
+        buffer, rows = out.buffer, set(rows)
+        before = self._written.get(buffer)
+        if before is None or (_is_whole(out) and not adds):
+            self._written[buffer] = rows
+            self._adjoints.discard(buffer)
+            self._zeros.discard(buffer)
+            if adjoint:
+                self._adjoints.add(buffer)
+            if zero:
+                self._zeros.add(buffer)
+            return
+        if adjoint != (buffer in self._adjoints) and not zero:
+            if not adjoint or buffer not in self._zeros:
+                raise NotImplementedError(f"`{out}` is made of a cotangent and of what is none")
+            self._adjoints.add(buffer)
+        if not zero:
+            self._zeros.discard(buffer)
+        whole = View(buffer, buffer.shape, c_strides(buffer.shape))
+        for index in rows - before:
+            self.ops.fill(self.row(whole, index), 0.0)
+        if not adds:
+            for index in before - rows:
+                self.ops.fill(self.row(out, index), 0.0)
+        self._written[buffer] = before | rows
+
+
+RULES: dict[type[Operation], Callable[[Jet, Any], None]] = {
+    Fill: Jet._constant,
+    Random: Jet._constant,
+    Map: Jet._map,
+    MatMul: Jet._product,
+    Convolve: Jet._product,
+    ConvolveInput: Jet._product,
+    ConvolveWeight: Jet._product,
+    Reduce: Jet._reduce,
+    Pool: Jet._pool,
+    PoolInput: Jet._first,
+    Copy: Jet._first,
+    Gather: Jet._first,
+    ScatterAdd: Jet._scatter_add,
+}
+
+
+def _is_whole(view: View) -> bool:
+    return view.contiguous and view.sample_size == view.buffer.size
+
+
+def _scratch_like(view: View, name: str) -> View:
+    return View(Buffer(name, "scratch", view.dtype, view.shape), view.shape, c_strides(view.shape))
+
+
+def _aligned(small: View, large: View) -> View:
+    """A result of a reduction with the axes of its operand, so that it broadcasts."""
+    while small.ndim < large.ndim:
+        small = small.expand(-1)
+    return small

@@ -1,0 +1,110 @@
+"""Pullbacks with their sums over the batch left out: the gradient of each sample instead of the sum of them all.
+
+What a pullback sums over the samples, such as the gradient of a weight, becomes an array with a row for each sample, and so
+does all that is made of it. A product that sums over the samples becomes an outer product for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from chains.program.operations import Copy, Fill, Map, MatMul, Operation, Reduce
+from chains.program.recorder import Recorder
+from chains.program.view import Batch, Buffer, Shape, View, c_strides
+
+MOST_TERMS = 64  # positions of a sample that a product may sum over: each takes an operation
+
+
+class PerSample:
+    """Records operations sample by sample.
+
+    `targets` are the arrays that take the place of buffers without samples: views of shape (batch, *buffer.shape).
+    Raises NotImplementedError for what there is no rule for.
+    """
+
+    def __init__(self, ops: Recorder, targets: dict[Buffer, View]) -> None:
+        self.ops = ops
+        self._own = dict(targets)
+
+    def record(self, operations: Sequence[Operation]) -> None:
+        """Record the operations, in order."""
+        for operation in operations:
+            with self.ops.label(operation.label):
+                self._record(operation)
+
+    def _record(self, operation: Operation) -> None:
+        sums = operation.sums_over_batch
+        if not sums and not any(view.buffer in self._own for view in operation.views):
+            self.ops.operations.append(operation)
+        elif isinstance(operation, MatMul) and sums:
+            self._outer_products(operation)
+        elif isinstance(operation, Reduce) and sums and operation.kind == "sum":
+            self._sum(operation.outs[0], operation.ins[0])
+        elif isinstance(operation, (Map, Copy, Fill)):
+            axes = max(view.ndim - view.batched for view in operation.views)
+            outs, ins = (tuple(self._lifted(view, axes) for view in views) for views in (operation.outs, operation.ins))
+            self.ops.operations.append(replace(operation, outs=outs, ins=ins))
+        else:
+            raise NotImplementedError(f"there is no rule for a sample's part of {operation.name} ({operation.label})")
+
+    def _twin(self, view: View) -> View:
+        """The view with a row for each sample."""
+        buffer = view.buffer
+        if buffer not in self._own:
+            twin = Buffer(f"{buffer.name} of each sample", "scratch", buffer.dtype, (Batch(), *buffer.shape))
+            self._own[buffer] = View(twin, twin.shape, c_strides(twin.shape))
+        whole = self._own[buffer]
+        return replace(
+            view,
+            buffer=whole.buffer,
+            shape=(Batch(), *view.shape),
+            strides=(whole.strides[0], *view.strides),
+            offset=whole.offset + view.offset,
+            name=f"{view} of each sample",
+        )
+
+    def _lifted(self, view: View, axes: int) -> View:
+        """The view as an operand beside samples of so many axes."""
+        if view.batched or (view.buffer not in self._own and view.buffer.role != "scratch"):
+            return view
+        twin = self._twin(view) if view.buffer in self._own else view
+        while twin is not view and twin.ndim <= axes:
+            twin = twin.expand(1)
+        return twin
+
+    def _sum(self, out: View, a: View) -> None:
+        a, target = _samples(a), self._twin(out)
+        if out.ndim == a.ndim:  # the batch is an axis of length 1
+            target = replace(target, shape=(Batch(), *target.shape[2:]), strides=(target.strides[0], *target.strides[2:]))
+        while target.ndim < a.ndim:
+            target = target.expand(1)
+        if target.shape == a.shape:
+            self.ops.copy(target, a)
+        else:
+            self.ops.sum(target, a)
+
+    def _outer_products(self, operation: MatMul) -> None:
+        (a, b), target = operation.ins, self._twin(operation.outs[0])
+        a, b = _samples(a.T), _samples(b)  # (batch, [positions,] rows), (batch, [positions,] columns)
+        positions = int(a.shape[1]) if a.ndim == 3 else 1  # type: ignore[arg-type]
+        if positions > MOST_TERMS:
+            raise NotImplementedError(
+                f"a sample's part of {operation.name} sums over {positions} positions ({operation.label})"
+            )
+        for k in range(positions):
+            left, right = ((view.index(1, k) if view.ndim == 3 else view) for view in (a, b))
+            if k or operation.accumulate:
+                self.ops.map(target, lambda total, a, b: total + a * b, target, left.expand(-1), right.expand(1))
+            else:
+                self.ops.map(target, lambda a, b: a * b, left.expand(-1), right.expand(1))
+
+
+def _samples(view: View) -> View:
+    """The view with an axis of its own for the positions of a sample, where samples and positions are one axis."""
+    extent = view.shape[0]
+    assert isinstance(extent, Batch)
+    if extent.per_sample == 1:
+        return view
+    shape: Shape = (Batch(), extent.per_sample, *view.shape[1:])
+    return replace(view, shape=shape, strides=(view.strides[0] * extent.per_sample, *view.strides))

@@ -1,0 +1,180 @@
+"""From a declared network to programs of its derivatives, by series of what is perturbed (`chains.jets`).
+
+Beside the buffers of `chains.network.record` there are ``v`` (directions of inputs, or of parameters), ``d1``, ``d2``, ...
+(derivatives of the outputs) and ``hv`` (a product with the Hessian matrix).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+
+from chains.jets.jet import Jet
+from chains.jets.per_sample import PerSample
+from chains.jets.series import ZERO
+from chains.network.record import Network, Objective, _begin, _node, _record_gradient, _zero_frozen
+from chains.program.program import Program
+from chains.program.recorder import Recorder
+from chains.program.view import View
+
+
+def derivatives(network: Network, directions: int, order: int, dtype: Any, *, own: bool = False) -> Program:
+    """y = the outputs; d1, d2, ... = their derivatives along each direction, the last axis; v = the directions.
+
+    These are the same for all samples, shape (directions, *input), or each sample's `own`, (batch, directions, *input).
+    """
+    ops, y, jet = _outputs_along("derivatives", network, directions, order, dtype, own=own)
+    output = y.sample_shape
+    ops.copy(ops.external("y", output, role="output", batched=True), jet.row(y, ZERO))
+    for power in range(1, order + 1):
+        out = ops.external(f"d{power}", (*output, directions), role="output", batched=True)
+        for direction in range(directions):
+            _scaled(ops, out.index(-1, direction), jet.coefficient(y, (direction, power)), math.factorial(power))
+    return ops.finish()
+
+
+def laplacian(network: Network, directions: int, dtype: Any) -> Program:
+    """laplacian = the sum of the second derivatives of the outputs along the directions v, (directions, *input)."""
+    ops, y, jet = _outputs_along("Laplacian", network, directions, 2, dtype)
+    out = ops.external("laplacian", y.sample_shape, role="output", batched=True)
+    found = [jet.coefficient(y, (direction, 2)) for direction in range(directions)]
+    seconds = [each for each in found if each is not None]
+    if seconds:
+        ops.map(out, lambda *parts: 2.0 * reduce(add, parts), *seconds)
+    else:
+        ops.fill(out, 0.0)
+    return ops.finish()
+
+
+def hessian_product(network: Network, objective: Objective, dtype: Any) -> Program:
+    """hv = the Hessian matrix of the loss and penalty times v, a vector like p. Pure. What is frozen has no part in it."""
+    ops, p, x = _begin("Hessian product", network, dtype, training=False)
+    size = (network.layout.size,)
+    g = ops.scratch("gradient", size, batched=False)
+    _record_gradient(ops, network, objective, p, g, x)
+    _zero_frozen(ops, network, g)
+    jet, recorded = Jet(ops, (1,)), ops.taken()
+    jet.perturb(p, (0, 1), _direction(ops, network))
+    hv = ops.external("hv", size, role="output")
+    jet.place(g, (0, 1), hv)
+    jet.place(ops.external("value", (), role="output"), ZERO, ops.scratch("value", (), batched=False))
+    jet.record(recorded)
+    if jet.coefficient(g, (0, 1)) is None:
+        ops.fill(hv, 0.0)
+    return ops.finish()
+
+
+def gauss_newton_product(network: Network, objective: Objective, dtype: Any) -> Program:
+    """hv = the pullback of the Hessian matrix of the loss with respect to the outputs times their change along v. Pure."""
+    ops, p, x = _begin("Gauss-Newton product", network, dtype, training=False)
+    size, output = (network.layout.size,), network.declaration.output_shape
+    g = ops.external("hv", size, role="output")
+    t = ops.external("t", objective.target, role="input", batched=True)
+    w = ops.external("weights", (), role="input", batched=True) if objective.weighted else None
+    y, dy = (ops.scratch(name, output) for name in ("y", "dy"))
+    node = _node(ops, network, p, g)
+    node.forward(ops, x, y)
+    objective.loss.record(ops, y, t, w, ops.scratch("value", (), batched=False), dy)
+    jet, recorded = Jet(ops, (1,)), ops.taken()
+    jet.perturb(p, (0, 1), _direction(ops, network))
+    jet.record(recorded)
+    _scaled(ops, dy, jet.coefficient(dy, (0, 1)), 1.0)
+    node.pullback(ops, x, y, dy, ops.scratch("dx", network.declaration.input))
+    _zero_frozen(ops, network, g)
+    return ops.finish()
+
+
+def sample_gradients(network: Network, objective: Objective, dtype: Any) -> Program:
+    """j = the gradient of each sample's own loss, (batch, n_params). Pure."""
+    ops, p, x = _begin("gradients of samples", network, dtype, training=False)
+    j = ops.external("j", (network.layout.size,), role="output", batched=True)
+    g = ops.scratch("gradient", (network.layout.size,), batched=False)
+    _record_gradient(ops, network, objective, p, g, x)
+    _zero_frozen(ops, network, g)
+    # Each sample is a batch of its own, and nobody wants the sum of their losses.
+    inverse, one = ops.inverse_batch, ops.constant("one", np.ones(()))
+    recorded = [operation for operation in ops.taken() if all(out.buffer.name != "value" for out in operation.outs)]
+    alone = [replace(each, ins=tuple(one if view == inverse else view for view in each.ins)) for each in recorded]
+    PerSample(ops, {g.buffer: j}).record(alone)
+    return ops.finish()
+
+
+def jacobian(network: Network, cotangents: int, dtype: Any) -> Program:
+    """j = each sample's pullback of each row of dy, (cotangents, *output): (batch, cotangents, n_params)."""
+    ops, p, x = _begin("Jacobian", network, dtype, training=False)
+    j = ops.external("j", (cotangents, network.layout.size), role="output", batched=True)
+    g = ops.scratch("gradient", (network.layout.size,), batched=False)
+    for number, (pullback, _) in enumerate(_pullbacks(ops, network, p, g, x, cotangents)):
+        PerSample(ops, {g.buffer: j.index(1, number)}).record(pullback)
+    return ops.finish()
+
+
+def input_jacobian(network: Network, cotangents: int, dtype: Any) -> Program:
+    """dx = the pullback of each row of dy, (cotangents, *output), to the inputs: (batch, cotangents, *input)."""
+    ops, p, x = _begin("input Jacobian", network, dtype, training=False)
+    out = ops.external("dx", (cotangents, *network.declaration.input), role="output", batched=True)
+    nobody = ops.scratch("gradient", (network.layout.size,), batched=False)
+    for number, (pullback, dx) in enumerate(_pullbacks(ops, network, p, nobody, x, cotangents)):
+        ops.operations += pullback
+        ops.copy(out.index(1, number), dx)
+    return ops.finish()
+
+
+def _pullbacks(ops: Recorder, network: Network, p: View, g: View, x: View, cotangents: int) -> Iterator[tuple[list[Any], View]]:
+    """The pullback of each row of the input dy, and its dx; the forward pass is recorded where it is needed."""
+    output = network.declaration.output_shape
+    given = ops.external("dy", (cotangents, *output), role="input")
+    y, dx = ops.scratch("y", output), ops.scratch("dx", network.declaration.input)
+    node = _node(ops, network, p, g)
+    node.forward(ops, x, y)
+    forward = list(ops.operations)
+    kept = {view.buffer for operation in forward for view in operation.outs}
+    for number in range(cotangents):
+        recorded = ops.taken()
+        dy = ops.scratch("dy", output)
+        ops.copy(dy, given.index(0, number))
+        node.pullback(ops, x, y, dy, dx)
+        _zero_frozen(ops, network, g)
+        pullback, ops.operations = ops.taken(), recorded
+        yield pullback, dx
+        if number + 1 < cotangents and any(view.buffer in kept for operation in pullback for view in operation.outs):
+            ops.operations += forward  # this pullback has used up what the forward pass had kept
+
+
+def _outputs_along(
+    name: str, network: Network, directions: int, order: int, dtype: Any, *, own: bool = False
+) -> tuple[Recorder, View, Jet]:
+    """The forward pass for series along the rows of the input v, and its outputs."""
+    ops, p, x = _begin(name, network, dtype, training=False)
+    v = ops.external("v", (directions, *network.declaration.input), role="input", batched=own)
+    y = ops.scratch("y", network.declaration.output_shape)
+    _node(ops, network, p, ops.scratch("gradient", (network.layout.size,), batched=False)).forward(ops, x, y)
+    jet, recorded = Jet(ops, (order,) * directions), ops.taken()
+    for direction in range(directions):
+        tangent = ops.scratch(f"direction {direction}", network.declaration.input)
+        ops.copy(tangent, v.index(1 if own else 0, direction))
+        jet.perturb(x, (direction, 1), tangent)
+    jet.record(recorded)
+    return ops, y, jet
+
+
+def _direction(ops: Recorder, network: Network) -> View:
+    """The input v, a vector like p, with zeros for what is frozen."""
+    v = ops.external("v", (network.layout.size,), role="input")
+    direction = ops.scratch("direction", (network.layout.size,), batched=False)
+    ops.copy(direction, v)
+    _zero_frozen(ops, network, direction)
+    return direction
+
+
+def _scaled(ops: Recorder, out: View, coefficient: View | None, factor: float) -> None:
+    if coefficient is None:
+        ops.fill(out, 0.0)
+    else:
+        ops.map(out, lambda c: factor * c, coefficient)

@@ -1,0 +1,188 @@
+"""Residual losses: exact against JAX and against differences, every piece by its name, wrong problems refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+
+import chains
+from chains import Adam, Append, BatchNorm, Chain, Dense, ResidualProblem, Term, tanh, train
+from chains.expr import sin
+from tests.harness import BACKENDS
+
+every_backend = pytest.mark.parametrize("backend", sorted({"numpy", "native", *BACKENDS} - {"cupy"}))
+POINTS = np.random.default_rng(0).uniform(-1.0, 1.0, (30, 2))
+EDGE = np.random.default_rng(1).uniform(-1.0, 1.0, (7, 2))
+
+
+def small(backend: str = "numpy", outputs: int = 1) -> Chain:
+    return Chain(Dense(2, 6, tanh), Dense(6, 5, "gelu"), Dense(5, outputs), backend=backend)
+
+
+def pieces(net: Chain, p: np.ndarray, x: np.ndarray) -> dict[str, np.ndarray]:
+    """The first output and its derivatives, by other calls."""
+    u, du, d2u = net.derivatives(p, x, full=True)
+    third = net.derivatives(p, x, 3)[3]
+    first, second = du[:, 0].T, np.moveaxis(d2u[:, 0], 0, -1)
+    return {
+        "u": u[:, 0],
+        "t": first[0],
+        "x": first[1],
+        "tt": second[0, 0],
+        "tx": second[0, 1],
+        "xx": second[1, 1],
+        "xxx": third[:, 0, 1],
+    }
+
+
+@every_backend
+def test_every_piece_is_the_derivative_of_its_name(backend):
+    net = small(backend)
+    p = net.init(seed=0, dtype=np.float64)
+    found = pieces(net, p, POINTS)
+    for name in ("t", "x", "tt", "tx", "xx", "xxx"):
+        problem = ResidualProblem(("t", "x"), ("u",), [Term(lambda u, name=name: getattr(u, name) + 0.3 * u, POINTS)])
+        wanted = np.mean((found[name] + 0.3 * found["u"]) ** 2)
+        assert net.loss(p, problem.x, problem.t, problem.loss) == pytest.approx(wanted, rel=1e-11)
+    problem = ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.d("x", "t"), POINTS)])
+    assert net.loss(p, problem.x, problem.t, problem.loss) == pytest.approx(np.mean(found["tx"] ** 2), rel=1e-11)
+
+
+@every_backend
+def test_terms_weights_data_and_coordinates(backend):
+    net = small(backend)
+    p = net.init(seed=1, dtype=np.float64)
+    f, g = np.arange(30.0), np.linspace(0.0, 1.0, 7)
+    problem = ResidualProblem(
+        ("t", "x"), ("u",), [Term(lambda u, t, f: u.t - f * t, POINTS, {"f": f}), Term(lambda u, g: u - g, EDGE, {"g": g}, 3.0)]
+    )
+    inside, edge = pieces(net, p, POINTS), pieces(net, p, EDGE)
+    wanted = np.mean((inside["t"] - f * POINTS[:, 0]) ** 2) + 3.0 * np.mean((edge["u"] - g) ** 2)
+    assert net.loss(p, problem.x, problem.t, problem.loss) == pytest.approx(wanted, rel=1e-12)
+    assert len(problem.x) == len(problem.t) == 37
+
+
+@every_backend
+def test_coupled_equations_of_several_outputs_and_a_transform(backend):
+    net = small(backend, outputs=2)
+    p = net.init(seed=2, dtype=np.float64)
+    problem = ResidualProblem(
+        ("t", "x"), ("u", "v"), [Term(lambda u, v: (u.t - v.x, u.xx + v), POINTS)],
+        transform=lambda u, v, x: (x * x * u, v + x),
+    )  # fmt: skip
+    u, du, d2u = net.derivatives(p, POINTS, full=True)
+    x = POINTS[:, 1]
+    u_t, v_x, v = x * x * du[:, 0, 0], du[:, 1, 1] + 1.0, u[:, 1] + x
+    u_xx = 2.0 * u[:, 0] + 4.0 * x * du[:, 0, 1] + x * x * d2u[:, 0, 1, 1]
+    wanted = np.mean((u_t - v_x) ** 2 + (u_xx + v) ** 2)
+    assert net.loss(p, problem.x, problem.t, problem.loss) == pytest.approx(wanted, rel=1e-11)
+    found = problem.evaluate(net, p, POINTS)
+    np.testing.assert_allclose(found["u"], x * x * u[:, 0], rtol=1e-12)
+    np.testing.assert_allclose(found["v"], v, rtol=1e-12)
+
+
+@every_backend
+def test_burgers_as_in_jax(backend):
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_enable_x64", True)
+    jnp = jax.numpy
+    net = Chain(Dense(2, 8, tanh), Dense(8, 8, tanh), Dense(8, 1), backend=backend)
+    p = net.init(seed=3, dtype=np.float64)
+    problem = ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.t + u * u.x - 0.01 / math.pi * u.xx, POINTS)])
+
+    def network(p, z):
+        h, start = z, 0
+        for layer, (inputs, outputs) in enumerate(((2, 8), (8, 8), (8, 1))):
+            weight = p[start : start + inputs * outputs].reshape(inputs, outputs)
+            bias = p[start + inputs * outputs : start + inputs * outputs + outputs]
+            start += (inputs + 1) * outputs
+            h = h @ weight + bias
+            h = jnp.tanh(h) if layer < 2 else h
+        return h[0]
+
+    def residual(p, z):
+        gradient = jax.grad(network, 1)
+        second = jax.hessian(network, 1)(p, z)[1, 1]
+        return gradient(p, z)[0] + network(p, z) * gradient(p, z)[1] - 0.01 / math.pi * second
+
+    value, g = jax.value_and_grad(lambda p: jnp.mean(jax.vmap(lambda z: residual(p, z))(POINTS) ** 2))(p)
+    found, gradient = net.value_and_grad(p, problem.x, problem.t, problem.loss)
+    assert found == pytest.approx(float(value), rel=1e-12)
+    np.testing.assert_allclose(gradient, g, rtol=1e-9, atol=1e-12 * float(np.abs(g).max()))
+
+
+def test_an_unknown_coefficient_is_found():
+    """u = exp(-k t) with k = 0.7 from its values: k is trained along as an output."""
+    t = np.linspace(0.0, 2.0, 40)[:, None]
+    net = Chain(Dense(1, 8, tanh), Dense(8, 1), Append(k=0.1))
+    terms = [Term(lambda u, k: u.t + k * u, t), Term(lambda u, seen: u - seen, t, {"seen": np.exp(-0.7 * t[:, 0])})]
+    problem = ResidualProblem(("t",), ("u", "k"), terms)
+    result = net.objective(problem.x, problem.t, problem.loss).minimize(net.init(seed=0, dtype=np.float64), tol=1e-9)
+    assert net.views(result.x)["2.k"][0] == pytest.approx(0.7, abs=5e-3)
+
+
+def test_training_lowers_the_residual_and_equal_problems_share_programs():
+    net = small("native")
+    p = net.init(seed=0, dtype=np.float64)
+    problem = ResidualProblem(("t", "x"), ("u",), [Term(lambda u, x: u.xx + sin(x), POINTS)])
+    before = net.loss(p, problem.x, problem.t, problem.loss)
+    train(net, p, problem.x, problem.t, problem.loss, Adam(1e-2), epochs=200, batch_size=None)
+    assert net.loss(p, problem.x, problem.t, problem.loss) < 0.1 * before
+    again = ResidualProblem(("t", "x"), ("u",), [Term(lambda u, x: u.xx + sin(x), EDGE)])
+    assert again.loss == problem.loss
+    assert hash(again.loss) == hash(problem.loss)
+    for twin in (pickle.loads(pickle.dumps(problem.loss)), copy.deepcopy(problem.loss)):
+        assert twin == problem.loss
+
+
+WRONG = [
+    (lambda: ResidualProblem("t", ("u",), []), TypeError, "`coordinates` (='t')"),
+    (lambda: ResidualProblem(("t", "t"), ("u",), []), ValueError, "names one twice"),
+    (lambda: ResidualProblem(("t",), ("t",), [Term(lambda t: t, EDGE[:, :1])]), ValueError, "`t` is the name of a coordinate"),
+    (lambda: ResidualProblem(("t", "x"), ("u",), []), TypeError, "`terms` (=[])"),
+    (lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u, EDGE[:, :1])]), ValueError, "wanted (n, 2)"),
+    (lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u, EDGE[:0])]), ValueError, "at least one point"),
+    (lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda w: w, EDGE)]), ValueError, "takes `w`"),
+    (lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.z, EDGE)]), ValueError, "`z` is not made of"),
+    (lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.xxxxx, EDGE)]), ValueError, "up to order 4"),
+    (lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.xxt, EDGE)]), ValueError, "mixed ones of order 2"),
+    (lambda: ResidualProblem(("t", "x"), ("u",), [Term("u", EDGE)]), TypeError, "must be a formula"),
+    (lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u, f: u, EDGE, {"f": np.ones(3)})]), ValueError, "7 points"),
+    (lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u, EDGE, weight=-1.0)]), ValueError, "`weight` (=-1.0)"),
+    (
+        lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u, EDGE)], transform=lambda u: (u, u)),
+        ValueError,
+        "gives 2 numbers for 1 outputs",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "words"), WRONG, ids=[words for _, _, words in WRONG])
+def test_problems_that_make_no_sense(make, error, words):
+    with pytest.raises(error) as found:
+        make()
+    assert words in str(found.value)
+
+
+def test_data_of_another_problem_and_batch_statistics_are_refused():
+    problem = ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.x, POINTS)])
+    net = small()
+    p = net.init(dtype=np.float64)
+    with pytest.raises(ValueError, match=r"pass `problem\.t`"):
+        net.value_and_grad(p, problem.x, np.ones((30, 2)), problem.loss)
+    wide = small(outputs=2)
+    with pytest.raises(ValueError, match="do not go with the outputs u"):
+        wide.value_and_grad(wide.init(dtype=np.float64), problem.x, problem.t, problem.loss)
+    net = Chain(Dense(2, 4), BatchNorm(4), Dense(4, 1))
+    with pytest.raises(ValueError, match="batch statistics"):
+        net.value_and_grad(net.init(dtype=np.float64), problem.x, problem.t, problem.loss, state=net.init_state(np.float64))
+
+
+def test_printed_problem():
+    problem = ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.x, POINTS), Term(lambda u: u, EDGE)])
+    assert repr(problem) == "<residual problem of u in t, x: 2 terms, 37 points>"
+    assert chains.Term is Term
