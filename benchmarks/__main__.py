@@ -11,7 +11,16 @@ from benchmarks import chains_peer, machine, report
 from benchmarks.peers import PEERS, Options
 from benchmarks.timing import Contest, Criterion, Table, race
 
-PROBLEMS = ("matrix_exp", "mnist_mlp", "latency", "wide", "lenet5", "rosetta_cnn")  # one module each, with `contests(options)`
+PROBLEMS = (
+    "matrix_exp",
+    "mnist_mlp",
+    "latency",
+    "wide",
+    "lenet5",
+    "rosetta_cnn",
+    "pinn",
+    "derivatives",
+)  # one module each, with `contests(options)`
 
 
 def main() -> int:
