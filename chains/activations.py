@@ -119,7 +119,12 @@ def _identity(x: Any) -> Any:
 
 identity = _built_in("identity", _identity, lambda y: 1.0)
 sigmoid = _built_in("sigmoid", _sigmoid, lambda y: y * (1.0 - y))
-tanh = _built_in("tanh", _tanh, lambda y: 1.0 - y * y)
+tanh = _built_in(
+    "tanh",
+    _tanh,
+    lambda y: 1.0 - y * y,
+    "The derivative is as exact as y: within 1e-6 in float32, where y is 1 and the derivative 0 from about |x| = 9 on.",
+)
 relu = _built_in(
     "relu", lambda x: maximum(x, 0.0), lambda y: where(y <= 0.0, 0.0, 1.0), "At the kink, x = 0, the derivative is taken as 0."
 )

@@ -247,3 +247,17 @@ def test_training_steps_drop_differently_but_as_documented(backend_name):
         kept = uniform(16, 4, step, 0) >= 0.5
         wanted[kept] -= 0.01 * 4 * wanted[kept]
     assert_close(p, wanted, 1e-12)
+
+
+@pytest.mark.parametrize("f", [chains.tanh, chains.sigmoid], ids=str)
+def test_slopes_of_saturated_activations(f, dtype, backend_name):
+    """They come from the output, which rounds to 1: zero from there on, never below it, and close to the exact ones before."""
+    net = Chain(chains.Activation(f), input_shape=(1,), backend=backend_name)
+    x = np.linspace(-45.0, 45.0, 20001).astype(dtype)[:, None]
+    slope = net.vjp(np.zeros(0, dtype), x, np.ones_like(x))[1]
+    e = np.exp(-abs(x.astype(np.float64)))
+    exact = 4 * e * e / (1 + e * e) ** 2 if f is chains.tanh else e / (1 + e) ** 2
+    np.testing.assert_allclose(slope, exact, rtol=0, atol=1e-6 if dtype == np.float32 else 5e-16)
+    assert (slope >= 0).all()
+    far = x > (40.0 if dtype == np.float64 else 20.0)  # below, sigmoid has small outputs and their slopes
+    assert (slope[far] == 0).all()
