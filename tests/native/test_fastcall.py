@@ -345,9 +345,9 @@ def test_what_is_no_loss_is_refused_whether_or_not_it_can_be_compared():
 
 
 @pytest.mark.parametrize(("loss", "good", "bad", "text"), [
-    (chains.BCEWithLogitsLoss(), 1.0, 1.5, "targets must be from 0 to 1, but there is 1.5"),
-    (chains.BCEWithLogitsLoss(), 0.0, -0.5, "targets must be from 0 to 1, but there is -0.5"),
-    (chains.CrossEntropyLoss(), 0.25, -0.5, "probabilities must not be negative, but there is -0.5"),
+    (chains.BCEWithLogitsLoss(), 1.0, 1.5, "targets must be from 0 to 1, got 1.5"),
+    (chains.BCEWithLogitsLoss(), 0.0, -0.5, "targets must be from 0 to 1, got -0.5"),
+    (chains.CrossEntropyLoss(), 0.25, -0.5, "probabilities must not be negative, got -0.5"),
 ])  # fmt: skip
 def test_targets_that_make_no_sense_are_refused_in_quick_calls_too(loss, good, bad, text):
     net, p, x, t = make()
