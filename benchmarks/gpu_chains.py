@@ -17,7 +17,8 @@ from chains import SGD, Adam, Chain, Conv, Dense, SquaredLoss, backends, relu, t
 from chains.backends.cupy import CupyBackend, streaming
 from chains.backends.cupy import chunked_call as pieces
 from chains.backends.cupy.device.interface import Device, Gemm
-from chains.training.steps import ArraySteps
+from chains.training.optimizer_state import begin
+from chains.training.steps import MANY, ArraySteps
 
 Result = dict[str, Any]
 PRECISIONS = ("float32", "tf32", "bf16")
@@ -167,7 +168,7 @@ class Trainer:
         with mock.patch.object(streaming, "SHARE", -1.0 if streamed else 1.0):
             self.steps = ArraySteps(
                 data, self.step, {"p": self.p}, given.optimizer,
-                batch_size=given.batch, drop_last=given.drop_last, seed=0, optimizer_state=None,
+                batch_size=given.batch, drop_last=given.drop_last, seed=0, optimizer_state=begin(given.optimizer, self.p),
             )  # fmt: skip
         self.loss = np.nan
 
@@ -176,8 +177,10 @@ class Trainer:
         count = self.problem.epochs if count is None else count
         start, done = time.perf_counter(), 0
         while done < count:
-            losses = self.steps.epochs(count - done, True, None)
-            self.loss, done = losses[-1], done + len(losses)
+            self.steps.advance(count - done, MANY)
+            if self.steps.finished:
+                losses = self.steps.take()
+                self.loss, done = losses[-1], done + len(losses)
         return time.perf_counter() - start
 
     def accuracy(self) -> float | None:

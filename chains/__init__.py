@@ -82,9 +82,9 @@ from chains.threads import get_num_threads as get_num_threads
 from chains.threads import num_threads as num_threads
 from chains.threads import set_num_threads as set_num_threads
 from chains.training.history import History as History
-from chains.training.steps import Updater as Updater
-from chains.training.train import TrainingState as TrainingState
+from chains.training.run import TrainingState as TrainingState
 from chains.training.train import train as train
+from chains.training.updater import Updater as Updater
 
 __version__ = "0.1.0"
 # What networks are made of. A star import brings none of the names that are likely to stand for something else beside it:

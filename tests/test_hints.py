@@ -16,7 +16,7 @@ from chains.activations import ACTIVATIONS
 from chains.data import Augment, Batches, prefetch
 from chains.initializers import INITIALIZERS
 from chains.messages import SYNONYMS, counted, listed, meant
-from chains.training.steps import Updater
+from chains.training.updater import Updater
 
 X, T = np.ones((6, 3)), np.zeros((6, 2))
 LABELS = np.array([0, 1, 2, 3, 4, 0])

@@ -25,6 +25,7 @@ FLOORS = [
     ["lazy", "processors", "recent"],
     ["messages"],
     ["checks"],
+    ["data"],
     ["expr", "initializers", "progress", "threads"],
     ["program"],
     ["params", "jets"],

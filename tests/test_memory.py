@@ -30,7 +30,7 @@ from chains import (
     train,
 )
 from chains.backends import backend
-from chains.training.steps import Updater
+from chains.training.updater import Updater
 
 CEILING = 2000  # bytes
 NUMPY_BUFFERS = 4 * 8192 * 8  # a ufunc that broadcasts or converts: at most 8192 elements for each of its operands

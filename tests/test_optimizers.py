@@ -30,7 +30,7 @@ from chains import (
 from chains.expr import floor, log, where
 from chains.network import record
 from chains.program.recorder import Recorder
-from chains.training.steps import Updater
+from chains.training.updater import Updater
 from tests.harness import CLIPPED, OPTIMIZERS, ROUNDING, SCHEDULES, assert_close, assert_same_bits, run_program
 
 ALL = OPTIMIZERS | CLIPPED

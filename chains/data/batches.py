@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 
 from chains.checks import as_unmasked, check_count, check_flags, check_labels, check_number, takes
 from chains.data.augment import Augment
 
+Item = TypeVar("Item")
 # Changes images at random: takes a batch of them and a generator, and returns a fresh batch.
 Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
@@ -76,17 +77,28 @@ class Batches:
         return whole if self.drop_last or not rest else whole + 1
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, ...]]:
+        return self.pass_from(0)
+
+    def pass_from(self, batch: int) -> Iterator[tuple[np.ndarray, ...]]:
+        """The next pass, from the batch of this number on, as it would come in a whole pass.
+
+        Raises TypeError or ValueError for a number that is no whole one from 0.
+        """
+        batch = check_count("batch", batch, 0)
         rng = np.random.default_rng((self.seed, self.epoch))
         order = rng.permutation(self.samples) if self.shuffle else None
         self.epoch += 1
-        return self._batches(order, rng)
+        return self._batches(order, rng, batch)
 
-    def _batches(self, order: np.ndarray | None, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, ...]]:
-        for k in range(len(self)):
+    def _batches(self, order: np.ndarray | None, rng: np.random.Generator, begin: int) -> Iterator[tuple[np.ndarray, ...]]:
+        for k in range(begin if self.augment is None else 0, len(self)):
             part = slice(k * self.batch_size, (k + 1) * self.batch_size)
             chosen = part if order is None else order[part]
             first, *others = (array[chosen] for array in self.arrays)
-            yield (self._changed(first, rng), *others)
+            if k < begin:
+                self._changed(first, rng)  # for the random numbers that it draws
+            else:
+                yield (self._changed(first, rng), *others)
 
     def _changed(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """A batch of the first array, augmented and scaled where that is wanted."""
@@ -107,6 +119,21 @@ class Batches:
         if self.scale is not None:
             settings += f", scale={self.scale:g}"
         return f"<Batches of {arrays}: {len(self)} an epoch; {settings}>"
+
+
+def pass_from(source: Iterable[Item], batch: int) -> Iterator[Item]:
+    """A pass over a source of batches, from the batch of this number on.
+
+    It is asked for where the source has a method `pass_from`; otherwise the batches before it are taken and left.
+    """
+    own = getattr(source, "pass_from", None)
+    if batch and own is not None:
+        asked: Iterator[Item] = own(batch)
+        return asked
+    batches = iter(source)
+    for _ in zip(range(batch), batches, strict=False):
+        pass
+    return batches
 
 
 def _check_scale(scale: Any, array: np.ndarray) -> None:

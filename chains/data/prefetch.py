@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from chains.checks import check_count
+from chains.data.batches import pass_from
 
 Item = TypeVar("Item")
 
@@ -51,9 +52,22 @@ class Prefetched(Generic[Item]):
         return len(self.batches)  # type: ignore[arg-type]  # a TypeError where it has no length
 
     def __iter__(self) -> Pass[Item]:
-        begun = Pass(iter(self.batches), self.depth)
+        return self.pass_from(0)
+
+    def pass_from(self, batch: int) -> Pass[Item]:
+        """The next pass, from the batch of this number on; those before it are made in vain unless `batches` can leave them."""
+        begun = Pass(pass_from(self.batches, check_count("batch", batch, 0)), self.depth)
         self._passes.add(begun)
         return begun
+
+    @property
+    def epoch(self) -> int:
+        """The number of the next pass, where `batches` count them; it can be set. Raises AttributeError where they do not."""
+        return self.batches.epoch  # type: ignore[attr-defined]
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        self.batches.epoch = number  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """End all passes under way."""

@@ -3,16 +3,55 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chains.messages import counted
+import numpy as np
+
+from chains.backends.places import on_host
+from chains.messages import counted, listed, shown
+from chains.params import Layout
+from chains.training import encoding
+from chains.training.optimizer_state import OptimizerState
+
+Names = tuple[tuple[str, tuple[int, ...]], ...]  # of a layout: name and shape of each array
+
+
+@dataclass(frozen=True, eq=False)
+class Position:
+    """Where a run stands within an epoch, so that it can go on there: `step` steps of it are done."""
+
+    step: int = 0
+    losses: np.ndarray = field(default_factory=lambda: np.empty(0))  # of these steps; from a source: their sum, and samples
+    source_epoch: int | None = None  # the number of the pass over a source that counts them
+    data: dict[str, Any] = field(default_factory=dict)  # what decides the batches: samples, batch size, seed ...
+    seconds: float = 0.0  # since training began, when it was left
+
+    def to_dict(self) -> dict[str, Any]:
+        """The position as JSON has it."""
+        return {**vars(self), "losses": encoding.encoded(self.losses), "data": dict(self.data)}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Position:
+        """What `to_dict` gave. Raises TypeError, KeyError or ValueError for anything else."""
+        source = data["source_epoch"]
+        return cls(
+            encoding.as_count(data["step"]),
+            np.array(encoding.decoded(data["losses"]), np.float64),
+            None if source is None else encoding.as_count(source),
+            dict(data["data"]),
+            encoding.as_number(data["seconds"]),
+        )
 
 
 @dataclass(eq=False)
 class History:
-    """What happened in each epoch: lists of equal length, one entry an epoch. ``print(history)`` shows a table."""
+    """What happened in each epoch: lists of equal length, one entry an epoch. ``print(history)`` shows a table.
+
+    It goes on where it ended as ``train(..., resume=history)``, and ``first + second`` are the two as one. It can be pickled,
+    and is JSON as ``json.dumps(history.to_dict())``.
+    """
 
     loss: list[float] = field(default_factory=list)  # mean over the epoch's samples, each before its step
     validation_loss: list[float] = field(default_factory=list)  # after the epoch; empty without validation data
@@ -21,7 +60,9 @@ class History:
     steps: int = 0
     optimizer: str = ""  # its name
     stopped: str = ""  # why training ended before the last epoch, or empty
-    optimizer_state: dict[str, Any] = field(default_factory=dict, repr=False)  # for train(..., resume=history)
+    optimizer_state: Mapping[str, Any] = field(default_factory=dict, repr=False)  # for train(..., resume=history)
+    position: Position = field(default_factory=Position, repr=False)  # within the epoch that was not finished
+    layout: Names = field(default=(), repr=False)  # the names and shapes of the network's parameters
 
     @property
     def epochs(self) -> int:
@@ -45,6 +86,63 @@ class History:
 
     def __len__(self) -> int:
         return self.epochs
+
+    def __add__(self, later: History) -> History:
+        """This history and the one that went on from it, as one.
+
+        Raises ValueError where the later one is of another network or optimiser, did not begin where this one ended, or
+        records other numbers.
+        """
+        if not isinstance(later, History):
+            return NotImplemented
+        _check_follows(self, later)
+        begun = max([self.position.seconds, *self.seconds[-1:]])
+        return replace(
+            later,
+            loss=self.loss + later.loss,
+            validation_loss=self.validation_loss + later.validation_loss,
+            metrics={
+                name: self.metrics.get(name, []) + later.metrics.get(name, []) for name in {**self.metrics, **later.metrics}
+            },
+            seconds=self.seconds + [begun + seconds for seconds in later.seconds],
+            steps=self.steps + later.steps,
+            position=replace(later.position, seconds=begun + later.position.seconds),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it in lists, numbers and texts, for JSON: numbers that are not finite as texts, the moments in base64."""
+        return {
+            "loss": encoding.encoded(self.loss),
+            "validation_loss": encoding.encoded(self.validation_loss),
+            "metrics": {name: encoding.encoded(values) for name, values in self.metrics.items()},
+            "seconds": encoding.encoded(self.seconds),
+            "steps": self.steps,
+            "optimizer": self.optimizer,
+            "stopped": self.stopped,
+            "optimizer_state": {name: encoding.encoded_array(on_host(a)) for name, a in self.optimizer_state.items()},
+            "position": self.position.to_dict(),
+            "layout": [[name, list(shape)] for name, shape in self.layout],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> History:
+        """The history that `to_dict` made these of. Raises ValueError for anything else."""
+        try:
+            state = {str(name): encoding.decoded_array(array) for name, array in data["optimizer_state"].items()}
+            return cls(
+                encoding.decoded(data["loss"]),
+                encoding.decoded(data["validation_loss"]),
+                {str(name): encoding.decoded(values) for name, values in data["metrics"].items()},
+                encoding.decoded(data["seconds"]),
+                encoding.as_count(data["steps"]),
+                str(data["optimizer"]),
+                str(data["stopped"]),
+                OptimizerState(state),
+                Position.from_dict(data["position"]),
+                names_from(data["layout"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise ValueError(f"`data` (={shown(data)}) is not what History.to_dict gives: {error!r}") from error
 
     def __str__(self) -> str:
         columns = self.columns()
@@ -86,6 +184,39 @@ class History:
             right.set_ylabel(", ".join(self.metrics))
         ax.legend(handles=lines)
         return ax
+
+
+def names_of(layout: Layout) -> Names:
+    """The names and shapes of a layout."""
+    return tuple((entry.name, entry.shape) for entry in layout)
+
+
+def names_from(data: Any) -> Names:
+    """The names and shapes of a layout from lists of them. Raises TypeError or ValueError for anything else."""
+    return tuple((str(name), tuple(encoding.as_count(length) for length in shape)) for name, shape in data)
+
+
+def check_names(what: str, then: Names, now: Names) -> None:
+    """Raise ValueError, naming the first array that is another one, where `what` is of another network than there is now."""
+    for old, new in zip(then, now, strict=False):
+        if old != new:
+            raise ValueError(f"{what} of another network, with {old[0]} {old[1]} in the place of {new[0]} {new[1]}")
+    if len(then) != len(now):
+        raise ValueError(f"{what} of another network, with {counted(len(then), 'array')} in the place of {len(now)}")
+
+
+def _check_follows(first: History, later: History) -> None:
+    """Raise ValueError unless the later history goes on where the first one ended."""
+    if later.optimizer != first.optimizer:
+        raise ValueError(f"a history of {later.optimizer} does not go on from one of {first.optimizer}")
+    check_names("the first history is that", first.layout, later.layout)
+    steps = [int(history.optimizer_state["step"]) for history in (first, later) if history.optimizer_state]
+    if len(steps) == 2 and steps[1] - later.steps != steps[0]:
+        raise ValueError(
+            f"the later history began after {counted(steps[1] - later.steps, 'step')}, but the first one ended after {steps[0]}"
+        )
+    if first.epochs and later.epochs and (other := first.columns().keys() ^ later.columns().keys()):
+        raise ValueError(f"one history records {listed(sorted(other))} and the other does not")
 
 
 def _shown(epochs: int, most: int = 20) -> Iterator[int]:

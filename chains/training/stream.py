@@ -2,38 +2,66 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from chains.backends import Executable, Intake
 from chains.backends.base import KEPT_BINDINGS
+from chains.checks import whole
+from chains.data.batches import pass_from
 from chains.messages import counted
 from chains.network.record import Objective
 from chains.optimizers import Optimizer
-from chains.training.steps import Arrays, State, Steps, check_loss
+from chains.training.history import Position
+from chains.training.optimizer_state import State
+from chains.training.steps import SECONDS, START, Arrays, Steps
+
+_END = object()
 
 
 class Stream:
     """A source of batches, (x, t) or (x, t, weights): every pass over it is an epoch.
 
     `problem` turns a batch into arrays by buffer name and what is minimised, the same for all, or refuses it. The first
-    batch is taken at once, since its shapes decide the program. Raises TypeError or ValueError where that cannot be.
+    batch is taken at once, since its shapes decide the program. A stream goes on at `position`: in the pass of that number,
+    where the source counts its passes in an attribute `epoch`, behind the batches already seen. Raises TypeError or ValueError
+    where that cannot be.
     """
 
-    def __init__(self, source: Iterable[Any], problem: Callable[..., tuple[State, Objective]], epochs: int) -> None:
+    def __init__(
+        self,
+        source: Iterable[Any],
+        problem: Callable[..., tuple[State, Objective]],
+        epochs: int,
+        position: Position = START,
+    ) -> None:
         self.source = source
         self._problem = problem
-        self._begun: Iterator[Any] | None = iter(source)
+        if position.source_epoch is not None and source_epoch(source) is not None:
+            source.epoch = position.source_epoch  # type: ignore[attr-defined]
+        self.epoch = source_epoch(source)  # the number of the pass begun last, where the source counts them
+        seen = position.step
+        self._begun: Iterator[Any] | None = pass_from(source, max(0, seen - 1))
         if self._begun is source and epochs > 1:
             raise ValueError(f"`x` (a {type(source).__name__}) yields one pass only, too few for {epochs} epochs")
-        self._first = next(self._begun, None)
-        if self._first is None:
+        first = next(self._begun, None)
+        if first is None:
             raise ValueError("`x` yielded no batches")
-        self.objective = self._unpacked(self._first, "in the first batch")[1]
+        self.objective = self._unpacked(first, "in the first batch")[1]
+        self._first = [] if seen else [first]  # the last one seen has told the shapes, and is not trained on again
 
     def __len__(self) -> int:
         return len(self.source)  # type: ignore[arg-type]  # a TypeError where it has no length
+
+    @property
+    def next_epoch(self) -> int | None:
+        """The number of the pass that `begin` gives."""
+        return source_epoch(self.source) if self._begun is None else self.epoch
 
     def arrays(self, batch: Any, number: int, done: int) -> State:
         """The arrays of a batch by buffer name. Raises TypeError or ValueError, saying which it is, where it does not fit."""
@@ -54,17 +82,23 @@ class Stream:
     def begin(self) -> Iterator[Any]:
         """The batches of an epoch; the first epoch goes on from the batch already taken."""
         if self._begun is None:
+            self.epoch = source_epoch(self.source)
             return iter(self.source)
         begun = _Resumed(self._first, self._begun)
-        self._first = self._begun = None
+        self._first, self._begun = [], None
         return begun
 
 
-class _Resumed(Iterator[Any]):
-    """An iterator with the item it gave already put back."""
+def source_epoch(source: Any) -> int | None:
+    """The number of the next pass over a source that counts them in an attribute `epoch`."""
+    return whole(getattr(source, "epoch", None), 0)
 
-    def __init__(self, first: Any, rest: Iterator[Any]) -> None:
-        self._first = [first]  # no itertools.chain: it would keep the first batch in memory
+
+class _Resumed(Iterator[Any]):
+    """An iterator with the item it gave, if any, put back."""
+
+    def __init__(self, first: list[Any], rest: Iterator[Any]) -> None:
+        self._first = first  # no itertools.chain: it would keep the first batch in memory
         self._rest = rest
         self.close = getattr(rest, "close", lambda: None)
 
@@ -86,65 +120,93 @@ class StreamSteps(Steps):
         optimizer: Optimizer,
         *,
         seed: int,
-        optimizer_state: State | None,
+        optimizer_state: State,
+        position: Position = START,
+        data: Mapping[str, Any],
     ) -> None:
-        super().__init__(executable, trained, optimizer, seed=seed, optimizer_state=optimizer_state)
+        super().__init__(
+            executable, trained, optimizer, seed=seed, optimizer_state=optimizer_state, position=position, data=data
+        )
         self._stream = stream
+        self._begun = False  # the pass of this epoch
+        self._batches: Iterator[Any] | None = None  # that pass, while it is under way
         self._intakes: dict[tuple[Any, ...], Intake] = {}  # by batch size and types
         self._intake: Intake | None = None  # the one in use
         self._unread: deque[tuple[int, int]] = deque()  # of the steps whose loss it has yet to tell: number, batch size
-        self._started = 0
-        self._total = 0.0  # losses of the epoch, weighted by samples
+        self._total, self._samples = map(float, position.losses if self.step else (0, 0))  # losses weighted by samples
         try:
             self.per_epoch = len(stream)
         except TypeError:
             self.per_epoch = None
 
-    def epochs(self, most: int, shuffle: bool, tick: Callable[[int], object] | None) -> list[float]:
-        self.optimizer_state["epoch"] += 1
-        self._total, samples = 0.0, 0
-        batches = self._stream.begin()
-        try:
-            for number, batch in enumerate(batches):
-                data = self._stream.arrays(batch, number, self._started)
-                with self._runner.running():
-                    self._step(self._used(data), len(data["x"]))
-                samples += len(data["x"])
-                if tick is not None:
-                    tick(1)
+    def advance(self, epochs: int, steps: int) -> int:
+        before, end = self.done, time.perf_counter() + SECONDS
+        while not self.finished and self.done - before < steps:
+            with self.allowed:
+                if self._batches is None:
+                    self._begun = True
+                    self._batches = self._stream.begin()
+                batch = next(self._batches, _END)
+                if batch is not _END:
+                    data = self._stream.arrays(batch, self.step, self.done)
+            if batch is _END:
+                self._end()
+                break
+            size = len(data["x"])
             with self._runner.running():
-                self._read(0)
-        finally:
-            with self._runner.running():
-                self._change(None)
-            close = getattr(batches, "close", None)  # of generators, and of what has threads or files
-            if close is not None:
-                close()
-        if not samples:
-            raise ValueError(
-                f"`x` yielded no batches in a later pass, after {counted(self.done, 'step')}: every pass must yield some"
-            )
-        return [self._total / samples]
+                self._do(self._used(data), size)
+            del batch, data  # which would be in memory while the next one is made
+            self.step += 1
+            self._samples += size
+            if not math.isfinite(self.loss) or time.perf_counter() > end:
+                break
+        return self.done - before
 
-    def _step(self, data: State, size: int) -> None:
+    def _do(self, data: State, size: int) -> None:
+        """The next step; the losses of those before it, as far as they are known."""
         intake = self._intake_for(data, size)
         if intake is not self._intake:
             self._read(0)
             self._change(intake)
-        self._rates.good(self._first_step + self._started)
+        self._rates.good(self._first_step + self.done)
         intake.start(data)
-        self._started += 1
-        self._unread.append((self._started, size))
+        self.done += 1
+        self._unread.append((self.done, size))
         self._read(intake.ahead)
 
+    def _end(self) -> None:
+        """End the pass, behind its last batch."""
+        self.settle()
+        self._leave()
+        if not self.step:
+            raise ValueError(
+                f"`x` yielded no batches in a later pass, after {counted(self.done, 'step')}: every pass must yield some"
+            )
+        self.finished = True
+
+    def settle(self) -> None:
+        with self._runner.running():
+            self._read(0)
+            self._change(None)
+
+    def close(self) -> None:
+        self.settle()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Leave the pass under way."""
+        batches, self._batches = self._batches, None
+        close = getattr(batches, "close", None)  # of generators, and of what has threads or files
+        if close is not None:
+            close()
+
     def _read(self, ahead: int) -> None:
-        """Add up the losses, but for those of so many last steps."""
-        while len(self._unread) > ahead:
+        """Add up the losses, but for those of so many last steps, up to one that is not finite."""
+        while len(self._unread) > ahead and math.isfinite(self.loss):
             assert self._intake is not None
-            number, size = self._unread.popleft()
-            loss = self._intake.loss()
-            check_loss(loss, number)
-            self._total += loss * size
+            self.known, size = self._unread.popleft()
+            self.loss = self._intake.loss()
+            self._total += self.loss * size
 
     def _change(self, intake: Intake | None) -> None:
         """End what the intake in use has begun, and go on with another."""
@@ -162,3 +224,14 @@ class StreamSteps(Steps):
             binding = self._runner.bind(self._program, size, self._shared)
             self._intakes[key] = self._runner.intake(binding, data)
         return self._intakes[key]
+
+    def _means(self) -> list[float]:
+        mean = self._total / self._samples
+        self._total = self._samples = 0.0
+        self._begun = False
+        return [mean]
+
+    def position(self, seconds: float = 0.0) -> Position:
+        epoch = self._stream.epoch if self._begun else self._stream.next_epoch
+        losses = np.array([self._total, self._samples]) if self.step else START.losses
+        return Position(self.step, losses, epoch, self.data, seconds)

@@ -7,7 +7,7 @@ import pytest
 
 import chains
 from chains import Adam, CrossEntropyLoss
-from chains.training.steps import Updater
+from chains.training.updater import Updater
 from tests.bad_input.support import CLASSIFIER, GOOD, LABELS, METHODS, NET, WITH_P, WITH_T, Calls, assert_refused
 
 

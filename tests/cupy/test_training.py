@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from chains import Adam, Chain
-from chains.training.steps import Updater
+from chains.training.updater import Updater
 from tests.cupy.support import data, needs_compiler, trained
 from tests.harness import assert_close
 

@@ -1,0 +1,62 @@
+"""What ends training: a learning rate, a loss or a parameter that is no finite number."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from chains.backends.places import HOST, place_of
+from chains.expr.replay import Replay, traced
+from chains.messages import shown
+from chains.optimizers import Optimizer
+
+AHEAD = 1000  # steps whose learning rates are looked at together
+
+
+class Rates:
+    """Looks at the learning rates that a schedule gives, before the steps are taken."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._schedule = optimizer.learning_rate
+        self._rate = Replay(traced("`learning_rate`", optimizer.rate, 1)) if callable(self._schedule) else None
+        self._start = self._stop = 0.0  # the steps whose rates are known to be good
+
+    def good(self, first: float, count: int = 1) -> int:
+        """How many of these steps may be taken: up to the first whose rate is negative or not finite.
+
+        Raises FloatingPointError, naming the step, where that leaves none.
+        """
+        if self._rate is None or self._start <= first <= first + count <= self._stop:
+            return count
+        steps = np.arange(first, first + max(count, AHEAD), dtype=np.float64)
+        with np.errstate(all="ignore"):
+            rates = np.broadcast_to(self._rate(steps), steps.shape)
+        wrong = np.flatnonzero(~((rates >= 0) & (rates < math.inf)))
+        good = int(wrong[0]) if wrong.size else len(steps)
+        if not good:
+            raise FloatingPointError(
+                f"`learning_rate` (={shown(self._schedule)}) must be finite, zero or positive, got {rates[0]:g} at step "
+                f"{first:.0f}, counted from 0"
+            )
+        self._start, self._stop = first, first + good
+        return min(good, count)
+
+
+def check_loss(loss: float, step: int) -> None:
+    """Raise FloatingPointError where the loss of a step is not finite."""
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"the loss is {loss} at step {step}: the parameters or the data are out of range; "
+            "try a lower learning rate or clip_norm, or look for extreme values in the data"
+        )
+
+
+def check_parameters(p: np.ndarray, step: int) -> None:
+    """Raise FloatingPointError where the last step has made a parameter infinite or NaN; of those before, the loss tells."""
+    if place_of(p) is HOST and not np.isfinite(p).all():
+        position = int(np.argmin(np.isfinite(p)))
+        raise FloatingPointError(
+            f"`p` holds {p[position]} at index {position} after step {step}: the step was too large; "
+            "try a lower learning rate or clip_norm, or look for extreme values in the data"
+        )

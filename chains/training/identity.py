@@ -1,0 +1,57 @@
+"""What a run is of, as numbers and texts that can be written down and compared: the network, the loss, the batches."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from chains.chain import Chain
+
+SOURCE = "len(x)"  # the number of batches a pass, which only a source has
+# The attributes of a source of batches, where it has them, that decide these.
+SETTINGS = ("samples", "batch_size", "shuffle", "seed", "drop_last", "augment", "scale")
+
+
+def data_of(samples: int, batch_size: int, drop_last: bool, shuffle: bool, seed: int) -> dict[str, Any]:
+    """What decides the batches of an epoch on arrays, by the names that users know."""
+    return {
+        "samples": samples,
+        "batch_size": batch_size,
+        "drop_last": bool(drop_last),
+        "shuffle": bool(shuffle),
+        "seed": seed,
+    }
+
+
+def source_data(source: Any, seed: int) -> dict[str, Any]:
+    """What decides the batches of a source, as far as it tells; of one that prefetches, of the source within."""
+    while hasattr(source, "batches"):
+        source = source.batches
+    try:
+        length = len(source)
+    except TypeError:
+        length = None
+    settings = {f"x.{name}": _plain(getattr(source, name)) for name in SETTINGS if hasattr(source, name)}
+    return {SOURCE: length, **settings, "seed": seed}
+
+
+def network_text(net: Chain) -> str:
+    """The layers, without their starting values."""
+    return f"Chain({', '.join(_without_address(layer.brief()) for layer in net.layers)})"
+
+
+def text_of(thing: Any) -> str:
+    """How it is printed, but for where in memory it lies."""
+    return _without_address(repr(thing))
+
+
+def _without_address(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON has, or its text."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return value if isinstance(value, (bool, int, float, str, type(None))) else text_of(value)

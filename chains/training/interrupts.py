@@ -1,0 +1,70 @@
+"""Ctrl-C between steps: never within one, and at any moment of users' own functions."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Self
+
+
+class Interrupts:
+    """While entered, SIGINT is answered at `check` and within ``with interrupts.allowed:`` alone, by the handler there was.
+
+    Python's own handler raises KeyboardInterrupt. Without a handler in Python, and in other threads than the main one, which
+    no signal reaches, nothing is changed.
+    """
+
+    def __init__(self) -> None:
+        self.allowed = _Allowed(self)
+        self._handler: Callable[[int, FrameType | None], Any] | None = None
+        self._held = True
+        self._pending = False
+
+    def check(self) -> None:
+        """Answer a signal that came since the last time."""
+        if self._pending:
+            self._answer(None)
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            handler = signal.signal(signal.SIGINT, self._on_signal)
+            if callable(handler):
+                self._handler = handler
+            else:
+                signal.signal(signal.SIGINT, handler)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handler is not None:
+            last = signal.signal(signal.SIGINT, self._handler)
+            if last != self._on_signal:  # one that a user's function has set
+                signal.signal(signal.SIGINT, last)
+            self.check()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._held:
+            self._pending = True
+        else:
+            self._answer(frame)
+
+    def _answer(self, frame: FrameType | None) -> None:
+        before, self._held, self._pending = self._held, True, False  # what the answer sets off is not interrupted
+        assert self._handler is not None
+        self._handler(signal.SIGINT, frame)
+        self._held = before
+
+
+class _Allowed:
+    """A part of the work within which signals are answered at once."""
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+
+    def __enter__(self) -> None:
+        self._interrupts._held = False
+        self._interrupts.check()
+
+    def __exit__(self, *_: object) -> None:
+        self._interrupts._held = True

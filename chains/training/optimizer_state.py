@@ -1,0 +1,100 @@
+"""What an optimiser remembers between its steps: how it begins, what is shown of it, and what is taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+
+from chains.backends.places import is_elsewhere, on_host, place_of
+from chains.messages import counted, listed, shown
+from chains.optimizers import Optimizer
+
+State = dict[str, np.ndarray]
+COUNTS = ("step", "epoch")
+
+
+class OptimizerState(Mapping[str, Any]):
+    """Arrays by name, read-only: "moments", shape (n_states * n_params,), and the counts "step" and "epoch", shape ().
+
+    Counts are of all calls that followed one another. It can be pickled, and given back: ``Updater(optimizer, p, state)``.
+    """
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        self._arrays = {name: _read_only(array) for name, array in arrays.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mapping) or self.keys() != other.keys():
+            return NotImplemented
+        return all(np.array_equal(on_host(array), on_host(other[name])) for name, array in self.items())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __setitem__(self, name: str, value: Any) -> NoReturn:
+        self.update()
+
+    def update(self, *_: Any, **__: Any) -> NoReturn:
+        """Nothing can be written. Raises TypeError, which says where a state is given back."""
+        raise TypeError("the state of an optimiser is read-only: give one back as Updater(optimizer, p, state)")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OptimizerState, (self._arrays,)
+
+    def __repr__(self) -> str:
+        if not self:
+            return "<no optimiser's state>"
+        moments, steps = self["moments"], counted(int(self["step"]), "step")
+        return f"<an optimiser's state after {steps}: {counted(moments.size, 'moment')} in {moments.dtype}>"
+
+
+def _read_only(array: Any) -> Any:
+    """The same memory; NumPy's arrays refuse to be written to."""
+    if isinstance(array, np.ndarray):
+        array = array.view()
+        array.flags.writeable = False
+    return array
+
+
+def begin(optimizer: Optimizer, p: np.ndarray) -> State:
+    """The state before the first step, where `p` lies."""
+    state = {"moments": np.zeros(optimizer.n_states * p.size, p.dtype), **{name: np.zeros(()) for name in COUNTS}}
+    return {name: place_of(p).contiguous(array) for name, array in state.items()}
+
+
+def copied(name: str, state: Any, optimizer: Optimizer, p: np.ndarray) -> State:
+    """A copy of `state`, the argument `name`, where `p` lies.
+
+    Raises TypeError or ValueError unless it is one of such an optimiser and such parameters.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(
+            f"`{name}` must be an optimiser's state, such as `update.state` or `history.optimizer_state`, got {shown(state)}"
+        )
+    fresh = begin(optimizer, p)
+    if state.keys() != fresh.keys():
+        raise ValueError(f"`{name}` must hold {listed(map(repr, fresh))}, got {listed(map(repr, state))}")
+    for part, wanted in fresh.items():
+        array = state[part]
+        if not isinstance(array, np.ndarray) and not is_elsewhere(array):
+            raise TypeError(f"`{name}[{part!r}]` must be an array, {wanted.dtype} {wanted.shape}, got {shown(array)}")
+        if (array.shape, array.dtype) != (wanted.shape, wanted.dtype):
+            raise ValueError(
+                f"`{name}[{part!r}]` must be {wanted.dtype} {wanted.shape} for {optimizer!r} on "
+                f"{counted(p.size, 'parameter')} of {p.dtype}, got {array.dtype} {array.shape}"
+            )
+    for part in COUNTS:
+        count = float(state[part])
+        if not (count >= 0 and count.is_integer()):
+            raise ValueError(f"`{name}[{part!r}]` must be a whole number, zero or positive, got {count:g}")
+    place = place_of(p)
+    return {part: place.array(state[part] if place.owns(state[part]) else on_host(state[part])) for part in fresh}

@@ -1,0 +1,153 @@
+"""A training run under way: steps and epochs, what is looked at after each, what is written down, how it ends."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+
+from chains.chain import Chain
+from chains.messages import counted, shown
+from chains.progress import Progress
+from chains.training.finite import check_parameters
+from chains.training.history import History
+from chains.training.interrupts import Interrupts
+from chains.training.judge import Judge, name_of
+from chains.training.steps import MANY, Steps
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What a callback sees after an epoch, which count from 1: `p`, `history` and `state`, the network's, are the live ones."""
+
+    net: Chain
+    p: np.ndarray
+    epoch: int
+    history: History
+    state: np.ndarray | None = None
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name} {values[-1]:.4g}" for name, values in self.history.columns().items())
+        return f"<{self.net!r} after {counted(self.epoch, 'epoch')}: {numbers}>"
+
+
+# Called after each epoch; where it returns a text, training stops with that as the reason.
+Callback = Callable[[TrainingState], str | None]
+
+
+class Run:
+    """Goes through `steps` until `history`, to which it adds, has `epochs`; looks at validation data and calls the callbacks.
+
+    Ctrl-C is heard between steps, and at any moment of users' functions.
+    """
+
+    def __init__(
+        self,
+        net: Chain,
+        p: np.ndarray,
+        state: np.ndarray | None,
+        steps: Steps,
+        history: History,
+        epochs: int,
+        judge: Judge,
+        callbacks: Sequence[Callback],
+        progress: bool | None,
+    ) -> None:
+        self._net, self._p, self._state = net, p, state
+        self._steps, self._history, self._epochs = steps, history, epochs
+        self._judge, self._callbacks = judge, callbacks
+        self._earlier_steps = history.steps
+        self._start = time.perf_counter() - history.position.seconds
+        per_epoch = steps.per_epoch
+        self._bar = Progress(progress, None if per_epoch is None else epochs * per_epoch, "step")
+        self._tick = self._bar.update if self._bar.begun else None
+        if self._tick is not None:
+            self._tick(history.epochs * (per_epoch or 0) + steps.step)
+
+    def go(self) -> None:
+        """Train. Raises FloatingPointError where a loss, a learning rate or a parameter is no finite number."""
+        try:
+            with Interrupts() as interrupts:
+                self._steps.allowed = interrupts.allowed
+                try:
+                    self._train(interrupts)
+                finally:
+                    self._steps.close()
+                    self._note()
+        except KeyboardInterrupt:
+            self._history.stopped = interrupted(self._history)
+        finally:
+            self._bar.close()
+
+    def finish(self) -> None:
+        """Let the callbacks finish."""
+        for callback in self._callbacks:
+            finish = getattr(callback, "finish", None)
+            if finish is not None:
+                finish(self._seen())
+
+    def _train(self, interrupts: Interrupts) -> None:
+        steps, history, tick = self._steps, self._history, self._tick
+        one_by_one = bool(self._callbacks or self._judge.names)
+        while history.epochs < self._epochs and not history.stopped:
+            left = 1 if one_by_one else self._epochs - history.epochs
+            done = steps.advance(left, MANY)
+            if tick is not None:
+                tick(done)
+            if steps.finished:
+                self._end_epoch(interrupts.allowed)
+            steps.check()
+            interrupts.check()
+        check_parameters(self._p, steps.done)
+
+    def _end_epoch(self, allowed: AbstractContextManager[object]) -> None:
+        """Look at the validation data, write the numbers down, and call the callbacks; but not behind a loss that is none."""
+        steps, history, bar = self._steps, self._history, self._bar
+        finite = math.isfinite(steps.loss)
+        judgement = dict.fromkeys(self._judge.names, math.nan)
+        if finite and judgement:
+            with allowed:
+                judgement = self._judge()
+        losses = steps.take()
+        history.loss += losses
+        history.add(judgement)
+        history.seconds += [time.perf_counter() - self._start] * len(losses)
+        if self._callbacks and finite:
+            history.steps, history.position = self._earlier_steps + steps.done, steps.position()
+            with allowed:
+                for callback in self._callbacks:
+                    reason = _reason(callback, self._seen())
+                    history.stopped = history.stopped or reason
+        if bar.due() or history.epochs == self._epochs:
+            bar.show(_newest(history, self._epochs))
+
+    def _note(self) -> None:
+        """Write down where the run stands."""
+        self._history.steps = self._earlier_steps + self._steps.counted
+        self._history.position = self._steps.position(time.perf_counter() - self._start)
+
+    def _seen(self) -> TrainingState:
+        return TrainingState(self._net, self._p, self._history.epochs, self._history, self._state)
+
+
+def interrupted(history: History) -> str:
+    """Why a run ended that Ctrl-C ended."""
+    return f"interrupted by the user in epoch {history.epochs + 1}"
+
+
+def _reason(callback: Callback, state: TrainingState) -> str:
+    """Why a callback would have training stop; empty where it would not. Raises TypeError where it returns something else."""
+    reason = callback(state)
+    if not isinstance(reason, (str, type(None))):
+        raise TypeError(f"the callback {name_of(callback)} returned {shown(reason)}: return a string to stop, or None")
+    return reason or ""
+
+
+def _newest(history: History, epochs: int) -> dict[str, str]:
+    """The numbers of the last epoch, for people."""
+    numbers = {name: f"{values[-1]:.4g}" for name, values in history.columns().items() if name != "seconds"}
+    return {"epoch": f"{history.epochs}/{epochs}", **numbers}

@@ -1,0 +1,76 @@
+"""An optimiser for loops of one's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from chains.arrays import as_array
+from chains.backends import Binding, backend
+from chains.backends.places import HOST, place_of, runner_of
+from chains.messages import counted
+from chains.network import arguments
+from chains.optimizers import Optimizer
+from chains.program.recorder import Recorder
+from chains.training import optimizer_state
+from chains.training.finite import Rates
+from chains.training.optimizer_state import OptimizerState
+
+
+class Updater:
+    """An optimiser for a loop of one's own: ``update = Updater(Adam(1e-3), p)``, then ``update(g)`` moves `p` in place.
+
+    `p` is a float32 or float64 vector, which the updater keeps and changes; `g` any vector as long, left as it
+    is. `state` is one that another updater left, ``update.state``, or training, ``history.optimizer_state``: a copy of it goes
+    on. Updaters can be copied and pickled, `p` and state with them.
+
+    Raises TypeError or ValueError, before anything is written, for arguments that do not fit; on the processor
+    FloatingPointError, before a step for which a schedule gives a rate that is negative or not finite. An infinity or NaN in
+    `g` goes on into `p`: look at the loss that comes with it, as `train` does.
+    """
+
+    def __init__(self, optimizer: Optimizer, p: np.ndarray, state: OptimizerState | None = None) -> None:
+        p = arguments.check_trained(p)
+        arguments.check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
+        start = optimizer_state.begin(optimizer, p) if state is None else optimizer_state.copied("state", state, optimizer, p)
+        ops = Recorder("update", p.dtype)
+        parameters = ops.external("p", p.shape, role="state")
+        own = ops.scratch("gradient", p.shape, batched=False)
+        ops.copy(own, ops.external("g", p.shape, role="input"))
+        ops.symbolic(optimizer).record(ops, parameters, own, [(0, p.size)])
+        program = ops.finish()
+        self.optimizer = optimizer
+        self.p = p
+        self._state = start
+        self._runner = runner_of(p, backend("auto")).choose(program)
+        arrays = {name: array for name, array in {"p": p, **start}.items() if name in program.buffers}
+        self._binding: Binding = self._runner.bind(program, 1, arrays)
+        looked_at = callable(optimizer.learning_rate) and place_of(p) is HOST  # a GPU's step number would be waited for
+        self._rates = Rates(optimizer) if looked_at else None
+
+    @property
+    def state(self) -> OptimizerState:
+        """A copy of what the optimiser remembers, as of now."""
+        return OptimizerState({name: place_of(array).array(array) for name, array in self._state.items()})
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        raise AttributeError("`state` is given when an updater is made: Updater(optimizer, p, state)")
+
+    def __call__(self, g: np.ndarray) -> None:
+        g = arguments.together(self.p, {"g": as_array("g", g)})["g"]
+        if g.shape != self.p.shape:
+            raise ValueError(f"`g` has shape {g.shape}, but the parameters have shape {self.p.shape}")
+        if self._rates is not None:
+            self._rates.good(self._state["step"].item())
+        self._binding.arrays["g"][...] = g
+        with self._runner.running():
+            self._binding.run()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Updater, (self.optimizer, self.p, self.state)
+
+    def __repr__(self) -> str:
+        steps = counted(int(self._state["step"]), "step")
+        return f"<{self.optimizer!r} of {counted(self.p.size, 'parameter')} after {steps}>"
