@@ -15,6 +15,8 @@ import chains
 from chains import Chain
 from chains.activations import Activation
 from chains.backends import Backend, Binding, backend
+from chains.backends.numpy.backend import NumpyBackend
+from chains.program.operations import Gather, Operation
 from tests.harness import BACKENDS, package_modules
 
 PACKAGE = Path(chains.__file__).parent
@@ -178,6 +180,33 @@ def test_another_signature_is_found():
 
     with pytest.raises(AssertionError, match=r"Odd\.bind"):
         assert_same_signatures(Backend, Odd)
+
+
+def operations(module: str) -> set[type]:
+    """The classes of operations that programs, or a backend's own plans, are made of, which a module or those in it define."""
+    package_modules()
+    found, left = set(), [Operation]
+    while left:
+        left += (below := left.pop().__subclasses__())
+        found |= {c for c in below if f"{c.__module__}.".startswith(f"{module}.") and not c.__name__.startswith("_")}
+    return found
+
+
+def missing(base: type[Backend]) -> set[str]:
+    """The classes of operations that a backend has no code for: those of programs, and its own."""
+    own = operations(base.__module__.rpartition(".")[0]) if base.__module__.count(".") > 2 else set()
+    return {c.__name__ for c in operations("chains.program") | own if c not in base.lowered}
+
+
+@pytest.mark.parametrize("base", subclasses(Backend), ids=lambda base: base.__name__)
+def test_backends_lower_every_operation(base):
+    assert missing(base) == set()
+
+
+def test_an_operation_that_a_backend_lacks_is_found(monkeypatch):
+    monkeypatch.setattr(NumpyBackend, "lowered", NumpyBackend.lowered - {Gather})
+    assert missing(NumpyBackend) == {"Gather"}
+    assert {c.__name__ for c in operations("chains.backends")} >= {"Relayout", "FusedMatMul"}
 
 
 # Names

@@ -15,6 +15,7 @@ class AutoBackend(Backend):
     """Machine code, and NumPy for what cannot be compiled."""
 
     name = "auto"
+    lowered = NumpyBackend.lowered
 
     def __init__(self) -> None:
         self._numpy = NumpyBackend()

@@ -8,9 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
+from chains.program.operations import Operation
 from chains.program.program import Program
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import concrete
@@ -77,6 +79,7 @@ class Backend(ABC):
     """A way to execute programs."""
 
     name: str
+    lowered: ClassVar[Collection[type[Operation]]] = ()  # the classes of operations that it has code for
     has_functions = False  # whether `function` gives any
     copied_bytes = COPIED_BYTES  # the largest array to copy, rather than to bind a program anew
 

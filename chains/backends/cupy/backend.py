@@ -11,7 +11,7 @@ import numpy as np
 from chains.backends.base import Arrays, Backend, Binding, Feed, Intake
 from chains.backends.cupy.binding import DeviceBinding, HostBinding
 from chains.backends.cupy.chunked_call import in_pieces
-from chains.backends.cupy.compiler import Compiled
+from chains.backends.cupy.compiler import LOWERINGS, Compiled
 from chains.backends.cupy.device.cudnn import ALIGNMENT
 from chains.backends.cupy.device.interface import Device
 from chains.backends.cupy.feed import DeviceFeed, HostFeed
@@ -20,6 +20,7 @@ from chains.backends.cupy.fused.tiling_policy import Share, share_of, suits
 from chains.backends.cupy.kernels.bfloat16 import LARGE
 from chains.backends.cupy.kernels.library_convolutions import convolved
 from chains.backends.cupy.source.c_source import readable
+from chains.backends.cupy.source.fusion import ELEMENTWISE
 from chains.backends.cupy.streaming import DeviceIntake, HostIntake, StreamedFeed, fit
 from chains.backends.places import Array
 from chains.program.program import Program
@@ -33,6 +34,7 @@ class DeviceBackend(Backend):
     """
 
     name = "cupy"
+    lowered = LOWERINGS.keys() | ELEMENTWISE.keys()
     copied_bytes = 1 << 28
 
     def __init__(self, device: Device, one_kernel: bool | None = None) -> None:
@@ -127,6 +129,7 @@ class CupyBackend(Backend):
     """
 
     name = "cupy"
+    lowered = DeviceBackend.lowered
 
     def __init__(self, device: Device, one_kernel: bool | None = None) -> None:
         self.on_device = DeviceBackend(device, one_kernel)

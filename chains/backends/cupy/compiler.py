@@ -18,12 +18,13 @@ from chains.backends.cupy.kernels.images import convolve, convolve_input, convol
 from chains.backends.cupy.kernels.indexed import gather, random, scatter_add
 from chains.backends.cupy.kernels.products import prepared, product
 from chains.backends.cupy.source.axes import Space, count, count_text
-from chains.backends.cupy.source.fusion import Elementwise, Run, run_at, run_lines, staged
+from chains.backends.cupy.source.fusion import ELEMENTWISE, Run, run_at, run_lines, staged
 from chains.backends.cupy.source.reduction import Temporary, reduction
 from chains.backends.cupy.source.steps import Fused, Pointers, Source, Step, blocks, each_element, untiled
 from chains.program.operations import (
     Convolve,
     ConvolveInput,
+    ConvolveWeight,
     Gather,
     MatMul,
     Operation,
@@ -124,7 +125,7 @@ class Compiled:
         start = 0
         while start < len(operations):
             operation, stop = operations[start], start + 1
-            if not isinstance(operation, Elementwise):
+            if type(operation) not in ELEMENTWISE:
                 steps += self._alone(operation)
             else:
                 run, after, stop = run_at(operations, start)
@@ -139,7 +140,7 @@ class Compiled:
         """Whether a buffer is needed after the operations at these positions."""
         return lambda buffer: buffer.role != "scratch" or self._last[buffer] >= positions.stop
 
-    def _fused(self, operation: FusedMatMul) -> Fused:
+    def _fused(self, operation: FusedMatMul) -> list[Step]:
         """The product with its epilogue, and without."""
         after = self._lower(operation.after, lambda positions: lambda buffer: True)
         whole = product(operation.product)
@@ -148,9 +149,8 @@ class Compiled:
         for step in plain:
             reads |= dict.fromkeys(step.reads)
             writes |= dict.fromkeys(step.writes)
-        return Fused(
-            whole, operation.kind, operation.vector, operation.mask, tuple(plain), tuple(reads), tuple(writes), operation.label
-        )
+        touched = tuple(reads), tuple(writes)
+        return [Fused(whole, operation.kind, operation.vector, operation.mask, tuple(plain), *touched, operation.label)]
 
     def _elementwise(self, run: Run, stored: Stored) -> Step:
         pointers, space = Pointers(), Space(run.shape, [*run.outs, *run.ins])
@@ -161,24 +161,23 @@ class Compiled:
         return pointers.launch(self.source, "map", body, grid, label=", ".join(labels))
 
     def _alone(self, operation: Operation) -> list[Step]:
-        source = self.source
-        if isinstance(operation, FusedMatMul):
-            return [self._fused(operation)]
-        if isinstance(operation, MatMul):
-            return [product(operation)]
-        if isinstance(operation, Reduce):
-            return reduction(source, operation, None, lambda buffer: True, self._temporary)
-        if isinstance(operation, AnyConvolution):
-            own = partial(self._convolution, operation)
-            return (
-                own(self._temporary)
-                if self._library is None
-                else library_convolutions.lowered(operation, self._library, self._temporary, own)
-            )
-        for kind, lower in _LOWERINGS.items():
-            if type(operation) is kind:
-                return lower(source, operation)
-        raise UnsupportedOperationError(f"backend 'cupy' cannot run the operation `{operation.name}` of {operation.label}")
+        try:
+            lower = LOWERINGS[type(operation)]
+        except KeyError:
+            raise UnsupportedOperationError(
+                f"backend 'cupy' cannot run the operation `{operation.name}` of {operation.label}"
+            ) from None
+        return lower(self, operation)
+
+    def _reduce(self, operation: Reduce) -> list[Step]:
+        return reduction(self.source, operation, None, lambda buffer: True, self._temporary)
+
+    def _convolve(self, operation: AnyConvolution) -> list[Step]:
+        """The convolution by the device's library, where there is one."""
+        own = partial(self._convolution, operation)
+        if self._library is None:
+            return own(self._temporary)
+        return library_convolutions.lowered(operation, self._library, self._temporary, own)
 
     def _convolution(self, operation: AnyConvolution, temporary: Temporary) -> list[Step]:
         """The convolution by this backend's own kernels and cuBLAS."""
@@ -191,10 +190,21 @@ class Compiled:
         return convolve_weight(self.source, operation, temporary)
 
 
-_LOWERINGS: dict[type[Operation], Callable[..., list[Step]]] = {
-    Random: random,
-    Gather: gather,
-    ScatterAdd: scatter_add,
-    Pool: pool,
-    PoolInput: pool_input,
+def _of_operation(kernel: Callable[..., list[Step]]) -> Callable[..., list[Step]]:
+    """A kernel that needs the operation alone."""
+    return lambda compiled, operation: kernel(compiled.source, operation)
+
+
+LOWERINGS: dict[type[Operation], Callable[..., list[Step]]] = {
+    MatMul: lambda compiled, operation: [product(operation)],
+    FusedMatMul: Compiled._fused,
+    Reduce: Compiled._reduce,
+    Convolve: Compiled._convolve,
+    ConvolveInput: Compiled._convolve,
+    ConvolveWeight: Compiled._convolve,
+    Pool: _of_operation(pool),
+    PoolInput: _of_operation(pool_input),
+    Gather: _of_operation(gather),
+    ScatterAdd: _of_operation(scatter_add),
+    Random: _of_operation(random),
 }

@@ -15,6 +15,7 @@ from chains.backends.native.binding import CompiledProgram, NativeBinding, annou
 from chains.backends.native.feed import NativeFeed
 from chains.backends.native.following import FollowingBinding, FollowingFeed, following_function
 from chains.backends.native.llvm.target import processor
+from chains.backends.native.lowerings import LOWERINGS
 from chains.backends.native.plan.row_partition import MOST_PARTS, MOST_SAMPLES
 from chains.backends.native.runtime.epoch import SOURCES
 from chains.backends.native.runtime.fastcall import python_function
@@ -47,6 +48,7 @@ class NativeBackend(Backend):
     """
 
     name = "native"
+    lowered = LOWERINGS.keys()
     has_functions = True
 
     def __init__(self, *, threads: int | None = None, simd: str | None = None) -> None:

@@ -13,48 +13,28 @@ from functools import partial
 from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.driver import share, write_driver
 from chains.backends.native.kernels import winograd
-from chains.backends.native.kernels.convolve import lower_convolve, pack_kernels
-from chains.backends.native.kernels.convolve_weight import lower_convolve_weight
+from chains.backends.native.kernels.convolve import pack_kernels
 from chains.backends.native.kernels.elementwise import (
     Frame,
-    lower_copy,
-    lower_fill,
-    lower_map,
-    lower_reduce,
     lower_shared_map,
 )
-from chains.backends.native.kernels.gather import lower_gather, lower_scatter_add
 from chains.backends.native.kernels.gemm import lower_large
-from chains.backends.native.kernels.images import lower_laned, lower_pool, lower_relayout
-from chains.backends.native.kernels.matmul import lower_matmul
 from chains.backends.native.kernels.packing import pack
-from chains.backends.native.kernels.philox import lower_random
 from chains.backends.native.kernels.prefetch import begin_fetching
 from chains.backends.native.kernels.row_pointers import ROW_POINTERS, list_rows
 from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer
 from chains.backends.native.llvm.target import Processor
+from chains.backends.native.lowerings import LOWERINGS, lower
 from chains.backends.native.plan.barriers import read_by_others
-from chains.backends.native.plan.layout import Relayout
 from chains.backends.native.plan.passes import schedule_of
 from chains.backends.native.plan.schedule import Schedule, Segment, Step, Work
 from chains.program.operations import (
     Convolve,
     ConvolveInput,
-    ConvolveWeight,
-    Copy,
-    Fill,
-    Gather,
     Map,
-    MatMul,
-    Pool,
-    Random,
-    Reduce,
-    ScatterAdd,
 )
 from chains.program.program import Program
 from chains.program.view import Buffer, View
-
-SUPPORTED = (MatMul, Map, Reduce, Copy, Fill, Random, Convolve, ConvolveInput, ConvolveWeight, Pool, Gather, ScatterAdd)
 
 
 @dataclass(frozen=True)
@@ -236,39 +216,7 @@ class Compiler:
 
     def _steps(self, steps: Sequence[Step], frame: Frame) -> None:
         for step in steps:
-            operation = step.operation
-            if isinstance(operation, MatMul):
-                assert step.kernel
-                lower_matmul(frame, step.kernel)
-            elif winograd.suits(operation):
-                assert step.packed
-                space = frame.f.address(frame.f.arguments[1], integer(self.schedule.workspace_offset), Type("i8"))
-                winograd.lower_winograd(frame, operation, step.packed.copy, space, step.fused)
-            elif isinstance(operation, (Convolve, ConvolveInput)):
-                assert step.packed
-                lower_convolve(frame, operation, step.packed.copy, step.fused)
-            elif isinstance(operation, ConvolveWeight):
-                lower_convolve_weight(frame, operation)
-            elif isinstance(operation, Pool):
-                lower_pool(frame, operation)
-            elif isinstance(operation, Relayout):
-                lower_relayout(frame, operation, self.schedule.offset(operation.outs[0].buffer) is not None)
-            elif any(view.buffer in self.schedule.laned for view in operation.views):
-                lower_laned(frame, operation)
-            elif isinstance(operation, Map):
-                lower_map(frame, operation)
-            elif isinstance(operation, Reduce):
-                lower_reduce(frame, operation)
-            elif isinstance(operation, Copy):
-                lower_copy(frame, operation.outs[0], operation.ins[0])
-            elif isinstance(operation, Fill):
-                lower_fill(frame, operation.outs[0], operation.value)
-            elif isinstance(operation, Gather):
-                lower_gather(frame, operation)
-            elif isinstance(operation, ScatterAdd):
-                lower_scatter_add(frame, operation, step.continued)
-            elif isinstance(operation, Random):
-                lower_random(frame, operation)
+            lower(frame, step, self.schedule)
 
 
 def compile_program(program: Program, processor: Processor, parts: int = 1) -> Compiled:
@@ -277,7 +225,7 @@ def compile_program(program: Program, processor: Processor, parts: int = 1) -> C
     Raises UnsupportedOperationError, naming it, for an operation that cannot be compiled.
     """
     for operation in program.operations:
-        if not isinstance(operation, SUPPORTED):
+        if type(operation) not in LOWERINGS:
             raise UnsupportedOperationError(
                 f"backend 'native' cannot run the operation `{operation.name}` of {operation.label}"
             )

@@ -13,7 +13,7 @@ import numpy as np
 
 from chains.backends.base import Arrays, Backend, Binding, aligned
 from chains.backends.numpy.images import Workspace
-from chains.backends.numpy.lowerings import Call, lower
+from chains.backends.numpy.lowerings import LOWERINGS, Call, lower
 from chains.backends.numpy.memory import Memory
 from chains.program.program import Program
 
@@ -22,6 +22,7 @@ class NumpyBackend(Backend):
     """Runs programs with NumPy's ufuncs and matrix products, in one Python thread."""
 
     name = "numpy"
+    lowered = LOWERINGS.keys()
 
     def __init__(self) -> None:
         self._scratch_bytes: WeakKeyDictionary[Program, dict[int, int]] = WeakKeyDictionary()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from chains.backends.cupy.fused.block import TERMS, THREADS, Block, Unit, whole
 from chains.backends.cupy.fused.block_products import Stored, product
 from chains.backends.cupy.kernels.indexed import EACH
 from chains.backends.cupy.source.axes import Space, count, count_text
 from chains.backends.cupy.source.c_source import ctype
-from chains.backends.cupy.source.fusion import Elementwise, Run, run_at, run_lines
+from chains.backends.cupy.source.fusion import ELEMENTWISE, Run, run_at, run_lines
 from chains.backends.cupy.source.reduction import join, start, step_in_memory
 from chains.backends.cupy.source.steps import Pointers
-from chains.program.operations import Copy, Fill, Map, MatMul, Operation, Random, Reduce
-
-SUPPORTED = (MatMul, Map, Reduce, Random, Copy, Fill)
+from chains.program.operations import Fill, MatMul, Operation, Random, Reduce
 
 
 def take(block: Block, operations: Sequence[Operation], stored: Callable[[Sequence[Operation]], Stored]) -> None:
@@ -26,10 +25,8 @@ def take(block: Block, operations: Sequence[Operation], stored: Callable[[Sequen
             while stop < len(operations) and follows(operation, operations[at + 1 : stop], operations[stop]):
                 stop += 1
             product(block, operation, Run(list(operations[at + 1 : stop])), stored(operations[at:stop]))
-        elif isinstance(operation, Reduce):
-            reduce(block, operation, None, stored([operation]))
-        elif isinstance(operation, Random):
-            random(block, operation)
+        elif type(operation) in ALONE:
+            ALONE[type(operation)](block, operation, stored([operation]))
         else:
             run, after, stop = run_at(operations, at)
             if after is not None:
@@ -127,7 +124,7 @@ def follows(product: MatMul, before: Sequence[Operation], operation: Operation) 
     A sum over the samples is not known before all tiles are done.
     """
     (out,) = product.outs
-    if product.sums_over_batch or not isinstance(operation, Elementwise):
+    if product.sums_over_batch or not operation.elementwise:
         return False
     if any(view.dtype != out.dtype for view in operation.outs):
         return False
@@ -135,3 +132,10 @@ def follows(product: MatMul, before: Sequence[Operation], operation: Operation) 
     if any(view.buffer is other.buffer for view in operation.outs for other in product.ins):
         return False
     return Run([Fill((out,), (), 0.0), *before]).takes(operation)
+
+
+ALONE: dict[type[Operation], Callable[[Block, Any, Stored], None]] = {
+    Reduce: lambda block, operation, stored: reduce(block, operation, None, stored),
+    Random: lambda block, operation, stored: random(block, operation),
+}
+SUPPORTED = {MatMul, *ALONE, *ELEMENTWISE}

@@ -20,7 +20,6 @@ import numpy as np
 
 from chains.backends.cupy.device.cublas import MASK_BITS
 from chains.backends.cupy.kernels.products import matrix
-from chains.backends.cupy.source.fusion import Elementwise
 from chains.expr import Formula, maximum, trace, where
 from chains.program.alias import meet, same
 from chains.program.operations import Map, MatMul, Operation, Reduce
@@ -146,7 +145,7 @@ class _Done:
                 continue
             left.remove(total)
             before = self.operations[-1] if self.operations else None
-            if isinstance(before, Elementwise) and total.ins[0] in before.outs:
+            if before is not None and before.elementwise and total.ins[0] in before.outs:
                 self.append(total)
                 break
             self.append(_fuse(product, (total,), kind, total.outs[0]))

@@ -16,8 +16,6 @@ from chains.program.alias import across
 from chains.program.operations import Copy, Fill, Map, Operation, Reduce
 from chains.program.view import Buffer, Shape, View
 
-Elementwise = (Map, Copy, Fill)
-
 
 @dataclass
 class Run:
@@ -44,7 +42,7 @@ class Run:
 
     def takes(self, operation: Operation) -> bool:
         """Whether the operation may join, at the end."""
-        if not isinstance(operation, Elementwise) or operation.outs[0].shape != self.shape:
+        if type(operation) not in ELEMENTWISE or operation.outs[0].shape != self.shape:
             return False
         if self.scalar != all(view.ndim == 0 for view in operation.views):
             return False
@@ -75,13 +73,33 @@ def feeds(run: Run, reduce: Reduce) -> bool:
 
 def staged(operation: Operation, scratch: Callable[[View], View]) -> list[Operation]:
     """The operation, or, where it would overwrite elements that other threads still have to read, two through scratch."""
-    if not isinstance(operation, (Map, Copy)):
-        return [operation]
-    if not any(across(out, view) for out in operation.outs for view in operation.ins):
+    if not operation.elementwise or not any(across(out, view) for out in operation.outs for view in operation.ins):
         return [operation]
     places = tuple(scratch(out) for out in operation.outs)
     copies = [Copy((out,), (place,), label=operation.label) for out, place in zip(operation.outs, places, strict=True)]
     return [replace(operation, outs=places), *copies]
+
+
+# The statements for one element of each elementwise operation, and the names or texts of its results. `load` gives the name of
+# an operand's element, a prefix is for names of its own, and a kind is the C type to compute in.
+
+Load = Callable[[View], str]
+Lines = tuple[Sequence[str], Sequence[str]]
+
+
+def _map(operation: Map, load: Load, prefix: str, kind: str) -> Lines:
+    return formula_lines(operation.formula, [load(view) for view in operation.ins], prefix, kind)
+
+
+def _copy(operation: Copy, load: Load, prefix: str, kind: str) -> Lines:
+    return (), (load(operation.ins[0]),)
+
+
+def _fill(operation: Fill, load: Load, prefix: str, kind: str) -> Lines:
+    return (), (literal(operation.value, kind),)
+
+
+ELEMENTWISE: dict[type[Operation], Callable[..., Lines]] = {Map: _map, Copy: _copy, Fill: _fill}
 
 
 class Places(Protocol):
@@ -111,15 +129,8 @@ def run_lines(
 
     results: dict[View, str] = {}
     for number, operation in enumerate(run.operations):
-        if isinstance(operation, Map):
-            ins = [load(view) for view in operation.ins]
-            text, values = formula_lines(operation.formula, ins, f"m{number}_", kind)
-            lines += text
-        elif isinstance(operation, Copy):
-            values = [load(operation.ins[0])]
-        else:
-            assert isinstance(operation, Fill)
-            values = [literal(operation.value, kind)]
+        text, values = ELEMENTWISE[type(operation)](operation, load, f"m{number}_", kind)
+        lines += text
         for k, (out, value) in enumerate(zip(operation.outs, values, strict=True)):
             name, own = f"r{number}_{k}", ctype(out.dtype)
             value = converted(f"({value})", kind, own)

@@ -1,0 +1,100 @@
+"""Which kernel writes each operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from chains.backends.native.kernels import winograd
+from chains.backends.native.kernels.convolve import lower_convolve
+from chains.backends.native.kernels.convolve_weight import lower_convolve_weight
+from chains.backends.native.kernels.elementwise import Frame, lower_copy, lower_fill, lower_map, lower_reduce
+from chains.backends.native.kernels.gather import lower_gather, lower_scatter_add
+from chains.backends.native.kernels.images import lower_laned, lower_pool, lower_relayout
+from chains.backends.native.kernels.matmul import lower_matmul
+from chains.backends.native.kernels.philox import lower_random
+from chains.backends.native.llvm.emit import Type, integer
+from chains.backends.native.plan.layout import Relayout
+from chains.backends.native.plan.schedule import Schedule, Step
+from chains.program.operations import (
+    Convolve,
+    ConvolveInput,
+    ConvolveWeight,
+    Copy,
+    Fill,
+    Gather,
+    Map,
+    MatMul,
+    Operation,
+    Pool,
+    PoolInput,
+    Random,
+    Reduce,
+    ScatterAdd,
+)
+
+Lowering = Callable[[Frame, Step, Schedule], None]
+
+
+def lower(frame: Frame, step: Step, schedule: Schedule) -> None:
+    """Write a step of a schedule."""
+    LOWERINGS[type(step.operation)](frame, step, schedule)
+
+
+def _matmul(frame: Frame, step: Step, schedule: Schedule) -> None:
+    assert step.kernel
+    lower_matmul(frame, step.kernel)
+
+
+def _convolve(frame: Frame, step: Step, schedule: Schedule) -> None:
+    operation, packed = step.operation, step.packed
+    assert isinstance(operation, (Convolve, ConvolveInput))
+    assert packed
+    if winograd.suits(operation):
+        space = frame.f.address(frame.f.arguments[1], integer(schedule.workspace_offset), Type("i8"))
+        winograd.lower_winograd(frame, operation, packed.copy, space, step.fused)
+    else:
+        lower_convolve(frame, operation, packed.copy, step.fused)
+
+
+def _relayout(frame: Frame, step: Step, schedule: Schedule) -> None:
+    assert isinstance(step.operation, Relayout)
+    lower_relayout(frame, step.operation, schedule.offset(step.operation.outs[0].buffer) is not None)
+
+
+def _scatter_add(frame: Frame, step: Step, schedule: Schedule) -> None:
+    assert isinstance(step.operation, ScatterAdd)
+    lower_scatter_add(frame, step.operation, step.continued)
+
+
+def _of_operation(lowering: Callable[[Frame, Any], None]) -> Lowering:
+    """A kernel that needs the operation alone."""
+    return lambda frame, step, schedule: lowering(frame, step.operation)
+
+
+def _in_either_layout(lowering: Callable[[Frame, Any], None]) -> Lowering:
+    """A kernel that needs the operation alone, for samples in rows; one for samples in lanes is made of it."""
+
+    def write(frame: Frame, step: Step, schedule: Schedule) -> None:
+        laned = any(view.buffer in schedule.laned for view in step.operation.views)
+        (lower_laned if laned else lowering)(frame, step.operation)
+
+    return write
+
+
+LOWERINGS: dict[type[Operation], Lowering] = {
+    MatMul: _matmul,
+    Map: _in_either_layout(lower_map),
+    Reduce: _in_either_layout(lower_reduce),
+    Copy: _in_either_layout(lambda frame, copy: lower_copy(frame, copy.outs[0], copy.ins[0])),
+    Fill: _in_either_layout(lambda frame, fill: lower_fill(frame, fill.outs[0], fill.value)),
+    Convolve: _convolve,
+    ConvolveInput: _convolve,
+    ConvolveWeight: _of_operation(lower_convolve_weight),
+    Pool: _of_operation(lower_pool),
+    PoolInput: _of_operation(lower_pool),
+    Gather: _of_operation(lower_gather),
+    ScatterAdd: _scatter_add,
+    Random: _of_operation(lower_random),
+    Relayout: _relayout,
+}
