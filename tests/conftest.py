@@ -1,6 +1,8 @@
-"""What every test file shares: the backends under test, and hypothesis without a deadline."""
+"""What every test file shares: the backends under test, the seed of the day, and hypothesis without a deadline."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,9 +12,7 @@ from chains.network import programs
 from tests import harness
 from tests.cupy import emulated
 
-settings.register_profile(
-    "chains", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("chains", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("chains")
 emulated.register(backends._BACKENDS)
 
@@ -21,6 +21,21 @@ emulated.register(backends._BACKENDS)
 def nothing_recorded():
     """Every test records programs of its own, whatever others have changed while theirs were recorded."""
     programs.RECORDED.clear()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    """One seed for hypothesis and for the harness, and for all of xdist's workers, which may start on another day."""
+    os.environ["CHAINS_TEST_SEED"] = str(harness.SEED)
+    if config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(harness.SEED)
+
+
+def pytest_sessionstart(session):
+    """Say the seed, which `-q` would keep out of pytest's header."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and not hasattr(session.config, "workerinput"):
+        reporter.write_line(f"random cases of seed {harness.SEED}, set CHAINS_TEST_SEED to repeat")
 
 
 @pytest.fixture(params=harness.BACKENDS)

@@ -1,7 +1,8 @@
 """One registry of cases, and data for them; the tools that users have too are those of `chains.testing`.
 
 Adding a layer, activation, loss, penalty, optimiser, schedule or initializer to `chains` without adding a case
-here fails `test_registry.py`. The backends under test are those of `CHAINS_TEST_BACKENDS` (comma-separated).
+here fails `test_registry.py`. The backends under test are those of `CHAINS_TEST_BACKENDS` (comma-separated). What is
+chosen at random is chosen by `SEED`, another one every day.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from chains.testing import ROUNDING, Kink, assert_close, away_from_kinks, centra
 from tests.own import Boost, Double, DyUser, Outer, Repeat
 
 BACKENDS = tuple(os.environ.get("CHAINS_TEST_BACKENDS", "numpy").split(","))
+SEED = int(os.environ.get("CHAINS_TEST_SEED", date.today().strftime("%Y%m%d")))
 DTYPES = (np.float32, np.float64)
 BATCHES = (1, 5)
 SQUARED = chains.SquaredLoss()

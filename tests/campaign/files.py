@@ -1,0 +1,201 @@
+"""Damaged files: IDX, CIFAR-10 and the cache of compiled code, changed at random, read or refused.
+
+A file that is read must hold what was written into it, bit by bit. A refusal is a ValueError or an OSError. Nothing is executed
+meanwhile, and the process may take so much memory and no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import resource
+import stat
+import struct
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from chains.backends.native.llvm import cache as code_cache
+from chains.data.cifar import RECORD_BYTES, read_cifar10
+from chains.data.idx import ELEMENT_TYPES, read_idx
+from tests.campaign import running
+
+MEMORY = 700 << 20  # bytes that the process may take beyond what it has: three times the largest file of CIFAR-10's format
+REFUSALS = (ValueError, OSError)
+EXECUTION = ("exec", "compile", "pickle.", "marshal.", "os.system", "os.exec", "os.spawn", "subprocess.", "ctypes.dlopen",
+             "socket.", "shutil.", "os.remove", "os.rename")  # fmt: skip
+_heard: list[str] | None = None  # what was executed, while somebody listens
+
+
+def attempt(seed: int, number: int) -> str:
+    rng = running.draws(seed, number)
+    kind = list(KINDS)[int(rng.integers(len(KINDS)))]
+    return f"{kind}: {KINDS[kind](rng, _prepared())}"
+
+
+@cache
+def _prepared() -> Path:
+    """A folder for the files, once there is a bound on memory and an ear for what is executed."""
+    folder = Path(tempfile.mkdtemp(prefix="chains-campaign-"))
+    with open("/proc/self/statm") as file:
+        have = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (have + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    sys.addaudithook(_hear)
+    return folder
+
+
+def _hear(event: str, _: object) -> None:
+    if _heard is not None and event.startswith(EXECUTION):
+        _heard.append(event)
+
+
+@contextlib.contextmanager
+def nothing_executed() -> Iterator[None]:
+    global _heard
+    _heard = found = []
+    try:
+        yield
+    finally:
+        _heard = None
+    assert not found, f"executed meanwhile: {found}"
+
+
+def damaged(rng: np.random.Generator, data: bytes) -> bytes:
+    """The data with a few changes."""
+    for _ in range(int(rng.integers(0, 4))):
+        size = len(data)
+        at, to = sorted(rng.integers(0, size + 1, 2).tolist())
+        way = int(rng.integers(8))
+        if way == 0 and size:  # a bit
+            k = int(rng.integers(min(size, 64)) if rng.random() < 0.5 else rng.integers(size))
+            data = data[:k] + bytes([data[k] ^ (1 << int(rng.integers(8)))]) + data[k + 1 :]
+        elif way == 1:  # cut short
+            data = data[:at]
+        elif way == 2:  # more behind
+            data += rng.bytes(int(rng.integers(1, 40)))
+        elif way == 3:  # something missing
+            data = data[:at] + data[to:]
+        elif way == 4:  # something twice
+            data = data[:to] + data[at:to] + data[to:]
+        elif way == 5:  # a number that is absurd
+            word = [0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x10000][int(rng.integers(6))]
+            k = 4 * int(rng.integers(0, 5))
+            data = data[:k] + struct.pack(">I", word) + data[k + 4 :]
+        elif way == 6:  # noise
+            data = data[:at] + rng.bytes(to - at) + data[to:]
+        else:  # nothing but noise
+            data = rng.bytes(size) if rng.random() < 0.1 else data
+    return data
+
+
+def packed(rng: np.random.Generator, data: bytes) -> tuple[bytes, bytes]:
+    """The bytes of a file that holds the data, gzipped half of the time and then damaged now and then; and what it holds."""
+    if rng.random() < 0.5:
+        return data, data
+    members = [data] if rng.random() < 0.8 else [data[: len(data) // 2], data[len(data) // 2 :]]
+    whole = b"".join(gzip.compress(member, int(rng.integers(0, 7)), mtime=0) for member in members)
+    return (damaged(rng, whole) if rng.random() < 0.5 else whole), data
+
+
+def idx(rng: np.random.Generator, folder: Path) -> str:
+    code = list(ELEMENT_TYPES)[int(rng.integers(len(ELEMENT_TYPES)))]
+    kind = np.dtype(ELEMENT_TYPES[code])
+    shape = tuple(rng.integers(0, 6, int(rng.integers(0, 5))).tolist())
+    content = rng.bytes(kind.itemsize * int(np.prod(shape, dtype=int)))
+    valid = bytes([0, 0, code, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + content
+    path = folder / "file.idx"
+    written, inside = packed(rng, damaged(rng, valid))
+    path.write_bytes(written)
+    try:
+        with nothing_executed():
+            array = read_idx(path)
+    except REFUSALS:
+        assert written != valid, "a valid file was refused"
+        return "refused"
+    found = bytes([0, 0, inside[2], array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    found += array.astype(ELEMENT_TYPES[inside[2]]).tobytes()
+    assert found == inside, "the array is not what the file holds"
+    return "read"
+
+
+def cifar(rng: np.random.Generator, folder: Path) -> str:
+    records = int(rng.integers(1, 4))
+    table = rng.integers(0, 256, (records, RECORD_BYTES), np.uint8)
+    table[:, 0] %= 10
+    path = folder / "file.bin"
+    valid = table.tobytes()
+    if rng.random() < 0.001:  # much more than it seems
+        written = inside = gzip.compress(bytes(200 << 20), 1)
+    else:
+        written, inside = packed(rng, damaged(rng, valid))
+    path.write_bytes(written)
+    wanted = records if rng.random() < 0.5 else None
+    try:
+        with nothing_executed():
+            images, labels = read_cifar10(path, wanted)
+    except REFUSALS:
+        assert written != valid, "a valid file was refused"
+        return "refused"
+    found = np.concatenate([labels.astype(np.uint8)[:, None], images.reshape(len(images), -1)], 1)
+    assert found.tobytes() == inside, "the images are not what the file holds"
+    return "read"
+
+
+def code(rng: np.random.Generator, folder: Path) -> str:
+    """Code under a name: what comes back is that code or nothing, whatever lies in its place."""
+    place = folder / "code"
+    os.environ["CHAINS_CACHE"] = str(place)
+    name, content = f"{int(rng.integers(1 << 62)):040x}", rng.bytes(int(rng.integers(0, 400)))
+    code_cache.store(name, content)
+    path = place / f"{name}.o"
+    way, changed = int(rng.integers(12)), True
+    if way == 0:
+        path.unlink()
+        os.mkfifo(path, 0o600)
+    elif way == 1:
+        other = folder / "elsewhere"
+        os.replace(path, other)
+        path.symlink_to(other)
+    elif way == 2:
+        path.unlink()
+        path.mkdir()
+    elif way == 3:
+        path.chmod(0o666)
+    else:
+        before = path.read_bytes()
+        after = damaged(rng, before)
+        path.write_bytes(after)
+        changed = after != before
+    with nothing_executed(), _silent():
+        found = code_cache.load(name)
+    _remove(path)
+    assert found is None if changed else found == content, "code came back that was not stored, or not at all"
+    return "refused" if changed else "read"
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(path.lstat().st_mode):
+            path.rmdir()
+        else:
+            path.unlink()
+
+
+KINDS: dict[str, Callable[[np.random.Generator, Path], str]] = {"IDX": idx, "CIFAR-10": cifar, "compiled code": code}
+
+
+if __name__ == "__main__":
+    sys.exit(running.main(attempt))
