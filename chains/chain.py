@@ -12,7 +12,7 @@ from chains.activations import sigmoid
 from chains.backends import Backend, Executable
 from chains.backends import backend as find_backend
 from chains.backends.places import is_elsewhere, place_of, runner_of
-from chains.checks import check_flags, check_shape
+from chains.checks import check_count, check_flags, check_shape
 from chains.layers.base import Layer, SampleShape
 from chains.layers.combine import last_layer
 from chains.layers.softmax import Softmax
@@ -284,10 +284,18 @@ class Chain(Derivatives):
             return record.gradient(network, objective, dtype, training)
         return record.training_step(network, objective, optimizer, dtype)
 
-    def listing(self, program: Program) -> str:
-        """A program as this network's backend runs it: with "native", the operations, LLVM's code and the processor's."""
+    def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
+        """A program as this network's backend runs it: with "native", the operations, LLVM's code and the processor's.
+
+        With `passes`, what each of the backend's passes made of the program on the way there, under the name of the pass;
+        other backends than "native" show one stage. `batch` is the number of samples: for few of them, "native" partitions
+        products among threads. None shows the code for any number.
+        """
         arguments.check_is("program", program, Program, "a program such as net.program()")
-        return self.runner.choose(program).listing(program)
+        check_flags(passes=passes)
+        if batch is not None:
+            check_count("batch", batch)
+        return self.runner.choose(program).listing(program, passes=passes, batch=batch)
 
     def problem(
         self, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None

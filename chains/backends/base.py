@@ -98,8 +98,11 @@ class Backend(ABC):
     def prepare(self, program: Program) -> None:  # noqa: B027 - most backends have nothing to prepare
         """Do what can be done before the batch size is known. Raises UnsupportedOperationError as `bind` does."""
 
-    def listing(self, program: Program) -> str:
-        """The program as the backend runs it, for people to read."""
+    def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
+        """The program as the backend runs it, for people to read; with `passes`, what each pass made of it on the way there.
+
+        It may depend on the size of a batch.
+        """
         return str(program)
 
     def scratch_bytes(self, program: Program, batch: int) -> int:

@@ -82,8 +82,8 @@ class DeviceBackend(Backend):
                 kept[share] = one_kernel(program, share, self.device.shared_bytes, forced=self.one_kernel is True)
             return kept[share] or compiled
 
-    def listing(self, program: Program) -> str:
-        """The program, then its kernels in CUDA C."""
+    def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
+        """The program, then its kernels in CUDA C: one pass makes them."""
         return f"{program}\n\n{self.compile(program).text(1)}"
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
@@ -143,8 +143,8 @@ class CupyBackend(Backend):
     def prepare(self, program: Program) -> None:
         self.on_device.prepare(program)
 
-    def listing(self, program: Program) -> str:
-        return self.on_device.listing(program)
+    def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
+        return self.on_device.listing(program, passes=passes, batch=batch)
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
         return self.on_device.scratch_bytes(program, batch)

@@ -16,6 +16,7 @@ from chains.backends.native.feed import NativeFeed
 from chains.backends.native.following import FollowingBinding, FollowingFeed, following_function
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.lowerings import LOWERINGS
+from chains.backends.native.plan.listing import passes_text
 from chains.backends.native.plan.row_partition import MOST_PARTS, MOST_SAMPLES
 from chains.backends.native.runtime.epoch import SOURCES
 from chains.backends.native.runtime.fastcall import python_function
@@ -76,9 +77,11 @@ class NativeBackend(Backend):
     def prepare(self, program: Program) -> None:
         self.compile(program)
 
-    def listing(self, program: Program) -> str:
-        """LLVM's assembly as it is written, then the processor's."""
-        code = self.compile(program).code
+    def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
+        """LLVM's assembly as it is written, then the processor's; or, with `passes`, the schedule after each of them."""
+        if passes:
+            return passes_text(program, self.processor, _parts(self.threads, _work(program), batch))
+        code = self.compile(program, batch).code
         return f"{program}\n\n{code.text}\n{code.assembly()}"
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
@@ -108,7 +111,7 @@ class NativeBackend(Backend):
             if program not in self._compiled:
                 self._compiled[program] = {}
                 self._work[program] = _work(program)
-            parts = _parts(threads, self._work[program] * batch) if batch and batch <= MOST_SAMPLES else 1
+            parts = _parts(threads, self._work[program], batch)
             made = self._compiled[program]
             if parts not in made:
                 with notice(announcement(program)):
@@ -120,9 +123,11 @@ class NativeBackend(Backend):
         return f"<native backend: {self.processor.kind}, {self.threads} threads>"
 
 
-def _parts(threads: int, work: int) -> int:
-    """Into how many parts products are split."""
-    return max(1, min(threads, MOST_PARTS, work // SPLIT_WORK))
+def _parts(threads: int, work: int, batch: int | None) -> int:
+    """Into how many parts products are split, at most, where a sample takes so many operations."""
+    if batch is None or batch > MOST_SAMPLES:
+        return 1
+    return max(1, min(threads, MOST_PARTS, work * batch // SPLIT_WORK))
 
 
 def _work(program: Program) -> int:

@@ -1,0 +1,120 @@
+"""Schedules as text: what each pass made of a program, for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
+
+from chains.backends.native.llvm.target import Processor
+from chains.backends.native.plan.passes import schedule_of
+from chains.backends.native.plan.schedule import Schedule, Segment, Step, Work
+from chains.program.program import Program
+from chains.program.view import Buffer, View, shape_text
+
+
+def passes_text(program: Program, processor: Processor, parts: int = 1) -> str:
+    """The schedule after every pass, under the name of the pass: what is new is marked with +, what has gone with -."""
+    texts = [str(program)]
+    last = Schedule.of(program, processor, parts)
+    before = lines_of(last)
+
+    def watch(name: str, schedule: Schedule) -> None:
+        nonlocal before
+        after = lines_of(schedule)
+        texts.append("\n".join([f"== {name} ==", *marked(before, after)] if after != before else [f"== {name} == no change"]))
+        before = after
+
+    texts.append("\n".join(["== the program ==", *before]))
+    schedule_of(program, processor, parts, watch)
+    return "\n\n".join(texts)
+
+
+def marked(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
+    """The lines of two texts: those of both, of the first (-) and of the second (+)."""
+    for _, begin, end, start, stop in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        common = before[begin:end] == after[start:stop]
+        yield from () if common else (f"- {line}" for line in before[begin:end])
+        yield from (f"{' ' if common else '+'} {line}" for line in after[start:stop])
+
+
+def lines_of(schedule: Schedule) -> list[str]:
+    """A schedule in lines: its steps or segments, then the buffers that they use."""
+    processor, parts = schedule.processor, schedule.parts
+    lines = [f"for {processor.kind}: {schedule.lanes} numbers in a vector, {processor.registers} registers"]
+    lines += [f"products in parts for up to {parts} threads"] if parts > 1 else []
+    if schedule.tile:
+        lines.append(
+            f"{schedule.tile} samples in a tile, at most {schedule.room}; {schedule.tile_bytes:,} bytes of scratch memory"
+        )
+    if not schedule.segments:
+        for step in schedule.steps:
+            first, *more = _step(step)
+            lines += [first if step.owner is None else f"{first} (thread {step.owner})", *more]
+    for number, segment in enumerate(schedule.segments):
+        lines += [f"segment {number}", *(f"  {line}" for line in _segment(segment, schedule))]
+    lines.append("buffers")
+    return [*lines, *(f"  {_buffer(buffer, schedule)}" for buffer in _buffers(schedule))]
+
+
+def _segment(segment: Segment, schedule: Schedule) -> Iterator[str]:
+    barriers = iter(segment.barriers)
+
+    def work(what: str, each: Work, barrier: bool) -> Iterator[str]:
+        yield from ("barrier",) if barrier else ()
+        yield what
+        yield from (f"  {line}" for step in each.steps for line in _step(step))
+
+    partitioned = schedule.parts > 1
+    barrier = partitioned and next(barriers, False)
+    if segment.early:
+        yield from work("early", Work(segment.early), barrier)
+    if schedule.lists_rows(segment):
+        yield f"list the rows of {schedule.rows}"
+    for position, each in enumerate(segment.tiled):
+        thread = f" of thread {each.thread}" if partitioned else ""
+        yield from work(f"tile, function {position}{thread}", each, partitioned and next(barriers, False))
+    if segment.product:
+        yield from work("on the whole batch, columns shared among threads", Work((segment.product,)), False)
+    for run in segment.sums:
+        yield f"add up what threads have: {run.kind} of {run.buffer.name}[{run.start}:{run.stop}]"
+    for position, each in enumerate(segment.once):
+        shared = f"vectors of {each.length:,} shared among threads" if each.length else "on one thread"
+        yield from work(f"once, {shared}", each, next(barriers, False))
+        if segment.fused_update and segment.fused_update.work == position:
+            rest = ", ".join(f"{begin}:{end}" for begin, end in segment.fused_update.rest)
+            yield f"  (where a tile holds the batch, only elements {rest or 'none'}: products do the others)"
+
+
+def _step(step: Step) -> Iterator[str]:
+    yield f"{step.origins[0]:4}  {step.operation}"
+    yield from (f"      then {each}" for each in step.fused)
+    yield from (f"      update {each}" for each in step.update)
+    if step.packed:
+        yield f"      reads {step.packed.copy.text}, in rows of {step.packed.copy.strides[0]}"
+    if step.kernel:
+        yield f"      kernel {_place(step.kernel.out)} from {_place(step.kernel.a)} and {_place(step.kernel.b)}" + (
+            ", not stored" if step.kernel.transient else ""
+        )
+
+
+def _place(view: View) -> str:
+    return f"{view.buffer.name}[{view.offset}] strides {view.strides}"
+
+
+def _buffers(schedule: Schedule) -> list[Buffer]:
+    """Those of the program, in the order of their first use, then packed weights."""
+    used = [view.buffer for step in schedule.steps for view in step.operation.views]
+    steps = (step for segment in schedule.segments for step in segment.tiled_steps)
+    packed = [step.packed.copy.buffer for step in steps if step.packed]
+    return list(dict.fromkeys((*schedule.program.buffers.values(), *used, *packed)))
+
+
+def _buffer(buffer: Buffer, schedule: Schedule) -> str:
+    text = f"{buffer.name}{shape_text(buffer.shape)} {buffer.dtype} {buffer.role}"
+    text += ", in lanes" if buffer in schedule.laned else ""
+    if buffer in schedule.positions:
+        text += f", address {schedule.positions[buffer]}"
+        text += f", own sums at address {schedule.sum_positions[buffer]}" if buffer in schedule.sum_positions else ""
+    elif schedule.scratch and buffer in schedule.scratch.batched:
+        text += f", byte {schedule.offset(buffer):,} of a tile"
+    return text + (", read by row pointers" if buffer is schedule.indexed else "")

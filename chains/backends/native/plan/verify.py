@@ -1,0 +1,372 @@
+"""What must hold of a schedule after every pass, so that it means what its program means.
+
+Each check looks at the schedule alone, not at how a pass came to it. The tests call `verify` after every pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from chains.backends.native.kernels import winograd
+from chains.backends.native.plan.barriers import works_in_turn
+from chains.backends.native.plan.fused_update import left_over
+from chains.backends.native.plan.layout import Relayout
+from chains.backends.native.plan.schedule import Schedule, Segment, Step, Work
+from chains.backends.native.plan.segments import TEAM_ELEMENTS
+from chains.backends.native.plan.tiles import is_of_tile
+from chains.program.alias import conflict, meet, same
+from chains.program.operations import Map, MatMul, Operation
+from chains.program.scratch import ALIGNMENT
+from chains.program.view import Batch, Buffer, View
+
+CALLERS = ("input", "state", "constant")  # the roles of buffers that have contents before the program runs
+Problems = Iterator[str]
+
+
+class ScheduleError(AssertionError):
+    """A schedule does not mean what its program means."""
+
+
+def verify(schedule: Schedule) -> None:
+    """Raises ScheduleError, with the name of the check and what it found, for the first check that fails."""
+    for check in CHECKS:
+        for problem in check(schedule):
+            raise ScheduleError(f"{check.__name__.replace('_', ' ')}: {problem}")
+
+
+# What is done, in order
+
+
+class Event(NamedTuple):
+    """What is read, then written, when an operation is done that comes from the one at position `origin` of the program."""
+
+    origin: int
+    operation: Operation
+    reads: tuple[View, ...]
+    writes: tuple[View, ...]
+
+
+def events(schedule: Schedule, one_tile: bool) -> Iterator[Event]:
+    """What a run does, on one thread, where one tile holds the whole batch or where it does not."""
+    if not schedule.segments:
+        for step in schedule.steps:
+            yield from _events(step)
+    for segment in schedule.segments:
+        for step in segment.early:
+            yield from _events(step)
+        for step in segment.tiled_steps:
+            if step.packed:
+                yield Event(step.origins[0], step.operation, (step.packed.source,), (step.packed.copy,))
+        for step in segment.tiled_steps:
+            yield from _events(step, one_tile)
+        if segment.product:
+            yield from _events(segment.product)
+        for position, work in enumerate(segment.once):
+            update = segment.fused_update
+            rest = left_over(update.rest, work.steps) if one_tile and update and update.work == position else work.steps
+            for step in rest:
+                yield from _events(step)
+
+
+def _events(step: Step, updates: bool = True) -> Iterator[Event]:
+    operation, copied = step.operation, step.packed
+    reads = tuple(copied.copy if copied and view is copied.source else view for view in operation.reads)
+    fused, update = step.fused, step.update if updates else ()
+    yield Event(step.origins[0], operation, reads, () if update else operation.writes)
+    for origin, each in zip(step.origins[1:], (*fused, *update), strict=len(update) == len(step.update)):
+        reads = tuple(view for view in each.reads if not (update and view in operation.outs))  # which are in registers
+        yield Event(origin, each, reads, each.writes)
+
+
+def _runs(schedule: Schedule) -> list[bool]:
+    """The ways to run it: whether one tile holds the whole batch."""
+    updates = any(segment.fused_update for segment in schedule.segments)
+    return [True] if schedule.parts > 1 and schedule.segments else [False, True] if updates else [False]
+
+
+def _elements(memory: dict[Buffer, np.ndarray], view: View, schedule: Schedule) -> np.ndarray:
+    """The elements of a view in a buffer's memory of bytes, for one sample or, in lanes, for one vector of samples."""
+    buffer = view.buffer
+    samples = schedule.lanes if buffer in schedule.laned else 1
+    if buffer not in memory:
+        memory[buffer] = np.full(buffer.size * samples, buffer.role in CALLERS, np.uint8)
+    if samples == 1 and view.contiguous:
+        return memory[buffer][view.offset : view.offset + view.sample_size]
+    shape = [extent.per_sample * samples if isinstance(extent, Batch) else extent for extent in view.shape]
+    return np.lib.stride_tricks.as_strided(memory[buffer][view.offset :], shape, view.strides)
+
+
+# Checks
+
+
+def views_lie_within_their_buffers(schedule: Schedule) -> Problems:
+    steps = [*schedule.steps, *(step for segment in schedule.segments for step in segment.steps)]
+    views = [view for step in steps for operation in step.operations for view in operation.views]
+    views += [view for step in steps for view in step.packed or ()]
+    views += [view for step in steps if step.kernel for view in (step.kernel.out, step.kernel.a, step.kernel.b)]
+    for view in dict.fromkeys(views):
+        samples = schedule.lanes if view.buffer in schedule.laned else 1
+        axes = list(zip(view.shape, view.strides, strict=True))
+        rows = [(extent.per_sample * stride, stride) for extent, stride in axes if isinstance(extent, Batch)]
+        wanted = 1 if samples > 1 else view.buffer.size
+        if any((row if samples == 1 else stride) != wanted for row, stride in rows):
+            yield f"`{view.text}` goes in strides {view.strides} through samples of {view.buffer.size} elements"
+        lengths = [extent.per_sample * samples if isinstance(extent, Batch) else extent for extent in view.shape]
+        last = view.offset + sum((length - 1) * stride for length, stride in zip(lengths, view.strides, strict=True))
+        if view.offset < 0 or min(view.strides, default=0) < 0 or last >= view.buffer.size * samples:
+            yield f"`{view.text}` reaches from {view.offset} to {last} in a buffer of {view.buffer.size * samples} elements"
+
+
+def reads_follow_writes(schedule: Schedule) -> Problems:
+    for one_tile in _runs(schedule):
+        written: dict[Buffer, np.ndarray] = {}
+        for event in events(schedule, one_tile):
+            if isinstance(event.operation, Relayout):  # of what there is: the rest may be written to either layout later
+                out, source = (_elements(written, view, schedule) for view in (*event.writes, *event.reads))
+                out[...] = source[:1]
+                continue
+            for view in event.reads:
+                if not _elements(written, view, schedule).all():
+                    yield f"`{event.operation}` reads `{view.text}` before all of it is written"
+            for view in event.writes:
+                _elements(written, view, schedule)[...] = True
+
+
+def order_of_conflicts_is_kept(schedule: Schedule) -> Problems:
+    for one_tile in _runs(schedule):
+        before: dict[Buffer, list[Event]] = {}
+        for event in events(schedule, one_tile):
+            for buffer in dict.fromkeys(view.buffer for view in (*event.reads, *event.writes)):
+                for other in before.setdefault(buffer, []):
+                    if other.origin > event.origin and _in_conflict(other, event):
+                        yield f"`{other.operation}` goes before `{event.operation}`, which the program has first"
+                before[buffer].append(event)
+
+
+def _in_conflict(a: Event, b: Event) -> bool:
+    pairs = [(x, y) for x in a.writes for y in (*b.reads, *b.writes)] + [(x, y) for x in a.reads for y in b.writes]
+    return any(meet(x, y) for x, y in pairs)
+
+
+def results_are_complete(schedule: Schedule) -> Problems:
+    """All that an operation writes to the caller's buffers is written, and what it changes in place is changed once."""
+    for one_tile in _runs(schedule):
+        counts: dict[int, dict[Buffer, np.ndarray]] = {}
+        for event in events(schedule, one_tile):
+            for view in event.writes:
+                if view.buffer.role in ("state", "output"):
+                    memory = counts.setdefault(event.origin, {})
+                    memory.setdefault(view.buffer, np.zeros(view.buffer.size, np.uint8))
+                    _elements(memory, view, schedule)[...] += 1
+        for origin, operation in enumerate(schedule.program.operations):
+            for view in operation.writes:
+                if view.buffer.role in ("state", "output"):
+                    memory = counts.get(origin, {})
+                    memory.setdefault(view.buffer, np.zeros(view.buffer.size, np.uint8))
+                    found = _elements(memory, view, schedule)
+                    if found.min() < 1:
+                        yield f"`{operation}` is not done to all of `{view.text}`"
+                    if isinstance(operation, Map) and view in operation.ins and found.max() > 1:
+                        yield f"`{operation}` is done more than once to some of `{view.text}`"
+
+
+def tiles_wait_for_nothing(schedule: Schedule) -> Problems:
+    """Steps on tiles are on samples, and need no sum over the batch and nothing done once in their segment."""
+    for segment in schedule.segments:
+        tiled = [operation for step in segment.tiled_steps for operation in (step.operation, *step.fused)]
+        for step in (*segment.early, *(step for work in segment.once for step in work.steps)):
+            if step.batched:
+                yield f"`{step.operation}` is on samples, but done once"
+        for operation in tiled:
+            if not any(view.batched for view in operation.views):
+                yield f"`{operation}` is on no samples, but done on every tile"
+        for a in (operation for operation in tiled if operation.sums_over_batch):
+            for b in (operation for operation in tiled if operation is not a):
+                if any(meet(x, y) for x in a.writes for y in b.ins):
+                    yield f"`{b}` reads what `{a}` sums over all tiles"
+                if not (a.accumulates or b.accumulates) and any(meet(x, y) for x in a.writes for y in b.writes):
+                    yield f"`{a}` and `{b}` sum into one place"
+        late = [*tiled, *(segment.product.operations if segment.product else ())]
+        for early in (operation for step in segment.early for operation in step.operations):
+            if any(conflict(early, operation) for operation in late):
+                yield f"`{early}` is early, but not apart from the tiles"
+
+
+def tiles_share_nothing(schedule: Schedule) -> Problems:
+    """What several segments use, or a large product, holds the whole batch."""
+    users: dict[Buffer, int] = {}
+    for number, segment in enumerate(schedule.segments):
+        products = segment.product.operations if segment.product else ()
+        for operation in (*(o for step in segment.tiled_steps for o in step.operations), *products):
+            for buffer in (view.buffer for view in operation.views if is_of_tile(view.buffer, schedule)):
+                if operation in products or users.setdefault(buffer, number) != number:
+                    yield f"`{buffer.name}` lies in a tile, but `{operation}` of segment {number} needs the whole batch"
+
+
+def owners_are_threads(schedule: Schedule) -> Problems:
+    for step in (*schedule.steps, *(step for segment in schedule.segments for step in segment.steps)):
+        if step.owner is not None and (schedule.parts == 1 or not 0 <= step.owner < schedule.parts):
+            yield f"thread {step.owner} owns `{step.operation}`, of {schedule.parts}"
+    for segment in schedule.segments:
+        for work in segment.tiled:
+            if any((step.owner or 0) != work.thread for step in work.steps):
+                yield f"a function of thread {work.thread} has steps of others"
+
+
+def packed_weights_fit(schedule: Schedule) -> Problems:
+    places: set[Buffer] = set()
+    for step in (step for segment in schedule.segments for step in segment.steps):
+        if not step.packed:
+            continue
+        source, copy = step.packed
+        if copy.buffer in places:
+            yield f"`{copy}` is packed twice"
+        places.add(copy.buffer)
+        size = winograd.packed_size(step.operation) if winograd.suits(step.operation) else source.sample_size
+        if source is not step.operation.ins[1] or source.batched or copy.sample_size != size or copy.dtype != source.dtype:
+            yield f"`{copy.text}` is no copy of the weights of `{step.operation}`"
+        rows = copy.strides[0] if isinstance(step.operation, MatMul) else 0
+        if rows % schedule.lanes or (rows and rows < int(source.shape[1])):  # type: ignore[arg-type]
+            yield f"`{copy.text}` has rows of {rows}, which are no whole vectors of {schedule.lanes}"
+
+
+def kernels_are_those_of_their_products(schedule: Schedule) -> Problems:
+    steps = [step for segment in schedule.segments for step in segment.steps]
+    for step in steps if any(step.kernel for step in steps) else ():
+        operation, kernel = step.operation, step.kernel
+        if not isinstance(operation, MatMul) or not kernel:
+            if kernel or isinstance(operation, MatMul):
+                yield f"`{operation}` has {'a' if kernel else 'no'} kernel"
+            continue
+        weights = step.packed.copy if step.packed else operation.ins[1]
+        found = kernel.out, kernel.a, kernel.b, kernel.accumulate, kernel.maps, kernel.transient, kernel.padded
+        maps = (*step.fused, *step.update)
+        wanted = operation.outs[0], operation.ins[0], weights, operation.accumulate, maps, bool(step.update), bool(step.packed)
+        if found != wanted:
+            yield f"`{operation}` is given the kernel {kernel}"
+
+
+def sums_are_listed(schedule: Schedule) -> Problems:
+    listed_yet = schedule.scratch is not None or any(segment.sums for segment in schedule.segments)
+    for segment in schedule.segments if listed_yet else ():
+        for operation in (operation for step in segment.tiled_steps for operation in step.operations if operation.over_batch):
+            for view in operation.outs:
+                runs = [run for run in segment.sums if (run.buffer, run.kind) == (view.buffer, operation.over_batch)]
+                if not all(any(run.start <= start and stop <= run.stop for run in runs) for start, stop in view.runs):
+                    yield f"nobody adds up what threads have of `{operation}`"
+
+
+def barriers_keep_threads_apart(schedule: Schedule) -> Problems:
+    """Between two barriers no thread needs what another one does."""
+    for segment in schedule.segments if any(segment.barriers for segment in schedule.segments) else ():
+        partitioned = schedule.parts > 1
+        works = works_in_turn(segment) if partitioned else segment.once
+        if len(segment.barriers) != len(works):
+            yield f"there are {len(works)} works, but barriers for {len(segment.barriers)}"
+            return
+        intervals = [0]
+        for barrier in segment.barriers:
+            intervals.append(intervals[-1] + barrier)
+        for (i, a), (j, b) in combinations(zip(intervals[1:], works, strict=True), 2):
+            if i == j and not _independent(a, b):
+                yield f"no barrier is between `{a.steps[0].operation}` and `{b.steps[0].operation}`"
+        for interval, work in zip(intervals[1:], works, strict=True):
+            if not partitioned and not interval:
+                yield from (f"`{o}` reads sums before all are added" for o in work.operations if not _added(segment, work))
+
+
+def _independent(a: Work, b: Work) -> bool:
+    if not a.length and not b.length and a.thread == b.thread:
+        return True
+    views = [[view for operation in work.operations for view in operation.views] for work in (a, b)]
+    if a.length and a.length == b.length and all(same(x, y) or not meet(x, y) for x in views[0] for y in views[1]):
+        return True
+    return not any(conflict(x, y) for x in a.operations for y in b.operations)
+
+
+def _added(segment: Segment, work: Work) -> bool:
+    """Whether each thread reads only sums that it has added itself: its part of long runs, or, for the first, short runs."""
+    for run in segment.sums:
+        for view in (view for operation in work.operations for view in operation.views if view.buffer is run.buffer):
+            long = run.stop - run.start >= TEAM_ELEMENTS
+            alike = (view.offset, view.offset + view.sample_size) == (run.start, run.stop)
+            if not (work.length and alike if long else not work.length):
+                return False
+    return True
+
+
+def tables_hold_all_buffers(schedule: Schedule) -> Problems:
+    if not schedule.table:
+        return
+    steps = [step for segment in schedule.segments for step in segment.steps]
+    used = [view.buffer for step in steps for operation in step.operations for view in operation.views]
+    used += [step.packed.copy.buffer for step in steps if step.packed]
+    for buffer in dict.fromkeys((*schedule.program.buffers.values(), *used, *schedule.summed)):
+        if (buffer in schedule.positions) == is_of_tile(buffer, schedule) and buffer.role == "scratch":
+            yield f"`{buffer.name}` has no place, or two"
+        if buffer.role != "scratch" and buffer not in schedule.positions:
+            yield f"`{buffer.name}` is the caller's, but not in the table"
+    if len(set(schedule.table)) != len(schedule.table):
+        yield "a buffer is in the table twice"
+    if schedule.indexed is not None and schedule.indexed not in schedule.positions:
+        yield f"`{schedule.indexed.name}` is read by rows, but not in the table"
+
+
+def tile_scratch_is_apart(schedule: Schedule) -> Problems:
+    """Buffers of a tile that are in use at one time have no byte in common."""
+    if schedule.scratch is None:
+        return
+    samples = schedule.room
+    lives: dict[Buffer, list[int]] = {}
+    for moment, steps in enumerate(_moments(schedule)):
+        for view in (view for step in steps for operation in step.operations for view in operation.views):
+            if is_of_tile(view.buffer, schedule):
+                lives.setdefault(view.buffer, []).append(moment)
+    places = {}
+    for buffer in lives:
+        offset = schedule.offset(buffer)
+        if offset is None or offset % ALIGNMENT:
+            yield f"`{buffer.name}` has the place {offset} in its tile"
+            return
+        places[buffer] = range(offset, offset + buffer.nbytes * samples)
+        if places[buffer].stop > schedule.workspace_offset or schedule.workspace_offset > schedule.tile_bytes:
+            yield f"`{buffer.name}` ends at {places[buffer].stop}, behind the scratch memory of its tile"
+    ordered = sorted(places, key=lambda buffer: places[buffer].start)
+    for a, b in combinations(ordered, 2):
+        together = lives[a][0] <= lives[b][-1] and lives[b][0] <= lives[a][-1]
+        if together and places[b].start < places[a].stop:
+            yield f"`{a.name}` and `{b.name}` are in use at one time and share bytes {places[b].start} to {places[a].stop}"
+    if not 0 < schedule.tile <= schedule.room:
+        yield f"a tile has {schedule.tile} samples, at most {schedule.room}"
+
+
+def _moments(schedule: Schedule) -> Iterator[Sequence[Step]]:
+    """The steps that threads may be doing at one time."""
+    for segment in schedule.segments:
+        if schedule.parts == 1:
+            yield from ((step,) for step in segment.tiled_steps)
+            continue
+        bounds = [k for k, meet in enumerate(segment.barriers[1 : 1 + len(segment.tiled)]) if meet or not k]
+        for begin, end in pairwise((*bounds, len(segment.tiled))):
+            yield [step for work in segment.tiled[begin:end] for step in work.steps]
+
+
+CHECKS: tuple[Callable[[Schedule], Problems], ...] = (
+    views_lie_within_their_buffers,
+    tiles_wait_for_nothing,
+    tiles_share_nothing,
+    reads_follow_writes,
+    order_of_conflicts_is_kept,
+    results_are_complete,
+    owners_are_threads,
+    packed_weights_fit,
+    kernels_are_those_of_their_products,
+    sums_are_listed,
+    barriers_keep_threads_apart,
+    tables_hold_all_buffers,
+    tile_scratch_is_apart,
+)

@@ -1,0 +1,362 @@
+"""The passes from a program to a schedule: what must hold after each, and what is printed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import chains
+from chains import SGD, Adam, BatchNorm, Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, SquaredLoss, relu, tanh
+from chains.backends import UnsupportedOperationError
+from chains.backends.numpy.backend import NumpyBackend
+from chains.network import record
+from chains.program.operations import MatMul
+from tests import harness
+
+pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
+
+from chains.backends.native.llvm.target import Processor
+from chains.backends.native.plan import passes
+from chains.backends.native.plan.fused_update import fuse_update_into_large_products, fuse_update_into_tiles
+from chains.backends.native.plan.listing import lines_of
+from chains.backends.native.plan.padding import pad_rows
+from chains.backends.native.plan.passes import PASSES, name_of, schedule_of
+from chains.backends.native.plan.row_partition import partition_rows
+from chains.backends.native.plan.schedule import Schedule
+from chains.backends.native.plan.tiles import point_to_rows
+from chains.backends.native.plan.verify import CHECKS, ScheduleError, verify
+from tests.native.support import assert_equal_results, native, random_arrays, run_on
+
+PROCESSORS = [Processor("avx512", 64, 32, "", ""), Processor("avx2", 32, 16, "", ""), Processor("sse2", 16, 16, "", "")]
+WAYS = [(processor, parts) for processor in PROCESSORS for parts in (1, 2, 4)]
+WIDE, *_ = PROCESSORS
+CASES = {case.name: case for case in harness.CASES}
+
+SMALL = Chain(Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4))
+NARROW = Chain(Dense(784, 30, tanh), Dense(30, 10))
+LARGE = Chain(Dense(600, 410, relu), Dense(410, 520, relu), Dense(520, 20))
+TWO_SEGMENTS = Chain(Dense(9, 21), BatchNorm(21), Dense(21, 17, tanh))
+IMAGES = Chain(Conv(1, 6, 5, relu), MaxPool(2), Conv(6, 16, 3, relu), Flatten(), Dense(1600, 10), input_shape=(1, 28, 28))
+NETWORKS = {"small": SMALL, "narrow": NARROW, "large": LARGE, "two segments": TWO_SEGMENTS, "images": IMAGES}
+OPTIMIZERS = {"SGD": SGD(0.1), "momentum": SGD(0.1, momentum=0.9), "Adam": Adam(0.001), "clipped": SGD(0.1, clip_norm=1.0)}
+
+
+def step_of(net, optimizer=OPTIMIZERS["SGD"]):
+    return net.program(SquaredLoss(), optimizer, dtype=np.float32)
+
+
+def verified(program, processor, parts=1):
+    """The schedule of a program, verified after every pass that changes it."""
+    seen = Schedule.of(program, processor, parts)
+    verify(seen)
+
+    def watch(name, schedule):
+        nonlocal seen
+        if schedule is not seen:
+            try:
+                verify(schedule)
+            except ScheduleError as error:
+                raise AssertionError(f"after {name}: {error}") from None
+        seen = schedule
+
+    return schedule_of(program, processor, parts, watch)
+
+
+# Every pass keeps what a program means
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_schedules_of_every_layer_hold_after_every_pass(name):
+    """Each case by three of the ways, others than its neighbours'."""
+    case, number = CASES[name], list(CASES).index(name)
+    network, objective = (
+        case.net().network,
+        record.Objective(case.loss, case.problem(5).t.shape[1:], case.weighted, case.penalty),
+    )
+    dtype = np.dtype(harness.DTYPES[number % 2])
+    programs = [record.training_step(network, objective, optimizer, dtype) for optimizer in (SGD(0.1), Adam(0.1))]
+    for way, program in enumerate([*programs, record.vjp(network, dtype, training=True)]):
+        try:
+            verified(program, *WAYS[(4 * number + way) % len(WAYS)])
+        except UnsupportedOperationError:
+            continue
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_schedules_hold_at_every_width_and_number_of_threads(name, optimizer):
+    program = step_of(NETWORKS[name], OPTIMIZERS[optimizer])
+    schedules = {(way.kind, parts): verified(program, way, parts) for way, parts in WAYS}
+    assert ({schedule.parts for schedule in schedules.values()} > {1}) == (name == "narrow")
+
+
+@pytest.mark.parametrize("model", [chains.models.resnet50, chains.models.densenet121])
+def test_schedules_of_whole_models_hold(model):
+    net = model(classes=10, input_shape=(3, 32, 32))
+    verify(schedule_of(net.program(CrossEntropyLoss(), SGD(0.1), dtype=np.float32), WIDE))
+
+
+OPTIONAL = {
+    pad_rows: NARROW,
+    fuse_update_into_large_products: LARGE,
+    partition_rows: NARROW,
+    fuse_update_into_tiles: NARROW,
+    point_to_rows: NARROW,
+}
+
+
+@pytest.mark.parametrize("left_out", OPTIONAL, ids=name_of)
+def test_a_pass_may_be_left_out(left_out, monkeypatch):
+    """Without it there is another schedule, which means the same."""
+    program = step_of(OPTIONAL[left_out])
+    parts = 2 if left_out is partition_rows else 1
+    whole = lines_of(schedule_of(program, WIDE, parts))
+    monkeypatch.setattr(passes, "PASSES", [each for each in PASSES if each is not left_out])
+    assert lines_of(verified(program, WIDE, parts)) != whole
+    arrays = random_arrays(program, 7)
+    wanted = run_on(NumpyBackend(), program, 7, arrays, runs=2)
+    assert_equal_results(run_on(native(parts), program, 7, arrays, runs=2), wanted, np.float32, factor=20)
+
+
+def test_passes_are_known_by_name():
+    names = []
+    schedule_of(step_of(SMALL), WIDE, 1, lambda name, schedule: names.append(name))
+    assert names == [name_of(each) for each in PASSES]
+    assert len(set(names)) == len(names)
+    assert names[0] == "arrange layout"
+
+
+def test_a_schedule_does_not_change():
+    """Passes return others."""
+    stages = [Schedule.of(step_of(NARROW), WIDE, 2)]
+    texts = [repr(stages[0])]
+    for each in PASSES:
+        stages.append(each(stages[-1]))
+        texts.append(repr(stages[-1]))
+    assert [repr(stage) for stage in stages] == texts
+    with pytest.raises(AttributeError):
+        stages[0].parts = 3
+
+
+# Schedules that are wrong
+
+
+def stage(net, name, parts=1, optimizer=OPTIMIZERS["SGD"]):
+    """The schedule of a network's training step behind a pass."""
+    found = {}
+    schedule_of(step_of(net, optimizer), WIDE, parts, found.__setitem__)
+    return found[name]
+
+
+def on_first(schedule, fits, change):
+    """A schedule with one step changed: the first that fits."""
+    done = []
+
+    def changed(step):
+        if done or not fits(step):
+            return step
+        done.append(step)
+        return change(step)
+
+    result = schedule.changed(changed)
+    assert done
+    return result
+
+
+def in_segment(schedule, number=0, **changed):
+    segments = list(schedule.segments)
+    segments[number] = replace(segments[number], **changed)
+    return replace(schedule, segments=tuple(segments))
+
+
+def shifted(step):
+    out = step.operation.outs[0]
+    return replace(step, operation=replace(step.operation, outs=(replace(out, offset=out.buffer.size),)))
+
+
+def views_lie_within_their_buffers():
+    return on_first(stage(SMALL, "cut into segments"), lambda step: step.batched, shifted)
+
+
+def reads_follow_writes():
+    schedule = stage(SMALL, "pad rows")
+    return replace(schedule, steps=schedule.steps[1:])
+
+
+def order_of_conflicts_is_kept():
+    schedule = stage(SMALL, "pad rows", optimizer=OPTIMIZERS["momentum"])
+    *steps, moments, parameters = schedule.steps
+    return replace(schedule, steps=(*steps, parameters, moments))
+
+
+def results_are_complete():
+    schedule = stage(LARGE, "fuse update into large products")
+    return replace(schedule, steps=schedule.steps[:-1])
+
+
+def tiles_wait_for_nothing():
+    schedule = stage(TWO_SEGMENTS, "cut into segments")
+    first, second, *rest = schedule.segments
+    joined = replace(first, tiled=(*first.tiled, *second.tiled), once=(*first.once, *second.once))
+    return replace(schedule, segments=(joined, *rest))
+
+
+def tiles_share_nothing():
+    return replace(stage(TWO_SEGMENTS, "cut into segments"), whole=frozenset())
+
+
+def owners_are_threads():
+    return on_first(stage(NARROW, "cut into segments", 2), lambda step: step.owner == 1, lambda step: replace(step, owner=2))
+
+
+def packed_weights_fit():
+    def narrower(step):
+        copy = replace(step.packed.copy, strides=(step.packed.copy.shape[1], 1))
+        return replace(step, packed=step.packed._replace(copy=copy))
+
+    return on_first(stage(NARROW, "pack weights"), lambda step: step.packed, narrower)
+
+
+def kernels_are_those_of_their_products():
+    schedule = stage(SMALL, "choose kernels")
+    return on_first(
+        schedule, lambda step: step.fused and step.kernel, lambda step: replace(step, fused=(), origins=step.origins[:1])
+    )
+
+
+def sums_are_listed():
+    schedule = stage(SMALL, "place tile scratch")
+    return in_segment(schedule, sums=schedule.segments[0].sums[:-1])
+
+
+def barriers_keep_threads_apart():
+    schedule = stage(NARROW, "place barriers", 2)
+    return in_segment(schedule, barriers=(False,) * len(schedule.segments[0].barriers))
+
+
+def tables_hold_all_buffers():
+    schedule = stage(SMALL, "list buffers")
+    return replace(schedule, table=schedule.table[:-1])
+
+
+def tile_scratch_is_apart():
+    schedule = stage(SMALL, "place tile scratch")
+    return replace(schedule, scratch=replace(schedule.scratch, batched=dict.fromkeys(schedule.scratch.batched, 0)))
+
+
+BROKEN = {
+    "views": views_lie_within_their_buffers,
+    "a step left out": reads_follow_writes,
+    "two steps in the other order": order_of_conflicts_is_kept,
+    "the rest of an update left out": results_are_complete,
+    "segments joined": tiles_wait_for_nothing,
+    "nothing kept for the whole batch": tiles_share_nothing,
+    "an owner too many": owners_are_threads,
+    "rows of no whole vectors": packed_weights_fit,
+    "a kernel with maps of another": kernels_are_those_of_their_products,
+    "a sum left out": sums_are_listed,
+    "no barriers": barriers_keep_threads_apart,
+    "a buffer without address": tables_hold_all_buffers,
+    "one place for all": tile_scratch_is_apart,
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_wrong_is_found(what):
+    with pytest.raises(ScheduleError, match=f"^{BROKEN[what].__name__.replace('_', ' ')}: "):
+        verify(BROKEN[what]())
+
+
+def test_every_check_finds_something():
+    assert {broken.__name__ for broken in BROKEN.values()} == {check.__name__ for check in CHECKS}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_barrier_is_needed(optimizer):
+    schedule = stage(NARROW, "place barriers", 2, OPTIMIZERS[optimizer])
+    (segment,) = schedule.segments
+    placed = [position for position, meet in enumerate(segment.barriers) if meet]
+    assert placed
+    for left_out in placed:
+        barriers = tuple(meet and position != left_out for position, meet in enumerate(segment.barriers))
+        with pytest.raises(ScheduleError, match=r"^barriers keep threads apart: "):
+            verify(in_segment(schedule, barriers=barriers))
+
+
+def wrongly_padded(schedule):
+    """As if a pass did its work for the last step only."""
+    (operation,) = (step.operation for step in schedule.steps[:1])
+    out = operation.outs[0]
+    buffer = replace(out.buffer, name="other")
+    first = replace(schedule.steps[0], operation=replace(operation, outs=(replace(out, buffer=buffer),)))
+    return replace(schedule, steps=(first, *schedule.steps[1:]))
+
+
+def without_barriers(schedule):
+    return in_segment(schedule, barriers=(False,) * len(schedule.segments[0].barriers))
+
+
+def twice(schedule):
+    """An update done by products and again by all."""
+    segment = schedule.segments[0]
+    size = segment.once[segment.fused_update.work].length
+    return in_segment(schedule, fused_update=segment.fused_update._replace(rest=((0, size),)))
+
+
+@pytest.mark.parametrize(
+    ("at", "wrong", "parts"),
+    [("pad rows", wrongly_padded, 1), ("place barriers", without_barriers, 2), ("fuse update into tiles", twice, 1)],
+)
+def test_a_wrong_pass_is_named(at, wrong, parts, monkeypatch):
+    found = [each if name_of(each) != at else lambda schedule, each=each: wrong(each(schedule)) for each in PASSES]
+    for each, original in zip(found, PASSES, strict=True):
+        each.__name__ = original.__name__
+    monkeypatch.setattr(passes, "PASSES", found)
+    with pytest.raises(AssertionError, match=f"^after {at}: "):
+        verified(step_of(NARROW), WIDE, parts)
+
+
+# What is printed
+
+
+def test_a_listing_shows_what_each_pass_made():
+    program = step_of(NARROW)
+    text = native(2).listing(program, passes=True, batch=10)
+    stages = dict(part.split(" ==", 1) for part in text.split("\n== ")[1:])
+    assert list(stages) == ["the program", *map(name_of, PASSES)]
+    assert stages["arrange layout"].strip() == "no change"
+    assert "\n-   y0(B, 30) float32 scratch\n" in stages["pad rows"]
+    assert "\n+   y0(B, 32) float32 scratch\n" in stages["pad rows"]
+    assert any(line.startswith("+") and line.endswith("(thread 1)") for line in stages["partition rows"].split("\n"))
+    assert "\n+ segment 0\n" in stages["cut into segments"]
+    assert "\n+   barrier\n" in stages["place barriers"]
+    assert " of a tile\n" in stages["place tile scratch"]
+    assert "define" not in text
+    assert "thread 1" not in native(2).listing(program, passes=True)
+    for name in program.buffers:
+        assert f"  {name}(" in stages["the program"]
+
+
+def test_other_backends_show_one_stage():
+    net = Chain(Dense(3, 4), backend="numpy")
+    program = net.program()
+    assert net.listing(program, passes=True) == net.listing(program) == str(program)
+    assert "== pad rows" in Chain(Dense(3, 4), backend="native").listing(program, passes=True, batch=3)
+
+
+def test_every_step_is_printed_in_every_stage():
+    program = step_of(NARROW)
+    text = native(1).listing(program, passes=True)
+    products = [str(o) for o in program.operations if isinstance(o, MatMul)]
+    for part in text.split("\n== ")[1:]:
+        assert "no change" in part or all(product in part for product in products)
+
+
+def test_what_a_listing_cannot_be():
+    net = Chain(Dense(3, 4))
+    with pytest.raises(TypeError, match="`passes`"):
+        net.listing(net.program(), passes=3)
+    with pytest.raises(ValueError, match="`batch`"):
+        net.listing(net.program(), batch=0)
