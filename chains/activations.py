@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from chains.checks import check_positive, check_text
+from chains.checks import check_number, check_text
 from chains.expr import cos, erf, exp, expm1, log1p, maximum, minimum, sin, trace, where
 from chains.expr import tanh as _tanh
 from chains.expr.derivatives import slope
@@ -159,7 +159,7 @@ selu = _built_in(
 
 def make_leaky_relu(slope: float = 0.01) -> Activation:
     """x above zero, ``slope * x`` below. Raises ValueError unless the slope is positive."""
-    check_positive("slope", slope, "; for zero use relu")
+    check_number("slope", slope, "in (0, inf)", "; for zero use relu")
     return Activation(
         f"leaky_relu({slope:g})",
         lambda x: where(x > 0.0, x, slope * x),
@@ -171,7 +171,7 @@ def make_leaky_relu(slope: float = 0.01) -> Activation:
 
 def make_elu(alpha: float = 1.0) -> Activation:
     """x above zero, ``alpha * (exp(x) - 1)`` below (Clevert et al. 2016). Raises ValueError unless alpha is positive."""
-    check_positive("alpha", alpha)
+    check_number("alpha", alpha, "in (0, inf)")
     return Activation(
         f"elu({alpha:g})",
         lambda x: where(x > 0.0, x, alpha * expm1(minimum(x, 0.0))),

@@ -19,42 +19,25 @@ def is_real(value: Any) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
-def check_number(name: str, value: Any, fits: Callable[[Any], bool], wanted: str) -> None:
-    """Raise TypeError unless `value` is a real number, ValueError unless it `fits`; `wanted` says what would.
+RANGES: dict[str, Callable[[float], bool]] = {
+    "finite": math.isfinite,
+    "in (0, inf)": lambda value: 0 < value < math.inf,
+    "in [0, inf)": lambda value: 0 <= value < math.inf,
+    "in [0, 1)": lambda value: 0 <= value < 1,
+    "in [0, 1]": lambda value: 0 <= value <= 1,
+}
 
-    Whether it fits is asked of the float that it is used as: infinite, where it is beyond the range of these.
-    """
+
+def check_number(name: str, value: Any, wanted: str, also: str = "") -> None:
+    """Raise TypeError unless `value` is a real number, ValueError unless it is as `wanted`; `also` says what else is taken."""
     if not is_real(value):
-        raise TypeError(f"`{name}` (={shown(value)}) must be a number, {wanted}")
-    if not fits(_as_float(value)):
-        raise ValueError(f"`{name}` (={shown(value)}) must be {wanted}")
-
-
-def _as_float(value: Any) -> float:
+        raise TypeError(f"`{name}` (={shown(value)}) must be a number, {wanted}{also}")
     try:
-        return float(value)
-    except OverflowError:  # a large int
-        return math.inf if value > 0 else -math.inf
-
-
-def check_finite_number(name: str, value: Any) -> None:
-    """Raise TypeError or ValueError unless `value` is a finite number."""
-    check_number(name, value, math.isfinite, "finite")
-
-
-def check_positive(name: str, value: Any, also: str = "") -> None:
-    """Raise TypeError or ValueError unless `value` is a number, finite, above zero; `also` says what else is taken."""
-    check_number(name, value, lambda value: 0 < value < math.inf, "positive and finite" + also)
-
-
-def check_not_negative(name: str, value: Any, also: str = "") -> None:
-    """Raise TypeError or ValueError unless `value` is a number, finite, zero or above; `also` says what else is taken."""
-    check_number(name, value, lambda value: 0 <= value < math.inf, "finite, zero or positive" + also)
-
-
-def check_fraction(name: str, value: Any) -> None:
-    """Raise TypeError or ValueError unless `value` is a number at least 0 and below 1."""
-    check_number(name, value, lambda value: 0 <= value < 1, "at least 0 and below 1")
+        fits = RANGES[wanted](float(value))
+    except OverflowError:  # an int beyond the range of floats
+        fits = False
+    if not fits:
+        raise ValueError(f"`{name}` (={shown(value)}) must be {wanted}{also}")
 
 
 def whole(value: Any, least: float) -> int | None:
@@ -95,9 +78,9 @@ def check_flags(**flags: Any) -> None:
 
 
 def check_text(name: str, value: Any) -> None:
-    """Raise TypeError unless `value` is a text, and not an empty one."""
+    """Raise TypeError unless `value` is a string, and not an empty one."""
     if not isinstance(value, str) or not value:
-        raise TypeError(f"`{name}` (={shown(value)}) must be a text")
+        raise TypeError(f"`{name}` (={shown(value)}) must be a string")
 
 
 def check_word(name: str, value: Any, *words: str) -> None:

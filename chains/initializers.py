@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.checks import check_finite_number, check_not_negative, check_numbers, check_positive, check_word, takes
+from chains.checks import check_number, check_numbers, check_word, takes
 from chains.messages import meant, shown
 
 Initializer = Callable[[np.random.Generator, tuple[int, ...]], Any]
@@ -43,8 +43,8 @@ class Normal:
     std: float = 1.0
 
     def __post_init__(self) -> None:
-        check_finite_number("mean", self.mean)
-        check_not_negative("std", self.std)
+        check_number("mean", self.mean, "finite")
+        check_number("std", self.std, "in [0, inf)")
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         return rng.normal(self.mean, self.std, shape)
@@ -61,8 +61,8 @@ class Uniform:
     high: float = 1.0
 
     def __post_init__(self) -> None:
-        check_finite_number("low", self.low)
-        check_finite_number("high", self.high)
+        check_number("low", self.low, "finite")
+        check_number("high", self.high, "finite")
         if self.low > self.high:
             raise ValueError(f"`low` (={self.low}) must not be above `high` (={self.high})")
 
@@ -98,7 +98,7 @@ class VarianceScaling:
     distribution: str
 
     def __post_init__(self) -> None:
-        check_positive("scale", self.scale)
+        check_number("scale", self.scale, "in (0, inf)")
         check_word("fan", self.fan, "in", "out", "average")
         check_word("distribution", self.distribution, "normal", "uniform")
 

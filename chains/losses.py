@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from chains.activations import sigmoid
-from chains.checks import check_flags, check_labels, check_positive, check_text
+from chains.checks import check_flags, check_labels, check_number, check_text
 from chains.expr import exp, log1p, maximum, sign, where
 from chains.expr.derivatives import derivative as derive
 from chains.expr.replay import Replay, traced
@@ -167,7 +167,7 @@ class HuberLoss(ElementwiseLoss):
     """
 
     def __init__(self, delta: float = 1.0) -> None:
-        check_positive("delta", delta)
+        check_number("delta", delta, "in (0, inf)")
         super().__init__(f"HuberLoss({delta:g})", _Huber(delta), _Huber(delta, slope=True), average=True)
 
 

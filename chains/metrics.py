@@ -8,7 +8,7 @@ import numpy as np
 
 from chains.arrays import as_array
 from chains.backends.places import on_host
-from chains.checks import check_finite_number, check_labels
+from chains.checks import check_labels, check_number
 
 
 def accuracy(t: Any, y: Any, *, threshold: float = 0.5) -> float:
@@ -27,7 +27,7 @@ def accuracy(t: Any, y: Any, *, threshold: float = 0.5) -> float:
     class.
     """
     t, y = on_host(as_array("t", t)), on_host(as_array("y", y))
-    check_finite_number("threshold", threshold)
+    check_number("threshold", threshold, "finite")
     if y.ndim < 2 or not y.size:
         raise ValueError(
             f"`y` must have shape (batch, ..., classes), with at least one sample, got {y.shape}; "

@@ -18,7 +18,7 @@ import numpy as np
 
 from chains.arrays import as_array
 from chains.backends.places import place_of
-from chains.checks import check_count, check_flags, check_not_negative, check_word, takes
+from chains.checks import check_count, check_flags, check_number, check_word, takes
 from chains.levenberg_marquardt import LevenbergMarquardt, descend
 from chains.messages import shown
 from chains.progress import Progress
@@ -119,8 +119,8 @@ def _vector(name: str, given: Any) -> Array:
 def _check_options(memory: Any, gtol: Any, ftol: Any, maxiter: Any, callback: Any, progress: Any) -> None:
     check_count("memory", memory)
     check_count("maxiter", 0 if maxiter is None else maxiter, 0)
-    check_not_negative("gtol", gtol)
-    check_not_negative("ftol", 0.0 if ftol is None else ftol)
+    check_number("gtol", gtol, "in [0, inf)")
+    check_number("ftol", 0.0 if ftol is None else ftol, "in [0, inf)")
     if callback is not None and not (callable(callback) and takes(callback, 1)):
         raise TypeError(f"`callback` (={shown(callback)}) must be a function of `p`, or None")
     if progress is not None:

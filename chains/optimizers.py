@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from chains.checks import check_fraction, check_not_negative, check_positive, check_settings
+from chains.checks import check_number, check_settings
 from chains.expr import Expr, minimum, sqrt
 from chains.expr.replay import traced
 from chains.program.recorder import Recorder
@@ -47,9 +47,9 @@ class Optimizer(Tunable, ABC):
                 f"`learning_rate` (={self.learning_rate!r}) must be a number or a formula of the step", self.learning_rate, 1
             )
         else:
-            check_not_negative("learning_rate", self.learning_rate, ", or a function of the step")
+            check_number("learning_rate", self.learning_rate, "in [0, inf)", ", or a function of the step")
         if self.clip_norm is not None:
-            check_positive("clip_norm", self.clip_norm, ", or None")
+            check_number("clip_norm", self.clip_norm, "in (0, inf)", ", or None")
 
     @property
     @abstractmethod
@@ -111,7 +111,7 @@ class SGD(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fraction("momentum", self.momentum)
+        check_number("momentum", self.momentum, "in [0, 1)")
         if not isinstance(self.nesterov, bool):
             raise TypeError(f"`nesterov` (={self.nesterov!r}) must be True or False")
         if self.nesterov and self.momentum == 0.0:
@@ -147,9 +147,9 @@ class Adam(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fraction("beta1", self.beta1)
-        check_fraction("beta2", self.beta2)
-        check_positive("eps", self.eps)
+        check_number("beta1", self.beta1, "in [0, 1)")
+        check_number("beta2", self.beta2, "in [0, 1)")
+        check_number("eps", self.eps, "in (0, inf)")
 
     @property
     def n_states(self) -> int:
@@ -183,7 +183,7 @@ class AdamW(Adam):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative("weight_decay", self.weight_decay)
+        check_number("weight_decay", self.weight_decay, "in [0, inf)")
 
     def scalars(self, step: Any) -> tuple[Any, ...]:
         return *super().scalars(step), 1.0 - self.rate(step) * self.weight_decay
@@ -205,8 +205,8 @@ class RMSProp(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fraction("decay", self.decay)
-        check_positive("eps", self.eps)
+        check_number("decay", self.decay, "in [0, 1)")
+        check_number("eps", self.eps, "in (0, inf)")
 
     @property
     def n_states(self) -> int:
@@ -233,7 +233,7 @@ class Adagrad(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("eps", self.eps)
+        check_number("eps", self.eps, "in (0, inf)")
 
     @property
     def n_states(self) -> int:

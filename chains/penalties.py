@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from chains.checks import check_not_negative
+from chains.checks import check_number
 from chains.expr import sign
 from chains.params import Layout
 from chains.program.recorder import Recorder
@@ -62,7 +62,7 @@ class _Norm(Penalty):
     patterns: str | tuple[str, ...] = "*"
 
     def __post_init__(self) -> None:
-        check_not_negative("strength", self.strength)
+        check_number("strength", self.strength, "in [0, inf)")
         patterns = (self.patterns,) if isinstance(self.patterns, str) else self.patterns
         if not isinstance(patterns, tuple) or not patterns or not all(isinstance(pattern, str) for pattern in patterns):
             raise TypeError(f"`patterns` (={self.patterns!r}) must be a text such as '*.weight', or a tuple of such")

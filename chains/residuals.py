@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.checks import check_positive
+from chains.checks import check_number
 from chains.expr import Expr, Formula, as_expr, trace_nodes
 from chains.expr.replay import Replay
 from chains.jets.series import ZERO, Index, Orders, Series, replay
@@ -382,7 +382,7 @@ def _points(term: Term, coordinates: int, number: int) -> np.ndarray:
         raise ValueError(
             f"the `points` of term {number} have shape {points.shape}: wanted (n, {coordinates}), at least one point"
         )
-    check_positive("weight", term.weight)
+    check_number("weight", term.weight, "in (0, inf)")
     return points.astype(np.float64)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from chains.checks import check_not_negative, check_positive
+from chains.checks import check_number
 from chains.expr import cos, floor, minimum, where
 from chains.program.settings import Tunable
 
@@ -25,9 +25,9 @@ class exponential(Tunable):
     every: float = 1
 
     def __post_init__(self) -> None:
-        check_not_negative("rate", self.rate)
-        check_positive("decay", self.decay)
-        check_positive("every", self.every)
+        check_number("rate", self.rate, "in [0, inf)")
+        check_number("decay", self.decay, "in (0, inf)")
+        check_number("every", self.every, "in (0, inf)")
 
     def __call__(self, step: Any) -> Any:
         return self.rate * self.decay ** (step / self.every)
@@ -44,9 +44,9 @@ class stepwise(Tunable):
     every: float
 
     def __post_init__(self) -> None:
-        check_not_negative("rate", self.rate)
-        check_positive("decay", self.decay)
-        check_positive("every", self.every)
+        check_number("rate", self.rate, "in [0, inf)")
+        check_number("decay", self.decay, "in (0, inf)")
+        check_number("every", self.every, "in (0, inf)")
 
     def __call__(self, step: Any) -> Any:
         return self.rate * self.decay ** floor(step / self.every)
@@ -63,9 +63,9 @@ class cosine(Tunable):
     final: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_not_negative("rate", self.rate)
-        check_positive("steps", self.steps)
-        check_not_negative("final", self.final)
+        check_number("rate", self.rate, "in [0, inf)")
+        check_number("steps", self.steps, "in (0, inf)")
+        check_number("final", self.final, "in [0, inf)")
 
     def __call__(self, step: Any) -> Any:
         return self.final + 0.5 * (self.rate - self.final) * (1.0 + cos(math.pi * minimum(step / self.steps, 1.0)))
@@ -82,8 +82,8 @@ class warmup(Tunable):
 
     def __post_init__(self) -> None:
         if not callable(self.schedule):
-            check_not_negative("schedule", self.schedule, ", or a function of the step")
-        check_positive("steps", self.steps)
+            check_number("schedule", self.schedule, "in [0, inf)", ", or a function of the step")
+        check_number("steps", self.steps, "in (0, inf)")
 
     def __call__(self, step: Any) -> Any:
         after = step - self.steps

@@ -77,7 +77,7 @@ def test_unknown_name_is_refused():
     [
         (lambda: VarianceScaling(1.0, "inn", "normal"), "`fan` (='inn') must be 'in', 'out' or 'average'"),
         (lambda: VarianceScaling(1.0, "in", "norm"), "`distribution` (='norm') must be 'normal' or 'uniform'"),
-        (lambda: VarianceScaling(-1.0, "in", "normal"), "`scale` (=-1.0) must be positive and finite"),
+        (lambda: VarianceScaling(-1.0, "in", "normal"), "`scale` (=-1.0) must be in (0, inf)"),
         (lambda: VarianceScaling(np.nan, "in", "normal"), "`scale` (=nan)"),
         (lambda: VarianceScaling("in", "in", "normal"), "`scale` (='in') must be a number"),
         (lambda: Normal(np.inf), "`mean` (=inf) must be finite"),

@@ -172,7 +172,7 @@ def bowl(p):
         ((bowl, np.ones(2)), {"maxiter": 2.5}, r"`maxiter` \(=2.5\) must be a whole number, 0 or more"),
         ((bowl, np.ones(2)), {"maxiter": -1}, r"`maxiter` \(=-1\)"),
         ((bowl, np.ones(2)), {"memory": 0}, r"`memory` \(=0\) must be a positive whole number"),
-        ((bowl, np.ones(2)), {"gtol": np.nan}, r"`gtol` \(=nan\) must be finite"),
+        ((bowl, np.ones(2)), {"gtol": np.nan}, r"`gtol` \(=nan\) must be in \[0, inf\)"),
         ((bowl, np.ones(2)), {"ftol": "a"}, r"`ftol` \(='a'\) must be a number"),
         ((bowl, np.ones(2)), {"callback": 3}, r"`callback` \(=3\) must be a function"),
         ((lambda p: 1.0, np.ones(2)), {}, "must return the value and the gradient, not"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.checks import check_count, check_flags, check_not_negative, check_word
+from chains.checks import check_count, check_flags, check_number, check_word
 from chains.messages import counted, listed, meant
 from chains.network import arguments
 
@@ -37,7 +37,7 @@ class EarlyStopping:
         check_word("mode", mode, "min", "max")
         if not isinstance(monitor, str):
             raise TypeError(f"`monitor` (={monitor!r}) must be the name of a quantity, such as 'validation loss'")
-        check_not_negative("min_delta", min_delta)
+        check_number("min_delta", min_delta, "in [0, inf)")
         check_flags(restore=restore)
         self.patience = check_count("patience", patience, also=" of epochs")
         self.monitor = monitor

@@ -138,7 +138,9 @@ def pass_from(source: Iterable[Item], batch: int) -> Iterator[Item]:
 
 def _check_scale(scale: Any, array: np.ndarray) -> None:
     """Raise TypeError or ValueError unless the array can be multiplied by `scale`."""
-    check_number("scale", scale, lambda scale: np.isfinite(scale) and scale != 0, "finite and not zero, such as 1 / 255")
+    check_number("scale", scale, "finite", ", such as 1 / 255")
+    if scale == 0:
+        raise ValueError("`scale` (=0) must not be zero")
     if array.dtype.kind not in "fiub":
         raise TypeError(f"the first array must be real to be scaled, got {array.dtype}")
 

@@ -17,15 +17,16 @@ several chains, and twice in the same one; each place has its own parameters.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
+from types import SimpleNamespace
 from typing import Any
 
-from chains.checks import check_count, check_shape
+from chains.checks import check_count, check_settings, check_shape, signature
 from chains.initializers import InitializerLike, initializer
-from chains.layers.naming import Names, naming_settings
-from chains.messages import shown
+from chains.messages import listed, meant, shown
 from chains.params import LayoutBuilder, Slice
 from chains.program.alias import meet
 from chains.program.operations import Operation
@@ -35,13 +36,29 @@ from chains.program.view import View
 SampleShape = tuple[int, ...]
 
 
+def _naming_settings(init: Callable[..., None]) -> Callable[..., None]:
+    """The constructor of a layer, with a TypeError that names the layer and its settings where the arguments do not fit."""
+    fixed = [p.name for p in signature(init).parameters.values() if p.kind is not p.VAR_KEYWORD][1:]
+
+    @wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except TypeError:
+            check_settings(type(self), init, args, kwargs)
+            raise
+        vars(self)["_chains_settings"] = (*vars(self).get("_chains_settings", ()), *fixed)
+
+    return checked
+
+
 class Layer(ABC):
     """A differentiable function from one array to another, with parameters. See the module's docstring."""
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
         if "__init__" in vars(cls):
-            setattr(cls, "__init__", naming_settings(cls.__init__))  # noqa: B010 - mypy takes it for a mistake
+            setattr(cls, "__init__", _naming_settings(cls.__init__))  # noqa: B010 - mypy takes it for a mistake
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_chains_declared" in self.__dict__ and name in self.__dict__.get("_chains_settings", ()):
@@ -191,7 +208,7 @@ class Declaration:
         """What an array is, for messages, and its checked shape. Raises ValueError where the name is taken."""
         where = f"in {type(self.layer).__name__}.declare"
         if not isinstance(name, str) or not name:
-            raise TypeError(f"the name of a {what} {where} (={shown(name)}) must be a text")
+            raise TypeError(f"the name of a {what} {where} (={shown(name)}) must be a string")
         if name in taken:
             raise ValueError(f"{type(self.layer).__name__}.declare names the {what} {name!r} twice")
         of = f" of the {what} `{name}` {where}"
@@ -226,6 +243,30 @@ def _noted(declaration: Declaration, function: str) -> Iterator[None]:
             layer = declaration.layer
             error.add_note(f"in {type(layer).__name__}.{function}, of layer {declaration.name}, {layer!r}")
         raise
+
+
+class Names(SimpleNamespace):
+    """Views by name, as attributes. A name that the layer did not declare is refused, and so is an assignment."""
+
+    __slots__ = ("_layer", "_prefix", "_what")
+
+    def __init__(self, layer: str, prefix: str, what: str, views: Mapping[str, Any]) -> None:
+        vars(self).update(views)
+        for name, text in zip(self.__slots__, (layer, prefix, what), strict=True):
+            object.__setattr__(self, name, text)
+
+    def __getattr__(self, name: str) -> Any:
+        declared = [other for other in vars(self) if other != "children"]
+        raise AttributeError(
+            f"`{self._prefix}.{name}`: {self._layer}.declare declares no {self._what} of that name, but {listed(declared)}"
+            f"{meant(name, declared)}"
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(
+            f"`{self._prefix}.{name} = ...` fills no array: record an operation that does, such as "
+            f"ops.copy({self._prefix}.{name}, ...) in {self._layer}"
+        )
 
 
 class Node:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.checks import check_count, check_flags, check_number, check_positive
+from chains.checks import check_count, check_flags, check_number
 from chains.expr import sqrt
 from chains.layers.base import Declaration, Layer
 from chains.layers.norm import channels_first, inverse_root, sum_over_samples
@@ -27,8 +27,8 @@ class BatchNorm(Layer):
 
     def __init__(self, channels: int, *, momentum: float = 0.1, eps: float = 1e-5, affine: bool = True) -> None:
         self.channels = check_count("channels", channels)
-        check_number("momentum", momentum, lambda value: 0 <= value <= 1, "from 0 to 1")
-        check_positive("eps", eps)
+        check_number("momentum", momentum, "in [0, 1]")
+        check_number("eps", eps, "in (0, inf)")
         check_flags(affine=affine)
         self.momentum = momentum
         self.eps = eps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chains.checks import check_fraction
+from chains.checks import check_number
 from chains.expr import where
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.program.recorder import Recorder
@@ -20,7 +20,7 @@ class Dropout(Layer):
     """
 
     def __init__(self, rate: float = 0.5) -> None:
-        check_fraction("rate", rate)
+        check_number("rate", rate, "in [0, 1)")
         self.rate = rate
 
     def declare(self, d: Declaration) -> None:

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from typing import Any, NamedTuple
 
-from chains.checks import check_count, check_flags, check_positive
+from chains.checks import check_count, check_flags, check_number
 from chains.expr import sqrt
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.program.recorder import Recorder
@@ -30,7 +30,7 @@ class Normalization(Layer):
     """``y = (x - mean) / sqrt(variance + eps) * weight + bias``, with the mean and variance of parts of each sample."""
 
     def __init__(self, *, eps: float = 1e-5, affine: bool = True) -> None:
-        check_positive("eps", eps)
+        check_number("eps", eps, "in (0, inf)")
         check_flags(affine=affine)
         self.eps = eps
         self.affine = affine

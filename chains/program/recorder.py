@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from chains.checks import check_number
+from chains.checks import is_real
 from chains.expr import Expr, key_of, trace_with_settings
 from chains.messages import counted, shown
 from chains.program.operations import (
@@ -214,7 +214,8 @@ class Recorder:
     def fill(self, out: View, value: float) -> None:
         """out = value, a number."""
         _check_views("fill", out)
-        check_number("value", value, lambda _: True, "such as 0.0")
+        if not is_real(value):
+            raise TypeError(f"`value` (={shown(value)}) must be a number, such as 0.0")
         self._record(Fill((out,), (), float(value), label=self._label))
 
     def _record(self, operation: Operation) -> None:

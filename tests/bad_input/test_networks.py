@@ -74,7 +74,7 @@ OWN = {
     "negative": (lambda d: d.state("a", (-1,), "zeros"), "`shape` (=(-1,)) of the state `a`"),
     "output": (lambda d: d.output(3), "`shape` (=3) of the output in Mine.declare", "(3,)"),
     "scratch": (lambda d: d.saved("a", 3), "`shape` (=3) of the scratch array `a`"),
-    "name": (lambda d: d.temporary(3, (3,)), "(=3) must be a text"),
+    "name": (lambda d: d.temporary(3, (3,)), "(=3) must be a string"),
     "twice": (lambda d: (d.saved("a", (3,)), d.temporary("a", (3,))), "names the scratch array 'a' twice"),
     "init": (
         lambda d: d.param("a", (3,), np.ones(4)),
