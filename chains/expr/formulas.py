@@ -8,11 +8,14 @@ instructions or a GPU kernel.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from chains.expr.nodes import Expr, as_expr, key_of, stripped, text_of
+
+MOST_TERMS = 16  # of a formula that is written out in full
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,38 @@ class Formula:
         return Formula(names, instructions, tuple(renumber[number] for number in kept)), inputs
 
     def text(self, names: Sequence[str] | None = None) -> str:
-        """The formula as a person would write it, with `names` for the inputs."""
+        """The formula as a person would write it, with `names` for the inputs.
+
+        What a long formula uses more than once has a name, which is explained behind the formula.
+        """
         texts = list(names or self.inputs)
+        shared = self._shared() if self._terms() > MOST_TERMS else set()
+        meanings: list[str] = []
+        for number, instruction in enumerate(self.instructions, len(self.inputs)):
+            text = text_of(instruction.operation, instruction.value, [texts[operand] for operand in instruction.operands])
+            if number in shared:
+                meanings.append(f"t{len(meanings) + 1} = {stripped(text)}")
+                text = f"t{len(meanings)}"
+            texts.append(text)
+        formula = ", ".join(stripped(texts[output]) for output in self.outputs)
+        return f"{formula} where {', '.join(meanings)}" if meanings else formula
+
+    def _terms(self) -> int:
+        """How many operations there are where nothing is shared."""
+        terms = [0] * len(self.inputs)
         for instruction in self.instructions:
-            texts.append(
-                text_of(instruction.operation, instruction.value, [texts[operand] for operand in instruction.operands])
-            )
-        return ", ".join(stripped(texts[output]) for output in self.outputs)
+            terms.append(1 + sum(terms[operand] for operand in instruction.operands))
+        return sum(terms[output] for output in self.outputs)
+
+    def _shared(self) -> set[int]:
+        """The results that are used more than once, constants left out."""
+        uses = Counter(operand for instruction in self.instructions for operand in instruction.operands)
+        uses.update(self.outputs)
+        return {
+            number
+            for number, instruction in enumerate(self.instructions, len(self.inputs))
+            if uses[number] > 1 and instruction.operands
+        }
 
     def __str__(self) -> str:
         return f"({', '.join(self.inputs)}) -> {self.text()}"
