@@ -93,11 +93,24 @@ def _minus(a: Expr | None, b: Expr | None) -> Expr | None:
 
 
 def _times(a: Expr | None, b: Expr | None) -> Expr | None:
-    return None if a is None or b is None else a * b
+    if a is None or b is None:
+        return None
+    (first, a), (second, b) = _factored(a), _factored(b)
+    return _scaled(first * second, a * b)
 
 
 def _scaled(factor: float, a: Expr | None) -> Expr | None:
-    return None if a is None else factor * a
+    if a is None:
+        return None
+    own, a = _factored(a)
+    return a if factor * own == 1.0 else -a if factor * own == -1.0 else factor * own * a
+
+
+def _factored(a: Expr) -> tuple[float, Expr]:
+    """A number and what it multiplies, so that the numbers of nested products become one."""
+    if a.operation == "mul" and a.operands[0].operation == "const":
+        return float(a.operands[0].value), a.operands[1]
+    return (-1.0, a.operands[0]) if a.operation == "neg" else (1.0, a)
 
 
 def _convolved(u: Coefficients, v: Coefficients, k: int, first: int = 0, behind: int = 0) -> Expr | None:
