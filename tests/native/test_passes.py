@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from chains.backends.native.plan.schedule import Schedule
 from chains.backends.native.plan.tiles import point_to_rows
 from chains.backends.native.plan.verify import CHECKS, ScheduleError, verify
 from tests.native.support import assert_equal_results, native, random_arrays, run_on
+from tests.native.test_shared_weights import recurrent
 
 PROCESSORS = [Processor("avx512", 64, 32, "", ""), Processor("avx2", 32, 16, "", ""), Processor("sse2", 16, 16, "", "")]
 WAYS = [(processor, parts) for processor in PROCESSORS for parts in (1, 2, 4)]
@@ -39,7 +41,15 @@ NARROW = Chain(Dense(784, 30, tanh), Dense(30, 10))
 LARGE = Chain(Dense(600, 410, relu), Dense(410, 520, relu), Dense(520, 20))
 TWO_SEGMENTS = Chain(Dense(9, 21), BatchNorm(21), Dense(21, 17, tanh))
 IMAGES = Chain(Conv(1, 6, 5, relu), MaxPool(2), Conv(6, 16, 3, relu), Flatten(), Dense(1600, 10), input_shape=(1, 28, 28))
-NETWORKS = {"small": SMALL, "narrow": NARROW, "large": LARGE, "two segments": TWO_SEGMENTS, "images": IMAGES}
+SHARED_WEIGHTS = recurrent(features=20, units=50)
+NETWORKS = {
+    "small": SMALL,
+    "narrow": NARROW,
+    "large": LARGE,
+    "two segments": TWO_SEGMENTS,
+    "images": IMAGES,
+    "shared weights": SHARED_WEIGHTS,
+}
 OPTIMIZERS = {"SGD": SGD(0.1), "momentum": SGD(0.1, momentum=0.9), "Adam": Adam(0.001), "clipped": SGD(0.1, clip_norm=1.0)}
 
 
@@ -128,6 +138,13 @@ def test_passes_are_known_by_name():
     assert names[0] == "arrange layout"
 
 
+def test_the_page_of_the_design_lists_them():
+    text = (Path(chains.__file__).parent.parent / "docs" / "design.md").read_text()
+    section = text.split("## From a program to machine code")[1].split("\n## ")[0]
+    rows = [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("|")]
+    assert rows[2:] == [name_of(each) for each in PASSES]
+
+
 def test_a_schedule_does_not_change():
     """Passes return others."""
     stages = [Schedule.of(step_of(NARROW), WIDE, 2)]
@@ -176,42 +193,47 @@ def shifted(step):
     return replace(step, operation=replace(step.operation, outs=(replace(out, offset=out.buffer.size),)))
 
 
-def views_lie_within_their_buffers():
+def a_view_beside_its_buffer():
     return on_first(stage(SMALL, "cut into segments"), lambda step: step.batched, shifted)
 
 
-def reads_follow_writes():
+def a_step_left_out():
     schedule = stage(SMALL, "pad rows")
     return replace(schedule, steps=schedule.steps[1:])
 
 
-def order_of_conflicts_is_kept():
+def two_steps_in_the_other_order():
     schedule = stage(SMALL, "pad rows", optimizer=OPTIMIZERS["momentum"])
     *steps, moments, parameters = schedule.steps
     return replace(schedule, steps=(*steps, parameters, moments))
 
 
-def results_are_complete():
+def the_rest_of_an_update_left_out():
     schedule = stage(LARGE, "fuse update into large products")
     return replace(schedule, steps=schedule.steps[:-1])
 
 
-def tiles_wait_for_nothing():
+def segments_joined():
     schedule = stage(TWO_SEGMENTS, "cut into segments")
     first, second, *rest = schedule.segments
     joined = replace(first, tiled=(*first.tiled, *second.tiled), once=(*first.once, *second.once))
     return replace(schedule, segments=(joined, *rest))
 
 
-def tiles_share_nothing():
+def a_sum_begun_twice():
+    schedule = stage(SHARED_WEIGHTS, "cut into segments")
+    return on_first(schedule, lambda step: step.continued, lambda step: replace(step, continued=False))
+
+
+def nothing_kept_for_the_whole_batch():
     return replace(stage(TWO_SEGMENTS, "cut into segments"), whole=frozenset())
 
 
-def owners_are_threads():
+def an_owner_too_many():
     return on_first(stage(NARROW, "cut into segments", 2), lambda step: step.owner == 1, lambda step: replace(step, owner=2))
 
 
-def packed_weights_fit():
+def rows_of_no_whole_vectors():
     def narrower(step):
         copy = replace(step.packed.copy, strides=(step.packed.copy.shape[1], 1))
         return replace(step, packed=step.packed._replace(copy=copy))
@@ -219,58 +241,59 @@ def packed_weights_fit():
     return on_first(stage(NARROW, "pack weights"), lambda step: step.packed, narrower)
 
 
-def kernels_are_those_of_their_products():
+def a_kernel_with_maps_of_another():
     schedule = stage(SMALL, "choose kernels")
     return on_first(
         schedule, lambda step: step.fused and step.kernel, lambda step: replace(step, fused=(), origins=step.origins[:1])
     )
 
 
-def sums_are_listed():
+def a_sum_left_out():
     schedule = stage(SMALL, "place tile scratch")
     return in_segment(schedule, sums=schedule.segments[0].sums[:-1])
 
 
-def barriers_keep_threads_apart():
+def no_barriers():
     schedule = stage(NARROW, "place barriers", 2)
     return in_segment(schedule, barriers=(False,) * len(schedule.segments[0].barriers))
 
 
-def tables_hold_all_buffers():
+def a_buffer_without_address():
     schedule = stage(SMALL, "list buffers")
     return replace(schedule, table=schedule.table[:-1])
 
 
-def tile_scratch_is_apart():
+def one_place_for_all():
     schedule = stage(SMALL, "place tile scratch")
     return replace(schedule, scratch=replace(schedule.scratch, batched=dict.fromkeys(schedule.scratch.batched, 0)))
 
 
 BROKEN = {
-    "views": views_lie_within_their_buffers,
-    "a step left out": reads_follow_writes,
-    "two steps in the other order": order_of_conflicts_is_kept,
-    "the rest of an update left out": results_are_complete,
-    "segments joined": tiles_wait_for_nothing,
-    "nothing kept for the whole batch": tiles_share_nothing,
-    "an owner too many": owners_are_threads,
-    "rows of no whole vectors": packed_weights_fit,
-    "a kernel with maps of another": kernels_are_those_of_their_products,
-    "a sum left out": sums_are_listed,
-    "no barriers": barriers_keep_threads_apart,
-    "a buffer without address": tables_hold_all_buffers,
-    "one place for all": tile_scratch_is_apart,
+    a_view_beside_its_buffer: "views lie within their buffers",
+    a_step_left_out: "reads follow writes",
+    two_steps_in_the_other_order: "order of conflicts is kept",
+    the_rest_of_an_update_left_out: "results are complete",
+    segments_joined: "tiles wait for nothing",
+    a_sum_begun_twice: "tiles wait for nothing",
+    nothing_kept_for_the_whole_batch: "tiles share nothing",
+    an_owner_too_many: "owners are threads",
+    rows_of_no_whole_vectors: "packed weights fit",
+    a_kernel_with_maps_of_another: "kernels are those of their products",
+    a_sum_left_out: "sums are listed",
+    no_barriers: "barriers keep threads apart",
+    a_buffer_without_address: "tables hold all buffers",
+    one_place_for_all: "tile scratch is apart",
 }
 
 
-@pytest.mark.parametrize("what", BROKEN)
-def test_what_is_wrong_is_found(what):
-    with pytest.raises(ScheduleError, match=f"^{BROKEN[what].__name__.replace('_', ' ')}: "):
-        verify(BROKEN[what]())
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+def test_what_is_wrong_is_found(broken):
+    with pytest.raises(ScheduleError, match=f"^{BROKEN[broken]}: "):
+        verify(broken())
 
 
 def test_every_check_finds_something():
-    assert {broken.__name__ for broken in BROKEN.values()} == {check.__name__ for check in CHECKS}
+    assert set(BROKEN.values()) == {name_of(check) for check in CHECKS}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -184,12 +184,17 @@ def tiles_wait_for_nothing(schedule: Schedule) -> Problems:
         for operation in tiled:
             if not any(view.batched for view in operation.views):
                 yield f"`{operation}` is on no samples, but done on every tile"
-        for a in (operation for operation in tiled if operation.sums_over_batch):
+        sums = [operation for operation in tiled if operation.sums_over_batch]
+        for a in sums:
             for b in (operation for operation in tiled if operation is not a):
                 if any(meet(x, y) for x in a.writes for y in b.ins):
                     yield f"`{b}` reads what `{a}` sums over all tiles"
-                if not (a.accumulates or b.accumulates) and any(meet(x, y) for x in a.writes for y in b.writes):
-                    yield f"`{a}` and `{b}` sum into one place"
+        for step in (step for step in segment.tiled_steps if step.operation.sums_over_batch):
+            before = sums[: next(position for position, each in enumerate(sums) if each is step.operation)]
+            begun = any(meet(x, y) for each in before for x in each.writes for y in step.operation.writes)
+            if begun != step.continued:
+                what = "is to begin a sum that is begun before it" if begun else "is to add to a sum that nobody has begun"
+                yield f"`{step.operation}` {what}"
         late = [*tiled, *(segment.product.operations if segment.product else ())]
         for early in (operation for step in segment.early for operation in step.operations):
             if any(conflict(early, operation) for operation in late):
@@ -243,10 +248,10 @@ def kernels_are_those_of_their_products(schedule: Schedule) -> Problems:
                 yield f"`{operation}` has {'a' if kernel else 'no'} kernel"
             continue
         weights = step.packed.copy if step.packed else operation.ins[1]
-        found = kernel.out, kernel.a, kernel.b, kernel.accumulate, kernel.maps, kernel.transient, kernel.padded
-        maps = (*step.fused, *step.update)
-        wanted = operation.outs[0], operation.ins[0], weights, operation.accumulate, maps, bool(step.update), bool(step.packed)
-        if found != wanted:
+        found = kernel.out, kernel.a, kernel.b, kernel.maps
+        flags = kernel.accumulate, kernel.continued, kernel.transient, kernel.padded
+        wanted = operation.outs[0], operation.ins[0], weights, (*step.fused, *step.update)
+        if found != wanted or flags != (operation.accumulate, step.continued, bool(step.update), bool(step.packed)):
             yield f"`{operation}` is given the kernel {kernel}"
 
 
