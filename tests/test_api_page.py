@@ -37,6 +37,7 @@ def owners() -> dict[str, Any]:
         "history": history,
         "state": chains.TrainingState(net, p, 1, history),
         "objective": net.objective(x, x[:, :1], loss),
+        "checkpoint": chains.Checkpoint("folder"),
         "update": chains.Updater(chains.SGD(0.1), p),
         "program": program,
         "batches": data.Batches(x, batch_size=2),
@@ -60,6 +61,7 @@ INSIDE = {
     "net": "brief declare fixed_input forward forward_pass network problem pullback runner state_for training_step",
     "layout": "count index what",
     "program": "settings tuned",
+    "checkpoint": "amount unit",
     "batches": "arrays augment batch_size drop_last scale seed shuffle",
     "layer": "activation bias bias_init inputs outputs weight_init",  # of Dense
     "criterion": "average derivative factors function name",  # of SquaredLoss

@@ -1,6 +1,7 @@
 """Callbacks of the training loop: called after each epoch with a `TrainingState`; a text returned ends training.
 
-Their methods `begin` and `finish`, where they have them, are called before the first step and at the end.
+Their methods `begin` and `finish`, where they have them, are called before the first step and at the end. What `state_dict`
+gives is written into checkpoints, and given to `load_state_dict` where training goes on from one, after `begin`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from chains.backends.places import on_host, place_of
 from chains.checks import check_count, check_flags, check_number, check_word
 from chains.messages import counted, listed, meant
 from chains.network import arguments
@@ -70,10 +72,20 @@ class EarlyStopping:
             return None
         return f"no better {self.monitor} than {self.best:g} (epoch {self.best_epoch}) for {counted(self.patience, 'epoch')}"
 
+    def state_dict(self) -> dict[str, Any]:
+        """What it has seen so far, for a checkpoint."""
+        seen = {"best": self.best, "best_epoch": self.best_epoch}
+        return seen | {f"best vector {number}": vector for number, vector in enumerate(map(on_host, self._best))}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self.best, self.best_epoch = saved["best"], saved["best_epoch"]
+        self._best = [array for name, array in sorted(saved.items()) if isinstance(array, np.ndarray)]
+
     def finish(self, state: Any) -> None:
         """Put the best parameters and the best state back."""
         for vector, best in zip(_vectors(state), self._best, strict=False):  # none, where no epoch was finished
-            vector[:] = best
+            place_of(vector).assign(vector, best)
 
     def __repr__(self) -> str:
         return f"EarlyStopping({self.patience}, monitor={self.monitor!r}, mode={self.mode!r})"

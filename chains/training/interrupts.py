@@ -57,14 +57,16 @@ class Interrupts:
 
 
 class _Allowed:
-    """A part of the work within which signals are answered at once."""
+    """A part of the work within which signals are answered at once; `failed` tells whether an error has left it."""
 
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts
+        self.failed = False
 
     def __enter__(self) -> None:
         self._interrupts._held = False
         self._interrupts.check()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._interrupts._held = True
+        self.failed = kind is not None

@@ -1,64 +1,178 @@
-"""What a run begins with: fresh, or where an earlier one ended."""
+"""What a run begins with: fresh, behind an earlier one of which there is the history, or at a checkpoint."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from chains.backends.places import place_of
 from chains.chain import Chain
 from chains.checks import check_count
-from chains.messages import shown
-from chains.network import arguments
+from chains.losses import Loss
+from chains.messages import listed, shown
 from chains.optimizers import Optimizer
+from chains.training import checkpoint as checkpoints
 from chains.training import optimizer_state
+from chains.training.checkpoint import Checkpoint, Saved
 from chains.training.history import History, Position, check_names, names_of
-from chains.training.identity import SOURCE
+from chains.training.identity import SOURCE, network_text, text_of
 from chains.training.optimizer_state import OptimizerState, State
 from chains.training.steps import START
+
+Resume = History | Checkpoint | str | os.PathLike[str]
 
 
 @dataclass
 class Beginning:
-    """The history that a run adds to, the optimiser's state that it updates, and where within an epoch it goes on."""
+    """The history that a run adds to, the optimiser's state that it updates, and where within an epoch it goes on.
+
+    `saved` is the checkpoint that it goes on from, if there is one; `run` says what the run is of.
+    """
 
     history: History
     optimizer_state: State
     position: Position
-    seconds: float = 0.0  # that training took so far
+    run: dict[str, Any]
+    saved: Saved | None = None
+    restored: bool = False
 
     def position_in(self, data: dict[str, Any], source_epoch: int | None = None) -> Position:
-        """Where to go on with these batches, of a source in a pass of this number; other batches than before begin an epoch."""
+        """Where to go on with these batches, of a source in a pass of this number.
+
+        With other batches than before, the next epoch begins; raises ValueError for those of a checkpoint.
+        """
         left = self.position
         if left.data != data:
+            if self.saved is not None:
+                _check_data(self.saved, left.data, data)
             self.optimizer_state["epoch"] += left.step > 0  # one that was begun is left
             left = START
         numbers = 2 if SOURCE in data and left.step else left.step
         if len(left.losses) != numbers:
             raise ValueError(f"`resume` must hold {numbers} numbers in `position.losses`, got {len(left.losses)}")
         epoch = source_epoch if left.source_epoch is None else left.source_epoch
-        self.position = self.history.position = Position(left.step, left.losses, epoch, data, self.seconds)
+        seconds = 0.0 if self.saved is None else left.seconds
+        self.position = self.history.position = Position(left.step, left.losses, epoch, data, seconds)
         return self.position
 
+    def restore(self, p: np.ndarray, state: np.ndarray | None) -> None:
+        """Copy the vectors of the checkpoint, if there is one, to those that are to be trained."""
+        if self.saved is not None and not self.restored:
+            place_of(p).assign(p, self.saved.p)
+            if state is not None and self.saved.state is not None:
+                place_of(state).assign(state, self.saved.state)
+        self.restored = True
 
-def begin(net: Chain, p: np.ndarray, optimizer: Optimizer, resume: History | None) -> Beginning:
-    """The beginning of a run, after the one that left the history `resume`, if any.
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Raise ValueError where the checkpoint's history records other quantities than these."""
+        then = [] if self.saved is None else list(self.saved.history.columns())
+        if then and set(then) != set(names):
+            raise ValueError(f"`resume` must be of a run that records {listed(names)}, got one that records {listed(then)}")
 
-    Raises TypeError or ValueError for a history of another network or optimiser, or with a state or position that is none.
+    def load_callbacks(self, callbacks: Sequence[Any]) -> None:
+        """Give what the callbacks of the checkpoint saved to those of this run, in order, as long as they are of one kind."""
+        mine = [callback for callback in callbacks if hasattr(callback, "load_state_dict")]
+        for callback, then in zip(mine, [] if self.saved is None else self.saved.callbacks, strict=False):
+            if type(callback).__name__ != then["name"]:
+                return
+            callback.load_state_dict(then["saved"])
+
+
+def begin(
+    net: Chain, p: np.ndarray, loss: Loss, optimizer: Optimizer, resume: Resume | None, checkpoint: Checkpoint | None
+) -> Beginning:
+    """The beginning of a run, after the one that left `resume`, a history or a folder, if any.
+
+    Raises TypeError or ValueError for those of another network, optimiser or loss, for a history with a state or position that
+    is none, and for a folder without checkpoints, unless this run is to write its own there.
     """
-    state, position = optimizer_state.begin(optimizer, p), START
-    names = names_of(net.layout)
-    if resume is not None:
-        state, position = _left_by(resume, names, p, optimizer)
-    history = History(
-        optimizer=type(optimizer).__name__, optimizer_state=OptimizerState(state), position=position, layout=names
-    )
-    return Beginning(history, state, position)
+    names, run = names_of(net.layout), {}
+    if checkpoint is not None or resume is not None:
+        run = _run(net, p, loss, optimizer)
+    saved = None if resume is None or isinstance(resume, History) else _saved(resume, checkpoint)
+    _check_folder(checkpoint, resume)
+    if saved is not None:
+        check_names(f"`resume` ({saved.path}) is a checkpoint", saved.history.layout, names)
+        _check_run(saved, run)
+        left = saved.history
+    elif isinstance(resume, History):
+        left = resume
+    else:
+        state = optimizer_state.begin(optimizer, p)
+        return Beginning(_history(optimizer, state, START, names), state, START, run)
+    state = _state_of(left, names, p, optimizer)
+    if saved is None:
+        return Beginning(_history(optimizer, state, left.position, names), state, left.position, run)
+    left.optimizer_state, left.stopped = OptimizerState(state), ""
+    return Beginning(left, state, left.position, run, saved)
 
 
-def _left_by(resume: History, names: Any, p: np.ndarray, optimizer: Optimizer) -> tuple[State, Position]:
-    arguments.check_is("resume", resume, History, "the history of an earlier call of train")
+def _history(optimizer: Optimizer, state: State, position: Position, names: Any) -> History:
+    return History(optimizer=type(optimizer).__name__, optimizer_state=OptimizerState(state), position=position, layout=names)
+
+
+def _run(net: Chain, p: np.ndarray, loss: Loss, optimizer: Optimizer) -> dict[str, Any]:
+    """What a run is of, by the names of the arguments."""
+    return {"net": network_text(net), "p": str(p.dtype), "loss": text_of(loss), "optimizer": type(optimizer).__name__}
+
+
+def _saved(resume: Any, checkpoint: Checkpoint | None) -> Saved | None:
+    """What a folder holds; None where nothing was written yet to the folder that is written to."""
+    if isinstance(resume, Checkpoint):
+        resume = resume.folder
+    if not isinstance(resume, (str, os.PathLike)):
+        raise TypeError(f"`resume` (={shown(resume)}) must be the history of an earlier training, or a folder of checkpoints")
+    path = Path(resume)
+    if checkpoint is not None and _same(path, checkpoint.folder) and not checkpoints.files(path):
+        return None
+    return checkpoints.load(path)
+
+
+def _check_folder(checkpoint: Checkpoint | None, resume: Any) -> None:
+    """Raise ValueError where the folder to be written to is none, or holds checkpoints of another run."""
+    if checkpoint is None:
+        return
+    folder = checkpoint.folder
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"`checkpoint` must be a folder, got the file {str(folder)!r}")
+    path = resume.folder if isinstance(resume, Checkpoint) else resume
+    if checkpoints.files(folder) and not (isinstance(path, (str, os.PathLike)) and _same(Path(path), folder)):
+        raise ValueError(
+            f"`checkpoint` (={str(folder)!r}) holds checkpoints of an earlier run: pass resume={str(folder)!r} to go on with "
+            "it, or another folder"
+        )
+
+
+def _same(a: Path, b: Path) -> bool:
+    return a.resolve() == b.resolve()
+
+
+def _check_run(saved: Saved, run: Mapping[str, Any]) -> None:
+    """Raise ValueError, naming the first argument that differs, where a checkpoint is not of such a run."""
+    for name, now in run.items():
+        then = saved.run.get(name)
+        if then != now:
+            raise ValueError(f"`resume` ({saved.path}) is a checkpoint with another `{name}`: {then}, not {now}")
+
+
+def _check_data(saved: Saved, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ValueError, naming the setting, where the batches of a checkpoint's run were others."""
+    for name in {**then, **now}:
+        if name not in then or name not in now or then[name] != now[name]:
+            old, new = then.get(name, "none"), now.get(name, "none")
+            raise ValueError(
+                f"`resume` ({saved.path}) is a checkpoint with another `{name}`: {old}, not {new}; to go on with other "
+                "batches, pass the vectors and the history of Checkpoint(folder).load()"
+            )
+
+
+def _state_of(resume: History, names: Any, p: np.ndarray, optimizer: Optimizer) -> State:
+    """A copy of the optimiser's state that a history holds; its position is looked at too."""
     if resume.optimizer not in ("", type(optimizer).__name__):
         raise ValueError(
             f"`resume` is the history of {resume.optimizer}, which {optimizer!r} on {p.size} parameters cannot go on from"
@@ -67,9 +181,8 @@ def _left_by(resume: History, names: Any, p: np.ndarray, optimizer: Optimizer) -
         check_names("`resume` is the history", resume.layout, names)
     if not resume.optimizer_state:
         raise ValueError("`resume` must be a history that train returned, got one without an optimiser's state")
-    state = optimizer_state.copied("resume", resume.optimizer_state, optimizer, p)
     check_position(resume.position)
-    return state, resume.position
+    return optimizer_state.copied("resume", resume.optimizer_state, optimizer, p)
 
 
 def check_position(position: Any) -> None:

@@ -17,6 +17,7 @@ from chains.training.finite import check_parameters
 from chains.training.history import History
 from chains.training.interrupts import Interrupts
 from chains.training.judge import Judge, name_of
+from chains.training.saver import Saver
 from chains.training.steps import MANY, Steps
 
 
@@ -56,6 +57,7 @@ class Run:
         judge: Judge,
         callbacks: Sequence[Callback],
         progress: bool | None,
+        saver: Callable[..., Saver] | None = None,
     ) -> None:
         self._net, self._p, self._state = net, p, state
         self._steps, self._history, self._epochs = steps, history, epochs
@@ -63,6 +65,7 @@ class Run:
         self._earlier_steps = history.steps
         self._start = time.perf_counter() - history.position.seconds
         per_epoch = steps.per_epoch
+        self._saver = None if saver is None else saver(p, state, steps, history, callbacks, note=self._note)
         self._bar = Progress(progress, None if per_epoch is None else epochs * per_epoch, "step")
         self._tick = self._bar.update if self._bar.begun else None
         if self._tick is not None:
@@ -72,12 +75,19 @@ class Run:
         """Train. Raises FloatingPointError where a loss, a learning rate or a parameter is no finite number."""
         try:
             with Interrupts() as interrupts:
-                self._steps.allowed = interrupts.allowed
+                self._steps.allowed = allowed = interrupts.allowed
+                between = False  # steps, where all that is trained is whole
                 try:
                     self._train(interrupts)
+                    between = True
+                except KeyboardInterrupt:
+                    between = True
+                    raise
                 finally:
                     self._steps.close()
                     self._note()
+                    if self._saver is not None and (between or allowed.failed):
+                        self._saver.write()
         except KeyboardInterrupt:
             self._history.stopped = interrupted(self._history)
         finally:
@@ -92,15 +102,23 @@ class Run:
 
     def _train(self, interrupts: Interrupts) -> None:
         steps, history, tick = self._steps, self._history, self._tick
-        one_by_one = bool(self._callbacks or self._judge.names)
+        saver, most = self._saver, MANY
+        one_by_one = bool(self._callbacks or self._judge.names or (saver and saver.one_by_one))
+        if saver is not None:
+            saver.begin()
         while history.epochs < self._epochs and not history.stopped:
             left = 1 if one_by_one else self._epochs - history.epochs
-            done = steps.advance(left, MANY)
+            if saver is not None:
+                epochs, most = saver.limits()
+                left = min(left, epochs)
+            done = steps.advance(left, most)
             if tick is not None:
                 tick(done)
             if steps.finished:
                 self._end_epoch(interrupts.allowed)
             steps.check()
+            if saver is not None and saver.due():
+                saver.write()
             interrupts.check()
         check_parameters(self._p, steps.done)
 
@@ -116,6 +134,8 @@ class Run:
         history.loss += losses
         history.add(judgement)
         history.seconds += [time.perf_counter() - self._start] * len(losses)
+        if self._saver is not None and finite:
+            self._saver.look()
         if self._callbacks and finite:
             history.steps, history.position = self._earlier_steps + steps.done, steps.position()
             with allowed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,11 +16,13 @@ from chains.network import arguments
 from chains.network.record import Objective
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
+from chains.training.checkpoint import Checkpoint, as_checkpoint
 from chains.training.history import History
 from chains.training.identity import data_of, source_data
 from chains.training.judge import Judge, Metric
-from chains.training.resume import begin
+from chains.training.resume import Resume, begin
 from chains.training.run import Callback, Run, interrupted
+from chains.training.saver import Saver, watched
 from chains.training.steps import ArraySteps, Steps
 from chains.training.stream import Stream, StreamSteps, source_epoch
 
@@ -45,7 +48,9 @@ def train(
     progress: bool | None = None,
     callbacks: Sequence[Callback] = (),
     check_finite: bool = True,
-    resume: History | None = None,
+    checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
+    every: int | float | str | None = None,
+    resume: Resume | None = None,
 ) -> History:
     """Train `net` on `x` and `t`, updating the parameter vector `p`, and for networks that have one the `state`, in place.
 
@@ -61,8 +66,12 @@ def train(
     terminals and in notebooks, True lines of text elsewhere. `callbacks` are called with a `TrainingState` after each
     epoch; one that returns a text stops the training, others return None. One that has a method `begin` is called
     there before the first step, with the names of what will be recorded, and one that has `finish` at the end, with a
-    `TrainingState`. `resume`: the history of an earlier call with the same optimiser, whose momentum and step
-    count are carried on; `p` and `state` are to be those it left.
+    `TrainingState`.
+    `checkpoint`: a folder to write checkpoints to, as often as `every` says, or a `Checkpoint`, which says more.
+    `resume`: the history of an earlier call with the same optimiser, which this one goes on from, to the bit, within
+    the epoch that was begun too; `p` and `state` are to be those it left, and `epochs` are more epochs. Or the folder of a
+    run's checkpoints: `p` and `state` become those of the last one, `epochs` counts those of the whole run, and so does
+    the history. Where the same folder is written to and is empty, the run begins: one call is good for both.
 
     Returns the `History`. Ctrl-C ends training after a step, with `p` and `state` as of then and the reason in
     ``history.stopped``. Raises FloatingPointError, naming the step and carrying the history as its attribute `history`,
@@ -81,7 +90,8 @@ def train(
     check_flags(shuffle=shuffle, drop_last=drop_last, check_finite=check_finite)
     if progress is not None:
         check_flags(progress=progress)
-    start = begin(net, p, optimizer, resume)
+    checkpoint = as_checkpoint(checkpoint, every)
+    start = begin(net, p, loss, optimizer, resume, checkpoint)
     history = start.history
     try:
         data: dict[str, np.ndarray] = {}
@@ -107,16 +117,26 @@ def train(
         for name, array in trained.items():
             arguments.check_apart(name, array, {**data, **judge.data})
         if check_finite:
-            arguments.check_finite(p.dtype, p=p, state=state, **data, **judge.data)
+            own = {"p": p, "state": state} if start.saved is None else {"p": start.saved.p, "state": start.saved.state}
+            arguments.check_finite(p.dtype, **own, **data, **judge.data)
+        names = ["loss", *judge.names, "seconds"]
+        start.check_columns(names)
+        saver = None
+        if checkpoint is not None:
+            watched(checkpoint, names)
+            saver = partial(Saver, checkpoint, names=names, run=start.run, saved=start.saved)
         for callback in callbacks:
             ready = getattr(callback, "begin", None)
             if ready is not None:
-                ready(["loss", *judge.names, "seconds"])
+                ready(names)
+        start.load_callbacks(callbacks)
+        start.restore(p, state)
         steps = steps_through(step, trained, optimizer, seed=seed, optimizer_state=start.optimizer_state, position=position)
-        run = Run(net, p, state, steps, history, epochs, judge, callbacks, progress)
+        run = Run(net, p, state, steps, history, epochs, judge, callbacks, progress, saver)
         run.go()
         run.finish()
     except KeyboardInterrupt:
+        start.restore(p, state)
         history.stopped = history.stopped or interrupted(history)
     except FloatingPointError as error:
         error.history = history  # type: ignore[attr-defined]

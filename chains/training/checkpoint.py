@@ -1,0 +1,259 @@
+"""Checkpoints: where, how often and how many of them a run writes, and what is read back from a folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chains.checks import check_count, check_number, check_word, is_real, whole
+from chains.messages import listed, shown
+from chains.training import encoding, storage
+from chains.training.history import History, Position, names_from
+from chains.training.optimizer_state import COUNTS, OptimizerState
+
+BEST = "best.safetensors"
+NAME = re.compile(r"step-(\d+)\.safetensors")
+UNITS = {
+    "s": ("seconds", 1), "second": ("seconds", 1), "min": ("seconds", 60), "minute": ("seconds", 60), "h": ("seconds", 3600),
+    "hour": ("seconds", 3600), "step": ("steps", 1), "epoch": ("epochs", 1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint holds: `p` and `state` (None for networks without) as fresh arrays, and the run's `history`."""
+
+    path: Path
+    p: np.ndarray
+    state: np.ndarray | None
+    history: History
+    run: dict[str, Any]  # the network, the loss ... that it is of, as texts
+    best: dict[str, float]  # the best value of the quantity that is watched, and its epoch; empty without one
+    callbacks: list[dict[str, Any]]
+
+
+class Checkpoint:
+    """Where, how often and how many checkpoints a run writes: ``train(..., checkpoint=Checkpoint("folder", every="60s"))``.
+
+    Parameters
+    ----------
+    folder
+        Made where it is missing. It belongs to one run.
+    every
+        Whole numbers are epochs, floats seconds, and texts say what they are: "5 epochs", "1000 steps", "60s", "10 min". None:
+        after an epoch, as often as writing takes no more than a twentieth of the time. One is written at the beginning too, and
+        at the end, also after Ctrl-C.
+    keep
+        How many of the last ones are kept.
+    best
+        The quantity whose best epoch is kept as well, where it is recorded: "validation loss", "loss" or the name of a metric;
+        None for no such checkpoint.
+    mode
+        "min" or "max", what counts as better.
+
+    A file is written beside its place and then moved there, so that a run that is killed at any moment leaves whole ones. They
+    are files of safetensors. Raises TypeError or ValueError for settings that make no sense.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every: int | float | str | None = None,
+        keep: int = 2,
+        best: str | None = "validation loss",
+        mode: str = "min",
+    ) -> None:
+        if not isinstance(folder, (str, os.PathLike)):
+            raise TypeError(f"`folder` must be a path, got {shown(folder)}")
+        if best is not None and not isinstance(best, str):
+            raise TypeError(f"`best` must be the name of a quantity, such as 'validation loss', or None, got {shown(best)}")
+        check_word("mode", mode, "min", "max")
+        self.unit, self.amount = interval(every)
+        self.folder = Path(folder)
+        self.every = every
+        self.keep = check_count("keep", keep)
+        self.best = best
+        self.mode = mode
+
+    def load(self, which: str = "last") -> Saved:
+        """The "last" checkpoint in the folder, or the "best" one.
+
+        Of the last ones, those that are damaged are left out, with a warning. Raises ValueError where none is whole.
+        """
+        check_word("which", which, "last", "best")
+        return load(self.folder / BEST if which == "best" else self.folder)
+
+    def __repr__(self) -> str:
+        return (
+            f"Checkpoint({str(self.folder)!r}, every={self.every!r}, keep={self.keep}, best={self.best!r}, mode={self.mode!r})"
+        )
+
+
+def as_checkpoint(checkpoint: Any, every: Any) -> Checkpoint | None:
+    """The argument `checkpoint` of train, with `every`. Raises TypeError or ValueError where they make no sense together."""
+    if isinstance(checkpoint, Checkpoint):
+        if every is not None:
+            raise ValueError(f"`every` (={every!r}) is said by the Checkpoint: give it there, not to train")
+        return checkpoint
+    if checkpoint is None:
+        if every is not None:
+            raise ValueError(f"`every` (={every!r}) needs `checkpoint`, a folder to write to")
+        return None
+    if not isinstance(checkpoint, (str, os.PathLike)):
+        raise TypeError(f"`checkpoint` must be a folder or a Checkpoint, got {shown(checkpoint)}")
+    return Checkpoint(checkpoint, every=every)
+
+
+def interval(every: Any) -> tuple[str, float]:
+    """The unit, "epochs", "steps", "seconds" or "share", and how many. Raises TypeError or ValueError for anything else."""
+    if every is None:
+        return "share", 0.05
+    if isinstance(every, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*|\s*(\d+(?:\.\d+)?)\s*(s)\s*", every)
+        number, name = (found[1] or found[3], found[2] or found[4]) if found else ("", "")
+        if name not in UNITS:
+            raise ValueError(f"`every` must be such as '60s', '10 min', '1000 steps' or '5 epochs', got {every!r}")
+        unit, scale = UNITS[name]
+        amount = float(number) * scale
+        if amount == 0 or (unit != "seconds" and not amount.is_integer()):
+            raise ValueError(f"`every` must be a positive {'whole ' * (unit != 'seconds')}number of {unit}, got {every!r}")
+        return unit, amount
+    if whole(every, -math.inf) is not None:
+        return "epochs", check_count("every", every, also=" of epochs")
+    if is_real(every):
+        check_number("every", every, "in (0, inf)", " seconds")
+        return "seconds", float(every)
+    raise TypeError(f"`every` must be a number of epochs, a time such as '60s', or None, got {shown(every)}")
+
+
+def files(folder: Path) -> list[tuple[int, Path]]:
+    """The checkpoints in a folder, the last one first, with the numbers of their steps."""
+    names = [(NAME.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted(((int(found[1]), path) for found, path in names if found), reverse=True)
+
+
+def load(path: Path) -> Saved:
+    """The last whole checkpoint of a folder, or that of a file. Raises ValueError where there is none."""
+    if not path.is_dir():
+        try:
+            return _read(path)
+        except (storage.DamagedFileError, OSError) as error:
+            raise ValueError(f"`resume` must be a folder of checkpoints, or one of them, got {str(path)!r}: {error}") from error
+    failed = []
+    for _, file in files(path):
+        try:
+            saved = _read(file)
+        except (storage.DamagedFileError, OSError) as error:
+            failed.append(f"{file.name} ({error})")
+            continue
+        for text in failed:
+            warnings.warn(f"the checkpoint {text} cannot be used; training goes on from {file.name}", stacklevel=2)
+        return saved
+    raise ValueError(f"`resume` must be a folder of checkpoints, got {str(path)!r}, in which none is whole: {listed(failed)}")
+
+
+def written(
+    p: np.ndarray,
+    state: np.ndarray | None,
+    history: History,
+    epochs: int,
+    run: Mapping[str, Any],
+    best: Mapping[str, float],
+    callbacks: Sequence[tuple[str, Mapping[str, Any]]],
+) -> tuple[dict[str, np.ndarray], str]:
+    """The arrays and the text of a checkpoint, with so many epochs of the history.
+
+    Raises TypeError where what a callback saves cannot be written.
+    """
+    arrays = {"p": p, **({} if state is None else {"state": state})}
+    arrays |= {f"optimizer.{name}": history.optimizer_state[name] for name in ("moments", *COUNTS)}
+    arrays |= {"position.losses": history.position.losses}
+    arrays |= {f"history.{name}": np.array(values[:epochs], np.float64) for name, values in _columns(history).items()}
+    texts = []
+    for number, (name, saved) in enumerate(callbacks):
+        arrays |= {f"callback.{number}.{key}": value for key, value in saved.items() if isinstance(value, np.ndarray)}
+        numbers = {key: _number(name, value) for key, value in saved.items() if not isinstance(value, np.ndarray)}
+        texts.append({"name": name, "numbers": numbers})
+    about = {
+        "format": 1,
+        "run": dict(run),
+        "layout": [[name, list(shape)] for name, shape in history.layout],
+        "steps": history.steps,
+        "optimizer": history.optimizer,
+        "stopped": history.stopped,
+        "position": {key: value for key, value in history.position.to_dict().items() if key != "losses"},
+        "best": {key: encoding.encoded([value])[0] for key, value in best.items()},
+        "callbacks": texts,
+    }
+    return arrays, json.dumps(about, allow_nan=False)
+
+
+def _columns(history: History) -> dict[str, list[float]]:
+    """All lists of a history, by names that no two share."""
+    metrics = {f"metric.{name}": values for name, values in history.metrics.items()}
+    return {"loss": history.loss, "validation loss": history.validation_loss, "seconds": history.seconds, **metrics}
+
+
+def _number(name: str, value: Any) -> Any:
+    if isinstance(value, (bool, str, type(None))):
+        return value
+    if is_real(value):
+        return {"number": encoding.encoded([value])[0], "whole": whole(value, -math.inf) is not None}
+    raise TypeError(f"`state_dict` of the callback {name} must hold numbers, texts and NumPy arrays, got {shown(value)}")
+
+
+def _read(path: Path) -> Saved:
+    """A checkpoint from its file. Raises DamagedFileError where it is none, OSError as `open` does."""
+    arrays, text = storage.read(path)
+    try:
+        about = json.loads(text)
+        if about["format"] != 1:
+            raise ValueError(f"its format is {about['format']}")
+        return _saved(path, arrays, about)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError) as error:
+        raise storage.DamagedFileError(f"it is no checkpoint of chains: {error!r}") from error
+
+
+def _saved(path: Path, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> Saved:
+    """Raises one of several errors for what is no checkpoint."""
+    column = {name.removeprefix("history."): a for name, a in arrays.items() if name.startswith("history.")}
+    if any(array.dtype != np.float64 or array.shape != column["loss"].shape for array in column.values() if array.size):
+        raise ValueError("the lists of its history have several lengths")
+    position = Position.from_dict({**about["position"], "losses": []})
+    history = History(
+        column["loss"].tolist(),
+        column["validation loss"].tolist(),
+        {name.removeprefix("metric."): values.tolist() for name, values in column.items() if name.startswith("metric.")},
+        column["seconds"].tolist(),
+        encoding.as_count(about["steps"]),
+        str(about["optimizer"]),
+        str(about["stopped"]),
+        OptimizerState({name: arrays[f"optimizer.{name}"] for name in ("moments", *COUNTS)}),
+        Position(position.step, arrays["position.losses"], position.source_epoch, position.data, position.seconds),
+        names_from(about["layout"]),
+    )
+    best = {str(key): encoding.decoded([value])[0] for key, value in about["best"].items()}
+    callbacks = [_callback(number, saved, arrays) for number, saved in enumerate(about["callbacks"])]
+    return Saved(path, arrays["p"], arrays.get("state"), history, dict(about["run"]), best, callbacks)
+
+
+def _callback(number: int, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """A callback's name and what it saved."""
+    prefix = f"callback.{number}."
+    found: dict[str, Any] = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+    for key, value in saved["numbers"].items():
+        if isinstance(value, dict):
+            [decoded] = encoding.decoded([value["number"]])
+            value = int(decoded) if value["whole"] else decoded
+        found[key] = value
+    return {"name": saved["name"], "saved": found}

@@ -1,0 +1,161 @@
+"""The checkpoints of a run under way: when the next one is due, what it holds, which ones are kept."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from chains.backends.places import on_host
+from chains.messages import listed
+from chains.training import checkpoint as checkpoints
+from chains.training import storage
+from chains.training.checkpoint import Checkpoint, Saved
+from chains.training.history import History
+from chains.training.optimizer_state import OptimizerState
+from chains.training.steps import MANY, Steps
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """The vectors at the end of an epoch, copied, and where the run stood; its numbers are the history's first ones."""
+
+    p: np.ndarray
+    state: np.ndarray | None
+    history: History
+    best: dict[str, float]
+
+
+class Saver:
+    """Writes the checkpoints of a run: of its vectors `p` and `state`, its `steps`, its `history`, its `callbacks`.
+
+    `names` are the quantities that the run records, `run` says what it is of, `saved` is what it goes on from, if anything.
+    `note` has the history say where the run stands.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        p: np.ndarray,
+        state: np.ndarray | None,
+        steps: Steps,
+        history: History,
+        callbacks: Sequence[Any],
+        names: Sequence[str],
+        run: Mapping[str, Any],
+        saved: Saved | None,
+        note: Callable[[], None],
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._note = note
+        self._p, self._state, self._steps, self._history, self._run = p, state, steps, history, run
+        self._callbacks = [callback for callback in callbacks if hasattr(callback, "state_dict")]
+        self._watched = watched(checkpoint, names)
+        self._best: dict[str, float] = {} if saved is None or not self._watched else saved.best
+        self._unwritten: _Snapshot | None = None  # of the best epoch, where it is no file yet
+        self._last = (-1, -1)  # steps and epochs at the last one written
+        self._next = 0.0
+        self._plan(time.monotonic(), 0.0)
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether every epoch is looked at."""
+        return bool(self._watched)
+
+    def limits(self) -> tuple[int, int]:
+        """How many epochs and steps may be done until the next one may be due."""
+        left = int(self._next)
+        if self._checkpoint.unit == "epochs":
+            return left - self._steps.epoch, MANY
+        return MANY, left - self._steps.total if self._checkpoint.unit == "steps" else MANY
+
+    def due(self) -> bool:
+        """Whether it is time to write one."""
+        unit, steps = self._checkpoint.unit, self._steps
+        if unit == "steps":
+            return steps.total >= self._next
+        if unit == "seconds":
+            return time.monotonic() >= self._next
+        return steps.step == 0 and (steps.epoch if unit == "epochs" else time.monotonic()) >= self._next
+
+    def look(self) -> None:
+        """Look at the epoch that was finished: it may be the best one."""
+        if not self._watched:
+            return
+        value = self._history.columns()[self._watched][-1]
+        least = self._best.get("value", np.inf if self._checkpoint.mode == "min" else -np.inf)
+        if value < least if self._checkpoint.mode == "min" else value > least:
+            self._best = {"value": value, "epoch": float(self._history.epochs)}
+            self._unwritten = self._snapshot(np.array)
+
+    def begin(self) -> None:
+        """Make the folder, and write the first checkpoint. Raises OSError where that cannot be.
+
+        Files of later steps than those done, which can only be damaged ones, are put aside.
+        """
+        self._checkpoint.folder.mkdir(parents=True, exist_ok=True)
+        for number, path in checkpoints.files(self._checkpoint.folder):
+            if number > self._steps.total:
+                path.replace(path.with_name(f"{path.name}.damaged"))
+        self._write()
+
+    def write(self) -> None:
+        """Write a checkpoint, and delete those that are not kept. Says so where it cannot be written, and goes on."""
+        if self._last == (self._steps.total, self._history.epochs):
+            return
+        try:
+            self._write()
+        except OSError as error:
+            warnings.warn(f"no checkpoint could be written: {error}", stacklevel=2)
+            self._plan(time.monotonic(), 0.0)
+
+    def _write(self) -> None:
+        start, folder, steps = time.monotonic(), self._checkpoint.folder, self._steps.total
+        now = self._snapshot(on_host)
+        if np.isfinite(now.p).all():  # otherwise the next loss ends training, and the checkpoint before is the one to keep
+            if self._unwritten is not None:
+                storage.write(folder / checkpoints.BEST, *self._contents(self._unwritten, []))
+                self._unwritten = None
+            saved = [(type(callback).__name__, callback.state_dict()) for callback in self._callbacks]
+            storage.write(folder / f"step-{steps:012}.safetensors", *self._contents(now, saved))
+            self._last = (steps, self._history.epochs)
+            older = [path for number, path in checkpoints.files(folder) if number <= steps]
+            for path in older[self._checkpoint.keep :]:
+                path.unlink(missing_ok=True)
+        self._plan(time.monotonic(), time.monotonic() - start)
+
+    def _snapshot(self, taken: Callable[[Any], np.ndarray]) -> _Snapshot:
+        """The run as of now, its vectors `taken` to the computer's memory: copied, or where they are."""
+        self._steps.settle()
+        self._note()
+        state = None if self._state is None else taken(on_host(self._state))
+        optimizer_state = {name: taken(on_host(array)) for name, array in self._steps.optimizer_state.items()}
+        history = replace(self._history, optimizer_state=OptimizerState(optimizer_state))
+        return _Snapshot(taken(on_host(self._p)), state, history, self._best)
+
+    def _contents(self, snapshot: _Snapshot, callbacks: Any) -> tuple[dict[str, np.ndarray], str]:
+        """What a file of it holds."""
+        epochs = int(snapshot.history.optimizer_state["epoch"]) - (self._steps.epoch - self._history.epochs)
+        return checkpoints.written(snapshot.p, snapshot.state, snapshot.history, epochs, self._run, snapshot.best, callbacks)
+
+    def _plan(self, now: float, taken: float) -> None:
+        """Say when the next one is due, where one took so many seconds."""
+        unit, amount = self._checkpoint.unit, self._checkpoint.amount
+        if unit in ("epochs", "steps"):
+            done = self._steps.epoch if unit == "epochs" else self._steps.total
+            self._next = (done // amount + 1) * amount
+        else:
+            self._next = now + (amount if unit == "seconds" else taken / amount)
+
+
+def watched(checkpoint: Checkpoint, names: Sequence[str]) -> str:
+    """The quantity whose best epoch is kept; empty for none. Raises ValueError for one that is not recorded."""
+    if checkpoint.best is None or (checkpoint.best == "validation loss" and "validation loss" not in names):
+        return ""
+    if checkpoint.best not in names:
+        raise ValueError(f"`best` (={checkpoint.best!r}) of the checkpoint must be one of {listed(names)}")
+    return checkpoint.best
