@@ -24,7 +24,7 @@ NETWORKS = {
 
 
 def picked(net, dtype=np.float32, loss=SquaredLoss()):  # noqa: B008 - it has no state
-    buffer = NativeBackend().compile(net.program(loss, SGD(0.1), dtype=dtype)).compiled.picked
+    buffer = NativeBackend().compile(net.program(loss, SGD(0.1), dtype=dtype)).compiled.indexed
     return buffer and buffer.name
 
 

@@ -190,7 +190,7 @@ class NativeBinding(Binding):
 
     def picks(self, sources: Mapping[str, np.ndarray]) -> str | None:
         """The name of the input whose samples can be read where they lie in these data sets."""
-        buffer = self.native.compiled.picked
+        buffer = self.native.compiled.indexed
         source = sources.get(buffer.name) if buffer else None
         if buffer is None or source is None or source.dtype != buffer.dtype:
             return None
@@ -200,7 +200,7 @@ class NativeBinding(Binding):
     @property
     def late(self) -> frozenset[str]:
         """The inputs that other threads than the first one may still read when this is done with a step."""
-        return self.native.compiled.late
+        return self.native.compiled.read_by_others
 
     def gathers_late(self) -> None:
         """Have a team meet behind each step."""

@@ -1,7 +1,6 @@
-"""A program as LLVM assembly: for each segment a function for a tile of samples and one for what is done once.
+"""A schedule as LLVM assembly: each work of a segment becomes a function.
 
-All functions take a table of addresses: one for each of the caller's buffers and each scratch buffer that is no part
-of a tile; and the tile's own scratch memory.
+All functions take a thread's table of addresses and the scratch memory of its tile.
 """
 
 from __future__ import annotations
@@ -43,17 +42,16 @@ class Compiled:
 
     text: str
     table: tuple[Buffer, ...]  # the buffers in the order of the table of addresses
-    whole: frozenset[Buffer]  # batched scratch buffers that hold the whole batch
     laned: frozenset[Buffer]  # those laid out in lanes; where there are any, tiles have one size
     tile: int  # samples
     room: int  # samples, at most
     tile_bytes: int  # scratch of one tile
     sums: tuple[Buffer, ...]  # the buffers that hold sums over samples: each thread has its own
     packed: frozenset[Buffer]  # packed weights: each thread has its own
-    picked: Buffer | None  # the input whose samples may be picked by number (`picked.py`)
-    products: bool  # whether there are large products, in which threads share that have no tiles
-    parts: int  # into how many parts products are split; where it is more than one, a tile is the whole batch
-    late: frozenset[str]  # the inputs that other threads than the first one may still read when this is done with a step
+    indexed: Buffer | None  # the input whose samples may be read by their numbers (`row_pointers.py`)
+    products: bool  # whether there are large products: threads without tiles share these
+    parts: int  # into which products are partitioned; with more than one, a tile is the whole batch
+    read_by_others: frozenset[str]  # inputs that other threads may still read when the first one has finished a step
 
 
 class Compiler:
@@ -70,19 +68,18 @@ class Compiler:
         write_driver(self.module, schedule)
         packed = [step.packed.copy.buffer for segment in schedule.segments for step in segment.tiled_steps if step.packed]
         return Compiled(
-            self.module.text(),
-            schedule.table,
-            schedule.whole,
-            schedule.laned,
-            schedule.tile,
-            schedule.room,
-            schedule.tile_bytes,
-            schedule.summed,
-            frozenset(packed),
-            schedule.indexed,
-            any(schedule.products),
-            schedule.parts,
-            read_by_others(schedule),
+            text=self.module.text(),
+            table=schedule.table,
+            laned=schedule.laned,
+            tile=schedule.tile,
+            room=schedule.room,
+            tile_bytes=schedule.tile_bytes,
+            sums=schedule.summed,
+            packed=frozenset(packed),
+            indexed=schedule.indexed,
+            products=any(schedule.products),
+            parts=schedule.parts,
+            read_by_others=read_by_others(schedule),
         )
 
     # Functions
@@ -111,7 +108,7 @@ class Compiler:
             self._write(f"rest_{number}", self._views(work.steps), partial(self._rest, rest, work.steps))
 
     def _views(self, steps: Sequence[Step]) -> list[View]:
-        """What these steps may touch."""
+        """All views of these steps."""
         views = []
         for step in steps:
             views += [view for operation in step.operations for view in operation.views]
@@ -126,8 +123,9 @@ class Compiler:
         *more: str,
         own: Sequence[Buffer] | None = None,
     ) -> None:
-        """A function that may touch these views, with `more` arguments; `own` are the sums that each thread has for itself
-        in a tile, None in what is not one.
+        """Write a function on these views, with `more` arguments.
+
+        In a tile, `own` are the buffers of sums of which each thread has a block. Elsewhere it is None.
         """
         schedule = self.schedule
         numbers = [(I64, each) for each in ("start", "count", "first", *more)]
@@ -206,7 +204,7 @@ class Compiler:
                 lower_shared_map(frame, step.operation, integer(begin), integer(stop - begin))
 
     def _list(self, frame: Frame) -> None:
-        """List the samples of a tile; threads that do parts of it see to what comes next, each its share of every sample."""
+        """List the rows of a tile. Where products are partitioned, each thread also prefetches a share of the next rows."""
         f, words = frame.f, self._word(frame.f, self.schedule.picks_position)
         list_rows(frame, self.schedule.rows, words)
         if self.schedule.parts > 1:
@@ -220,7 +218,7 @@ class Compiler:
 
 
 def compile_program(program: Program, processor: Processor, parts: int = 1) -> Compiled:
-    """Write the assembly, with products split into so many parts if that is worth it.
+    """Write the assembly, with products partitioned among so many threads if that is worth it.
 
     Raises UnsupportedOperationError, naming it, for an operation that cannot be compiled.
     """

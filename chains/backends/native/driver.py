@@ -1,8 +1,8 @@
-"""The functions that run a compiled program: `run`, which calls other threads for what they share, and `member`, which does
-what falls to one thread of a team (`team.py`).
+"""The functions that run a compiled program.
 
-They take the address of a list of words, `ARGUMENTS`, behind which each thread has a `THREAD`. The first thread's sums are
-the results; the others' are added to them in order.
+`run` calls other threads for shared work. `member` is one thread's share of it all, for the threads of a team (`team.py`).
+Both take the address of a list of words: `ARGUMENTS`, then a `THREAD` for each thread. Each thread adds its own sums; the
+first thread's sums are the results, and the others' are added to them in order.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _meet(f: Function, words: Value, thread: Value) -> None:
 
 
 def _write_member(module: Module, schedule: Schedule) -> None:
-    """``member(words, thread)``: what falls to one thread of a team, which has met before and meets afterwards."""
+    """``member(words, thread)``: the share of one thread of a team. The team meets before and behind it."""
     f = Function(module, "member", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
     first = f.compare("eq", thread, integer(0))
@@ -207,7 +207,7 @@ def _write_partitioned(module: Module, schedule: Schedule) -> None:
 
 
 def _write_share(module: Module, name: str) -> None:
-    """``share_name(words, thread)``: the thread's part of what is done once."""
+    """``share_name(words, thread)``: the thread's part of vectors that all threads share."""
     f = Function(module, f"share_{name}", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
     _do(f, words, f"once_{name}", f", {thread}, {word(f, words, 'threads')}")
@@ -216,7 +216,7 @@ def _write_share(module: Module, name: str) -> None:
 
 
 def _write_work(module: Module, k: int, segment: Segment, lists: bool) -> None:
-    """``work_k(words, thread)``: the tiles that fall to one thread, which packs its own weights."""
+    """``work_k(words, thread)``: the thread's tiles. Each thread packs its own weights before them."""
     f = Function(module, f"work_{k}", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
     batch, tile, threads = (word(f, words, name) for name in ("batch", "tile", "sharing"))
@@ -255,8 +255,9 @@ def _write_product(module: Module, k: int) -> None:
 
 
 def _write_reduce(module: Module, k: int, sums: Sequence[SumRun], schedule: Schedule) -> None:
-    """``reduce_k(words, part, parts)``: add the other threads' sums to the first one's, in a part of each long vector; short
-    ones are the first part's. Of maxima, keep the larger. ``reduce_part_k(words, part)`` is a thread's part.
+    """``reduce_k(words, part, parts)``: add the other threads' sums to those of the first, in a part of each long vector.
+
+    The first part has the short vectors. Of maxima, keep the larger. ``reduce_part_k(words, part)`` is a thread's part.
     """
     f = Function(module, f"reduce_{k}", [(PTR, "words"), (I64, "part"), (I64, "parts")])
     words, part, parts = f.arguments

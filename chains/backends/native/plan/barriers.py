@@ -1,8 +1,8 @@
-"""What threads do that stay together through many steps: when they must meet.
+"""When the threads of a team must meet.
 
-In a loop over batches calling the workers for each part of a step, and waiting for them, takes longer than meeting them: a
-team's members all go through the whole step, each doing its parts of what is shared and the first one what is not, and
-wait for each other only where one needs what another has done.
+A team goes through many steps of training together. To call workers for each part of a step would take longer than to
+meet them. So all threads go through the whole step: each does its part of shared work, the first one does the rest, and
+they meet only where one thread needs the results of another.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def list_sums(schedule: Schedule) -> Schedule:
 
 
 def _joined(runs: Iterable[SumRun], positions: Mapping[Buffer, int]) -> list[SumRun]:
-    """Runs of one kind that touch joined into one."""
+    """The runs, with those of one kind that touch made one."""
     result: list[SumRun] = []
     for run in sorted(runs, key=lambda run: (run.kind, positions[run.buffer], run.start)):
         last = result[-1] if result else None
@@ -59,7 +59,7 @@ def place_barriers(schedule: Schedule) -> Schedule:
 
 
 def works_in_turn(segment: Segment) -> tuple[Work, ...]:
-    """What threads do in a segment where products are partitioned: what comes early, the tile, then what is done once."""
+    """The works of a segment in order, where products are partitioned: the early one, the tile's, then those done once."""
     once = list(segment.once)
     if segment.fused_update:
         position, rest = segment.fused_update
@@ -70,8 +70,8 @@ def works_in_turn(segment: Segment) -> tuple[Work, ...]:
 def barriers(works: Sequence[Work], sums: Iterable[SumRun] = ()) -> tuple[bool, ...]:
     """For each of these works, done in order, whether all threads must meet before it.
 
-    They meet as early as they may, behind the last thing that one waits for, so that what comes next is done side by side.
-    What comes before all is that each thread has added its part of the long ones of these sums, and the first the short ones.
+    They meet as early as they may, directly behind the last work that one waits for. Before all works each thread has added
+    up its part of the long runs of `sums`, and the first thread the short ones.
     """
     runs = list(sums)
     met = 0  # the first work behind their last meeting
@@ -100,7 +100,7 @@ def read_by_others(schedule: Schedule) -> frozenset[str]:
 
 
 def _adds_alike(runs: Sequence[SumRun], work: Work) -> bool:
-    """Whether each thread itself has added the sums that it needs for its part."""
+    """Whether each thread needs only sums that it has added up itself."""
     views = [view for operation in work.operations for view in operation.views]
     for buffer, start, stop, _ in runs:
         touched = [view for view in views if view.buffer is buffer]
@@ -114,7 +114,7 @@ def _adds_alike(runs: Sequence[SumRun], work: Work) -> bool:
 
 
 def _depends(a: Work, b: Work) -> bool:
-    """Whether what one thread does of `b` depends on what another one does of `a`, which comes before."""
+    """Whether a thread needs for `b` what another thread does in `a`, which comes before."""
     if not a.length and not b.length and a.thread == b.thread:
         return False
     if a.length and a.length == b.length and all(side_by_side(a.steps, step) for step in b.steps):

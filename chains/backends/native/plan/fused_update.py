@@ -1,11 +1,12 @@
 """Steps of an optimiser done to blocks of the gradient while these are in registers.
 
-What is done once, behind the tiles, goes through the whole gradient and all parameters. Where one tile holds the batch,
-it can do that to each block of a weight gradient as it has it: the gradient is then neither stored nor read again. What no
-product gives, biases for example, is left for afterwards. So it is with plain steps down the gradient: what they write
-takes the registers of what they read, while those that keep moments would need several for each number of a block.
+An optimiser's step goes through the whole gradient and all parameters, once, behind the tiles. Where one tile holds the
+batch, the product that gives a weight gradient can update the weights block by block. The gradient is then neither stored
+nor read again. Elements that no product gives, those of biases for example, are updated afterwards.
 
-Large products (`gemm.py`) see the whole batch anyway, and do so at any size of it.
+This is done for plain steps down the gradient: their results take the registers of their operands. Optimisers that keep
+moments would need several registers for each number of a block. Large products (`gemm.py`) see the whole batch at any size
+of it, so they always do this.
 """
 
 from __future__ import annotations
@@ -113,8 +114,10 @@ def _find(on_samples: Sequence[Operation], once: Sequence[Work], steps: Sequence
 
 
 def _gradient(on_samples: Sequence[Operation], maps: Sequence[Operation], steps: Sequence[Step]) -> View | None:
-    """The vector of sums that these maps go through to change one other, if nobody else wants it, and the samples change
-    nothing else that they read."""
+    """The vector of sums that these maps go through to change one other vector.
+
+    None if another operation uses it, or if the tiles write anything else that the maps read.
+    """
     sums = [operation for operation in on_samples if operation.sums_over_batch]
     summed = {view.buffer for operation in sums for view in operation.outs}
     found = {view for operation in maps for view in operation.ins if view.buffer in summed}
@@ -134,7 +137,10 @@ def _gradient(on_samples: Sequence[Operation], maps: Sequence[Operation], steps:
 
 
 def _postpone(body: list[Step], product: Step, changed: Step) -> bool:
-    """Replace a product by one with an update, behind the last step that uses what that writes; whether this may be."""
+    """Replace a product by one with an update, behind the last step that uses what the update writes.
+
+    Returns whether the product may go there.
+    """
     begin = next(position for position, step in enumerate(body) if step is product)
     written = [view for each in changed.update for view in each.outs]
     end = begin

@@ -1,7 +1,7 @@
 """Rows of tiles padded to whole vectors.
 
-A row that ends within a vector is stored with a mask, and the processor makes loads wait for masked stores to places near
-theirs: of the row that follows, where it begins within the same vector.
+A row that ends within a vector is stored with a mask. The next row begins within the same vector, and the processor makes
+its loads wait for the masked store nearby.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LEAST_SHARE = 0.5  # of a padded row that is in use: with less, it has more vect
 
 
 def pad_rows(schedule: Schedule) -> Schedule:
-    """Pad the rows of scratch buffers, where all that is done to them goes row by row."""
+    """Pad the rows of scratch buffers that all operations take row by row."""
     if schedule.laned:
         return schedule
     by_rows: dict[Buffer, bool] = {}

@@ -1,8 +1,8 @@
 """Products of few samples partitioned among the threads of a team.
 
-A batch that is one tile leaves nothing to divide but the products themselves. They are cut along the rows of their
-weights: each thread keeps its rows in its own cache, from the product to the gradient and the optimiser's step. Where the
-products sum along these rows, each thread has a sum of its own, and the first adds them up in order.
+Where a batch is one tile, threads can share the products only. These are cut along the rows of their weights: each thread
+keeps its rows in its own cache, from the product to the gradient and the optimiser's step. Where a product sums along these
+rows, each thread has a sum of its own, and the first thread adds them up in order.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def partition_rows(schedule: Schedule) -> Schedule:
 
 
 def _postponed(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps in an order in which what the parts of a product do not need comes behind them: they are waited for."""
+    """The steps, those that the parts of a product do not need moved behind the parts: other threads wait for these."""
     result: list[Step] = []
-    pending: list[Step] = []  # since the last part, which the first thread does
+    pending: list[Step] = []  # steps of the first thread since the last part
     for owned, group in groupby(steps, lambda step: step.owner is not None):
         if not owned:
             pending += group
