@@ -33,13 +33,17 @@ def plain(draw, shape):
     if len(shape) in (2, 3) and draw(st.booleans()):
         return of_images(draw, shape)
     kind = draw(
-        st.sampled_from(["Dense", "Dense", "Activation", "Scale", "Shift", "Dropout", "Softmax", "Reshape", "Norm", "own"])
+        st.sampled_from(
+            ["Dense", "Dense", "Activation", "Scale", "Shift", "Append", "Dropout", "Softmax", "Reshape", "Norm", "own"]
+        )
     )
     if kind == "Dense":
         bias = draw(st.booleans())
         return Dense(shape[-1], draw(st.integers(1, 4)), draw(st.sampled_from(SMOOTH)), bias=bias)
     if kind == "Activation":
         return chains.Activation(draw(st.sampled_from(SMOOTH)))
+    if kind == "Append":
+        return chains.Append(**{name: draw(st.sampled_from([-1.0, 0.5])) for name in draw(st.sampled_from(["a", "ab"]))})
     if kind == "Dropout":
         return Dropout(draw(st.sampled_from([0.0, 0.3, 0.7])))
     if kind == "Softmax":

@@ -50,6 +50,13 @@ def test_scale_and_shift(x):
     assert_close(y, x * p["0.scale"] + p["1.shift"], 1e-14)
 
 
+def test_append(x):
+    y, p = run(chains.Append(a=0.5, b=-1.0), x)
+    assert {name: value.shape for name, value in p.items()} == {"0.a": (1,), "0.b": (1,)}
+    behind = [np.full((*x.shape[:-1], 1), p[name]) for name in ("0.a", "0.b")]
+    assert_close(y, np.concatenate([x, *behind], -1), 1e-14)
+
+
 def test_softmax(x):
     e = np.exp(x)
     assert_close(run(chains.Softmax(), x)[0], e / e.sum(-1, keepdims=True), 1e-14)
