@@ -17,7 +17,7 @@ from chains.backends.native.runtime.shared import gatherer, pool, runtime
 from chains.backends.native.runtime.thread_trial import Pace
 
 # Threads stay together for so many steps; fewer take less time than workers to wake. The first one begins alone where
-# others do not come within so many pauses, about a microsecond.
+# others do not come within so many pauses, some five microseconds.
 TEAM_STEPS = 50
 PATIENCE = 400
 _STEPS = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)

@@ -15,7 +15,7 @@ from chains.backends.native.runtime.epoch import JOB
 from chains.backends.native.runtime.workers import CLOSED, MEMBER, PAUSE, POOL
 
 GATHERING, OPEN, DISBANDED = 0, 1, 2  # states of a team
-LONG = 20_000  # pauses of a meeting, some fifty microseconds: longer than any part of a step
+LONG = 20_000  # pauses of a meeting, a quarter of a millisecond: longer than any part of a step
 
 
 TEXT = f"""
@@ -70,9 +70,13 @@ entry:
   %joined = atomicrmw add ptr %at_joined, i64 1 release
   br label %wait
 wait:
+  %n = phi i64 [0, %entry], [%n1, %again]
   %state = load atomic i64, ptr %at_team_state acquire, align 8
-  {PAUSE}
-  switch i64 %state, label %end [i64 {GATHERING}, label %wait i64 {OPEN}, label %step]
+  switch i64 %state, label %end [i64 {GATHERING}, label %again i64 {OPEN}, label %step]
+again:
+  call void @relax(i64 %n)
+  %n1 = add i64 %n, 1
+  br label %wait
 step:
   call void @meet(ptr %pool, i64 %thread, i64 %threads)
   %now = load atomic i64, ptr %at_team_state acquire, align 8

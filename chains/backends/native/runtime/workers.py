@@ -3,8 +3,11 @@
 A task is cut into numbered parts, whose results do not depend on who does them. The caller and the workers claim parts
 one after another from a word that holds the number of the task and of the next part; the caller then waits for the
 parts that others have begun. A worker that the system does not let run is thus not waited for. A caller that finds another
-one's task under way does all its parts alone. Workers look for a new task for some ten microseconds, then sleep in the kernel
-(Linux: a futex; elsewhere: short naps).
+one's task under way does all its parts alone. Workers look for a new task for some fifty microseconds, then sleep in the kernel
+(Linux: a futex; elsewhere: short naps). A task wakes as many as it has parts.
+
+Where other programs are busy too, the system may have a worker run on its caller's own processor. Threads that wait for more
+than some microseconds therefore let others run there now and then: a worker that did not would stop its caller.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ POOL = Struct(
 MEMBER = Struct({"meetings": "i64"}, padded=True)  # of each thread of a team, behind the pool: how often it has come to meet
 POOL_WORDS = POOL.size + MOST_THREADS * MEMBER.size
 CLOSED = 0xFFFF  # no part is to be had
-SPINS = 4000
+# Pauses (13 ns each on the machine that the README names) of a worker before it sleeps, of any thread before it first lets
+# others run, and between this and the next time.
+WORKER_PAUSES, POLITE_PAUSES, PAUSES_BETWEEN = 4000, 512, 64
 
 _ARM = platform.machine() in ("aarch64", "arm64")
 PAUSE = "call void @llvm.aarch64.hint(i32 1)" if _ARM else "call void @llvm.x86.sse2.pause()"
@@ -43,7 +48,7 @@ _WAIT = (
     if _FUTEX
     else "%slept = call i32 @usleep(i32 100)"
 )
-_WAKE = f"%woken = call i64 (i64, ...) @syscall(i64 {_FUTEX}, ptr %pool, i32 129, i32 1024)" if _FUTEX else ""
+_WAKE = f"%woken = call i64 (i64, ...) @syscall(i64 {_FUTEX}, ptr %pool, i32 129, i64 %parts)" if _FUTEX else ""
 _DECLARE = "\n".join(
     [
         "declare i64 @syscall(i64, ...)" if _FUTEX else "declare i32 @usleep(i32)",
@@ -55,6 +60,22 @@ _DECLARE = "\n".join(
 
 TEXT = f"""
 {_DECLARE}
+
+; The n-th pause of a thread that waits.
+define internal void @relax(i64 %n) {{
+entry:
+  {PAUSE}
+  %long = icmp sge i64 %n, {POLITE_PAUSES}
+  %turn = urem i64 %n, {PAUSES_BETWEEN}
+  %now = icmp eq i64 %turn, 0
+  %gives_way = and i1 %long, %now
+  br i1 %gives_way, label %yield, label %end
+yield:
+  %yielded = call i32 @sched_yield()
+  br label %end
+end:
+  ret void
+}}
 
 define internal void @claim_parts(ptr %pool) {{
 entry:
@@ -94,9 +115,9 @@ spin:
   %fresh = icmp ne i64 %g, %seen
   br i1 %fresh, label %woke, label %again
 again:
-  {PAUSE}
+  call void @relax(i64 %n)
   %n1 = add i64 %n, 1
-  %tired = icmp sgt i64 %n1, {SPINS}
+  %tired = icmp sgt i64 %n1, {WORKER_PAUSES}
   br i1 %tired, label %sleep, label %spin
 sleep:
   %s0 = atomicrmw add ptr %at_sleepers, i64 1 seq_cst
@@ -181,17 +202,13 @@ entry:
 {POOL.address_text("pool", "finished")}
   br label %poll
 poll:
-  %w = phi i64 [0, %entry], [%w1, %pause], [0, %yield]
+  %w = phi i64 [0, %entry], [%w1, %pause]
   %done = load atomic i64, ptr %at_finished acquire, align 8
   %finished = icmp eq i64 %done, %parts
   br i1 %finished, label %end, label %pause
 pause:
-  {PAUSE}
+  call void @relax(i64 %w)
   %w1 = add i64 %w, 1
-  %long = icmp sgt i64 %w1, {SPINS}
-  br i1 %long, label %yield, label %poll
-yield:
-  %yielded = call i32 @sched_yield()
   br label %poll
 end:
   ret void
