@@ -138,7 +138,7 @@ class Jet:
     def _on_rows(self, operation: Operation, linear: View) -> None:
         """An operation that is linear in one operand, row by row."""
         (out,), rows = operation.outs, self._present(linear)
-        self._will_write(out, rows, self._is_adjoint(linear), adds=isinstance(operation, ScatterAdd))
+        self._will_write(out, rows, self._is_adjoint(linear), adds=operation.accumulates)
         for index in rows:
             ins = tuple(self.row(each, index) if each is linear else each for each in operation.ins)
             self._append(replace(operation, outs=(self.row(out, index),), ins=ins))
@@ -164,7 +164,7 @@ class Jet:
             terms = [(k, i, j) for k, j, i in adjoint_products(*rows[::-1])]
         else:
             terms = list(products(self.orders, *rows))
-        adds = isinstance(operation, MatMul) and operation.accumulate
+        adds = operation.accumulates
         results = [index for index in indices(self.orders) if any(k == index for k, _, _ in terms)]
         self._will_write(out, results, any(kinds), adds=adds)
         for index in results:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from chains.program.operations import Copy, Fill, Map, MatMul, Operation, Reduce
+from chains.program.operations import MatMul, Operation, Reduce
 from chains.program.recorder import Recorder
 from chains.program.view import Batch, Buffer, Shape, View, c_strides
 
@@ -41,7 +41,7 @@ class PerSample:
             self._outer_products(operation)
         elif isinstance(operation, Reduce) and sums and operation.kind == "sum":
             self._sum(operation.outs[0], operation.ins[0])
-        elif isinstance(operation, (Map, Copy, Fill)):
+        elif operation.elementwise:
             axes = max(view.ndim - view.batched for view in operation.views)
             outs, ins = (tuple(self._lifted(view, axes) for view in views) for views in (operation.outs, operation.ins))
             self.ops.operations.append(replace(operation, outs=outs, ins=ins))
