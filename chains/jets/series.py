@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from chains.expr import Expr, Formula, as_expr, cos, exp, sign, sin, where
+from chains.expr import Expr, Formula, as_expr, cos, exp, sin, where
 from chains.expr.replay import FUNCTIONS
 
 Index = tuple[int, int]  # a direction and a power of e
@@ -250,19 +250,27 @@ def _erf(y: Expr, u: Coefficients) -> Coefficients:
     return [y] + [_scaled(factor, _integrated(u, bell, k)) for k in range(1, len(u))]
 
 
+# At kinks, derivatives are those from the left, as in `chains.expr.scalar`: what is smooth and made of kinks, such as
+# max(x, 0) + log1p(exp(-abs(x))), has the right ones there.
+
+
 def _abs(y: Expr, u: Coefficients) -> Coefficients:
-    """At the kink, u = 0, the derivative is 0."""
-    return [y] + [None if c is None else sign(u[0]) * c for c in u[1:]]
+    return [y] + [_chosen(_known(u[0]) > 0.0, c, None if c is None else -c) for c in u[1:]]
 
 
 def _min(y: Expr, u: Coefficients, v: Coefficients) -> Coefficients:
-    """Where both are equal, the derivative is that of the first."""
+    u, v = _constant_last(u, v)
     return [y] + [_chosen(_known(u[0]) <= _known(v[0]), a, b) for a, b in zip(u[1:], v[1:], strict=True)]
 
 
 def _max(y: Expr, u: Coefficients, v: Coefficients) -> Coefficients:
-    """Where both are equal, the derivative is that of the second: of ``maximum(x, 0)`` it is 0, as relu's."""
+    u, v = _constant_last(u, v)
     return [y] + [_chosen(_known(u[0]) > _known(v[0]), a, b) for a, b in zip(u[1:], v[1:], strict=True)]
+
+
+def _constant_last(u: Coefficients, v: Coefficients) -> tuple[Coefficients, Coefficients]:
+    """The operands of min or max, which of equal ones take the first for the smaller."""
+    return (v, u) if _known(u[0]).operation == "const" else (u, v)
 
 
 def _where(y: Expr, condition: Coefficients, u: Coefficients, v: Coefficients) -> Coefficients:

@@ -13,6 +13,7 @@ from chains.expr import (
     Expr,
     Formula,
     cos,
+    derivatives,
     erf,
     exp,
     expm1,
@@ -140,3 +141,23 @@ def test_activations_as_in_jax(name):
         for k in range(1, ORDER + 1):
             derivative = jax.grad(derivative)
             assert found[k] == pytest.approx(float(derivative(0.0)) / math.factorial(k), rel=1e-9, abs=1e-9)
+
+
+SMOOTH = {
+    "softplus": lambda x: maximum(x, 0.0) + log1p(exp(-abs(x))),
+    "softplus, the other way": lambda x: maximum(0.0, x) + log1p(exp(-abs(x))),
+    "logistic of -x": lambda x: log1p(exp(-abs(x))) - minimum(0.0, x),
+    "elu": lambda x: where(x > 0.0, x, expm1(minimum(x, 0.0))),
+}
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_smooth_functions_made_of_kinks(name):
+    """At the kink, x = 0, they have the derivatives of what they are written for, and those that formulas have."""
+    formula = trace(SMOOTH[name], 1)
+    found, symbolic = coefficients(formula, np.eye(ORDER + 1)[1]), Replay(derivatives(formula, 3))(0.0)
+    np.testing.assert_allclose(found[:4], [symbolic[k] / math.factorial(k) for k in range(4)], rtol=1e-14, atol=1e-15)
+    half = {"softplus": 0.5, "softplus, the other way": 0.5, "logistic of -x": -0.5, "elu": 1.0}[name]
+    assert found[1] == half
+    if name != "elu":  # which has a second derivative on the left only
+        assert found[2] == 0.125
