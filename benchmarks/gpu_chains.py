@@ -48,8 +48,8 @@ def device_of(precision: str, setting: Setting) -> Device:
     return backends.backend(backend_name(precision, setting)).on_device.device  # type: ignore[attr-defined]
 
 
-def _either_way(one_kernel: bool) -> CupyBackend:
-    return CupyBackend(backends.backend("cupy").on_device.device, one_kernel)  # type: ignore[attr-defined]
+def _either_way(fused: bool) -> CupyBackend:
+    return CupyBackend(backends.backend("cupy").on_device.device, fused)  # type: ignore[attr-defined]
 
 
 def facts(setting: Setting) -> dict[str, str]:

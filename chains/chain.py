@@ -299,7 +299,7 @@ class Chain(Derivatives):
 
     def problem(
         self, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None
-    ) -> tuple[dict[str, np.ndarray], record.Objective]:
+    ) -> tuple[dict[str, np.ndarray], record.Criterion]:
         """The checked data by buffer name, and what is minimised."""
         data = self._data(x, t, loss, weights)
         return data, self._objective(loss, data["t"].shape[1:], weights is not None, penalty)
@@ -313,7 +313,7 @@ class Chain(Derivatives):
             data["weights"] = arguments.check_weights(weights, len(x))
         return data
 
-    def _objective(self, loss: Loss, target: SampleShape, weighted: bool, penalty: Penalty | None) -> record.Objective:
+    def _objective(self, loss: Loss, target: SampleShape, weighted: bool, penalty: Penalty | None) -> record.Criterion:
         arguments.check_loss(loss)
         last = last_layer(self)
         if loss.takes_logits and isinstance(last, Softmax):
@@ -322,7 +322,7 @@ class Chain(Derivatives):
             raise ValueError(f"{loss!r} takes logits, but the last layer is {last!r}: leave its sigmoid out")
         if penalty is not None:
             arguments.check_is("penalty", penalty, Penalty, "a penalty such as L2Penalty(1e-4)")
-        return record.Objective(loss, target, weighted, penalty)
+        return record.Criterion(loss, target, weighted, penalty)
 
     def state_for(
         self, program: Program, state: Any, dtype: np.dtype[Any] | None, training: bool, inputs: dict[str, np.ndarray]
@@ -358,7 +358,7 @@ class Chain(Derivatives):
         return self._programs_at(beside).get(self._structure, kind, make, *parts)
 
     def _gradient(
-        self, beside: Any, objective: record.Objective, dtype: np.dtype[Any], training: bool, *, pure: bool = False
+        self, beside: Any, objective: record.Criterion, dtype: np.dtype[Any], training: bool, *, pure: bool = False
     ) -> Executable:
         make = partial(record.gradient, self.network, objective, dtype, training, pure=pure)
         return self._program(beside, ("gradient", dtype, training, pure), make, objective)
@@ -367,7 +367,7 @@ class Chain(Derivatives):
         """A call of the network with these parameters, recorded the first time."""
         return self._program(p, ("forward", p.dtype, training), partial(record.forward, self.network, p.dtype, training))
 
-    def training_step(self, p: Any, objective: record.Objective, optimizer: Optimizer) -> Executable:
+    def training_step(self, p: Any, objective: record.Criterion, optimizer: Optimizer) -> Executable:
         """A step of training from `p`, recorded the first time; for training loops."""
         make = partial(record.training_step, self.network, objective, optimizer, p.dtype)
         return self._program(p, ("training step", p.dtype), make, objective, optimizer)

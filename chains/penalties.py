@@ -19,8 +19,8 @@ from chains.program.view import View
 
 
 @dataclass(frozen=True)
-class Place:
-    """The parameters a penalty may look at: the names within `layout` it is confined to, and those that are frozen."""
+class Selection:
+    """The parameters that a penalty may apply to: their `names` in the `layout`, and which names are frozen."""
 
     layout: Layout
     names: frozenset[str]
@@ -31,7 +31,7 @@ class Penalty(Tunable, ABC):
     """A function of the parameters."""
 
     @abstractmethod
-    def record(self, ops: Recorder, at: Place, p: View, g: View, value: View) -> None:
+    def record(self, ops: Recorder, at: Selection, p: View, g: View, value: View) -> None:
         """Record additions to `value` (a scalar) and to the gradient `g`."""
 
     def __add__(self, other: Penalty) -> Penalty:
@@ -44,7 +44,7 @@ class Penalty(Tunable, ABC):
 class _Sum(Penalty):
     parts: tuple[Penalty, ...]
 
-    def record(self, ops: Recorder, at: Place, p: View, g: View, value: View) -> None:
+    def record(self, ops: Recorder, at: Selection, p: View, g: View, value: View) -> None:
         for part in self.parts:
             part.record(ops, at, p, g, value)
 
@@ -67,7 +67,7 @@ class _Norm(Penalty):
         if not isinstance(patterns, tuple) or not patterns or not all(isinstance(pattern, str) for pattern in patterns):
             raise TypeError(f"`patterns` (={self.patterns!r}) must be a text such as '*.weight', or a tuple of such")
 
-    def record(self, ops: Recorder, at: Place, p: View, g: View, value: View) -> None:
+    def record(self, ops: Recorder, at: Selection, p: View, g: View, value: View) -> None:
         if not len(at.layout):  # a network without parameters: the sum over none
             return
         patterns = (self.patterns,) if isinstance(self.patterns, str) else self.patterns
@@ -126,7 +126,7 @@ class FrontLastPenalty(Penalty):
             if penalty is not None and not isinstance(penalty, Penalty):
                 raise TypeError(f"`{name}` (={penalty!r}) must be a penalty such as L2Penalty(1e-4), or None")
 
-    def record(self, ops: Recorder, at: Place, p: View, g: View, value: View) -> None:
+    def record(self, ops: Recorder, at: Selection, p: View, g: View, value: View) -> None:
         layers = list(dict.fromkeys(name.split(".")[0] for name in (entry.name for entry in at.layout)))
         for penalty, chosen in ((self.front, layers[:-1]), (self.last, layers[-1:])):
             names = frozenset(name for name in at.names if name.split(".")[0] in chosen)

@@ -141,7 +141,7 @@ def arrays_of(problem: Problem) -> dict[str, np.ndarray]:
 def programs(case: Case, dtype: type) -> dict[str, chains.Program]:
     network, dtype = case.net().network, np.dtype(dtype)
     target = case.problem(1).t.shape[1:]
-    objective = record.Objective(case.loss, target, case.weighted, case.penalty)
+    objective = record.Criterion(case.loss, target, case.weighted, case.penalty)
     made = {"step": record.training_step(network, objective, OPTIMIZERS["Adam"], dtype)}
     for training in (False, True):
         made[f"forward-{training}"] = record.forward(network, dtype, training)

@@ -106,7 +106,7 @@ def test_training_steps_are_updates(optimizer, dtype, backend_name):
 @every_optimizer
 def test_a_step_reads_nothing_unwritten(optimizer, dtype, backend_name):
     net = Chain(Dense(3, 4, tanh), Dense(4, 2)).freeze("0.bias")
-    program = record.training_step(net.network, record.Objective(SquaredLoss(), (2,)), optimizer, np.dtype(dtype))
+    program = record.training_step(net.network, record.Criterion(SquaredLoss(), (2,)), optimizer, np.dtype(dtype))
     rng = np.random.default_rng(0)
     arrays = {"p": net.init(seed=0), "x": rng.normal(size=(6, 3)), "t": rng.normal(size=(6, 2)), "step": np.zeros(()),
               "moments": np.zeros(optimizer.n_states * net.n_params)}  # fmt: skip

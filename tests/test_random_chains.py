@@ -183,7 +183,7 @@ def test_pullbacks_are_central_differences(case, batch, mode, name):
 )
 def test_nothing_is_read_before_it_is_written(case, batch, training, name, optimizer, dtype):
     network, problem, chosen = case.net().network, case.problem(batch), OPTIMIZERS[optimizer]
-    objective = record.Objective(case.loss, problem.t.shape[1:], case.weighted, case.penalty)
+    objective = record.Criterion(case.loss, problem.t.shape[1:], case.weighted, case.penalty)
     arrays = arrays_of(problem) | {"moments": np.zeros(chosen.n_states * len(problem.p)), "step": np.zeros(())}
     for program in (
         record.gradient(network, objective, np.dtype(dtype), training), record.vjp(network, np.dtype(dtype), training),

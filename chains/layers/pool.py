@@ -12,7 +12,7 @@ from chains.program.recorder import Recorder
 from chains.program.view import View
 
 
-class _Pool(Layer):
+class _Pooling(Layer):
     """What pools share; `kind` is the operation's."""
 
     kind: str
@@ -43,7 +43,7 @@ class _Pool(Layer):
         return f"{type(self).__name__}({setting(size)}{moved}{rest}{'' if self.count_padding else ', count_padding=False'})"
 
 
-class MaxPool(_Pool):
+class MaxPool(_Pooling):
     """The largest entry of each window, of images (channels, height, width) or, with a kernel ``(length,)``, of signals.
 
     `stride`, by default the kernel's size, and `padding` are as in `Conv`; padding is never the largest. Of equal largest
@@ -54,7 +54,7 @@ class MaxPool(_Pool):
     kind = "max"
 
 
-class AvgPool(_Pool):
+class AvgPool(_Pooling):
     """The mean of each window, of images (channels, height, width) or, with a kernel ``(length,)``, of signals.
 
     `stride`, by default the kernel's size, and `padding` are as in `Conv`. Without `count_padding` (PyTorch's

@@ -51,7 +51,7 @@ class Derivatives(Architecture):
     @abstractmethod
     def problem(
         self, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None
-    ) -> tuple[dict[str, np.ndarray], record.Objective]: ...
+    ) -> tuple[dict[str, np.ndarray], record.Criterion]: ...
 
     # By the inputs
 

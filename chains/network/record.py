@@ -19,7 +19,7 @@ from chains.lazy import lazy
 from chains.losses import Loss
 from chains.optimizers import Optimizer
 from chains.params import Layout
-from chains.penalties import Penalty, Place
+from chains.penalties import Penalty, Selection
 from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.settings import Tunable
@@ -85,8 +85,8 @@ def vjp(network: Network, dtype: Any, training: bool) -> Program:
 
 
 @dataclass(frozen=True)
-class Objective(Tunable):
-    """What is minimised: the loss on targets of this sample shape, weighted or not, and a penalty."""
+class Criterion(Tunable):
+    """What training minimises: the loss on targets of this sample shape, weighted or not, plus a penalty."""
 
     loss: Loss
     target: tuple[int, ...]
@@ -94,14 +94,14 @@ class Objective(Tunable):
     penalty: Penalty | None = None
 
 
-def loss(network: Network, objective: Objective, dtype: Any, training: bool) -> Program:
+def loss(network: Network, objective: Criterion, dtype: Any, training: bool) -> Program:
     """value = the loss and penalty. Pure."""
     ops, p, x = _begin("loss", network, dtype, training)
     _record_gradient(ops, network, objective, p, ops.scratch("gradient", (network.layout.size,), batched=False), x)
     return ops.finish()
 
 
-def gradient(network: Network, objective: Objective, dtype: Any, training: bool, *, pure: bool = False) -> Program:
+def gradient(network: Network, objective: Criterion, dtype: Any, training: bool, *, pure: bool = False) -> Program:
     """value = the loss and penalty, g = its gradient with respect to p; while training, the state is updated unless `pure`."""
     ops, p, x = _begin("gradient", network, dtype, training)
     g = ops.external("g", (network.layout.size,), role="output")
@@ -110,7 +110,7 @@ def gradient(network: Network, objective: Objective, dtype: Any, training: bool,
     return ops.finish()
 
 
-def training_step(network: Network, objective: Objective, optimizer: Optimizer, dtype: Any) -> Program:
+def training_step(network: Network, objective: Criterion, optimizer: Optimizer, dtype: Any) -> Program:
     """value = the loss and penalty; then p, the state and the optimiser's moments take one step along the gradient."""
     ops, p, x = _begin("training step", network, dtype, training=True, role="state")
     g = ops.scratch("gradient", (network.layout.size,), batched=False)
@@ -135,7 +135,7 @@ def _node(ops: Recorder, network: Network, p: View, g: View, *, updates: bool = 
 
 
 def _record_gradient(
-    ops: Recorder, network: Network, objective: Objective, p: View, g: View, x: View, *, updates: bool = False
+    ops: Recorder, network: Network, objective: Criterion, p: View, g: View, x: View, *, updates: bool = False
 ) -> None:
     output = network.declaration.output_shape
     t = ops.external("t", objective.target, role="input", batched=True)
@@ -153,7 +153,7 @@ def _record_gradient(
     if penalty is not None:
         with ops.label(type(penalty).__name__):
             names = frozenset(entry.name for entry in network.layout)
-            penalty.record(ops, Place(network.layout, names, network.frozen), p, g, value)
+            penalty.record(ops, Selection(network.layout, names, network.frozen), p, g, value)
 
 
 class Gradient(NamedTuple):

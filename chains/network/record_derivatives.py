@@ -18,7 +18,7 @@ import numpy as np
 from chains.jets.jet import Jet
 from chains.jets.per_sample import PerSample
 from chains.jets.series import ZERO
-from chains.network.record import Network, Objective, _begin, _node, _record_gradient, _zero_frozen
+from chains.network.record import Criterion, Network, _begin, _node, _record_gradient, _zero_frozen
 from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.view import View
@@ -52,7 +52,7 @@ def laplacian(network: Network, directions: int, dtype: Any) -> Program:
     return ops.finish()
 
 
-def hessian_product(network: Network, objective: Objective, dtype: Any) -> Program:
+def hessian_product(network: Network, objective: Criterion, dtype: Any) -> Program:
     """hv = the Hessian matrix of the loss and penalty times v, a vector like p. Pure. What is frozen has no part in it."""
     ops, p, x = _begin("Hessian product", network, dtype, training=False)
     size = (network.layout.size,)
@@ -70,7 +70,7 @@ def hessian_product(network: Network, objective: Objective, dtype: Any) -> Progr
     return ops.finish()
 
 
-def gauss_newton_product(network: Network, objective: Objective, dtype: Any) -> Program:
+def gauss_newton_product(network: Network, objective: Criterion, dtype: Any) -> Program:
     """hv = the pullback of the Hessian matrix of the loss with respect to the outputs times their change along v. Pure."""
     ops, p, x = _begin("Gauss-Newton product", network, dtype, training=False)
     size, output = (network.layout.size,), network.declaration.output_shape
@@ -90,7 +90,7 @@ def gauss_newton_product(network: Network, objective: Objective, dtype: Any) -> 
     return ops.finish()
 
 
-def sample_gradients(network: Network, objective: Objective, dtype: Any) -> Program:
+def sample_gradients(network: Network, objective: Criterion, dtype: Any) -> Program:
     """j = the gradient of each sample's own loss, (batch, n_params). Pure."""
     ops, p, x = _begin("gradients of samples", network, dtype, training=False)
     j = ops.external("j", (network.layout.size,), role="output", batched=True)

@@ -15,7 +15,7 @@ from chains.backends.base import KEPT_BINDINGS
 from chains.checks import whole
 from chains.data.batches import pass_from
 from chains.messages import counted
-from chains.network.record import Objective
+from chains.network.record import Criterion
 from chains.optimizers import Optimizer
 from chains.training.history import Position
 from chains.training.optimizer_state import State
@@ -36,7 +36,7 @@ class Stream:
     def __init__(
         self,
         source: Iterable[Any],
-        problem: Callable[..., tuple[State, Objective]],
+        problem: Callable[..., tuple[State, Criterion]],
         epochs: int,
         position: Position = START,
     ) -> None:
@@ -70,7 +70,7 @@ class Stream:
             raise ValueError(f"the targets or weights of batch {number} have another shape than those of the first one")
         return data
 
-    def _unpacked(self, batch: Any, where: str) -> tuple[State, Objective]:
+    def _unpacked(self, batch: Any, where: str) -> tuple[State, Criterion]:
         try:
             if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
                 raise TypeError(f"`x` must yield batches (x, t) or (x, t, weights), got a {type(batch).__name__}")

@@ -13,7 +13,7 @@ from chains.chain import Chain
 from chains.checks import check_count, check_flags
 from chains.losses import Loss
 from chains.network import arguments
-from chains.network.record import Objective
+from chains.network.record import Criterion
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.training.checkpoint import Checkpoint, as_checkpoint
@@ -173,7 +173,7 @@ def _batch_problem(net: Chain, p: np.ndarray, loss: Loss, penalty: Penalty | Non
     """`net.problem` for a batch of a source: one that the network cannot be trained on is refused too, and so are parts of
     `p` and, where only `finite` numbers will do, others."""
 
-    def problem(x: Any, t: Any, weights: Any = None) -> tuple[dict[str, np.ndarray], Objective]:
+    def problem(x: Any, t: Any, weights: Any = None) -> tuple[dict[str, np.ndarray], Criterion]:
         data, objective = net.problem(x, t, loss, weights, penalty)
         net.network.check_batch(len(data["x"]))
         arguments.check_apart("p", p, data)

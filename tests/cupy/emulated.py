@@ -380,9 +380,9 @@ class EmulatedBackend(CupyBackend):
         backwards: bool = False,
         convolutions: str | None = None,
         precision: str = "float32",
-        one_kernel: bool = False,
+        fused: bool = False,
     ) -> None:
-        super().__init__(EmulatedDevice(backwards, convolutions, precision), one_kernel)
+        super().__init__(EmulatedDevice(backwards, convolutions, precision), fused)
         self.name = name
         if name == "emulated":
             add_place(self.on_device.device, self.on_device)
@@ -398,5 +398,5 @@ def register(backends: dict[str, Callable[[], Backend]]) -> None:
     backends["emulated-cudnn"] = partial(EmulatedBackend, "emulated-cudnn", False, "auto")
     for precision in ("tf32", "bf16"):
         backends[f"emulated-{precision}"] = partial(EmulatedBackend, f"emulated-{precision}", precision=precision)
-    backends["one-kernel"] = partial(EmulatedBackend, "one-kernel", one_kernel=True)
-    backends["one-kernel-backwards"] = partial(EmulatedBackend, "one-kernel-backwards", True, one_kernel=True)
+    backends["one-kernel"] = partial(EmulatedBackend, "one-kernel", fused=True)
+    backends["one-kernel-backwards"] = partial(EmulatedBackend, "one-kernel-backwards", True, fused=True)

@@ -21,7 +21,7 @@ EMULATED = ("emulated", "backwards")
 def gradient_program(case: Case, dtype) -> Program:
     net = case.net()
     t = case.problem(2).t
-    objective = record.Objective(case.loss, t.shape[1:], case.weighted, case.penalty)
+    objective = record.Criterion(case.loss, t.shape[1:], case.weighted, case.penalty)
     return record.gradient(net.network, objective, dtype, True)
 
 

@@ -13,8 +13,8 @@ from chains.backends.cupy.fused import fused as module
 from chains.backends.cupy.fused import tiling_policy as shares
 from chains.backends.cupy.fused.block import THREADS, Block, Unit, phases, whole
 from chains.backends.cupy.fused.block_products import blocking
-from chains.backends.cupy.fused.fused import OneKernel, one_kernel
-from chains.backends.cupy.fused.tiling_policy import Share, even, share_of, suits
+from chains.backends.cupy.fused.fused import FusedProgram, fused_program
+from chains.backends.cupy.fused.tiling_policy import Tiling, even, suits, tiling_of
 from chains.backends.tiling import whole_on_tiles
 from chains.network import record
 from chains.program.recorder import Recorder
@@ -94,7 +94,7 @@ def test_steps_of_many_blocks(short, monkeypatch):
     monkeypatch.setattr(module, "SHORT", 1 << 13 if short else 0)
     net, loss = Chain(*MIXED), CrossEntropyLoss()
     program = net.program(loss, CLIPPED["Adam-clipped"], penalty=chains.L2Penalty(0.1), target_shape=())
-    made = one_kernel(program, share_of(program, 31), ROOM["sm_90"])
+    made = fused_program(program, tiling_of(program, 31), ROOM["sm_90"])
     assert (len(made.steps) == 2) == short
     monkeypatch.setattr(backends, "_loaded", {})
     x, t = np.random.default_rng(1).normal(size=(31, 5)), np.arange(31) % 3
@@ -163,7 +163,7 @@ def test_one_launch_a_call_and_no_allocation():
 
 def made(net, loss, optimizer, batch, architecture="sm_90", **rest):
     program = net.program(loss, optimizer)
-    return one_kernel(program, share_of(program, batch), ROOM[architecture], **rest)
+    return fused_program(program, tiling_of(program, batch), ROOM[architecture], **rest)
 
 
 def test_what_lies_in_shared_memory():
@@ -199,7 +199,7 @@ def test_a_switch_forces_either_way():
     images = Chain(chains.Conv(1, 2, 3), input_shape=(1, 8, 8)).program(SquaredLoss())
     for switch, chosen in {None: [True, False, False], True: [True, True, False], False: [False] * 3}.items():
         runner = CupyBackend(emulated.EmulatedDevice(), switch).on_device
-        assert [isinstance(runner.steps(each, 10), OneKernel) for each in (program, wide, images)] == chosen
+        assert [isinstance(runner.steps(each, 10), FusedProgram) for each in (program, wide, images)] == chosen
 
 
 def test_batch_sizes_share_kernels():
@@ -212,7 +212,7 @@ def test_what_waits_for_the_whole_batch():
     assert [operation.label for operation in once][-1] == "Adam"
     assert all(any(view.batched for view in operation.views) for operation in tiled)
     normed = Chain(Dense(3, 2), chains.BatchNorm(2))
-    objective = record.Objective(SquaredLoss(), (2,), False, None)
+    objective = record.Criterion(SquaredLoss(), (2,), False, None)
     assert whole_on_tiles(record.gradient(normed.network, objective, np.float32, True).operations) is None
 
 
@@ -250,9 +250,9 @@ def test_kernels_compile(architecture, monkeypatch):
     monkeypatch.setattr(shares, "LEAST", 4)
     net = Chain(Dense(5, 12, tanh), Dropout(0.3), Dense(12, 8))
     program = net.program(SquaredLoss(), Adam(0.1, clip_norm=1.0), dtype=DTYPES[architecture])
-    alone = one_kernel(program, share_of(program, 10), ROOM[architecture])
+    alone = fused_program(program, tiling_of(program, 10), ROOM[architecture])
     monkeypatch.setattr(shares, "ALONE", 0)
-    source = one_kernel(program, share_of(program, 10), ROOM[architecture]).source
+    source = fused_program(program, tiling_of(program, 10), ROOM[architecture]).source
     alone.training(source, {"x": np.dtype(np.uint8), "t": np.dtype(np.float32)})
     code = nvrtc.cubin(source.text(wide=architecture == "sm_80"), architecture)
     assert all(name in code for name in (b"network_", b"sums_", b"training_"))
@@ -261,9 +261,9 @@ def test_kernels_compile(architecture, monkeypatch):
 def test_more_blocks_than_samples_are_not_asked_for(monkeypatch):
     monkeypatch.setattr(shares, "ALONE", 0)
     program = Chain(Dense(3, 2)).program(SquaredLoss(), SGD(0.1))
-    assert share_of(program, 5) == Share(5, alone=True, single=True)
-    assert share_of(program, 9) == Share(8, alone=False, single=False)
-    assert one_kernel(program, share_of(program, 1000), ROOM["sm_90"]).blocks(1000) == 125
+    assert tiling_of(program, 5) == Tiling(5, alone=True, single=True)
+    assert tiling_of(program, 9) == Tiling(8, alone=False, single=False)
+    assert fused_program(program, tiling_of(program, 1000), ROOM["sm_90"]).blocks(1000) == 125
 
 
 # On a GPU

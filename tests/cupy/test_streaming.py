@@ -177,7 +177,7 @@ def test_a_steady_step_allocates_nothing(device):
 def test_the_host_allocates_no_batches(device):
     """A batch is 800 kB here; products of the emulation take 160 kB."""
     net = Chain(Dense(20_000, 1), backend="numpy")
-    program = net.training_step(net.init(device="emulated"), record.Objective(SquaredLoss(), (1,), False, None), SGD(1e-9))
+    program = net.training_step(net.init(device="emulated"), record.Criterion(SquaredLoss(), (1,), False, None), SGD(1e-9))
     p, x, t = net.init(device="emulated"), np.ones((200, 20_000), np.float32), np.ones((200, 1), np.float32)
     own = {"p": p, "value": device.array(np.zeros((), np.float32)), "step": device.array(np.zeros(()))}
     shared = {name: array for name, array in {**own, **program.settings}.items() if name in program.program.buffers}
@@ -198,14 +198,14 @@ def test_the_host_allocates_no_batches(device):
 def test_two_steps_are_under_way_at_most(device, monkeypatch, data):
     """With a GPU that does nothing before it must: the host goes on at once, and then waits."""
     device.late = frozenset({"main"})
-    left, start = [], streaming.Steps.start
+    left, start = [], streaming.StreamedStep.start
 
     def watched(self):
         start(self)
         done = int(np.asarray(self._step.own["cursor"])[0])
         left.append(self.inlet.done - (done if 0 <= done < 8 else 0))  # before anything is done, it holds nothing
 
-    monkeypatch.setattr(streaming.Steps, "start", watched)
+    monkeypatch.setattr(streaming.StreamedStep, "start", watched)
     p = network().init(device="emulated")
     if data == "arrays":
         trained(p, X[:49], T[:49], epochs=1)

@@ -122,7 +122,7 @@ def vjp_program(sizes, dtype, activation=tanh):
 
 def gradient_program(net, dtype, loss=None, weighted=False, penalty=None, target_shape=None, training=True):
     target_shape = net.output_shape if target_shape is None else target_shape
-    objective = record.Objective(loss or SquaredLoss(), target_shape, weighted, penalty)
+    objective = record.Criterion(loss or SquaredLoss(), target_shape, weighted, penalty)
     return record.gradient(net.network, objective, np.dtype(dtype), training)
 
 

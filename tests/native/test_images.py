@@ -223,7 +223,7 @@ def test_few_weights_are_no_large_product():
 def test_training_with_large_products(threads, eager):
     """Gradients, momentum and parameters are long enough for threads to share."""
     net = Chain(Dense(40, 420, relu), Dense(420, 390, relu), Dense(390, 4))
-    objective = record.Objective(chains.MSELoss(), (4,))
+    objective = record.Criterion(chains.MSELoss(), (4,))
     for optimizer in (chains.SGD(0.01, momentum=0.9), Adam(1e-3, clip_norm=0.5)):
         program = net.training_step(net.init(0, dtype=np.float64), objective, optimizer).program
         assert_equals_numpy(program, 50, "float64", (threads,), factor=20.0)

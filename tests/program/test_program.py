@@ -226,7 +226,7 @@ def test_results_nobody_reads_are_left_out(ops):
 @pytest.mark.parametrize("case", LAYERS, ids=str)
 def test_the_input_gradient_is_never_in_the_gradient_program(case):
     network = case.net().network
-    program = record.gradient(network, record.Objective(SquaredLoss(), network.declaration.output_shape), np.float32, True)
+    program = record.gradient(network, record.Criterion(SquaredLoss(), network.declaration.output_shape), np.float32, True)
     assert "dx" not in {buffer.name for buffer in program._used}
     assert "dx" in {buffer.name for buffer in record.vjp(network, np.float32, True)._used}
 
@@ -251,7 +251,7 @@ def test_frozen_slices_cost_nothing():
 
 def test_the_loss_alone_has_no_pullback():
     net = Chain(Dense(3, 4, tanh), Dense(4, 2))
-    objective = record.Objective(SquaredLoss(), (2,))
+    objective = record.Criterion(SquaredLoss(), (2,))
     program = record.loss(net.network, objective, np.float32, False)
     assert len(products(program)) == 2
     assert set(program.buffers) == {"p", "x", "t", "value", "inverse_batch"}

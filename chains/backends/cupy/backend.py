@@ -15,8 +15,8 @@ from chains.backends.cupy.compiler import LOWERINGS, Compiled
 from chains.backends.cupy.device.cudnn import ALIGNMENT
 from chains.backends.cupy.device.interface import Device
 from chains.backends.cupy.feed import DeviceFeed, HostFeed
-from chains.backends.cupy.fused.fused import OneKernel, one_kernel
-from chains.backends.cupy.fused.tiling_policy import Share, share_of, suits
+from chains.backends.cupy.fused.fused import FusedProgram, fused_program
+from chains.backends.cupy.fused.tiling_policy import Tiling, suits, tiling_of
 from chains.backends.cupy.kernels.bfloat16 import LARGE
 from chains.backends.cupy.kernels.library_convolutions import convolved
 from chains.backends.cupy.source.c_source import readable
@@ -29,7 +29,7 @@ from chains.program.program import Program
 class DeviceBackend(Backend):
     """Runs programs on arrays in a GPU's memory.
 
-    `one_kernel`: whether to run a program as one kernel over tiles of samples; None does so where its parameters fit into a
+    `fused`: whether to run a program as one kernel over tiles of samples; None does so where its parameters fit into a
     block's shared memory, True wherever that is possible, False nowhere.
     """
 
@@ -37,10 +37,10 @@ class DeviceBackend(Backend):
     lowered = LOWERINGS.keys() | ELEMENTWISE.keys()
     copied_bytes = 1 << 28
 
-    def __init__(self, device: Device, one_kernel: bool | None = None) -> None:
+    def __init__(self, device: Device, fused: bool | None = None) -> None:
         self.device = device
-        self.one_kernel = one_kernel
-        self._tiled: WeakKeyDictionary[Program, dict[Share, OneKernel | None] | None] = WeakKeyDictionary()
+        self.fused = fused
+        self._tiled: WeakKeyDictionary[Program, dict[Tiling, FusedProgram | None] | None] = WeakKeyDictionary()
         self._compiled: WeakKeyDictionary[Program, dict[tuple[bool, bool], Compiled]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
@@ -69,7 +69,7 @@ class DeviceBackend(Backend):
     def steps(self, program: Program, batch: int, aligned: bool = True) -> Compiled:
         """The steps to run at a batch size: few kernels that do everything, or those of `compile`."""
         compiled = self.compile(program, batch, aligned)
-        if self.one_kernel is False:
+        if self.fused is False:
             return compiled
         with self._lock:
             if program not in self._tiled:
@@ -77,10 +77,10 @@ class DeviceBackend(Backend):
             kept = self._tiled[program]
             if kept is None:
                 return compiled
-            share = share_of(program, batch)
-            if share not in kept:
-                kept[share] = one_kernel(program, share, self.device.shared_bytes, forced=self.one_kernel is True)
-            return kept[share] or compiled
+            tiling = tiling_of(program, batch)
+            if tiling not in kept:
+                kept[tiling] = fused_program(program, tiling, self.device.shared_bytes, forced=self.fused is True)
+            return kept[tiling] or compiled
 
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
         """The program, then its kernels in CUDA C: one pass makes them."""
@@ -125,14 +125,14 @@ class DeviceBackend(Backend):
 class CupyBackend(Backend):
     """Runs programs on a GPU for arrays in the computer's memory, which are copied there and back at every run.
 
-    `on_device` is the backend for arrays that already lie there; `one_kernel` as for that.
+    `on_device` is the backend for arrays that already lie there; `fused` as for that.
     """
 
     name = "cupy"
     lowered = DeviceBackend.lowered
 
-    def __init__(self, device: Device, one_kernel: bool | None = None) -> None:
-        self.on_device = DeviceBackend(device, one_kernel)
+    def __init__(self, device: Device, fused: bool | None = None) -> None:
+        self.on_device = DeviceBackend(device, fused)
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> HostBinding:
         device = self.on_device.device

@@ -12,7 +12,7 @@ from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.device.interface import Device, Epilogue, Gemm, Work
 from chains.backends.cupy.kernels.library_convolutions import Convolved
 from chains.backends.cupy.source.c_source import BFLOAT16
-from chains.backends.cupy.source.steps import Fused, Launch, Product, Step
+from chains.backends.cupy.source.steps import Command, Fused, Launch, Product
 from chains.backends.places import Array
 from chains.program.program import Program
 from chains.program.view import Buffer, View, concrete
@@ -55,7 +55,7 @@ class DeviceBinding(Binding):
         with self.device.running():
             self.run()
 
-    def _bound(self, step: Step, functions: dict[str, Any]) -> list[Work]:
+    def _bound(self, step: Command, functions: dict[str, Any]) -> list[Work]:
         """What does a step."""
         if isinstance(step, Launch):
             work = launch(self.device, step, functions, self.batch, self._index, self.address)

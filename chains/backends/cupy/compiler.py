@@ -20,7 +20,7 @@ from chains.backends.cupy.kernels.products import prepared, product
 from chains.backends.cupy.source.axes import Space, count, count_text
 from chains.backends.cupy.source.fusion import ELEMENTWISE, Run, run_at, run_lines, staged
 from chains.backends.cupy.source.reduction import Temporary, reduction
-from chains.backends.cupy.source.steps import Fused, Pointers, Source, Step, blocks, each_element, untiled
+from chains.backends.cupy.source.steps import Command, Fused, Pointers, Source, blocks, each_element, untiled
 from chains.program.operations import (
     Convolve,
     ConvolveInput,
@@ -62,7 +62,7 @@ class Compiled:
         self.program = program
         self.source = source or Source()
         self._library = convolutions
-        self.steps: list[Step] = []
+        self.steps: list[Command] = []
         self._sizes: dict[Buffer, Callable[[int], int]] = {}  # elements of this backend's own scratch buffers
         given = with_epilogues(program.operations) if epilogues else program.operations
         operations = [ready for operation in given for ready in self._prepared(operation)]
@@ -81,7 +81,7 @@ class Compiled:
                     used[buffer] = (used.get(buffer, (position, position))[0], position)
         return plan(Lifetime(b, self.elements(b, batch) * b.dtype.itemsize, False, *life) for b, life in used.items())
 
-    def at(self, batch: int) -> Iterator[Step]:
+    def at(self, batch: int) -> Iterator[Command]:
         """The launches and products at a batch size."""
         return untiled(self.steps, batch)
 
@@ -120,8 +120,8 @@ class Compiled:
             first = library_convolutions.prepared(operation, self._like)
         return [ready for each in first for ready in staged(each, self._like)]
 
-    def _lower(self, operations: Sequence[Operation], stored: Callable[[range], Stored]) -> list[Step]:
-        steps: list[Step] = []
+    def _lower(self, operations: Sequence[Operation], stored: Callable[[range], Stored]) -> list[Command]:
+        steps: list[Command] = []
         start = 0
         while start < len(operations):
             operation, stop = operations[start], start + 1
@@ -140,7 +140,7 @@ class Compiled:
         """Whether a buffer is needed after the operations at these positions."""
         return lambda buffer: buffer.role != "scratch" or self._last[buffer] >= positions.stop
 
-    def _fused(self, operation: FusedMatMul) -> list[Step]:
+    def _fused(self, operation: FusedMatMul) -> list[Command]:
         """The product with its epilogue, and without."""
         after = self._lower(operation.after, lambda positions: lambda buffer: True)
         whole = product(operation.product)
@@ -152,7 +152,7 @@ class Compiled:
         touched = tuple(reads), tuple(writes)
         return [Fused(whole, operation.kind, operation.vector, operation.mask, tuple(plain), *touched, operation.label)]
 
-    def _elementwise(self, run: Run, stored: Stored) -> Step:
+    def _elementwise(self, run: Run, stored: Stored) -> Command:
         pointers, space = Pointers(), Space(run.shape, [*run.outs, *run.ins])
         lines, _ = run_lines(run, space, pointers, stored)
         body = each_element(count_text(space.kept), [*space.kept_lines, *lines])
@@ -160,7 +160,7 @@ class Compiled:
         grid = lambda batch: (blocks(count(space.kept, batch)), 1)  # noqa: E731
         return pointers.launch(self.source, "map", body, grid, label=", ".join(labels))
 
-    def _alone(self, operation: Operation) -> list[Step]:
+    def _alone(self, operation: Operation) -> list[Command]:
         try:
             lower = LOWERINGS[type(operation)]
         except KeyError:
@@ -169,17 +169,17 @@ class Compiled:
             ) from None
         return lower(self, operation)
 
-    def _reduce(self, operation: Reduce) -> list[Step]:
+    def _reduce(self, operation: Reduce) -> list[Command]:
         return reduction(self.source, operation, None, lambda buffer: True, self._temporary)
 
-    def _convolve(self, operation: AnyConvolution) -> list[Step]:
+    def _convolve(self, operation: AnyConvolution) -> list[Command]:
         """The convolution by the device's library, where there is one."""
         own = partial(self._convolution, operation)
         if self._library is None:
             return own(self._temporary)
         return library_convolutions.lowered(operation, self._library, self._temporary, own)
 
-    def _convolution(self, operation: AnyConvolution, temporary: Temporary) -> list[Step]:
+    def _convolution(self, operation: AnyConvolution, temporary: Temporary) -> list[Command]:
         """The convolution by this backend's own kernels and cuBLAS."""
         if is_product(operation):
             return Lowering(self.source, operation, temporary).steps()
@@ -190,12 +190,12 @@ class Compiled:
         return convolve_weight(self.source, operation, temporary)
 
 
-def _of_operation(kernel: Callable[..., list[Step]]) -> Callable[..., list[Step]]:
+def _of_operation(kernel: Callable[..., list[Command]]) -> Callable[..., list[Command]]:
     """A kernel that needs the operation alone."""
     return lambda compiled, operation: kernel(compiled.source, operation)
 
 
-LOWERINGS: dict[type[Operation], Callable[..., list[Step]]] = {
+LOWERINGS: dict[type[Operation], Callable[..., list[Command]]] = {
     MatMul: lambda compiled, operation: [product(operation)],
     FusedMatMul: Compiled._fused,
     Reduce: Compiled._reduce,

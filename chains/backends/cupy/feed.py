@@ -15,7 +15,7 @@ from chains.backends.base import Feed
 from chains.backends.cupy.binding import DeviceBinding, HostBinding, launch
 from chains.backends.cupy.compiler import WIDE
 from chains.backends.cupy.device.interface import Device, Work
-from chains.backends.cupy.fused.fused import OneKernel
+from chains.backends.cupy.fused.fused import FusedProgram
 from chains.backends.cupy.source.c_source import ctype, readable
 from chains.backends.cupy.source.steps import Launch, Pointers, Source, blocks, each_element
 from chains.program.view import Buffer
@@ -44,7 +44,7 @@ class DeviceFeed(Feed):
             "losses": device.empty((max(1, steps),), np.float64),
         }
         compiled = binding.compiled
-        self._alone = compiled if isinstance(compiled, OneKernel) and compiled.share.alone else None
+        self._alone = compiled if isinstance(compiled, FusedProgram) and compiled.tiling.alone else None
         self._launch: tuple[Launch, dict[str, Any], type[np.generic]] | None = None
         self._step: Work | None = None
         self._ran = False
@@ -68,7 +68,7 @@ class DeviceFeed(Feed):
         finite = np.isfinite(values)
         return count if finite.all() else int(np.argmin(finite)) + 1
 
-    def _on_end(self, program: OneKernel, first: int, count: int) -> None:
+    def _on_end(self, program: FusedProgram, first: int, count: int) -> None:
         """So many steps in one launch."""
         binding, arrays = self._binding, self._arrays()
         if self._launch is None:

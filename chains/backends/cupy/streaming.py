@@ -89,7 +89,7 @@ class Inlet:
             event.wait()
 
 
-class Steps:
+class StreamedStep:
     """A bound training step on one batch of the host after another."""
 
     def __init__(self, binding: DeviceBinding, like: Arrays) -> None:
@@ -149,7 +149,7 @@ class StreamedFeed(Feed):
 
     def __init__(self, binding: DeviceBinding, sources: Arrays, order: np.ndarray) -> None:
         self._batch, self._sources, self._order = binding.batch, sources, order
-        self._steps = Steps(binding, sources)
+        self._steps = StreamedStep(binding, sources)
         self._last = len(order) // binding.batch
         self._next = 0  # the number of the first step whose batch was not sent
 
@@ -195,7 +195,7 @@ class DeviceIntake(Intake):
     def __init__(self, binding: DeviceBinding, like: Arrays) -> None:
         self._device, self._own = binding.device, binding.arrays
         self._near = [name for name, array in like.items() if self._device.owns(array)]
-        self._steps = Steps(binding, {name: array for name, array in like.items() if name not in self._near})
+        self._steps = StreamedStep(binding, {name: array for name, array in like.items() if name not in self._near})
 
     def start(self, batch: Arrays) -> None:
         inlet = self._steps.inlet

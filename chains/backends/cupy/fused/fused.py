@@ -17,11 +17,11 @@ from chains.backends.cupy.fused.block import THREADS, Block, Unit, indented, pha
 from chains.backends.cupy.fused.block_operations import take
 from chains.backends.cupy.fused.block_products import Stored
 from chains.backends.cupy.fused.sums import Sums, adding
-from chains.backends.cupy.fused.tiling_policy import LEAST, Share, even, samples_each
+from chains.backends.cupy.fused.tiling_policy import LEAST, Tiling, even, samples_each
 from chains.backends.cupy.kernels.products import prepared
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.fusion import staged
-from chains.backends.cupy.source.steps import Launch, Pointers, Source, Step
+from chains.backends.cupy.source.steps import Command, Launch, Pointers, Source
 from chains.backends.tiling import whole_on_tiles
 from chains.program.operations import MatMul, Operation, users
 from chains.program.program import Program
@@ -31,20 +31,20 @@ from chains.program.view import Buffer
 SHORT = 1 << 13  # elements of vectors up to which one block does alone what is done once, where many do the tiles
 
 
-def one_kernel(program: Program, share: Share, room: int, forced: bool = False) -> OneKernel | None:
+def fused_program(program: Program, tiling: Tiling, room: int, forced: bool = False) -> FusedProgram | None:
     """The program as one kernel for such batches, with `room` bytes of shared memory for a block; None where it is not to be.
 
     It is where the parameters that products read fit there beside a tile of some samples, or, where `forced`, wherever a
     tile of one fits. The program must be one that `suits`.
     """
-    least = 1 if forced else min(LEAST, share.tile)
-    while share.tile >= least:
-        made = OneKernel(program, share, room)
+    least = 1 if forced else min(LEAST, tiling.tile)
+    while tiling.tile >= least:
+        made = FusedProgram(program, tiling, room)
         if made.chip_bytes <= room and (forced or made.has_parameters):
             return made
-        if share.tile == 1:
+        if tiling.tile == 1:
             return None
-        share = Share(even(share.tile // 2), share.alone, single=False)
+        tiling = Tiling(even(tiling.tile // 2), tiling.alone, single=False)
     return None
 
 
@@ -67,11 +67,11 @@ class Layout:
         return any(view.buffer is buffer for unit in self.units for view in unit.writes)
 
 
-class OneKernel(Compiled):
+class FusedProgram(Compiled):
     """The steps of a program at the batch sizes that are shared out in the same way."""
 
-    def __init__(self, program: Program, share: Share, room: int) -> None:
-        self.share = share
+    def __init__(self, program: Program, tiling: Tiling, room: int) -> None:
+        self.tiling = tiling
         self._room = room
         super().__init__(program, epilogues=False)
 
@@ -80,7 +80,7 @@ class OneKernel(Compiled):
 
     def _each(self, batch: int) -> int:
         """How many samples a block takes."""
-        return batch if self.share.alone else samples_each(self.program, batch)
+        return batch if self.tiling.alone else samples_each(self.program, batch)
 
     @property
     def has_parameters(self) -> bool:
@@ -94,7 +94,7 @@ class OneKernel(Compiled):
             ready = prepared(operation, self._like)
         return [each for one in ready for each in staged(one, self._like)]
 
-    def _lower(self, operations: Sequence[Operation], stored: Callable[[range], Stored]) -> list[Step]:
+    def _lower(self, operations: Sequence[Operation], stored: Callable[[range], Stored]) -> list[Command]:
         parts = whole_on_tiles(operations)
         assert parts is not None
         self._tiled, self._once = parts
@@ -107,8 +107,8 @@ class OneKernel(Compiled):
         self.chip_bytes = layout.nbytes
         self._parts = self._temporary("parts", self.program.dtype, lambda batch: self.blocks(batch) * self._sums.size)
         ticket = self._temporary("ticket", np.dtype(np.int32), lambda batch: 1)
-        steps: list[Step] = [self._kernel(layout, ticket)]
-        if self.share.alone:
+        steps: list[Command] = [self._kernel(layout, ticket)]
+        if self.tiling.alone:
             return steps
         short = self._sums.size and all(view.sample_size <= SHORT for operation in self._once for view in operation.views)
         if self._sums.size:
@@ -118,9 +118,9 @@ class OneKernel(Compiled):
             steps.append(adding(self.source, self._sums, self._parts, ticket, self.blocks, block))
         return steps if short else [*steps, *self._after()]
 
-    def _after(self) -> list[Step]:
+    def _after(self) -> list[Command]:
         """What is done once, by kernels of its own."""
-        operations = [each for operation in self._once for each in super(OneKernel, self)._prepared(operation)]
+        operations = [each for operation in self._once for each in super(FusedProgram, self)._prepared(operation)]
         uses = users(operations)
         needed = lambda positions: lambda buffer: buffer.role != "scratch" or uses[buffer][-1] >= positions.stop  # noqa: E731
         return super()._lower(operations, needed)
@@ -142,12 +142,12 @@ class OneKernel(Compiled):
 
     def _may_be_near(self, buffer: Buffer) -> bool:
         """Results are written where they belong, but for single numbers."""
-        if buffer in self._sums.spans and not self.share.alone:
+        if buffer in self._sums.spans and not self.tiling.alone:
             return False
         return buffer.role == "input" if buffer.batched else buffer.role != "output" or buffer.size == 1
 
     def _near_bytes(self, buffer: Buffer) -> int:
-        return buffer.nbytes * (self.share.tile if buffer.batched else 1)
+        return buffer.nbytes * (self.tiling.tile if buffer.batched else 1)
 
     def _placed(
         self, groups: Sequence[Sequence[Unit]], chip: Collection[Buffer], passing: Collection[Buffer]
@@ -162,7 +162,7 @@ class OneKernel(Compiled):
                 used[buffer] = (used.get(buffer, (number, number))[0], number)
         lives = []
         for buffer, life in used.items():
-            brief = buffer.batched or buffer in passing or (self.share.single and buffer.role == "scratch")
+            brief = buffer.batched or buffer in passing or (self.tiling.single and buffer.role == "scratch")
             lives.append(Lifetime(buffer, self._near_bytes(buffer), False, *(life if brief else (0, len(groups)))))
         placed = plan(lives)
         return placed.fixed, placed.fixed_bytes
@@ -170,14 +170,14 @@ class OneKernel(Compiled):
     def _layout(self, fetches: Mapping[Buffer, Sequence[str]]) -> Layout:
         """The kernel's units; `fetches` are statements that find an element ``sample`` of inputs that are no array."""
         names: dict[Buffer, str] = {}
-        tiled, once = (Block(self.share.tile, self._near, names) for _ in range(2))
+        tiled, once = (Block(self.tiling.tile, self._near, names) for _ in range(2))
         for buffer in dict.fromkeys([*self._near, *fetches]):
             if buffer.batched:
                 name = names.setdefault(buffer, f"b{len(names)}")
                 given = [f"const {ctype(buffer.dtype)} sample = far_{name}[first * {buffer.size} + i];"]
                 tiled.load(buffer, "sample", fetches.get(buffer, given))
         take(tiled, self._tiled, self._stored_by)
-        if self.share.alone:
+        if self.tiling.alone:
             take(once, self._once, self._stored_by)
         work = [*tiled.work, *once.work]
         first, second = phases(tiled.units), phases(once.units)
@@ -191,7 +191,7 @@ class OneKernel(Compiled):
         """The kernel for tiles of samples, which where one block does it goes on with what is done once."""
         far = Pointers()
         lines = [*self._start(layout, far), *self._step(layout, far), *self._back(layout, far, ())]
-        if not self.share.alone and self._sums.size:  # for the second kernel
+        if not self.tiling.alone and self._sums.size:  # for the second kernel
             lines.append(f"if (blockIdx.x == 0 && threadIdx.x == 0) {far.named(ticket, 'ticket', write=True)}[0] = 0;")
         return far.launch(
             self.source, "network", lines, lambda batch: (self.blocks(batch), 1), block=(THREADS, 1), extra=["each"],
@@ -204,7 +204,7 @@ class OneKernel(Compiled):
         `sources` are the types of the data sets to take samples from, which are the buffers "all NAME". The losses are
         written to "losses"; one that is not finite is the last.
         """
-        assert self.share.alone
+        assert self.tiling.alone
         buffers, far = self.program.buffers, Pointers()
         order = far.named(_outside("order", np.int64), "order")
         losses = far.named(_outside("losses", np.float64), "losses", write=True)
@@ -240,14 +240,14 @@ class OneKernel(Compiled):
     def _start(self, layout: Layout, far: Pointers) -> list[str]:
         """Where the buffers lie that are the same for every tile; what is read once for all of them."""
         lines = ["ON_CHIP;", "const Index all = batch;"]
-        block = Block(self.share.tile, self._near, dict(layout.names))
+        block = Block(self.tiling.tile, self._near, dict(layout.names))
         for buffer, name in layout.names.items():
             kind = ctype(buffer.dtype)
             if buffer in layout.offsets:
                 lines.append(f"{kind}* const {name} = ({kind}*)(chip + {layout.offsets[buffer]});")
                 if buffer in self._near and not buffer.batched and buffer.role in ("input", "state", "constant"):
                     block.load(buffer, f"{self._outer(layout, far, buffer)}[i]")
-            elif not self.share.alone and buffer in self._sums.spans:
+            elif not self.tiling.alone and buffer in self._sums.spans:
                 parts, shift = far.named(self._parts, "parts", write=True), self._sums.shift(buffer)
                 lines.append(f"{kind}* const {name} = {parts} + blockIdx.x * (Index){self._sums.size} + ({shift});")
             elif not buffer.batched:
@@ -256,7 +256,7 @@ class OneKernel(Compiled):
 
     def _step(self, layout: Layout, far: Pointers) -> list[str]:
         """All tiles of the block, and where it is alone what is done once."""
-        tile = self.share.tile
+        tile = self.tiling.tile
         pointers = []
         for buffer, name in layout.names.items():
             if buffer.batched and buffer.role != "scratch" and not (buffer in self._near and buffer in layout.fetched):
@@ -267,7 +267,7 @@ class OneKernel(Compiled):
             "const Index start = blockIdx.x * each, stop = start + each < all ? start + each : all;",
             f"for (Index first = start; first < stop; first += {tile}) {{",
             f"    const Index batch = stop - first < {tile} ? stop - first : {tile};",
-            f"    const int fresh = {'1' if self.share.single else 'first == start'};",
+            f"    const int fresh = {'1' if self.tiling.single else 'first == start'};",
             *indented([*pointers, *phase_lines(layout.tiled)]),
             "}",
             *phase_lines(layout.once),

@@ -19,7 +19,7 @@ MOST = 256  # samples of a tile
 
 
 @dataclass(frozen=True)
-class Share:
+class Tiling:
     """How a batch is shared out: in tiles of up to `tile` samples, to one block `alone`, and then as a `single` tile."""
 
     tile: int
@@ -45,11 +45,11 @@ def samples_each(program: Program, batch: int) -> int:
     return batch if batch * work <= ALONE else min(batch, max(LEAST, -(-batch // BLOCKS)))
 
 
-def share_of(program: Program, batch: int) -> Share:
+def tiling_of(program: Program, batch: int) -> Tiling:
     """A block's samples in as few tiles as may be, one as large as the other."""
     each = samples_each(program, batch)
     pieces = -(-each // MOST)
-    return Share(even(-(-each // pieces)), each == batch, each == batch and pieces == 1)
+    return Tiling(even(-(-each // pieces)), each == batch, each == batch and pieces == 1)
 
 
 def even(samples: int) -> int:

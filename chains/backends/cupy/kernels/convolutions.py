@@ -17,13 +17,13 @@ from chains.backends.cupy.kernels.images import at, covering
 from chains.backends.cupy.source.c_source import ctype, literal
 from chains.backends.cupy.source.reduction import Temporary
 from chains.backends.cupy.source.steps import (
+    Command,
     Kernel,
     Launch,
     Matrix,
     Pointers,
     Product,
     Source,
-    Step,
     Tiled,
     blocks,
     each_element,
@@ -75,12 +75,12 @@ class Lowering:
         self.patches = temporary("patches", self.x.dtype, lambda batch: self.entries * self.positions * min(batch, self.most))
         self.rows = temporary("rows", self.x.dtype, lambda batch: self.outputs * self.positions * min(batch, self.most))
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[Command]:
         recipe = {Convolve: self._forward, ConvolveInput: self._input, ConvolveWeight: self._weight}[type(self.operation)]()
         buffers = dict.fromkeys(buffer for view in self.operation.ins for buffer in (view.buffer,))
         written = dict.fromkeys([self.operation.outs[0].buffer, self.patches, self.rows])
 
-        def make(batch: int) -> list[Step]:
+        def make(batch: int) -> list[Command]:
             parts = [Part(start, min(self.most, batch - start)) for start in range(0, batch, self.most)]
             return [step(part) for part in parts for step in recipe]
 
@@ -88,17 +88,17 @@ class Lowering:
 
     # What is done for each part
 
-    def _forward(self) -> list[Callable[[Part], Step]]:
+    def _forward(self) -> list[Callable[[Part], Command]]:
         product = partial(
             self._product, self.rows, self._kernels(False), (self.patches, False), "outputs", "columns", "entries"
         )
         return [self._gather_patches(), product, self._move(self.rows, self.y, into_image=True)]
 
-    def _input(self) -> list[Callable[[Part], Step]]:
+    def _input(self) -> list[Callable[[Part], Command]]:
         product = partial(self._product, self.patches, self._kernels(True), (self.rows, False), "entries", "columns", "outputs")
         return [self._move(self.rows, self.y, into_image=False), product, self._fold()]
 
-    def _weight(self) -> list[Callable[[Part], Step]]:
+    def _weight(self) -> list[Callable[[Part], Command]]:
         product = partial(self._product, self.w, (self.rows, False), (self.patches, True), "outputs", "entries", "columns")
         return [self._gather_patches(), self._move(self.rows, self.y, into_image=False), product]
 
@@ -115,14 +115,16 @@ class Lowering:
         adds = out is self.w and part.start > 0
         return Product(_vector(out), left, right, lambda batch: size, leading[id(out)], adds, label=self.operation.label)
 
-    def _launch(self, hint: str, count: str, elements: int, pointers: Pointers, body: Sequence[str]) -> Callable[[Part], Step]:
+    def _launch(
+        self, hint: str, count: str, elements: int, pointers: Pointers, body: Sequence[str]
+    ) -> Callable[[Part], Command]:
         """A launch for each part with a thread for each of `elements` numbers a sample."""
         lines = each_element(count, body)
         names = ("start", "samples")
         first = pointers.launch(self.source, hint, lines, lambda batch: (1, 1), extra=names, label=self.operation.label)
         return partial(_for_part, first.kernel, first, elements)
 
-    def _gather_patches(self) -> Callable[[Part], Step]:
+    def _gather_patches(self) -> Callable[[Part], Command]:
         """patches[k, s, position] = the pixel that entry k of the window sees there, 0 in the padding."""
         pointers, window, x = Pointers(), self.operation.window, self.x
         (rows, columns), (height, width) = window.size, (self.y.shape[2], self.y.shape[3])
@@ -139,7 +141,7 @@ class Lowering:
         count = f"samples * {self.positions * self.entries}"
         return self._launch("patches", count, self.positions * self.entries, pointers, body)
 
-    def _move(self, rows: Buffer, image: View, *, into_image: bool) -> Callable[[Part], Step]:
+    def _move(self, rows: Buffer, image: View, *, into_image: bool) -> Callable[[Part], Command]:
         """Between rows[channel, s, position] and the image[s, channel, position]."""
         pointers, (height, width) = Pointers(), (image.shape[2], image.shape[3])
         one, other = pointers(rows, write=not into_image), pointers(image.buffer, write=into_image)
@@ -152,7 +154,7 @@ class Lowering:
         count = f"samples * {self.positions * self.outputs}"
         return self._launch("move", count, self.positions * self.outputs, pointers, body)
 
-    def _fold(self) -> Callable[[Part], Step]:
+    def _fold(self) -> Callable[[Part], Command]:
         """dx[s, c, h, w] = the sum of the patches' entries that were this pixel, in the order of the window."""
         pointers, x = Pointers(), self.x
         into, patches = pointers(x.buffer, write=True), pointers(self.patches)

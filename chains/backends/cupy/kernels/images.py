@@ -5,7 +5,7 @@ from __future__ import annotations
 from chains.backends.cupy.source.axes import Space, count, count_text
 from chains.backends.cupy.source.c_source import ctype, literal
 from chains.backends.cupy.source.reduction import Temporary, reduce_steps
-from chains.backends.cupy.source.steps import HELPERS, Pointers, Source, Step, blocks, each_element
+from chains.backends.cupy.source.steps import HELPERS, Command, Pointers, Source, blocks, each_element
 from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Pool, PoolInput
 from chains.program.view import Batch, View
 from chains.program.window import Window
@@ -34,7 +34,7 @@ def _times(*lengths: object) -> int:
     return product
 
 
-def _one_each(source: Source, pointers: Pointers, view: View, body: list[str], hint: str, label: str) -> list[Step]:
+def _one_each(source: Source, pointers: Pointers, view: View, body: list[str], hint: str, label: str) -> list[Command]:
     """A launch with a thread for each element of an image."""
     space = Space(view.shape, [view])
     grid = lambda batch: (blocks(count(space.kept, batch)), 1)  # noqa: E731
@@ -77,7 +77,7 @@ def covering(window: Window, y: View, body: list[str]) -> list[str]:
     ]
 
 
-def pool(source: Source, operation: Pool) -> list[Step]:
+def pool(source: Source, operation: Pool) -> list[Command]:
     (y,), (x,) = operation.outs, operation.ins
     pointers, kind, window = Pointers(), ctype(y.dtype), operation.window
     into, image = pointers(y.buffer, write=True), pointers(x.buffer)
@@ -97,7 +97,7 @@ def pool(source: Source, operation: Pool) -> list[Step]:
     return _one_each(source, pointers, y, body, operation.name, operation.label)
 
 
-def pool_input(source: Source, operation: PoolInput) -> list[Step]:
+def pool_input(source: Source, operation: PoolInput) -> list[Command]:
     """A thread for each element of the input goes through the windows it is in, and asks each whether it gets a share."""
     (dx,), (dy, *rest) = operation.outs, operation.ins
     pointers, kind, window = Pointers(), ctype(dx.dtype), operation.window
@@ -157,7 +157,7 @@ def _inside(window: Window, x: View, axis: int, position: str) -> str:
     return f"inside((int){position}, {', '.join(map(str, numbers))})"
 
 
-def convolve(source: Source, operation: Convolve) -> list[Step]:
+def convolve(source: Source, operation: Convolve) -> list[Command]:
     (y,), (x, w) = operation.outs, operation.ins
     pointers, kind = Pointers(), ctype(y.dtype)
     into, image, kernels = pointers(y.buffer, write=True), pointers(x.buffer), pointers(w.buffer)
@@ -175,7 +175,7 @@ def convolve(source: Source, operation: Convolve) -> list[Step]:
     return _one_each(source, pointers, y, body, operation.name, operation.label)
 
 
-def convolve_input(source: Source, operation: ConvolveInput) -> list[Step]:
+def convolve_input(source: Source, operation: ConvolveInput) -> list[Command]:
     (dx,), (dy, w) = operation.outs, operation.ins
     pointers, kind = Pointers(), ctype(dx.dtype)
     into, cotangent, kernels = pointers(dx.buffer, write=True), pointers(dy.buffer), pointers(w.buffer)
@@ -193,7 +193,7 @@ def convolve_input(source: Source, operation: ConvolveInput) -> list[Step]:
     return _one_each(source, pointers, dx, body, operation.name, operation.label)
 
 
-def convolve_weight(source: Source, operation: ConvolveWeight, temporary: Temporary) -> list[Step]:
+def convolve_weight(source: Source, operation: ConvolveWeight, temporary: Temporary) -> list[Command]:
     """A sum over samples and positions for each entry of the kernels."""
     (dw,), (x, dy) = operation.outs, operation.ins
     window, kind, pointers = operation.window, ctype(dw.dtype), Pointers()

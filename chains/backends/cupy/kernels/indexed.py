@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from chains.backends.cupy.source.axes import Space, count, count_text
-from chains.backends.cupy.source.steps import HELPERS, THREADS, Pointers, Source, Step, blocks, each_element
+from chains.backends.cupy.source.steps import HELPERS, THREADS, Command, Pointers, Source, blocks, each_element
 from chains.program.operations import Gather, Random, ScatterAdd
 from chains.program.view import View
 
@@ -26,7 +26,7 @@ HELPERS.append(PHILOX)
 EACH = 8  # random numbers that one round of the generator makes
 
 
-def random(source: Source, operation: Random) -> list[Step]:
+def random(source: Source, operation: Random) -> list[Command]:
     """A thread makes eight numbers at a time, those of one counter."""
     (out,), (key,) = operation.outs, operation.ins
     space, pointers = Space(out.shape, [out]), Pointers()
@@ -47,7 +47,7 @@ def random(source: Source, operation: Random) -> list[Step]:
     return [pointers.launch(source, "random", body, grid, label=operation.label)]
 
 
-def gather(source: Source, operation: Gather) -> list[Step]:
+def gather(source: Source, operation: Gather) -> list[Command]:
     """A thread copies an element of a chosen row; numbers out of range take the nearest row."""
     (out,), (table, index) = operation.outs, operation.ins
     more = out.ndim - index.ndim
@@ -68,7 +68,7 @@ def gather(source: Source, operation: Gather) -> list[Step]:
 PARTS = 64  # rows go to so many groups of blocks, by their number
 
 
-def scatter_add(source: Source, operation: ScatterAdd) -> list[Step]:
+def scatter_add(source: Source, operation: ScatterAdd) -> list[Command]:
     """Each row has one block, which adds what belongs to it in order: the same sums every time, with no atomics."""
     (out,), (index, rows) = operation.outs, operation.ins
     one = View(rows.buffer, rows.shape[index.ndim :], rows.strides[index.ndim :], 0)

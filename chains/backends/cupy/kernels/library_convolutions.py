@@ -12,14 +12,14 @@ from chains.backends.cupy.device.cudnn import ALIGNMENT
 from chains.backends.cupy.device.interface import Convolution, Convolutions
 from chains.backends.cupy.kernels.convolutions import AnyConvolution, parts
 from chains.backends.cupy.source.reduction import Temporary
-from chains.backends.cupy.source.steps import Step, Tiled, untiled
+from chains.backends.cupy.source.steps import Command, Tiled, untiled
 from chains.program.operations import Convolve, ConvolveInput, Copy, Operation
 from chains.program.program import Program
 from chains.program.view import Buffer, View, concrete
 
 
 @dataclass(frozen=True)
-class Convolved(Step):
+class Convolved(Command):
     """A convolution that cuDNN does, on these views of x, w and y."""
 
     convolution: Convolution
@@ -48,8 +48,8 @@ def prepared(operation: AnyConvolution, scratch: Callable[[View], View]) -> list
 
 
 def lowered(
-    operation: AnyConvolution, library: Convolutions, temporary: Temporary, otherwise: Callable[[Temporary], list[Step]]
-) -> list[Step]:
+    operation: AnyConvolution, library: Convolutions, temporary: Temporary, otherwise: Callable[[Temporary], list[Command]]
+) -> list[Command]:
     """The convolution by the library at batch sizes for which it has a plan, at others by the steps of `otherwise`."""
     views = parts(operation)
     result = 2 if isinstance(operation, Convolve) else 0 if isinstance(operation, ConvolveInput) else 1
@@ -65,7 +65,7 @@ def lowered(
     workspace = temporary("workspace", np.dtype(np.uint8), lambda batch: library.workspace(at(batch)) or 0)
     others = otherwise(unless)
 
-    def steps(batch: int) -> list[Step]:
+    def steps(batch: int) -> list[Command]:
         if library.workspace(at(batch)) is None:
             return list(untiled(others, batch))
         return [Convolved(at(batch), views, workspace, operation.label)]

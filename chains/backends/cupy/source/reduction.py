@@ -16,7 +16,7 @@ import numpy as np
 from chains.backends.cupy.source.axes import Axis, Space, count, count_text
 from chains.backends.cupy.source.c_source import converted, ctype, literal
 from chains.backends.cupy.source.fusion import Run, run_lines
-from chains.backends.cupy.source.steps import THREADS, Grid, Pointers, Source, Step
+from chains.backends.cupy.source.steps import THREADS, Command, Grid, Pointers, Source
 from chains.program.operations import Reduce
 from chains.program.view import Batch, Buffer, View
 
@@ -53,7 +53,7 @@ class Shape:
 
 def reduction(
     source: Source, operation: Reduce, run: Run | None, stored: Callable[[Buffer], bool], temporary: Temporary
-) -> list[Step]:
+) -> list[Command]:
     """The launches for a reduction, of what `run` computes where that is given."""
     (out,), (a,) = operation.outs, operation.ins
     missing = a.ndim - out.ndim
@@ -80,7 +80,7 @@ def reduce_steps(
     label: str,
     temporary: Temporary,
     a: View | None = None,
-) -> list[Step]:
+) -> list[Command]:
     """Launches that fill `out` with the reduction of `value`, computed by `lines` for each element of `space`.
 
     `a` is what lies in memory as the threads should go through it.
@@ -118,7 +118,7 @@ def reduce_steps(
         "}",
     ]
     block = (shape.width, shape.depth)
-    steps: list[Step] = [
+    steps: list[Command] = [
         pointers.launch(
             source,
             kind,
@@ -135,7 +135,7 @@ def reduce_steps(
     return steps
 
 
-def _second(source: Source, kind: str, space: Space, first: Shape, partial: Buffer, out: View, label: str) -> Step:
+def _second(source: Source, kind: str, space: Space, first: Shape, partial: Buffer, out: View, label: str) -> Command:
     """The launch that adds up the parts; left out where there is one."""
     shape = Shape(8, 32, first.results, first.parts)
     type_ = ctype(out.dtype)

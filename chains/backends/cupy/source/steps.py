@@ -18,7 +18,7 @@ THREADS = 256  # of a block
 Grid = tuple[int, int]
 
 
-class Step:
+class Command:
     """What a program does in one go on the device. `reads` and `writes` say which buffers must be alive."""
 
     reads: tuple[Buffer, ...] = ()
@@ -27,7 +27,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Launch(Step):
+class Launch(Command):
     """One launch of a kernel on `buffers`, with the `numbers` and the grid that belong to a batch size.
 
     Left out at batch sizes for which `grid` gives None.
@@ -54,7 +54,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Product(Step):
+class Product(Command):
     """out = a @ b, or out += a @ b, with `leading` elements from a row of `out` to the next."""
 
     out: View
@@ -76,30 +76,30 @@ class Product(Step):
 
 
 @dataclass(frozen=True)
-class Fused(Step):
+class Fused(Command):
     """A product with its epilogue (see `epilogues`), and the steps that do the same where the device cannot."""
 
     product: Product
     kind: str
     vector: View | None
     mask: View | None
-    plain: tuple[Step, ...]
+    plain: tuple[Command, ...]
     reads: tuple[Buffer, ...] = ()
     writes: tuple[Buffer, ...] = ()
     label: str = ""
 
 
 @dataclass(frozen=True)
-class Tiled(Step):
+class Tiled(Command):
     """Steps that are known once the batch size is: the same for one part of the samples after another."""
 
-    steps: Callable[[int], list[Step]]
+    steps: Callable[[int], list[Command]]
     reads: tuple[Buffer, ...] = ()
     writes: tuple[Buffer, ...] = ()
     label: str = ""
 
 
-def untiled(steps: Iterable[Step], batch: int) -> Iterator[Step]:
+def untiled(steps: Iterable[Command], batch: int) -> Iterator[Command]:
     """The steps at a batch size, with those of tiled ones in their place."""
     for step in steps:
         yield from untiled(step.steps(batch), batch) if isinstance(step, Tiled) else (step,)
