@@ -9,30 +9,36 @@ from chains import SGD
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native.runtime.thread_trial import CALM, EVERY, LEAST, LONGEST, Pace
+from chains.backends.native.runtime.thread_trial import (
+    FIRST_WAIT_SECONDS,
+    LONGEST_WAIT_ALONE_SECONDS,
+    LONGEST_WAIT_TOGETHER_SECONDS,
+    STEPS_BEFORE_TRIAL,
+    Pace,
+)
 from tests.native.support import native
 from tests.native.team import SPLIT, assert_same_bits, fed, problem, program_of, states
 
 
 def test_the_faster_way_is_taken():
     pace = Pace()
-    pace.note(True, 5000, EVERY / 2)
+    pace.note(True, 5000, FIRST_WAIT_SECONDS / 2)
     assert pace.together
     assert pace.trial(5000) == 0
-    pace.note(True, 5000, EVERY / 2)
+    pace.note(True, 5000, FIRST_WAIT_SECONDS / 2)
     assert pace.trial(1) == 0  # too few steps for a trial
     count = pace.trial(5000)
     assert 0 < count <= 5000
-    pace.note(False, count, 2 * count * EVERY / 10000)  # twice as long
+    pace.note(False, count, 2 * count * FIRST_WAIT_SECONDS / 10000)  # twice as long
     assert pace.together
     assert pace.trial(5000) == 0
-    pace.note(True, 10000, CALM)
+    pace.note(True, 10000, LONGEST_WAIT_TOGETHER_SECONDS)
     assert pace.trial(5000)
-    pace.note(False, count, 0.5 * count * CALM / 10000)
+    pace.note(False, count, 0.5 * count * LONGEST_WAIT_TOGETHER_SECONDS / 10000)
     assert not pace.together
-    pace.note(False, 10000, EVERY)
+    pace.note(False, 10000, FIRST_WAIT_SECONDS)
     count = pace.trial(5000)
-    pace.note(True, count, 0.99 * count * EVERY / 10000)  # not worth a change
+    pace.note(True, count, 0.99 * count * FIRST_WAIT_SECONDS / 10000)  # not worth a change
     assert not pace.together
 
 
@@ -46,13 +52,13 @@ def test_threads_that_do_not_pay_are_tried_less_and_less_often():
         waits.append(waited)
         pace.note(not pace.together, 100, 0.0001 if pace.together else 0.01)  # threads are always slower
     assert not pace.together
-    assert waits[-1] > LONGEST - 0.1
+    assert waits[-1] > LONGEST_WAIT_ALONE_SECONDS - 0.1
     assert waits == sorted(waits)
 
 
 def test_a_trial_takes_a_small_share_of_the_time():
     pace = Pace()
-    pace.note(True, LEAST - 1, 80.0)  # long steps: one alone may take twice as long
+    pace.note(True, STEPS_BEFORE_TRIAL - 1, 80.0)  # long steps: one alone may take twice as long
     assert pace.trial(100) == 0
     pace.note(True, 1, 0.4)
     assert pace.trial(100) == 1
@@ -60,7 +66,7 @@ def test_a_trial_takes_a_small_share_of_the_time():
 
 def test_callers_may_share_a_pace():
     pace = Pace()
-    pace.note(True, 1000, EVERY)
+    pace.note(True, 1000, FIRST_WAIT_SECONDS)
     counts = [pace.trial(1000), pace.trial(1000)]
     for count in counts:
         pace.note(False, count, 1.0)
@@ -68,8 +74,8 @@ def test_callers_may_share_a_pace():
 
 
 def test_trials_do_not_change_what_is_done(many, monkeypatch):
-    monkeypatch.setattr("chains.backends.native.runtime.thread_trial.EVERY", 1e-4)
-    monkeypatch.setattr("chains.backends.native.runtime.thread_trial.TRIAL", 1e-4)
+    monkeypatch.setattr("chains.backends.native.runtime.thread_trial.FIRST_WAIT_SECONDS", 1e-4)
+    monkeypatch.setattr("chains.backends.native.runtime.thread_trial.TRIAL_SECONDS", 1e-4)
     net = SPLIT["narrow"]
     program = program_of(net, SGD(0.01, momentum=0.9))
     sources, order = problem(net, 10, "float32", steps=3000)

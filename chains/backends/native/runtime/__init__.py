@@ -1,1 +1,1 @@
-"""Machine code that is no program's: threads, loops over batches, and functions that Python calls."""
+"""Machine code that all programs share: threads, loops over batches, and functions that Python calls."""

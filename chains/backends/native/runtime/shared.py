@@ -1,4 +1,4 @@
-"""What compiled programs share: the code of threads and of loops over batches, and the threads themselves."""
+"""What all compiled programs share: the machine code of threads and of loops over batches, and the threads themselves."""
 
 from __future__ import annotations
 

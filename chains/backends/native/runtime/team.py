@@ -1,11 +1,9 @@
 """Teams: workers that stay with the caller for many short steps, in machine code.
 
-`form` asks for one worker for each further thread. Sleeping ones take up to a millisecond to come; until then, the caller does
-steps as single ones are done, with the same results to the bit. Then the members of the team run a program's `member`
-for each step, and `meet` where that says so and before each step, which takes some tenth of a microsecond. If the system stops
-one of them, so that a meeting takes long, the team is disbanded, and the caller goes on alone.
-
-The word `team` of a program's arguments is 1 where there is one, and below zero where it is awaited for so many more steps.
+`form` asks for a worker for each further thread. Workers that sleep take up to a millisecond to come. Until then the caller
+does the steps as single steps are done, with the same results to the bit. Then each member of the team runs the program's
+`member` for each step. Members `meet` before each step and where `member` says so; a meeting takes some tenth of a microsecond.
+If the system stops a member, so that a meeting takes long, the team is disbanded, and the caller goes on alone.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from chains.backends.native.runtime.epoch import JOB
 from chains.backends.native.runtime.workers import CLOSED, MEMBER, PAUSE, POOL
 
 GATHERING, OPEN, DISBANDED = 0, 1, 2  # states of a team
-LONG = 20_000  # pauses of a meeting, a quarter of a millisecond: longer than any part of a step
+LATE_PAUSES = 20_000  # of a meeting, a quarter of a millisecond: longer than any part of a step
 
 
 TEXT = f"""
@@ -45,14 +43,14 @@ wait:
 pause:
   {PAUSE}
   %n1 = add i64 %n, 1
-  %long = icmp sgt i64 %n1, {LONG}
+  %long = icmp sgt i64 %n1, {LATE_PAUSES}
   br i1 %long, label %yield, label %wait
 yield:
   %yielded = call i32 @sched_yield()
   br label %wait
 here:
   %k1 = add i64 %k, 1
-  %waited = icmp sgt i64 %n, {LONG}
+  %waited = icmp sgt i64 %n, {LATE_PAUSES}
   br i1 %waited, label %late, label %next
 late:
   store atomic i64 1, ptr %at_late monotonic, align 8
@@ -89,8 +87,8 @@ end:
   ret void
 }}
 
-; Asks for workers, and waits so many pauses for them. 1 where there is a team now, -1 where it may still come, 0 where another
-; caller has the workers.
+; Asks for workers, and waits so many pauses for them. Returns 1 where there is a team now, -1 where it may still come, and 0
+; where another caller has the workers.
 define i64 @form(ptr %pool, ptr %words, i64 %patience) {{
 entry:
 {POOL.address_text("pool", "busy", "team_state", "late", "joined")}
@@ -135,7 +133,7 @@ none:
   ret i64 0
 }}
 
-; Those who have come are not needed.
+; Sends away the workers that have come.
 define internal void @dismiss(ptr %pool) {{
 entry:
 {POOL.address_text("pool", "claim", "team_state", "busy")}
@@ -161,7 +159,7 @@ entry:
   ret void
 }}
 
-; A step of a program: by the team, if there is one.
+; A step of a program, by the team if there is one.
 define void @lead(ptr %words) {{
 entry:
 {ARGUMENTS.load_text("words", "team", "pool", "threads", "run", "member")}
@@ -204,7 +202,7 @@ end:
   ret void
 }}
 
-; `steps` by a team, from the step on by which it has come together. It is waited for during a quarter of the steps.
+; `steps` by a team, from the step on at which the team has come together. The caller waits for it for a quarter of the steps.
 define i64 @team_steps(ptr %job, ptr %words, i64 %patience) {{
 entry:
 {ARGUMENTS.load_text("words", "pool")}

@@ -1,15 +1,17 @@
-"""Whether steps are faster done by several threads, tried out now and then.
+"""Whether steps are faster by several threads than by one, tried now and then.
 
-It depends on what else the processors do, and on whether two of them are one core: nothing that is known beforehand. Results
-are the same to the bit.
+Nothing says so beforehand: it depends on what else the processors do, and two processors of a virtual machine may be one core.
+Results are the same to the bit.
 """
 
 from __future__ import annotations
 
-EVERY, CALM, LONGEST = 0.05, 0.2, 0.5  # seconds between trials: at first, while threads pay, and while they do not
-TRIAL, LEAST = 0.002, 200  # seconds of a trial, which is one step at least; steps that come before it
-WORTH = 1e-4  # seconds of a call in which what comes with it does not matter
-BETTER = 0.95  # of the time, at most, makes it worth changing
+FIRST_WAIT_SECONDS = 0.05  # between two trials; after each that changes nothing, twice as long, up to:
+LONGEST_WAIT_TOGETHER_SECONDS, LONGEST_WAIT_ALONE_SECONDS = 0.2, 0.5
+TRIAL_SECONDS = 0.002  # of a trial, which is one step at least
+STEPS_BEFORE_TRIAL = 200  # at least, so that a trial of one long step costs little
+COUNTED_SECONDS = 1e-4  # calls that are shorter do not count: starting them takes too large a part of the time
+CHANGE_BELOW = 0.95  # of the time
 
 
 class Pace:
@@ -18,31 +20,31 @@ class Pace:
     def __init__(self) -> None:
         self.together = True
         self._since = 0, 0.0  # steps since the last trial, and their seconds
-        self._wait = EVERY
-        self._back = EVERY  # how long to do without threads once they are found slow: longer each time
+        self._wait = FIRST_WAIT_SECONDS
+        self._pause = FIRST_WAIT_SECONDS  # without threads, once they are found slower; longer each time
 
     def trial(self, steps: int) -> int:
         """How many of the coming steps to do the other way, to see how long they take."""
         before, seconds = self._since
-        if before < LEAST or seconds < self._wait:
+        if before < STEPS_BEFORE_TRIAL or seconds < self._wait:
             return 0
-        count = max(1, int(TRIAL * before / seconds))
+        count = max(1, int(TRIAL_SECONDS * before / seconds))
         return count if count <= steps else 0
 
     def note(self, together: bool, steps: int, seconds: float) -> None:
         """Take into account how long steps took."""
         before, elapsed = self._since
         if together is self.together:
-            if seconds > WORTH:
+            if seconds > COUNTED_SECONDS:
                 self._since = before + steps, elapsed + seconds
             return
         if not before:  # another caller has noted a trial meanwhile
             return
-        better = seconds / steps < BETTER * elapsed / before
+        better = seconds / steps < CHANGE_BELOW * elapsed / before
         if self.together:
-            self._wait = self._back if better else min(CALM, 2 * self._wait)
-            self._back = min(LONGEST, 2 * self._back) if better else EVERY
+            self._wait = self._pause if better else min(LONGEST_WAIT_TOGETHER_SECONDS, 2 * self._wait)
+            self._pause = min(LONGEST_WAIT_ALONE_SECONDS, 2 * self._pause) if better else FIRST_WAIT_SECONDS
         else:
-            self._wait = EVERY if better else min(LONGEST, 2 * self._wait)
+            self._wait = FIRST_WAIT_SECONDS if better else min(LONGEST_WAIT_ALONE_SECONDS, 2 * self._wait)
         self.together ^= better
         self._since = 0, 0.0
