@@ -1,7 +1,8 @@
 """Callbacks of the training loop: called after each epoch with a `TrainingState`; a text returned ends training.
 
 Their methods `begin` and `finish`, where they have them, are called before the first step and at the end. What `state_dict`
-gives is written into checkpoints, and given to `load_state_dict` where training goes on from one, after `begin`.
+gives is written into checkpoints, and given to `load_state_dict` where training goes on from one, after `begin`; a text that
+this one returns ends training at once.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class EarlyStopping:
     def _start(self) -> None:
         self.best = math.inf if self.mode == "min" else -math.inf
         self.best_epoch = 0
+        self._epoch = 0  # seen last
         self._best: list[np.ndarray] = []  # parameters and state
 
     def __call__(self, state: Any) -> str | None:
@@ -68,19 +70,24 @@ class EarlyStopping:
             self.best, self.best_epoch = value, state.epoch
             if self.restore:
                 self._best = [vector.copy() for vector in _vectors(state)]
-        if state.epoch - self.best_epoch < self.patience:
+        self._epoch = state.epoch
+        return self._reason()
+
+    def _reason(self) -> str | None:
+        if self._epoch - self.best_epoch < self.patience:
             return None
         return f"no better {self.monitor} than {self.best:g} (epoch {self.best_epoch}) for {counted(self.patience, 'epoch')}"
 
     def state_dict(self) -> dict[str, Any]:
         """What it has seen so far, for a checkpoint."""
-        seen = {"best": self.best, "best_epoch": self.best_epoch}
+        seen = {"best": self.best, "best_epoch": self.best_epoch, "epoch": self._epoch}
         return seen | {f"best vector {number}": vector for number, vector in enumerate(map(on_host, self._best))}
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
-        self.best, self.best_epoch = saved["best"], saved["best_epoch"]
+    def load_state_dict(self, saved: dict[str, Any]) -> str | None:
+        """Go on from what `state_dict` gave. Returns why training is over, where it was ended then."""
+        self.best, self.best_epoch, self._epoch = saved["best"], saved["best_epoch"], saved["epoch"]
         self._best = [array for name, array in sorted(saved.items()) if isinstance(array, np.ndarray)]
+        return self._reason()
 
     def finish(self, state: Any) -> None:
         """Put the best parameters and the best state back."""

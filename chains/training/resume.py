@@ -75,12 +75,16 @@ class Beginning:
             raise ValueError(f"`resume` must be of a run that records {listed(names)}, got one that records {listed(then)}")
 
     def load_callbacks(self, callbacks: Sequence[Any]) -> None:
-        """Give what the callbacks of the checkpoint saved to those of this run, in order, as long as they are of one kind."""
+        """Give what the callbacks of the checkpoint saved to those of this run, in order, as long as they are of one kind.
+
+        One that returns a text ends the run.
+        """
         mine = [callback for callback in callbacks if hasattr(callback, "load_state_dict")]
         for callback, then in zip(mine, [] if self.saved is None else self.saved.callbacks, strict=False):
             if type(callback).__name__ != then["name"]:
                 return
-            callback.load_state_dict(then["saved"])
+            reason = callback.load_state_dict(then["saved"])
+            self.history.stopped = self.history.stopped or reason or ""
 
 
 def begin(

@@ -26,6 +26,7 @@ NAMES = {np.dtype(dtype): name for name, dtype in TYPES.items()}
 DIGEST = "sha256"
 DIGEST_BYTES = 32
 TEXT = "__metadata__"
+UNFINISHED = "unfinished.part"  # one name for all, so that runs that are killed leave one of them at most
 
 
 class DamagedFileError(ValueError):
@@ -47,7 +48,7 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], text: str) -> None:
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
     pieces = [len(head).to_bytes(8, "little"), head, *(array.reshape(-1).view(np.uint8) for array in contents.values())]
-    beside = path.with_name(path.name + ".part")
+    beside = path.with_name(UNFINISHED)
     try:
         _write(beside, pieces)
         os.replace(beside, path)

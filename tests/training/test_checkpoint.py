@@ -160,6 +160,20 @@ def test_early_stopping_goes_on(tmp_path):
         p, history = run(**settings(*numbers[epochs:]), resume=folder, checkpoint=folder)
         assert p.tobytes() == wanted.tobytes()
         assert (history.stopped, history.metrics) == (whole.stopped, whole.metrics)
+    p, history = run(**settings(), resume=folder, checkpoint=folder)  # no metric is computed any more
+    assert p.tobytes() == wanted.tobytes()
+    assert (history.stopped, history.steps, history.metrics) == (whole.stopped, whole.steps, whole.metrics)
+    patient = {**settings(*numbers[8:]), "epochs": 9, "callbacks": [EarlyStopping(4, monitor="scripted")]}
+    assert run(**patient, resume=folder)[1].epochs == 9
+
+
+def test_a_run_that_another_callback_has_ended(tmp_path):
+    """It goes on: it may have been short of time."""
+    stop = [lambda state: "out of time"]
+    for epochs in (1, 2, 3):
+        history = run(callbacks=stop, checkpoint=tmp_path, resume=tmp_path)[1]
+        assert (history.epochs, history.stopped) == (epochs, "out of time")
+    assert Checkpoint(tmp_path).load().p.tobytes() == run()[0].tobytes()
 
 
 class Counting:
@@ -388,7 +402,7 @@ def test_a_full_disk_ends_nothing(tmp_path, monkeypatch):
     def failing(path, *rest):
         count.append(path)
         if len(count) > 2:
-            path.with_name(path.name + ".part").write_bytes(b"half")
+            path.with_name(storage.UNFINISHED).write_bytes(b"half")
             raise OSError(28, "No space left on device")
         write(path, *rest)
 
