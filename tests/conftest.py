@@ -7,7 +7,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from chains import backends
+from chains import backends, threads
 from chains.network import programs
 from tests import harness
 from tests.cupy import emulated
@@ -54,3 +54,13 @@ def dtype(request):
 def batch(request):
     """A batch of one and one of several."""
     return request.param
+
+
+@pytest.fixture
+def number():
+    """The number of threads, which is as before afterwards."""
+    state = threads._number
+    before = state.chosen, state.default, state.blocks
+    yield state
+    state.chosen, state.default, state.blocks = before
+    state.settle()

@@ -14,63 +14,63 @@ from chains.backends.native.runtime.thread_trial import (
     LONGEST_WAIT_ALONE_SECONDS,
     LONGEST_WAIT_TOGETHER_SECONDS,
     STEPS_BEFORE_TRIAL,
-    Pace,
+    ThreadTrial,
 )
 from tests.native.support import native
 from tests.native.team import SPLIT, assert_same_bits, fed, problem, program_of, states
 
 
 def test_the_faster_way_is_taken():
-    pace = Pace()
-    pace.note(True, 5000, FIRST_WAIT_SECONDS / 2)
-    assert pace.together
-    assert pace.trial(5000) == 0
-    pace.note(True, 5000, FIRST_WAIT_SECONDS / 2)
-    assert pace.trial(1) == 0  # too few steps for a trial
-    count = pace.trial(5000)
+    trial = ThreadTrial()
+    trial.note(True, 5000, FIRST_WAIT_SECONDS / 2)
+    assert trial.together
+    assert trial.trial(5000) == 0
+    trial.note(True, 5000, FIRST_WAIT_SECONDS / 2)
+    assert trial.trial(1) == 0  # too few steps for a trial
+    count = trial.trial(5000)
     assert 0 < count <= 5000
-    pace.note(False, count, 2 * count * FIRST_WAIT_SECONDS / 10000)  # twice as long
-    assert pace.together
-    assert pace.trial(5000) == 0
-    pace.note(True, 10000, LONGEST_WAIT_TOGETHER_SECONDS)
-    assert pace.trial(5000)
-    pace.note(False, count, 0.5 * count * LONGEST_WAIT_TOGETHER_SECONDS / 10000)
-    assert not pace.together
-    pace.note(False, 10000, FIRST_WAIT_SECONDS)
-    count = pace.trial(5000)
-    pace.note(True, count, 0.99 * count * FIRST_WAIT_SECONDS / 10000)  # not worth a change
-    assert not pace.together
+    trial.note(False, count, 2 * count * FIRST_WAIT_SECONDS / 10000)  # twice as long
+    assert trial.together
+    assert trial.trial(5000) == 0
+    trial.note(True, 10000, LONGEST_WAIT_TOGETHER_SECONDS)
+    assert trial.trial(5000)
+    trial.note(False, count, 0.5 * count * LONGEST_WAIT_TOGETHER_SECONDS / 10000)
+    assert not trial.together
+    trial.note(False, 10000, FIRST_WAIT_SECONDS)
+    count = trial.trial(5000)
+    trial.note(True, count, 0.99 * count * FIRST_WAIT_SECONDS / 10000)  # not worth a change
+    assert not trial.together
 
 
 def test_threads_that_do_not_pay_are_tried_less_and_less_often():
-    pace, waits = Pace(), []
+    trial, waits = ThreadTrial(), []
     for _ in range(8):
         waited = 0.0
-        while not pace.trial(10**6):
-            pace.note(pace.together, 1000, 0.01)
+        while not trial.trial(10**6):
+            trial.note(trial.together, 1000, 0.01)
             waited += 0.01
         waits.append(waited)
-        pace.note(not pace.together, 100, 0.0001 if pace.together else 0.01)  # threads are always slower
-    assert not pace.together
+        trial.note(not trial.together, 100, 0.0001 if trial.together else 0.01)  # threads are always slower
+    assert not trial.together
     assert waits[-1] > LONGEST_WAIT_ALONE_SECONDS - 0.1
     assert waits == sorted(waits)
 
 
 def test_a_trial_takes_a_small_share_of_the_time():
-    pace = Pace()
-    pace.note(True, STEPS_BEFORE_TRIAL - 1, 80.0)  # long steps: one alone may take twice as long
-    assert pace.trial(100) == 0
-    pace.note(True, 1, 0.4)
-    assert pace.trial(100) == 1
+    trial = ThreadTrial()
+    trial.note(True, STEPS_BEFORE_TRIAL - 1, 80.0)  # long steps: one alone may take twice as long
+    assert trial.trial(100) == 0
+    trial.note(True, 1, 0.4)
+    assert trial.trial(100) == 1
 
 
-def test_callers_may_share_a_pace():
-    pace = Pace()
-    pace.note(True, 1000, FIRST_WAIT_SECONDS)
-    counts = [pace.trial(1000), pace.trial(1000)]
+def test_callers_may_share_a_trial():
+    trial = ThreadTrial()
+    trial.note(True, 1000, FIRST_WAIT_SECONDS)
+    counts = [trial.trial(1000), trial.trial(1000)]
     for count in counts:
-        pace.note(False, count, 1.0)
-    assert pace.together
+        trial.note(False, count, 1.0)
+    assert trial.together
 
 
 def test_trials_do_not_change_what_is_done(many, monkeypatch):

@@ -18,7 +18,7 @@ from chains.backends.native.kernels.row_pointers import ROW_POINTERS
 from chains.backends.native.llvm.jit import Code, machine_code
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.runtime.shared import pool, runtime
-from chains.backends.native.runtime.thread_trial import Pace
+from chains.backends.native.runtime.thread_trial import ThreadTrial
 from chains.processors import processors
 from chains.program.program import Program
 from chains.program.view import Buffer
@@ -43,7 +43,7 @@ class CompiledProgram:
         self._announcement = announcement(program)
         self._processor = processor
         self._code: Code | None = None
-        self.paces: dict[tuple[int, int], Pace] = {}  # by the size of a batch and the number of threads
+        self.thread_trials: dict[tuple[int, int], ThreadTrial] = {}  # by the size of a batch and the number of threads
         self._plans: dict[tuple[int, int], MemoryPlan] = {}
 
     def plan(self, batch: int, threads: int) -> MemoryPlan:
@@ -156,7 +156,7 @@ class NativeBinding(Binding):
         self.split = native.compiled.parts > 1
         # More threads than processors would wait for each other at every step.
         self.stays_together = 1 < plan.threads <= processors() and self.work < TEAM_WORK
-        self.pace = native.paces.setdefault((batch, plan.threads), Pace()) if plan.threads > 1 else None
+        self.thread_trial = native.thread_trials.setdefault((batch, plan.threads), ThreadTrial()) if plan.threads > 1 else None
         head = {"batch": batch, "tile": plan.tile, "threads": plan.threads, "sharing": plan.sharing, "run": self.run_address}
         if plan.threads > 1:
             functions = {name: runtime().address(name) for name in ("parallel", "meet")}

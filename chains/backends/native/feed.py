@@ -14,7 +14,7 @@ from chains.backends.native.kernels.prefetch import PREFETCH, parts
 from chains.backends.native.kernels.row_pointers import ROW_POINTERS
 from chains.backends.native.runtime.epoch import GATHER, JOB
 from chains.backends.native.runtime.shared import gatherer, pool, runtime
-from chains.backends.native.runtime.thread_trial import Pace
+from chains.backends.native.runtime.thread_trial import ThreadTrial
 
 # Threads stay together for so many steps; fewer take less time than workers to wake. The first one begins alone where
 # others do not come within so many pauses, some five microseconds.
@@ -67,24 +67,24 @@ class NativeFeed(Feed):
         )
         self._job_address = self._job.ctypes.data
         self._steps, self._team = _STEPS(code.address("steps")), _TOGETHER(code.address("team_steps"))
-        self._pace = binding.pace
+        self._thread_trial = binding.thread_trial
 
     def __call__(self, first: int, values: np.ndarray) -> int:
-        pace = self._pace
+        trial = self._thread_trial
         if self._binding.threads > 1:
             pool().ensure(self._binding.threads)
-        if pace is None:
+        if trial is None:
             return self._run(first, values, True)
-        trial = pace.trial(len(values))
-        done = self._timed(pace, first, values[:trial], not pace.together) if trial else 0
-        if done == len(values) or (trial and (done < trial or not np.isfinite(values[done - 1]))):
+        steps = trial.trial(len(values))
+        done = self._timed(trial, first, values[:steps], not trial.together) if steps else 0
+        if done == len(values) or (steps and (done < steps or not np.isfinite(values[done - 1]))):
             return done
-        return done + self._timed(pace, first + done, values[done:], pace.together)
+        return done + self._timed(trial, first + done, values[done:], trial.together)
 
-    def _timed(self, pace: Pace, first: int, values: np.ndarray, together: bool) -> int:
+    def _timed(self, trial: ThreadTrial, first: int, values: np.ndarray, together: bool) -> int:
         start = time.perf_counter()
         done = self._run(first, values, together)
-        pace.note(together, done, time.perf_counter() - start)
+        trial.note(together, done, time.perf_counter() - start)
         return done
 
     def _run(self, first: int, values: np.ndarray, together: bool) -> int:

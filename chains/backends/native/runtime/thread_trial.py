@@ -14,7 +14,7 @@ COUNTED_SECONDS = 1e-4  # calls that are shorter do not count: starting them tak
 CHANGE_BELOW = 0.95  # of the time
 
 
-class Pace:
+class ThreadTrial:
     """The seconds that steps take, by several threads together and by one alone. Several callers may share one."""
 
     def __init__(self) -> None:
