@@ -1,7 +1,7 @@
 """When two views meet: the one place that knows whether memory is shared.
 
-A view has known strides and a batch of unknown length, so the answers hold at every batch size. "Apart" is certain; views
-that are windows of one array are found to be apart where an axis, or the row of a matrix, lies between them.
+A view has known strides and a batch of unknown length, so the answers hold at every batch size. That two views do not meet is
+certain; that they may is an upper bound. Windows of one array that lie side by side along an axis are told apart.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ def same(a: View, b: View) -> bool:
 
 
 def across(a: View, b: View) -> bool:
-    """Whether two views may meet other than element by element, so that what fills one may overwrite what is still to be read
-    of the other.
+    """Whether two views may meet other than element by element.
+
+    Then an operation that goes through both in order may overwrite elements that it has still to read.
     """
     return a != b and meet(a, b)
 

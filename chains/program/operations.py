@@ -16,9 +16,9 @@ from chains.program.window import Window
 class Operation:
     """A step of a program: fills `outs` from `ins`. `label` says which layer recorded it.
 
-    What it does to memory is declared here, and a class says where it differs: everything that drops, moves, fuses or splits
-    operations goes by these declarations, not by names of classes. Operations work sample by sample: what they write for a
-    sample depends on the operands of that sample and on operands without samples, but for results over the whole batch.
+    Its effects are declared here, and a class declares what differs. All that drops, moves, fuses or splits operations goes by
+    these declarations. Operations work sample by sample: a sample's results depend on the operands of that sample and on
+    operands without samples. Results without samples may be over the whole batch.
     """
 
     elementwise: ClassVar[bool] = False  # whether each element is made of the operands' at the same place; outs may be ins
