@@ -13,11 +13,9 @@ from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.driver import share, write_driver
 from chains.backends.native.kernels import winograd
 from chains.backends.native.kernels.convolve import pack_kernels
-from chains.backends.native.kernels.elementwise import (
-    Frame,
-    lower_shared_map,
-)
+from chains.backends.native.kernels.elementwise import Frame, RowPointers, lower_shared_map
 from chains.backends.native.kernels.gemm import lower_large
+from chains.backends.native.kernels.outline import Outlines
 from chains.backends.native.kernels.packing import pack
 from chains.backends.native.kernels.prefetch import begin_fetching
 from chains.backends.native.kernels.row_pointers import ROW_POINTERS, list_rows
@@ -60,6 +58,7 @@ class Compiler:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.module = Module()
+        self.outlines = Outlines()
 
     def compiled(self) -> Compiled:
         schedule = self.schedule
@@ -156,7 +155,7 @@ class Compiler:
             frame.first, frame.whole = (f.compare("ne", flag, integer(0)) for flag in (first, f.arguments[-1]))
             frame.ahead = self._word(f, schedule.prefetch_position)
             if schedule.indexed:
-                frame.rows = schedule.indexed, self._word(f, schedule.rows_position)
+                frame.rows = RowPointers(schedule.indexed, self._word(f, schedule.rows_position))
         for view in views:
             base(view)
         body(frame)
@@ -177,8 +176,10 @@ class Compiler:
                 winograd.pack_transformed(frame, step.operation, packed)
             elif isinstance(step.operation, (Convolve, ConvolveInput)):
                 pack_kernels(frame, step.operation, packed)
+            elif step.packing_likeness:
+                self.outlines.call(frame, step.packing_likeness, "pack", partial(pack, source=source, target=packed))
             else:
-                pack(frame, source, frame.base(packed), packed.strides[0])
+                pack(frame, source, packed)
 
     def _product(self, step: Step, frame: Frame) -> None:
         f = frame.f
@@ -214,7 +215,11 @@ class Compiler:
 
     def _steps(self, steps: Sequence[Step], frame: Frame) -> None:
         for step in steps:
-            lower(frame, step, self.schedule)
+            if step.likeness:
+                write = partial(lower, step=step, schedule=self.schedule)
+                self.outlines.call(frame, step.likeness, step.operation.name, write)
+            else:
+                lower(frame, step, self.schedule)
 
 
 def compile_program(program: Program, processor: Processor, parts: int = 1) -> Compiled:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,6 +19,15 @@ from chains.program.operations import Map, Reduce
 from chains.program.view import Batch, Buffer, Extent, View
 
 
+@dataclass(frozen=True)
+class RowPointers:
+    """The input whose samples are found by pointers, where the list of these is, and elements to go on from each of them."""
+
+    buffer: Buffer
+    pointers: Value
+    offset: Value = field(default_factory=lambda: integer(0))
+
+
 @dataclass
 class Frame:
     """What a kernel knows of the function that it is written into: where views lie, and which samples there are."""
@@ -32,7 +41,7 @@ class Frame:
     small_tiles: bool  # whether a tile has as many samples as a vector has lanes
     first: Value | None = None  # whether sums over samples begin with these (i1); None where there are no tiles
     whole: Value | None = None  # whether these are the whole batch (i1)
-    rows: tuple[Buffer, Value] | None = None  # the input whose samples are listed, and where their addresses are
+    rows: RowPointers | None = None  # the samples of an input, where they are found by pointers
     ahead: Value | None = None  # where it says which samples to fetch for the next step (`ahead.py`); None: nowhere
 
     @property
@@ -62,8 +71,10 @@ class Frame:
     def row(self, view: View, i: Value, stride: int) -> Value:
         """The address of row i of a matrix, or of column i, whichever has this stride."""
         scalar = real_type(view.dtype)
-        if self.rows is not None and view.buffer is self.rows[0] and stride == view.buffer.size:
-            return self.f.address(self.f.load(PTR, self.f.address(self.rows[1], i, PTR)), integer(view.offset), scalar)
+        rows = self.rows
+        if rows is not None and view.buffer is rows.buffer and stride == view.buffer.size:
+            sample = self.f.load(PTR, self.f.address(rows.pointers, i, PTR))
+            return self.f.address(sample, self.f.add(rows.offset, view.offset), scalar)
         return self.f.address(self.base(view), self.f.mul(i, stride), scalar)
 
     def extent(self, extent: Extent) -> Value:

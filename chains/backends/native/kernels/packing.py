@@ -13,13 +13,14 @@ def packed_columns(matrix: View, lanes: int) -> int:
     return -(-int(matrix.shape[1]) // lanes) * lanes  # type: ignore[arg-type]
 
 
-def pack(frame: Frame, source: View, target: Value, columns: int) -> None:
+def pack(frame: Frame, source: View, target: View) -> None:
     """Copy a matrix with gaps between the numbers of a row to rows of whole vectors, with zeros behind the last column."""
     rows, used = concrete(source.shape, 1)
+    columns = target.strides[0]
     if source.strides[0] != 1:
-        _pack_by_number(frame, source, target, columns)
+        _pack_by_number(frame, source, target)
         return
-    f, lanes = frame.f, frame.lanes
+    f, lanes, to = frame.f, frame.lanes, frame.base(target)
     scalar = real_type(source.dtype)
     type = Type(scalar.name, lanes)
 
@@ -30,7 +31,7 @@ def pack(frame: Frame, source: View, target: Value, columns: int) -> None:
             pointer = f.address(frame.base(source), f.add(row, f.mul(f.add(column, j), source.strides[1])), scalar)
             vectors.append(f.load(type, pointer, f.lane_mask(lanes, height)) if j < width else number(type, 0.0))
         for i, vector in enumerate(transposed(f, vectors)[:height]):
-            f.store(vector, f.address(target, f.add(f.mul(f.add(row, i), columns), column), scalar))
+            f.store(vector, f.address(to, f.add(f.mul(f.add(row, i), columns), column), scalar))
 
     def blocks_of_rows(column: Value, width: int) -> None:
         whole = rows // lanes * lanes
@@ -46,19 +47,20 @@ def pack(frame: Frame, source: View, target: Value, columns: int) -> None:
         blocks_of_rows(integer(whole), used - whole)
 
 
-def _pack_by_number(frame: Frame, source: View, target: Value, columns: int) -> None:
+def _pack_by_number(frame: Frame, source: View, target: View) -> None:
     f = frame.f
     rows, used = concrete(source.shape, 1)
+    columns, to = target.strides[0], frame.base(target)
     scalar = real_type(source.dtype)
 
     def row(i: Value, _: list[Value]) -> None:
         def column(j: Value, _: list[Value]) -> None:
             offset = f.binary("add", f.mul(i, source.strides[0]), f.mul(j, source.strides[1]))
             x = f.load(scalar, f.address(frame.base(source), offset, scalar))
-            f.store(x, f.address(target, f.binary("add", f.mul(i, columns), j), scalar))
+            f.store(x, f.address(to, f.binary("add", f.mul(i, columns), j), scalar))
 
         def zero(j: Value, _: list[Value]) -> None:
-            f.store(number(scalar, 0.0), f.address(target, f.binary("add", f.mul(i, columns), j), scalar))
+            f.store(number(scalar, 0.0), f.address(to, f.binary("add", f.mul(i, columns), j), scalar))
 
         f.loop(integer(0), integer(used), 1, column)
         f.loop(integer(used), integer(columns), 1, zero)

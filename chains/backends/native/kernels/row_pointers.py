@@ -49,7 +49,7 @@ def list_rows(frame: Frame, samples: View, words: Value) -> None:
     """Write the addresses of a tile's samples."""
     f = frame.f
     assert frame.rows is not None
-    list, byte, nbytes = frame.rows[1], Type("i8"), samples.buffer.nbytes
+    list, byte, nbytes = frame.rows.pointers, Type("i8"), samples.buffer.nbytes
 
     def put(i: Value, data: Value, number: Value) -> None:
         f.store(f.address(data, f.mul(number, nbytes), byte), f.address(list, i, PTR))

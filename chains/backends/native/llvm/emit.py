@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -271,6 +272,13 @@ class Function:
         self.begin(labels[2])
         pairs = zip(*results, strict=True)
         return [self.assign(value.type, f"phi {value.type} {first}, {second}") for (value, first), (_, second) in pairs]
+
+    def drop_unused_arguments(self) -> list[int]:
+        """Leave out the arguments that no line mentions. Returns the positions of the others."""
+        mentioned = set(re.findall(r"%[\w.]+", "\n".join(self._lines)))
+        kept = [k for k, argument in enumerate(self.arguments) if argument.text in mentioned]
+        self.arguments = [self.arguments[k] for k in kept]
+        return kept
 
     def text(self, linkage: str = "") -> str:
         arguments = ", ".join(map(str, self.arguments))

@@ -171,7 +171,8 @@ def _gives_part(step: Step, gradient: View, steps: Sequence[Step]) -> bool:
 def _updated(position: int, segment: Segment, update: _Update, lanes: int) -> Step:
     """A step on a tile, with its update if it is a product behind which nobody reads what this writes."""
     step = segment.tiled_steps[position]
-    if not _gives_part(step, update.gradient, segment.tiled_steps) or step.operation.outs[0].sample_size < LEAST_ELEMENTS:
+    large = step.operation.outs[0].sample_size >= LEAST_ELEMENTS
+    if not large or not _gives_part(step, update.gradient, segment.tiled_steps):
         return step
     changed = update.on(step)
     written = [view for each in changed.update for view in each.outs]

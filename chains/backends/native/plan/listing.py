@@ -95,6 +95,10 @@ def _step(step: Step) -> Iterator[str]:
         yield f"      kernel {_place(step.kernel.out)} from {_place(step.kernel.a)} and {_place(step.kernel.b)}" + (
             ", not stored" if step.kernel.transient else ""
         )
+    if step.continued:
+        yield "      adds to a sum that this tile has begun"
+    if step.likeness:
+        yield "      written once for all steps that are alike"
 
 
 def _place(view: View) -> str:

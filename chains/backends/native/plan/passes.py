@@ -8,6 +8,7 @@ from chains.backends.native.llvm.target import Processor
 from chains.backends.native.plan.barriers import list_sums, place_barriers
 from chains.backends.native.plan.fused_update import fuse_update_into_large_products, fuse_update_into_tiles
 from chains.backends.native.plan.layout import arrange_layout
+from chains.backends.native.plan.outlining import outline_alike
 from chains.backends.native.plan.padding import pad_rows
 from chains.backends.native.plan.row_partition import partition_rows
 from chains.backends.native.plan.schedule import Schedule
@@ -32,6 +33,7 @@ PASSES: tuple[Pass, ...] = (
     place_barriers,
     place_tile_scratch,
     point_to_rows,
+    outline_alike,
 )
 
 

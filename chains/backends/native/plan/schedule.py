@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from chains.backends.native.kernels.fusion import Kernel
 from chains.backends.native.kernels.gemm import is_large
+from chains.backends.native.kernels.outline import Likeness
 from chains.backends.native.llvm.target import Processor
 from chains.program.operations import Map, Operation
 from chains.program.program import Program
@@ -35,7 +36,8 @@ class Step:
     only where the tile holds the whole batch. `origins` are the positions in the program of the operation and of both
     kinds of maps. `owner` is the thread that does a part of a product, `packed` are weights to copy before the
     tiles, and `kernel` says what a product has to do. A step is `continued` where it adds to a sum over the samples that an
-    earlier step of its tile has begun.
+    earlier step of its tile has begun. `likeness` says what its code has in common with that of other steps, where
+    it is written once for all of these; `packing_likeness` says so of the code that copies its weights.
     """
 
     operation: Operation
@@ -46,6 +48,8 @@ class Step:
     continued: bool = False
     packed: PackedWeights | None = None
     kernel: Kernel | None = None
+    likeness: Likeness | None = None
+    packing_likeness: Likeness | None = None
 
     @property
     def operations(self) -> tuple[Operation, ...]:

@@ -35,8 +35,10 @@ class _Draft:
 
     def take(self, step: Step) -> None:
         """Add a step on samples."""
-        self.tiled.append(replace(step, continued=_continues(self.sums, step.operation)))
-        self.sums += [step.operation] if step.operation.sums_over_batch else []
+        step = replace(step, continued=_continues(self.sums, step.operation))
+        self.tiled.append(step)
+        if step.operation.sums_over_batch and not step.continued:  # which adds to one of these sums
+            self.sums.append(step.operation)
 
     def finished(self) -> Segment:
         steps = [*self.tiled, *([self.product] if self.product else [])]

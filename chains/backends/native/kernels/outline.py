@@ -1,0 +1,112 @@
+"""Code that a program needs many times, written once: as a function of the addresses of the operands.
+
+Two pieces of code are alike where they are for the same operation with the same settings, on views of the same shapes that lie
+the same way in buffers of the same kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from chains.backends.native.kernels.elementwise import Frame, RowPointers
+from chains.backends.native.kernels.fusion import Kernel
+from chains.backends.native.llvm.emit import Function, Value, integer, real_type
+from chains.program.operations import Operation
+from chains.program.view import Buffer, View
+
+
+class Likeness:
+    """What a piece of code depends on, but for the places of its operands: code of equal `key`s is alike.
+
+    `parts` are operations, kernels, views and settings that decide about the code. `known` tells what decides about it of a
+    buffer, beside its role, type and shape. `first` has the first view of each buffer, as the parts name them in turn.
+    """
+
+    def __init__(self, known: Callable[[Buffer], Hashable], *parts: Any) -> None:
+        self._known = known
+        self.first: dict[Buffer, View] = {}
+        self.key = self._of(parts)
+
+    def _of(self, part: Any) -> Hashable:
+        if isinstance(part, View):
+            return self._of_view(part)
+        if isinstance(part, tuple):
+            return tuple(map(self._of, part))
+        if isinstance(part, (Operation, Kernel)):
+            return type(part), *(self._of(getattr(part, field.name)) for field in fields(part) if field.name != "label")
+        return repr(part)  # which tells 0.0 from -0.0
+
+    def _of_view(self, view: View) -> Hashable:
+        buffer = view.buffer
+        kind = () if buffer in self.first else (buffer.role, buffer.dtype, buffer.shape, self._known(buffer))
+        first = self.first.setdefault(buffer, view)
+        return list(self.first).index(buffer), kind, view.shape, view.strides, view.offset - first.offset
+
+
+@dataclass(frozen=True)
+class _Outlined:
+    """A function, the positions of the arguments that it takes, and what it was first written for."""
+
+    name: str
+    taken: list[int]
+    prototype: Likeness
+
+
+class Outlines:
+    """The functions of a module for code that is alike."""
+
+    def __init__(self) -> None:
+        self._functions: dict[Hashable, _Outlined] = {}
+
+    def call(self, frame: Frame, likeness: Likeness, hint: str, write: Callable[[Frame], None]) -> None:
+        """Call the function for this code, which `write` fills when it is first wanted."""
+        key = frame.first is None, likeness.key
+        if key not in self._functions:
+            self._functions[key] = _outlined(frame, likeness, f"{hint}_alike_{len(self._functions)}", write)
+        function = self._functions[key]
+        arguments = _arguments(frame, likeness, function.prototype)
+        frame.f.line(f"call void @{function.name}({', '.join(str(arguments[k]) for k in function.taken)})")
+
+
+def _outlined(frame: Frame, likeness: Likeness, name: str, write: Callable[[Frame], None]) -> _Outlined:
+    types = [argument.type for argument in _arguments(frame, likeness, likeness)]
+    f = Function(frame.f.module, name, [(type, f"a{k}") for k, type in enumerate(types)])
+    write(_inside(frame, f, likeness))
+    f.line("ret void")
+    taken = f.drop_unused_arguments()
+    f.module.add(f, "internal")
+    return _Outlined(name, taken, likeness)
+
+
+def _arguments(frame: Frame, likeness: Likeness, prototype: Likeness) -> list[Value]:
+    """What tells uses of a function apart: the addresses of their buffers, and what their frame knows of the samples.
+
+    Samples that are found by pointers have an offset behind these. It is told as the difference from the prototype's.
+    """
+    samples = (frame.count, frame.start, frame.first, frame.whole, frame.ahead)
+    values = [*map(frame.base, likeness.first.values()), *(value for value in samples if value is not None)]
+    if frame.rows is not None:
+        pairs = zip(likeness.first.values(), prototype.first.values(), strict=True)
+        moved = sum(own.offset - other.offset for own, other in pairs if own.buffer is frame.rows.buffer)
+        values += [frame.rows.pointers, frame.f.add(frame.rows.offset, moved)]
+    return values
+
+
+def _inside(frame: Frame, f: Function, likeness: Likeness) -> Frame:
+    """The frame of a function for such uses, which has these arguments."""
+    arguments = iter(f.arguments)
+    bases = {buffer: next(arguments) for buffer in likeness.first}
+
+    def base(view: View) -> Value:
+        offset = view.offset - likeness.first[view.buffer].offset
+        return f.address(bases[view.buffer], integer(offset), real_type(view.dtype))
+
+    def own(value: Value | None) -> Value | None:
+        return None if value is None else next(arguments)
+
+    count, start = next(arguments), next(arguments)
+    first, whole, ahead = own(frame.first), own(frame.whole), own(frame.ahead)
+    rows = frame.rows and RowPointers(frame.rows.buffer, next(arguments), next(arguments))
+    return replace(frame, f=f, base=base, count=count, start=start, first=first, whole=whole, ahead=ahead, rows=rows)
