@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,8 +20,11 @@ emulated.register(backends._BACKENDS)
 
 @pytest.fixture(autouse=True)
 def nothing_recorded():
-    """Every test records programs of its own, whatever others have changed while theirs were recorded."""
+    """Every test records and compiles programs of its own, whatever others have changed while theirs were made."""
     programs.RECORDED.clear()
+    compiled = sys.modules.get("chains.backends.native.compiled")
+    if compiled is not None:
+        compiled.COMPILED.clear()
 
 
 @pytest.hookimpl(tryfirst=True)

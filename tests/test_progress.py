@@ -133,7 +133,7 @@ def test_no_notice_in_a_log(capsys, monkeypatch):
 
 
 def test_compiling_is_announced(capsys, terminal, monkeypatch):
-    native = pytest.importorskip("chains.backends.native.binding")
+    native = pytest.importorskip("chains.backends.native.compiled")
     machine_code = native.machine_code
 
     def slowly(*arguments):

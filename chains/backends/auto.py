@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 
-from chains.backends.base import Arrays, Backend, Binding, UnsupportedOperationError
+from chains.backends.base import Arrays, Backend, Binding
 from chains.backends.numpy.backend import NumpyBackend
 from chains.program.program import Program
 
@@ -23,13 +23,7 @@ class AutoBackend(Backend):
         self.has_functions = self._native is not None
 
     def choose(self, program: Program) -> Backend:
-        if self._native is None:
-            return self._numpy
-        try:
-            self._native.prepare(program)
-        except UnsupportedOperationError:
-            return self._numpy
-        return self._native
+        return self._numpy if self._native is None or self._native.unsupported(program) else self._native
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> Binding:
         return self.choose(program).bind(program, batch, arrays, scratch)

@@ -95,8 +95,10 @@ class Backend(ABC):
         """The backend that is to run this program: itself, but for one that stands for several."""
         return self
 
-    def prepare(self, program: Program) -> None:  # noqa: B027 - most backends have nothing to prepare
-        """Do what can be done before the batch size is known. Raises UnsupportedOperationError as `bind` does."""
+    def unsupported(self, program: Program) -> str | None:
+        """Why the backend cannot run a program, in a sentence that names the operation and its layer; None where it can."""
+        unknown = (operation for operation in program.operations if type(operation) not in self.lowered)
+        return next((cannot_run(self.name, operation) for operation in unknown), None)
 
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
         """The program as the backend runs it, for people to read; with `passes`, what each pass made of it on the way there.
@@ -318,6 +320,12 @@ class Executable:
     def _fits(self, name: str, array: np.ndarray) -> bool:
         buffer = self.program.buffers.get(name)
         return buffer is not None and array.flags.c_contiguous and array.dtype == buffer.dtype
+
+
+def cannot_run(backend: str, operation: Operation, why: str = "") -> str:
+    """The sentence for `Backend.unsupported`."""
+    where = f" of {operation.label}" if operation.label else ""
+    return f"backend {backend!r} cannot run the operation `{operation.name}`{where}" + (why and f", `{operation}`: {why}")
 
 
 def decline(*_: object) -> None:

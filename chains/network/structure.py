@@ -3,7 +3,9 @@
 Two things get the same value only where it is certain that they record the same: numbers of one type and the same bits,
 layers, losses and formulas of this package with such settings, and functions of this package. An object of somebody else's
 class is a value where its class defines both `__eq__` and `__hash__`, as a frozen dataclass does. Of other things
-(a lambda, a list, a layer of one's own that does not say when it is equal) nobody can tell: they raise `Unknown`.
+(a lambda, an array, a layer of one's own that does not say when it is equal) nobody can tell: they raise `Unknown`.
+
+A value is taken when a program is recorded or looked for. It holds what is in lists and dictionaries then.
 """
 
 from __future__ import annotations
@@ -36,8 +38,10 @@ def value_of(thing: Any) -> Hashable:
         return bool, thing  # which equals an int
     if kind is float:
         return float, thing.hex()  # which tells 0.0 from -0.0
-    if kind is tuple:
-        return tuple, *map(value_of, thing)
+    if kind in (tuple, list):
+        return kind, *map(value_of, thing)
+    if kind is dict:
+        return dict, *((value_of(name), value_of(value)) for name, value in thing.items())
     if kind is frozenset:
         return frozenset, frozenset(map(value_of, thing))
     if kind.__module__.startswith("chains."):
@@ -92,7 +96,7 @@ def _compares(kind: type) -> bool:
 def _hashed(thing: Any) -> Hashable:
     try:
         hash(thing)
-    except TypeError:  # it holds a list, say
+    except TypeError:  # it holds something that cannot be hashed
         raise Unknown from None
     found: Hashable = thing
     return found

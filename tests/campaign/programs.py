@@ -11,8 +11,7 @@ import sys
 import numpy as np
 
 from chains.backends import UnsupportedOperationError
-from chains.backends.native import NativeBackend
-from chains.backends.native import binding as native_binding
+from chains.backends.native import NativeBackend, memory_plan
 from chains.backends.numpy.backend import NumpyBackend
 from tests.campaign import running
 from tests.campaign.drawn import LARGEST_BATCH, Drawn
@@ -30,14 +29,14 @@ def attempt(seed: int, number: int) -> str:
     kind = f"{dtype} {'exact' if exact else 'smooth'}"
     if not program.operations:
         return f"{kind}: nothing to do"
-    native_binding.THREADED_WORK = 1 if rng.random() < 0.5 else 400_000
+    memory_plan.THREADED_WORK = 1 if rng.random() < 0.5 else 400_000
     runs = [(batch, drawn.arrays(program, batch)) for batch in rng.choice(BATCHES, 2).tolist()]
     wanted = [run_on(NumpyBackend(), program, batch, arrays) for batch, arrays in runs]
     outcomes = [kind]
     for simd in INSTRUCTIONS:
         runner = NativeBackend(threads=int(rng.integers(1, 4)), simd=simd)
         try:
-            runner.prepare(program)
+            runner.compile(program)
         except UnsupportedOperationError as error:
             outcomes.append(f"{simd}: refused: {_reason(str(error))}")
             continue

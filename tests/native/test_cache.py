@@ -8,6 +8,8 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -22,8 +24,9 @@ from chains.network.programs import Programs
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native import NativeBackend
+from chains.backends.native import NativeBackend, compiled, compiler
 from chains.backends.native import binding as native_module
+from chains.backends.native.compiled import COMPILED
 from chains.backends.native.llvm import cache as cache_files
 from chains.backends.native.llvm import jit as machine
 from chains.backends.native.runtime import shared
@@ -45,13 +48,70 @@ def compiled_again():
     np.testing.assert_allclose(y, np.exp(x) + 0.125, rtol=1e-6)
     cached = runner.compile(program).code.cached
     del runner
+    COMPILED.clear()
     gc.collect()  # code that is still in use would be shared
     return cached
 
 
 def test_the_second_time_the_code_comes_from_the_disk(folder):
     assert [compiled_again() for _ in range(3)] == [False, True, True]
-    assert len(list(folder.iterdir())) == 1
+    assert len(list(folder.iterdir())) == 2  # the program's and its code
+
+
+def test_no_assembly_is_written_for_a_program_on_the_disk(folder, monkeypatch):
+    assert not compiled_again()
+    monkeypatch.setattr(compiler, "Compiler", None)
+    assert compiled_again()
+
+
+def test_a_program_whose_code_is_gone_is_compiled_again(folder):
+    compiled_again()
+    code_of(folder).unlink()
+    assert [compiled_again() for _ in range(2)] == [False, True]
+
+
+def test_another_compiler_writes_its_own_assembly(folder, monkeypatch):
+    """Where that comes to the same, the code is the same."""
+    assert not compiled_again()
+    monkeypatch.setattr(compiled, "compiler_version", lambda: "another")
+    assert compiled_again()
+    assert len(list(folder.iterdir())) == 3
+    monkeypatch.setattr(compiler, "Compiler", None)
+    assert compiled_again()
+
+
+def test_the_compilers_version_covers_what_it_is_made_of():
+    """Whatever the compiler imports that is not hashed decides on nothing that it writes."""
+    unseen = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True).stdout.split()
+    assert set(unseen) <= {"chains.lazy", "chains.messages", "chains.checks", "chains.recent", "chains.progress", *FOREIGN}
+
+
+FOREIGN = {"chains.backends.base", "chains.backends.places", "chains.backends.auto"}
+IMPORTED = """
+import ast, importlib.util, pathlib
+from chains.backends.native.llvm.version import SOURCES
+root = pathlib.Path(importlib.util.find_spec("chains").origin).parent
+seen, left = set(), ["chains.backends.native.compiler", "chains.backends.native.plan.passes"]
+while left:
+    name = left.pop()
+    path = root.parent.joinpath(*name.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if name in seen or not name.startswith("chains.") or not path.is_file():
+        continue
+    seen.add(name)
+    inside = str(path.relative_to(root))
+    if not inside.startswith(SOURCES):
+        print(name)
+        continue
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            left += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+"""
+
+
+def code_of(folder):
+    """The file of the code, which is longer than that of the program."""
+    return max(folder.iterdir(), key=lambda path: path.stat().st_size)
 
 
 def test_cached_code_of_another_pipeline_is_not_used(folder, monkeypatch):
@@ -65,8 +125,8 @@ def emitted(folder, monkeypatch):
     """The names of code as it is made: compiled or read from the disk."""
     native_module.runtime()  # made once a process
     shared.gatherer(np.dtype("f4"), np.dtype("f4"))
-    names, load = [], cache_files.load
-    monkeypatch.setattr(cache_files, "load", lambda name: names.append(name) or load(name))
+    names, make = [], machine.Code
+    monkeypatch.setattr(machine, "Code", lambda name, *rest, **more: names.append(name) or make(name, *rest, **more))
     return names
 
 
@@ -100,6 +160,7 @@ def test_code_that_nobody_uses_is_let_go(emitted):
     for round in range(3):
         for width in (41, 42, 43):
             trained_once(fresh_net(width))
+        COMPILED.clear()
         gc.collect()
         assert len(machine._made) <= before
         assert len(emitted) == 3 * (round + 1)
@@ -129,19 +190,23 @@ DAMAGE = {
 }
 
 
+@pytest.mark.parametrize("whose", ["code", "program"])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_replaced(damage, folder):
+def test_a_damaged_file_is_replaced(damage, whose, folder):
     compiled_again()
-    (path,) = folder.iterdir()
-    path.write_bytes(DAMAGE[damage](path.read_bytes()))
-    assert [compiled_again() for _ in range(2)] == [False, True]
+    code = code_of(folder)
+    path = code if whose == "code" else next(path for path in folder.iterdir() if path != code)
+    before = path.read_bytes()
+    path.write_bytes(DAMAGE[damage](before))
+    assert [compiled_again() for _ in range(2)] == [whose == "program", True]
+    assert path.read_bytes() == before
 
 
 def test_a_folder_in_the_place_of_a_file(folder):
     compiled_again()
-    (path,) = folder.iterdir()
-    path.unlink()
-    path.mkdir()
+    for path in list(folder.iterdir()):
+        path.unlink()
+        path.mkdir()
     assert not compiled_again()
 
 
@@ -160,7 +225,7 @@ def test_the_cache_lies_in_the_users_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("CHAINS_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert [compiled_again() for _ in range(2)] == [False, True]
-    assert len(list((tmp_path / "chains" / "native").glob("*.o"))) == 1
+    assert len(list((tmp_path / "chains" / "native").glob("*.o"))) == 2
 
 
 @pytest.mark.parametrize("place", ["a file", "a file/below"])
@@ -182,7 +247,7 @@ def test_clearing_the_cache(folder):
     compiled_again()
     (folder / f"{7:040}-unfinished.new").write_bytes(b"x")
     (folder / "mine.o").write_bytes(b"of another program")
-    assert cache_files.clear() == 2
+    assert cache_files.clear() == 3
     assert [path.name for path in folder.iterdir()] == ["mine.o"]
     assert cache_files.clear() == 0
     assert not compiled_again()
@@ -311,7 +376,7 @@ def test_a_file_that_another_user_owns_is_not_used(kept, folder, said, monkeypat
 def test_code_that_was_planted_is_not_executed(folder, said):
     """In a folder for everybody, whatever lies there under the right name."""
     assert not compiled_again()
-    (path,) = folder.iterdir()
+    path = code_of(folder)
     folder.chmod(0o777)
     head = len(cache_files._MAGIC)
     crash = b"\xcc" * 500
@@ -414,4 +479,4 @@ def test_two_processes_at_once(tmp_path):
     assert all_finished(processes) == ["done", "done"]
     names = [path.suffix for path in (tmp_path / "cache").iterdir()]
     assert set(names) == {".o"}
-    assert len(names) == 12
+    assert len(names) == 24

@@ -13,7 +13,7 @@ from tests.test_random_chains import cases
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native import binding as native_module
+from chains.backends.native import memory_plan
 from tests.native.support import Fenced, assert_equal_results, gradient_program, native, random_arrays, run_fenced, run_on
 
 CHOSEN = [*LAYERS[::2], *LOSS_CASES[::4], *PENALTY_CASES[::5], *(case for case in CASES if case.name.startswith("own-"))]
@@ -42,7 +42,7 @@ def test_random_chains_equal_numpy(data):
     program = gradient_program(case.net(), "float64", case.loss, case.weighted, case.penalty)
     arrays = random_arrays(program, batch)
     wanted = run_on(NumpyBackend(), program, batch, arrays, runs=2)  # a state is updated by each
-    native_module.THREADED_WORK, before = 1, native_module.THREADED_WORK
+    memory_plan.THREADED_WORK, before = 1, memory_plan.THREADED_WORK
     try:
         for threads in (1, 2):
             fences = Fenced()
@@ -50,4 +50,4 @@ def test_random_chains_equal_numpy(data):
             fences.check()
             assert_equal_results(actual, wanted, "float64", factor=10.0)
     finally:
-        native_module.THREADED_WORK = before
+        memory_plan.THREADED_WORK = before

@@ -24,7 +24,7 @@ NUMBERS = (1, 2, 3)
 @pytest.fixture
 def eager(monkeypatch):
     """Threads are used for any amount of work, also to split products."""
-    monkeypatch.setattr("chains.backends.native.binding.THREADED_WORK", 1)
+    monkeypatch.setattr("chains.backends.native.memory_plan.THREADED_WORK", 1)
     monkeypatch.setattr("chains.backends.native.backend.SPLIT_WORK", 1)
 
 

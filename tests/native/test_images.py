@@ -33,7 +33,7 @@ from chains.program.operations import Convolve, ConvolveInput
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native.binding import MemoryPlan
+from chains.backends.native.memory_plan import MemoryPlan
 from chains.backends.native.kernels import block_shapes, gemm, winograd
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.plan.layout import arrange_layout

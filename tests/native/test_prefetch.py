@@ -12,7 +12,10 @@ from chains import SGD, Chain, Dense, SquaredLoss, tanh, σ
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native.backend import NativeBackend
+from chains.backends.native.compiler import compile_program
+from chains.backends.native.feed import row_shares
 from chains.backends.native.kernels import prefetch as ahead
+from chains.backends.native.llvm.target import processor
 from chains.backends.native.runtime.shared import pool
 
 LEFT, NEXT, ROWS, NUMBERS = (ahead.PREFETCH.positions[name] for name in ("left", "next", "rows", "numbers"))
@@ -40,15 +43,15 @@ def test_a_step_goes_through_all_the_lines_of_the_next_rows(width, batch):
 
 
 def test_nothing_is_asked_for_where_samples_are_small():
-    backend = NativeBackend(threads=1)
-    code = [backend.compile(Chain(Dense(n, 8)).program(SquaredLoss(), SGD(0.1))).code.text for n in (100, 200)]
+    programs = [Chain(Dense(n, 8)).program(SquaredLoss(), SGD(0.1)) for n in (100, 200)]
+    code = [compile_program(program, processor()).text for program in programs]
     assert ["llvm.prefetch" in text for text in code] == [False, True]
 
 
 def test_threads_share_the_lines_of_every_sample():
     source = np.zeros((5, 784), np.float32)
     for count in (1, 2, 3, 4):
-        found = ahead.parts(source, count)
+        found = row_shares(source, count)
         assert [nbytes for _, nbytes, _ in found] == [4 * 784] * count
         assert sum(lines for *_, lines in found) == 49
         assert found[0][0] == source.ctypes.data

@@ -11,6 +11,8 @@ from tests.harness import assert_close
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native.backend import NativeBackend
+from chains.backends.native.compiler import compile_program
+from chains.backends.native.llvm.target import processor
 from chains.backends.numpy.backend import NumpyBackend
 from tests.native.support import Fenced, floats, random_arrays, run_on
 
@@ -24,8 +26,7 @@ NETWORKS = {
 
 
 def picked(net, dtype=np.float32, loss=SquaredLoss()):  # noqa: B008 - it has no state
-    buffer = NativeBackend().compile(net.program(loss, SGD(0.1), dtype=dtype)).compiled.indexed
-    return buffer and buffer.name
+    return compile_program(net.program(loss, SGD(0.1), dtype=dtype), processor()).signature.indexed
 
 
 def test_which_samples_are_picked():

@@ -281,7 +281,7 @@ def test_shared_weights_whose_rows_are_divided_among_threads(threads, kind, many
         sources, order = problem(net, batch, kind)
         arrays = states(program, batch)
         runner = native(threads)
-        assert runner.compile(program, batch).compiled.parts >= 2
+        assert runner.compile(program, batch).signature.parts >= 2
         alone = fed(runner, program, batch, arrays, sources, order)
         assert_same_bits(fed(runner, program, batch, arrays, sources, order, together=True), alone, f"batch {batch}")
         assert_equal_results(alone, fed(NumpyBackend(), program, batch, arrays, sources, order), kind, factor=100)

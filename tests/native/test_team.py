@@ -37,7 +37,7 @@ def test_split_products_equal_numpy_and_have_the_same_bits_alone(name, threads, 
         sources, order = problem(net, batch, kind)
         arrays = states(program, batch)
         runner = native(threads)
-        assert 2 <= runner.compile(program, batch).compiled.parts <= threads
+        assert 2 <= runner.compile(program, batch).signature.parts <= threads
         alone = fed(runner, program, batch, arrays, sources, order)
         for _ in range(3):
             assert_same_bits(fed(runner, program, batch, arrays, sources, order, together=True), alone, f"batch {batch}")

@@ -101,7 +101,7 @@ def first_use():
     """Several threads are the first to use the worker threads, all at once."""
     program, barrier = small_program(), threading.Barrier(8)
     arrays = random_arrays(program, 2000)
-    native(2).prepare(program)
+    native(2).compile(program)
 
     def work(_):
         barrier.wait()

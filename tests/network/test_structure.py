@@ -262,7 +262,7 @@ def test_states_stay_apart():
 @pytest.mark.parametrize(
     "things",
     [(1, True), (1, 1.0), (0.0, -0.0), (np.float32(1), np.float64(1)), ((1, 2), (1, (2,))), ("1", b"1"), (None, 0), ((), None),
-     (np.dtype("f4"), np.dtype(">f4")), (float, int)],
+     (np.dtype("f4"), np.dtype(">f4")), (float, int), ([1], (1,)), ([1], [1.0]), ({"a": 1, "b": 2}, {"b": 2, "a": 1})],
     ids=str,
 )  # fmt: skip
 def test_values_tell_types_and_bits_apart(things):
@@ -279,7 +279,7 @@ def test_values_tell_types_and_bits_apart(things):
 
 @pytest.mark.parametrize(
     "thing",
-    [[1], {"a": 1}, {1}, np.zeros(2), lambda: 0, object(), Boost(1.0), Exception("x"), print],
+    [{1}, np.zeros(2), [np.zeros(2)], {"a": object()}, lambda: 0, object(), Boost(1.0), Exception("x"), print],
     ids=lambda t: type(t).__name__,
 )
 def test_of_other_things_nobody_can_tell(thing):

@@ -49,9 +49,6 @@ class DeviceBackend(Backend):
         aligned = all(device.address(arrays[name]) % ALIGNMENT == 0 for name in names if device.owns(arrays[name]))
         return DeviceBinding(device, self.steps(program, batch, aligned), batch, arrays, scratch)
 
-    def prepare(self, program: Program) -> None:
-        self.compile(program)
-
     def compile(self, program: Program, batch: int = 1, aligned: bool = True) -> Compiled:
         """The steps of a program and the text of its kernels, made the first time.
 
@@ -139,9 +136,6 @@ class CupyBackend(Backend):
         if scratch is not None and not device.owns(scratch):
             scratch = device.array(scratch)
         return HostBinding(self.on_device.bind(program, batch, {}, scratch), arrays)
-
-    def prepare(self, program: Program) -> None:
-        self.on_device.prepare(program)
 
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
         return self.on_device.listing(program, passes=passes, batch=batch)

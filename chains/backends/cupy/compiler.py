@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.base import UnsupportedOperationError
+from chains.backends.base import UnsupportedOperationError, cannot_run
 from chains.backends.cupy.device.interface import Convolutions
 from chains.backends.cupy.kernels import library_convolutions
 from chains.backends.cupy.kernels.bfloat16 import with_bfloat16
@@ -164,9 +164,7 @@ class Compiled:
         try:
             lower = LOWERINGS[type(operation)]
         except KeyError:
-            raise UnsupportedOperationError(
-                f"backend 'cupy' cannot run the operation `{operation.name}` of {operation.label}"
-            ) from None
+            raise UnsupportedOperationError(cannot_run("cupy", operation)) from None
         return lower(self, operation)
 
     def _reduce(self, operation: Reduce) -> list[Command]:

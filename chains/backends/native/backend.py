@@ -11,20 +11,19 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 
 from chains.backends.base import Arrays, Backend, Binding, Feed
-from chains.backends.native.binding import CompiledProgram, NativeBinding, announcement
+from chains.backends.native.binding import NativeBinding
+from chains.backends.native.compiled import CompiledProgram, compiled_program, listing_of
 from chains.backends.native.feed import NativeFeed
 from chains.backends.native.following import FollowingBinding, FollowingFeed, following_function
 from chains.backends.native.llvm.target import processor
-from chains.backends.native.lowerings import LOWERINGS
-from chains.backends.native.plan.listing import passes_text
-from chains.backends.native.plan.row_partition import MOST_PARTS, MOST_SAMPLES
 from chains.backends.native.runtime.epoch import SOURCES
 from chains.backends.native.runtime.fastcall import python_function
 from chains.backends.native.runtime.shared import pool
+from chains.backends.native.support import LIMITS, unsupported
 from chains.program.program import Program
-from chains.progress import notice
 from chains.threads import MOST_THREADS, get_num_threads
 
+MOST_PARTS, MOST_SAMPLES = 4, 15  # for which products are partitioned among threads (`plan/row_partition.py`)
 QUICK_WORK = 4_000_000  # up to so many operations a call keeps the interpreter's lock: some ten microseconds
 SPLIT_WORK = 300_000  # operations of a batch, each part's, from which on products of one tile are split
 
@@ -49,7 +48,7 @@ class NativeBackend(Backend):
     """
 
     name = "native"
-    lowered = LOWERINGS.keys()
+    lowered = LIMITS.keys()
     has_functions = True
 
     def __init__(self, *, threads: int | None = None, simd: str | None = None) -> None:
@@ -74,15 +73,12 @@ class NativeBackend(Backend):
             return FollowingBinding(program, batch, arrays, partial(self.compile, program, batch), scratch)
         return NativeBinding(program, self.compile(program, batch), batch, arrays, self._threads, scratch)
 
-    def prepare(self, program: Program) -> None:
-        self.compile(program)
+    def unsupported(self, program: Program) -> str | None:
+        return unsupported(program)
 
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
         """LLVM's assembly as it is written, then the processor's; or, with `passes`, the schedule after each of them."""
-        if passes:
-            return passes_text(program, self.processor, _parts(self.threads, _work(program), batch))
-        code = self.compile(program, batch).code
-        return f"{program}\n\n{code.text}\n{code.assembly()}"
+        return listing_of(program, self.processor, _parts(self.threads, _work(program), batch), passes)
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
         threads = self.threads
@@ -105,18 +101,17 @@ class NativeBackend(Backend):
         return None
 
     def compile(self, program: Program, batch: int | None = None, threads: int | None = None) -> CompiledProgram:
-        """A program compiled for a batch size, or for any; made the first time, its machine code when it is first asked for."""
+        """A program compiled for a batch size, or for any; found or made the first time."""
         threads = threads or self.threads
         with self._lock:
             if program not in self._compiled:
                 self._compiled[program] = {}
                 self._work[program] = _work(program)
-            parts = _parts(threads, self._work[program], batch)
-            made = self._compiled[program]
+            work, made = self._work[program], self._compiled[program]
+            parts = _parts(threads, work, batch)
             if parts not in made:
-                with notice(announcement(program)):
-                    native = CompiledProgram(program, self.processor, parts, self._work[program])
-                made[parts] = made[native.compiled.parts] = native
+                native = compiled_program(program, self.processor, parts, work)
+                made[parts] = made[native.signature.parts] = native
             return made[parts]
 
     def __repr__(self) -> str:

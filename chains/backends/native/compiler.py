@@ -18,13 +18,16 @@ from chains.backends.native.kernels.gemm import lower_large
 from chains.backends.native.kernels.outline import Outlines
 from chains.backends.native.kernels.packing import pack
 from chains.backends.native.kernels.prefetch import begin_fetching
-from chains.backends.native.kernels.row_pointers import ROW_POINTERS, list_rows
+from chains.backends.native.kernels.row_pointers import list_rows
 from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer
 from chains.backends.native.llvm.target import Processor
-from chains.backends.native.lowerings import LOWERINGS, lower
+from chains.backends.native.llvm.words import ROW_POINTERS
+from chains.backends.native.lowerings import lower
 from chains.backends.native.plan.barriers import read_by_others
 from chains.backends.native.plan.passes import schedule_of
 from chains.backends.native.plan.schedule import Schedule, Segment, Step, Work
+from chains.backends.native.signature import Signature, Slot
+from chains.backends.native.support import unsupported
 from chains.program.operations import (
     Convolve,
     ConvolveInput,
@@ -36,20 +39,10 @@ from chains.program.view import Buffer, View
 
 @dataclass(frozen=True)
 class Compiled:
-    """The assembly of a program and what a caller must know to run it."""
+    """The assembly of a program, and what a caller must know to run it."""
 
     text: str
-    table: tuple[Buffer, ...]  # the buffers in the order of the table of addresses
-    laned: frozenset[Buffer]  # those laid out in lanes; where there are any, tiles have one size
-    tile: int  # samples
-    room: int  # samples, at most
-    tile_bytes: int  # scratch of one tile
-    sums: tuple[Buffer, ...]  # the buffers that hold sums over samples: each thread has its own
-    packed: frozenset[Buffer]  # packed weights: each thread has its own
-    indexed: Buffer | None  # the input whose samples may be read by their numbers (`row_pointers.py`)
-    products: bool  # whether there are large products: threads without tiles share these
-    parts: int  # into which products are partitioned; with more than one, a tile is the whole batch
-    read_by_others: frozenset[str]  # inputs that other threads may still read when the first one has finished a step
+    signature: Signature
 
 
 class Compiler:
@@ -65,21 +58,7 @@ class Compiler:
         for number, segment in enumerate(schedule.segments):
             self._write_segment(number, segment)
         write_driver(self.module, schedule)
-        packed = [step.packed.copy.buffer for segment in schedule.segments for step in segment.tiled_steps if step.packed]
-        return Compiled(
-            text=self.module.text(),
-            table=schedule.table,
-            laned=schedule.laned,
-            tile=schedule.tile,
-            room=schedule.room,
-            tile_bytes=schedule.tile_bytes,
-            sums=schedule.summed,
-            packed=frozenset(packed),
-            indexed=schedule.indexed,
-            products=any(schedule.products),
-            parts=schedule.parts,
-            read_by_others=read_by_others(schedule),
-        )
+        return Compiled(self.module.text(), signature_of(schedule))
 
     # Functions
 
@@ -143,8 +122,6 @@ class Compiler:
         def base(view: View) -> Value:
             # Written at the beginning of the function, so that every block may use it.
             buffer = view.buffer
-            if buffer.dtype.itemsize not in (4, 8):
-                raise UnsupportedOperationError(f"backend 'native' has no operation on {buffer.dtype} (`{view}`)")
             element = Type({4: "float", 8: "double"}[buffer.dtype.itemsize])
             if buffer not in bases:
                 bases[buffer] = begin(buffer, element)
@@ -222,14 +199,34 @@ class Compiler:
                 lower(frame, step, self.schedule)
 
 
+def signature_of(schedule: Schedule) -> Signature:
+    """What a caller must know to run a program of this schedule."""
+    packed = {step.packed.copy.buffer for segment in schedule.segments for step in segment.tiled_steps if step.packed}
+
+    def slot(buffer: Buffer) -> Slot:
+        kind = buffer in schedule.laned, buffer in packed
+        return Slot(buffer.name, buffer.role, buffer.nbytes, buffer.batched, *kind)
+
+    return Signature(
+        table=tuple(map(slot, schedule.table)),
+        sums=tuple(map(schedule.table.index, schedule.summed)),
+        tile=schedule.tile,
+        room=schedule.room,
+        tile_bytes=schedule.tile_bytes,
+        indexed=None if schedule.indexed is None else schedule.indexed.name,
+        products=any(schedule.products),
+        one_size=bool(schedule.laned),
+        parts=schedule.parts,
+        read_by_others=tuple(sorted(read_by_others(schedule))),
+    )
+
+
 def compile_program(program: Program, processor: Processor, parts: int = 1) -> Compiled:
     """Write the assembly, with products partitioned among so many threads if that is worth it.
 
     Raises UnsupportedOperationError, naming it, for an operation that cannot be compiled.
     """
-    for operation in program.operations:
-        if type(operation) not in LOWERINGS:
-            raise UnsupportedOperationError(
-                f"backend 'native' cannot run the operation `{operation.name}` of {operation.label}"
-            )
+    reason = unsupported(program)
+    if reason is not None:
+        raise UnsupportedOperationError(reason)
     return Compiler(schedule_of(program, processor, parts)).compiled()

@@ -11,27 +11,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer, real_type
-from chains.backends.native.llvm.struct import Struct
 from chains.backends.native.llvm.vectormath import maximum
+from chains.backends.native.llvm.words import ARGUMENTS, THREAD
 from chains.backends.native.plan.schedule import Schedule, Segment, SumRun
 from chains.backends.native.plan.segments import SHARED_ELEMENTS, TEAM_ELEMENTS
 
-ARGUMENTS = Struct(
-    {
-        "batch": "i64",  # samples
-        "tile": "i64",  # samples
-        "threads": "i64",
-        "sharing": "i64",  # threads that have tiles
-        "pool": "ptr",
-        "parallel": "ptr",  # functions of the pool
-        "meet": "ptr",
-        "run": "ptr",  # functions of the program
-        "member": "ptr",
-        "team": "i64",  # 1 where there is a team; below zero where it is awaited for so many more steps
-        "gathers": "i64",  # whether samples are gathered that the threads of a team may still read
-    }
-)
-THREAD = Struct({"table": "ptr", "scratch": "ptr"})  # addresses of a thread's table of buffers and of its scratch memory
 word = ARGUMENTS.load
 
 

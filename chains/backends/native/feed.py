@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Mapping
+from itertools import pairwise
 
 import numpy as np
 
 from chains.backends.base import Feed
 from chains.backends.native.binding import NativeBinding
-from chains.backends.native.kernels.prefetch import PREFETCH, parts
-from chains.backends.native.kernels.row_pointers import ROW_POINTERS
+from chains.backends.native.llvm.words import LINE, PREFETCH, ROW_POINTERS
 from chains.backends.native.runtime.epoch import GATHER, JOB
 from chains.backends.native.runtime.shared import gatherer, pool, runtime
 from chains.backends.native.runtime.thread_trial import ThreadTrial
@@ -22,6 +22,14 @@ TEAM_STEPS = 50
 PATIENCE = 400
 _STEPS = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 _TOGETHER = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+
+
+def row_shares(source: np.ndarray, count: int) -> list[tuple[int, int, int]]:
+    """The samples of a data set for so many threads to fetch, each a share of every row: address, bytes and lines of a row."""
+    nbytes = source[0].nbytes
+    lines = -(-nbytes // LINE)
+    cuts = [lines * k // count for k in range(count + 1)]
+    return [(source.ctypes.data + begin * LINE, nbytes, end - begin) for begin, end in pairwise(cuts)]
 
 
 class NativeFeed(Feed):
@@ -47,7 +55,7 @@ class NativeFeed(Feed):
         widest = np.zeros((len(binding.ahead), 3), np.int64)  # the samples to ask for ahead
         if sources:
             fetchers = len(widest) if direct else 1  # all threads read samples that are picked, the first one gathers
-            widest[:fetchers] = parts(max(sources.values(), key=lambda source: source[0].nbytes), fetchers)
+            widest[:fetchers] = row_shares(max(sources.values(), key=lambda source: source[0].nbytes), fetchers)
         self._prefetched = dict(zip(("data", "nbytes", "lines"), widest.T, strict=True))
         value, random = binding.arrays["value"], binding.arrays.get("random")
         self._orders = order.ctypes.data

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.base import UnsupportedOperationError
+from chains.backends.base import UnsupportedOperationError, cannot_run
 from chains.backends.numpy.formulas import UFUNCS, Register, scalar_call, schedule
 from chains.backends.numpy.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.numpy.memory import Memory
@@ -49,9 +49,7 @@ def lower(memory: Memory, operation: Operation) -> list[Call]:
     try:
         lowering = LOWERINGS[type(operation)]
     except KeyError:
-        raise UnsupportedOperationError(
-            f"backend 'numpy' cannot run the operation `{operation.name}` of {operation.label}"
-        ) from None
+        raise UnsupportedOperationError(cannot_run("numpy", operation)) from None
     return lowering(memory, operation)
 
 

@@ -7,14 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.kernels.block_shapes import BlockShapes, block_shapes
 from chains.backends.native.llvm import vectormath
 from chains.backends.native.llvm.accumulators import accumulate, accumulators_for
 from chains.backends.native.llvm.blocking import panels
 from chains.backends.native.llvm.emit import I64, PTR, Function, Type, Value, integer, number, real_type
 from chains.expr import Formula
-from chains.program.alias import across
 from chains.program.operations import Map, Reduce
 from chains.program.view import Batch, Buffer, Extent, View
 
@@ -122,11 +120,6 @@ def lower_map(frame: Frame, operation: Map) -> None:
     if all(view.ndim == 0 for view in operation.views):
         _scalar_map(frame, operation)
         return
-    for out in operation.outs:
-        if any(across(view, out) for view in operation.ins):
-            raise UnsupportedOperationError(f"backend 'native' cannot write `{out}` across an operand: `{operation}`")
-    if any(view.dtype != operation.outs[0].dtype for view in operation.views):
-        raise UnsupportedOperationError(f"backend 'native' wants operands of one type: `{operation}`")
     _map_elements(frame, operation)
 
 
@@ -279,8 +272,6 @@ def _as_condition(f: Function, value: Value) -> Value:
 
 def lower_copy(frame: Frame, out: View, source: View) -> None:
     f = frame.f
-    if out.dtype != source.dtype and (out.ndim or source.ndim):
-        raise UnsupportedOperationError(f"backend 'native' cannot convert {source.dtype} to {out.dtype} in a copy: `{out}`")
     if out.dtype != source.dtype:
         _scalar_map(frame, Map((out,), (source,), Formula(("x",), (), (0,))))
         return

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.llvm.vectormath import ELEMENTARY
 from chains.program.alias import meet
 from chains.program.operations import Map, MatMul, Operation
@@ -42,10 +41,6 @@ class Kernel:
 def kernel_of(operation: Operation, maps: Sequence[Map]) -> Kernel:
     assert isinstance(operation, MatMul)
     (out,), (a, b) = operation.outs, operation.ins
-    if isinstance(out.shape[1], Batch):
-        raise UnsupportedOperationError(
-            f"backend 'native' wants samples in rows, not in columns: `{operation}` ({operation.label})"
-        )
     return Kernel(out, a, b, operation.accumulate, maps=tuple(maps))
 
 

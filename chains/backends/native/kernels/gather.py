@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
-from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.kernels.elementwise import Frame, loops_over, lower_fill, nest
 from chains.backends.native.llvm.emit import I64, Type, Value, integer, real_type
+from chains.backends.native.support import INDICES
 from chains.program.operations import Gather, ScatterAdd
 from chains.program.view import View
-
-INDICES = {np.dtype(np.int32): "i32", np.dtype(np.int64): "i64"}
 
 
 def lower_gather(frame: Frame, operation: Gather) -> None:
@@ -28,7 +24,7 @@ def lower_gather(frame: Frame, operation: Gather) -> None:
     def take(at: Value, row: Value) -> None:
         nest(frame, loops_over(target.shape, (target, source)), [at, row], out.dtype, 1, copy)
 
-    _each_row(frame, operation, table, index, out, take)
+    _each_row(frame, table, index, out, take)
 
 
 def lower_scatter_add(frame: Frame, operation: ScatterAdd, continued: bool = False) -> None:
@@ -49,7 +45,7 @@ def lower_scatter_add(frame: Frame, operation: ScatterAdd, continued: bool = Fal
     def put(at: Value, row: Value) -> None:
         nest(frame, loops_over(target.shape, (target, added)), [row, at], out.dtype, 1, add)
 
-    _each_row(frame, operation, out, index, source, put)
+    _each_row(frame, out, index, source, put)
 
 
 def _row(view: View, axes: int) -> View:
@@ -57,15 +53,9 @@ def _row(view: View, axes: int) -> View:
     return replace(view, shape=view.shape[axes:], strides=view.strides[axes:])
 
 
-def _each_row(
-    frame: Frame, operation: Gather | ScatterAdd, table: View, index: View, rows: View, body: Callable[[Value, Value], None]
-) -> None:
+def _each_row(frame: Frame, table: View, index: View, rows: View, body: Callable[[Value, Value], None]) -> None:
     """Call `body` for each index, with the address of its entry of `rows` and that of its row of the table."""
     f = frame.f
-    if index.dtype not in INDICES or table.batched or table.dtype != rows.dtype or table.shape[0] == 0:
-        raise UnsupportedOperationError(
-            f"backend 'native' cannot run `{operation}` ({operation.label}): {index.dtype} `{index}`"
-        )
     whole, real = Type(INDICES[index.dtype]), real_type(table.dtype)
     last = integer(int(table.shape[0]) - 1)  # type: ignore[arg-type]
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.kernels.block_shapes import block_shapes
 from chains.backends.native.kernels.elementwise import Frame, horizontal
 from chains.backends.native.kernels.epilogue import store_block
@@ -36,7 +35,7 @@ def is_large(operation: Operation) -> bool:
     if weights is None or any(isinstance(e, Batch) and e.per_sample != 1 for v in operation.views for e in v.shape):
         return False
     rows, columns = concrete(weights.shape, 1)
-    return rows * columns >= LARGE and operation.outs[0].strides[1] == 1
+    return rows * columns >= LARGE and operation.outs[0].strides[1] == 1 and 1 in operation.ins[1].strides
 
 
 def workspace(lanes: int, itemsize: int, registers: int) -> int:
@@ -48,8 +47,6 @@ def workspace(lanes: int, itemsize: int, registers: int) -> int:
 def lower_large(frame: Frame, kernel: Kernel, space: Value, thread: Value, threads: Value) -> None:
     """This thread's share of a product and the maps on it; `space` is where it packs."""
     out, a, b = kernel.out, kernel.a, kernel.b
-    if 1 not in b.strides:
-        raise UnsupportedOperationError(f"backend 'native' wants rows or columns of `{b}` without gaps")
     rows, inner = (frame.extent(extent) for extent in a.shape)
     views = [out, a, b, *(view for each in kernel.maps for view in each.views)]
     bases = {(view.buffer, view.offset): frame.base(view) for view in views}

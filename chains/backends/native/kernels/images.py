@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.kernels.elementwise import (
     Frame,
     Loop,
@@ -27,7 +26,7 @@ from chains.program.view import Batch, View
 def lower_laned(frame: Frame, operation: Operation) -> None:
     """An elementwise operation or a reduction on laned buffers: the samples of a tile become the last axis."""
     if isinstance(operation, Reduce) and operation.sums_over_batch:
-        _sum_samples(frame, operation)
+        _reduce_samples(frame, operation)
         return
     outs, ins = (tuple(lanes_last(view, frame.lanes) for view in views) for views in (operation.outs, operation.ins))
     if isinstance(operation, Map):
@@ -40,11 +39,11 @@ def lower_laned(frame: Frame, operation: Operation) -> None:
         lower_fill(frame, outs[0], operation.value)
 
 
-def _sum_samples(frame: Frame, operation: Reduce) -> None:
-    """Sums over the samples of the tile, and perhaps over other axes: vectors are added, then their lanes."""
+def _reduce_samples(frame: Frame, operation: Reduce) -> None:
+    """Sums (or maxima) over the samples of the tile, and perhaps over other axes: of vectors, then of their lanes."""
     (out,), (a,) = operation.outs, operation.ins
-    if operation.kind != "sum":
-        raise UnsupportedOperationError(f"backend 'native' has no maximum over the batch: `{operation}`")
+    maximum = operation.kind == "max"
+    neutral = float("-inf") if maximum else 0.0
     loops = [loop for loop in loops_over(a.shape, (out, a)) if not isinstance(loop.extent, Batch)]
     kept, summed = ([loop for loop in loops if bool(loop.strides[0]) == varies] for varies in (True, False))
     scalar = real_type(a.dtype)
@@ -53,11 +52,14 @@ def _sum_samples(frame: Frame, operation: Reduce) -> None:
     def write(f: Function, arguments: list[Value]) -> None:
         target, source, count, first = arguments
         alive, begin = f.first_lanes(frame.lanes, count), f.compare("ne", first, integer(0))
-        zero = number(type, 0.0)
+        nothing = number(type, neutral)
+
+        def combine(x: Value, y: Value) -> Value:
+            return vectormath.maximum(f, x, y) if maximum else f.binary("fadd", x, y)
 
         def total(loops: Sequence[Loop], pointer: Value, sums: list[Value]) -> list[Value]:
             if not loops:
-                return [f.binary("fadd", sums[0], f.load(type, pointer)), *sums[1:]]
+                return [combine(sums[0], f.load(type, pointer)), *sums[1:]]
             (loop, *rest), length = loops, int(loops[0].extent)  # type: ignore[arg-type]
             stride = loop.strides[1]
             if rest:
@@ -71,7 +73,7 @@ def _sum_samples(frame: Frame, operation: Reduce) -> None:
 
             def step(i: Value, sums: Sequence[Value], several: int = len(sums)) -> list[Value]:
                 at = [f.address(pointer, f.mul(f.add(i, k), stride), scalar) for k in range(several)]
-                added = [f.binary("fadd", s, f.load(type, p)) for s, p in zip(sums, at, strict=False)]
+                added = [combine(s, f.load(type, p)) for s, p in zip(sums, at, strict=False)]
                 return [*added, *sums[several:]]
 
             whole = length // len(sums) * len(sums)
@@ -87,15 +89,15 @@ def _sum_samples(frame: Frame, operation: Reduce) -> None:
 
                 f.loop(integer(0), integer(int(loops[0].extent)), 1, step)  # type: ignore[arg-type]
                 return
-            a, b, c, d = total(summed, pointers[1], [zero] * 4)
-            vector = f.binary("fadd", f.binary("fadd", a, b), f.binary("fadd", c, d))
-            result = horizontal(f, f.select(alive, vector, zero))
-            before = f.select(begin, number(scalar, 0.0), f.load(scalar, pointers[0]))
-            f.store(f.binary("fadd", before, result), pointers[0])
+            a, b, c, d = total(summed, pointers[1], [nothing] * 4)
+            vector = combine(combine(a, b), combine(c, d))
+            result = horizontal(f, f.select(alive, vector, nothing), maximum)
+            before = f.select(begin, number(scalar, neutral), f.load(scalar, pointers[0]))
+            f.store(combine(before, result), pointers[0])
 
         run(kept, [target, source])
 
-    frame.outlined("sum_samples", [frame.base(out), frame.base(a)], write)
+    frame.outlined(f"{operation.kind}_samples", [frame.base(out), frame.base(a)], write)
 
 
 def lower_pool(frame: Frame, operation: Pool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, number, real_type
 from chains.program.operations import Random
@@ -12,8 +11,6 @@ def lower_random(frame: Frame, operation: Random) -> None:
     """Uniform numbers from Philox4x64-10, in blocks of 8 elements; see `chains.program.operations.Random`."""
     f = frame.f
     (out,), (key,) = operation.outs, operation.ins
-    if not out.contiguous:
-        raise UnsupportedOperationError(f"backend 'native' draws random numbers for contiguous arrays only: `{out}`")
     key_pointer, pointer = frame.base(key), frame.base(out)
     seed, step = (f.load(I64, f.address(key_pointer, integer(k), I64)) for k in range(2))
     scalar = real_type(out.dtype)

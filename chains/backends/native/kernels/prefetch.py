@@ -8,38 +8,14 @@ ones now and then: that spreads the loads over the step.
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
-
-import numpy as np
 
 from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.llvm.emit import I64, Type, Value, integer
-from chains.backends.native.llvm.struct import Struct
+from chains.backends.native.llvm.words import LINE, PREFETCH
 from chains.program.view import View
 
-PREFETCH = Struct(
-    {
-        "left": "i64",  # lines of the present row
-        "next": "ptr",  # the next one of these
-        "rows": "i64",  # rows behind the present one
-        "numbers": "ptr",  # theirs
-        "data": "ptr",  # row 0, or a thread's share of it
-        "nbytes": "i64",  # of a row
-        "lines": "i64",  # of a row, or of the thread's share
-    },
-    padded=True,
-)
-LINE = 64  # bytes
 AT_ONCE = 5  # lines
 WORTH = 512  # bytes of a sample below which the processor's own guesses do
-
-
-def parts(source: np.ndarray, count: int) -> list[tuple[int, int, int]]:
-    """The samples of a data set for so many threads to fetch, each a share of every row: address, bytes and lines of a row."""
-    nbytes = source[0].nbytes
-    lines = -(-nbytes // LINE)
-    cuts = [lines * k // count for k in range(count + 1)]
-    return [(source.ctypes.data + begin * LINE, nbytes, end - begin) for begin, end in pairwise(cuts)]
 
 
 def reads_samples(view: View) -> bool:

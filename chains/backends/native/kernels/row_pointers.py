@@ -11,18 +11,9 @@ from collections.abc import Iterable
 from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.kernels.prefetch import reads_samples
 from chains.backends.native.llvm.emit import I64, PTR, Type, Value, integer
-from chains.backends.native.llvm.struct import Struct
+from chains.backends.native.llvm.words import ROW_POINTERS
 from chains.program.operations import MatMul, Operation
 from chains.program.view import Batch, Buffer, View
-
-ROW_POINTERS = Struct(
-    {
-        "numbers": "ptr",  # of the samples to take from the data set; null to take those of the input in order
-        "data": "ptr",  # the data set
-        "next_rows": "i64",  # how many samples the next step takes
-        "next_numbers": "ptr",  # theirs
-    }
-)
 
 
 def picked_input(tiled: Iterable[Operation], others: Iterable[Operation]) -> Buffer | None:

@@ -39,30 +39,69 @@ def _linker(processor: Processor) -> llvm.LLJIT:
     return llvm.create_lljit_compiler(processor.machine(), use_jit_link=True)
 
 
-def machine_code(text: str, functions: Sequence[str], processor: Processor, *, vectorize: bool = False) -> Code:
-    """The machine code of a module, whose `functions` can be called. Programs of the same assembly share it."""
+def code_name(processor: Processor, *parts: str) -> str:
+    """The name for code that is made of all these texts for this processor, by this version of LLVM."""
     versions = f"{llvmlite.__version__} {llvm.llvm_version_info}"
-    name = files.key(text, processor.cpu, processor.features, versions, PIPELINE, str(vectorize), *functions)
+    return files.key(*parts, processor.cpu, processor.features, versions, PIPELINE)
+
+
+def machine_code(text: str, functions: Sequence[str], processor: Processor, *, vectorize: bool = False) -> Code:
+    """The machine code of a module, whose `functions` can be called. Modules of the same text share it."""
+    name = code_name(processor, text, str(vectorize), *functions)
     with _locks["making"]:
-        code = _made.get(name)
-        if code is None:
-            code = _made[name] = Code(name, text, functions, processor, vectorize)
-        return code
+        found = _known(name, functions, processor)
+        if found is None:
+            machine = processor.machine()
+            code = machine.emit_object(_optimised(text, machine, vectorize))
+            files.store(name, code)
+            found = _made[name] = Code(name, code, functions, processor, cached=False)
+        return found
+
+
+def known_code(name: str, functions: Sequence[str], processor: Processor) -> Code | None:
+    """The machine code of this name, where this process or the disk has it."""
+    with _locks["making"]:
+        return _known(name, functions, processor)
+
+
+def assembly(text: str, processor: Processor) -> str:
+    """The processor's assembly of a module, for people."""
+    machine = processor.machine()
+    return machine.emit_assembly(_optimised(text, machine, vectorize=False))
+
+
+def _known(name: str, functions: Sequence[str], processor: Processor) -> Code | None:
+    found = _made.get(name)
+    if found is None and (code := files.load(name)) is not None:
+        found = _made[name] = Code(name, code, functions, processor, cached=True)
+    return found
+
+
+def _optimised(text: str, machine: llvm.TargetMachine, vectorize: bool) -> llvm.ModuleRef:
+    """The module cleaned up: the assembly is good but for repeated addresses and for tests at the heads of loops."""
+    module = llvm.parse_assembly(text)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = vectorize
+    options.slp_vectorization = options.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, options)
+    if vectorize:
+        passes = builder.getModulePassManager()
+    else:
+        passes = llvm.create_new_module_pass_manager()
+        passes.add_loop_rotate_pass()
+        passes.add_new_gvn_pass()
+        passes.add_simplify_cfg_pass()
+    passes.run(module, builder)
+    return module
 
 
 class Code:
-    """The machine code of a module; `address` finds the functions named. It lives as long as this object."""
+    """The machine code of a module, `cached` where it comes from the disk. It lives as long as this object."""
 
-    def __init__(self, name: str, text: str, functions: Sequence[str], processor: Processor, vectorize: bool) -> None:
-        self.text = text
-        self._processor = processor
-        self._vectorize = vectorize
-        machine = processor.machine()
-        code = files.load(name)
-        self.cached = code is not None
-        if code is None:
-            code = machine.emit_object(self._optimised(machine))
-            files.store(name, code)
+    def __init__(self, name: str, code: bytes, functions: Sequence[str], processor: Processor, *, cached: bool) -> None:
+        self.name = name
+        self.cached = cached
         library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
         for function in functions:
             library.export_symbol(function)
@@ -76,26 +115,3 @@ class Code:
         if found is None:
             found = self._addresses[name] = self._library[name]
         return found
-
-    def assembly(self) -> str:
-        """The processor's assembly, for people."""
-        machine = self._processor.machine()
-        return machine.emit_assembly(self._optimised(machine))
-
-    def _optimised(self, machine: llvm.TargetMachine) -> llvm.ModuleRef:
-        """The module cleaned up: the assembly is good but for repeated addresses and for tests at the heads of loops."""
-        module = llvm.parse_assembly(self.text)
-        module.verify()
-        options = llvm.create_pipeline_tuning_options(speed_level=2)
-        options.loop_vectorization = self._vectorize
-        options.slp_vectorization = options.loop_unrolling = False
-        builder = llvm.create_pass_builder(machine, options)
-        if self._vectorize:
-            passes = builder.getModulePassManager()
-        else:
-            passes = llvm.create_new_module_pass_manager()
-            passes.add_loop_rotate_pass()
-            passes.add_new_gvn_pass()
-            passes.add_simplify_cfg_pass()
-        passes.run(module, builder)
-        return module

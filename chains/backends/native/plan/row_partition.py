@@ -21,8 +21,6 @@ from chains.program.operations import Map, MatMul
 from chains.program.view import Buffer, View
 
 LEAST_WEIGHTS = 1 << 13  # of a product that is partitioned: so many multiply-adds a sample
-MOST_PARTS = 4
-MOST_SAMPLES = 15
 FIRST_SHARE = 0.95  # of an even share, for the first thread, which has other things to do
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.native.kernels.prefetch import PREFETCH
-from chains.backends.native.kernels.row_pointers import ROW_POINTERS
 from chains.backends.native.llvm.struct import Struct
+from chains.backends.native.llvm.words import PREFETCH, ROW_POINTERS
 
 SOURCES: dict[np.dtype[Any], str] = {
     np.dtype(name): short for name, short in (("float32", "f32"), ("float64", "f64"), ("uint8", "u8"), ("int64", "i64"))

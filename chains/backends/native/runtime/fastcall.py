@@ -63,7 +63,7 @@ def python_function(binding: NativeBinding, ins: Sequence[str], outs: Sequence[s
         **api,
     )
     shapes = [concrete(buffer.shape, binding.batch) for buffer in buffers]
-    slots = [binding.slots(buffer) for buffer in buffers]
+    slots = [binding.slots(buffer.name) for buffer in buffers]
     lists = np.array([number for both in zip(shapes, slots, strict=True) for part in both for number in part], np.int64)
     next_list = lists.ctypes.data
     arrays = []

@@ -8,7 +8,7 @@ If the system stops a member, so that a meeting takes long, the team is disbande
 
 from __future__ import annotations
 
-from chains.backends.native.driver import ARGUMENTS
+from chains.backends.native.llvm.words import ARGUMENTS
 from chains.backends.native.runtime.epoch import JOB
 from chains.backends.native.runtime.workers import CLOSED, MEMBER, PAUSE, POOL
 

@@ -1,0 +1,109 @@
+"""Programs as machine code: that of an equal program before, in this process or on the disk, or else compiled.
+
+Programs are known by their fingerprints, so that no assembly is written for one that was compiled before: to write it takes
+longer than to load the machine code. On the disk lie two files: what a program's caller must know with the name of its code,
+and the code itself, which programs of the same assembly share.
+"""
+
+from __future__ import annotations
+
+import os
+from threading import RLock
+
+from chains.backends.base import UnsupportedOperationError
+from chains.backends.native.llvm import cache as files
+from chains.backends.native.llvm.jit import Code, assembly, code_name, known_code, machine_code
+from chains.backends.native.llvm.target import Processor
+from chains.backends.native.llvm.version import compiler_version
+from chains.backends.native.memory_plan import MemoryPlan
+from chains.backends.native.runtime.thread_trial import ThreadTrial
+from chains.backends.native.signature import Signature
+from chains.backends.native.support import unsupported
+from chains.program.fingerprint import fingerprint
+from chains.program.program import Program
+from chains.progress import notice
+from chains.recent import Recent
+
+KEPT_PLANS = 16
+FUNCTIONS = ("run", "member")
+_locks = {"making": RLock()}
+if hasattr(os, "register_at_fork"):  # another thread may have held it
+    os.register_at_fork(after_in_child=lambda: _locks.update(making=RLock()))
+
+
+class CompiledProgram:
+    """A program compiled for a processor. `work` is about how many operations a sample takes."""
+
+    def __init__(self, signature: Signature, code: Code, work: int) -> None:
+        self.signature = signature
+        self.code = code
+        self.work = work
+        self.thread_trials: dict[tuple[int, int], ThreadTrial] = {}  # by the size of a batch and the number of threads
+        self._plans: dict[tuple[int, int], MemoryPlan] = {}
+
+    def plan(self, batch: int, threads: int) -> MemoryPlan:
+        """How its scratch memory is divided; kept for the sizes asked for last, since a run may be short."""
+        plan = self._plans.get((batch, threads))
+        if plan is None:
+            if len(self._plans) >= KEPT_PLANS:
+                self._plans = {}
+            plan = self._plans[batch, threads] = MemoryPlan(self.signature, batch, threads, self.work)
+        return plan
+
+
+COMPILED: Recent[CompiledProgram] = Recent(64)  # by program, parts and processor; those in use are held by their users
+
+
+def compiled_program(program: Program, processor: Processor, parts: int, work: int) -> CompiledProgram:
+    """The program compiled, with products partitioned among so many threads if that is worth it.
+
+    Raises UnsupportedOperationError where it cannot be compiled.
+    """
+    reason = unsupported(program)
+    if reason is not None:
+        raise UnsupportedOperationError(reason)
+    name = code_name(processor, "program", fingerprint(program), processor.kind, str(parts), compiler_version())
+
+    def make() -> CompiledProgram:
+        return _kept(name, processor, work) or _made(name, program, processor, parts, work)
+
+    with _locks["making"]:
+        return COMPILED.get(name, make)
+
+
+def _kept(name: str, processor: Processor, work: int) -> CompiledProgram | None:
+    """What the disk has under the name of a program; None where that is not all there."""
+    kept = files.load(name)
+    if kept is None:
+        return None
+    signature, code_name = kept.decode().split("\n")
+    code = known_code(code_name, FUNCTIONS, processor)
+    return None if code is None else CompiledProgram(Signature.read(signature), code, work)
+
+
+def _made(name: str, program: Program, processor: Processor, parts: int, work: int) -> CompiledProgram:
+    """A program compiled, and kept on the disk under this name."""
+    # Some thirty modules write assembly. They are loaded here, since most processes find all their programs on the disk.
+    from chains.backends.native.compiler import Compiler
+    from chains.backends.native.plan.passes import schedule_of
+
+    with notice(f"compiling '{program.name}' for this processor: {len(program.operations):,} operations"):
+        schedule = schedule_of(program, processor, parts)
+        if schedule.parts != parts:
+            made = compiled_program(program, processor, schedule.parts, work)
+        else:
+            written = Compiler(schedule).compiled()
+            made = CompiledProgram(written.signature, machine_code(written.text, FUNCTIONS, processor), work)
+    files.store(name, f"{made.signature.text()}\n{made.code.name}".encode())
+    return made
+
+
+def listing_of(program: Program, processor: Processor, parts: int, passes: bool) -> str:
+    """LLVM's assembly as it is written, then the processor's; or, with `passes`, the schedule after each of them."""
+    from chains.backends.native.compiler import compile_program
+    from chains.backends.native.plan.listing import passes_text
+
+    if passes:
+        return passes_text(program, processor, parts)
+    text = compile_program(program, processor, parts).text
+    return f"{program}\n\n{text}\n{assembly(text, processor)}"

@@ -1,0 +1,61 @@
+"""How the scratch memory of a compiled program is divided, and how many threads use it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from chains.backends.native.signature import Signature
+
+# Below this many operations a second thread costs more than it saves (a hand-over takes about a microsecond).
+THREADED_WORK = 400_000
+BLOCK = 12  # rows that kernels take at once
+FEW, UNEVEN = 8, 1.02  # samples of a thread from which on its share may be no more than this of an even one
+
+
+class MemoryPlan:
+    """Offsets in one block at a batch size: the slots that are no part of tiles, then each thread's packed weights, tile, list
+    of rows and own sums. No two threads write to one cache line. `work` is about how many operations a sample takes.
+    """
+
+    def __init__(self, signature: Signature, batch: int, threads: int, work: int) -> None:
+        split = signature.parts > 1
+        self.threads = signature.parts if split else max(1, min(threads, work * batch // THREADED_WORK))
+        self.tile = signature.tile if split else _tile(signature, batch, self.threads)
+        tiles = -(-batch // self.tile)
+        self.sharing = min(self.threads, tiles)  # threads that have tiles
+        if not (signature.products or split):
+            self.threads = self.sharing
+        self.layout = self.threads, self.sharing, self.tile
+        self.nbytes = 0
+        scratch = {number: slot for number, slot in enumerate(signature.table) if not slot.given}
+        samples = {True: tiles * signature.tile, False: batch}
+        self.shared = {
+            number: self._reserve(slot.nbytes * (samples[slot.laned] if slot.batched else 1))
+            for number, slot in scratch.items()
+            if not slot.packed
+        }
+        packed = {number: slot.nbytes for number, slot in scratch.items() if slot.packed}
+        self.packed = [{number: self._reserve(size) for number, size in packed.items()} for _ in range(self.sharing)]
+        self.tiles = [self._reserve(signature.tile_bytes) for _ in range(1 if split else self.threads)]
+        self.rows = [self._reserve(8 * signature.room) for _ in range(self.threads if split else self.sharing)]
+        sums = [signature.table[number].nbytes for number in signature.sums]
+        self.sums = [[self._reserve(size) for size in sums] for _ in range(1, self.sharing)]
+
+    def _reserve(self, nbytes: int) -> int:
+        start = self.nbytes
+        self.nbytes += -(-nbytes // 128) * 128
+        return start
+
+
+def _tile(signature: Signature, batch: int, threads: int) -> int:
+    """The samples of a tile: whole blocks of rows; but an even share of the batch where the most that a thread gets were
+    otherwise much more.
+    """
+    if threads == 1 or signature.one_size:
+        return signature.tile
+    share = -(-batch // threads)
+    tile = min(signature.tile, -(-share // BLOCK) * BLOCK)
+    tiles = -(-batch // tile)
+    bounds = [min(batch, tiles * thread // threads * tile) for thread in range(threads + 1)]
+    most = max(end - begin for begin, end in pairwise(bounds))
+    return tile if share < FEW or most <= UNEVEN * share else -(-share // -(-share // signature.room))

@@ -1,0 +1,116 @@
+"""Which operations machine code can be written for: the limits of the lowerings, so that these need not look for themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from chains.backends.base import cannot_run
+from chains.program.alias import across
+from chains.program.operations import (
+    Convolve,
+    ConvolveInput,
+    ConvolveWeight,
+    Copy,
+    Fill,
+    Gather,
+    Map,
+    MatMul,
+    Operation,
+    Pool,
+    PoolInput,
+    Random,
+    Reduce,
+    ScatterAdd,
+)
+from chains.program.program import Program
+from chains.program.view import Batch, View
+
+FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+INDICES = {np.dtype(np.int32): "i32", np.dtype(np.int64): "i64"}  # what rows are numbered by, with LLVM's types
+
+
+def unsupported(program: Program) -> str | None:
+    """Why there is no machine code for a program, in a sentence; None where there is."""
+    for operation in program.operations:
+        limit = LIMITS.get(type(operation))
+        why = "" if limit is None else limit(operation)
+        if why is not None:
+            return cannot_run("native", operation, why)
+    return None
+
+
+def _one_type(operation: Operation) -> str | None:
+    kinds = dict.fromkeys(view.dtype for view in operation.views)
+    if len(kinds) == 1 and next(iter(kinds)) in FLOATS:
+        return None
+    return f"operands of one type are wanted, float32 or float64, not {' and '.join(map(str, kinds))}"
+
+
+def _floats(operation: Operation) -> str | None:
+    return None if all(view.dtype in FLOATS for view in operation.views) else _one_type(operation)
+
+
+def _matmul(operation: Operation) -> str | None:
+    in_columns = isinstance(operation.outs[0].shape[1], Batch)
+    return "samples are wanted in rows, not in columns" if in_columns else _one_type(operation)
+
+
+def _map(operation: Operation) -> str | None:
+    if all(view.ndim == 0 for view in operation.views):  # computed in double precision
+        return _floats(operation)
+    for out in operation.outs:
+        if any(across(view, out) for view in operation.ins):
+            return f"`{out}` cannot be written across an operand"
+    return _one_type(operation)
+
+
+def _copy(operation: Operation) -> str | None:
+    (out,), (a,) = operation.outs, operation.ins
+    if out.dtype == a.dtype:
+        return None if out.dtype.itemsize in (4, 8) else f"there is no code for {out.dtype}"
+    if out.ndim == a.ndim == 0:
+        return _floats(operation)
+    return f"{a.dtype} cannot be converted to {out.dtype} in a copy"
+
+
+def _random(operation: Operation) -> str | None:
+    (out,) = operation.outs
+    if out.dtype not in FLOATS:
+        return f"there is no code for {out.dtype}"
+    return None if out.contiguous else f"`{out}` has gaps"
+
+
+def _rows(table: View, index: View, rows: View) -> str | None:
+    if index.dtype not in INDICES:
+        return f"`{index}` holds {index.dtype}, but int32 or int64 is wanted"
+    if table.dtype != rows.dtype or table.dtype not in FLOATS:
+        return f"`{table}` holds {table.dtype} and `{rows}` {rows.dtype}, but one type is wanted, float32 or float64"
+    return f"the table `{table}` has samples" if table.batched else "a table without rows" if table.shape[0] == 0 else None
+
+
+def _gather(operation: Operation) -> str | None:
+    return _rows(*operation.ins, *operation.outs)
+
+
+def _scatter_add(operation: Operation) -> str | None:
+    return _rows(*operation.outs, *operation.ins)
+
+
+# Why there is no code for an operation of each kind; None where there is.
+LIMITS: dict[type[Operation], Callable[[Operation], str | None]] = {
+    MatMul: _matmul,
+    Map: _map,
+    Reduce: _one_type,
+    Convolve: _one_type,
+    ConvolveInput: _one_type,
+    ConvolveWeight: _one_type,
+    Pool: _one_type,
+    PoolInput: _one_type,
+    Gather: _gather,
+    ScatterAdd: _scatter_add,
+    Random: _random,
+    Copy: _copy,
+    Fill: _one_type,
+}
