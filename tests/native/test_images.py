@@ -33,9 +33,9 @@ from chains.program.operations import Convolve, ConvolveInput
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native.memory_plan import MemoryPlan
 from chains.backends.native.kernels import block_shapes, gemm, winograd
 from chains.backends.native.llvm.target import Processor
+from chains.backends.native.memory_plan import MemoryPlan
 from chains.backends.native.plan.layout import arrange_layout
 from chains.backends.native.plan.schedule import Schedule
 from tests.native.support import (
