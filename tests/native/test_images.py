@@ -150,7 +150,7 @@ def test_samples_of_a_tile_do_not_see_each_other():
 def test_scratch_of_images_does_not_grow_with_the_batch():
     program = gradient_program(lenet(), "float32", CrossEntropyLoss(), target_shape=())
     compiled = native(2).compile(program)
-    sizes = {batch: MemoryPlan(compiled, batch, 2).nbytes for batch in (64, 2048, 100_000)}
+    sizes = {batch: MemoryPlan(compiled.signature, batch, 2, compiled.work).nbytes for batch in (64, 2048, 100_000)}
     assert len(set(sizes.values())) == 1, sizes
 
 
