@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from chains import backends, threads
 from chains.network import programs
-from tests import harness
+from tests import harness, sampling
 from tests.cupy import emulated
 
 settings.register_profile("chains", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
@@ -33,6 +33,18 @@ def pytest_configure(config):
     os.environ["CHAINS_TEST_SEED"] = str(harness.SEED)
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(harness.SEED)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all-cases", action="store_true", help="run every case on native, not the part of the day")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out what does not run today, unless a test was asked for by its name; one case after the other."""
+    if not config.getoption("--all-cases") and not any("::" in name for name in config.args):
+        items[:], others = sampling.chosen(items, harness.SEED)
+        config.hook.pytest_deselected(items=others)
+    items[:] = sampling.neighbours(items)
 
 
 def pytest_sessionstart(session):

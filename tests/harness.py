@@ -1,13 +1,14 @@
 """One registry of cases, and data for them; the tools that users have too are those of `chains.testing`.
 
 Adding a layer, activation, loss, penalty, optimiser, schedule or initializer to `chains` without adding a case
-here fails `test_registry.py`. The backends under test are those of `CHAINS_TEST_BACKENDS` (comma-separated). What is
-chosen at random is chosen by `SEED`, another one every day.
+here fails `test_registry.py`. The backends under test are NumPy and, where llvmlite is installed, native, or those of
+`CHAINS_TEST_BACKENDS` (comma-separated). What is chosen at random is chosen by `SEED`, another one every day.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import math
 import os
@@ -30,7 +31,8 @@ from chains.program.recorder import Recorder
 from chains.testing import ROUNDING, Kink, assert_close, away_from_kinks, central_difference, filled, run_program  # noqa: F401
 from tests.own import Boost, Double, DyUser, Outer, Repeat
 
-BACKENDS = tuple(os.environ.get("CHAINS_TEST_BACKENDS", "numpy").split(","))
+HERE = "numpy,native" if importlib.util.find_spec("llvmlite") else "numpy"
+BACKENDS = tuple(os.environ.get("CHAINS_TEST_BACKENDS", HERE).split(","))
 SEED = int(os.environ.get("CHAINS_TEST_SEED", date.today().strftime("%Y%m%d")))
 DTYPES = (np.float32, np.float64)
 BATCHES = (1, 5)
