@@ -15,7 +15,7 @@ from typing import Any
 
 from chains.expr.nodes import Expr, as_expr, key_of, stripped, text_of
 
-MOST_TERMS = 16  # of a formula that is written out in full
+MOST_TERMS = 40  # of a formula that is written out in full
 
 
 @dataclass(frozen=True)

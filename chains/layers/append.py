@@ -33,26 +33,26 @@ class Append(Layer):
         for name, value in values.items():
             if not is_real(value) or not math.isfinite(value):
                 raise TypeError(f"`{name}` (={shown(value)}) must be a finite number")
-        self.values = dict(values)
+        self.values = tuple((name, float(value)) for name, value in values.items())
 
     def declare(self, d: Declaration) -> None:
         if not d.input:
             raise ValueError(f"{self!r} needs samples with at least one axis, not scalars")
-        for name, value in self.values.items():
+        for name, value in self.values:
             d.param(name, (1,), Constant(value))
         d.output((*d.input[:-1], d.input[-1] + len(self.values)))
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         width = x.sample_shape[-1]
         ops.copy(y.slice(-1, 0, width), x)
-        for k, name in enumerate(self.values, width):
+        for k, (name, _) in enumerate(self.values, width):
             ops.copy(y.slice(-1, k, k + 1), getattr(p, name))
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
         width = x.sample_shape[-1]
-        for k, name in enumerate(self.values, width):
+        for k, (name, _) in enumerate(self.values, width):
             ops.sum(getattr(g, name), dy.slice(-1, k, k + 1))
         ops.copy(dx, dy.slice(-1, 0, width))
 
     def __repr__(self) -> str:
-        return f"Append({', '.join(f'{name}={value:g}' for name, value in self.values.items())})"
+        return f"Append({', '.join(f'{name}={value:g}' for name, value in self.values)})"

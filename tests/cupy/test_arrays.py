@@ -79,7 +79,7 @@ def test_mixed_devices_are_refused(net, device):
         net.objective(x, t, CrossEntropyLoss())(device.array(p))
     with pytest.raises(ValueError, match=r"`device` \(='tpu'\) must be 'cpu' or 'cuda'"):
         net.init(device="tpu")
-    with pytest.raises(ValueError, match="labels must be from 0 to 3"):
+    with pytest.raises(ValueError, match="labels must be whole numbers from 0 to 3"):
         net.value_and_grad(device.array(p), xd, device.array(t + 1), CrossEntropyLoss())
 
 

@@ -41,7 +41,7 @@ class DeviceBackend(Backend):
         self.device = device
         self.fused = fused
         self._tiled: WeakKeyDictionary[Program, dict[Tiling, FusedProgram | None] | None] = WeakKeyDictionary()
-        self._compiled: WeakKeyDictionary[Program, dict[tuple[bool, bool], Compiled]] = WeakKeyDictionary()
+        self._compiled: WeakKeyDictionary[Program, dict[tuple[bool, bool, bool], Compiled]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> DeviceBinding:
@@ -56,7 +56,7 @@ class DeviceBackend(Backend):
         """
         library = self.device.convolutions if aligned else None
         half = self.device.precision == "bf16" and batch >= LARGE
-        key = library is None, half
+        key = library is None, half, self.device.epilogues
         with self._lock:
             known = self._compiled.setdefault(program, {})
             if key not in known:

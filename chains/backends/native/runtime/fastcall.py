@@ -89,7 +89,7 @@ def python_function(binding: NativeBinding, ins: Sequence[str], outs: Sequence[s
         next_list += 8 * (len(shape) + len(places))
     owner = np.concatenate([call, *arrays]).view(_Words)
     method = _method()
-    owner.keep = [binding, lists, method]  # Python has but the address of the method
+    owner.keep, owner.method = [binding, lists], method
     return _new_function()(ctypes.byref(method), owner, None)
 
 
@@ -108,6 +108,7 @@ class _Words(np.ndarray):
     """The words of a function, which hold on to what they point to."""
 
     keep: list[Any]
+    method: _Method  # of which Python has but the address, for as long as there is the function
 
 
 class _Method(ctypes.Structure):
