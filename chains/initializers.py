@@ -8,14 +8,18 @@ have in * window and out * window.
 from __future__ import annotations
 
 import math
+import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 
 from chains.checks import check_number, check_numbers, check_word, takes
 from chains.messages import meant, shown
+from chains.tape import Tape, record
 
 Initializer = Callable[[np.random.Generator, tuple[int, ...]], Any]
 InitializerLike = Initializer | str | float | np.ndarray
@@ -113,6 +117,58 @@ class VarianceScaling:
 
 _BUILT_IN = (Normal, Uniform, Constant, VarianceScaling)  # of which the arguments are known
 
+
+class Own:
+    """A function of one's own, `function(rng, shape)`.
+
+    It is pickled by its name where it has one in a module, otherwise, as a lambda, by the calls that it makes on its generator,
+    its shape and NumPy's arrays. Raises PicklingError, which says why, where these cannot be told.
+    """
+
+    def __init__(self, function: Initializer) -> None:
+        self.function = function
+
+    def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+        return self.function(rng, shape)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Own) and self.function == other.function
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+    def __repr__(self) -> str:
+        return repr(self.function)
+
+    def __copy__(self) -> Own:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Own:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Own, (self.function if _has_name(self.function) else self._recorded(),)
+
+    def _recorded(self) -> Tape:
+        try:
+            return record(self.function, "rng", "shape")
+        except Exception as error:
+            raise pickle.PicklingError(
+                f"the initializer {self.function!r} cannot be pickled: define it with def in a module, or call its generator "
+                f"and NumPy's functions alone, np.sqrt(shape[0]) in place of math.sqrt ({error})"
+            ) from error
+
+
+def _has_name(function: Any) -> bool:
+    """Whether a function, or what is called like one, can be found again, which is all that is pickled of it."""
+    if not isinstance(function, FunctionType):
+        return True
+    found: Any = sys.modules.get(function.__module__)
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is function
+
+
 INITIALIZERS: dict[str, Initializer] = {
     "zeros": Constant(0.0),
     "ones": Constant(1.0),
@@ -147,6 +203,8 @@ def initializer(choice: InitializerLike, name: str = "init", of: str = "", shape
         choice = Constant(choice)
     if not isinstance(choice, _BUILT_IN) and not takes(choice, 2):
         raise TypeError(f"`{name}` (={shown(choice)}){of} must take two arguments, a random generator and a shape")
+    if isinstance(choice, FunctionType):
+        return Own(choice)
     if isinstance(choice, Constant) and shape is not None:
         given = np.shape(choice.value)
         if not _broadcasts(given, shape):

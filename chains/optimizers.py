@@ -18,7 +18,7 @@ import numpy as np
 
 from chains.checks import check_number, check_settings
 from chains.expr import Expr, minimum, sqrt
-from chains.expr.replay import traced
+from chains.expr.replay import kept
 from chains.program.recorder import Recorder
 from chains.program.settings import Tunable
 from chains.program.view import View
@@ -43,9 +43,8 @@ class Optimizer(Tunable, ABC):
 
     def __post_init__(self) -> None:
         if callable(self.learning_rate):
-            traced(
-                f"`learning_rate` (={self.learning_rate!r}) must be a number or a formula of the step", self.learning_rate, 1
-            )
+            what = f"`learning_rate` (={self.learning_rate!r}) must be a number or a formula of the step"
+            object.__setattr__(self, "learning_rate", kept(what, self.learning_rate, 1))
         else:
             check_number("learning_rate", self.learning_rate, "in [0, inf)", ", or a function of the step")
         if self.clip_norm is not None:

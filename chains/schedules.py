@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from chains.checks import check_number
 from chains.expr import cos, floor, minimum, where
+from chains.expr.replay import kept
 from chains.program.settings import Tunable
 
 Schedule = Callable[[Any], Any]
@@ -81,7 +82,10 @@ class warmup(Tunable):
     steps: float
 
     def __post_init__(self) -> None:
-        if not callable(self.schedule):
+        if callable(self.schedule):
+            rate = kept(f"`schedule` (={self.schedule!r}) must be a number or a formula of the step", self.schedule, 1)
+            object.__setattr__(self, "schedule", rate)
+        else:
             check_number("schedule", self.schedule, "in [0, inf)", ", or a function of the step")
         check_number("steps", self.steps, "in (0, inf)")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from inspect import Parameter, Signature
+from types import FunctionType
 from typing import Any
 
 from chains.expr.formulas import Formula, trace
@@ -29,9 +31,21 @@ class Replay:
         outputs = tuple(results[number] for number in self.formula.outputs)
         return outputs if len(outputs) > 1 else outputs[0]
 
+    def __repr__(self) -> str:
+        return f"<{', '.join(self.formula.inputs)} -> {self.formula.text()}>"
+
     @property
     def __signature__(self) -> Signature:
         return Signature([Parameter(name, Parameter.POSITIONAL_ONLY) for name in self.formula.inputs])
+
+
+def kept(what: str, function: Callable[..., Any], inputs: int | None = None) -> Callable[..., Any]:
+    """`function`, or its formula where it is a plain one, such as a lambda, that cannot be pickled.
+
+    Raises TypeError or ValueError, which name it as `what`, where it cannot be traced.
+    """
+    formula = traced(what, function, inputs)
+    return Replay(formula) if isinstance(function, (FunctionType, partial)) else function
 
 
 def traced(what: str, function: Callable[..., Any], inputs: int | None = None) -> Formula:
