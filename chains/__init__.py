@@ -29,6 +29,7 @@ from chains.activations import (
 )
 from chains.activations import make_elu as make_elu
 from chains.activations import make_leaky_relu as make_leaky_relu
+from chains.backends import FallbackWarning as FallbackWarning
 from chains.callbacks import EarlyStopping
 from chains.chain import Chain
 from chains.initializers import Constant as Constant

@@ -29,6 +29,7 @@ from chains.program.program import Program
 from chains.program.settings import Tunable
 
 _SEED = 0  # the default
+_FLOAT32 = np.dtype(np.float32)
 
 
 class Chain(Derivatives):
@@ -295,7 +296,14 @@ class Chain(Derivatives):
         check_flags(passes=passes)
         if batch is not None:
             check_count("batch", batch)
-        return self.runner.choose(program).listing(program, passes=passes, batch=batch)
+        return self.runner.listing(program, passes=passes, batch=batch)
+
+    def summary(self) -> str:
+        """A table of the layers; below it, with the backend "auto", why NumPy runs a program of the network, where it does."""
+        if self.runner.name == "auto":
+            for kind, make in (("forward", record.forward), ("vjp", record.vjp)):
+                self._program(None, (kind, _FLOAT32, True), partial(make, self.network, _FLOAT32, True))
+        return "\n".join([super().summary(), *self._programs.fallbacks])
 
     def problem(
         self, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None

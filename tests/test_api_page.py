@@ -73,7 +73,15 @@ INSIDE = {
     "view": "buffer name offset runs strides text",
 }
 # Classes that users meet, but do not make, have no signature on the page.
-NOT_MADE = {chains.Declaration, chains.History, chains.Objective, chains.Optimizer, chains.Program, chains.View}
+NOT_MADE = {
+    chains.FallbackWarning,
+    chains.Declaration,
+    chains.History,
+    chains.Objective,
+    chains.Optimizer,
+    chains.Program,
+    chains.View,
+}
 
 
 def found(name: str) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 import numpy as np
 
-from chains.backends.base import Arrays, Backend, Binding
+from chains.backends.base import Arrays, Backend, Binding, FallbackWarning
 from chains.backends.numpy.backend import NumpyBackend
 from chains.program.program import Program
 
@@ -19,20 +20,44 @@ class AutoBackend(Backend):
 
     def __init__(self) -> None:
         self._numpy = NumpyBackend()
-        self._native = _native()
+        self._native, self._missing = _native()
         self.has_functions = self._native is not None
 
     def choose(self, program: Program) -> Backend:
-        return self._numpy if self._native is None or self._native.unsupported(program) else self._native
+        """Machine code where there is any. Where there is none, a FallbackWarning says why."""
+        reason = self.fallback(program)
+        if reason is not None and self._native is not None:  # that there is no machine code at all was said before
+            text = f"NumPy runs the program '{program.name}', several times slower than machine code: {reason}"
+            warnings.warn(text, FallbackWarning, stacklevel=_outside())
+        return self._numpy if reason is not None or self._native is None else self._native
+
+    def fallback(self, program: Program) -> str | None:
+        return self._missing if self._native is None else self._native.unsupported(program)
+
+    def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
+        """The program as the backend that runs it does so, after the reason where that is NumPy."""
+        reason = self.fallback(program)
+        if reason is None and self._native is not None:
+            return self._native.listing(program, passes=passes, batch=batch)
+        return f"on NumPy: {reason}\n\n{self._numpy.listing(program, passes=passes, batch=batch)}"
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> Binding:
         return self.choose(program).bind(program, batch, arrays, scratch)
 
 
-def _native() -> Backend | None:
+def _native() -> tuple[Backend | None, str | None]:
+    """The native backend, or why there is none."""
     try:
         from chains.backends.native import NativeBackend
     except ImportError as error:
-        warnings.warn(f"chains runs on NumPy alone, several times slower: {error}; pip install llvmlite", stacklevel=4)
-        return None
-    return NativeBackend()
+        warnings.warn(f"chains runs on NumPy alone, several times slower: {error}; pip install llvmlite", stacklevel=5)
+        return None, f"backend 'native' needs llvmlite, which cannot be imported: {error}"
+    return NativeBackend(), None
+
+
+def _outside() -> int:
+    """How many calls lie between the caller of this and code that is not of this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("chains."):
+        level, frame = level + 1, frame.f_back
+    return level

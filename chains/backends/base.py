@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -27,6 +28,16 @@ KEPT_BINDINGS = 8  # of one program: for so many batch sizes, and for each so ma
 
 class UnsupportedOperationError(NotImplementedError):
     """A backend met an operation that it cannot run; the message names both."""
+
+
+class FallbackWarning(UserWarning):
+    """The backend "auto" gives a program to NumPy, since there is no machine code for it; the message says why.
+
+    It is shown where it is asked for: ``warnings.simplefilter("default", chains.FallbackWarning)``.
+    """
+
+
+warnings.simplefilter("ignore", FallbackWarning, append=True)  # behind all that users say
 
 
 class Binding(ABC):
@@ -94,6 +105,10 @@ class Backend(ABC):
     def choose(self, program: Program) -> Backend:
         """The backend that is to run this program: itself, but for one that stands for several."""
         return self
+
+    def fallback(self, program: Program) -> str | None:
+        """Why `choose` gives a program to a slower backend than it would like, in a sentence; None where it does not."""
+        return None
 
     def unsupported(self, program: Program) -> str | None:
         """Why the backend cannot run a program, in a sentence that names the operation and its layer; None where it can."""

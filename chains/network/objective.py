@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,8 @@ from chains.progress import Progress
 class Objective:
     """``objective(p)`` returns ``(value, gradient)``: a float and a fresh float64 vector. Made by `Chain.objective`.
 
-    The data are copied, in float64. Calls from several threads are safe; each uses arrays of its own.
+    The data are copied, in float64; but those of `np.memmap` that hold float64 and may only be read stay in their files. Calls
+    from several threads are safe; each uses arrays of its own.
     """
 
     def __init__(
@@ -40,8 +43,11 @@ class Objective:
         self.batch = len(data["x"])
         self._executable = executable
         self._place = place_of(data["x"])
-        copies = {name: self._place.array(self._place.contiguous(array, dtype)) for name, array in data.items()}
-        self._data = copies | dict(extra)
+        own = {
+            name: array if MappedFile.of(array, dtype) else self._place.array(self._place.contiguous(array, dtype))
+            for name, array in data.items()
+        }
+        self._data = own | dict(extra)
         self._remake = remake
         self._second = second
         self._idle: list[tuple[Binding, np.ndarray, np.ndarray, np.ndarray]] = []
@@ -175,8 +181,8 @@ class Objective:
         return self._executable.backend.bind(program, self.batch, known), arrays["p"], arrays["g"], arrays["value"]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Made anew by the network, from the data, where it is copied or sent to another process."""
-        data = self._data
+        """Made anew by the network, from the data or their files, where it is copied or sent to another process."""
+        data = {name: MappedFile.of(array, np.dtype(np.float64)) or array for name, array in self._data.items()}
         options = {name: data[name] for name in ("weights", "state") if name in data}
         return _remade, (self._remake, data["x"], data["t"], options)
 
@@ -185,4 +191,31 @@ class Objective:
 
 
 def _remade(make: Callable[..., Objective], x: Any, t: Any, options: dict[str, Any]) -> Objective:
-    return make(x, t, **options)
+    opened = {name: array.open() if isinstance(array, MappedFile) else array for name, array in options.items()}
+    x, t = (array.open() if isinstance(array, MappedFile) else array for array in (x, t))
+    return make(x, t, **opened)
+
+
+@dataclass(frozen=True)
+class MappedFile:
+    """Where in a file an array lies that was made by `np.memmap`, to be read only."""
+
+    path: str
+    dtype: str
+    offset: int  # bytes
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def of(array: Any, dtype: np.dtype[Any]) -> MappedFile | None:
+        """Where the array lies; None where it is in no such file, holds another type, or is a part of what was mapped."""
+        source = getattr(array, "base", None)
+        if not isinstance(source, np.memmap) or not isinstance(source.base, mmap) or source.filename is None:
+            return None
+        whole = source.shape == array.shape and source.dtype == array.dtype == dtype and source.flags.aligned
+        if source.mode != "r" or not whole or not source.flags.c_contiguous:
+            return None
+        return MappedFile(str(source.filename), dtype.str, source.offset, source.shape)
+
+    def open(self) -> np.memmap:
+        """The array."""
+        return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)

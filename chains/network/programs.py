@@ -31,6 +31,12 @@ class Programs:
     def __len__(self) -> int:
         return len(self._recorded)
 
+    @property
+    def fallbacks(self) -> list[str]:
+        """Why the backend leaves some of the programs to a slower one, a line each."""
+        reasons = dict.fromkeys(self._backend.fallback(run.program) for run in list(self._recorded.values()))
+        return [f"on NumPy, several times slower: {reason}" for reason in reasons if reason]
+
     def get(self, network: Callable[[], Hashable], kind: Hashable, make: Callable[[], Program], *parts: Tunable) -> Executable:
         """The program of this kind that `make` records of these parts, the same for all networks of one structure.
 

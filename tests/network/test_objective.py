@@ -45,3 +45,47 @@ def test_data_changed_later_change_nothing(kind, backend_name):
     for array in (x, t, w):
         array *= 2
     assert objective(p)[0] == value
+
+
+# Data in files
+
+
+def on_disk(path, array, mode="r"):
+    """The array in a file, as `np.load` maps it."""
+    np.save(path, array)
+    return np.load(path, mmap_mode=mode)
+
+
+def test_data_in_a_file_stay_there(tmp_path, backend_name):
+    """Neither the objective nor what is sent to other processes has a copy."""
+    rng = np.random.default_rng(0)
+    x, t, w = rng.normal(size=(5000, 3)), rng.normal(size=(5000, 2)), rng.random(5000)
+    net = Chain(Dense(3, 4, tanh), Dense(4, 2), backend=backend_name)
+    p = net.init(seed=0, dtype=np.float64)
+    wanted = net.objective(x, t, SquaredLoss(), weights=w)(p)
+    files = {name: on_disk(tmp_path / f"{name}.npy", array) for name, array in {"x": x, "t": t, "w": w}.items()}
+    objective = net.objective(files["x"], files["t"], SquaredLoss(), weights=files["w"])
+    assert all(
+        np.shares_memory(objective._data[name], files[file]) for name, file in (("x", "x"), ("t", "t"), ("weights", "w"))
+    )
+    sent = pickle.dumps(objective)
+    assert len(sent) < 4000
+    for each in (objective, pickle.loads(sent), copy.deepcopy(objective), pickle.loads(pickle.dumps(pickle.loads(sent)))):
+        for _ in range(3):
+            value, g = each(p)
+            assert value == wanted[0]
+            np.testing.assert_array_equal(g, wanted[1])
+
+
+@pytest.mark.parametrize("case", ["float32", "writable", "a part", "fortran", "a copy on write"])
+def test_data_of_other_files_are_copied(case, tmp_path):
+    x, t = np.random.default_rng(0).normal(size=(50, 3)), np.zeros((50, 2))
+    stored = {"float32": x.astype(np.float32), "fortran": np.asfortranarray(x)}.get(case, x)
+    given = on_disk(tmp_path / "x.npy", stored, {"writable": "r+", "a copy on write": "c"}.get(case, "r"))
+    given, t = (given[:20], t[:20]) if case == "a part" else (given, t)
+    net = Chain(Dense(3, 2))
+    p = net.init(seed=0, dtype=np.float64)
+    objective = net.objective(given, t, SquaredLoss())
+    assert not np.shares_memory(objective._data["x"], given)
+    value = net.objective(np.array(given), t, SquaredLoss())(p)[0]
+    assert objective(p)[0] == pickle.loads(pickle.dumps(objective))(p)[0] == value
