@@ -124,7 +124,7 @@ def test_samples_found_by_pointers(batch, many, outlined):
 
     def run():
         runner = NativeBackend(threads=2)
-        assert runner.compile(program).compiled.indexed is program.buffers["x"]
+        assert runner.compile(program).signature.indexed == "x"
         return fed(runner, program, batch, arrays, sources, order, together=True)
 
     by_calls, in_place = outlined(run)
@@ -140,7 +140,7 @@ def test_products_whose_rows_are_divided_among_threads(many, outlined):
 
     def run():
         runner = NativeBackend(threads=3)
-        assert runner.compile(program, 9).compiled.parts > 1
+        assert runner.compile(program, 9).signature.parts > 1
         return fed(runner, program, 9, arrays, sources, order, together=True)
 
     assert_same_bits(*outlined(run))

@@ -27,6 +27,9 @@ from chains.recent import Recent
 KEPT_PLANS = 16
 FUNCTIONS = ("run", "member")
 _locks = {"making": RLock()}
+_loading = RLock()
+if hasattr(os, "register_at_fork"):  # a fork waits until no thread loads modules: in the child, nobody would end that
+    os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
 if hasattr(os, "register_at_fork"):  # another thread may have held it
     os.register_at_fork(after_in_child=lambda: _locks.update(making=RLock()))
 
@@ -83,9 +86,10 @@ def _kept(name: str, processor: Processor, work: int) -> CompiledProgram | None:
 
 def _made(name: str, program: Program, processor: Processor, parts: int, work: int) -> CompiledProgram:
     """A program compiled, and kept on the disk under this name."""
-    # Some thirty modules write assembly. They are loaded here, since most processes find all their programs on the disk.
-    from chains.backends.native.compiler import Compiler
-    from chains.backends.native.plan.passes import schedule_of
+    with _loading:
+        # Some thirty modules write assembly. They are loaded here, since most processes find all their programs on the disk.
+        from chains.backends.native.compiler import Compiler
+        from chains.backends.native.plan.passes import schedule_of
 
     with notice(f"compiling '{program.name}' for this processor: {len(program.operations):,} operations"):
         schedule = schedule_of(program, processor, parts)
