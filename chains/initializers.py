@@ -118,7 +118,7 @@ class VarianceScaling:
 _BUILT_IN = (Normal, Uniform, Constant, VarianceScaling)  # of which the arguments are known
 
 
-class Own:
+class _Own:
     """A function of one's own, `function(rng, shape)`.
 
     It is pickled by its name where it has one in a module, otherwise, as a lambda, by the calls that it makes on its generator,
@@ -140,10 +140,10 @@ class Own:
     def __repr__(self) -> str:
         return repr(self.function)
 
-    def __copy__(self) -> Own:
+    def __copy__(self) -> _Own:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Own:
+    def __deepcopy__(self, memo: Any) -> _Own:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -204,7 +204,7 @@ def initializer(choice: InitializerLike, name: str = "init", of: str = "", shape
     if not isinstance(choice, _BUILT_IN) and not takes(choice, 2):
         raise TypeError(f"`{name}` (={shown(choice)}){of} must take two arguments, a random generator and a shape")
     if isinstance(choice, FunctionType):
-        return Own(choice)
+        return _Own(choice)
     if isinstance(choice, Constant) and shape is not None:
         given = np.shape(choice.value)
         if not _broadcasts(given, shape):
