@@ -132,7 +132,7 @@ class _Own:
         return self.function(rng, shape)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Own) and self.function == other.function
+        return isinstance(other, _Own) and self.function == other.function
 
     def __hash__(self) -> int:
         return hash(self.function)
@@ -147,7 +147,7 @@ class _Own:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Own, (self.function if _has_name(self.function) else self._recorded(),)
+        return _Own, (self.function if _has_name(self.function) else self._recorded(),)
 
     def _recorded(self) -> Tape:
         try:
