@@ -87,8 +87,8 @@ from chains.training.history import History as History
 from chains.training.run import TrainingState as TrainingState
 from chains.training.train import train as train
 from chains.training.updater import Updater as Updater
+from chains.version import __version__ as __version__
 
-__version__ = "0.1.0"
 # What networks are made of. A star import brings none of the names that are likely to stand for something else beside it:
 # joblib's Parallel, pandas' Series, scipy.optimize's minimize, the user's own train, loss and data.
 __all__ = [

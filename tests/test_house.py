@@ -24,7 +24,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the ground up: a module imports from lower floors only. A folder is one floor.
 FLOORS = [
-    ["lazy", "processors", "recent", "tape"],
+    ["lazy", "processors", "recent", "tape", "version"],
     ["messages"],
     ["checks"],
     ["data"],
@@ -40,6 +40,8 @@ FLOORS = [
     ["chain"],
     ["training", "models"],
     ["callbacks", "testing"],
+    ["commands"],
+    ["__main__"],
 ]
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
 FLOOR["train"] = FLOOR["training"]  # the function

@@ -122,6 +122,10 @@ class Backend(ABC):
         """
         return str(program)
 
+    def about(self) -> dict[str, str]:
+        """What there is to say about it in a bug report, by name."""
+        return {self.name: "available"}
+
     def scratch_bytes(self, program: Program, batch: int) -> int:
         """How much scratch memory a program needs at a batch size."""
         return program.scratch.nbytes(batch)

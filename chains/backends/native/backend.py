@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from weakref import WeakKeyDictionary, WeakSet
 
+import llvmlite.binding as llvm
 import numpy as np
 
 from chains.backends.base import Arrays, Backend, Binding, Feed
@@ -15,6 +16,7 @@ from chains.backends.native.binding import NativeBinding
 from chains.backends.native.compiled import CompiledProgram, compiled_program, listing_of
 from chains.backends.native.feed import NativeFeed
 from chains.backends.native.following import FollowingBinding, FollowingFeed, following_function
+from chains.backends.native.llvm import cache
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.runtime.epoch import SOURCES
 from chains.backends.native.runtime.fastcall import python_function
@@ -79,6 +81,15 @@ class NativeBackend(Backend):
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
         """LLVM's assembly as it is written, then the processor's; or, with `passes`, the schedule after each of them."""
         return listing_of(program, self.processor, _parts(self.threads, _work(program), batch), passes)
+
+    def about(self) -> dict[str, str]:
+        each = self.processor
+        return {
+            self.name: f"{each.kind}, vectors of {each.width} bytes, {each.registers} registers, {each.cpu}",
+            "LLVM": ".".join(map(str, llvm.llvm_version_info)),
+            "threads": str(self.threads),
+            "cache": cache.about(),
+        }
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
         threads = self.threads

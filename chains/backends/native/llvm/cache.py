@@ -102,6 +102,18 @@ def clear() -> int:
     return len(files)
 
 
+def about() -> str:
+    """Where the files lie, how many there are and their bytes, in a line."""
+    place = folder()
+    if place is None:
+        return "off"
+    sizes = []
+    for path in _files(place):
+        with contextlib.suppress(OSError):
+            sizes.append(path.lstat().st_size)
+    return f"{place}: {len(sizes)} files, {sum(sizes) / (1 << 20):.1f} of {LIMIT_BYTES >> 20} MiB"
+
+
 def _files(place: Path) -> list[Path]:
     """The cache's files, those that were never finished too."""
     try:

@@ -1,0 +1,1 @@
+"""What ``python -m chains COMMAND`` does, a command a file."""
