@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -31,8 +32,17 @@ FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 INDICES = {np.dtype(np.int32): "i32", np.dtype(np.int64): "i64"}  # what rows are numbered by, with LLVM's types
 
 
+_reasons: WeakKeyDictionary[Program, str | None] = WeakKeyDictionary()  # since networks of one structure share programs
+
+
 def unsupported(program: Program) -> str | None:
     """Why there is no machine code for a program, in a sentence; None where there is."""
+    if program not in _reasons:
+        _reasons[program] = _reason(program)
+    return _reasons[program]
+
+
+def _reason(program: Program) -> str | None:
     for operation in program.operations:
         limit = LIMITS.get(type(operation))
         why = "" if limit is None else limit(operation)
