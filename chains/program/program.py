@@ -18,7 +18,7 @@ from chains.lazy import lazy
 from chains.program.operations import (
     Operation,
 )
-from chains.program.scratch import Lifetime, Plan, plan
+from chains.program.scratch import Lifetime, ScratchPlan, plan_scratch
 from chains.program.settings import evaluate
 from chains.program.view import Buffer
 
@@ -52,14 +52,14 @@ class Program:
         return max(sizes[False], default=0), max(sizes[True], default=0)
 
     @lazy
-    def scratch(self) -> Plan[Buffer]:
+    def scratch(self) -> ScratchPlan[Buffer]:
         """Offsets of the scratch buffers in one block of memory."""
         lifetimes = [
             Lifetime(buffer, buffer.nbytes, buffer.batched, first, last)
             for buffer, (first, last) in self._used.items()
             if buffer.role == "scratch"
         ]
-        return plan(lifetimes)
+        return plan_scratch(lifetimes)
 
     @lazy
     def _used(self) -> dict[Buffer, tuple[int, int]]:

@@ -34,7 +34,7 @@ class Lifetime(Generic[Key]):
 
 
 @dataclass(frozen=True)
-class Plan(Generic[Key]):
+class ScratchPlan(Generic[Key]):
     """Where each buffer lies: a fixed offset, or one that is multiplied by the (rounded) batch size."""
 
     fixed: dict[Key, int]
@@ -63,12 +63,12 @@ def rounded(batch: int) -> int:
     return _round_up(batch, ALIGNMENT // 4)
 
 
-def plan(lifetimes: Iterable[Lifetime[Key]]) -> Plan[Key]:
+def plan_scratch(lifetimes: Iterable[Lifetime[Key]]) -> ScratchPlan[Key]:
     """Place buffers so that those alive at the same operation share no byte."""
     lifetimes = list(lifetimes)
     fixed, fixed_bytes = _place([life for life in lifetimes if not life.batched], ALIGNMENT)
     batched, bytes_per_sample = _place([life for life in lifetimes if life.batched], 4)
-    return Plan(fixed, batched, fixed_bytes, bytes_per_sample)
+    return ScratchPlan(fixed, batched, fixed_bytes, bytes_per_sample)
 
 
 def _place(lifetimes: Sequence[Lifetime[Key]], alignment: int) -> tuple[dict[Key, int], int]:

@@ -72,7 +72,7 @@ def plans(cudnn: Cudnn, name: str, dtype: Any) -> list[list[Any]]:
     program = Chain(*layers, input_shape=shape).program(CrossEntropyLoss(), dtype=dtype, target_shape=())
     rows: list[list[Any]] = []
     compiled = Compiled(program, convolutions=cudnn)
-    compiled.plan(batch)
+    compiled.scratch_plan(batch)
     for step in compiled.at(batch):
         if isinstance(step, Convolved):
             plan = cudnn._plan(step.convolution)

@@ -122,7 +122,7 @@ def test_a_program_says_which_steps_are_cudnns(device):
     assert first.strides == ((128, 64, 8, 1), (18, 9, 3, 1), (180, 36, 6, 1))
     sizes = [compiled.elements(step.workspace, 6) for step in steps]
     assert sizes == [2 * 4 * int(np.prod(step.convolution.shapes[step.convolution.result])) for step in steps]
-    assert compiled.plan(6).nbytes(6) >= max(sizes)
+    assert compiled.scratch_plan(6).nbytes(6) >= max(sizes)
 
 
 # Which plan is taken

@@ -174,7 +174,7 @@ def test_what_lies_in_shared_memory():
     assert small.chip_bytes <= ROOM["sm_80"]
     assert {buffer.name for buffer in large._near} - {buffer.name for buffer in small._near} == {"gradient"}
     assert len(large.steps) == len(small.steps) == 1
-    assert large.plan(10).nbytes(10) == 0
+    assert large.scratch_plan(10).nbytes(10) == 0
     matrix_exp = Chain(Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4)), MSELoss(), Adam(1e-3)
     assert len(made(*matrix_exp, 200).steps) == 1
     many = made(*matrix_exp, 10_000)

@@ -236,7 +236,7 @@ def test_scratch_is_no_larger_than_planned_by_the_program():
         program = gradient_program(case, np.float32)
         compiled = Compiled(program)
         partial = sum(-(-compiled.elements(b, 100) * b.dtype.itemsize // 64) * 64 for b in compiled._sizes)
-        assert compiled.plan(100).nbytes(100) <= program.scratch.nbytes(100) + partial + 64 * len(program.operations)
+        assert compiled.scratch_plan(100).nbytes(100) <= program.scratch.nbytes(100) + partial + 64 * len(program.operations)
 
 
 def test_listing_shows_the_kernels():

@@ -17,7 +17,7 @@ from chains.backends.native.kernels import block_shapes
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.plan import fused_update, passes
 from chains.backends.native.plan.fused_update import fuse_update_into_large_products
-from chains.backends.native.plan.passes import schedule_of
+from chains.backends.native.plan.passes import plan_of
 from tests.native.support import (
     INSTRUCTIONS,
     Fenced,
@@ -44,7 +44,7 @@ PENALTIES = {"no penalty": None, "L2": L2Penalty(0.02), "L1": L1Penalty(0.003)}
 
 def finished(program):
     """The shapes of the weights whose gradients' products do the optimiser's step, and the elements that are left."""
-    (segment,) = schedule_of(program, processor()).segments
+    (segment,) = plan_of(program, processor()).segments
     found = segment.fused_update
     if found is None:
         return [], None
@@ -70,9 +70,9 @@ def test_a_small_share_of_the_gradient_is_left_with_the_rest():
 
 def large(program):
     """The shapes of large products' results, and how many maps are done to them, in order; and whether they are kept."""
-    schedule = schedule_of(program, processor())
-    assert not any(segment.fused_update for segment in schedule.segments)
-    kernels = [step.kernel for step in schedule.products]
+    plan = plan_of(program, processor())
+    assert not any(segment.fused_update for segment in plan.segments)
+    kernels = [step.kernel for step in plan.products]
     return [(kernel.out.sample_shape, len(kernel.maps), not kernel.transient) for kernel in kernels]
 
 

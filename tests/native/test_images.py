@@ -36,8 +36,8 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 from chains.backends.native.kernels import block_shapes, gemm, winograd
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.memory_plan import MemoryPlan
+from chains.backends.native.plan.execution_plan import ExecutionPlan
 from chains.backends.native.plan.layout import arrange_layout
-from chains.backends.native.plan.schedule import Schedule
 from tests.native.support import (
     FLOATS,
     INSTRUCTIONS,
@@ -156,7 +156,7 @@ def test_scratch_of_images_does_not_grow_with_the_batch():
 
 def test_room_behind_channels_is_left_where_their_length_is_a_page():
     program = vjp_of(Chain(Conv(3, 4, 3, padding=1), MaxPool(2), input_shape=(3, 16, 16)), "float32")
-    arranged = arrange_layout(Schedule.of(program, SIXTEEN_LANES))
+    arranged = arrange_layout(ExecutionPlan.of(program, SIXTEEN_LANES))
     room = {buffer.name for buffer in arranged.laned if buffer.size % 256 == buffer.shape[1] and buffer.size != buffer.shape[1]}
     assert any(name.startswith("x ") for name in room), [str(buffer) for buffer in arranged.laned]
     assert len(arranged.steps) > len(program.operations)
@@ -170,8 +170,8 @@ def test_images_of_one_pool_may_differ_in_room():
 
 def test_programs_without_images_stay_as_they_are():
     program = gradient_program(Chain(Dense(3, 4, tanh), Dense(4, 2)), "float32")
-    schedule = Schedule.of(program, SIXTEEN_LANES)
-    assert arrange_layout(schedule) is schedule
+    plan = ExecutionPlan.of(program, SIXTEEN_LANES)
+    assert arrange_layout(plan) is plan
 
 
 def test_training_a_network_of_convolutions_on_two_threads_repeats_its_bits(eager):

@@ -13,7 +13,7 @@ from chains.backends.native import NativeBackend
 from chains.backends.native.compiler import compile_program
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.plan import outlining
-from chains.backends.native.plan.passes import schedule_of
+from chains.backends.native.plan.passes import plan_of
 from tests.native.support import (
     Fenced,
     Maps,
@@ -40,7 +40,7 @@ def length(program):
 
 def alike(program):
     """How many steps are written as calls of a function for their like."""
-    return sum(step.likeness is not None for segment in schedule_of(program, processor()).segments for step in segment.steps)
+    return sum(step.likeness is not None for segment in plan_of(program, processor()).segments for step in segment.steps)
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_what_is_not_alike():
         m.ops.map(slice_of(y, 20 + 4 * k, 3), lambda x: x + 1.0, part)
         m.ops.map(slice_of(y, 30 + 4 * k, 3), lambda x: x - 1.0, part)
         m.ops.map(slice_of(y, 42 + 4 * k, 3), lambda x, y: x + y, part, slice_of(x, 40 + 2 * k, 3))
-    steps = [step for segment in schedule_of(m.program(), processor()).segments for step in segment.steps]
+    steps = [step for segment in plan_of(m.program(), processor()).segments for step in segment.steps]
     kinds = [step.likeness and step.likeness.key for step in steps]
     assert len(kinds) == 15
     assert len({repr(kind) for kind in kinds if kind}) == 4

@@ -1,4 +1,4 @@
-"""The passes from a program to a schedule: what must hold after each, and what is printed."""
+"""The passes from a program to a plan: what must hold after each, and what is printed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.plan import passes
+from chains.backends.native.plan.execution_plan import ExecutionPlan
 from chains.backends.native.plan.fused_update import fuse_update_into_large_products, fuse_update_into_tiles
 from chains.backends.native.plan.listing import lines_of
 from chains.backends.native.plan.padding import pad_rows
-from chains.backends.native.plan.passes import PASSES, name_of, schedule_of
+from chains.backends.native.plan.passes import PASSES, name_of, plan_of
 from chains.backends.native.plan.row_partition import partition_rows
-from chains.backends.native.plan.schedule import Schedule
 from chains.backends.native.plan.tiles import point_to_rows
-from chains.backends.native.plan.verify import CHECKS, ScheduleError, verify
+from chains.backends.native.plan.verify import CHECKS, PlanError, verify
 from tests.native.support import assert_equal_results, native, random_arrays, run_on
 from tests.native.test_shared_weights import recurrent
 
@@ -58,20 +58,20 @@ def step_of(net, optimizer=OPTIMIZERS["SGD"]):
 
 
 def verified(program, processor, parts=1):
-    """The schedule of a program, verified after every pass that changes it."""
-    seen = Schedule.of(program, processor, parts)
+    """The plan of a program, verified after every pass that changes it."""
+    seen = ExecutionPlan.of(program, processor, parts)
     verify(seen)
 
-    def watch(name, schedule):
+    def watch(name, plan):
         nonlocal seen
-        if schedule is not seen:
+        if plan is not seen:
             try:
-                verify(schedule)
-            except ScheduleError as error:
+                verify(plan)
+            except PlanError as error:
                 raise AssertionError(f"after {name}: {error}") from None
-        seen = schedule
+        seen = plan
 
-    return schedule_of(program, processor, parts, watch)
+    return plan_of(program, processor, parts, watch)
 
 
 # Every pass keeps what a program means
@@ -98,14 +98,14 @@ def test_schedules_of_every_layer_hold_after_every_pass(name):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_schedules_hold_at_every_width_and_number_of_threads(name, optimizer):
     program = step_of(NETWORKS[name], OPTIMIZERS[optimizer])
-    schedules = {(way.kind, parts): verified(program, way, parts) for way, parts in WAYS}
-    assert ({schedule.parts for schedule in schedules.values()} > {1}) == (name == "narrow")
+    plans = {(way.kind, parts): verified(program, way, parts) for way, parts in WAYS}
+    assert ({plan.parts for plan in plans.values()} > {1}) == (name == "narrow")
 
 
 @pytest.mark.parametrize("model", [chains.models.resnet50, chains.models.densenet121])
 def test_schedules_of_whole_models_hold(model):
     net = model(classes=10, input_shape=(3, 32, 32))
-    verify(schedule_of(net.program(CrossEntropyLoss(), SGD(0.1), dtype=np.float32), WIDE))
+    verify(plan_of(net.program(CrossEntropyLoss(), SGD(0.1), dtype=np.float32), WIDE))
 
 
 OPTIONAL = {
@@ -119,10 +119,10 @@ OPTIONAL = {
 
 @pytest.mark.parametrize("left_out", OPTIONAL, ids=name_of)
 def test_a_pass_may_be_left_out(left_out, monkeypatch):
-    """Without it there is another schedule, which means the same."""
+    """Without it there is another plan, which means the same."""
     program = step_of(OPTIONAL[left_out])
     parts = 2 if left_out is partition_rows else 1
-    whole = lines_of(schedule_of(program, WIDE, parts))
+    whole = lines_of(plan_of(program, WIDE, parts))
     monkeypatch.setattr(passes, "PASSES", [each for each in PASSES if each is not left_out])
     assert lines_of(verified(program, WIDE, parts)) != whole
     arrays = random_arrays(program, 7)
@@ -132,7 +132,7 @@ def test_a_pass_may_be_left_out(left_out, monkeypatch):
 
 def test_passes_are_known_by_name():
     names = []
-    schedule_of(step_of(SMALL), WIDE, 1, lambda name, schedule: names.append(name))
+    plan_of(step_of(SMALL), WIDE, 1, lambda name, plan: names.append(name))
     assert names == [name_of(each) for each in PASSES]
     assert len(set(names)) == len(names)
     assert names[0] == "arrange layout"
@@ -147,7 +147,7 @@ def test_the_page_of_the_design_lists_them():
 
 def test_a_schedule_does_not_change():
     """Passes return others."""
-    stages = [Schedule.of(step_of(NARROW), WIDE, 2)]
+    stages = [ExecutionPlan.of(step_of(NARROW), WIDE, 2)]
     texts = [repr(stages[0])]
     for each in PASSES:
         stages.append(each(stages[-1]))
@@ -157,18 +157,18 @@ def test_a_schedule_does_not_change():
         stages[0].parts = 3
 
 
-# Schedules that are wrong
+# Plans that are wrong
 
 
 def stage(net, name, parts=1, optimizer=OPTIMIZERS["SGD"]):
-    """The schedule of a network's training step behind a pass."""
+    """The plan of a network's training step behind a pass."""
     found = {}
-    schedule_of(step_of(net, optimizer), WIDE, parts, found.__setitem__)
+    plan_of(step_of(net, optimizer), WIDE, parts, found.__setitem__)
     return found[name]
 
 
-def on_first(schedule, fits, change):
-    """A schedule with one step changed: the first that fits."""
+def on_first(plan, fits, change):
+    """A plan with one step changed: the first that fits."""
     done = []
 
     def changed(step):
@@ -177,15 +177,15 @@ def on_first(schedule, fits, change):
         done.append(step)
         return change(step)
 
-    result = schedule.changed(changed)
+    result = plan.changed(changed)
     assert done
     return result
 
 
-def in_segment(schedule, number=0, **changed):
-    segments = list(schedule.segments)
+def in_segment(plan, number=0, **changed):
+    segments = list(plan.segments)
     segments[number] = replace(segments[number], **changed)
-    return replace(schedule, segments=tuple(segments))
+    return replace(plan, segments=tuple(segments))
 
 
 def shifted(step):
@@ -198,31 +198,31 @@ def a_view_beside_its_buffer():
 
 
 def a_step_left_out():
-    schedule = stage(SMALL, "pad rows")
-    return replace(schedule, steps=schedule.steps[1:])
+    plan = stage(SMALL, "pad rows")
+    return replace(plan, steps=plan.steps[1:])
 
 
 def two_steps_in_the_other_order():
-    schedule = stage(SMALL, "pad rows", optimizer=OPTIMIZERS["momentum"])
-    *steps, moments, parameters = schedule.steps
-    return replace(schedule, steps=(*steps, parameters, moments))
+    plan = stage(SMALL, "pad rows", optimizer=OPTIMIZERS["momentum"])
+    *steps, moments, parameters = plan.steps
+    return replace(plan, steps=(*steps, parameters, moments))
 
 
 def the_rest_of_an_update_left_out():
-    schedule = stage(LARGE, "fuse update into large products")
-    return replace(schedule, steps=schedule.steps[:-1])
+    plan = stage(LARGE, "fuse update into large products")
+    return replace(plan, steps=plan.steps[:-1])
 
 
 def segments_joined():
-    schedule = stage(TWO_SEGMENTS, "cut into segments")
-    first, second, *rest = schedule.segments
+    plan = stage(TWO_SEGMENTS, "cut into segments")
+    first, second, *rest = plan.segments
     joined = replace(first, tiled=(*first.tiled, *second.tiled), once=(*first.once, *second.once))
-    return replace(schedule, segments=(joined, *rest))
+    return replace(plan, segments=(joined, *rest))
 
 
 def a_sum_begun_twice():
-    schedule = stage(SHARED_WEIGHTS, "cut into segments")
-    return on_first(schedule, lambda step: step.continued, lambda step: replace(step, continued=False))
+    plan = stage(SHARED_WEIGHTS, "cut into segments")
+    return on_first(plan, lambda step: step.continued, lambda step: replace(step, continued=False))
 
 
 def nothing_kept_for_the_whole_batch():
@@ -242,30 +242,30 @@ def rows_of_no_whole_vectors():
 
 
 def a_kernel_with_maps_of_another():
-    schedule = stage(SMALL, "choose kernels")
+    plan = stage(SMALL, "choose kernels")
     return on_first(
-        schedule, lambda step: step.fused and step.kernel, lambda step: replace(step, fused=(), origins=step.origins[:1])
+        plan, lambda step: step.fused and step.kernel, lambda step: replace(step, fused=(), origins=step.origins[:1])
     )
 
 
 def a_sum_left_out():
-    schedule = stage(SMALL, "place tile scratch")
-    return in_segment(schedule, sums=schedule.segments[0].sums[:-1])
+    plan = stage(SMALL, "place tile scratch")
+    return in_segment(plan, sums=plan.segments[0].sums[:-1])
 
 
 def no_barriers():
-    schedule = stage(NARROW, "place barriers", 2)
-    return in_segment(schedule, barriers=(False,) * len(schedule.segments[0].barriers))
+    plan = stage(NARROW, "place barriers", 2)
+    return in_segment(plan, barriers=(False,) * len(plan.segments[0].barriers))
 
 
 def a_buffer_without_address():
-    schedule = stage(SMALL, "list buffers")
-    return replace(schedule, table=schedule.table[:-1])
+    plan = stage(SMALL, "list buffers")
+    return replace(plan, table=plan.table[:-1])
 
 
 def one_place_for_all():
-    schedule = stage(SMALL, "place tile scratch")
-    return replace(schedule, scratch=replace(schedule.scratch, batched=dict.fromkeys(schedule.scratch.batched, 0)))
+    plan = stage(SMALL, "place tile scratch")
+    return replace(plan, scratch=replace(plan.scratch, batched=dict.fromkeys(plan.scratch.batched, 0)))
 
 
 BROKEN = {
@@ -288,7 +288,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
 def test_what_is_wrong_is_found(broken):
-    with pytest.raises(ScheduleError, match=f"^{BROKEN[broken]}: "):
+    with pytest.raises(PlanError, match=f"^{BROKEN[broken]}: "):
         verify(broken())
 
 
@@ -298,34 +298,34 @@ def test_every_check_finds_something():
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_barrier_is_needed(optimizer):
-    schedule = stage(NARROW, "place barriers", 2, OPTIMIZERS[optimizer])
-    (segment,) = schedule.segments
+    plan = stage(NARROW, "place barriers", 2, OPTIMIZERS[optimizer])
+    (segment,) = plan.segments
     placed = [position for position, meet in enumerate(segment.barriers) if meet]
     assert placed
     for left_out in placed:
         barriers = tuple(meet and position != left_out for position, meet in enumerate(segment.barriers))
-        with pytest.raises(ScheduleError, match=r"^barriers keep threads apart: "):
-            verify(in_segment(schedule, barriers=barriers))
+        with pytest.raises(PlanError, match=r"^barriers keep threads apart: "):
+            verify(in_segment(plan, barriers=barriers))
 
 
-def wrongly_padded(schedule):
+def wrongly_padded(plan):
     """As if a pass did its work for the last step only."""
-    (operation,) = (step.operation for step in schedule.steps[:1])
+    (operation,) = (step.operation for step in plan.steps[:1])
     out = operation.outs[0]
     buffer = replace(out.buffer, name="other")
-    first = replace(schedule.steps[0], operation=replace(operation, outs=(replace(out, buffer=buffer),)))
-    return replace(schedule, steps=(first, *schedule.steps[1:]))
+    first = replace(plan.steps[0], operation=replace(operation, outs=(replace(out, buffer=buffer),)))
+    return replace(plan, steps=(first, *plan.steps[1:]))
 
 
-def without_barriers(schedule):
-    return in_segment(schedule, barriers=(False,) * len(schedule.segments[0].barriers))
+def without_barriers(plan):
+    return in_segment(plan, barriers=(False,) * len(plan.segments[0].barriers))
 
 
-def twice(schedule):
+def twice(plan):
     """An update done by products and again by all."""
-    segment = schedule.segments[0]
+    segment = plan.segments[0]
     size = segment.once[segment.fused_update.work].length
-    return in_segment(schedule, fused_update=segment.fused_update._replace(rest=((0, size),)))
+    return in_segment(plan, fused_update=segment.fused_update._replace(rest=((0, size),)))
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def twice(schedule):
     [("pad rows", wrongly_padded, 1), ("place barriers", without_barriers, 2), ("fuse update into tiles", twice, 1)],
 )
 def test_a_wrong_pass_is_named(at, wrong, parts, monkeypatch):
-    found = [each if name_of(each) != at else lambda schedule, each=each: wrong(each(schedule)) for each in PASSES]
+    found = [each if name_of(each) != at else lambda plan, each=each: wrong(each(plan)) for each in PASSES]
     for each, original in zip(found, PASSES, strict=True):
         each.__name__ = original.__name__
     monkeypatch.setattr(passes, "PASSES", found)

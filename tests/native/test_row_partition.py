@@ -13,8 +13,8 @@ from chains.backends.native import binding as native_module
 from chains.backends.native.backend import MOST_SAMPLES
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.plan.barriers import barriers
-from chains.backends.native.plan.passes import schedule_of
-from chains.backends.native.plan.schedule import Step, SumRun, Work
+from chains.backends.native.plan.execution_plan import PlanStep, SumRun, Work
+from chains.backends.native.plan.passes import plan_of
 from chains.expr import trace
 from chains.program.operations import Map
 from chains.program.view import Buffer, View, c_strides
@@ -24,8 +24,8 @@ from tests.native.team import SPLIT, program_of, vector
 
 def parts_of(net, optimizer=SGD(0.1), parts=2):  # noqa: B008 - it has no state
     """The shapes of the products' operands, and whose they are, where any are split."""
-    schedule = schedule_of(program_of(net, optimizer), processor(), parts)
-    steps = [step for segment in schedule.segments for step in segment.tiled_steps]
+    plan = plan_of(program_of(net, optimizer), processor(), parts)
+    steps = [step for segment in plan.segments for step in segment.tiled_steps]
     return [(step.owner, *(view.shape for view in step.operation.ins)) for step in steps if step.owner is not None]
 
 
@@ -57,7 +57,7 @@ def test_few_samples_are_split_and_more_shared_out():
 
 def work(out, *ins, thread=0, length=0):
     formula = trace(lambda *xs: sum(xs[1:], xs[0]), len(ins))
-    return Work((Step(Map((out,), ins, formula)),), thread=thread, length=length)
+    return Work((PlanStep(Map((out,), ins, formula)),), thread=thread, length=length)
 
 
 def test_threads_meet_where_one_needs_what_another_has_done():

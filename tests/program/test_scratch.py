@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import chains
-from chains.program.scratch import ALIGNMENT, Lifetime, plan, rounded
+from chains.program.scratch import ALIGNMENT, Lifetime, plan_scratch, rounded
 from tests.harness import CASES
 
 spans = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted)
@@ -26,7 +26,7 @@ def byte_range(made, life, batch):
 @given(lives, st.integers(1, 70))
 def test_live_buffers_share_no_byte(drawn, batch):
     lifetimes = lifetimes_of(drawn)
-    made = plan(lifetimes)
+    made = plan_scratch(lifetimes)
     for k, a in enumerate(lifetimes):
         for b in lifetimes[:k]:
             (a0, a1), (b0, b1) = byte_range(made, a, batch), byte_range(made, b, batch)
@@ -36,7 +36,7 @@ def test_live_buffers_share_no_byte(drawn, batch):
 @given(lives, st.integers(1, 70))
 def test_buffers_are_aligned_and_inside(drawn, batch):
     lifetimes = lifetimes_of(drawn)
-    made = plan(lifetimes)
+    made = plan_scratch(lifetimes)
     for life in lifetimes:
         start, stop = byte_range(made, life, batch)
         assert start % ALIGNMENT == 0
@@ -47,7 +47,7 @@ def test_buffers_are_aligned_and_inside(drawn, batch):
 def test_memory_is_used_again(drawn):
     """A plan takes no more than all buffers side by side, and no less than what is alive at once."""
     lifetimes = lifetimes_of(drawn)
-    made = plan(lifetimes)
+    made = plan_scratch(lifetimes)
     fixed = [life for life in lifetimes if not life.batched]
     together = max((sum(f.size for f in fixed if f.first <= at <= f.last) for at in range(13)), default=0)
     side_by_side = sum(-(-life.size // ALIGNMENT) * ALIGNMENT for life in fixed)
@@ -61,9 +61,9 @@ def test_overlap_is_symmetric_and_right(pair):
 
 
 def test_buffers_one_after_another_share():
-    made = plan([Lifetime(k, 1024, False, 2 * k, 2 * k + 1) for k in range(5)])
+    made = plan_scratch([Lifetime(k, 1024, False, 2 * k, 2 * k + 1) for k in range(5)])
     assert made.fixed_bytes == 1024
-    assert plan([]).nbytes(100) == 0
+    assert plan_scratch([]).nbytes(100) == 0
 
 
 @pytest.mark.parametrize("batch", [1, 2, 15, 16, 17, 1000])

@@ -84,7 +84,7 @@ class DeviceBackend(Backend):
         return f"{program}\n\n{self.compile(program).text(1)}"
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
-        return self.steps(program, batch).plan(batch).nbytes(batch)
+        return self.steps(program, batch).scratch_plan(batch).nbytes(batch)
 
     def adopted(self, array: np.ndarray) -> Array:
         return self.device.contiguous(array)

@@ -27,7 +27,7 @@ class DeviceBinding(Binding):
         self.batch = batch
         self.device = device
         self.arrays = device_arrays(device, self.program, batch, arrays)
-        self._plan = compiled.plan(batch)
+        self._plan = compiled.scratch_plan(batch)
         nbytes = max(1, self._plan.nbytes(batch))
         self.scratch = device.empty((nbytes,), np.uint8) if scratch is None or scratch.nbytes < nbytes else scratch
         self._base = device.address(self.scratch)

@@ -35,7 +35,7 @@ from chains.program.operations import (
     ScatterAdd,
 )
 from chains.program.program import Program
-from chains.program.scratch import Lifetime, Plan, plan
+from chains.program.scratch import Lifetime, ScratchPlan, plan_scratch
 from chains.program.view import Batch, Buffer, View, c_strides
 
 Stored = Callable[[Buffer], bool]  # whether a buffer's numbers are to be written to memory
@@ -72,14 +72,14 @@ class Compiled:
             self._last |= {view.buffer: position for view in operation.views}
         self.steps = self._lower(operations, self._needed)
 
-    def plan(self, batch: int) -> Plan[Buffer]:
+    def scratch_plan(self, batch: int) -> ScratchPlan[Buffer]:
         """Where each scratch buffer lies at a batch size. A buffer that lives in registers only has no place."""
         used: dict[Buffer, tuple[int, int]] = {}
         for position, step in enumerate(self.steps):
             for buffer in (*step.reads, *step.writes):
                 if buffer.role == "scratch":
                     used[buffer] = (used.get(buffer, (position, position))[0], position)
-        return plan(Lifetime(b, self.elements(b, batch) * b.dtype.itemsize, False, *life) for b, life in used.items())
+        return plan_scratch(Lifetime(b, self.elements(b, batch) * b.dtype.itemsize, False, *life) for b, life in used.items())
 
     def at(self, batch: int) -> Iterator[Command]:
         """The launches and products at a batch size."""

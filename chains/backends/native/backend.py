@@ -79,7 +79,7 @@ class NativeBackend(Backend):
         return unsupported(program)
 
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
-        """LLVM's assembly as it is written, then the processor's; or, with `passes`, the schedule after each of them."""
+        """LLVM's assembly as it is written, then the processor's; or, with `passes`, the plan after each of them."""
         return listing_of(program, self.processor, _parts(self.threads, _work(program), batch), passes)
 
     def about(self) -> dict[str, str]:
@@ -93,7 +93,7 @@ class NativeBackend(Backend):
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
         threads = self.threads
-        return self.compile(program, batch, threads).plan(batch, threads).nbytes
+        return self.compile(program, batch, threads).memory_plan(batch, threads).nbytes
 
     def feed(self, binding: Binding, sources: Mapping[str, np.ndarray], order: np.ndarray) -> Feed:
         known = all(a.dtype in SOURCES for a in sources.values())

@@ -29,7 +29,7 @@ class NativeBinding(Binding):
         self, program: Program, native: CompiledProgram, batch: int, arrays: Arrays, threads: int, scratch: np.ndarray | None
     ) -> None:
         signature = native.signature
-        plan = native.plan(batch, threads)
+        plan = native.memory_plan(batch, threads)
         self.program = program
         self.batch = batch
         self.work = native.work * batch

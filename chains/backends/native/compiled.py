@@ -44,7 +44,7 @@ class CompiledProgram:
         self.thread_trials: dict[tuple[int, int], ThreadTrial] = {}  # by the size of a batch and the number of threads
         self._plans: dict[tuple[int, int], MemoryPlan] = {}
 
-    def plan(self, batch: int, threads: int) -> MemoryPlan:
+    def memory_plan(self, batch: int, threads: int) -> MemoryPlan:
         """How its scratch memory is divided; kept for the sizes asked for last, since a run may be short."""
         plan = self._plans.get((batch, threads))
         if plan is None:
@@ -89,21 +89,21 @@ def _made(name: str, program: Program, processor: Processor, parts: int, work: i
     with _loading:
         # Some thirty modules write assembly. They are loaded here, since most processes find all their programs on the disk.
         from chains.backends.native.compiler import Compiler
-        from chains.backends.native.plan.passes import schedule_of
+        from chains.backends.native.plan.passes import plan_of
 
     with notice(f"compiling '{program.name}' for this processor: {len(program.operations):,} operations"):
-        schedule = schedule_of(program, processor, parts)
-        if schedule.parts != parts:
-            made = compiled_program(program, processor, schedule.parts, work)
+        plan = plan_of(program, processor, parts)
+        if plan.parts != parts:
+            made = compiled_program(program, processor, plan.parts, work)
         else:
-            written = Compiler(schedule).compiled()
+            written = Compiler(plan).compiled()
             made = CompiledProgram(written.signature, machine_code(written.text, FUNCTIONS, processor), work)
     files.store(name, f"{made.signature.text()}\n{made.code.name}".encode())
     return made
 
 
 def listing_of(program: Program, processor: Processor, parts: int, passes: bool) -> str:
-    """LLVM's assembly as it is written, then the processor's; or, with `passes`, the schedule after each of them."""
+    """LLVM's assembly as it is written, then the processor's; or, with `passes`, the plan after each of them."""
     from chains.backends.native.compiler import compile_program
     from chains.backends.native.plan.listing import passes_text
 

@@ -1,4 +1,4 @@
-"""A schedule as LLVM assembly: each work of a segment becomes a function.
+"""A plan as LLVM assembly: each work of a segment becomes a function.
 
 All functions take a thread's table of addresses and the scratch memory of its tile.
 """
@@ -24,8 +24,8 @@ from chains.backends.native.llvm.target import Processor
 from chains.backends.native.llvm.words import ROW_POINTERS
 from chains.backends.native.lowerings import lower
 from chains.backends.native.plan.barriers import read_by_others
-from chains.backends.native.plan.passes import schedule_of
-from chains.backends.native.plan.schedule import Schedule, Segment, Step, Work
+from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
+from chains.backends.native.plan.passes import plan_of
 from chains.backends.native.signature import Signature, Slot
 from chains.backends.native.support import unsupported
 from chains.program.operations import (
@@ -46,19 +46,19 @@ class Compiled:
 
 
 class Compiler:
-    """Writes the functions that a schedule asks for."""
+    """Writes the functions that a plan asks for."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
+    def __init__(self, plan: ExecutionPlan) -> None:
+        self.plan = plan
         self.module = Module()
         self.outlines = Outlines()
 
     def compiled(self) -> Compiled:
-        schedule = self.schedule
-        for number, segment in enumerate(schedule.segments):
+        plan = self.plan
+        for number, segment in enumerate(plan.segments):
             self._write_segment(number, segment)
-        write_driver(self.module, schedule)
-        return Compiled(self.module.text(), signature_of(schedule))
+        write_driver(self.module, plan)
+        return Compiled(self.module.text(), signature_of(plan))
 
     # Functions
 
@@ -69,8 +69,8 @@ class Compiler:
             self._write(f"prepare_{number}_{thread}", packed, partial(self._prepare, steps))
         if segment.early:
             self._write(f"early_{number}", self._views(segment.early), partial(self._steps, segment.early))
-        if self.schedule.lists_rows(segment):
-            self._write(f"list_{number}", [self.schedule.rows], self._list, own=())
+        if self.plan.lists_rows(segment):
+            self._write(f"list_{number}", [self.plan.rows], self._list, own=())
         for position, work in enumerate(segment.tiled):
             body = partial(self._steps, work.steps)
             self._write(f"tile_{number}_{position}", self._views(work.steps), body, "whole", own=segment.summed)
@@ -85,7 +85,7 @@ class Compiler:
             work = segment.once[position]
             self._write(f"rest_{number}", self._views(work.steps), partial(self._rest, rest, work.steps))
 
-    def _views(self, steps: Sequence[Step]) -> list[View]:
+    def _views(self, steps: Sequence[PlanStep]) -> list[View]:
         """All views of these steps."""
         views = []
         for step in steps:
@@ -105,15 +105,15 @@ class Compiler:
 
         In a tile, `own` are the buffers of sums of which each thread has a block. Elsewhere it is None.
         """
-        schedule = self.schedule
+        plan = self.plan
         numbers = [(I64, each) for each in ("start", "count", "first", *more)]
         f = Function(self.module, name, [(PTR, "table"), (PTR, "scratch"), *numbers])
         scratch, start, count, first = f.arguments[1:5]
-        positions = schedule.positions | {buffer: schedule.sum_positions[buffer] for buffer in own or ()}
+        positions = plan.positions | {buffer: plan.sum_positions[buffer] for buffer in own or ()}
         bases: dict[Buffer, Value] = {}
 
         def begin(buffer: Buffer, element: Type) -> Value:
-            offset = schedule.offset(buffer)
+            offset = plan.offset(buffer)
             if offset is not None:
                 return f.address(scratch, integer(offset), Type("i8"))
             pointer = self._word(f, positions[buffer])
@@ -127,12 +127,12 @@ class Compiler:
                 bases[buffer] = begin(buffer, element)
             return f.address(bases[buffer], integer(view.offset), element)
 
-        frame = Frame(f, schedule.lanes, schedule.processor.registers, base, count, start, bool(schedule.laned))
+        frame = Frame(f, plan.lanes, plan.processor.registers, base, count, start, bool(plan.laned))
         if own is not None:
             frame.first, frame.whole = (f.compare("ne", flag, integer(0)) for flag in (first, f.arguments[-1]))
-            frame.ahead = self._word(f, schedule.prefetch_position)
-            if schedule.indexed:
-                frame.rows = RowPointers(schedule.indexed, self._word(f, schedule.rows_position))
+            frame.ahead = self._word(f, plan.prefetch_position)
+            if plan.indexed:
+                frame.rows = RowPointers(plan.indexed, self._word(f, plan.rows_position))
         for view in views:
             base(view)
         body(frame)
@@ -145,7 +145,7 @@ class Compiler:
 
     # Their bodies
 
-    def _prepare(self, steps: Sequence[Step], frame: Frame) -> None:
+    def _prepare(self, steps: Sequence[PlanStep], frame: Frame) -> None:
         for step in steps:
             assert step.packed
             source, packed = step.packed
@@ -158,10 +158,10 @@ class Compiler:
             else:
                 pack(frame, source, packed)
 
-    def _product(self, step: Step, frame: Frame) -> None:
+    def _product(self, step: PlanStep, frame: Frame) -> None:
         f = frame.f
         _, scratch, *_, thread, threads = f.arguments
-        space = f.address(scratch, integer(self.schedule.workspace_offset), Type("i8"))
+        space = f.address(scratch, integer(self.plan.workspace_offset), Type("i8"))
         assert step.kernel
         lower_large(frame, step.kernel, space, thread, threads)
 
@@ -169,12 +169,12 @@ class Compiler:
         """A thread's part of maps of long vectors."""
         f = frame.f
         *_, thread, threads = f.arguments
-        begin, end = share(f, work.length, self.schedule.lanes, thread, threads)
+        begin, end = share(f, work.length, self.plan.lanes, thread, threads)
         for step in work.steps:
             assert isinstance(step.operation, Map)
             lower_shared_map(frame, step.operation, begin, f.binary("sub", end, begin))
 
-    def _rest(self, runs: Sequence[tuple[int, int]], steps: Sequence[Step], frame: Frame) -> None:
+    def _rest(self, runs: Sequence[tuple[int, int]], steps: Sequence[PlanStep], frame: Frame) -> None:
         """Maps of long vectors on the elements of these runs."""
         for begin, stop in runs:
             for step in steps:
@@ -183,41 +183,41 @@ class Compiler:
 
     def _list(self, frame: Frame) -> None:
         """List the rows of a tile. Where products are partitioned, each thread also prefetches a share of the next rows."""
-        f, words = frame.f, self._word(frame.f, self.schedule.picks_position)
-        list_rows(frame, self.schedule.rows, words)
-        if self.schedule.parts > 1:
+        f, words = frame.f, self._word(frame.f, self.plan.picks_position)
+        list_rows(frame, self.plan.rows, words)
+        if self.plan.parts > 1:
             rows, numbers = (ROW_POINTERS.address(f, words, name) for name in ("next_rows", "next_numbers"))
             picks = f.compare("ne", f.load(I64, words), integer(0))
             f.when(picks, lambda: begin_fetching(frame, f.load(I64, rows), f.load(PTR, numbers)))
 
-    def _steps(self, steps: Sequence[Step], frame: Frame) -> None:
+    def _steps(self, steps: Sequence[PlanStep], frame: Frame) -> None:
         for step in steps:
             if step.likeness:
-                write = partial(lower, step=step, schedule=self.schedule)
+                write = partial(lower, step=step, plan=self.plan)
                 self.outlines.call(frame, step.likeness, step.operation.name, write)
             else:
-                lower(frame, step, self.schedule)
+                lower(frame, step, self.plan)
 
 
-def signature_of(schedule: Schedule) -> Signature:
-    """What a caller must know to run a program of this schedule."""
-    packed = {step.packed.copy.buffer for segment in schedule.segments for step in segment.tiled_steps if step.packed}
+def signature_of(plan: ExecutionPlan) -> Signature:
+    """What a caller must know to run a program of this plan."""
+    packed = {step.packed.copy.buffer for segment in plan.segments for step in segment.tiled_steps if step.packed}
 
     def slot(buffer: Buffer) -> Slot:
-        kind = buffer in schedule.laned, buffer in packed
+        kind = buffer in plan.laned, buffer in packed
         return Slot(buffer.name, buffer.role, buffer.nbytes, buffer.batched, *kind)
 
     return Signature(
-        table=tuple(map(slot, schedule.table)),
-        sums=tuple(map(schedule.table.index, schedule.summed)),
-        tile=schedule.tile,
-        room=schedule.room,
-        tile_bytes=schedule.tile_bytes,
-        indexed=None if schedule.indexed is None else schedule.indexed.name,
-        products=any(schedule.products),
-        one_size=bool(schedule.laned),
-        parts=schedule.parts,
-        read_by_others=tuple(sorted(read_by_others(schedule))),
+        table=tuple(map(slot, plan.table)),
+        sums=tuple(map(plan.table.index, plan.summed)),
+        tile=plan.tile,
+        room=plan.room,
+        tile_bytes=plan.tile_bytes,
+        indexed=None if plan.indexed is None else plan.indexed.name,
+        products=any(plan.products),
+        one_size=bool(plan.laned),
+        parts=plan.parts,
+        read_by_others=tuple(sorted(read_by_others(plan))),
     )
 
 
@@ -229,4 +229,4 @@ def compile_program(program: Program, processor: Processor, parts: int = 1) -> C
     reason = unsupported(program)
     if reason is not None:
         raise UnsupportedOperationError(reason)
-    return Compiler(schedule_of(program, processor, parts)).compiled()
+    return Compiler(plan_of(program, processor, parts)).compiled()

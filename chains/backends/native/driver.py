@@ -13,7 +13,7 @@ from functools import partial
 from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer, real_type
 from chains.backends.native.llvm.vectormath import maximum
 from chains.backends.native.llvm.words import ARGUMENTS, THREAD
-from chains.backends.native.plan.schedule import Schedule, Segment, SumRun
+from chains.backends.native.plan.execution_plan import ExecutionPlan, Segment, SumRun
 from chains.backends.native.plan.segments import SHARED_ELEMENTS, TEAM_ELEMENTS
 
 word = ARGUMENTS.load
@@ -37,22 +37,22 @@ def share(f: Function, length: int, lanes: int, thread: Value, threads: Value) -
     return bound(thread), bound(f.add(thread, 1))
 
 
-def write_driver(module: Module, schedule: Schedule) -> None:
+def write_driver(module: Module, plan: ExecutionPlan) -> None:
     """Add `run`, `member` and what they need to a module that has, for every segment, the functions `prepare` of each
     packer, `early`, `list`, each `tile` or the `product`, each `once`, and the `rest` of one of them.
     """
-    for k, segment in enumerate(schedule.segments):
+    for k, segment in enumerate(plan.segments):
         if segment.product:
             _write_product(module, k)
         else:
-            _write_work(module, k, segment, schedule.lists_rows(segment))
+            _write_work(module, k, segment, plan.lists_rows(segment))
         if segment.sums:
-            _write_reduce(module, k, segment.sums, schedule)
+            _write_reduce(module, k, segment.sums, plan)
         for position, work in enumerate(segment.once):
             if work.length:
                 _write_share(module, f"{k}_{position}")
-    _write_run(module, schedule)
-    (_write_partitioned if schedule.parts > 1 else _write_member)(module, schedule)
+    _write_run(module, plan)
+    (_write_partitioned if plan.parts > 1 else _write_member)(module, plan)
 
 
 def _do(f: Function, words: Value, name: str, more: str = "") -> None:
@@ -61,7 +61,7 @@ def _do(f: Function, words: Value, name: str, more: str = "") -> None:
     f.line(f"call void @{name}({table}, {scratch}, i64 0, {word(f, words, 'batch')}, i64 1{more})")
 
 
-def _write_run(module: Module, schedule: Schedule) -> None:
+def _write_run(module: Module, plan: ExecutionPlan) -> None:
     """``run(words)``: the whole program; threads are called for each part that they share."""
     f = Function(module, "run", [(PTR, "words")])
     (words,) = f.arguments
@@ -85,7 +85,7 @@ def _write_run(module: Module, schedule: Schedule) -> None:
         else:
             share(f"reduce_part_{k}", threads)
 
-    for k, segment in enumerate(schedule.segments):
+    for k, segment in enumerate(plan.segments):
         if segment.early:
             _do(f, words, f"early_{k}")
         then = partial(reduce, k, segment.sums) if segment.sums else None
@@ -109,7 +109,7 @@ def _meet(f: Function, words: Value, thread: Value) -> None:
     f.line(f"call void {function.text}({pool}, {thread}, {word(f, words, 'threads')})")
 
 
-def _write_member(module: Module, schedule: Schedule) -> None:
+def _write_member(module: Module, plan: ExecutionPlan) -> None:
     """``member(words, thread)``: the share of one thread of a team. The team meets before and behind it."""
     f = Function(module, "member", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
@@ -120,7 +120,7 @@ def _write_member(module: Module, schedule: Schedule) -> None:
     def share(name: str) -> None:
         f.line(f"call void @{name}({words}, {thread})")
 
-    for k, segment in enumerate(schedule.segments):
+    for k, segment in enumerate(plan.segments):
         if k > 0:
             meet()
         if segment.early:
@@ -147,7 +147,7 @@ def _write_member(module: Module, schedule: Schedule) -> None:
     module.add(f)
 
 
-def _write_partitioned(module: Module, schedule: Schedule) -> None:
+def _write_partitioned(module: Module, plan: ExecutionPlan) -> None:
     """`member` where products are partitioned: each thread does the parts that it owns, and the first one all else."""
     f = Function(module, "member", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
@@ -160,12 +160,12 @@ def _write_partitioned(module: Module, schedule: Schedule) -> None:
         call = f"call void @{name}({table}, {scratch}, i64 0, {batch}, i64 1{more})"
         f.when(f.compare("eq", thread, integer(owner)), lambda: f.line(call))
 
-    for k, segment in enumerate(schedule.segments):
+    for k, segment in enumerate(plan.segments):
         if k > 0:
             meet()
         if segment.early:
             only(0, f"early_{k}")
-        lists = schedule.lists_rows(segment)
+        lists = plan.lists_rows(segment)
         if lists:
             f.line(f"call void @list_{k}({table}, {scratch}, i64 0, {batch}, i64 1)")
         for packer in segment.packers:
@@ -238,14 +238,14 @@ def _write_product(module: Module, k: int) -> None:
     module.add(f)
 
 
-def _write_reduce(module: Module, k: int, sums: Sequence[SumRun], schedule: Schedule) -> None:
+def _write_reduce(module: Module, k: int, sums: Sequence[SumRun], plan: ExecutionPlan) -> None:
     """``reduce_k(words, part, parts)``: add the other threads' sums to those of the first, in a part of each long vector.
 
     The first part has the short vectors. Of maxima, keep the larger. ``reduce_part_k(words, part)`` is a thread's part.
     """
     f = Function(module, f"reduce_{k}", [(PTR, "words"), (I64, "part"), (I64, "parts")])
     words, part, parts = f.arguments
-    lanes = schedule.lanes
+    lanes = plan.lanes
     table, _ = table_of(f, words, 0)
     leads = f.compare("eq", part, integer(0))
 
@@ -256,7 +256,7 @@ def _write_reduce(module: Module, k: int, sums: Sequence[SumRun], schedule: Sche
             type = Type(scalar.name, lanes)
             target, source = (
                 f.address(f.load(PTR, f.address(t, integer(position), PTR)), integer(start), scalar)
-                for t, position in ((table, schedule.positions[buffer]), (other, schedule.sum_positions[buffer]))
+                for t, position in ((table, plan.positions[buffer]), (other, plan.sum_positions[buffer]))
             )
             begin, end = integer(0), f.select(leads, integer(stop - start), integer(0))
             if stop - start >= TEAM_ELEMENTS:

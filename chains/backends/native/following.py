@@ -48,7 +48,7 @@ class FollowingBinding(Binding):
         self._by_number = {number: first}
 
     def _nbytes(self, number: int) -> int:
-        return self._compiled(number).plan(self.batch, number).nbytes
+        return self._compiled(number).memory_plan(self.batch, number).nbytes
 
     def present(self) -> NativeBinding:
         """The binding for the present number."""
@@ -58,7 +58,7 @@ class FollowingBinding(Binding):
     def _bind(self, number: int) -> NativeBinding:
         """Bind the program for a number, unless it is bound for one that divides the memory alike."""
         native = self._compiled(number)
-        layout = native.plan(self.batch, number).layout
+        layout = native.memory_plan(self.batch, number).layout
         others = [(other, bound) for other, bound in self._by_number.items() if other != number]
         alike = (bound for _, bound in others if bound.native is native and bound.layout == layout)
         found = next(alike, None) or NativeBinding(self.program, native, self.batch, self.arrays, number, None)

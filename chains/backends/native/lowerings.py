@@ -14,8 +14,8 @@ from chains.backends.native.kernels.images import lower_laned, lower_pool, lower
 from chains.backends.native.kernels.matmul import lower_matmul
 from chains.backends.native.kernels.philox import lower_random
 from chains.backends.native.llvm.emit import Type, integer
+from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.backends.native.plan.layout import Relayout
-from chains.backends.native.plan.schedule import Schedule, Step
 from chains.program.operations import (
     Convolve,
     ConvolveInput,
@@ -33,50 +33,50 @@ from chains.program.operations import (
     ScatterAdd,
 )
 
-Lowering = Callable[[Frame, Step, Schedule], None]
+Lowering = Callable[[Frame, PlanStep, ExecutionPlan], None]
 
 
-def lower(frame: Frame, step: Step, schedule: Schedule) -> None:
-    """Write a step of a schedule."""
-    LOWERINGS[type(step.operation)](frame, step, schedule)
+def lower(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
+    """Write a step of a plan."""
+    LOWERINGS[type(step.operation)](frame, step, plan)
 
 
-def _matmul(frame: Frame, step: Step, schedule: Schedule) -> None:
+def _matmul(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
     assert step.kernel
     lower_matmul(frame, step.kernel)
 
 
-def _convolve(frame: Frame, step: Step, schedule: Schedule) -> None:
+def _convolve(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
     operation, packed = step.operation, step.packed
     assert isinstance(operation, (Convolve, ConvolveInput))
     assert packed
     if winograd.suits(operation):
-        space = frame.f.address(frame.f.arguments[1], integer(schedule.workspace_offset), Type("i8"))
+        space = frame.f.address(frame.f.arguments[1], integer(plan.workspace_offset), Type("i8"))
         winograd.lower_winograd(frame, operation, packed.copy, space, step.fused)
     else:
         lower_convolve(frame, operation, packed.copy, step.fused)
 
 
-def _relayout(frame: Frame, step: Step, schedule: Schedule) -> None:
+def _relayout(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
     assert isinstance(step.operation, Relayout)
-    lower_relayout(frame, step.operation, schedule.offset(step.operation.outs[0].buffer) is not None)
+    lower_relayout(frame, step.operation, plan.offset(step.operation.outs[0].buffer) is not None)
 
 
-def _scatter_add(frame: Frame, step: Step, schedule: Schedule) -> None:
+def _scatter_add(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
     assert isinstance(step.operation, ScatterAdd)
     lower_scatter_add(frame, step.operation, step.continued)
 
 
 def _of_operation(lowering: Callable[[Frame, Any], None]) -> Lowering:
     """A kernel that needs the operation alone."""
-    return lambda frame, step, schedule: lowering(frame, step.operation)
+    return lambda frame, step, plan: lowering(frame, step.operation)
 
 
 def _in_either_layout(lowering: Callable[[Frame, Any], None]) -> Lowering:
     """A kernel that needs the operation alone, for samples in rows; one for samples in lanes is made of it."""
 
-    def write(frame: Frame, step: Step, schedule: Schedule) -> None:
-        laned = any(view.buffer in schedule.laned for view in step.operation.views)
+    def write(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
+        laned = any(view.buffer in plan.laned for view in step.operation.views)
         (lower_laned if laned else lowering)(frame, step.operation)
 
     return write

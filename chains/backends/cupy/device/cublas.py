@@ -125,7 +125,7 @@ class Heuristic(ctypes.Structure):
 
 
 @dataclass(eq=False)
-class Plan:
+class MatmulPlan:
     """A product that cublasLt does: its arguments from the descriptor to the algorithm, and the descriptors."""
 
     arguments: tuple[Any, ...]
@@ -163,7 +163,7 @@ class CublasLt:
         self._lock = threading.Lock()
         self._opened: ctypes.c_void_p | None = None
 
-    def plan(self, gemm: Gemm, epilogue: Epilogue) -> Plan | None:
+    def plan(self, gemm: Gemm, epilogue: Epilogue) -> MatmulPlan | None:
         """The product with its epilogue, None where cublasLt cannot do it with these shapes and addresses."""
         if any(address is not None and address % ALIGNMENT for address in (epilogue.vector, epilogue.mask)):
             return None
@@ -186,9 +186,9 @@ class CublasLt:
             description.pointer, ctypes.byref(one), ctypes.c_void_p(b), left, ctypes.c_void_p(a), right,
             ctypes.byref(beta), place, result, place, result, ctypes.byref(algorithm),
         )  # fmt: skip
-        return Plan(arguments, (description, *layouts))
+        return MatmulPlan(arguments, (description, *layouts))
 
-    def start(self, plan: Plan, stream: int, workspace: int) -> None:
+    def start(self, plan: MatmulPlan, stream: int, workspace: int) -> None:
         last = (ctypes.c_void_p(workspace), ctypes.c_size_t(self._nbytes), ctypes.c_void_p(stream))
         check("cublasLtMatmul", self._library.cublasLtMatmul(self._handle(), *plan.arguments, *last))
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends.cupy.device import cudnn
-from chains.backends.cupy.device.cublas import WORKSPACE_BYTES, Cublas, CublasLt, Plan
+from chains.backends.cupy.device.cublas import WORKSPACE_BYTES, Cublas, CublasLt, MatmulPlan
 from chains.backends.cupy.device.interface import Device, Epilogue, Event, Gemm, Kernel, Queue, Work
 from chains.backends.places import Array
 
@@ -101,7 +101,7 @@ class CudaDevice(Device):
             plan = self._lt.plan(gemm, epilogue)
         return None if plan is None else partial(self._multiply_on, plan)
 
-    def _multiply_on(self, plan: Plan) -> None:
+    def _multiply_on(self, plan: MatmulPlan) -> None:
         self._lt.start(plan, self.current_stream(), self._workspace.data.ptr)
 
     def capture(self, work: Sequence[Work]) -> Work:

@@ -25,7 +25,7 @@ from chains.backends.cupy.source.steps import Command, Launch, Pointers, Source
 from chains.backends.tiling import whole_on_tiles
 from chains.program.operations import MatMul, Operation, users
 from chains.program.program import Program
-from chains.program.scratch import Lifetime, plan
+from chains.program.scratch import Lifetime, plan_scratch
 from chains.program.view import Buffer
 
 SHORT = 1 << 13  # elements of vectors up to which one block does alone what is done once, where many do the tiles
@@ -164,7 +164,7 @@ class FusedProgram(Compiled):
         for buffer, life in used.items():
             brief = buffer.batched or buffer in passing or (self.tiling.single and buffer.role == "scratch")
             lives.append(Lifetime(buffer, self._near_bytes(buffer), False, *(life if brief else (0, len(groups)))))
-        placed = plan(lives)
+        placed = plan_scratch(lives)
         return placed.fixed, placed.fixed_bytes
 
     def _layout(self, fetches: Mapping[Buffer, Sequence[str]]) -> Layout:

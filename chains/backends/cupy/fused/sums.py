@@ -9,7 +9,7 @@ from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.steps import Launch, Pointers, Source
 from chains.program.alias import reach
 from chains.program.operations import Operation
-from chains.program.scratch import Lifetime, plan
+from chains.program.scratch import Lifetime, plan_scratch
 from chains.program.view import Buffer
 
 WIDTH = 32  # sums that a block adds up, by as many threads each as it has room for
@@ -82,7 +82,7 @@ def adding(
         for unit in once.units:
             pointers.written |= {view.buffer for view in unit.writes}
             pointers.read |= {view.buffer for view in unit.reads}
-        chip = plan(Lifetime(buffer, buffer.nbytes, False, 0, 0) for buffer in near)
+        chip = plan_scratch(Lifetime(buffer, buffer.nbytes, False, 0, 0) for buffer in near)
         shared = chip.fixed_bytes
         lines += [
             "SHARED int last;",

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from chains.backends.native.plan.execution_plan import ExecutionPlan, Segment, SumRun, Work
 from chains.backends.native.plan.fused_update import left_over
-from chains.backends.native.plan.schedule import Schedule, Segment, SumRun, Work
 from chains.backends.native.plan.segments import TEAM_ELEMENTS, side_by_side
 from chains.program.alias import conflict
 from chains.program.view import Buffer
 
 
-def list_sums(schedule: Schedule) -> Schedule:
+def list_sums(plan: ExecutionPlan) -> ExecutionPlan:
     """List what the threads have to add up behind the tiles of each segment."""
 
     def listed(segment: Segment) -> Segment:
@@ -29,9 +29,9 @@ def list_sums(schedule: Schedule) -> Schedule:
             for view in operation.outs
             for run in view.runs
         }
-        return replace(segment, sums=tuple(_joined(runs, schedule.positions)))
+        return replace(segment, sums=tuple(_joined(runs, plan.positions)))
 
-    return replace(schedule, segments=tuple(map(listed, schedule.segments)))
+    return replace(plan, segments=tuple(map(listed, plan.segments)))
 
 
 def _joined(runs: Iterable[SumRun], positions: Mapping[Buffer, int]) -> list[SumRun]:
@@ -46,14 +46,14 @@ def _joined(runs: Iterable[SumRun], positions: Mapping[Buffer, int]) -> list[Sum
     return result
 
 
-def place_barriers(schedule: Schedule) -> Schedule:
+def place_barriers(plan: ExecutionPlan) -> ExecutionPlan:
     """Decide before which works the threads of a team meet."""
-    partitioned = schedule.parts > 1
+    partitioned = plan.parts > 1
     return replace(
-        schedule,
+        plan,
         segments=tuple(
             replace(each, barriers=barriers(works_in_turn(each)) if partitioned else barriers(each.once, each.sums))
-            for each in schedule.segments
+            for each in plan.segments
         ),
     )
 
@@ -86,12 +86,12 @@ def barriers(works: Sequence[Work], sums: Iterable[SumRun] = ()) -> tuple[bool, 
     return tuple(meet)
 
 
-def read_by_others(schedule: Schedule) -> frozenset[str]:
+def read_by_others(plan: ExecutionPlan) -> frozenset[str]:
     """The inputs that other threads than the first one read behind the last barrier of a segment."""
-    if schedule.parts == 1:
+    if plan.parts == 1:
         return frozenset()
     names: set[str] = set()
-    for segment in schedule.segments:
+    for segment in plan.segments:
         last = max((position for position, meet in enumerate(segment.barriers) if meet), default=0)
         others = [work for work in works_in_turn(segment)[last:] if work.thread or work.length]
         read = [view.buffer for work in others for operation in work.operations for view in operation.ins]

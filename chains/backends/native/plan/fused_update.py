@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from chains.backends.native.kernels.fusion import kernel_of
-from chains.backends.native.plan.schedule import FusedUpdate, Schedule, Segment, Step
+from chains.backends.native.plan.execution_plan import ExecutionPlan, FusedUpdate, PlanStep, Segment
 from chains.backends.native.plan.segments import SHARED_ELEMENTS, Work, divided, works_of
 from chains.program.alias import conflict, meet
 from chains.program.operations import Map, MatMul, Operation
@@ -29,14 +29,14 @@ class _Update:
     """The work that goes through the whole gradient, at this position among what is done once."""
 
     work: int
-    steps: tuple[Step, ...]  # all of them maps
+    steps: tuple[PlanStep, ...]  # all of them maps
     gradient: View
 
     @property
     def maps(self) -> list[Map]:
         return [step.operation for step in self.steps if isinstance(step.operation, Map)]
 
-    def on(self, step: Step) -> Step:
+    def on(self, step: PlanStep) -> PlanStep:
         """A product that does this to the elements it gives."""
         out = step.operation.outs[0]
 
@@ -60,48 +60,48 @@ class _Update:
         return tuple(runs) if 2 * sum(stop - start for start, stop in runs) < size else None
 
 
-def fuse_update_into_large_products(schedule: Schedule) -> Schedule:
+def fuse_update_into_large_products(plan: ExecutionPlan) -> ExecutionPlan:
     """Have large products do their part of an optimiser's step, and leave the rest of it.
 
     A product whose weights are still to be read goes behind what reads them, if it may.
     """
-    steps = schedule.steps
-    if not any(schedule.is_large(step.operation) for step in steps):
-        return schedule
+    steps = plan.steps
+    if not any(plan.is_large(step.operation) for step in steps):
+        return plan
     end = 1 + max(position for position, step in enumerate(steps) if step.batched)
     body = list(steps[:end])
     early, once = divided(steps[end:], [step.operation for step in body])
     works = list(works_of(once))
     update = _find([step.operation for step in body], works, steps)
     if update is None:
-        return schedule
+        return plan
     done = []
-    for product in [step for step in body if _gives_part(step, update.gradient, body) and schedule.is_large(step.operation)]:
+    for product in [step for step in body if _gives_part(step, update.gradient, body) and plan.is_large(step.operation)]:
         changed = update.on(product)
         if _postpone(body, product, changed):
             done.append(product.operation.outs[0])
     rest = update.rest(done)
     if rest is None:
-        return schedule
+        return plan
     works[update.work] = Work(left_over(rest, update.steps))
-    return replace(schedule, steps=(*early, *body, *(step for work in works for step in work.steps)))
+    return replace(plan, steps=(*early, *body, *(step for work in works for step in work.steps)))
 
 
-def fuse_update_into_tiles(schedule: Schedule) -> Schedule:
+def fuse_update_into_tiles(plan: ExecutionPlan) -> ExecutionPlan:
     """Have the products of a tile do their part of an optimiser's step where the tile is the whole batch."""
-    return replace(schedule, segments=tuple(_with_update(segment, schedule) for segment in schedule.segments))
+    return replace(plan, segments=tuple(_with_update(segment, plan) for segment in plan.segments))
 
 
-def _with_update(segment: Segment, schedule: Schedule) -> Segment:
-    update = _find([o for step in segment.tiled_steps for o in step.operations], segment.once, schedule.steps)
+def _with_update(segment: Segment, plan: ExecutionPlan) -> Segment:
+    update = _find([o for step in segment.tiled_steps for o in step.operations], segment.once, plan.steps)
     if update is None:
         return segment
-    steps = tuple(_updated(position, segment, update, schedule.lanes) for position in range(len(segment.tiled_steps)))
+    steps = tuple(_updated(position, segment, update, plan.lanes) for position in range(len(segment.tiled_steps)))
     rest = update.rest([step.operation.outs[0] for step in steps if step.update])
     return segment if rest is None else replace(segment.with_tiled(steps), fused_update=FusedUpdate(update.work, rest))
 
 
-def _find(on_samples: Sequence[Operation], once: Sequence[Work], steps: Sequence[Step]) -> _Update | None:
+def _find(on_samples: Sequence[Operation], once: Sequence[Work], steps: Sequence[PlanStep]) -> _Update | None:
     """The first work that goes through the gradient, if nothing before it has to do with it."""
     before: list[Operation] = []
     for position, work in enumerate(once):
@@ -113,7 +113,7 @@ def _find(on_samples: Sequence[Operation], once: Sequence[Work], steps: Sequence
     return None
 
 
-def _gradient(on_samples: Sequence[Operation], maps: Sequence[Operation], steps: Sequence[Step]) -> View | None:
+def _gradient(on_samples: Sequence[Operation], maps: Sequence[Operation], steps: Sequence[PlanStep]) -> View | None:
     """The vector of sums that these maps go through to change one other vector.
 
     None if another operation uses it, or if the tiles write anything else that the maps read.
@@ -136,7 +136,7 @@ def _gradient(on_samples: Sequence[Operation], maps: Sequence[Operation], steps:
     return gradient if gradient.buffer.role == "scratch" and len(changed) == 1 and alone and apart else None
 
 
-def _postpone(body: list[Step], product: Step, changed: Step) -> bool:
+def _postpone(body: list[PlanStep], product: PlanStep, changed: PlanStep) -> bool:
     """Replace a product by one with an update, behind the last step that uses what the update writes.
 
     Returns whether the product may go there.
@@ -156,7 +156,7 @@ def _postpone(body: list[Step], product: Step, changed: Step) -> bool:
     return True
 
 
-def _gives_part(step: Step, gradient: View, steps: Sequence[Step]) -> bool:
+def _gives_part(step: PlanStep, gradient: View, steps: Sequence[PlanStep]) -> bool:
     """Whether this is a product over the samples that gives a run of the gradient, to which no other one of `steps` adds."""
     operation = step.operation
     if not (isinstance(operation, MatMul) and operation.sums_over_batch and not operation.accumulate):
@@ -168,7 +168,7 @@ def _gives_part(step: Step, gradient: View, steps: Sequence[Step]) -> bool:
     return out.buffer is gradient.buffer and out.contiguous and inside
 
 
-def _updated(position: int, segment: Segment, update: _Update, lanes: int) -> Step:
+def _updated(position: int, segment: Segment, update: _Update, lanes: int) -> PlanStep:
     """A step on a tile, with its update if it is a product behind which nobody reads what this writes."""
     step = segment.tiled_steps[position]
     large = step.operation.outs[0].sample_size >= LEAST_ELEMENTS
@@ -181,19 +181,19 @@ def _updated(position: int, segment: Segment, update: _Update, lanes: int) -> St
     return changed if fits else step
 
 
-def _reads(step: Step) -> list[View]:
+def _reads(step: PlanStep) -> list[View]:
     """What a step reads, not counting weights of which it has a packed copy."""
     own = [view for view in step.operation.ins if not step.packed or view is not step.operation.ins[1]]
     return own + [view for fused in step.fused for view in fused.ins]
 
 
-def _as_it_is(product: Step, lanes: int) -> bool:
+def _as_it_is(product: PlanStep, lanes: int) -> bool:
     """Whether a product is computed as it is, not as its transpose."""
     kernel = kernel_of(product.operation, ())
     return kernel.turned(lanes) is kernel
 
 
-def left_over(rest: Sequence[tuple[int, int]], steps: Sequence[Step]) -> tuple[Step, ...]:
+def left_over(rest: Sequence[tuple[int, int]], steps: Sequence[PlanStep]) -> tuple[PlanStep, ...]:
     """Steps through long vectors, on these runs of elements only."""
 
     def part(views: Sequence[View], begin: int, stop: int) -> tuple[View, ...]:
@@ -203,7 +203,7 @@ def left_over(rest: Sequence[tuple[int, int]], steps: Sequence[Step]) -> tuple[S
             for view in views
         )
 
-    def on(step: Step, run: tuple[int, int]) -> Step:
+    def on(step: PlanStep, run: tuple[int, int]) -> PlanStep:
         operation = step.operation
         assert isinstance(operation, Map)
         return replace(step, operation=Map(part(operation.outs, *run), part(operation.ins, *run), operation.formula))

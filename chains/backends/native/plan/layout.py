@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from chains.backends.native.plan.schedule import Schedule, Step
+from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.program.operations import (
     Convolve,
     ConvolveInput,
@@ -49,17 +49,17 @@ def lanes_last(view: View, lanes: int) -> View:
     return replace(view, shape=(*view.shape[1:], lanes), strides=(*view.strides[1:], view.strides[0]))
 
 
-def arrange_layout(schedule: Schedule) -> Schedule:
+def arrange_layout(plan: ExecutionPlan) -> ExecutionPlan:
     """Lay out in lanes what images want so, with a `Relayout` where an operation wants the other layout of a buffer."""
-    operations = [step.operation for step in schedule.steps]
+    operations = [step.operation for step in plan.steps]
     if not any(isinstance(operation, IMAGES) for operation in operations):
-        return schedule
-    arrangement = _Arrangement(operations, schedule.lanes)
-    steps: list[Step] = []
-    for step in schedule.steps:
+        return plan
+    arrangement = _Arrangement(operations, plan.lanes)
+    steps: list[PlanStep] = []
+    for step in plan.steps:
         arrangement.add(step.operation)
-        steps += [Step(operation, origins=step.origins) for operation in arrangement.operations[len(steps) :]]
-    return replace(schedule, steps=tuple(steps), laned=frozenset(arrangement.laned.values()))
+        steps += [PlanStep(operation, origins=step.origins) for operation in arrangement.operations[len(steps) :]]
+    return replace(plan, steps=tuple(steps), laned=frozenset(arrangement.laned.values()))
 
 
 class _Arrangement:

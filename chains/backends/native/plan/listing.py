@@ -1,4 +1,4 @@
-"""Schedules as text: what each pass made of a program, for people to read."""
+"""Plans as text: what each pass made of a program, for people to read."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 
 from chains.backends.native.llvm.target import Processor
-from chains.backends.native.plan.passes import schedule_of
-from chains.backends.native.plan.schedule import Schedule, Segment, Step, Work
+from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
+from chains.backends.native.plan.passes import plan_of
 from chains.program.program import Program
 from chains.program.view import Buffer, View, shape_text
 
 
 def passes_text(program: Program, processor: Processor, parts: int = 1) -> str:
-    """The schedule after every pass, under the name of the pass: what is new is marked with +, what has gone with -."""
+    """The plan after every pass, under the name of the pass: what is new is marked with +, what has gone with -."""
     texts = [str(program)]
-    last = Schedule.of(program, processor, parts)
+    last = ExecutionPlan.of(program, processor, parts)
     before = lines_of(last)
 
-    def watch(name: str, schedule: Schedule) -> None:
+    def watch(name: str, plan: ExecutionPlan) -> None:
         nonlocal before
-        after = lines_of(schedule)
+        after = lines_of(plan)
         texts.append("\n".join([f"== {name} ==", *marked(before, after)] if after != before else [f"== {name} == no change"]))
         before = after
 
     texts.append("\n".join(["== the program ==", *before]))
-    schedule_of(program, processor, parts, watch)
+    plan_of(program, processor, parts, watch)
     return "\n\n".join(texts)
 
 
@@ -37,26 +37,24 @@ def marked(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
         yield from (f"{' ' if common else '+'} {line}" for line in after[start:stop])
 
 
-def lines_of(schedule: Schedule) -> list[str]:
-    """A schedule in lines: its steps or segments, then the buffers that they use."""
-    processor, parts = schedule.processor, schedule.parts
-    lines = [f"for {processor.kind}: {schedule.lanes} numbers in a vector, {processor.registers} registers"]
+def lines_of(plan: ExecutionPlan) -> list[str]:
+    """A plan in lines: its steps or segments, then the buffers that they use."""
+    processor, parts = plan.processor, plan.parts
+    lines = [f"for {processor.kind}: {plan.lanes} numbers in a vector, {processor.registers} registers"]
     lines += [f"products in parts for up to {parts} threads"] if parts > 1 else []
-    if schedule.tile:
-        lines.append(
-            f"{schedule.tile} samples in a tile, at most {schedule.room}; {schedule.tile_bytes:,} bytes of scratch memory"
-        )
-    if not schedule.segments:
-        for step in schedule.steps:
+    if plan.tile:
+        lines.append(f"{plan.tile} samples in a tile, at most {plan.room}; {plan.tile_bytes:,} bytes of scratch memory")
+    if not plan.segments:
+        for step in plan.steps:
             first, *more = _step(step)
             lines += [first if step.owner is None else f"{first} (thread {step.owner})", *more]
-    for number, segment in enumerate(schedule.segments):
-        lines += [f"segment {number}", *(f"  {line}" for line in _segment(segment, schedule))]
+    for number, segment in enumerate(plan.segments):
+        lines += [f"segment {number}", *(f"  {line}" for line in _segment(segment, plan))]
     lines.append("buffers")
-    return [*lines, *(f"  {_buffer(buffer, schedule)}" for buffer in _buffers(schedule))]
+    return [*lines, *(f"  {_buffer(buffer, plan)}" for buffer in _buffers(plan))]
 
 
-def _segment(segment: Segment, schedule: Schedule) -> Iterator[str]:
+def _segment(segment: Segment, plan: ExecutionPlan) -> Iterator[str]:
     barriers = iter(segment.barriers)
 
     def work(what: str, each: Work, barrier: bool) -> Iterator[str]:
@@ -64,12 +62,12 @@ def _segment(segment: Segment, schedule: Schedule) -> Iterator[str]:
         yield what
         yield from (f"  {line}" for step in each.steps for line in _step(step))
 
-    partitioned = schedule.parts > 1
+    partitioned = plan.parts > 1
     barrier = partitioned and next(barriers, False)
     if segment.early:
         yield from work("early", Work(segment.early), barrier)
-    if schedule.lists_rows(segment):
-        yield f"list the rows of {schedule.rows}"
+    if plan.lists_rows(segment):
+        yield f"list the rows of {plan.rows}"
     for position, each in enumerate(segment.tiled):
         thread = f" of thread {each.thread}" if partitioned else ""
         yield from work(f"tile, function {position}{thread}", each, partitioned and next(barriers, False))
@@ -85,7 +83,7 @@ def _segment(segment: Segment, schedule: Schedule) -> Iterator[str]:
             yield f"  (where a tile holds the batch, only elements {rest or 'none'}: products do the others)"
 
 
-def _step(step: Step) -> Iterator[str]:
+def _step(step: PlanStep) -> Iterator[str]:
     yield f"{step.origins[0]:4}  {step.operation}"
     yield from (f"      then {each}" for each in step.fused)
     yield from (f"      update {each}" for each in step.update)
@@ -105,20 +103,20 @@ def _place(view: View) -> str:
     return f"{view.buffer.name}[{view.offset}] strides {view.strides}"
 
 
-def _buffers(schedule: Schedule) -> list[Buffer]:
+def _buffers(plan: ExecutionPlan) -> list[Buffer]:
     """Those of the program, in the order of their first use, then packed weights."""
-    used = [view.buffer for step in schedule.steps for view in step.operation.views]
-    steps = (step for segment in schedule.segments for step in segment.tiled_steps)
+    used = [view.buffer for step in plan.steps for view in step.operation.views]
+    steps = (step for segment in plan.segments for step in segment.tiled_steps)
     packed = [step.packed.copy.buffer for step in steps if step.packed]
-    return list(dict.fromkeys((*schedule.program.buffers.values(), *used, *packed)))
+    return list(dict.fromkeys((*plan.program.buffers.values(), *used, *packed)))
 
 
-def _buffer(buffer: Buffer, schedule: Schedule) -> str:
+def _buffer(buffer: Buffer, plan: ExecutionPlan) -> str:
     text = f"{buffer.name}{shape_text(buffer.shape)} {buffer.dtype} {buffer.role}"
-    text += ", in lanes" if buffer in schedule.laned else ""
-    if buffer in schedule.positions:
-        text += f", address {schedule.positions[buffer]}"
-        text += f", own sums at address {schedule.sum_positions[buffer]}" if buffer in schedule.sum_positions else ""
-    elif schedule.scratch and buffer in schedule.scratch.batched:
-        text += f", byte {schedule.offset(buffer):,} of a tile"
-    return text + (", read by row pointers" if buffer is schedule.indexed else "")
+    text += ", in lanes" if buffer in plan.laned else ""
+    if buffer in plan.positions:
+        text += f", address {plan.positions[buffer]}"
+        text += f", own sums at address {plan.sum_positions[buffer]}" if buffer in plan.sum_positions else ""
+    elif plan.scratch and buffer in plan.scratch.batched:
+        text += f", byte {plan.offset(buffer):,} of a tile"
+    return text + (", read by row pointers" if buffer is plan.indexed else "")

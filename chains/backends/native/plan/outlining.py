@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from chains.backends.native.kernels.outline import Likeness
-from chains.backends.native.plan.schedule import Schedule, Step
+from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.program.operations import Copy, Fill, Gather, Map, MatMul, Reduce, ScatterAdd
 from chains.program.view import Buffer
 
@@ -19,28 +19,28 @@ OUTLINED = (MatMul, Map, Reduce, Copy, Fill, Gather, ScatterAdd)
 OFTEN = 3  # steps from which on their code is written once: a call takes some nanoseconds, compiling a product milliseconds
 
 
-def outline_alike(schedule: Schedule) -> Schedule:
+def outline_alike(plan: ExecutionPlan) -> ExecutionPlan:
     """Say of each step, and of each copy of weights, what it has in common with others that are alike, if there are enough."""
 
     def known(buffer: Buffer) -> Hashable:
-        return buffer in schedule.laned, buffer is schedule.indexed
+        return buffer in plan.laned, buffer is plan.indexed
 
-    def described(step: Step) -> Step:
+    def described(step: PlanStep) -> PlanStep:
         if not isinstance(step.operation, OUTLINED):
             return step
         likeness = Likeness(known, step.kernel or step.operation, step.continued)
         packing = Likeness(known, *step.packed) if step.packed else None
         return replace(step, likeness=likeness, packing_likeness=packing)
 
-    described_schedule = schedule.changed(described)
-    steps = [step for segment in described_schedule.segments for step in segment.steps]
+    marked = plan.changed(described)
+    steps = [step for segment in marked.segments for step in segment.steps]
     found = [likeness for step in steps for likeness in (step.likeness, step.packing_likeness) if likeness]
     uses = Counter(likeness.key for likeness in found)
 
     def often(likeness: Likeness | None) -> Likeness | None:
         return likeness if likeness and uses[likeness.key] >= OFTEN else None
 
-    def decided(step: Step) -> Step:
+    def decided(step: PlanStep) -> PlanStep:
         return replace(step, likeness=often(step.likeness), packing_likeness=often(step.packing_likeness))
 
-    return described_schedule.changed(decided)
+    return marked.changed(decided)

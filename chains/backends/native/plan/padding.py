@@ -8,25 +8,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from chains.backends.native.plan.schedule import Schedule, Step
+from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.program.operations import Map, MatMul, Reduce
 from chains.program.view import Batch, Buffer, View
 
 LEAST_SHARE = 0.5  # of a padded row that is in use: with less, it has more vectors than are worth it
 
 
-def pad_rows(schedule: Schedule) -> Schedule:
+def pad_rows(plan: ExecutionPlan) -> ExecutionPlan:
     """Pad the rows of scratch buffers that all operations take row by row."""
-    if schedule.laned:
-        return schedule
+    if plan.laned:
+        return plan
     by_rows: dict[Buffer, bool] = {}
-    for step in schedule.steps:
+    for step in plan.steps:
         known = isinstance(step.operation, (MatMul, Map, Reduce))
         for view in step.operation.views:
             by_rows[view.buffer] = by_rows.get(view.buffer, True) and known and _is_rows(view)
     padded: dict[Buffer, Buffer] = {}
     for buffer in (buffer for buffer, fits in by_rows.items() if fits and buffer.role == "scratch"):
-        length = -(-buffer.size // schedule.lanes) * schedule.lanes
+        length = -(-buffer.size // plan.lanes) * plan.lanes
         if LEAST_SHARE * length <= buffer.size < length:
             padded[buffer] = Buffer(buffer.name, "scratch", buffer.dtype, (Batch(), length))
 
@@ -37,7 +37,7 @@ def pad_rows(schedule: Schedule) -> Schedule:
         strides = [buffer.size if extent == Batch() else s for extent, s in zip(view.shape, view.strides, strict=True)]
         return replace(view, buffer=buffer, strides=tuple(strides), name=str(view))
 
-    def placed(step: Step) -> Step:
+    def placed(step: PlanStep) -> PlanStep:
         operation = step.operation
         if not any(view.buffer in padded for view in operation.views):
             return step
@@ -45,7 +45,7 @@ def pad_rows(schedule: Schedule) -> Schedule:
             step, operation=replace(operation, outs=tuple(map(place, operation.outs)), ins=tuple(map(place, operation.ins)))
         )
 
-    return replace(schedule, steps=tuple(map(placed, schedule.steps)))
+    return replace(plan, steps=tuple(map(placed, plan.steps)))
 
 
 def _is_rows(view: View) -> bool:

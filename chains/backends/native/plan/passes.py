@@ -1,4 +1,4 @@
-"""From a program to its schedule: the passes, in order."""
+"""From a program to its plan: the passes, in order."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.plan.barriers import list_sums, place_barriers
+from chains.backends.native.plan.execution_plan import ExecutionPlan
 from chains.backends.native.plan.fused_update import fuse_update_into_large_products, fuse_update_into_tiles
 from chains.backends.native.plan.layout import arrange_layout
 from chains.backends.native.plan.outlining import outline_alike
 from chains.backends.native.plan.padding import pad_rows
 from chains.backends.native.plan.row_partition import partition_rows
-from chains.backends.native.plan.schedule import Schedule
 from chains.backends.native.plan.segments import cut_into_segments
 from chains.backends.native.plan.tiles import list_buffers, place_tile_scratch, point_to_rows
 from chains.backends.native.plan.weights import choose_kernels, pack_weights
 from chains.program.program import Program
 
-Pass = Callable[[Schedule], Schedule]
+Pass = Callable[[ExecutionPlan], ExecutionPlan]
 
 PASSES: tuple[Pass, ...] = (
     arrange_layout,
@@ -42,17 +42,17 @@ def name_of(function: Pass) -> str:
     return function.__name__.replace("_", " ")
 
 
-def schedule_of(
-    program: Program, processor: Processor, parts: int = 1, watch: Callable[[str, Schedule], None] | None = None
-) -> Schedule:
-    """The schedule of a program, with products partitioned among so many threads if that is worth it.
+def plan_of(
+    program: Program, processor: Processor, parts: int = 1, watch: Callable[[str, ExecutionPlan], None] | None = None
+) -> ExecutionPlan:
+    """The plan of a program, with products partitioned among so many threads if that is worth it.
 
     `watch` is called with the name of each pass and what it made. Raises UnsupportedOperationError for a product that no
     kernel can do.
     """
-    schedule = Schedule.of(program, processor, parts)
+    plan = ExecutionPlan.of(program, processor, parts)
     for function in PASSES:
-        schedule = function(schedule)
+        plan = function(plan)
         if watch:
-            watch(name_of(function), schedule)
-    return schedule
+            watch(name_of(function), plan)
+    return plan

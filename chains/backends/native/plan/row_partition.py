@@ -14,7 +14,7 @@ from itertools import groupby
 from operator import add
 from typing import Any
 
-from chains.backends.native.plan.schedule import Schedule, Step
+from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.expr import trace
 from chains.program.alias import conflict
 from chains.program.operations import Map, MatMul
@@ -24,35 +24,35 @@ LEAST_WEIGHTS = 1 << 13  # of a product that is partitioned: so many multiply-ad
 FIRST_SHARE = 0.95  # of an even share, for the first thread, which has other things to do
 
 
-def partition_rows(schedule: Schedule) -> Schedule:
-    """Cut products into parts, at most one for each of `schedule.parts` threads, with the threads as their owners.
+def partition_rows(plan: ExecutionPlan) -> ExecutionPlan:
+    """Cut products into parts, at most one for each of `plan.parts` threads, with the threads as their owners.
 
     Only where the operations change a state: what is run once does not wait for a team.
     """
-    operations = [step.operation for step in schedule.steps]
+    operations = [step.operation for step in plan.steps]
     trains = any(view.buffer.role == "state" for operation in operations for view in operation.outs)
-    large = any(map(schedule.is_large, operations))
-    steps: list[Step] = []
+    large = any(map(plan.is_large, operations))
+    steps: list[PlanStep] = []
     found = 1
-    for step in schedule.steps:
-        parts = _parts(step, schedule) if schedule.parts > 1 and trains and not (schedule.laned or large) else []
+    for step in plan.steps:
+        parts = _parts(step, plan) if plan.parts > 1 and trains and not (plan.laned or large) else []
         found = max(found, len(parts))
         steps += parts or [step]
         if parts and parts[1].operation.outs[0].buffer is not step.operation.outs[0].buffer:
             steps.append(_sum(parts))
-    return replace(schedule, steps=_postponed(steps), parts=found)
+    return replace(plan, steps=_postponed(steps), parts=found)
 
 
-def _postponed(steps: Sequence[Step]) -> tuple[Step, ...]:
+def _postponed(steps: Sequence[PlanStep]) -> tuple[PlanStep, ...]:
     """The steps, those that the parts of a product do not need moved behind the parts: other threads wait for these."""
-    result: list[Step] = []
-    pending: list[Step] = []  # steps of the first thread since the last part
+    result: list[PlanStep] = []
+    pending: list[PlanStep] = []  # steps of the first thread since the last part
     for owned, group in groupby(steps, lambda step: step.owner is not None):
         if not owned:
             pending += group
             continue
-        needed: list[Step] = list(group)
-        later: list[Step] = []
+        needed: list[PlanStep] = list(group)
+        later: list[PlanStep] = []
         for step in reversed(pending):
             chosen = needed if any(conflict(step.operation, other.operation) for other in needed) else later
             chosen.insert(0, step)
@@ -61,7 +61,7 @@ def _postponed(steps: Sequence[Step]) -> tuple[Step, ...]:
     return (*result, *pending)
 
 
-def _parts(step: Step, schedule: Schedule) -> list[Step]:
+def _parts(step: PlanStep, plan: ExecutionPlan) -> list[PlanStep]:
     """The parts of a product, as many as are worth it; none for another operation."""
     product = step.operation
     if not isinstance(product, MatMul):
@@ -71,8 +71,8 @@ def _parts(step: Step, schedule: Schedule) -> list[Step]:
     if weights.batched or weights.ndim != 2 or weights.sample_size < LEAST_WEIGHTS:
         return []
     axis = 0 if weights.strides[0] >= weights.strides[1] else 1  # along which the rows of the weights lie
-    length, lanes = int(weights.shape[axis]), schedule.lanes  # type: ignore[arg-type]
-    counts = (count for count in range(schedule.parts, 1, -1) if _bounds(length, count, lanes)[1] >= 2 * lanes)
+    length, lanes = int(weights.shape[axis]), plan.lanes  # type: ignore[arg-type]
+    counts = (count for count in range(plan.parts, 1, -1) if _bounds(length, count, lanes)[1] >= 2 * lanes)
     if (count := next(counts, None)) is None:
         return []
     bounds = _bounds(length, count, lanes)
@@ -104,7 +104,7 @@ def _own_sum(out: View, thread: int) -> View:
     return replace(out, buffer=Buffer(name, "scratch", out.dtype, out.buffer.shape), name=name)
 
 
-def _sum(parts: Sequence[Step]) -> Step:
+def _sum(parts: Sequence[PlanStep]) -> PlanStep:
     """The sum of what the threads have, done by the first."""
     views = tuple(part.operation.outs[0] for part in parts)
 
@@ -112,4 +112,4 @@ def _sum(parts: Sequence[Step]) -> Step:
         return reduce(add, numbers)
 
     operation = Map(views[:1], views, trace(total, len(views)), label=parts[0].operation.label)
-    return Step(operation, origins=parts[0].origins)
+    return PlanStep(operation, origins=parts[0].origins)

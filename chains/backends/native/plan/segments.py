@@ -12,7 +12,7 @@ from itertools import groupby
 
 from chains.backends.native.kernels.convolve import fusible_image_map
 from chains.backends.native.kernels.fusion import fusible
-from chains.backends.native.plan.schedule import Schedule, Segment, Step, Work
+from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
 from chains.backends.tiling import meets_sums, needs_results
 from chains.program.alias import conflict, meet, same
 from chains.program.operations import Convolve, ConvolveInput, Map, MatMul, Operation
@@ -27,13 +27,13 @@ TEAM_ELEMENTS = 1 << 8  # from which on the threads of a team share it
 class _Draft:
     """A segment being filled, with what `needs_results` asks for."""
 
-    tiled: list[Step] = field(default_factory=list)
-    product: Step | None = None
-    once: list[Step] = field(default_factory=list)
+    tiled: list[PlanStep] = field(default_factory=list)
+    product: PlanStep | None = None
+    once: list[PlanStep] = field(default_factory=list)
     sums: list[Operation] = field(default_factory=list)
     done_once: list[Operation] = field(default_factory=list)
 
-    def take(self, step: Step) -> None:
+    def take(self, step: PlanStep) -> None:
         """Add a step on samples."""
         step = replace(step, continued=_continues(self.sums, step.operation))
         self.tiled.append(step)
@@ -46,34 +46,34 @@ class _Draft:
         return Segment(early, _functions(self.tiled), self.product, works_of(once))
 
 
-def cut_into_segments(schedule: Schedule) -> Schedule:
+def cut_into_segments(plan: ExecutionPlan) -> ExecutionPlan:
     """As few segments as the order of the operations allows."""
     drafts = [_Draft()]
-    for step in schedule.steps:
+    for step in plan.steps:
         draft, operation = drafts[-1], step.operation
         if not step.batched:
             draft.once.append(step)
             draft.done_once.append(operation)
-        elif schedule.is_large(operation):
+        elif plan.is_large(operation):
             drafts.append(_Draft(product=step))
         elif needs_results(draft.sums, draft.done_once, operation) or not _joins(draft.sums, operation):
             drafts.append(_Draft())
             drafts[-1].take(step)
         elif draft.product:
-            if fused := _fused(draft.product, step, schedule.lanes):
+            if fused := _fused(draft.product, step, plan.lanes):
                 draft.product = fused
             else:
                 drafts.append(_Draft())
                 drafts[-1].take(step)
-        elif draft.tiled and (fused := _fused(draft.tiled[-1], step, schedule.lanes)):
+        elif draft.tiled and (fused := _fused(draft.tiled[-1], step, plan.lanes)):
             draft.tiled[-1] = fused
         else:
             draft.take(step)
     segments = tuple(draft.finished() for draft in drafts)
-    return replace(schedule, segments=segments, whole=_crossing(segments))
+    return replace(plan, segments=segments, whole=_crossing(segments))
 
 
-def _fused(product: Step, step: Step, lanes: int) -> Step | None:
+def _fused(product: PlanStep, step: PlanStep, lanes: int) -> PlanStep | None:
     """The product with a map done to its results while these are in registers; None where that cannot be."""
     candidate, operation = step.operation, product.operation
     if not isinstance(candidate, Map) or product.owner is not None or product.update:
@@ -106,7 +106,7 @@ def _covers(a: View, b: View) -> bool:
     return a == b or all(any(start <= first and last <= stop for start, stop in a.runs) for first, last in b.runs)
 
 
-def divided(done_once: Sequence[Step], others: Sequence[Operation]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+def divided(done_once: Sequence[PlanStep], others: Sequence[Operation]) -> tuple[tuple[PlanStep, ...], tuple[PlanStep, ...]]:
     """The steps done once that do not depend on the `others`, which come before these, and those that come behind them.
 
     What threads share is never early.
@@ -121,7 +121,7 @@ def divided(done_once: Sequence[Step], others: Sequence[Operation]) -> tuple[tup
     return tuple(early), tuple(once)
 
 
-def works_of(once: Sequence[Step]) -> tuple[Work, ...]:
+def works_of(once: Sequence[PlanStep]) -> tuple[Work, ...]:
     """Steps done once, in order: those of one thread, and those on vectors of a length, which all may share."""
     works: list[Work] = []
     for step in once:
@@ -133,7 +133,7 @@ def works_of(once: Sequence[Step]) -> tuple[Work, ...]:
     return tuple(works)
 
 
-def _functions(tiled: Sequence[Step]) -> tuple[Work, ...]:
+def _functions(tiled: Sequence[PlanStep]) -> tuple[Work, ...]:
     """Steps on a tile in functions: those of one thread, and not too many of them."""
     groups = [(owner, tuple(steps)) for owner, steps in groupby(tiled, lambda step: step.owner)]
     return tuple(
@@ -154,7 +154,7 @@ def _shared_length(operation: Operation) -> int:
     return length if fits and aligned else 0
 
 
-def side_by_side(steps: Sequence[Step], step: Step) -> bool:
+def side_by_side(steps: Sequence[PlanStep], step: PlanStep) -> bool:
     """Whether element k of `step` depends on no other element of `steps` than k."""
     before = [view for other in steps for view in other.operation.views]
     return all(same(a, b) or not meet(a, b) for a in step.operation.views for b in before)

@@ -1,6 +1,6 @@
-"""What must hold of a schedule after every pass, so that it means what its program means.
+"""What must hold of a plan after every pass, so that it means what its program means.
 
-Each check looks at the schedule alone, not at how a pass came to it. The tests call `verify` after every pass.
+Each check looks at the plan alone, not at how a pass came to it. The tests call `verify` after every pass.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 
 from chains.backends.native.kernels import winograd
 from chains.backends.native.plan.barriers import works_in_turn
+from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
 from chains.backends.native.plan.fused_update import left_over
 from chains.backends.native.plan.layout import Relayout
-from chains.backends.native.plan.schedule import Schedule, Segment, Step, Work
 from chains.backends.native.plan.segments import TEAM_ELEMENTS
 from chains.backends.native.plan.tiles import is_of_tile
 from chains.program.alias import conflict, meet, same
@@ -27,15 +27,15 @@ CALLERS = ("input", "state", "constant")  # the roles of buffers that have conte
 Problems = Iterator[str]
 
 
-class ScheduleError(AssertionError):
-    """A schedule does not mean what its program means."""
+class PlanError(AssertionError):
+    """A plan does not mean what its program means."""
 
 
-def verify(schedule: Schedule) -> None:
-    """Raises ScheduleError, with the name of the check and what it found, for the first check that fails."""
+def verify(plan: ExecutionPlan) -> None:
+    """Raises PlanError, with the name of the check and what it found, for the first check that fails."""
     for check in CHECKS:
-        for problem in check(schedule):
-            raise ScheduleError(f"{check.__name__.replace('_', ' ')}: {problem}")
+        for problem in check(plan):
+            raise PlanError(f"{check.__name__.replace('_', ' ')}: {problem}")
 
 
 # What is done, in order
@@ -50,12 +50,12 @@ class Event(NamedTuple):
     writes: tuple[View, ...]
 
 
-def events(schedule: Schedule, one_tile: bool) -> Iterator[Event]:
+def events(plan: ExecutionPlan, one_tile: bool) -> Iterator[Event]:
     """What a run does, on one thread, where one tile holds the whole batch or where it does not."""
-    if not schedule.segments:
-        for step in schedule.steps:
+    if not plan.segments:
+        for step in plan.steps:
             yield from _events(step)
-    for segment in schedule.segments:
+    for segment in plan.segments:
         for step in segment.early:
             yield from _events(step)
         for step in segment.tiled_steps:
@@ -72,7 +72,7 @@ def events(schedule: Schedule, one_tile: bool) -> Iterator[Event]:
                 yield from _events(step)
 
 
-def _events(step: Step, updates: bool = True) -> Iterator[Event]:
+def _events(step: PlanStep, updates: bool = True) -> Iterator[Event]:
     operation, copied = step.operation, step.packed
     reads = tuple(copied.copy if copied and view is copied.source else view for view in operation.reads)
     fused, update = step.fused, step.update if updates else ()
@@ -82,16 +82,16 @@ def _events(step: Step, updates: bool = True) -> Iterator[Event]:
         yield Event(origin, each, reads, each.writes)
 
 
-def _runs(schedule: Schedule) -> list[bool]:
+def _runs(plan: ExecutionPlan) -> list[bool]:
     """The ways to run it: whether one tile holds the whole batch."""
-    updates = any(segment.fused_update for segment in schedule.segments)
-    return [True] if schedule.parts > 1 and schedule.segments else [False, True] if updates else [False]
+    updates = any(segment.fused_update for segment in plan.segments)
+    return [True] if plan.parts > 1 and plan.segments else [False, True] if updates else [False]
 
 
-def _elements(memory: dict[Buffer, np.ndarray], view: View, schedule: Schedule) -> np.ndarray:
+def _elements(memory: dict[Buffer, np.ndarray], view: View, plan: ExecutionPlan) -> np.ndarray:
     """The elements of a view in a buffer's memory of bytes, for one sample or, in lanes, for one vector of samples."""
     buffer = view.buffer
-    samples = schedule.lanes if buffer in schedule.laned else 1
+    samples = plan.lanes if buffer in plan.laned else 1
     if buffer not in memory:
         memory[buffer] = np.full(buffer.size * samples, buffer.role in CALLERS, np.uint8)
     if samples == 1 and view.contiguous:
@@ -103,13 +103,13 @@ def _elements(memory: dict[Buffer, np.ndarray], view: View, schedule: Schedule) 
 # Checks
 
 
-def views_lie_within_their_buffers(schedule: Schedule) -> Problems:
-    steps = [*schedule.steps, *(step for segment in schedule.segments for step in segment.steps)]
+def views_lie_within_their_buffers(plan: ExecutionPlan) -> Problems:
+    steps = [*plan.steps, *(step for segment in plan.segments for step in segment.steps)]
     views = [view for step in steps for operation in step.operations for view in operation.views]
     views += [view for step in steps for view in step.packed or ()]
     views += [view for step in steps if step.kernel for view in (step.kernel.out, step.kernel.a, step.kernel.b)]
     for view in dict.fromkeys(views):
-        samples = schedule.lanes if view.buffer in schedule.laned else 1
+        samples = plan.lanes if view.buffer in plan.laned else 1
         axes = list(zip(view.shape, view.strides, strict=True))
         rows = [(extent.per_sample * stride, stride) for extent, stride in axes if isinstance(extent, Batch)]
         wanted = 1 if samples > 1 else view.buffer.size
@@ -121,25 +121,25 @@ def views_lie_within_their_buffers(schedule: Schedule) -> Problems:
             yield f"`{view.text}` reaches from {view.offset} to {last} in a buffer of {view.buffer.size * samples} elements"
 
 
-def reads_follow_writes(schedule: Schedule) -> Problems:
-    for one_tile in _runs(schedule):
+def reads_follow_writes(plan: ExecutionPlan) -> Problems:
+    for one_tile in _runs(plan):
         written: dict[Buffer, np.ndarray] = {}
-        for event in events(schedule, one_tile):
+        for event in events(plan, one_tile):
             if isinstance(event.operation, Relayout):  # of what there is: the rest may be written to either layout later
-                out, source = (_elements(written, view, schedule) for view in (*event.writes, *event.reads))
+                out, source = (_elements(written, view, plan) for view in (*event.writes, *event.reads))
                 out[...] = source[:1]
                 continue
             for view in event.reads:
-                if not _elements(written, view, schedule).all():
+                if not _elements(written, view, plan).all():
                     yield f"`{event.operation}` reads `{view.text}` before all of it is written"
             for view in event.writes:
-                _elements(written, view, schedule)[...] = True
+                _elements(written, view, plan)[...] = True
 
 
-def order_of_conflicts_is_kept(schedule: Schedule) -> Problems:
-    for one_tile in _runs(schedule):
+def order_of_conflicts_is_kept(plan: ExecutionPlan) -> Problems:
+    for one_tile in _runs(plan):
         before: dict[Buffer, list[Event]] = {}
-        for event in events(schedule, one_tile):
+        for event in events(plan, one_tile):
             for buffer in dict.fromkeys(view.buffer for view in (*event.reads, *event.writes)):
                 for other in before.setdefault(buffer, []):
                     if other.origin > event.origin and _in_conflict(other, event):
@@ -152,31 +152,31 @@ def _in_conflict(a: Event, b: Event) -> bool:
     return any(meet(x, y) for x, y in pairs)
 
 
-def results_are_complete(schedule: Schedule) -> Problems:
+def results_are_complete(plan: ExecutionPlan) -> Problems:
     """All that an operation writes to the caller's buffers is written, and what it changes in place is changed once."""
-    for one_tile in _runs(schedule):
+    for one_tile in _runs(plan):
         counts: dict[int, dict[Buffer, np.ndarray]] = {}
-        for event in events(schedule, one_tile):
+        for event in events(plan, one_tile):
             for view in event.writes:
                 if view.buffer.role in ("state", "output"):
                     memory = counts.setdefault(event.origin, {})
                     memory.setdefault(view.buffer, np.zeros(view.buffer.size, np.uint8))
-                    _elements(memory, view, schedule)[...] += 1
-        for origin, operation in enumerate(schedule.program.operations):
+                    _elements(memory, view, plan)[...] += 1
+        for origin, operation in enumerate(plan.program.operations):
             for view in operation.writes:
                 if view.buffer.role in ("state", "output"):
                     memory = counts.get(origin, {})
                     memory.setdefault(view.buffer, np.zeros(view.buffer.size, np.uint8))
-                    found = _elements(memory, view, schedule)
+                    found = _elements(memory, view, plan)
                     if found.min() < 1:
                         yield f"`{operation}` is not done to all of `{view.text}`"
                     if isinstance(operation, Map) and view in operation.ins and found.max() > 1:
                         yield f"`{operation}` is done more than once to some of `{view.text}`"
 
 
-def tiles_wait_for_nothing(schedule: Schedule) -> Problems:
+def tiles_wait_for_nothing(plan: ExecutionPlan) -> Problems:
     """Steps on tiles are on samples, and need no sum over the batch and nothing done once in their segment."""
-    for segment in schedule.segments:
+    for segment in plan.segments:
         tiled = [operation for step in segment.tiled_steps for operation in (step.operation, *step.fused)]
         for step in (*segment.early, *(step for work in segment.once for step in work.steps)):
             if step.batched:
@@ -201,30 +201,30 @@ def tiles_wait_for_nothing(schedule: Schedule) -> Problems:
                 yield f"`{early}` is early, but not apart from the tiles"
 
 
-def tiles_share_nothing(schedule: Schedule) -> Problems:
+def tiles_share_nothing(plan: ExecutionPlan) -> Problems:
     """What several segments use, or a large product, holds the whole batch."""
     users: dict[Buffer, int] = {}
-    for number, segment in enumerate(schedule.segments):
+    for number, segment in enumerate(plan.segments):
         products = segment.product.operations if segment.product else ()
         for operation in (*(o for step in segment.tiled_steps for o in step.operations), *products):
-            for buffer in (view.buffer for view in operation.views if is_of_tile(view.buffer, schedule)):
+            for buffer in (view.buffer for view in operation.views if is_of_tile(view.buffer, plan)):
                 if operation in products or users.setdefault(buffer, number) != number:
                     yield f"`{buffer.name}` lies in a tile, but `{operation}` of segment {number} needs the whole batch"
 
 
-def owners_are_threads(schedule: Schedule) -> Problems:
-    for step in (*schedule.steps, *(step for segment in schedule.segments for step in segment.steps)):
-        if step.owner is not None and (schedule.parts == 1 or not 0 <= step.owner < schedule.parts):
-            yield f"thread {step.owner} owns `{step.operation}`, of {schedule.parts}"
-    for segment in schedule.segments:
+def owners_are_threads(plan: ExecutionPlan) -> Problems:
+    for step in (*plan.steps, *(step for segment in plan.segments for step in segment.steps)):
+        if step.owner is not None and (plan.parts == 1 or not 0 <= step.owner < plan.parts):
+            yield f"thread {step.owner} owns `{step.operation}`, of {plan.parts}"
+    for segment in plan.segments:
         for work in segment.tiled:
             if any((step.owner or 0) != work.thread for step in work.steps):
                 yield f"a function of thread {work.thread} has steps of others"
 
 
-def packed_weights_fit(schedule: Schedule) -> Problems:
+def packed_weights_fit(plan: ExecutionPlan) -> Problems:
     places: set[Buffer] = set()
-    for step in (step for segment in schedule.segments for step in segment.steps):
+    for step in (step for segment in plan.segments for step in segment.steps):
         if not step.packed:
             continue
         source, copy = step.packed
@@ -235,12 +235,12 @@ def packed_weights_fit(schedule: Schedule) -> Problems:
         if source is not step.operation.ins[1] or source.batched or copy.sample_size != size or copy.dtype != source.dtype:
             yield f"`{copy.text}` is no copy of the weights of `{step.operation}`"
         rows = copy.strides[0] if isinstance(step.operation, MatMul) else 0
-        if rows % schedule.lanes or (rows and rows < int(source.shape[1])):  # type: ignore[arg-type]
-            yield f"`{copy.text}` has rows of {rows}, which are no whole vectors of {schedule.lanes}"
+        if rows % plan.lanes or (rows and rows < int(source.shape[1])):  # type: ignore[arg-type]
+            yield f"`{copy.text}` has rows of {rows}, which are no whole vectors of {plan.lanes}"
 
 
-def kernels_are_those_of_their_products(schedule: Schedule) -> Problems:
-    steps = [step for segment in schedule.segments for step in segment.steps]
+def kernels_are_those_of_their_products(plan: ExecutionPlan) -> Problems:
+    steps = [step for segment in plan.segments for step in segment.steps]
     for step in steps if any(step.kernel for step in steps) else ():
         operation, kernel = step.operation, step.kernel
         if not isinstance(operation, MatMul) or not kernel:
@@ -255,9 +255,9 @@ def kernels_are_those_of_their_products(schedule: Schedule) -> Problems:
             yield f"`{operation}` is given the kernel {kernel}"
 
 
-def sums_are_listed(schedule: Schedule) -> Problems:
-    listed_yet = schedule.scratch is not None or any(segment.sums for segment in schedule.segments)
-    for segment in schedule.segments if listed_yet else ():
+def sums_are_listed(plan: ExecutionPlan) -> Problems:
+    listed_yet = plan.scratch is not None or any(segment.sums for segment in plan.segments)
+    for segment in plan.segments if listed_yet else ():
         for operation in (operation for step in segment.tiled_steps for operation in step.operations if operation.over_batch):
             for view in operation.outs:
                 runs = [run for run in segment.sums if (run.buffer, run.kind) == (view.buffer, operation.over_batch)]
@@ -265,10 +265,10 @@ def sums_are_listed(schedule: Schedule) -> Problems:
                     yield f"nobody adds up what threads have of `{operation}`"
 
 
-def barriers_keep_threads_apart(schedule: Schedule) -> Problems:
+def barriers_keep_threads_apart(plan: ExecutionPlan) -> Problems:
     """Between two barriers no thread needs what another one does."""
-    for segment in schedule.segments if any(segment.barriers for segment in schedule.segments) else ():
-        partitioned = schedule.parts > 1
+    for segment in plan.segments if any(segment.barriers for segment in plan.segments) else ():
+        partitioned = plan.parts > 1
         works = works_in_turn(segment) if partitioned else segment.once
         if len(segment.barriers) != len(works):
             yield f"there are {len(works)} works, but barriers for {len(segment.barriers)}"
@@ -304,55 +304,55 @@ def _added(segment: Segment, work: Work) -> bool:
     return True
 
 
-def tables_hold_all_buffers(schedule: Schedule) -> Problems:
-    if not schedule.table:
+def tables_hold_all_buffers(plan: ExecutionPlan) -> Problems:
+    if not plan.table:
         return
-    steps = [step for segment in schedule.segments for step in segment.steps]
+    steps = [step for segment in plan.segments for step in segment.steps]
     used = [view.buffer for step in steps for operation in step.operations for view in operation.views]
     used += [step.packed.copy.buffer for step in steps if step.packed]
-    for buffer in dict.fromkeys((*schedule.program.buffers.values(), *used, *schedule.summed)):
-        if (buffer in schedule.positions) == is_of_tile(buffer, schedule) and buffer.role == "scratch":
+    for buffer in dict.fromkeys((*plan.program.buffers.values(), *used, *plan.summed)):
+        if (buffer in plan.positions) == is_of_tile(buffer, plan) and buffer.role == "scratch":
             yield f"`{buffer.name}` has no place, or two"
-        if buffer.role != "scratch" and buffer not in schedule.positions:
+        if buffer.role != "scratch" and buffer not in plan.positions:
             yield f"`{buffer.name}` is the caller's, but not in the table"
-    if len(set(schedule.table)) != len(schedule.table):
+    if len(set(plan.table)) != len(plan.table):
         yield "a buffer is in the table twice"
-    if schedule.indexed is not None and schedule.indexed not in schedule.positions:
-        yield f"`{schedule.indexed.name}` is read by rows, but not in the table"
+    if plan.indexed is not None and plan.indexed not in plan.positions:
+        yield f"`{plan.indexed.name}` is read by rows, but not in the table"
 
 
-def tile_scratch_is_apart(schedule: Schedule) -> Problems:
+def tile_scratch_is_apart(plan: ExecutionPlan) -> Problems:
     """Buffers of a tile that are in use at one time have no byte in common."""
-    if schedule.scratch is None:
+    if plan.scratch is None:
         return
-    samples = schedule.room
+    samples = plan.room
     lives: dict[Buffer, list[int]] = {}
-    for moment, steps in enumerate(_moments(schedule)):
+    for moment, steps in enumerate(_moments(plan)):
         for view in (view for step in steps for operation in step.operations for view in operation.views):
-            if is_of_tile(view.buffer, schedule):
+            if is_of_tile(view.buffer, plan):
                 lives.setdefault(view.buffer, []).append(moment)
     places = {}
     for buffer in lives:
-        offset = schedule.offset(buffer)
+        offset = plan.offset(buffer)
         if offset is None or offset % ALIGNMENT:
             yield f"`{buffer.name}` has the place {offset} in its tile"
             return
         places[buffer] = range(offset, offset + buffer.nbytes * samples)
-        if places[buffer].stop > schedule.workspace_offset or schedule.workspace_offset > schedule.tile_bytes:
+        if places[buffer].stop > plan.workspace_offset or plan.workspace_offset > plan.tile_bytes:
             yield f"`{buffer.name}` ends at {places[buffer].stop}, behind the scratch memory of its tile"
     ordered = sorted(places, key=lambda buffer: places[buffer].start)
     for a, b in combinations(ordered, 2):
         together = lives[a][0] <= lives[b][-1] and lives[b][0] <= lives[a][-1]
         if together and places[b].start < places[a].stop:
             yield f"`{a.name}` and `{b.name}` are in use at one time and share bytes {places[b].start} to {places[a].stop}"
-    if not 0 < schedule.tile <= schedule.room:
-        yield f"a tile has {schedule.tile} samples, at most {schedule.room}"
+    if not 0 < plan.tile <= plan.room:
+        yield f"a tile has {plan.tile} samples, at most {plan.room}"
 
 
-def _moments(schedule: Schedule) -> Iterator[Sequence[Step]]:
+def _moments(plan: ExecutionPlan) -> Iterator[Sequence[PlanStep]]:
     """The steps that threads may be doing at one time."""
-    for segment in schedule.segments:
-        if schedule.parts == 1:
+    for segment in plan.segments:
+        if plan.parts == 1:
             yield from ((step,) for step in segment.tiled_steps)
             continue
         bounds = [k for k, meet in enumerate(segment.barriers[1 : 1 + len(segment.tiled)]) if meet or not k]
@@ -360,7 +360,7 @@ def _moments(schedule: Schedule) -> Iterator[Sequence[Step]]:
             yield [step for work in segment.tiled[begin:end] for step in work.steps]
 
 
-CHECKS: tuple[Callable[[Schedule], Problems], ...] = (
+CHECKS: tuple[Callable[[ExecutionPlan], Problems], ...] = (
     views_lie_within_their_buffers,
     tiles_wait_for_nothing,
     tiles_share_nothing,

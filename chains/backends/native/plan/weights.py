@@ -7,20 +7,20 @@ from dataclasses import replace
 from chains.backends.native.kernels import winograd
 from chains.backends.native.kernels.fusion import kernel_of, needs_packing
 from chains.backends.native.kernels.packing import packed_columns
-from chains.backends.native.plan.schedule import PackedWeights, Schedule, Step
+from chains.backends.native.plan.execution_plan import ExecutionPlan, PackedWeights, PlanStep
 from chains.program.operations import Convolve, ConvolveInput, MatMul
 from chains.program.view import Buffer, Shape, View, c_strides
 
 
-def pack_weights(schedule: Schedule) -> Schedule:
+def pack_weights(plan: ExecutionPlan) -> ExecutionPlan:
     """Reserve packed copies for the steps on tiles whose kernels want them."""
 
-    def packed(step: Step) -> Step:
+    def packed(step: PlanStep) -> PlanStep:
         operation = step.operation
         if isinstance(operation, MatMul):
             kernel = kernel_of(operation, ())
-            if needs_packing(kernel, schedule.lanes, bool(schedule.laned)):
-                rows: Shape = (kernel.b.shape[0], packed_columns(kernel.b, schedule.lanes))
+            if needs_packing(kernel, plan.lanes, bool(plan.laned)):
+                rows: Shape = (kernel.b.shape[0], packed_columns(kernel.b, plan.lanes))
                 return replace(step, packed=_copied(kernel.b, rows, kernel.b.shape))
         elif winograd.suits(operation):
             size = (winograd.packed_size(operation),)
@@ -30,9 +30,7 @@ def pack_weights(schedule: Schedule) -> Schedule:
             return replace(step, packed=_copied(weights, weights.shape, weights.shape))
         return step
 
-    return replace(
-        schedule, segments=tuple(each.with_tiled(tuple(map(packed, each.tiled_steps))) for each in schedule.segments)
-    )
+    return replace(plan, segments=tuple(each.with_tiled(tuple(map(packed, each.tiled_steps))) for each in plan.segments))
 
 
 def _copied(source: View, shape: Shape, used: Shape) -> PackedWeights:
@@ -41,17 +39,17 @@ def _copied(source: View, shape: Shape, used: Shape) -> PackedWeights:
     return PackedWeights(source, copy)
 
 
-def choose_kernels(schedule: Schedule) -> Schedule:
+def choose_kernels(plan: ExecutionPlan) -> ExecutionPlan:
     """Say what each product has to do.
 
     Raises UnsupportedOperationError for one that no kernel can do.
     """
 
-    def chosen(step: Step) -> Step:
+    def chosen(step: PlanStep) -> PlanStep:
         if not isinstance(step.operation, MatMul):
             return step
         kernel = kernel_of(step.operation, (*step.fused, *step.update))
         kernel = replace(kernel, continued=step.continued, transient=bool(step.update))
         return replace(step, kernel=replace(kernel, b=step.packed.copy, padded=True) if step.packed else kernel)
 
-    return schedule.changed(chosen)
+    return plan.changed(chosen)

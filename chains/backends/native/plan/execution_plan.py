@@ -1,6 +1,6 @@
 """What runs where, in which order, and where everything lies: what the assembly of a program is written from.
 
-A schedule is made by passes (`passes.py`). Each takes one and returns another, since nothing here changes.
+A plan is made by passes (`passes.py`). Each takes one and returns another, since nothing here changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from chains.backends.native.kernels.outline import Likeness
 from chains.backends.native.llvm.target import Processor
 from chains.program.operations import Map, Operation
 from chains.program.program import Program
-from chains.program.scratch import Plan
+from chains.program.scratch import ScratchPlan
 from chains.program.view import Buffer, View, c_strides
 
 
@@ -29,7 +29,7 @@ class PackedWeights(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class PlanStep:
     """An operation, with the maps that are done to its results while these are in registers.
 
     `fused` are maps that follow it in the program. `update` is an optimiser's step on its results: in a tile it is done
@@ -67,7 +67,7 @@ class Work:
     do, each a part of every vector.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
     thread: int = 0
     length: int = 0  # elements; 0 where one thread does the steps
 
@@ -101,20 +101,20 @@ class Segment:
     threads must meet before it; where products are partitioned, for `early`, each work of `tiled` and each of `once`.
     """
 
-    early: tuple[Step, ...] = ()
+    early: tuple[PlanStep, ...] = ()
     tiled: tuple[Work, ...] = ()
-    product: Step | None = None
+    product: PlanStep | None = None
     once: tuple[Work, ...] = ()
     fused_update: FusedUpdate | None = None
     sums: tuple[SumRun, ...] = ()
     barriers: tuple[bool, ...] = ()
 
     @cached_property
-    def tiled_steps(self) -> tuple[Step, ...]:
+    def tiled_steps(self) -> tuple[PlanStep, ...]:
         return tuple(step for work in self.tiled for step in work.steps)
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[PlanStep, ...]:
         """All of them, in order."""
         product = (self.product,) if self.product else ()
         return (*self.early, *self.tiled_steps, *product, *(step for work in self.once for step in work.steps))
@@ -130,7 +130,7 @@ class Segment:
         """The threads that have weights to pack."""
         return tuple(sorted({step.owner or 0 for step in self.tiled_steps if step.packed}))
 
-    def changed(self, change: Callable[[Step], Step]) -> Segment:
+    def changed(self, change: Callable[[PlanStep], PlanStep]) -> Segment:
         """The segment with every step changed."""
 
         def all_of(works: Sequence[Work]) -> tuple[Work, ...]:
@@ -140,7 +140,7 @@ class Segment:
         early = tuple(map(change, self.early))
         return replace(self, early=early, tiled=all_of(self.tiled), product=product, once=all_of(self.once))
 
-    def with_tiled(self, steps: Sequence[Step]) -> Segment:
+    def with_tiled(self, steps: Sequence[PlanStep]) -> Segment:
         """The segment with these steps in place of those on tiles."""
         rest = iter(steps)
         tiled = tuple(replace(work, steps=tuple(islice(rest, len(work.steps)))) for work in self.tiled)
@@ -148,7 +148,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ExecutionPlan:
     """A program being arranged for a processor.
 
     `steps` are its operations as they were rewritten, one a step, in an order in which they may be run; `segments` are what
@@ -160,21 +160,21 @@ class Schedule:
     program: Program
     processor: Processor
     parts: int = 1
-    steps: tuple[Step, ...] = ()
+    steps: tuple[PlanStep, ...] = ()
     laned: frozenset[Buffer] = frozenset()  # the buffers laid out in lanes: where there are any, tiles have one size
     segments: tuple[Segment, ...] = ()
     whole: frozenset[Buffer] = frozenset()  # batched scratch buffers that hold the whole batch
     table: tuple[Buffer, ...] = ()
     indexed: Buffer | None = None  # the input whose samples may be read by their numbers
-    scratch: Plan[Buffer] | None = None  # the places of the buffers of a tile
+    scratch: ScratchPlan[Buffer] | None = None  # the places of the buffers of a tile
     tile: int = 0  # samples
     room: int = 0  # samples that a tile has at most
     tile_bytes: int = 0  # scratch memory of a tile: its buffers, then workspace
 
     @classmethod
-    def of(cls, program: Program, processor: Processor, parts: int = 1) -> Schedule:
+    def of(cls, program: Program, processor: Processor, parts: int = 1) -> ExecutionPlan:
         """A program of which nothing is decided yet."""
-        steps = tuple(Step(operation, origins=(position,)) for position, operation in enumerate(program.operations))
+        steps = tuple(PlanStep(operation, origins=(position,)) for position, operation in enumerate(program.operations))
         return cls(program, processor, parts, steps)
 
     @property
@@ -189,12 +189,12 @@ class Schedule:
     # Steps of the segments
 
     @property
-    def products(self) -> Iterator[Step]:
+    def products(self) -> Iterator[PlanStep]:
         """The large products."""
         return (segment.product for segment in self.segments if segment.product)
 
-    def changed(self, change: Callable[[Step], Step]) -> Schedule:
-        """The schedule with every step of its segments changed."""
+    def changed(self, change: Callable[[PlanStep], PlanStep]) -> ExecutionPlan:
+        """The plan with every step of its segments changed."""
         return replace(self, segments=tuple(segment.changed(change) for segment in self.segments))
 
     # The table of addresses
