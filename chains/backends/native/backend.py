@@ -26,7 +26,7 @@ from chains.program.program import Program
 from chains.threads import MOST_THREADS, get_num_threads
 
 MOST_PARTS, MOST_SAMPLES = 4, 15  # for which products are partitioned among threads (`plan/row_partition.py`)
-QUICK_WORK = 4_000_000  # up to so many operations a call keeps the interpreter's lock: some ten microseconds
+QUICK_WORK = 10_000_000  # up to so many operations a call keeps the interpreter's lock: some thirty microseconds
 SPLIT_WORK = 300_000  # operations of a batch, each part's, from which on products of one tile are split
 
 _backends: WeakSet[NativeBackend] = WeakSet()
