@@ -1,4 +1,4 @@
-"""``python -m benchmarks [problem ...] [--quick] [--dtype float64] [--json FILE] [--plot FILE]``."""
+"""``python -m benchmarks [problem ...] [--quick] [--dtype float64] [--simd avx2] [--json FILE] [--plot FILE]``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from benchmarks import chains_peer, machine, report
+from benchmarks import chains_peer, machine, report, simd
 from benchmarks.peers import PEERS, Options
 from benchmarks.timing import Contest, Criterion, Table, race
 
@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("problems", nargs="*", metavar="problem", help=f"of {', '.join(PROBLEMS)}; all by default")
     parser.add_argument("--quick", action="store_true", help="about a minute: no torch.compile, a tenth of an epoch")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    parser.add_argument("--simd", choices=list(simd.WIDTHS), help="hold everybody to this vector width")
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS), help="who takes part; all by default")
     parser.add_argument("--backends", nargs="+", choices=chains_peer.CHOICES, help="of chains; all there are by default")
     parser.add_argument("--rounds", type=int, help="turns of each contestant (default 11, with --quick 3)")
@@ -43,7 +44,11 @@ def main() -> int:
     unknown = [name for name in arguments.problems if name not in PROBLEMS]
     if unknown:
         parser.error(f"no problem is called {unknown[0]!r}: choose of {', '.join(PROBLEMS)}")
+    if arguments.simd:
+        simd.hold_to(arguments.simd)
     facts = machine.describe()
+    if arguments.simd:
+        facts["held to"] = " ".join(f"{name}={value}" for name, value in simd.held_to(arguments.simd).items())
     print("\n".join(f"{name:>9}  {fact}" for name, fact in facts.items()), "", sep="\n", flush=True)
     options = Options(arguments.quick, arguments.dtype, arguments.peers, arguments.backends, arguments.seeds, arguments.epochs)
     problems = arguments.problems or PROBLEMS
