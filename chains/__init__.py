@@ -32,6 +32,8 @@ from chains.activations import make_leaky_relu as make_leaky_relu
 from chains.backends import FallbackWarning as FallbackWarning
 from chains.callbacks import EarlyStopping
 from chains.chain import Chain
+from chains.files import load as load
+from chains.files import save as save
 from chains.initializers import Constant as Constant
 from chains.initializers import Normal as Normal
 from chains.initializers import Uniform as Uniform

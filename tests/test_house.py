@@ -24,7 +24,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the ground up: a module imports from lower floors only. A folder is one floor.
 FLOORS = [
-    ["lazy", "processors", "recent", "tape", "version"],
+    ["encoding", "lazy", "processors", "recent", "storage", "tape", "version"],
     ["messages"],
     ["checks"],
     ["data"],
@@ -40,6 +40,7 @@ FLOORS = [
     ["chain"],
     ["training", "models"],
     ["callbacks", "testing"],
+    ["files"],
     ["commands"],
     ["__main__"],
 ]

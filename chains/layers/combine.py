@@ -105,6 +105,11 @@ class Residual(Layer):
         self.shortcut = shortcut
         self.activation = resolve(activation)
 
+    @property
+    def layers(self) -> tuple[Layer]:
+        """What is around the shortcut, as one layer."""
+        return (self.inner,)
+
     def fixed_input(self) -> SampleShape | None:
         shape = self.inner.fixed_input()
         return shape if shape is not None or self.shortcut is None else self.shortcut.fixed_input()

@@ -8,10 +8,11 @@ from typing import Any
 from chains.activations import Activation, identity, resolve
 from chains.checks import check_count, check_flags
 from chains.initializers import InitializerLike, initializer, setting_text
-from chains.layers.base import Declaration, Layer, SampleShape
+from chains.layers.base import Declaration, SampleShape
 from chains.layers.images import (
     Number,
     Padding,
+    Sliding,
     as_image,
     axes_of,
     check_images,
@@ -25,7 +26,7 @@ from chains.program.recorder import Recorder
 from chains.program.view import View
 
 
-class _Convolution(Layer):
+class _Convolution(Sliding):
     """What a convolution and a transposed one share: all but the product itself."""
 
     def __init__(
@@ -66,7 +67,7 @@ class _Convolution(Layer):
 
     @property
     def _weight_shape(self) -> tuple[int, ...]:
-        return (*self._channels, *self.window.size[-self.ndim :])
+        return (*self._channels, *self.kernel)
 
     @abstractmethod
     def _positions(self, input: SampleShape) -> tuple[int, ...]:
@@ -120,7 +121,7 @@ class _Convolution(Layer):
         return ""
 
     def brief(self) -> str:
-        parts = [str(self.inputs), str(self.outputs), setting(self.window.size[-self.ndim :])]
+        parts = [str(self.inputs), str(self.outputs), setting(self.kernel)]
         parts += [] if self.activation is identity else [str(self.activation)]
         rest = settings_text(self.window, self.ndim) + self._extra() + (f", groups={self.groups}" if self.groups > 1 else "")
         return f"{type(self).__name__}({', '.join(parts)}{rest}{'' if self.bias else ', bias=False'})"
@@ -185,7 +186,7 @@ class ConvTranspose(_Convolution):
             bias=bias, weight_init=weight_init, bias_init=bias_init,
         )  # fmt: skip
         self.output_padding = per_axis("output_padding", output_padding, self.ndim, least=0)
-        steps = self.window.stride[-self.ndim :]
+        steps = self.stride
         if any(extra >= step for extra, step in zip(self.output_padding, steps, strict=True)):
             raise ValueError(f"`output_padding` (={output_padding}) must be below `stride` (={setting(steps)})")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from chains.checks import whole
-from chains.layers.base import SampleShape
+from chains.layers.base import Layer, SampleShape
 from chains.messages import shown
 from chains.program.view import View
 from chains.program.window import Pair, Window
@@ -17,6 +17,33 @@ from chains.program.window import Pair, Window
 Number = int | tuple[int, ...]
 Padding = int | tuple[int | tuple[int, int], ...] | str
 AXES = {1: "(channels, length)", 2: "(channels, height, width)"}
+
+
+class Sliding(Layer):
+    """A layer with a `window` that slides over the last `ndim` axes; its settings as the constructor takes them."""
+
+    ndim: int
+    window: Window
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """The window's length along each axis."""
+        return self.window.size[-self.ndim :]
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """The steps along each axis."""
+        return self.window.stride[-self.ndim :]
+
+    @property
+    def padding(self) -> tuple[Pair, ...]:
+        """The padding (before, after) of each axis."""
+        return self.window.padding[-self.ndim :]
+
+    @property
+    def dilation(self) -> tuple[int, ...]:
+        """The distance between the window's entries along each axis."""
+        return self.window.dilation[-self.ndim :]
 
 
 def per_axis(name: str, value: Any, ndim: int, least: int = 1) -> tuple[int, ...]:

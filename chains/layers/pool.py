@@ -7,12 +7,23 @@ from typing import Any
 
 from chains.checks import check_flags
 from chains.layers.base import Declaration, Layer
-from chains.layers.images import Number, Padding, as_image, axes_of, check_images, positions, setting, settings_text, window_of
+from chains.layers.images import (
+    Number,
+    Padding,
+    Sliding,
+    as_image,
+    axes_of,
+    check_images,
+    positions,
+    setting,
+    settings_text,
+    window_of,
+)
 from chains.program.recorder import Recorder
 from chains.program.view import View
 
 
-class _Pooling(Layer):
+class _Pooling(Sliding):
     """What pools share; `kind` is the operation's."""
 
     kind: str
@@ -37,7 +48,7 @@ class _Pooling(Layer):
         ops.pool_input(self.kind, dx, dy, x, y, self.window, count_padding=self.count_padding)
 
     def __repr__(self) -> str:
-        stride, size = self.window.stride[-self.ndim :], self.window.size[-self.ndim :]
+        stride, size = self.stride, self.kernel
         moved = f", stride={setting(stride)}" if stride != size else ""
         rest = settings_text(self.window, self.ndim, stride=False)
         return f"{type(self).__name__}({setting(size)}{moved}{rest}{'' if self.count_padding else ', count_padding=False'})"

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from chains import encoding, storage
 from chains.checks import check_count, check_number, check_word, is_real, whole
 from chains.messages import listed, shown
-from chains.training import encoding, storage
 from chains.training.history import History, Position, names_from
 from chains.training.optimizer_state import COUNTS, OptimizerState
 
@@ -170,8 +170,8 @@ def written(
     run: Mapping[str, Any],
     best: Mapping[str, float],
     callbacks: Sequence[tuple[str, Mapping[str, Any]]],
-) -> tuple[dict[str, np.ndarray], str]:
-    """The arrays and the text of a checkpoint, with so many epochs of the history.
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays and the text, under its name, of a checkpoint, with so many epochs of the history.
 
     Raises TypeError where what a callback saves cannot be written.
     """
@@ -195,7 +195,7 @@ def written(
         "best": {key: encoding.encoded([value])[0] for key, value in best.items()},
         "callbacks": texts,
     }
-    return arrays, json.dumps(about, allow_nan=False)
+    return arrays, {"text": json.dumps(about, allow_nan=False)}
 
 
 def _columns(history: History) -> dict[str, list[float]]:
@@ -214,9 +214,9 @@ def _number(name: str, value: Any) -> Any:
 
 def _read(path: Path) -> Saved:
     """A checkpoint from its file. Raises DamagedFileError where it is none, OSError as `open` does."""
-    arrays, text = storage.read(path)
+    arrays, texts = storage.read(path)
     try:
-        about = json.loads(text)
+        about = json.loads(texts["text"])
         if about["format"] != 1:
             raise ValueError(f"its format is {about['format']}")
         return _saved(path, arrays, about)

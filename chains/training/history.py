@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from chains import encoding
 from chains.backends.places import on_host
 from chains.messages import counted, listed, shown
 from chains.params import Layout
-from chains.training import encoding
 from chains.training.optimizer_state import OptimizerState
 
 Names = tuple[tuple[str, tuple[int, ...]], ...]  # of a layout: name and shape of each array

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from chains import storage
 from chains.backends.places import on_host
 from chains.messages import listed
 from chains.training import checkpoint as checkpoints
-from chains.training import storage
 from chains.training.checkpoint import Checkpoint, Saved
 from chains.training.history import History
 from chains.training.optimizer_state import OptimizerState
@@ -137,7 +137,7 @@ class Saver:
         history = replace(self._history, optimizer_state=OptimizerState(optimizer_state))
         return _Snapshot(taken(on_host(self._p)), state, history, self._best)
 
-    def _contents(self, snapshot: _Snapshot, callbacks: Any) -> tuple[dict[str, np.ndarray], str]:
+    def _contents(self, snapshot: _Snapshot, callbacks: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         """What a file of it holds."""
         epochs = int(snapshot.history.optimizer_state["epoch"]) - (self._steps.epoch - self._history.epochs)
         return checkpoints.written(snapshot.p, snapshot.state, snapshot.history, epochs, self._run, snapshot.best, callbacks)

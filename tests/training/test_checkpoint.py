@@ -21,11 +21,11 @@ from chains import (
     L2Penalty,
     SquaredLoss,
     relu,
+    storage,
     tanh,
     train,
 )
 from chains.data import Batches, prefetch
-from chains.training import storage
 from chains.training.checkpoint import files, interval
 from tests.training.support import Scripted
 from tests.training.test_resume import RUNS, T, Training, X, backend_name, stop_at  # noqa: F401 - fixtures

@@ -1,8 +1,9 @@
-"""Files of named arrays and a text, written whole or not at all, in the layout of safetensors.
+"""Files of named arrays and texts, written whole or not at all, in the layout of safetensors.
 
 Eight bytes say how long the header is; the header is JSON: each array's type, shape and place among the bytes behind it, and
-under ``__metadata__`` the text. The last array, "sha256", is the digest of all bytes before it. Nothing in a file is ever
-executed, and reading takes no more memory than the file is long. Source: https://github.com/huggingface/safetensors.
+under ``__metadata__`` the texts by name. Where a digest is wanted, the last array, "sha256", is that of all bytes before it.
+Nothing in a file is ever executed, and reading takes no more memory than the file is long.
+Source: https://github.com/huggingface/safetensors.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TYPES = {
 NAMES = {np.dtype(dtype): name for name, dtype in TYPES.items()}
 DIGEST = "sha256"
 DIGEST_BYTES = 32
-TEXT = "__metadata__"
+TEXTS = "__metadata__"
 UNFINISHED = "unfinished.part"  # one name for all, so that runs that are killed leave one of them at most
 
 
@@ -33,24 +34,34 @@ class DamagedFileError(ValueError):
     """A file that is not what was written; the message says how."""
 
 
-def write(path: Path, arrays: Mapping[str, np.ndarray], text: str) -> None:
-    """Write a file: beside it first, then in its place, so that there is always a whole one. Raises OSError, as `open` does."""
+def write(
+    path: Path,
+    arrays: Mapping[str, np.ndarray],
+    texts: Mapping[str, str],
+    *,
+    digest: bool = True,
+    unfinished: str = UNFINISHED,
+) -> None:
+    """Write a file: beside it first, under the name `unfinished`, then in its place, so that there is always a whole one.
+
+    Raises OSError, as `open` does.
+    """
     contents = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     contents = {name: array.astype(array.dtype.newbyteorder("<"), copy=False) for name, array in contents.items()}
-    header: dict[str, Any] = {TEXT: {"text": text}}
+    header: dict[str, Any] = {TEXTS: dict(texts)}
     place = 0
     for name, dtype, shape, nbytes in [
         *((name, NAMES[array.dtype.newbyteorder("=")], arrays[name].shape, array.nbytes) for name, array in contents.items()),
-        (DIGEST, "U8", (DIGEST_BYTES,), DIGEST_BYTES),
+        *([(DIGEST, "U8", (DIGEST_BYTES,), DIGEST_BYTES)] if digest else []),
     ]:
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [place, place + nbytes]}
         place += nbytes
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
     pieces = [len(head).to_bytes(8, "little"), head, *(array.reshape(-1).view(np.uint8) for array in contents.values())]
-    beside = path.with_name(UNFINISHED)
+    beside = path.with_name(unfinished)
     try:
-        _write(beside, pieces)
+        _write(beside, pieces, digest)
         os.replace(beside, path)
     except OSError:
         beside.unlink(missing_ok=True)
@@ -58,14 +69,15 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], text: str) -> None:
     _sync_folder(path.parent)
 
 
-def _write(path: Path, pieces: list[Any]) -> None:
-    """Write the pieces and their digest, and wait until they are on the disk."""
-    digest = hashlib.sha256()
+def _write(path: Path, pieces: list[Any], digest: bool) -> None:
+    """Write the pieces, and their digest where it is wanted, and wait until they are on the disk."""
+    summed = hashlib.sha256()
     with path.open("wb") as file:
         for piece in pieces:
-            digest.update(piece)
+            summed.update(piece)
             file.write(piece)
-        file.write(digest.digest())
+        if digest:
+            file.write(summed.digest())
         file.flush()
         os.fsync(file.fileno())
 
@@ -80,13 +92,20 @@ def _sync_folder(folder: Path) -> None:
             os.close(number)
 
 
-def read(path: Path) -> tuple[dict[str, np.ndarray], str]:
-    """The arrays and the text of a file. Raises DamagedFileError where it is not as it was written, OSError as `open` does."""
+def read(path: Path, *, digest: bool = True) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays and the texts of a file.
+
+    Raises DamagedFileError where it is not as it was written, as far as its header or, where it has one, its `digest` tells;
+    OSError as `open` does.
+    """
     data = _bytes(path)
-    if hashlib.sha256(data[:-DIGEST_BYTES]).digest() != data[-DIGEST_BYTES:]:
+    if digest and hashlib.sha256(data[:-DIGEST_BYTES]).digest() != data[-DIGEST_BYTES:]:
         raise DamagedFileError("its digest is another one: it is cut short, or bytes of it have changed")
     try:
-        return _parsed(data)
+        arrays, texts = _parsed(data)
+        if digest:
+            del arrays[DIGEST]
+        return arrays, texts
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise DamagedFileError(f"its header makes no sense: {error!r}") from error
 
@@ -100,15 +119,15 @@ def _bytes(path: Path) -> bytes:
         return file.read()
 
 
-def _parsed(data: bytes) -> tuple[dict[str, np.ndarray], str]:
+def _parsed(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Raises one of several errors where the bytes make no sense."""
     start = 8 + int.from_bytes(data[:8], "little")
     if start > len(data):
         raise ValueError(f"it is {start - 8} bytes long, the file {len(data)}")
     header = json.loads(data[8:start].decode())
-    text = header.pop(TEXT)["text"]
-    if not isinstance(text, str):
-        raise TypeError("the text is none")
+    texts = dict(header.pop(TEXTS, {}))
+    if not all(isinstance(text, str) for text in texts.values()):
+        raise TypeError("a text is none")
     arrays = {}
     for name, entry in header.items():
         dtype, shape, (begin, end) = np.dtype(TYPES[entry["dtype"]]), entry["shape"], entry["data_offsets"]
@@ -118,5 +137,4 @@ def _parsed(data: bytes) -> tuple[dict[str, np.ndarray], str]:
             raise ValueError(f"{name}, {dtype} {shape}, does not fill the bytes from {begin} to {end}")
         raw = np.frombuffer(data, dtype.newbyteorder("<"), math.prod(shape), start + begin)
         arrays[name] = raw.astype(dtype).reshape(shape)
-    del arrays[DIGEST]
-    return arrays, text
+    return arrays, texts

@@ -1,0 +1,210 @@
+"""`save` and `load`: files of safetensors that hold a network."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import chains
+from chains import BatchNorm, Chain, Conv, Dense, Flatten, relu, storage, tanh
+from tests.own import Double
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "model.safetensors"
+
+
+def classifier() -> Chain:
+    return Chain(Conv(1, 2, 3, relu), BatchNorm(2), Flatten(), Dense(8, 3), input_shape=(1, 4, 4))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_is_saved_is_loaded(file, dtype):
+    net = classifier()
+    p, state = net.init(seed=3, dtype=dtype), net.init_state(dtype) + dtype(0.5)
+    chains.save(file, net, p, state)
+    found, q, other = chains.load(str(file))
+    assert repr(found) == repr(net)
+    assert q.dtype == other.dtype == dtype
+    np.testing.assert_array_equal(q, p)
+    np.testing.assert_array_equal(other, state)
+    x = np.random.default_rng(0).normal(size=(5, 1, 4, 4))
+    np.testing.assert_array_equal(found(x, q, state=other), net(x, p, state=state))
+    assert os.listdir(file.parent) == ["model.safetensors"]
+
+
+def test_networks_without_a_state_and_without_parameters(file):
+    net = Chain(Flatten(), input_shape=(2, 3))
+    chains.save(file, net, net.init())
+    found, p, state = chains.load(file, backend="numpy")
+    assert (found.n_params, p.shape, state, found.backend) == (0, (0,), None, "numpy")
+
+
+def test_safetensors_reads_the_file(file):
+    safetensors = pytest.importorskip("safetensors")
+    numpy = pytest.importorskip("safetensors.numpy")
+    net = classifier()
+    p, state = net.init(), net.init_state()
+    chains.save(file, net, p, state)
+    arrays = numpy.load_file(file)
+    expected = {**net.views(p), **net.state_views(state)}
+    assert arrays.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(arrays[name], array)
+    with safetensors.safe_open(file, "np") as opened:
+        assert json.loads(opened.metadata()["network"])["layer"] == "Chain"
+        assert opened.metadata()["version"] == chains.__version__
+
+
+def test_a_file_that_safetensors_has_written_is_read(file):
+    numpy = pytest.importorskip("safetensors.numpy")
+    net = Chain(Dense(3, 4, tanh), Dense(4, 2))
+    p = net.init(seed=5)
+    numpy.save_file(net.views(p), file)
+    with pytest.raises(ValueError, match="it holds arrays, but no network of chains: pass the network as `net`"):
+        chains.load(file)
+    found, q, state = chains.load(file, net=net)
+    assert found is net
+    assert state is None
+    np.testing.assert_array_equal(q, p)
+
+
+def test_custom_layers_come_back_where_the_network_is_passed(file):
+    net = Chain(Dense(2, 2), Double())
+    p = net.init(seed=1)
+    chains.save(file, net, p)
+    with pytest.raises(ValueError, match=r"model.safetensors'. cannot be loaded: .*the custom layer tests.own.Double"):
+        chains.load(file)
+    np.testing.assert_array_equal(chains.load(file, net=net)[1], p)
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (Chain(Dense(3, 4), Dense(4, 3)), r"'1.weight' has shape \(4, 2\), but the network has \(4, 3\)"),
+        (Chain(Dense(3, 4), Dense(4, 2), Dense(2, 2)), r"it has no '2.weight', which the network has in shape \(2, 2\)"),
+        (Chain(Dense(3, 4)), r"it has '1.weight' of shape \(4, 2\), which the network lacks"),
+        (Chain(Dense(3, 4), BatchNorm(4)), r"'1.weight' has shape \(4, 2\), but the network has \(4,\)"),
+    ],
+)
+def test_another_network_is_refused_by_the_first_slice_that_differs(file, other, reason):
+    net = Chain(Dense(3, 4), Dense(4, 2))
+    chains.save(file, net, net.init())
+    with pytest.raises(ValueError, match=reason):
+        chains.load(file, net=other)
+
+
+def test_a_changed_architecture_is_refused(file):
+    net = Chain(Dense(3, 4), Dense(4, 2))
+    chains.save(file, net, net.init())
+    arrays, texts = storage.read(file, digest=False)
+    texts["network"] = texts["network"].replace('"outputs": 2', '"outputs": 3')
+    storage.write(file, arrays, texts, digest=False)
+    with pytest.raises(ValueError, match=r"'1.weight' has shape \(4, 2\), but the network has \(4, 3\)"):
+        chains.load(file)
+    storage.write(file, arrays, texts | {"format": "chains 2", "version": "9.0"}, digest=False)
+    with pytest.raises(ValueError, match=r"it is of a later version, '9\.0'"):
+        chains.load(file)
+
+
+@pytest.mark.parametrize("change", [{"0.bias": "f8"}, {"0.weight": "f2", "0.bias": "f2"}, {"0.weight": "i4"}])
+def test_other_types_are_refused(file, change):
+    net = Chain(Dense(3, 4))
+    arrays = {name: array.astype(change.get(name, "f4")) for name, array in net.views(net.init()).items()}
+    storage.write(file, arrays, {}, digest=False)
+    with pytest.raises(ValueError, match=r"'0.\w+' must be float32"):
+        chains.load(file, net=net)
+
+
+@pytest.mark.parametrize("place", range(0, 400, 7))
+def test_damaged_headers_are_refused_or_give_the_same(file, place):
+    net = Chain(Dense(2, 3, tanh), Dense(3, 1))
+    p = net.init()
+    chains.save(file, net, p)
+    data = bytearray(file.read_bytes())
+    data[place] ^= 0x15
+    file.write_bytes(data)
+    with contextlib.suppress(ValueError):
+        found, q, _ = chains.load(file)
+        assert q.shape == (found.n_params,)
+
+
+def test_files_that_are_cut_short_are_refused(file):
+    net = Chain(Dense(2, 3))
+    chains.save(file, net, net.init())
+    data = file.read_bytes()
+    for length in (0, 7, 8, 100, len(data) - 1):
+        file.write_bytes(data[:length])
+        with pytest.raises(ValueError, match="cannot be loaded"):
+            chains.load(file)
+
+
+def test_bad_arguments_are_refused_and_nothing_is_written(file):
+    net, plain = classifier(), Chain(Dense(2, 3))
+    p = net.init()
+    with pytest.raises(ValueError, match=r"`state` is missing: this network has one .1.running_mean"):
+        chains.save(file, net, p)
+    with pytest.raises(ValueError, match="`p` must have shape"):
+        chains.save(file, net, p[:-1], net.init_state())
+    with pytest.raises(TypeError, match="`state` must be float32"):
+        chains.save(file, net, p, net.init_state(np.float64))
+    with pytest.raises(ValueError, match="`state` must be left out"):
+        chains.save(file, plain, plain.init(), np.ones(2, np.float32))
+    with pytest.raises(TypeError, match=r"`net` .* must be a network"):
+        chains.save(file, p, net)
+    with pytest.raises(TypeError, match=r"`path` must be a path such as 'model\.safetensors', got 3"):
+        chains.save(3, plain, plain.init())
+    assert not file.exists()
+    with pytest.raises(FileNotFoundError):
+        chains.load(file)
+    with pytest.raises(TypeError, match=r"`net` .* must be a network"):
+        chains.load(file, net=3)
+
+
+class TwoNames(Double):
+    """A parameter and a state of one name."""
+
+    def declare(self, d):
+        d.param("mean", (1,), "zeros")
+        d.state("mean", (1,), "zeros")
+        d.output(d.input)
+
+    def pullback(self, ops, x, y, dy, dx, p, g, s):
+        super().pullback(ops, x, y, dy, dx, p, g, s)
+        ops.fill(g.mean, 0.0)
+
+
+def test_a_name_for_two_arrays_is_refused(file):
+    net = Chain(TwoNames(), input_shape=(2,))
+    with pytest.raises(ValueError, match=r"'0\.mean' both as a parameter and as a state"):
+        chains.save(file, net, net.init(), net.init_state())
+
+
+def test_a_file_is_replaced_only_by_a_whole_one(file, monkeypatch):
+    net = Chain(Dense(2, 3))
+    p = net.init()
+    chains.save(file, net, p)
+
+    def failing(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OSError, match="the disk is full"):
+        chains.save(file, net, p + 1)
+    assert os.listdir(file.parent) == ["model.safetensors"]
+    np.testing.assert_array_equal(chains.load(file)[1], p)
+
+
+def test_loading_takes_no_optional_package(file):
+    net = Chain(Dense(2, 3))
+    chains.save(file, net, net.init())
+    code = f"import sys, chains; chains.load({str(file)!r}); print('safetensors' in sys.modules, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

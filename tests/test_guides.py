@@ -1,0 +1,49 @@
+"""The guides in docs/: every snippet runs, those of a page in one session, in an empty folder."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "docs"
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PAGES = ("files",)
+# A snippet that needs one of these is left out where it is missing, with those after it under the same heading.
+OPTIONAL = {
+    "dask", "jax", "joblib", "keras", "mlflow", "onnx", "onnxruntime", "optuna", "safetensors", "sklearn", "tensorboardX",
+    "torch", "wandb",
+}  # fmt: skip
+
+
+def sections(page: str) -> list[list[tuple[int, str]]]:
+    """The snippets under each heading, with the numbers of their first lines."""
+    text = (FOLDER / f"{page}.md").read_text()
+    starts = [0, *(heading.start() for heading in re.finditer(r"^## ", text, re.MULTILINE)), len(text)]
+    return [
+        [(text.count("\n", 0, block.start(1)), block[1]) for block in BLOCK.finditer(text, start, end)]
+        for start, end in pairwise(starts)
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.filterwarnings("default")  # of the packages that snippets use
+def test_snippets_run(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    matplotlib.use("agg")
+    session: dict[str, object] = {"__name__": "__main__"}
+    left_out = []
+    for snippets in sections(page):
+        for line, code in snippets:
+            try:
+                exec(compile("\n" * line + code, f"docs/{page}.md", "exec"), session)
+            except ImportError as error:
+                if (error.name or "").split(".")[0] not in OPTIONAL:
+                    raise
+                left_out.append(error.name)
+                break
+    assert len(left_out) < len(OPTIONAL)
+    assert sum(map(len, sections(page))) >= 2
