@@ -32,6 +32,7 @@ from chains.activations import make_leaky_relu as make_leaky_relu
 from chains.backends import FallbackWarning as FallbackWarning
 from chains.callbacks import EarlyStopping
 from chains.chain import Chain
+from chains.exporting.export import export as export
 from chains.files import load as load
 from chains.files import save as save
 from chains.initializers import Constant as Constant

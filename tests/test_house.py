@@ -38,7 +38,7 @@ FLOORS = [
     ["residuals"],
     ["network"],
     ["chain"],
-    ["training", "models"],
+    ["training", "models", "exporting"],
     ["callbacks", "testing"],
     ["files"],
     ["commands"],
@@ -106,7 +106,7 @@ def test_a_circle_is_found(tmp_path, monkeypatch):
 
 
 # Whose backends need packages that may be missing; and who loads what writes assembly, which is seldom needed.
-OPTIONAL = {"backends/__init__.py", "backends/auto.py", "backends/native/compiled.py"}
+OPTIONAL = {"backends/__init__.py", "backends/auto.py", "backends/native/compiled.py", "exporting/export.py"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_name)

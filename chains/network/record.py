@@ -9,6 +9,7 @@ Programs that train, and calls in the mode "train", update ``state``; pure ones 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -69,12 +70,11 @@ def forward(network: Network, dtype: Any, training: bool) -> Program:
     return ops.finish()
 
 
-def vjp(network: Network, dtype: Any, training: bool) -> Program:
-    """g and dx = the pullback of the cotangent dy. Pure."""
+def vjp(network: Network, dtype: Any, training: bool, wanted: Collection[str] = ("g", "dx")) -> Program:
+    """g and dx = the pullback of the cotangent dy; or one of them alone, if that is all that is `wanted`. Pure."""
     ops, p, x = _begin("vjp", network, dtype, training)
-    g = ops.external("g", (network.layout.size,), role="output")
     cotangent = ops.external("dy", network.declaration.output_shape, role="input", batched=True)
-    dx = ops.external("dx", network.declaration.input, role="output", batched=True)
+    g, dx = _gradients(ops, network, wanted)
     y, dy = (ops.scratch(name, network.declaration.output_shape) for name in ("y", "dy"))
     node = _node(ops, network, p, g)
     node.forward(ops, x, y)
@@ -101,11 +101,22 @@ def loss(network: Network, objective: Criterion, dtype: Any, training: bool) -> 
     return ops.finish()
 
 
-def gradient(network: Network, objective: Criterion, dtype: Any, training: bool, *, pure: bool = False) -> Program:
-    """value = the loss and penalty, g = its gradient with respect to p; while training, the state is updated unless `pure`."""
+def gradient(
+    network: Network,
+    objective: Criterion,
+    dtype: Any,
+    training: bool,
+    *,
+    pure: bool = False,
+    wanted: Collection[str] = ("g",),
+) -> Program:
+    """value = the loss and penalty, and its gradients that are `wanted`: g with respect to p, dx to x.
+
+    While training, the state is updated unless `pure`.
+    """
     ops, p, x = _begin("gradient", network, dtype, training)
-    g = ops.external("g", (network.layout.size,), role="output")
-    _record_gradient(ops, network, objective, p, g, x, updates=training and not pure)
+    g, dx = _gradients(ops, network, wanted)
+    _record_gradient(ops, network, objective, p, g, x, dx, updates=training and not pure)
     _zero_frozen(ops, network, g)
     return ops.finish()
 
@@ -134,16 +145,33 @@ def _node(ops: Recorder, network: Network, p: View, g: View, *, updates: bool = 
     return Node(network.declaration, ops, Vectors(p, g, state, new_state, network.frozen))
 
 
+def _gradients(ops: Recorder, network: Network, wanted: Collection[str]) -> tuple[View, View]:
+    """The gradients with respect to p and to x. Nobody reads what is not wanted, so that it is never computed."""
+    size, shape = (network.layout.size,), network.declaration.input
+    g = ops.external("g", size, role="output") if "g" in wanted else ops.scratch("gradient", size, batched=False)
+    dx = ops.external("dx", shape, role="output", batched=True) if "dx" in wanted else ops.scratch("dx", shape)
+    return g, dx
+
+
 def _record_gradient(
-    ops: Recorder, network: Network, objective: Criterion, p: View, g: View, x: View, *, updates: bool = False
+    ops: Recorder,
+    network: Network,
+    objective: Criterion,
+    p: View,
+    g: View,
+    x: View,
+    dx: View | None = None,
+    *,
+    updates: bool = False,
 ) -> None:
     output = network.declaration.output_shape
     t = ops.external("t", objective.target, role="input", batched=True)
     w = ops.external("weights", (), role="input", batched=True) if objective.weighted else None
     value = ops.external("value", (), role="output")
     y, dy = (ops.scratch(name, output) for name in ("y", "dy"))
-    dx = ops.scratch("dx", network.declaration.input)  # nobody reads it, so that it is never computed
     node = _node(ops, network, p, g, updates=updates)
+    if dx is None:
+        dx = ops.scratch("dx", network.declaration.input)  # nobody reads it, so that it is never computed
     views = Gradient(x, y, dy, dx, t, w, value)
     if isinstance(objective.loss, ResidualLoss):
         _record_residuals(ops, objective.loss, network, node, views)

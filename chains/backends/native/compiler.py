@@ -53,11 +53,12 @@ class Compiler:
         self.module = Module()
         self.outlines = Outlines()
 
-    def compiled(self) -> Compiled:
+    def compiled(self, drive: Callable[[Module, ExecutionPlan], None] = write_driver) -> Compiled:
+        """The assembly of all works, and of what `drive` writes to have them done."""
         plan = self.plan
         for number, segment in enumerate(plan.segments):
             self._write_segment(number, segment)
-        write_driver(self.module, plan)
+        drive(self.module, plan)
         return Compiled(self.module.text(), signature_of(plan))
 
     # Functions

@@ -52,7 +52,7 @@ def machine_code(text: str, functions: Sequence[str], processor: Processor, *, v
         found = _known(name, functions, processor)
         if found is None:
             machine = processor.machine()
-            code = machine.emit_object(_optimised(text, machine, vectorize))
+            code = machine.emit_object(optimised(text, machine, vectorize))
             files.store(name, code)
             found = _made[name] = Code(name, code, functions, processor, cached=False)
         return found
@@ -67,7 +67,7 @@ def known_code(name: str, functions: Sequence[str], processor: Processor) -> Cod
 def assembly(text: str, processor: Processor) -> str:
     """The processor's assembly of a module, for people."""
     machine = processor.machine()
-    return machine.emit_assembly(_optimised(text, machine, vectorize=False))
+    return machine.emit_assembly(optimised(text, machine, vectorize=False))
 
 
 def _known(name: str, functions: Sequence[str], processor: Processor) -> Code | None:
@@ -77,7 +77,7 @@ def _known(name: str, functions: Sequence[str], processor: Processor) -> Code | 
     return found
 
 
-def _optimised(text: str, machine: llvm.TargetMachine, vectorize: bool) -> llvm.ModuleRef:
+def optimised(text: str, machine: llvm.TargetMachine, vectorize: bool) -> llvm.ModuleRef:
     """The module cleaned up: the assembly is good but for repeated addresses and for tests at the heads of loops."""
     module = llvm.parse_assembly(text)
     module.verify()

@@ -247,17 +247,22 @@ def _circular(f: Function, x: Value, name: str, quarter: int) -> Value:
 
     def reduced() -> Value:
         n, r = _reduced(f, x, 0.6366197723675814, _PI_2[x.type.name])
-        n = f.binary("add", n, number(n.type, quarter))
-        z = f.binary("fmul", r, r)
-        sine = f.fma(f.binary("fmul", r, z), polynomial(f, z, _SIN[x.type.name]), r)
-        fourth = f.binary("fmul", f.binary("fmul", z, z), polynomial(f, z, _COS[x.type.name]))
-        cosine = f.binary("fadd", f.fma(z, number(x.type, -0.5), number(x.type, 1.0)), fourth)
-        odd = f.compare("ne", f.binary("and", n, number(n.type, 1)), number(n.type, 0))
-        result = f.select(odd, cosine, sine)
-        negative = f.compare("ne", f.binary("and", n, number(n.type, 2)), number(n.type, 0))
-        return f.select(negative, f.assign(result.type, f"fneg {result}"), result)
+        return circular_parts(f, f.binary("add", n, number(n.type, quarter)), r)
 
     return f.either(every, reduced, lambda: f.intrinsic(name, x))
+
+
+def circular_parts(f: Function, n: Value, r: Value) -> Value:
+    """The sine of n * pi / 2 + r, for r between -pi / 4 and pi / 4."""
+    type = r.type
+    z = f.binary("fmul", r, r)
+    sine = f.fma(f.binary("fmul", r, z), polynomial(f, z, _SIN[type.name]), r)
+    fourth = f.binary("fmul", f.binary("fmul", z, z), polynomial(f, z, _COS[type.name]))
+    cosine = f.binary("fadd", f.fma(z, number(type, -0.5), number(type, 1.0)), fourth)
+    odd = f.compare("ne", f.binary("and", n, number(n.type, 1)), number(n.type, 0))
+    result = f.select(odd, cosine, sine)
+    negative = f.compare("ne", f.binary("and", n, number(n.type, 2)), number(n.type, 0))
+    return f.select(negative, f.assign(type, f"fneg {result}"), result)
 
 
 ELEMENTARY = ("exp", "log", "log1p", "expm1", "tanh", "sin", "cos", "erf")  # those that take a dozen instructions or more

@@ -1,0 +1,131 @@
+"""`export`: a network as a file for programs in other languages."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chains.chain import Chain
+from chains.checks import check_flags, check_text, check_word
+from chains.exporting.interface import interface_of
+from chains.losses import Loss
+from chains.network import arguments
+from chains.network.record import Criterion
+from chains.optimizers import Optimizer
+from chains.penalties import Penalty
+
+SUFFIXES = (".o", ".a", ".so", ".wasm", ".c")
+
+
+def export(
+    net: Chain,
+    path: str | os.PathLike[str],
+    p: Any = None,
+    *,
+    state: Any = None,
+    name: str = "model",
+    dtype: Any = "float32",
+    loss: Loss | None = None,
+    target_shape: tuple[int, ...] | None = None,
+    penalty: Penalty | None = None,
+    optimizer: Optimizer | None = None,
+    gradient: str | None = "both",
+    target: str | Sequence[str] = "native",
+    header: bool = True,
+    fortran: bool = True,
+) -> list[Path]:
+    """Write a network as an object file, a library or C source, which needs no Python and no runtime.
+
+    Its functions are ``model_forward(n, x, p, y)`` and ``model_vjp(n, x, p, dy, g, dx)``; with a `loss`
+    ``model_loss(n, x, p, t, g, dx)``, which returns the loss; with an `optimizer` too ``model_step``, a step of training.
+    All are in the mode "eval" but the step. They allocate nothing and may be called from many threads. See docs/export.md.
+
+    Parameters
+    ----------
+    net : Chain
+        The network.
+    path : path
+        The file to write. Its suffix decides: ".o", ".a" (a static library), ".c" (C99 source), and where a linker is found
+        ".so" and ".wasm". The header and the Fortran module lie beside it.
+    p, state : array, optional
+        Parameters, shape (n_params,), and the state, shape (n_state,), to be part of the code. They are arguments otherwise.
+    name : str
+        What the names of all functions begin with.
+    dtype : "float32" or "float64"
+        The type of all arrays.
+    loss, target_shape, penalty, optimizer
+        As for `net.program`.
+    gradient : "parameters", "inputs", "both" or None
+        Which gradients the functions fill.
+    target : str or list of str
+        For which processor and system: "native", or names such as "x86-64-v3" and "aarch64" (`chains.exporting.targets`),
+        several in a list or with commas between. Levels of x86-64 share a file, which finds out at run time which one to
+        use; other targets get a file each, named after them. C source needs none.
+    header, fortran : bool
+        Whether to write them.
+
+    Returns
+    -------
+    list of Path
+        The files that were written.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments that do not fit, before anything is written, and where a linker is needed that there is not.
+    UnsupportedOperationError
+        Where there is no code for an operation of a custom layer.
+    """
+    arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 1))")
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"`path` (={str(path)!r}) must end with one of {', '.join(SUFFIXES)}")
+    check_text("name", name)
+    if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
+        raise ValueError(f"`name` (={name!r}) must be a name in C, such as 'model'")
+    if gradient is not None:
+        check_word("gradient", gradient, "parameters", "inputs", "both")
+    check_flags(header=header, fortran=fortran)
+    kind = arguments.check_dtype(dtype)
+    objective = _objective(net, kind, loss, target_shape, penalty, optimizer)
+    baked = _baked(net, kind, p, state, optimizer)
+    made = interface_of(net, name, kind, baked, gradient, objective, optimizer)
+    from chains.exporting.files import write_files  # which loads LLVM
+
+    return write_files(made, path, target, header=header, fortran=fortran)
+
+
+def _objective(
+    net: Chain,
+    dtype: np.dtype,
+    loss: Loss | None,
+    target_shape: tuple[int, ...] | None,
+    penalty: Penalty | None,
+    optimizer: Optimizer | None,
+) -> Criterion | None:
+    """What `model_loss` computes. Raises TypeError or ValueError for arguments that do not fit."""
+    net.program(loss, optimizer, penalty=penalty, target_shape=target_shape, dtype=dtype)  # which checks them
+    if loss is None:
+        return None
+    return Criterion(loss, net.output_shape if target_shape is None else tuple(target_shape), False, penalty)
+
+
+def _baked(net: Chain, dtype: np.dtype, p: Any, state: Any, optimizer: Optimizer | None) -> dict[str, np.ndarray]:
+    """The vectors that are to be part of the code, by name."""
+    baked = {}
+    if p is not None:
+        if optimizer is not None:
+            raise ValueError("`p` is part of the code where it is given, but an `optimizer` updates it: leave one of them out")
+        baked["p"] = np.ascontiguousarray(arguments.check_params(p, net.n_params), dtype)
+    if state is not None:
+        if optimizer is not None:
+            raise ValueError(
+                "`state` is part of the code where it is given, but an `optimizer` updates it: leave one of them out"
+            )
+        baked["state"] = np.ascontiguousarray(arguments.check_state(state, net.state_layout, None, False, {}), dtype)
+    return baked

@@ -1,0 +1,90 @@
+"""The C header of an interface: its functions, the sizes of its vectors, and where each array lies in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from chains.exporting.interface import Argument, Call, Interface
+from chains.params import Layout, Slice
+from chains.version import __version__
+
+CTYPES = {"float32": "float", "float64": "double", "int32": "int32_t", "int64": "int64_t", "uint64": "uint64_t"}
+
+
+def header_text(interface: Interface, built_for: str) -> str:
+    """The header; `built_for` says in words what the code is for."""
+    return "\n".join(_lines(interface, built_for)) + "\n"
+
+
+def _lines(interface: Interface, built_for: str) -> Iterator[str]:
+    name, guard = interface.name, f"{interface.name.upper()}_H"
+    yield f"/* {interface.network.replace('*/', '* /')}, {interface.dtype}"
+    yield f"   Written by chains {__version__} for {built_for}."
+    yield ""
+    yield "   n is the number of samples, at least 1. Arrays are in C's order, the samples one after another. Arrays that are"
+    yield "   written may not overlap any other. The functions allocate nothing, keep nothing and lock nothing: any number of"
+    yield "   threads may call them at once, on arrays of their own. */"
+    yield f"#ifndef {guard}\n#define {guard}\n"
+    yield '#include <stddef.h>\n#include <stdint.h>\n\n#ifdef __cplusplus\nextern "C" {\n#endif\n'
+    for end, count in interface.sizes.items():
+        yield f"#define {name.upper()}_{end.upper()} {count}"
+    for vector, layout in (("p", interface.layout), ("state", interface.state_layout)):
+        yield from _offsets(interface, vector, layout)
+    for call in interface.calls:
+        yield from _prototype(interface, call)
+    yield ""
+    for end in interface.sizes:
+        yield f"ptrdiff_t {name}_{end}(void);"
+    yield ""
+    if interface.workspace:
+        yield "/* How many bytes `work` must have for n samples, in any of the functions. Each thread needs its own. */"
+    else:
+        yield "/* 0: the functions need no workspace. */"
+    yield f"ptrdiff_t {name}_work_bytes(ptrdiff_t n);"
+    yield f"\n/* What wrote the code, and for which processors. */\nconst char *{name}_version(void);\n"
+    yield "#ifdef __cplusplus\n}\n#endif\n\n#endif"
+
+
+def _offsets(interface: Interface, vector: str, layout: Layout) -> Iterator[str]:
+    if len(layout):
+        where = "which is part of the code" if vector in interface.baked else "in elements"
+        yield f"\n/* Where each array begins in {vector}, {where}, and its shape. */"
+        for entry in layout:
+            shape = ", ".join(map(str, entry.shape))
+            yield f"#define {constant_name(interface, entry).upper()} {entry.start}  /* ({shape}) */"
+
+
+def constant_name(interface: Interface, entry: Slice) -> str:
+    """The name of the constant that says where an array begins."""
+    return re.sub(r"\W", "_", f"{interface.name}_{entry.name}")
+
+
+def _prototype(interface: Interface, call: Call) -> Iterator[str]:
+    yield f"\n/* {call.about.replace('*/', '* /')}"
+    for argument in call.arguments:
+        yield f"   {argument.name}: {shape_text(argument)}, {argument.about}{'; updated' if argument.updated else ''}"
+    if interface.workspace:
+        yield f"   work: {interface.name}_work_bytes(n) bytes"
+    yield f"*/\n{declaration(interface, call)};"
+
+
+def declaration(interface: Interface, call: Call) -> str:
+    """A function's head in C."""
+    result = "void" if call.value is None else ctype(call.value.dtype)
+    parts = [f"{'' if each.changed else 'const '}{ctype(each.dtype)} *{each.name}" for each in call.arguments]
+    parts += ["void *work"] if interface.workspace else []
+    return f"{result} {interface.name}_{call.name}({', '.join(['ptrdiff_t n', *parts])})"
+
+
+def ctype(dtype: np.dtype) -> str:
+    """C's name of a type."""
+    return CTYPES[dtype.name]
+
+
+def shape_text(argument: Argument) -> str:
+    """The shape of an argument, for people."""
+    shape = [*(["n"] if argument.batched else []), *map(str, argument.shape)]
+    return f"({', '.join(shape)})" if shape else "one number"

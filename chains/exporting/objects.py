@@ -1,0 +1,121 @@
+"""Object files: the functions of an interface compiled for targets of one family, linked into one module of LLVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import llvmlite.binding as llvm
+
+from chains.backends.native.llvm.jit import optimised
+from chains.exporting.dispatch import dispatcher
+from chains.exporting.entry import Planned, adapted, baked_symbol
+from chains.exporting.freestanding import freestanding
+from chains.exporting.interface import Interface
+from chains.exporting.targets import Target
+from chains.program.scratch import ALIGNMENT
+from chains.version import __version__
+
+ATTRIBUTES = "attributes #0 = {"
+
+
+class Objects:
+    """What an interface becomes for some targets. Raises UnsupportedOperationError where there is no code for an operation."""
+
+    def __init__(self, interface: Interface, targets: Sequence[Target]) -> None:
+        self._planned = {target: [Planned(call, target) for call in interface.calls] for target in targets}
+        workspace = any(each.wants_workspace for calls in self._planned.values() for each in calls)
+        self.interface = replace(interface, workspace=workspace)
+
+    @property
+    def families(self) -> dict[str, list[Target]]:
+        """The targets that share a file, by the name of their family."""
+        families: dict[str, list[Target]] = {}
+        for target in self._planned:
+            families.setdefault(target.family, []).append(target)
+        return families
+
+    def code(self, targets: Sequence[Target]) -> bytes:
+        """The object file for targets of one family."""
+        interface, base = self.interface, targets[0]
+        machine = base.machine()
+        module = _parsed(adapted(self._numbers(targets), base))
+        for target in targets:
+            for each in self._planned[target]:
+                text = self._text(each, target, several=len(targets) > 1)
+                module.link_in(optimised(text, target.machine(), vectorize=False))
+        if len(targets) > 1:
+            module.link_in(_parsed(adapted(dispatcher(interface, targets), base)))
+        public = set(self.symbols)
+        for thing in (*module.functions, *module.global_variables):
+            if thing.name not in public and not thing.is_declaration and thing.name not in KEPT:
+                thing.linkage = "internal"
+        passes = llvm.create_new_module_pass_manager()
+        passes.add_ipsccp_pass()
+        passes.add_global_dead_code_eliminate_pass()
+        passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2)))
+        return machine.emit_object(module)
+
+    @property
+    def symbols(self) -> list[str]:
+        """The names of all functions that callers see."""
+        name = self.interface.name
+        return [
+            f"{name}_{end}"
+            for end in (*(call.name for call in self.interface.calls), *self.interface.sizes, "work_bytes", "version")
+        ]
+
+    def _text(self, planned: Planned, target: Target, several: bool) -> str:
+        symbol = f"{self.interface.name}_{planned.call.name}"
+        text = freestanding(planned.text(self.interface, f"{symbol}_{target.processor.kind}" if several else symbol))
+        if several:  # what each function is compiled for
+            text = text.replace(ATTRIBUTES, f'{ATTRIBUTES} "target-cpu"="{target.processor.cpu}"')
+        return text
+
+    def _numbers(self, targets: Sequence[Target]) -> str:
+        """The functions that return numbers, and the vectors that are part of the code."""
+        return "\n".join(self._number_lines(targets))
+
+    def _number_lines(self, targets: Sequence[Target]) -> Iterator[str]:
+        interface, size = self.interface, f"i{targets[0].bits}"
+        name = interface.name
+        for end, count in interface.sizes.items():
+            yield f"define {size} @{name}_{end}() #0 {{\n  ret {size} {count}\n}}"
+        yield f"define {size} @{name}_work_bytes({size} %n) #0 {{\n{self._work_bytes(targets, size)}\n}}"
+        text = f"chains {__version__}, {', '.join(target.name for target in targets)}".encode()
+        yield f"@{name}_version_text = internal constant [{len(text) + 1} x i8] {_characters(text + bytes(1))}"
+        yield f"define ptr @{name}_version() #0 {{\n  ret ptr @{name}_version_text\n}}"
+        for vector, array in interface.baked.items():
+            data = array.tobytes()
+            place = f"@{baked_symbol(interface, vector)} = hidden constant [{len(data)} x i8]"
+            yield f"{place} {_characters(data)}, align {ALIGNMENT}"
+        if targets[0].format == "coff":
+            yield "@_fltused = weak_odr global i32 0"  # which code with floats refers to there
+        yield f'{ATTRIBUTES} nounwind "frame-pointer"="none" }}'
+
+    def _work_bytes(self, targets: Sequence[Target], size: str) -> str:
+        """The lines that compute how long a workspace has to be: no less than any function needs for n samples."""
+        if not self.interface.workspace:
+            return f"  ret {size} 0"
+        needs = [each.scratch for target in targets for each in self._planned[target]]
+        fixed, grain = max(need.fixed_bytes for need in needs) + ALIGNMENT, max(need.grain for need in needs)
+        growth = max(need.bytes_per_sample for need in needs)
+        return f"""\
+  %room = add {size} %n, {grain - 1}
+  %grown = mul {size} %room, {growth}
+  %bytes = add {size} %grown, {fixed}
+  ret {size} %bytes"""
+
+
+KEPT = ("_fltused",)
+
+
+def _characters(data: bytes) -> str:
+    """Bytes as LLVM writes them."""
+    return 'c"' + "".join(f"\\{byte:02x}" for byte in data) + '"'
+
+
+def _parsed(text: str) -> llvm.ModuleRef:
+    module = llvm.parse_assembly(text)
+    module.verify()
+    return module

@@ -1,0 +1,39 @@
+"""Object files give the bits that Python gives on the same instruction set: all layers, losses and optimisers."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+from chains import BatchNorm, Chain, Dense, Dropout, SquaredLoss, tanh
+from tests.exporting.support import compare, data, interface, loaded
+from tests.harness import ACTIVATION_CASES, LAYERS, LOSS_CASES, OPTIMIZERS, PENALTY_CASES
+
+BATCHES = (1, 5, 100)
+CASES = [*LAYERS, *ACTIVATION_CASES, *(case for case in (*LOSS_CASES, *PENALTY_CASES) if not case.weighted)]
+
+
+@pytest.mark.parametrize("backend_name", ["native"])  # which makes it a part of these cases every day
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bits_are_those_of_python(case, backend_name):
+    dtype = ("float32", "float64")[crc32(case.name.encode()) % 2]
+    made = interface(case.net(), dtype, loss=case.loss, target_shape=case.problem(1).t.shape[1:], penalty=case.penalty)
+    functions = loaded(made)
+    for n in BATCHES:
+        batch, arrays = data(case, n, dtype)
+        compare(functions, batch, arrays)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_have_the_bits_of_python(name):
+    optimizer = OPTIMIZERS[name]
+    net = Chain(Dense(3, 5, tanh), BatchNorm(5), Dropout(0.3), Dense(5, 2))
+    functions = loaded(interface(net, loss=SquaredLoss(), optimizer=optimizer, gradient=None))
+    assert [call.name for call in functions.interface.calls] == ["forward", "loss", "step"]
+    rng = np.random.default_rng(0)
+    for n in (2, 33):
+        arrays = {"x": rng.normal(size=(n, 3)), "t": rng.normal(size=(n, 2)), "p": rng.normal(size=net.n_params)}
+        arrays |= {"moments": rng.uniform(size=optimizer.n_states * net.n_params), "state": rng.uniform(0.5, 2.0, net.n_state)}
+        compare(functions, n, arrays | {"step": np.array(3.0), "random": np.array([3, 7], np.uint64)})
