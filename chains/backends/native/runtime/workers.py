@@ -36,8 +36,8 @@ POOL = Struct(
 MEMBER = Struct({"meetings": "i64"}, padded=True)  # of each thread of a team, behind the pool: how often it has come to meet
 POOL_WORDS = POOL.size + MOST_THREADS * MEMBER.size
 CLOSED = 0xFFFF  # no part is to be had
-# Pauses (13 ns each on the machine that the README names) of a worker before it sleeps, of any thread before it first lets
-# others run, and between this and the next time.
+# Pauses (13 ns each on the machine that docs/performance.md names) of a worker before it sleeps, of any thread before it first
+# lets others run, and between this and the next time.
 WORKER_PAUSES, POLITE_PAUSES, PAUSES_BETWEEN = 4000, 512, 64
 
 _ARM = platform.machine() in ("aarch64", "arm64")

@@ -1,0 +1,111 @@
+"""The documentation site: `python -m sphinx -W docs build/site`, offline, with warnings as errors."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from os.path import relpath
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math import latex2mathml
+from sphinx.application import Sphinx
+
+import chains
+
+project = "chains"
+copyright = "the authors of chains"
+version = release = chains.__version__
+
+extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_gallery.gen_gallery"]
+exclude_patterns = ["tutorials"]  # the gallery writes its pages into auto_tutorials/
+default_role = "code"
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # types stand in the docstrings, as numpydoc has it
+autodoc_default_options = {"members": True}
+numpydoc_show_class_members = False
+
+# What a tutorial needs beyond the extra "docs"; without it, the page shows the code and no results.
+NEEDS = {"torch_and_jax": ("torch", "jax"), "onnx": ("onnx", "onnxruntime"), "pipeline_and_optuna": ("optuna",)}
+shown_only = [name for name, packages in NEEDS.items() if not all(map(find_spec, packages))]
+sphinx_gallery_conf = {
+    "examples_dirs": "tutorials",
+    "gallery_dirs": "auto_tutorials",
+    "subsection_order": ["tutorials/first_steps", "tutorials/models", "tutorials/custom", "tutorials/images", "*"],
+    "filename_pattern": rf"/(?!(?:{'|'.join(shown_only)})\.py)\w+\.py$" if shown_only else r"\.py$",
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "show_memory": False,
+    "show_signature": False,
+    "write_computation_times": False,
+    "min_reported_time": 1e9,
+}
+
+html_theme = "pydata_sphinx_theme"
+html_title = "chains"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = html_show_sourcelink = html_show_sphinx = False
+html_sidebars = {"index": []}
+html_theme_options: dict[str, Any] = {
+    "show_prev_next": False,
+    "secondary_sidebar_items": ["page-toc"],
+    "header_links_before_dropdown": 6,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
+
+# Files of the project that are pages of the site too.
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    "index": ROOT / "README.md",
+    "contributing": ROOT / "CONTRIBUTING.md",
+    "changelog": ROOT / "CHANGELOG.md",
+    "benchmarks": ROOT / "benchmarks" / "README.md",
+}
+LINK = re.compile(r"(?<=\]\()(?!\w+:|#)[^)#\s]+")
+
+
+def read_page(app: Sphinx, page: str, source: list[str]) -> None:
+    """Files link to each other by their places, as they are read without the site; here the links lead to pages."""
+    file = PAGES.get(page, ROOT / "docs" / f"{page}.md")
+    if page in PAGES:
+        source[0] = file.read_text() + source[0]
+        app.env.note_dependency(str(file))
+
+    def place(link: re.Match[str]) -> str:
+        target = (file.parent / link[0]).resolve()
+        names = [f"{name}.md" for name, path in PAGES.items() if path == target]
+        return names[0] if names else relpath(target, ROOT / "docs")
+
+    if file.exists():
+        source[0] = LINK.sub(place, source[0])
+
+
+def escape_formulas(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Stars, bars and underscores outside code are signs of a formula, as in (batch, *shape) and |x|, and no markup."""
+    pieces = "\n".join(lines).split("`")
+    pieces[::2] = [re.sub(r"([*|]|_\b)", r"\\\1", piece) for piece in pieces[::2]]
+    lines[:] = "`".join(pieces).split("\n")
+
+
+def visit_math(writer: Any, node: nodes.math | nodes.math_block) -> None:
+    """Formulas become MathML, which browsers draw themselves: no script, nothing to load."""
+    block = isinstance(node, nodes.math_block)
+    markup = latex2mathml.tex2mathml(node.astext(), as_block=block)
+    writer.body.append(f'<div class="math">{markup}</div>' if block else markup)
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", read_page)
+    app.connect("autodoc-process-docstring", escape_formulas)
+    app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
+
+
+html_math_renderer = "mathml"
