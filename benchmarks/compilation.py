@@ -37,10 +37,10 @@ import json, resource, sys, time
 from chains import *  # the names in NETWORKS
 from chains.backends import backend
 from chains.backends.native.compiler import compile_program
-from chains.backends.native.runtime.shared import pool, runtime
+from chains.backends.native.runtime.shared import worker_pool, runtime
 net, loss, optimizer, batch = {}
 native = backend("native")
-runtime(), pool()
+runtime(), worker_pool()
 native.compile(Chain(Dense(3, 2)).program(MSELoss())).code
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start = time.perf_counter()

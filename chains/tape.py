@@ -21,7 +21,7 @@ UNARY = ["neg", "pos", "abs", "invert"]
 
 
 @dataclass(frozen=True)
-class Place:
+class Reference:
     """A value on a tape: an argument, or what a call gave."""
 
     number: int
@@ -53,7 +53,7 @@ def record(function: Callable[..., Any], *arguments: str) -> Tape:
     """The tape of a function of so many arguments. Raises TypeError, saying why, where it does what cannot be written down."""
     calls: list[Any] = []
     symbols = [Symbol(calls, number, len(arguments)) for number in range(len(arguments))]
-    result = _placed(function(*symbols))
+    result = _referenced(function(*symbols))
     return Tape(arguments, tuple(calls), result)
 
 
@@ -74,7 +74,7 @@ class Symbol:
         self._calls, self._number, self._arguments = calls, number, arguments
 
     def _called(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Symbol:
-        self._calls.append((function, _placed(args), _placed(kwargs)))
+        self._calls.append((function, _referenced(args), _referenced(kwargs)))
         return Symbol(self._calls, self._arguments + len(self._calls) - 1, self._arguments)
 
     def __getattr__(self, name: str) -> Any:
@@ -129,18 +129,18 @@ class Attribute(Symbol):
         return self._called(getattr, self._owner, self._name)
 
 
-def _placed(value: Any) -> Any:
-    """`value` with places for symbols."""
+def _referenced(value: Any) -> Any:
+    """`value` with references for symbols."""
     if isinstance(value, Attribute):
         value = value._value()
     if isinstance(value, Symbol):
-        return Place(value._number)
-    return _mapped(_placed, value)
+        return Reference(value._number)
+    return _mapped(_referenced, value)
 
 
 def _replaced(value: Any, known: list[Any]) -> Any:
-    """`value` with what is known for places."""
-    return known[value.number] if isinstance(value, Place) else _mapped(lambda part: _replaced(part, known), value)
+    """`value` with what is known for references."""
+    return known[value.number] if isinstance(value, Reference) else _mapped(lambda part: _replaced(part, known), value)
 
 
 def _mapped(change: Callable[[Any], Any], value: Any) -> Any:

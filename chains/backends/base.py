@@ -72,7 +72,7 @@ class Feed(ABC):
 class Intake(ABC):
     """A bound training step for batches that come one by one. All within the backend's `running()` context."""
 
-    ahead = 0  # of how many steps the losses may be left unread
+    most_unread = 0  # steps whose losses may be left unread
 
     @abstractmethod
     def start(self, batch: Arrays) -> None:

@@ -11,7 +11,7 @@ from chains.expr.replay import Replay, traced
 from chains.messages import shown
 from chains.optimizers import Optimizer
 
-AHEAD = 1000  # steps whose learning rates are looked at together
+RATES_AT_ONCE = 1000  # steps whose learning rates are computed together
 
 
 class Rates:
@@ -29,7 +29,7 @@ class Rates:
         """
         if self._rate is None or self._start <= first <= first + count <= self._stop:
             return count
-        steps = np.arange(first, first + max(count, AHEAD), dtype=np.float64)
+        steps = np.arange(first, first + max(count, RATES_AT_ONCE), dtype=np.float64)
         with np.errstate(all="ignore"):
             rates = np.broadcast_to(self._rate(steps), steps.shape)
         wrong = np.flatnonzero(~((rates >= 0) & (rates < math.inf)))

@@ -172,7 +172,7 @@ class StreamSteps(Steps):
         intake.start(data)
         self.done += 1
         self._unread.append((self.done, size))
-        self._read(intake.ahead)
+        self._read(intake.most_unread)
 
     def _end(self) -> None:
         """End the pass, behind its last batch."""
@@ -200,9 +200,9 @@ class StreamSteps(Steps):
         if close is not None:
             close()
 
-    def _read(self, ahead: int) -> None:
+    def _read(self, most_unread: int) -> None:
         """Add up the losses, but for those of so many last steps, up to one that is not finite."""
-        while len(self._unread) > ahead and math.isfinite(self.loss):
+        while len(self._unread) > most_unread and math.isfinite(self.loss):
             assert self._intake is not None
             self.known, size = self._unread.popleft()
             self.loss = self._intake.loss()

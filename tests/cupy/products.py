@@ -8,7 +8,7 @@ import chains
 from chains import Chain, Dense, SquaredLoss, relu, tanh
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.device.cublas import EPILOGUES
-from chains.backends.cupy.source.steps import Fused
+from chains.backends.cupy.source.commands import Fused
 from chains.network import record
 from chains.program.recorder import Recorder
 
@@ -37,7 +37,7 @@ def gradient(net: Chain, dtype=np.float32, *, inputs: bool = False):
 
 
 def kinds(program, **settings) -> list[str]:
-    return [step.kind for step in Compiled(program, **settings).steps if isinstance(step, Fused)]
+    return [step.kind for step in Compiled(program, **settings).commands if isinstance(step, Fused)]
 
 
 def own_program(write):

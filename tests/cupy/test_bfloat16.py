@@ -17,7 +17,7 @@ from chains.backends.cupy.device.cublas import Cublas
 from chains.backends.cupy.device.interface import Gemm
 from chains.backends.cupy.kernels import bfloat16
 from chains.backends.cupy.source.c_source import BFLOAT16
-from chains.backends.cupy.source.steps import Fused, Product, Source
+from chains.backends.cupy.source.commands import Fused, Product, Source
 from chains.program.recorder import Recorder
 from tests.cupy import nvrtc
 from tests.cupy.emulated import EmulatedBackend, EmulatedDevice
@@ -135,7 +135,7 @@ def test_a_factor_that_changes_is_copied_again(large):
 def test_factors_are_copied_once(monkeypatch):
     """A weight once a step, what tanh gives and gets by the kernel that computes it, and no float32 that nobody reads."""
     monkeypatch.setattr(bfloat16, "LARGE", 8)
-    steps = Compiled(HALF_NETS["tanh"].program(SquaredLoss(), chains.SGD(0.1)), half=True).steps
+    steps = Compiled(HALF_NETS["tanh"].program(SquaredLoss(), chains.SGD(0.1)), half=True).commands
     products = [step.product if isinstance(step, Fused) else step for step in steps if isinstance(step, (Fused, Product))]
     half = [step for step in products if step.a.view.dtype == BFLOAT16]
     assert [step.b.view.dtype == BFLOAT16 for step in products] == [step.a.view.dtype == BFLOAT16 for step in products]
@@ -153,7 +153,7 @@ def test_small_batches_and_other_precisions_stay_float32():
     program = net.program(SquaredLoss())
 
     def halves(name, batch):
-        steps = backend(name).on_device.compile(program, batch).steps
+        steps = backend(name).on_device.compile(program, batch).commands
         products = [step.product if isinstance(step, Fused) else step for step in steps if isinstance(step, (Fused, Product))]
         return sum(step.a.view.dtype == BFLOAT16 for step in products)
 

@@ -13,7 +13,7 @@ from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.device import cublas
 from chains.backends.cupy.device.cublas import EPILOGUES, CublasLt
 from chains.backends.cupy.device.interface import Epilogue, Gemm
-from chains.backends.cupy.source.steps import Launch, Product
+from chains.backends.cupy.source.commands import Launch, Product
 from chains.layers import Layer
 from chains.network import record
 from tests.cupy import emulated
@@ -45,7 +45,7 @@ def test_a_forward_pass_needs_no_mask():
 
 def test_a_sum_goes_along_with_what_it_sums():
     """The gradient of a bias behind tanh is summed by the kernel that computes what is summed, before the product."""
-    steps = Compiled(gradient(NETS["mixed"])[0]).steps
+    steps = Compiled(gradient(NETS["mixed"])[0]).commands
     sums = [step for step in steps if isinstance(step, Launch) and step.kernel.name.startswith("sum_") and "'" in step.label]
     assert "0.Dense'" in [step.label for step in sums]
     with_formula = next(step for step in sums if step.label == "0.Dense'" and "r0_0" in step.kernel.text)

@@ -95,7 +95,7 @@ def test_steps_of_many_blocks(short, monkeypatch):
     net, loss = Chain(*MIXED), CrossEntropyLoss()
     program = net.program(loss, CLIPPED["Adam-clipped"], penalty=chains.L2Penalty(0.1), target_shape=())
     made = fused_program(program, tiling_of(program, 31), ROOM["sm_90"])
-    assert (len(made.steps) == 2) == short
+    assert (len(made.commands) == 2) == short
     monkeypatch.setattr(backends, "_loaded", {})
     x, t = np.random.default_rng(1).normal(size=(31, 5)), np.arange(31) % 3
     p = {name: net.init(dtype=np.float64) for name in ("numpy", "one-kernel", "one-kernel-backwards")}
@@ -173,12 +173,12 @@ def test_what_lies_in_shared_memory():
     assert large.chip_bytes <= ROOM["sm_90"]
     assert small.chip_bytes <= ROOM["sm_80"]
     assert {buffer.name for buffer in large._near} - {buffer.name for buffer in small._near} == {"gradient"}
-    assert len(large.steps) == len(small.steps) == 1
+    assert len(large.commands) == len(small.commands) == 1
     assert large.scratch_plan(10).nbytes(10) == 0
     matrix_exp = Chain(Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4)), MSELoss(), Adam(1e-3)
-    assert len(made(*matrix_exp, 200).steps) == 1
+    assert len(made(*matrix_exp, 200).commands) == 1
     many = made(*matrix_exp, 10_000)
-    assert [step.grid(10_000) for step in many.steps] == [(132, 1), (24, 1)]
+    assert [step.grid(10_000) for step in many.commands] == [(132, 1), (24, 1)]
     assert many.chip_bytes < 48 << 10
 
 
@@ -199,7 +199,7 @@ def test_a_switch_forces_either_way():
     images = Chain(chains.Conv(1, 2, 3), input_shape=(1, 8, 8)).program(SquaredLoss())
     for switch, chosen in {None: [True, False, False], True: [True, True, False], False: [False] * 3}.items():
         runner = CupyBackend(emulated.EmulatedDevice(), switch).on_device
-        assert [isinstance(runner.steps(each, 10), FusedProgram) for each in (program, wide, images)] == chosen
+        assert [isinstance(runner.commands(each, 10), FusedProgram) for each in (program, wide, images)] == chosen
 
 
 def test_batch_sizes_share_kernels():

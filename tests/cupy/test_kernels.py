@@ -10,7 +10,7 @@ from chains import Adam, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, t
 from chains.backends import UnsupportedOperationError
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.kernels import convolutions
-from chains.backends.cupy.source.steps import Launch, Product, Source
+from chains.backends.cupy.source.commands import Launch, Product, Source
 from chains.expr import BINARY, COMPARISONS, TERNARY, UNARY, Expr, trace_nodes
 from chains.network import record
 from chains.program.operations import Operation
@@ -124,7 +124,7 @@ def test_reductions_of_many(kind, shape, out, batched, batch):
 def test_a_long_sum_is_split_among_blocks():
     ops = Recorder("sum", np.float32)
     ops.sum(ops.external("out", (), role="output"), ops.external("a", (), role="input", batched=True))
-    steps = [step for step in Compiled(ops.finish()).steps if isinstance(step, Launch)]
+    steps = [step for step in Compiled(ops.finish()).commands if isinstance(step, Launch)]
     assert [step.grid(100) for step in steps] == [(1, 1), None]
     assert [step.grid(1_000_000) for step in steps] == [(1, 489), (1, 1)]
 
@@ -224,7 +224,7 @@ def test_unknown_operations_are_named():
 def test_elementwise_runs_are_one_kernel():
     """A step of Adam on a dense network: what is elementwise goes along with its neighbours."""
     program = Chain(Dense(8, 32, tanh), Dense(32, 4)).program(SquaredLoss(), Adam(1e-3))
-    steps = Compiled(program).steps
+    steps = Compiled(program).commands
     launches = [step for step in steps if isinstance(step, Launch) and step.grid(16) is not None]
     assert len(launches) < sum(operation.name != "matmul" for operation in program.operations)
     assert not any("terms" in buffer.name for step in steps for buffer in step.writes)  # the loss's terms stay in registers

@@ -224,7 +224,7 @@ def test_losses_that_are_not_finite(device, late):
             settings = {"shuffle": False} if data[1] is not None else {}
             with pytest.raises(FloatingPointError, match="loss is nan at step") as caught:
                 trained(p, *data, name, check_finite=False, **settings)
-            assert 5 <= caught.value.history.steps <= 5 + streaming.AHEAD
+            assert 5 <= caught.value.history.steps <= 5 + streaming.MOST_UNREAD
             assert device.to_device.done == device.to_device.asked  # nothing is written behind the caller's back
 
 
@@ -392,14 +392,14 @@ def test_streaming_on_the_gpu(monkeypatch):
     x, t = rng.normal(size=(40_000, 512)).astype(np.float32), rng.normal(size=(40_000, 8)).astype(np.float32)
     net = Chain(Dense(512, 256, tanh), Dense(256, 8))
     results = []
-    for share in (streaming.SHARE, 0.0):
-        monkeypatch.setattr(streaming, "SHARE", share)
+    for share in (streaming.MEMORY_SHARE, 0.0):
+        monkeypatch.setattr(streaming, "MEMORY_SHARE", share)
         p = net.init(device="cuda")
         train(net, p, x, t, SquaredLoss(), Adam(1e-3), epochs=3, batch_size=4096)
         results.append(cupy.asnumpy(p))
     np.testing.assert_array_equal(*results)
     out = np.empty((40_000, 8), np.float32)
-    monkeypatch.setattr(streaming, "SHARE", 0.5)
+    monkeypatch.setattr(streaming, "MEMORY_SHARE", 0.5)
     monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 22)
     net(x, p, out=out)
     assert_close(out, cupy.asnumpy(net(cupy.asarray(x), p)), 1e-5)

@@ -10,7 +10,7 @@ from chains.backends.numpy.backend import NumpyBackend
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native.runtime.shared import pool
+from chains.backends.native.runtime.shared import worker_pool
 from chains.program.view import Buffer, View
 from tests.native.support import native, random_arrays
 
@@ -41,7 +41,7 @@ def fed(runner, program, batch, arrays, sources, order, together=False, make=Non
     if isinstance(runner, NumpyBackend):
         feed(0, values)
     else:
-        pool().ensure(binding.threads)
+        worker_pool().ensure(binding.threads)
         assert feed._run(0, values, together) == len(values)
     return {"values": values, **{name: own[name] for name, b in program.buffers.items() if b.role == "state"}}
 

@@ -256,13 +256,13 @@ def test_threads_give_the_same_bits_whether_or_not_workers_are_to_be_had(taken):
     assert binding.threads == 2
     binding()
     function = backend.function(backend.bind(program, 100, {}), ("p", "x", "t"), ("g",))
-    words = runtime.pool()._words
+    words = runtime.worker_pool()._words
     try:
-        words[workers.POOL.positions["busy"]] = taken
+        words[workers.WORKER_POOL.positions["busy"]] = taken
         value, g = function(p, x, t, None)
-        assert words[workers.POOL.positions["busy"]] == taken
+        assert words[workers.WORKER_POOL.positions["busy"]] == taken
     finally:
-        words[workers.POOL.positions["busy"]] = 0
+        words[workers.WORKER_POOL.positions["busy"]] = 0
     assert value == binding.arrays["value"]
     np.testing.assert_array_equal(g, binding.arrays["g"])
 

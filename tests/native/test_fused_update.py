@@ -72,7 +72,7 @@ def large(program):
     """The shapes of large products' results, and how many maps are done to them, in order; and whether they are kept."""
     plan = plan_of(program, processor())
     assert not any(segment.fused_update for segment in plan.segments)
-    kernels = [step.kernel for step in plan.products]
+    kernels = [step.fused_product for step in plan.products]
     return [(kernel.out.sample_shape, len(kernel.maps), not kernel.transient) for kernel in kernels]
 
 

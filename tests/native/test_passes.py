@@ -242,9 +242,9 @@ def rows_of_no_whole_vectors():
 
 
 def a_kernel_with_maps_of_another():
-    plan = stage(SMALL, "choose kernels")
+    plan = stage(SMALL, "describe products")
     return on_first(
-        plan, lambda step: step.fused and step.kernel, lambda step: replace(step, fused=(), origins=step.origins[:1])
+        plan, lambda step: step.fused and step.fused_product, lambda step: replace(step, fused=(), origins=step.origins[:1])
     )
 
 

@@ -14,11 +14,11 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 from chains.backends.native.backend import NativeBackend
 from chains.backends.native.compiler import compile_program
 from chains.backends.native.feed import row_shares
-from chains.backends.native.kernels import prefetch as ahead
+from chains.backends.native.kernels import prefetch
 from chains.backends.native.llvm.target import processor
-from chains.backends.native.runtime.shared import pool
+from chains.backends.native.runtime.shared import worker_pool
 
-LEFT, NEXT, ROWS, NUMBERS = (ahead.PREFETCH.positions[name] for name in ("left", "next", "rows", "numbers"))
+LEFT, NEXT, ROWS, NUMBERS = (prefetch.PREFETCH.positions[name] for name in ("left", "next", "rows", "numbers"))
 
 
 @pytest.mark.parametrize(("width", "batch"), [(784, 10), (130, 3), (1000, 24)])
@@ -28,18 +28,18 @@ def test_a_step_goes_through_all_the_lines_of_the_next_rows(width, batch):
     for array in binding.arrays.values():
         array[...] = 0
     data, numbers = np.zeros((50, width), np.float32), np.array([7, 49, 0, 3] * 6)[:batch]
-    lines = -(-width * 4 // ahead.LINE)
+    lines = -(-width * 4 // prefetch.LINE)
     words = {"rows": batch, "numbers": numbers.ctypes.data, "data": data.ctypes.data, "nbytes": 4 * width, "lines": lines}
-    ahead.PREFETCH.write(binding.ahead[0], **words)
+    prefetch.PREFETCH.write(binding.prefetch[0], **words)
     runs = 0
-    while binding.ahead[0, ROWS] or binding.ahead[0, LEFT] > 0:
+    while binding.prefetch[0, ROWS] or binding.prefetch[0, LEFT] > 0:
         binding.run()
         runs += 1
         assert runs < 5
     assert runs == 1 or width != 784  # mnist's rows are fetched by the blocks of one step
-    assert binding.ahead[0, NUMBERS] == numbers.ctypes.data + numbers.nbytes
+    assert binding.prefetch[0, NUMBERS] == numbers.ctypes.data + numbers.nbytes
     last = data[numbers[-1]].ctypes.data
-    assert last + 4 * width <= binding.ahead[0, NEXT] < last + 4 * width + ahead.LINE * (ahead.AT_ONCE + 1)
+    assert last + 4 * width <= binding.prefetch[0, NEXT] < last + 4 * width + prefetch.LINE * (prefetch.AT_ONCE + 1)
 
 
 def test_nothing_is_asked_for_where_samples_are_small():
@@ -55,7 +55,7 @@ def test_threads_share_the_lines_of_every_sample():
         assert [nbytes for _, nbytes, _ in found] == [4 * 784] * count
         assert sum(lines for *_, lines in found) == 49
         assert found[0][0] == source.ctypes.data
-        assert all(end == begin + ahead.LINE * lines for (begin, _, lines), (end, *_) in itertools.pairwise(found))
+        assert all(end == begin + prefetch.LINE * lines for (begin, _, lines), (end, *_) in itertools.pairwise(found))
 
 
 def test_each_thread_of_a_team_fetches_its_share(monkeypatch):
@@ -67,13 +67,13 @@ def test_each_thread_of_a_team_fetches_its_share(monkeypatch):
     sources = {"x": rng.random((60, 784), np.float32), "t": rng.random((60, 10), np.float32)}
     order = rng.permutation(60)
     binding = runner.bind(program, 10, {"p": np.zeros(23860, np.float32)})
-    pool().ensure(2)
+    worker_pool().ensure(2)
     feed, values = runner.feed(binding, sources, order), np.zeros(6)
     last = sources["x"][order[-1]].ctypes.data
     for _ in range(1000):  # on a busy machine there is not always a team, nor to the end
-        binding.ahead[:, NEXT] = 0
+        binding.prefetch[:, NEXT] = 0
         assert feed._run(0, values, True) == 6
-        behind = binding.ahead[:, NEXT] - (last + ahead.LINE * np.array([24, 49]))  # where the shares of a sample end
-        if ((behind >= 0) & (behind < ahead.LINE * ahead.AT_ONCE)).all():
+        behind = binding.prefetch[:, NEXT] - (last + prefetch.LINE * np.array([24, 49]))  # where the shares of a sample end
+        if ((behind >= 0) & (behind < prefetch.LINE * prefetch.AT_ONCE)).all():
             return
     raise AssertionError(f"fetched to {behind} bytes behind the shares' ends")

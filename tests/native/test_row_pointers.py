@@ -25,15 +25,15 @@ NETWORKS = {
 }
 
 
-def picked(net, dtype=np.float32, loss=SquaredLoss()):  # noqa: B008 - it has no state
+def indexed(net, dtype=np.float32, loss=SquaredLoss()):  # noqa: B008 - it has no state
     return compile_program(net.program(loss, SGD(0.1), dtype=dtype), processor()).signature.indexed
 
 
-def test_which_samples_are_picked():
-    assert [picked(net) for net in NETWORKS.values()] == ["x"] * 4
-    assert picked(Chain(Dense(100, 21, tanh), Dense(21, 5))) is None  # small samples
-    assert picked(Chain(Dropout(0.1), Dense(300, 5), input_shape=(300,))) is None  # a map reads them
-    assert picked(Chain(Dense(600, 600, tanh), Dense(600, 600))) is None  # a large product reads them
+def test_which_samples_are_read_by_row_pointers():
+    assert [indexed(net) for net in NETWORKS.values()] == ["x"] * 4
+    assert indexed(Chain(Dense(100, 21, tanh), Dense(21, 5))) is None  # small samples
+    assert indexed(Chain(Dropout(0.1), Dense(300, 5), input_shape=(300,))) is None  # a map reads them
+    assert indexed(Chain(Dense(600, 600, tanh), Dense(600, 600))) is None  # a large product reads them
 
 
 def fed(runner, program, batch, arrays, x, t, order, copies=()):

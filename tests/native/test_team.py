@@ -16,15 +16,15 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native import binding as native_module
 from chains.backends.native import feed as native_feed
-from chains.backends.native.runtime.shared import Pool, pool
+from chains.backends.native.runtime.shared import WorkerPool, worker_pool
 from chains.backends.native.runtime.team import DISBANDED
-from chains.backends.native.runtime.workers import POOL
+from chains.backends.native.runtime.workers import WORKER_POOL
 from tests.native import team
 from tests.native.support import INSTRUCTIONS, Fenced, Guarded, assert_equal_results, floats, native
 from tests.native.team import KINDS, SPLIT, TILED, assert_same_bits, fed, problem, program_of, states, training, training_of
 
-MEETINGS = POOL.size  # of the first thread
-BUSY, LATE, TEAM = (POOL.positions[name] for name in ("busy", "late", "team_state"))
+MEETINGS = WORKER_POOL.size  # of the first thread
+BUSY, LATE, TEAM = (WORKER_POOL.positions[name] for name in ("busy", "late", "team_state"))
 
 
 @floats
@@ -123,7 +123,7 @@ def test_teams_stay_within_their_buffers(name, make, many):
 @KINDS
 def test_a_team_comes_together(net, many):
     """On a busy machine not always, and not for all of the steps."""
-    run, words = training_of(net, steps=50), pool()._words
+    run, words = training_of(net, steps=50), worker_pool()._words
     wanted = run(False)
     for _ in range(1000):
         words[MEETINGS] = 0
@@ -134,7 +134,7 @@ def test_a_team_comes_together(net, many):
     raise AssertionError("there never was a team")
 
 
-class Empty(Pool):
+class Empty(WorkerPool):
     """Without workers, until somebody hires them."""
 
     def ensure(self, threads):
@@ -146,7 +146,7 @@ class Empty(Pool):
 
 def with_pool(monkeypatch, pool):
     for place in (native_module, native_feed, team):
-        monkeypatch.setattr(place, "pool", lambda: pool)
+        monkeypatch.setattr(place, "worker_pool", lambda: pool)
     monkeypatch.setattr(native_feed, "PATIENCE", 10)
 
 
@@ -180,7 +180,7 @@ def test_workers_that_never_come_are_not_needed(steps, net, many, monkeypatch):
 
 @KINDS
 def test_a_pool_that_is_busy_is_not_waited_for(net, many):
-    run, words = training_of(net), pool()._words
+    run, words = training_of(net), worker_pool()._words
     wanted = run(True)
     words[MEETINGS] = 0
     words[BUSY] = 1
@@ -195,7 +195,7 @@ def test_a_pool_that_is_busy_is_not_waited_for(net, many):
 @KINDS
 def test_a_team_that_is_late_parts(net, many):
     """The steps that remain are done without it, with the same results; and then there can be one again."""
-    run, words, stop = training_of(net, steps=6000), pool()._words, threading.Event()
+    run, words, stop = training_of(net, steps=6000), worker_pool()._words, threading.Event()
     wanted = run(False)
 
     def disturb():

@@ -15,8 +15,8 @@ from chains import SGD, Chain, Dense, SquaredLoss, tanh
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native.runtime.shared import Pool, pool, runtime
-from chains.backends.native.runtime.workers import POOL
+from chains.backends.native.runtime.shared import WorkerPool, runtime, worker_pool
+from chains.backends.native.runtime.workers import WORKER_POOL
 from tests.native.support import LINUX, native
 
 _TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
@@ -25,18 +25,18 @@ _PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_vo
 
 def wait_for_sleep(made):
     end = time.monotonic() + 60
-    while made._words[POOL.positions["sleepers"]] < made.workers:
+    while made._words[WORKER_POOL.positions["sleepers"]] < made.workers:
         assert time.monotonic() < end
         time.sleep(0.001)
 
 
-kept: list[Pool] = []  # workers go on reading the words of their pool
+kept: list[WorkerPool] = []  # workers go on reading the words of their pool
 
 
 @pytest.fixture
 def sleeping():
     """A pool of its own, and its five workers, which sleep."""
-    made, others = Pool(), set(threading.enumerate())
+    made, others = WorkerPool(), set(threading.enumerate())
     kept.append(made)
     made.ensure(6)
     wait_for_sleep(made)
@@ -67,7 +67,7 @@ def test_a_task_wakes_no_more_workers_than_it_has_parts(sleeping):
 @pytest.fixture
 def one_processor():
     """All threads of the process on one processor, as the system may put them where others are busy."""
-    pool().ensure(2)
+    worker_pool().ensure(2)
     threads = {int(thread): os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")}
     for thread, allowed in threads.items():
         os.sched_setaffinity(thread, {min(allowed)})

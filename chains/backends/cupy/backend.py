@@ -47,10 +47,10 @@ class DeviceBackend(Backend):
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> DeviceBinding:
         device, names = self.device, convolved(program) & arrays.keys()
         aligned = all(device.address(arrays[name]) % ALIGNMENT == 0 for name in names if device.owns(arrays[name]))
-        return DeviceBinding(device, self.steps(program, batch, aligned), batch, arrays, scratch)
+        return DeviceBinding(device, self.commands(program, batch, aligned), batch, arrays, scratch)
 
     def compile(self, program: Program, batch: int = 1, aligned: bool = True) -> Compiled:
-        """The steps of a program and the text of its kernels, made the first time.
+        """The commands of a program and the text of its kernels, made the first time.
 
         Other ones for large batches where these get bfloat16 factors, and without cuDNN for arrays that it cannot take.
         """
@@ -63,8 +63,8 @@ class DeviceBackend(Backend):
                 known[key] = Compiled(program, None, library, epilogues=self.device.epilogues, half=half)
             return known[key]
 
-    def steps(self, program: Program, batch: int, aligned: bool = True) -> Compiled:
-        """The steps to run at a batch size: few kernels that do everything, or those of `compile`."""
+    def commands(self, program: Program, batch: int, aligned: bool = True) -> Compiled:
+        """The commands to run at a batch size: few kernels that do everything, or those of `compile`."""
         compiled = self.compile(program, batch, aligned)
         if self.fused is False:
             return compiled
@@ -84,7 +84,7 @@ class DeviceBackend(Backend):
         return f"{program}\n\n{self.compile(program).text(1)}"
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
-        return self.steps(program, batch).scratch_plan(batch).nbytes(batch)
+        return self.commands(program, batch).scratch_plan(batch).nbytes(batch)
 
     def adopted(self, array: np.ndarray) -> Array:
         return self.device.contiguous(array)

@@ -12,7 +12,7 @@ from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.device.interface import Device, Epilogue, Gemm, Work
 from chains.backends.cupy.kernels.library_convolutions import Convolved
 from chains.backends.cupy.source.c_source import BFLOAT16
-from chains.backends.cupy.source.steps import Command, Fused, Launch, Product
+from chains.backends.cupy.source.commands import Command, Fused, Launch, Product
 from chains.backends.places import Array
 from chains.program.program import Program
 from chains.program.view import Buffer, View, concrete

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from chains.backends.base import Arrays, Backend
 from chains.backends.cupy.binding import DeviceBinding
 from chains.backends.cupy.device.interface import Device
-from chains.backends.cupy.streaming import PLACES, SHARE, Inlet, sent_as
+from chains.backends.cupy.streaming import MEMORY_SHARE, SLOTS, Inlet, sent_as
 from chains.backends.places import Array
 from chains.program.program import Program
 
@@ -35,7 +35,7 @@ def in_pieces(backend: Backend, device: Device, program: Program, batch: int, ar
     size = piece_size(program, batch)
     if not separable(program) or (size == batch and not outwards):
         return False
-    while size > 1 and backend.scratch_bytes(program, size) > SHARE * device.room():
+    while size > 1 and backend.scratch_bytes(program, size) > MEMORY_SHARE * device.room():
         size //= 2
     binding = backend.bind(program, size, {name: array for name, array in arrays.items() if not buffers[name].batched})
     assert isinstance(binding, DeviceBinding)
@@ -81,9 +81,9 @@ class Outlet:
     def __init__(self, device: Device, targets: Arrays, size: int) -> None:
         self._device, self._targets, self._size = device, targets, size
         shapes = {name: ((size, *array.shape[1:]), array.dtype) for name, array in targets.items()}
-        self._places = [{name: device.empty(*kind) for name, kind in shapes.items()} for _ in range(PLACES)]
-        self._pinned = [{name: device.pinned(*kind) for name, kind in shapes.items()} for _ in range(PLACES)]
-        self._ready, self._copied = ([device.event() for _ in range(PLACES)] for _ in range(2))
+        self._places = [{name: device.empty(*kind) for name, kind in shapes.items()} for _ in range(SLOTS)]
+        self._pinned = [{name: device.pinned(*kind) for name, kind in shapes.items()} for _ in range(SLOTS)]
+        self._ready, self._copied = ([device.event() for _ in range(SLOTS)] for _ in range(2))
         self._starts: list[int] = []  # of the parts on their way
         self._sent = 0
 
@@ -91,7 +91,7 @@ class Outlet:
         """Start to copy results into the part that begins at `start`, and store those of the call before."""
         if not self._targets:
             return
-        device, place = self._device, self._sent % PLACES
+        device, place = self._device, self._sent % SLOTS
         device.main.wait(self._copied[place])
         for name, array in self._places[place].items():
             device.assign(array, results[name])
@@ -102,7 +102,7 @@ class Outlet:
         device.to_host.record(self._copied[place])
         self._starts.append(start)
         self._sent += 1
-        if len(self._starts) == PLACES:
+        if len(self._starts) == SLOTS:
             self._store()
 
     def finish(self) -> None:
@@ -111,7 +111,7 @@ class Outlet:
             self._store()
 
     def _store(self) -> None:
-        place = (self._sent - len(self._starts)) % PLACES
+        place = (self._sent - len(self._starts)) % SLOTS
         self._copied[place].wait()
         start = self._starts.pop(0)
         for name, target in self._targets.items():

@@ -1,4 +1,4 @@
-"""A program as steps on a GPU: elementwise operations fused, everything else a kernel or a product of its own."""
+"""A program as commands on a GPU: elementwise operations fused, everything else a kernel or a product of its own."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from chains.backends.cupy.kernels.images import convolve, convolve_input, convol
 from chains.backends.cupy.kernels.indexed import gather, random, scatter_add
 from chains.backends.cupy.kernels.products import prepared, product
 from chains.backends.cupy.source.axes import Space, count, count_text
+from chains.backends.cupy.source.commands import Command, Fused, Pointers, Source, blocks, each_element, untiled
 from chains.backends.cupy.source.fusion import ELEMENTWISE, Run, run_at, run_lines, staged
 from chains.backends.cupy.source.reduction import Temporary, reduction
-from chains.backends.cupy.source.steps import Command, Fused, Pointers, Source, blocks, each_element, untiled
 from chains.program.operations import (
     Convolve,
     ConvolveInput,
@@ -44,7 +44,7 @@ WIDE = 1 << 30  # elements of an array from which on kernels count with 64 bits
 
 
 class Compiled:
-    """The steps of a program, the text of their kernels, and the scratch memory they need; for any batch size.
+    """The commands of a program, the text of their kernels, and the scratch memory they need; for any batch size.
 
     `convolutions` does these where it can; `epilogues`: whether products do what follows them, where they can; `half`: whether
     large ones get bfloat16 factors.
@@ -62,7 +62,7 @@ class Compiled:
         self.program = program
         self.source = source or Source()
         self._library = convolutions
-        self.steps: list[Command] = []
+        self.commands: list[Command] = []
         self._sizes: dict[Buffer, Callable[[int], int]] = {}  # elements of this backend's own scratch buffers
         given = with_epilogues(program.operations) if epilogues else program.operations
         operations = [ready for operation in given for ready in self._prepared(operation)]
@@ -70,20 +70,20 @@ class Compiled:
         self._last: dict[Buffer, int] = {}  # the last operation that touches a buffer
         for position, operation in enumerate(operations):
             self._last |= {view.buffer: position for view in operation.views}
-        self.steps = self._lower(operations, self._needed)
+        self.commands = self._lower(operations, self._needed)
 
     def scratch_plan(self, batch: int) -> ScratchPlan[Buffer]:
         """Where each scratch buffer lies at a batch size. A buffer that lives in registers only has no place."""
         used: dict[Buffer, tuple[int, int]] = {}
-        for position, step in enumerate(self.steps):
-            for buffer in (*step.reads, *step.writes):
+        for position, command in enumerate(self.commands):
+            for buffer in (*command.reads, *command.writes):
                 if buffer.role == "scratch":
                     used[buffer] = (used.get(buffer, (position, position))[0], position)
         return plan_scratch(Lifetime(b, self.elements(b, batch) * b.dtype.itemsize, False, *life) for b, life in used.items())
 
     def at(self, batch: int) -> Iterator[Command]:
         """The launches and products at a batch size."""
-        return untiled(self.steps, batch)
+        return untiled(self.commands, batch)
 
     def elements(self, buffer: Buffer, batch: int) -> int:
         """How many elements a buffer has at a batch size."""
@@ -93,7 +93,7 @@ class Compiled:
 
     def text(self, batch: int) -> str:
         """The text of all kernels; at large batch sizes with numbers of 64 bits."""
-        buffers = {buffer for step in self.steps for buffer in (*step.reads, *step.writes)}
+        buffers = {buffer for command in self.commands for buffer in (*command.reads, *command.writes)}
         return self.source.text(max((self.elements(buffer, batch) for buffer in buffers), default=0) >= WIDE)
 
     # Scratch of the backend's own
@@ -121,20 +121,20 @@ class Compiled:
         return [ready for each in first for ready in staged(each, self._like)]
 
     def _lower(self, operations: Sequence[Operation], stored: Callable[[range], Stored]) -> list[Command]:
-        steps: list[Command] = []
+        commands: list[Command] = []
         start = 0
         while start < len(operations):
             operation, stop = operations[start], start + 1
             if type(operation) not in ELEMENTWISE:
-                steps += self._alone(operation)
+                commands += self._alone(operation)
             else:
                 run, after, stop = run_at(operations, start)
                 if after is not None:
-                    steps += reduction(self.source, after, run, stored(range(start, stop)), self._temporary)
+                    commands += reduction(self.source, after, run, stored(range(start, stop)), self._temporary)
                 else:
-                    steps.append(self._elementwise(run, stored(range(start, stop))))
+                    commands.append(self._elementwise(run, stored(range(start, stop))))
             start = stop
-        return steps
+        return commands
 
     def _needed(self, positions: range) -> Stored:
         """Whether a buffer is needed after the operations at these positions."""
@@ -146,9 +146,9 @@ class Compiled:
         whole = product(operation.product)
         plain = [whole, *after]
         reads, writes = (dict.fromkeys(view.buffer for view in views) for views in (operation.ins, operation.outs))
-        for step in plain:
-            reads |= dict.fromkeys(step.reads)
-            writes |= dict.fromkeys(step.writes)
+        for command in plain:
+            reads |= dict.fromkeys(command.reads)
+            writes |= dict.fromkeys(command.writes)
         touched = tuple(reads), tuple(writes)
         return [Fused(whole, operation.kind, operation.vector, operation.mask, tuple(plain), *touched, operation.label)]
 
@@ -180,7 +180,7 @@ class Compiled:
     def _convolution(self, operation: AnyConvolution, temporary: Temporary) -> list[Command]:
         """The convolution by this backend's own kernels and cuBLAS."""
         if is_product(operation):
-            return Lowering(self.source, operation, temporary).steps()
+            return Lowering(self.source, operation, temporary).commands()
         if isinstance(operation, Convolve):
             return convolve(self.source, operation)
         if isinstance(operation, ConvolveInput):

@@ -17,7 +17,7 @@ from chains.backends.cupy.compiler import WIDE
 from chains.backends.cupy.device.interface import Device, Work
 from chains.backends.cupy.fused.fused import FusedProgram
 from chains.backends.cupy.source.c_source import ctype, readable
-from chains.backends.cupy.source.steps import Launch, Pointers, Source, blocks, each_element
+from chains.backends.cupy.source.commands import Launch, Pointers, Source, blocks, each_element
 from chains.program.view import Buffer
 
 
@@ -25,19 +25,19 @@ class DeviceFeed(Feed):
     """Many steps of a bound program on data in the GPU's memory; no transfer but of the order and of the losses.
 
     Where one block does a step alone, it does all those asked for in one launch. Otherwise each is a graph, and of those asked
-    for at once, steps beyond a loss that is not finite are done too. After `around` steps, if given, the device counts from 0
+    for at once, steps beyond a loss that is not finite are done too. After `cycle` steps, if given, the device counts from 0
     again.
     """
 
     def __init__(
-        self, binding: DeviceBinding, sources: Mapping[str, Any], order: np.ndarray, *, around: int | None = None
+        self, binding: DeviceBinding, sources: Mapping[str, Any], order: np.ndarray, *, cycle: int | None = None
     ) -> None:
         device, batch = binding.device, binding.batch
-        self._binding, self._around = binding, around
+        self._binding, self._cycle = binding, cycle
         self._device = device
         self._order = order
         self._sources = {name: _in_place(device, data, binding.program.buffers[name].dtype) for name, data in sources.items()}
-        steps = len(order) // batch if sources or around else 0
+        steps = len(order) // batch if sources or cycle else 0
         self.own = {
             "order": device.empty((max(1, steps * batch),), np.int64),
             "cursor": device.empty((1,), np.int64),
@@ -107,7 +107,7 @@ class DeviceFeed(Feed):
         binding, arrays = self._binding, self._arrays()
         source = Source()
         before = [_fetch(source, name, data, binding) for name, data in self._sources.items()]
-        after = _count(source, binding, self._around)
+        after = _count(source, binding, self._cycle)
         text, number = _sized(source, arrays.values())
         functions = self._device.compile(text, list(source.kernels.values()))
 
@@ -153,7 +153,7 @@ def _fetch(source: Source, name: str, data: Any, binding: DeviceBinding) -> Laun
     return pointers.launch(source, "fetch", lines, lambda batch: (blocks(batch * width), 1))
 
 
-def _count(source: Source, binding: DeviceBinding, around: int | None) -> Launch:
+def _count(source: Source, binding: DeviceBinding, cycle: int | None) -> Launch:
     """Note the loss, and count the step and the draws of random numbers."""
     pointers, buffers = Pointers(), binding.program.buffers
     value, losses, cursor = (
@@ -162,8 +162,8 @@ def _count(source: Source, binding: DeviceBinding, around: int | None) -> Launch
         pointers(_buffer("cursor", np.int64)),
     )
     body = [f"{losses}[{cursor}[0]] = {value}[0];", f"{cursor}[0] += 1;"]
-    if around is not None:
-        body.append(f"if ({cursor}[0] == {around}) {cursor}[0] = 0;")
+    if cycle is not None:
+        body.append(f"if ({cursor}[0] == {cycle}) {cursor}[0] = 0;")
     if "random" in buffers:
         body.append(f"{pointers(buffers['random'])}[1] += 1;")
     return pointers.launch(source, "count", body, lambda batch: (1, 1), block=(1, 1))

@@ -21,47 +21,47 @@ from chains.backends.cupy.feed import DeviceFeed, exchanged
 from chains.backends.cupy.source.c_source import readable
 from chains.backends.places import Array
 
-PLACES = 2  # for batches: one being copied, one being computed on
-AHEAD = 4  # steps whose losses nobody has read yet, at most
-AROUND = 8  # steps after which the GPU counts from 0 again: a multiple of `PLACES`, more than `AHEAD`
-SHARE = 0.5  # of the GPU's free memory: larger data sets are not copied there whole
+SLOTS = 2  # for batches: one being copied, one being computed on
+MOST_UNREAD = 4  # steps whose losses nobody has read yet, at most
+CYCLE_STEPS = 8  # steps after which the GPU counts from 0 again: a multiple of `SLOTS`, more than `MOST_UNREAD`
+MEMORY_SHARE = 0.5  # of the GPU's free memory: larger data sets are not copied there whole
 
 
 def fit(device: Device, data: Arrays) -> bool:
     """Whether data sets of the host may be copied to the GPU whole."""
-    return sum(array.nbytes for array in data.values() if not device.owns(array)) <= SHARE * device.room()
+    return sum(array.nbytes for array in data.values() if not device.owns(array)) <= MEMORY_SHARE * device.room()
 
 
 class Inlet:
     """Arrays of one shape and type after another, by name, copied to the GPU through pinned memory.
 
-    ``places`` are where they lie there, `PLACES` in turn. For each: `room`, whose arrays are to be filled; `send`; then
+    ``places`` are where they lie there, `SLOTS` in turn. For each: `room`, whose arrays are to be filled; `send`; then
     `take`, before work on them is asked for; `taken`, after it.
     """
 
     def __init__(self, device: Device, kinds: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
         self._device = device
-        self._pinned = [{name: device.pinned(*kind) for name, kind in kinds.items()} for _ in range(PLACES)]
+        self._pinned = [{name: device.pinned(*kind) for name, kind in kinds.items()} for _ in range(SLOTS)]
         # Each name's places are one block, so that a kernel can find them by number.
-        self.blocks = {name: device.empty((PLACES * shape[0], *shape[1:]), dtype) for name, (shape, dtype) in kinds.items()}
+        self.blocks = {name: device.empty((SLOTS * shape[0], *shape[1:]), dtype) for name, (shape, dtype) in kinds.items()}
         self.places = [
-            {name: block[k * len(block) // PLACES : (k + 1) * len(block) // PLACES] for name, block in self.blocks.items()}
-            for k in range(PLACES)
+            {name: block[k * len(block) // SLOTS : (k + 1) * len(block) // SLOTS] for name, block in self.blocks.items()}
+            for k in range(SLOTS)
         ]
-        self._copied, self._free = ([device.event() for _ in range(PLACES)] for _ in range(2))
+        self._copied, self._free = ([device.event() for _ in range(SLOTS)] for _ in range(2))
         for event in self._free:  # this memory may have been used for something else before
             device.main.record(event)
         self.sent = self.done = 0
 
     def room(self) -> dict[str, np.ndarray]:
         """Pinned arrays to fill, once the copies that were made from them are over."""
-        place = self.sent % PLACES
+        place = self.sent % SLOTS
         self._copied[place].wait()
         return self._pinned[place]
 
     def send(self) -> None:
         """Start to copy what was filled in, once the GPU has done with what was there before."""
-        place, queue = self.sent % PLACES, self._device.to_device
+        place, queue = self.sent % SLOTS, self._device.to_device
         queue.wait(self._free[place])
         for name, array in self._pinned[place].items():
             queue.copy(self.places[place][name], array)
@@ -70,13 +70,13 @@ class Inlet:
 
     def take(self) -> dict[str, Array]:
         """Have the main queue wait for the oldest arrays sent."""
-        place = self.done % PLACES
+        place = self.done % SLOTS
         self._device.main.wait(self._copied[place])
         return self.places[place]
 
     def taken(self) -> None:
         """What was asked of the main queue so far is all that is done with these arrays."""
-        self._device.main.record(self._free[self.done % PLACES])
+        self._device.main.record(self._free[self.done % SLOTS])
         self.done += 1
 
     def forget(self) -> None:
@@ -95,20 +95,20 @@ class StreamedStep:
     def __init__(self, binding: DeviceBinding, like: Arrays) -> None:
         device, batch = binding.device, binding.batch
         self._main = device.main
-        self._noted = [device.event() for _ in range(AROUND)]
+        self._noted = [device.event() for _ in range(CYCLE_STEPS)]
         self.inlet = Inlet(device, {name: sent_as(binding, name, array) for name, array in like.items()})
-        order = np.arange(AROUND)[:, None] % PLACES * batch + np.arange(batch)
-        self._step = DeviceFeed(binding, self.inlet.blocks, order.reshape(-1), around=AROUND)
+        order = np.arange(CYCLE_STEPS)[:, None] % SLOTS * batch + np.arange(batch)
+        self._step = DeviceFeed(binding, self.inlet.blocks, order.reshape(-1), cycle=CYCLE_STEPS)
         device.assign(self._step.own["order"], order.reshape(-1))
         device.assign(self._step.own["cursor"], np.zeros(1, np.int64))
-        self._losses = device.pinned((AROUND,), np.float64)
+        self._losses = device.pinned((CYCLE_STEPS,), np.float64)
         ends = (self._losses, self._step.own["losses"])
-        self._ways = [tuple(array[k : k + 1] for array in ends) for k in range(AROUND)]
+        self._ways = [tuple(array[k : k + 1] for array in ends) for k in range(CYCLE_STEPS)]
         self.read = 0  # losses
 
     def start(self) -> None:
         """Start the step on the oldest batch sent, and the way of its loss to the host."""
-        inlet, number = self.inlet, self.inlet.done % AROUND
+        inlet, number = self.inlet, self.inlet.done % CYCLE_STEPS
         inlet.take()
         self._step.one()
         inlet.taken()
@@ -117,13 +117,13 @@ class StreamedStep:
 
     def loss(self) -> float:
         """The first loss that has not been read; waits for its step, and for no other."""
-        number = self.read % AROUND
+        number = self.read % CYCLE_STEPS
         self._noted[number].wait()
         self.read += 1
         return float(self._losses[number])
 
     def finish(self) -> None:
-        """Wait for all steps, and forget losses that nobody has read and batches that were sent ahead."""
+        """Wait for all steps, and forget losses that nobody has read and batches that were sent most_unread."""
         self.inlet.forget()
         self.inlet.finish()
         for event in self._noted:
@@ -165,7 +165,7 @@ class StreamedFeed(Feed):
             steps.start()
             if self._next < self._last:
                 self._send()
-            while read < done - (AHEAD if done < count else 0):
+            while read < done - (MOST_UNREAD if done < count else 0):
                 values[read] = loss = steps.loss()
                 read += 1
                 if not math.isfinite(loss):
@@ -190,7 +190,7 @@ class StreamedFeed(Feed):
 class DeviceIntake(Intake):
     """Batches one by one: a step is done while the next batch is made. Arrays that lie on the GPU are copied there."""
 
-    ahead = AHEAD
+    most_unread = MOST_UNREAD
 
     def __init__(self, binding: DeviceBinding, like: Arrays) -> None:
         self._device, self._own = binding.device, binding.arrays
@@ -216,7 +216,7 @@ class DeviceIntake(Intake):
 class HostIntake(Intake):
     """Batches for parameters in the computer's memory, which are brought up to date at the end."""
 
-    ahead = AHEAD
+    most_unread = MOST_UNREAD
 
     def __init__(self, binding: HostBinding, like: Arrays) -> None:
         self._binding, self._inner = binding, DeviceIntake(binding.inner, like)

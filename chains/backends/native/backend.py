@@ -20,7 +20,7 @@ from chains.backends.native.llvm import cache
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.runtime.epoch import SOURCES
 from chains.backends.native.runtime.fastcall import python_function
-from chains.backends.native.runtime.shared import pool
+from chains.backends.native.runtime.shared import worker_pool
 from chains.backends.native.support import LIMITS, unsupported
 from chains.program.program import Program
 from chains.threads import MOST_THREADS, get_num_threads
@@ -107,7 +107,7 @@ class NativeBackend(Backend):
         if isinstance(binding, FollowingBinding) and binding.work <= QUICK_WORK:
             return following_function(binding, ins, outs)
         if isinstance(binding, NativeBinding) and binding.work <= QUICK_WORK:
-            pool().ensure(binding.threads)
+            worker_pool().ensure(binding.threads)
             return python_function(binding, ins, outs)
         return None
 

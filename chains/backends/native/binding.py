@@ -12,14 +12,14 @@ import numpy as np
 from chains.backends.base import Arrays, Binding, aligned, caller_arrays
 from chains.backends.native.compiled import CompiledProgram
 from chains.backends.native.llvm.words import ARGUMENTS, PREFETCH, ROW_POINTERS, THREAD
-from chains.backends.native.runtime.shared import pool, runtime
+from chains.backends.native.runtime.shared import runtime, worker_pool
 from chains.backends.native.runtime.thread_trial import ThreadTrial
 from chains.processors import processors
 from chains.program.program import Program
 
 TEAM_WORK = 20_000_000  # threads stay together for steps of less work than this, some fifty microseconds
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_NOTHING_AHEAD = PREFETCH.pack()
+_NO_PREFETCH = PREFETCH.pack()
 
 
 class NativeBinding(Binding):
@@ -47,16 +47,16 @@ class NativeBinding(Binding):
             addresses[number] = base + offset
         own = [[addresses[number] for number in signature.sums]]  # the first thread's sums are the results
         own += [[base + offset for offset in sums] for sums in plan.sums]
-        self.ahead = np.zeros((signature.parts, PREFETCH.size), np.int64)  # of tiles, the first thread fetches what is wanted
-        self.picked = ROW_POINTERS.pack()
-        ahead, picked = self.ahead.ctypes.data, self.picked.ctypes.data
+        self.prefetch = np.zeros((signature.parts, PREFETCH.size), np.int64)  # of tiles, the first thread prefetches
+        self.row_pointers = ROW_POINTERS.pack()
+        prefetch, row_pointers = self.prefetch.ctypes.data, self.row_pointers.ctypes.data
         tables = []
         for thread, rows in enumerate(plan.rows):
             tile = min(thread, plan.sharing - 1)
             for number, offset in plan.packed[tile].items():
                 addresses[number] = base + offset
-            fetched = ahead + thread * self.ahead.strides[0] if thread < signature.parts else _NOTHING_AHEAD.ctypes.data
-            tables.append([*addresses, *own[tile], fetched, picked, base + rows])
+            prefetched = prefetch + thread * self.prefetch.strides[0] if thread < signature.parts else _NO_PREFETCH.ctypes.data
+            tables.append([*addresses, *own[tile], prefetched, row_pointers, base + rows])
         self._tables = np.array(tables, np.int64)
         first_table = self._tables.ctypes.data
         self._table_addresses = [first_table + thread * self._tables.strides[0] for thread in range(len(tables))]
@@ -68,7 +68,7 @@ class NativeBinding(Binding):
         head = {"batch": batch, "tile": plan.tile, "threads": plan.threads, "sharing": plan.sharing, "run": self.run_address}
         if plan.threads > 1:
             functions = {name: runtime().address(name) for name in ("parallel", "meet")}
-            head |= {"pool": pool().address, **functions, "member": native.code.address("member")}
+            head |= {"pool": worker_pool().address, **functions, "member": native.code.address("member")}
         words = [ARGUMENTS.pack(**head)]
         for thread in range(plan.threads):
             table = self._table_addresses[min(thread, len(tables) - 1)]
@@ -79,7 +79,7 @@ class NativeBinding(Binding):
 
     def run(self) -> None:
         if self.threads > 1:
-            pool().ensure(self.threads)
+            worker_pool().ensure(self.threads)
         self._call()
 
     def __call__(self) -> None:
@@ -96,7 +96,7 @@ class NativeBinding(Binding):
         finally:
             self._words[position] = before
 
-    def picks(self, sources: Mapping[str, np.ndarray]) -> str | None:
+    def indexed_source(self, sources: Mapping[str, np.ndarray]) -> str | None:
         """The name of the input whose samples can be read where they lie in these data sets."""
         name = self.native.signature.indexed
         source = None if name is None else sources.get(name)

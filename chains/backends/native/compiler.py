@@ -17,7 +17,7 @@ from chains.backends.native.kernels.elementwise import Frame, RowPointers, lower
 from chains.backends.native.kernels.gemm import lower_large
 from chains.backends.native.kernels.outline import Outlines
 from chains.backends.native.kernels.packing import pack
-from chains.backends.native.kernels.prefetch import begin_fetching
+from chains.backends.native.kernels.prefetch import begin_prefetch
 from chains.backends.native.kernels.row_pointers import list_rows
 from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer
 from chains.backends.native.llvm.target import Processor
@@ -131,7 +131,7 @@ class Compiler:
         frame = Frame(f, plan.lanes, plan.processor.registers, base, count, start, bool(plan.laned))
         if own is not None:
             frame.first, frame.whole = (f.compare("ne", flag, integer(0)) for flag in (first, f.arguments[-1]))
-            frame.ahead = self._word(f, plan.prefetch_position)
+            frame.prefetch = self._word(f, plan.prefetch_position)
             if plan.indexed:
                 frame.rows = RowPointers(plan.indexed, self._word(f, plan.rows_position))
         for view in views:
@@ -163,8 +163,8 @@ class Compiler:
         f = frame.f
         _, scratch, *_, thread, threads = f.arguments
         space = f.address(scratch, integer(self.plan.workspace_offset), Type("i8"))
-        assert step.kernel
-        lower_large(frame, step.kernel, space, thread, threads)
+        assert step.fused_product
+        lower_large(frame, step.fused_product, space, thread, threads)
 
     def _share(self, work: Work, frame: Frame) -> None:
         """A thread's part of maps of long vectors."""
@@ -184,12 +184,12 @@ class Compiler:
 
     def _list(self, frame: Frame) -> None:
         """List the rows of a tile. Where products are partitioned, each thread also prefetches a share of the next rows."""
-        f, words = frame.f, self._word(frame.f, self.plan.picks_position)
+        f, words = frame.f, self._word(frame.f, self.plan.row_pointers_position)
         list_rows(frame, self.plan.rows, words)
         if self.plan.parts > 1:
             rows, numbers = (ROW_POINTERS.address(f, words, name) for name in ("next_rows", "next_numbers"))
-            picks = f.compare("ne", f.load(I64, words), integer(0))
-            f.when(picks, lambda: begin_fetching(frame, f.load(I64, rows), f.load(PTR, numbers)))
+            by_pointers = f.compare("ne", f.load(I64, words), integer(0))
+            f.when(by_pointers, lambda: begin_prefetch(frame, f.load(I64, rows), f.load(PTR, numbers)))
 
     def _steps(self, steps: Sequence[PlanStep], frame: Frame) -> None:
         for step in steps:

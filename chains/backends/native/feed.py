@@ -13,7 +13,7 @@ from chains.backends.base import Feed
 from chains.backends.native.binding import NativeBinding
 from chains.backends.native.llvm.words import LINE, PREFETCH, ROW_POINTERS
 from chains.backends.native.runtime.epoch import GATHER, JOB
-from chains.backends.native.runtime.shared import gatherer, pool, runtime
+from chains.backends.native.runtime.shared import gatherer, runtime, worker_pool
 from chains.backends.native.runtime.thread_trial import ThreadTrial
 
 # Threads stay together for so many steps; fewer take less time than workers to wake. The first one begins alone where
@@ -40,8 +40,8 @@ class NativeFeed(Feed):
         self._keep = [dict(sources), order]
         gathers = []
         code = runtime()
-        direct = binding.picks(sources)
-        self._picked = sources[direct].ctypes.data if direct else 0
+        direct = binding.indexed_source(sources)
+        self._indexed_data = sources[direct].ctypes.data if direct else 0
         for name, source in sources.items():
             if name == direct:
                 continue
@@ -52,9 +52,9 @@ class NativeFeed(Feed):
             if name in binding.late:
                 binding.gathers_late()
         self._gathers = np.array(gathers, np.int64)
-        widest = np.zeros((len(binding.ahead), 3), np.int64)  # the samples to ask for ahead
+        widest = np.zeros((len(binding.prefetch), 3), np.int64)  # the samples to prefetch
         if sources:
-            fetchers = len(widest) if direct else 1  # all threads read samples that are picked, the first one gathers
+            fetchers = len(widest) if direct else 1  # all threads read samples by row pointers, the first one gathers
             widest[:fetchers] = row_shares(max(sources.values(), key=lambda source: source[0].nbytes), fetchers)
         self._prefetched = dict(zip(("data", "nbytes", "lines"), widest.T, strict=True))
         value, random = binding.arrays["value"], binding.arrays.get("random")
@@ -68,9 +68,9 @@ class NativeFeed(Feed):
             value=value.ctypes.data,
             value_bytes=value.itemsize,
             random=random.ctypes.data + 8 if random is not None else 0,
-            prefetch=binding.ahead.ctypes.data,
+            prefetch=binding.prefetch.ctypes.data,
             prefetched=binding.batch if sources else 0,
-            row_pointers=binding.picked.ctypes.data,
+            row_pointers=binding.row_pointers.ctypes.data,
             takes_rows=direct is not None,
         )
         self._job_address = self._job.ctypes.data
@@ -80,7 +80,7 @@ class NativeFeed(Feed):
     def __call__(self, first: int, values: np.ndarray) -> int:
         trial = self._thread_trial
         if self._binding.threads > 1:
-            pool().ensure(self._binding.threads)
+            worker_pool().ensure(self._binding.threads)
         if trial is None:
             return self._run(first, values, True)
         steps = trial.trial(len(values))
@@ -97,8 +97,8 @@ class NativeFeed(Feed):
 
     def _run(self, first: int, values: np.ndarray, together: bool) -> int:
         binding, job = self._binding, self._job_address
-        ROW_POINTERS.write(binding.picked, data=self._picked)
-        PREFETCH.write(binding.ahead, **self._prefetched)
+        ROW_POINTERS.write(binding.row_pointers, data=self._indexed_data)
+        PREFETCH.write(binding.prefetch, **self._prefetched)
         order = self._orders + 8 * first * binding.batch
         JOB.write(self._job, order=order, steps=len(values), values=values.ctypes.data)
         if together and binding.stays_together and len(values) >= TEAM_STEPS:

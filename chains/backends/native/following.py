@@ -17,7 +17,7 @@ import numpy as np
 from chains.backends.base import Arrays, Binding, Feed
 from chains.backends.native.binding import CompiledProgram, NativeBinding
 from chains.backends.native.runtime.fastcall import decline_all, move, python_function
-from chains.backends.native.runtime.shared import pool
+from chains.backends.native.runtime.shared import worker_pool
 from chains.program.program import Program
 from chains.threads import follow, get_num_threads, known_num_threads
 
@@ -87,7 +87,7 @@ class FollowingFeed(Feed):
 def following_function(binding: FollowingBinding, ins: Sequence[str], outs: Sequence[str]) -> Callable[..., Any] | None:
     """As `python_function`, of the binding for the present number."""
     bound = binding.present()
-    pool().ensure(bound.threads)
+    worker_pool().ensure(bound.threads)
     function = python_function(bound, ins, outs)
     if function is not None:
         follower = _Follower(binding, bound, function, ins, outs)
@@ -125,7 +125,7 @@ class _Follower:
             return
         bound = self._binding.present()
         if bound is not self._bound:
-            pool().ensure(bound.threads)
+            worker_pool().ensure(bound.threads)
             function: Any = python_function(bound, self._ins, self._outs)
             function.__self__.keep.append(self)
             move(function.__self__, words)

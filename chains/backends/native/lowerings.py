@@ -42,8 +42,8 @@ def lower(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
 
 
 def _matmul(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
-    assert step.kernel
-    lower_matmul(frame, step.kernel)
+    assert step.fused_product
+    lower_matmul(frame, step.fused_product)
 
 
 def _convolve(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:

@@ -1,6 +1,6 @@
 """Formulas as NumPy ufunc calls with ``out=``.
 
-`schedule` decides, for given shapes, in which order and into which arrays the instructions of a formula are
+`sequence_calls` decides, for given shapes, in which order and into which arrays the instructions of a formula are
 written, so that few temporary arrays are needed and no operand is overwritten before its last use.
 """
 
@@ -51,7 +51,7 @@ class Register:
 
 
 @dataclass(frozen=True)
-class Step:
+class FormulaCall:
     """One call: `operation` ("copy", "where" or the name of a ufunc) of `sources` into `target`."""
 
     operation: str
@@ -60,12 +60,12 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Schedule:
-    steps: tuple[Step, ...]
+class CallSequence:
+    calls: tuple[FormulaCall, ...]
     temporaries: tuple[Register, ...]
 
 
-def schedule(
+def sequence_calls(
     formula: Formula,
     dtype: np.dtype[Any],
     ins: Sequence[Shape],
@@ -73,16 +73,16 @@ def schedule(
     conflicts: Sequence[Sequence[str]],
     known: dict[int, Any],
     dying: set[int],
-) -> Schedule:
+) -> CallSequence:
     """Order the calls that compute `formula` over operands of shapes `ins` into results of shape `out`.
 
     `conflicts[k][j]` says whether result k and operand j are "apart", the "same" elements, or in each other's
     way ("across"). `known` are operands that are numbers fixed in advance, `dying` those that may be overwritten.
     """
-    return _Scheduler(formula, dtype, list(ins), out, conflicts, known, dying).run()
+    return _Sequencer(formula, dtype, list(ins), out, conflicts, known, dying).run()
 
 
-class _Scheduler:
+class _Sequencer:
     def __init__(
         self,
         formula: Formula,
@@ -109,20 +109,20 @@ class _Scheduler:
                 self.last_use[operand] = number
         for output in formula.outputs:
             self.last_use[output] = len(self.last_use)
-        self.steps: list[Step] = []
+        self.calls: list[FormulaCall] = []
         self.temporaries: list[Register] = []
         self.free: list[Register] = []
         self.settled: set[int] = set()  # results that lie in their own out
 
-    def run(self) -> Schedule:
+    def run(self) -> CallSequence:
         for number, instruction in enumerate(self.formula.instructions, self.first):
             self._place(number, instruction.operation, instruction.operands, instruction.value)
         self._set_aside()
         for k, output in enumerate(self.formula.outputs):
             target, source = Register("out", k, self.out), self.where[output]
             if source != target and not (source.kind == "in" and self.conflicts[k][source.number] == "same"):
-                self.steps.append(Step("copy", target, (source,)))
-        return Schedule(tuple(self.steps), tuple(self.temporaries))
+                self.calls.append(FormulaCall("copy", target, (source,)))
+        return CallSequence(tuple(self.calls), tuple(self.temporaries))
 
     def _set_aside(self) -> None:
         """Copy the operands that are results and that another result is going to overwrite."""
@@ -132,7 +132,7 @@ class _Scheduler:
             if source.kind == "in" and any(self.conflicts[other][source.number] != "apart" for other in others):
                 register = Register("temp", len(self.temporaries), source.shape)
                 self.temporaries.append(register)
-                self.steps.append(Step("copy", register, (source,)))
+                self.calls.append(FormulaCall("copy", register, (source,)))
                 self.where[output] = register
 
     def _place(self, number: int, operation: str, operands: tuple[int, ...], value: float) -> None:
@@ -154,7 +154,7 @@ class _Scheduler:
         if operation == "where":
             reusable -= set(sources[:2])
         target = self._target(number, operation, sources, shape, boolean, reusable)
-        self.steps.append(Step(operation, target, sources))
+        self.calls.append(FormulaCall(operation, target, sources))
         self.where.append(target)
         for register in {self.where[o] for o in dying}:
             if self._owned(register) and register != target and register not in self.free:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends.base import UnsupportedOperationError, cannot_run
-from chains.backends.numpy.formulas import UFUNCS, Register, scalar_call, schedule
+from chains.backends.numpy.formulas import UFUNCS, Register, scalar_call, sequence_calls
 from chains.backends.numpy.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.numpy.memory import Memory
 from chains.program.operations import (
@@ -89,7 +89,7 @@ def _map(memory: Memory, operation: Map) -> list[Call]:
     known = {j: ins[j] for j, view in enumerate(operation.ins) if view.buffer.name == "inverse_batch"}
     dying = {j for j, view in enumerate(operation.ins) if memory.dies(view, operation)}
     shapes = [array.shape for array in ins]
-    plan = schedule(operation.formula, memory.program.dtype, shapes, outs[0].shape, conflicts, known, dying)
+    sequence = sequence_calls(operation.formula, memory.program.dtype, shapes, outs[0].shape, conflicts, known, dying)
 
     def array(register: Register) -> np.ndarray:
         if register.kind == "const":
@@ -100,24 +100,24 @@ def _map(memory: Memory, operation: Map) -> list[Call]:
         return (ins if register.kind == "in" else outs)[register.number]
 
     calls: list[Call] = []
-    for step in plan.steps:
-        target, sources = array(step.target), [array(source) for source in step.sources]
-        if step.operation == "copy":
+    for call in sequence.calls:
+        target, sources = array(call.target), [array(source) for source in call.sources]
+        if call.operation == "copy":
             calls.append(partial(np.copyto, target, sources[0]))
-        elif step.operation == "where":
+        elif call.operation == "where":
             condition, chosen, other = sources
             if other is not target:
                 calls.append(partial(np.copyto, target, other))
             calls.append(partial(np.copyto, target, chosen, "same_kind", condition))
-        elif step.operation in ("min", "max", "erf"):  # which want `out` by name
-            calls.append(partial(UFUNCS[step.operation], *sources, out=target))
+        elif call.operation in ("min", "max", "erf"):  # which want `out` by name
+            calls.append(partial(UFUNCS[call.operation], *sources, out=target))
         else:
-            calls.append(partial(UFUNCS[step.operation], *sources, target))
+            calls.append(partial(UFUNCS[call.operation], *sources, target))
     return calls
 
 
 def _conflict(memory: Memory, out: View, view: View) -> str:
-    """How writing `out` touches `view`: see `schedule`. NumPy copies an operand whose memory may reach into the result's."""
+    """How writing `out` touches `view`: see `sequence_calls`. NumPy copies an operand whose memory may reach into the result's."""
     if out == view:
         return "same"
     meet = out.buffer is view.buffer and np.may_share_memory(memory.array(out), memory.array(view))

@@ -13,9 +13,9 @@ import numpy as np
 
 from chains.backends.cupy.source.axes import length
 from chains.backends.cupy.source.c_source import ctype
+from chains.backends.cupy.source.commands import Pointers
 from chains.backends.cupy.source.fusion import Run
 from chains.backends.cupy.source.reduction import join
-from chains.backends.cupy.source.steps import Pointers
 from chains.program.alias import meet
 from chains.program.operations import Operation
 from chains.program.view import Batch, Buffer, Extent, View

@@ -10,9 +10,9 @@ from chains.backends.cupy.fused.block_products import Stored, product
 from chains.backends.cupy.kernels.indexed import EACH
 from chains.backends.cupy.source.axes import Space, count, count_text
 from chains.backends.cupy.source.c_source import ctype
+from chains.backends.cupy.source.commands import Pointers
 from chains.backends.cupy.source.fusion import ELEMENTWISE, Run, run_at, run_lines
 from chains.backends.cupy.source.reduction import join, start, step_in_memory
-from chains.backends.cupy.source.steps import Pointers
 from chains.program.operations import Fill, MatMul, Operation, Random, Reduce
 
 
@@ -43,7 +43,7 @@ def elementwise(block: Block, run: Run, stored: Stored) -> None:
     results = []
     for out in dict.fromkeys(run.outs):
         if stored(out.buffer):
-            place = f"{pointers(out.buffer, write=True)}[{space.place(out)}]"
+            place = f"{pointers(out.buffer, write=True)}[{space.index_of(out)}]"
             results.append((ctype(out.dtype), values[out], place))
     body, most = [*space.kept_lines, *lines], count(space.kept, block.tile)
     unit = Unit(count_text(space.kept), most, body, before, results, space.kept_lines)
@@ -63,7 +63,7 @@ def reduce(block: Block, operation: Reduce, run: Run | None, stored: Stored) -> 
         lines, known = run_lines(run, space, pointers, stored, known)
         value = known[a]
     else:
-        lines, value = [], f"{pointers(a.buffer)}[{space.place(a)}]"
+        lines, value = [], f"{pointers(a.buffer)}[{space.index_of(a)}]"
     results, terms = count(space.kept, block.tile), count(space.inner, block.tile)
     parts = min(max(1, THREADS // max(1, results)), -(-terms // TERMS))
     parts = min(parts, TERMS) if parts <= 4 * TERMS else parts  # one more barrier is not worth it
@@ -77,7 +77,7 @@ def reduce(block: Block, operation: Reduce, run: Run | None, stored: Stored) -> 
     ]
 
     def finish(pointers: Pointers) -> list[str]:
-        return [block.result(operation, pointers, space.place(out), "total")]
+        return [block.result(operation, pointers, space.index_of(out), "total")]
 
     if parts == 1:
         body = ["const Index o = i, part = 0;", *space.kept_lines, *adding, *finish(pointers)]
@@ -111,7 +111,7 @@ def random(block: Block, operation: Random) -> None:
         "    if (e < 0 || e >= all) continue;",
         "    const unsigned int bits = (unsigned int)(words[k / 2] >> (k % 2 * 32));",
         *(f"    {line}" for line in space.kept_lines),
-        f"    {into}[{space.place(out)}] = (bits >> 8) * (1.0f / 16777216.0f);",
+        f"    {into}[{space.index_of(out)}] = (bits >> 8) * (1.0f / 16777216.0f);",
         "}",
     ]
     rounds = f"(Index)((begin + all + {EACH - 1}) / {EACH} - begin / {EACH})"

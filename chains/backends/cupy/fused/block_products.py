@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from chains.backends.cupy.fused.block import TERMS, THREADS, Block, Unit, whole
 from chains.backends.cupy.source.axes import aligned_strides, extent_text, offset_text
 from chains.backends.cupy.source.c_source import ctype
+from chains.backends.cupy.source.commands import Pointers
 from chains.backends.cupy.source.fusion import Run, run_lines
-from chains.backends.cupy.source.steps import Pointers
 from chains.program.operations import MatMul
 from chains.program.view import Buffer, Extent, View
 
@@ -27,7 +27,7 @@ LATENCY = 24  # cycles that a step of a thread takes at least, roughly
 class Cell:
     """An element of a matrix, by the variables ``row`` and ``column``."""
 
-    def place(self, view: View) -> str:
+    def index_of(self, view: View) -> str:
         return offset_text(view.offset, list(zip(("row", "column"), aligned_strides(view, 2), strict=True)))
 
 
@@ -161,7 +161,7 @@ def product(block: Block, operation: MatMul, run: Run, stored: Stored) -> None:
 def _ending(block: Block, operation: MatMul, run: Run, stored: Stored, pointers: Pointers) -> tuple[list[str], list[str]]:
     """Statements before the loop, and those that deal with ``total``, the product's element at ``row`` and ``column``."""
     (out,) = operation.outs
-    place = Cell().place(out)
+    place = Cell().index_of(out)
     if not run.operations:
         return [], [block.result(operation, pointers, place, "total")]
     before, known = block.hoisted(run, pointers)

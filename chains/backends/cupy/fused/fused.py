@@ -20,8 +20,8 @@ from chains.backends.cupy.fused.sums import Sums, adding
 from chains.backends.cupy.fused.tiling_policy import LEAST, Tiling, even, samples_each
 from chains.backends.cupy.kernels.products import prepared
 from chains.backends.cupy.source.c_source import ctype
+from chains.backends.cupy.source.commands import Command, Launch, Pointers, Source
 from chains.backends.cupy.source.fusion import staged
-from chains.backends.cupy.source.steps import Command, Launch, Pointers, Source
 from chains.backends.tiling import whole_on_tiles
 from chains.program.operations import MatMul, Operation, users
 from chains.program.program import Program
@@ -68,7 +68,7 @@ class Layout:
 
 
 class FusedProgram(Compiled):
-    """The steps of a program at the batch sizes that are shared out in the same way."""
+    """The commands of a program at the batch sizes that are shared out in the same way."""
 
     def __init__(self, program: Program, tiling: Tiling, room: int) -> None:
         self.tiling = tiling
@@ -107,16 +107,16 @@ class FusedProgram(Compiled):
         self.chip_bytes = layout.nbytes
         self._parts = self._temporary("parts", self.program.dtype, lambda batch: self.blocks(batch) * self._sums.size)
         ticket = self._temporary("ticket", np.dtype(np.int32), lambda batch: 1)
-        steps: list[Command] = [self._kernel(layout, ticket)]
+        commands: list[Command] = [self._kernel(layout, ticket)]
         if self.tiling.alone:
-            return steps
+            return commands
         short = self._sums.size and all(view.sample_size <= SHORT for operation in self._once for view in operation.views)
         if self._sums.size:
             block = Block(1, (), {}) if short and self._once else None
             if block is not None:
                 take(block, self._once, self._stored_by)
-            steps.append(adding(self.source, self._sums, self._parts, ticket, self.blocks, block))
-        return steps if short else [*steps, *self._after()]
+            commands.append(adding(self.source, self._sums, self._parts, ticket, self.blocks, block))
+        return commands if short else [*commands, *self._after()]
 
     def _after(self) -> list[Command]:
         """What is done once, by kernels of its own."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from chains.backends.cupy.fused.block import THREADS, Block, phase_lines, phases
 from chains.backends.cupy.source.c_source import ctype
-from chains.backends.cupy.source.steps import Launch, Pointers, Source
+from chains.backends.cupy.source.commands import Launch, Pointers, Source
 from chains.program.alias import reach
 from chains.program.operations import Operation
 from chains.program.scratch import Lifetime, plan_scratch

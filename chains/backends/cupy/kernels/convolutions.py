@@ -15,8 +15,7 @@ from typing import Any
 
 from chains.backends.cupy.kernels.images import at, covering
 from chains.backends.cupy.source.c_source import ctype, literal
-from chains.backends.cupy.source.reduction import Temporary
-from chains.backends.cupy.source.steps import (
+from chains.backends.cupy.source.commands import (
     Command,
     Kernel,
     Launch,
@@ -28,6 +27,7 @@ from chains.backends.cupy.source.steps import (
     blocks,
     each_element,
 )
+from chains.backends.cupy.source.reduction import Temporary
 from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight
 from chains.program.view import Buffer, View, concrete
 
@@ -75,14 +75,14 @@ class Lowering:
         self.patches = temporary("patches", self.x.dtype, lambda batch: self.entries * self.positions * min(batch, self.most))
         self.rows = temporary("rows", self.x.dtype, lambda batch: self.outputs * self.positions * min(batch, self.most))
 
-    def steps(self) -> list[Command]:
+    def commands(self) -> list[Command]:
         recipe = {Convolve: self._forward, ConvolveInput: self._input, ConvolveWeight: self._weight}[type(self.operation)]()
         buffers = dict.fromkeys(buffer for view in self.operation.ins for buffer in (view.buffer,))
         written = dict.fromkeys([self.operation.outs[0].buffer, self.patches, self.rows])
 
         def make(batch: int) -> list[Command]:
             parts = [Part(start, min(self.most, batch - start)) for start in range(0, batch, self.most)]
-            return [step(part) for part in parts for step in recipe]
+            return [command(part) for part in parts for command in recipe]
 
         return [Tiled(make, tuple(buffers), tuple(written), self.operation.label)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from chains.backends.cupy.source.axes import Space, count, count_text
-from chains.backends.cupy.source.steps import HELPERS, THREADS, Command, Pointers, Source, blocks, each_element
+from chains.backends.cupy.source.commands import HELPERS, THREADS, Command, Pointers, Source, blocks, each_element
 from chains.program.operations import Gather, Random, ScatterAdd
 from chains.program.view import View
 
@@ -39,7 +39,7 @@ def random(source: Source, operation: Random) -> list[Command]:
         f"    const Index e = i * {EACH} + k;",
         "    const unsigned int bits = (unsigned int)(words[k / 2] >> (k % 2 * 32));",
         *(f"    {line}" for line in Space(out.shape, [out], kept="e").kept_lines),
-        f"    {into}[{Space(out.shape, [out], kept='e').place(out)}] = (bits >> 8) * (1.0f / 16777216.0f);",
+        f"    {into}[{Space(out.shape, [out], kept='e').index_of(out)}] = (bits >> 8) * (1.0f / 16777216.0f);",
         "}",
     ]
     body = each_element(f"({count_text(space.kept)} + {EACH - 1}) / {EACH}", body)
@@ -57,9 +57,9 @@ def gather(source: Source, operation: Gather) -> list[Command]:
     into, rows, numbers = pointers(out.buffer, write=True), pointers(table.buffer), pointers(index.buffer)
     body = [
         *space.kept_lines,
-        f"int64 row = (int64){numbers}[{space.place(wide)}];",
+        f"int64 row = (int64){numbers}[{space.index_of(wide)}];",
         f"row = row < 0 ? 0 : row >= {_rows(table)} ? {_rows(table)} - 1 : row;",
-        f"{into}[{space.place(out)}] = {rows}[row * {table.strides[0]} + {space.place(row)}];",
+        f"{into}[{space.index_of(out)}] = {rows}[row * {table.strides[0]} + {space.index_of(row)}];",
     ]
     grid = lambda batch: (blocks(count(space.kept, batch)), 1)  # noqa: E731
     return [pointers.launch(source, "gather", each_element(count_text(space.kept), body), grid, label=operation.label)]
@@ -81,11 +81,11 @@ def scatter_add(source: Source, operation: ScatterAdd) -> list[Command]:
         f"const Index all = {count_text(numbers.kept)};",
         "for (Index n = 0; n < all; ++n) {",
         *(f"    {line}" for line in numbers.kept_lines),
-        f"    int64 row = (int64){which}[{numbers.place(index)}];",
+        f"    int64 row = (int64){which}[{numbers.index_of(index)}];",
         f"    row = row < 0 ? 0 : row >= {_rows(out)} ? {_rows(out)} - 1 : row;",
         "    if (row % gridDim.y != blockIdx.y) continue;",
-        f"    const Index from = {numbers.place(each)};",
-        f"    {into}[row * {out.strides[0]} + {columns.place(target)}] += {what}[from + {columns.place(one)}];",
+        f"    const Index from = {numbers.index_of(each)};",
+        f"    {into}[row * {out.strides[0]} + {columns.index_of(target)}] += {what}[from + {columns.index_of(one)}];",
         "}",
     ]
     body = each_element(count_text(columns.kept), [*columns.kept_lines, *body])

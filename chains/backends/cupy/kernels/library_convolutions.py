@@ -11,8 +11,8 @@ import numpy as np
 from chains.backends.cupy.device.cudnn import ALIGNMENT
 from chains.backends.cupy.device.interface import Convolution, Convolutions
 from chains.backends.cupy.kernels.convolutions import AnyConvolution, parts
+from chains.backends.cupy.source.commands import Command, Tiled, untiled
 from chains.backends.cupy.source.reduction import Temporary
-from chains.backends.cupy.source.steps import Command, Tiled, untiled
 from chains.program.operations import Convolve, ConvolveInput, Copy, Operation
 from chains.program.program import Program
 from chains.program.view import Buffer, View, concrete
@@ -50,7 +50,7 @@ def prepared(operation: AnyConvolution, scratch: Callable[[View], View]) -> list
 def lowered(
     operation: AnyConvolution, library: Convolutions, temporary: Temporary, otherwise: Callable[[Temporary], list[Command]]
 ) -> list[Command]:
-    """The convolution by the library at batch sizes for which it has a plan, at others by the steps of `otherwise`."""
+    """The convolution by the library at batch sizes for which it has a plan, at others by the commands of `otherwise`."""
     views = parts(operation)
     result = 2 if isinstance(operation, Convolve) else 0 if isinstance(operation, ConvolveInput) else 1
     x, w, y = (view.strides for view in views)
@@ -65,11 +65,11 @@ def lowered(
     workspace = temporary("workspace", np.dtype(np.uint8), lambda batch: library.workspace(at(batch)) or 0)
     others = otherwise(unless)
 
-    def steps(batch: int) -> list[Command]:
+    def commands(batch: int) -> list[Command]:
         if library.workspace(at(batch)) is None:
             return list(untiled(others, batch))
         return [Convolved(at(batch), views, workspace, operation.label)]
 
-    reads = dict.fromkeys(buffer for step in others for buffer in step.reads)
-    writes = dict.fromkeys([workspace, *(buffer for step in others for buffer in step.writes)])
-    return [Tiled(steps, tuple(reads), tuple(writes), operation.label)]
+    reads = dict.fromkeys(buffer for command in others for buffer in command.reads)
+    writes = dict.fromkeys([workspace, *(buffer for command in others for buffer in command.writes)])
+    return [Tiled(commands, tuple(reads), tuple(writes), operation.label)]

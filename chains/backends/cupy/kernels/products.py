@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chains.backends.cupy.source.steps import Matrix, Product
+from chains.backends.cupy.source.commands import Matrix, Product
 from chains.expr import trace
 from chains.program.operations import Copy, Map, MatMul, Operation
 from chains.program.view import Extent, View, concrete

@@ -102,7 +102,7 @@ class Space:
         """How far a step along an axis leads in a view."""
         return axis.strides[self._number[view]]
 
-    def place(self, view: View) -> str:
+    def index_of(self, view: View) -> str:
         """The number of the view's element in its buffer, as C."""
         number = self._number[view]
         steps = [axis.strides[number] for axis in (*self.kept, *self.inner)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from chains.backends.cupy.source.c_source import BFLOAT16, converted, ctype, formula_lines, literal
-from chains.backends.cupy.source.steps import Pointers
+from chains.backends.cupy.source.commands import Pointers
 from chains.program.alias import across
 from chains.program.operations import Copy, Fill, Map, Operation, Reduce
 from chains.program.view import Buffer, Shape, View
@@ -102,15 +102,15 @@ def _fill(operation: Fill, load: Load, prefix: str, kind: str) -> Lines:
 ELEMENTWISE: dict[type[Operation], Callable[..., Lines]] = {Map: _map, Copy: _copy, Fill: _fill}
 
 
-class Places(Protocol):
+class Indexing(Protocol):
     """Where elements are, such as a `Space`."""
 
-    def place(self, view: View) -> str:
+    def index_of(self, view: View) -> str:
         """The number of the view's element in its buffer, as C."""
 
 
 def run_lines(
-    run: Run, space: Places, pointers: Pointers, stored: Callable[[Buffer], bool], known: Mapping[View, str] | None = None
+    run: Run, space: Indexing, pointers: Pointers, stored: Callable[[Buffer], bool], known: Mapping[View, str] | None = None
 ) -> tuple[list[str], dict[View, str]]:
     """The statements for one element of `space`, and the variables that hold each view's value.
 
@@ -123,7 +123,7 @@ def run_lines(
     def load(view: View) -> str:
         if view not in known:
             known[view] = name = f"v{len(lines)}"
-            value = converted(f"{pointers(view.buffer)}[{space.place(view)}]", ctype(view.dtype), kind)
+            value = converted(f"{pointers(view.buffer)}[{space.index_of(view)}]", ctype(view.dtype), kind)
             lines.append(f"const {kind} {name} = {value};")
         return known[view]
 
@@ -139,5 +139,5 @@ def run_lines(
     for out, name in results.items():
         if stored(out.buffer):
             value = converted(name, kind, ctype(out.dtype))
-            lines.append(f"{pointers(out.buffer, write=True)}[{space.place(out)}] = {value};")
+            lines.append(f"{pointers(out.buffer, write=True)}[{space.index_of(out)}] = {value};")
     return lines, known

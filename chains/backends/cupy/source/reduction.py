@@ -15,8 +15,8 @@ import numpy as np
 
 from chains.backends.cupy.source.axes import Axis, Space, count, count_text
 from chains.backends.cupy.source.c_source import converted, ctype, literal
+from chains.backends.cupy.source.commands import THREADS, Command, Grid, Pointers, Source
 from chains.backends.cupy.source.fusion import Run, run_lines
-from chains.backends.cupy.source.steps import THREADS, Command, Grid, Pointers, Source
 from chains.program.operations import Reduce
 from chains.program.view import Batch, Buffer, View
 
@@ -65,11 +65,11 @@ def reduction(
         lines, known = run_lines(run, space, pointers, stored)
         value = known[a]
     else:
-        lines, value = [], converted(f"{pointers(a.buffer)}[{space.place(a)}]", ctype(a.dtype), ctype(out.dtype))
-    return reduce_steps(source, operation.kind, space, pointers, lines, value, out, operation.label, temporary, a)
+        lines, value = [], converted(f"{pointers(a.buffer)}[{space.index_of(a)}]", ctype(a.dtype), ctype(out.dtype))
+    return reduce_commands(source, operation.kind, space, pointers, lines, value, out, operation.label, temporary, a)
 
 
-def reduce_steps(
+def reduce_commands(
     source: Source,
     kind: str,
     space: Space,
@@ -89,11 +89,11 @@ def reduce_steps(
     type_ = ctype(out.dtype)
     into = pointers(out.buffer, write=True)
     if not shape.split:
-        finish = [f"{into}[{space.place(out)}] = total;"]
+        finish = [f"{into}[{space.index_of(out)}] = total;"]
     else:
         partial = temporary("partial", out.dtype, lambda batch: shape.parts(batch) * shape.results(batch))
         finish = [
-            f"if (parts == 1) {into}[{space.place(out)}] = total;",
+            f"if (parts == 1) {into}[{space.index_of(out)}] = total;",
             f"else {pointers(partial, write=True)}[blockIdx.y * results + o] = total;",
         ]
     body = [
@@ -118,7 +118,7 @@ def reduce_steps(
         "}",
     ]
     block = (shape.width, shape.depth)
-    steps: list[Command] = [
+    commands: list[Command] = [
         pointers.launch(
             source,
             kind,
@@ -131,8 +131,8 @@ def reduce_steps(
         )
     ]
     if shape.split:
-        steps.append(_second(source, kind, space, shape, partial, out, label))
-    return steps
+        commands.append(_second(source, kind, space, shape, partial, out, label))
+    return commands
 
 
 def _second(source: Source, kind: str, space: Space, first: Shape, partial: Buffer, out: View, label: str) -> Command:
@@ -153,7 +153,7 @@ def _second(source: Source, kind: str, space: Space, first: Shape, partial: Buff
         *_across(kind, type_, shape),
         "if (o < results && threadIdx.y == 0) {",
         *(f"    {line}" for line in space.kept_lines),
-        f"    {into}[{space.place(out)}] = total;",
+        f"    {into}[{space.index_of(out)}] = total;",
         "}",
     ]
 

@@ -40,7 +40,7 @@ class Frame:
     first: Value | None = None  # whether sums over samples begin with these (i1); None where there are no tiles
     whole: Value | None = None  # whether these are the whole batch (i1)
     rows: RowPointers | None = None  # the samples of an input, where they are found by pointers
-    ahead: Value | None = None  # where it says which samples to fetch for the next step (`ahead.py`); None: nowhere
+    prefetch: Value | None = None  # the address of `PREFETCH`, which says what to prefetch; None: nothing
 
     @property
     def shapes(self) -> BlockShapes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chains.backends.native.kernels.elementwise import Frame, evaluate
-from chains.backends.native.kernels.fusion import Kernel, as_rows
+from chains.backends.native.kernels.fusion import FusedProduct, as_rows
 from chains.backends.native.llvm.emit import Type, Value
 from chains.backends.native.llvm.shuffles import repeated
 from chains.program.view import View
@@ -11,7 +11,7 @@ from chains.program.view import View
 
 def store_block(
     frame: Frame,
-    kernel: Kernel,
+    product: FusedProduct,
     row: Value,
     results: list[Value],
     column: Value,
@@ -25,7 +25,7 @@ def store_block(
     A vector holds a part of a row or, where `rows` says how many, whole rows one behind another, as they lie in memory.
     All loads come before all stores: the processor makes loads wait for masked stores to places near theirs.
     """
-    f, out = frame.f, kernel.out
+    f, out = frame.f, product.out
     type = Type(scalar.name, lanes)
     columns = int(out.shape[1])  # type: ignore[arg-type]
     step = lanes if rows is None else rows * columns
@@ -55,15 +55,15 @@ def store_block(
     for r in range(len(results) // len(masks)):
         for c, mask in enumerate(masks):
             result = results[r * len(masks) + c]
-            if kernel.accumulate:
+            if product.accumulate:
                 result = f.binary("fadd", result, f.load(type, element(out, r, c), mask))
             values: dict[View, Value] = {out: result}
-            for fused in kernel.maps:
+            for fused in product.maps:
                 ins = [operand(view, r, c, values) for view in fused.ins]
                 for view, value in zip(fused.outs, evaluate(f, fused.formula, ins, type), strict=True):
                     values[as_rows(view)] = value
             for view, value in values.items():
-                if view != out or not kernel.transient:
+                if view != out or not product.transient:
                     stores.append((value, element(view, r, c), mask))
     for value, pointer, mask in stores:
         f.store(value, pointer, mask)

@@ -12,7 +12,7 @@ from chains.program.view import Batch, View
 
 
 @dataclass(frozen=True)
-class Kernel:
+class FusedProduct:
     """A product ``out = a @ b`` with what is done to its elements before they are stored."""
 
     out: View
@@ -21,14 +21,21 @@ class Kernel:
     accumulate: bool = False
     continued: bool = False  # of a sum over the samples: whether an earlier operation of the tile has begun it
     maps: tuple[Map, ...] = ()  # of a sum over the samples: where a tile is the whole batch
-    transient: bool = False  # whether, after maps, nothing else wants the product itself
+    transient: bool = False  # whether nothing but the maps reads the product itself
     padded: bool = False  # whether b's rows are padded to whole vectors (`pack`)
+
+    @classmethod
+    def of(cls, operation: Operation, maps: Sequence[Map] = ()) -> FusedProduct:
+        """A product of the program, with these maps on its results."""
+        assert isinstance(operation, MatMul)
+        (out,), (a, b) = operation.outs, operation.ins
+        return cls(out, a, b, operation.accumulate, maps=tuple(maps))
 
     @property
     def sums_over_batch(self) -> bool:
         return isinstance(self.a.shape[1], Batch)
 
-    def turned(self, lanes: int) -> Kernel:
+    def turned(self, lanes: int) -> FusedProduct:
         """This sum over the samples, or its transpose where that saves more work than storing it number by number costs."""
         rows, columns = (int(extent) for extent in self.out.shape)  # type: ignore[arg-type]
         by_columns, by_rows = rows * -(-columns // lanes), columns * -(-rows // lanes)
@@ -36,12 +43,6 @@ class Kernel:
             assert not self.maps  # which would have to be turned too
             return replace(self, out=self.out.T, a=self.b.T, b=self.a.T)
         return self
-
-
-def kernel_of(operation: Operation, maps: Sequence[Map]) -> Kernel:
-    assert isinstance(operation, MatMul)
-    (out,), (a, b) = operation.outs, operation.ins
-    return Kernel(out, a, b, operation.accumulate, maps=tuple(maps))
 
 
 def fusible(operation: MatMul, maps: Sequence[Map], candidate: Map, lanes: int) -> bool:
@@ -102,14 +103,14 @@ def _same_rows(view: View, other: View) -> bool:
     return as_rows(view) == as_rows(other)
 
 
-def needs_packing(kernel: Kernel, lanes: int, small_tiles: bool) -> bool:
+def needs_packing(product: FusedProduct, lanes: int, small_tiles: bool) -> bool:
     """Whether b must be copied to rows of whole vectors before the product."""
-    if not isinstance(kernel.out.shape[0], Batch) or kernel.b.batched or kernel.b.strides[1] == 1:
+    if not isinstance(product.out.shape[0], Batch) or product.b.batched or product.b.strides[1] == 1:
         return False
-    return not (small_tiles and is_dots(kernel, lanes))
+    return not (small_tiles and is_dots(product, lanes))
 
 
-def is_dots(kernel: Kernel, lanes: int) -> bool:
+def is_dots(product: FusedProduct, lanes: int) -> bool:
     """Whether the results are sums of products of long contiguous runs."""
-    contiguous = kernel.a.strides[1] == kernel.b.strides[0] == kernel.out.strides[1] == 1
-    return contiguous and kernel.b.strides[1] != 1 and int(kernel.a.shape[1]) >= 16 * lanes  # type: ignore[arg-type]
+    contiguous = product.a.strides[1] == product.b.strides[0] == product.out.strides[1] == 1
+    return contiguous and product.b.strides[1] != 1 and int(product.a.shape[1]) >= 16 * lanes  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from chains.backends.native.kernels.block_shapes import block_shapes
 from chains.backends.native.kernels.elementwise import Frame, horizontal
 from chains.backends.native.kernels.epilogue import store_block
-from chains.backends.native.kernels.fusion import Kernel, as_rows
+from chains.backends.native.kernels.fusion import FusedProduct, as_rows
 from chains.backends.native.llvm.blocking import row_blocks
 from chains.backends.native.llvm.emit import Function, Type, Value, integer, number, real_type
 from chains.backends.native.llvm.shuffles import transposed
@@ -44,11 +44,11 @@ def workspace(lanes: int, itemsize: int, registers: int) -> int:
     return shape.outer(itemsize) * shape.inner + lanes + shape.inner * shape.across
 
 
-def lower_large(frame: Frame, kernel: Kernel, space: Value, thread: Value, threads: Value) -> None:
+def lower_large(frame: Frame, product: FusedProduct, space: Value, thread: Value, threads: Value) -> None:
     """This thread's share of a product and the maps on it; `space` is where it packs."""
-    out, a, b = kernel.out, kernel.a, kernel.b
+    out, a, b = product.out, product.a, product.b
     rows, inner = (frame.extent(extent) for extent in a.shape)
-    views = [out, a, b, *(view for each in kernel.maps for view in each.views)]
+    views = [out, a, b, *(view for each in product.maps for view in each.views)]
     bases = {(view.buffer, view.offset): frame.base(view) for view in views}
     # Strides but 1 are arguments, so that products of different sizes may share their code.
     strides = [integer(stride) for view in (a, b) for stride in view.strides if stride != 1]
@@ -58,7 +58,7 @@ def lower_large(frame: Frame, kernel: Kernel, space: Value, thread: Value, threa
         space, rows, inner, thread, threads, *others = arguments
         own = dict(zip(bases, others[len(strides) :], strict=True))
         inside = replace(frame, f=f, base=lambda view: own[view.buffer, view.offset])
-        _Product(inside, kernel, space, rows, inner, thread, threads, others[: len(strides)]).write()
+        _Product(inside, product, space, rows, inner, thread, threads, others[: len(strides)]).write()
 
     name = frame.f.module.outline("gemm", [argument.type for argument in arguments], write)
     frame.f.line(f"call void @{name}({', '.join(map(str, arguments))})")
@@ -81,7 +81,7 @@ class _Part:
 @dataclass
 class _Product:
     frame: Frame
-    kernel: Kernel
+    product: FusedProduct
     space: Value
     rows: Value
     inner: Value
@@ -90,7 +90,7 @@ class _Product:
     strides: Sequence[Value]  # those of a and b that are not 1
 
     def __post_init__(self) -> None:
-        out, a, b = self.kernel.out, self.kernel.a, self.kernel.b
+        out, a, b = self.product.out, self.product.a, self.product.b
         self.f, self.lanes = self.frame.f, self.frame.lanes
         self.shape = self.frame.shapes.gemm
         self.vectors, self.height = self.shape.vectors, self.shape.rows
@@ -115,8 +115,8 @@ class _Product:
         begin, end = (
             f.binary("sdiv", f.binary("mul", panels, share), self.threads) for share in (self.thread, f.add(self.thread, 1))
         )
-        contiguous = self.kernel.b.strides[1] == 1 or self.kernel.a.strides[1] == self.kernel.b.strides[0] == 1
-        if isinstance(self.kernel.a.shape[0], Batch) and contiguous:
+        contiguous = self.product.b.strides[1] == 1 or self.product.a.strides[1] == self.product.b.strides[0] == 1
+        if isinstance(self.product.a.shape[0], Batch) and contiguous:
             thin = f.compare("sle", self.rows, integer(self.shape.thin_rows))
             f.when(thin, lambda: self._thin(begin, end), lambda: self._thick(begin, end))
         else:
@@ -245,16 +245,16 @@ class _Product:
         sums = f.loop(integer(0), depth, 1, multiply, [number(self.type, 0.0)] * part.size)[1]
 
         def added() -> list[Value]:
-            before = [f.load(self.type, *place) for place in self._places(self.kernel.out, part)]
+            before = [f.load(self.type, *place) for place in self._places(self.product.out, part)]
             return [f.binary("fadd", *pair) for pair in zip(before, sums, strict=True)]
 
-        sums = added() if self.kernel.accumulate else f.choice(first, lambda: sums, added)
-        kernel = replace(self.kernel, accumulate=False)  # what was there has been added
-        if kernel.maps:
-            plain = replace(kernel, maps=(), transient=False)
-            f.when(last, lambda: self._store(kernel, part, sums), lambda: self._store(plain, part, sums))
+        sums = added() if self.product.accumulate else f.choice(first, lambda: sums, added)
+        product = replace(self.product, accumulate=False)  # what was there has been added
+        if product.maps:
+            plain = replace(product, maps=(), transient=False)
+            f.when(last, lambda: self._store(product, part, sums), lambda: self._store(plain, part, sums))
         else:
-            self._store(kernel, part, sums)
+            self._store(product, part, sums)
 
     def _added(self, sums: Sequence[Value], numbers: Sequence[Value], vectors: Sequence[Value]) -> list[Value]:
         """The sums with the products of numbers of a and vectors of b."""
@@ -263,8 +263,8 @@ class _Product:
 
     def _fetch(self, part: _Part, first: Value, last: Value) -> None:
         """Prefetch what is read and written behind the sums."""
-        f, out = self.f, self.kernel.out
-        views = [view for each in self.kernel.maps for view in each.views if view.batched or view.shape == out.shape]
+        f, out = self.f, self.product.out
+        views = [view for each in self.product.maps for view in each.views if view.batched or view.shape == out.shape]
         others = [view for view in dict.fromkeys(map(as_rows, views)) if view != out]
 
         def fetch(views: Sequence[View]) -> None:
@@ -273,7 +273,7 @@ class _Product:
 
         if others:
             f.when(last, lambda: fetch(others))
-        if self.kernel.transient:
+        if self.product.transient:
             f.when(first, lambda: None, lambda: fetch([out]))
         else:
             fetch([out])
@@ -286,14 +286,14 @@ class _Product:
                 offset = self.f.add(row, self.f.add(part.column, c * self.lanes))
                 yield self._at(self.frame.base(view), offset), mask
 
-    def _store(self, kernel: Kernel, part: _Part, sums: list[Value]) -> None:
-        store_block(self.frame, kernel, part.row, sums, part.column, list(part.masks), self.lanes, self.scalar)
+    def _store(self, product: FusedProduct, part: _Part, sums: list[Value]) -> None:
+        store_block(self.frame, product, part.row, sums, part.column, list(part.masks), self.lanes, self.scalar)
 
     # Few rows: nothing is packed
 
     def _thin(self, begin: Value, end: Value) -> None:
         f = self.f
-        if self.kernel.b.strides[1] != 1:
+        if self.product.b.strides[1] != 1:
             last = f.least(f.mul(end, self.width), integer(self.columns))
             self._dots(f.mul(begin, self.width), last)
             return
@@ -316,12 +316,12 @@ class _Product:
             return self._added(sums, [f.load(self.scalar, self._at(x, f.mul(k, along))) for x in rows], vectors)
 
         sums = f.loop(integer(0), self.inner, 1, multiply, [number(self.type, 0.0)] * part.size)[1]
-        self._store(self.kernel, part, sums)
+        self._store(self.product, part, sums)
 
     def _dots(self, begin: Value, end: Value) -> None:
         """Times the transpose of b: each result is the sum of a product of two contiguous runs."""
         f = self.f
-        depth = int(self.kernel.a.shape[1])  # type: ignore[arg-type]
+        depth = int(self.product.a.shape[1])  # type: ignore[arg-type]
         whole = depth // self.lanes * self.lanes
         rest = f.lane_mask(self.lanes, depth - whole)
         sizes = (self.shape.dots, 1)
@@ -340,7 +340,7 @@ class _Product:
             if depth > whole:
                 sums = multiply(integer(whole), sums, rest)
             results = [horizontal(f, each) for each in sums]
-            store_block(self.frame, self.kernel, i, results, n, [None] * width, 1, self.scalar)
+            store_block(self.frame, self.product, i, results, n, [None] * width, 1, self.scalar)
 
         def some(n: Value, width: int) -> None:
             row_blocks(f, integer(0), self.rows, sizes, lambda i, height: block(i, height, n, width))

@@ -18,10 +18,10 @@ from functools import partial
 
 from chains.backends.native.kernels.elementwise import Frame, horizontal
 from chains.backends.native.kernels.epilogue import store_block
-from chains.backends.native.kernels.fusion import Kernel, is_dots
+from chains.backends.native.kernels.fusion import FusedProduct, is_dots
 from chains.backends.native.kernels.matmul_narrow import dots, is_narrow, lower_matmul_narrow
 from chains.backends.native.kernels.matmul_sums import lower_matmul_sums
-from chains.backends.native.kernels.prefetch import fetch_ahead, reads_samples
+from chains.backends.native.kernels.prefetch import prefetch_lines, reads_samples
 from chains.backends.native.llvm.accumulators import accumulators_for, combined
 from chains.backends.native.llvm.blocking import blocks, panels
 from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
@@ -32,27 +32,27 @@ PREFETCH_EVERY = 6  # steps of the inner loop
 UNROLLED = 96  # multiply-adds in one straight run of code, at most
 
 
-def lower_matmul(frame: Frame, kernel: Kernel) -> None:
-    if kernel.sums_over_batch:
-        lower_matmul_sums(frame, kernel)
+def lower_matmul(frame: Frame, product: FusedProduct) -> None:
+    if product.sums_over_batch:
+        lower_matmul_sums(frame, product)
     else:
-        _rows(frame, kernel)
+        _rows(frame, product)
 
 
-def _rows(frame: Frame, kernel: Kernel) -> None:
+def _rows(frame: Frame, product: FusedProduct) -> None:
     """The result a block of rows at a time."""
-    f, out, a = frame.f, kernel.out, kernel.a
+    f, out, a = frame.f, product.out, product.a
     columns, inner = int(out.shape[1]), int(a.shape[1])  # type: ignore[arg-type]
     scalar = real_type(out.dtype)
-    narrow = is_narrow(kernel, frame.lanes)
-    begin = lower_matmul_narrow(frame, kernel) if narrow else integer(0)
-    if columns == 1 and a.strides[1] == 1 and kernel.b.strides[0] == 1 and inner >= frame.lanes:
-        _dots(frame, kernel, begin)
+    narrow = is_narrow(product, frame.lanes)
+    begin = lower_matmul_narrow(frame, product) if narrow else integer(0)
+    if columns == 1 and a.strides[1] == 1 and product.b.strides[0] == 1 and inner >= frame.lanes:
+        _dots(frame, product, begin)
         return
-    if not kernel.padded and is_dots(kernel, frame.lanes):
-        _dot_rows(frame, kernel)
+    if not product.padded and is_dots(product, frame.lanes):
+        _dot_rows(frame, product)
         return
-    lanes = frame.lanes if out.strides[1] == 1 and (kernel.b.strides[1] == 1 or kernel.padded) else 1
+    lanes = frame.lanes if out.strides[1] == 1 and (product.b.strides[1] == 1 or product.padded) else 1
     vectors = -(-columns // lanes)
     height, panel = frame.shapes.matmul.block(vectors)
     if frame.small_tiles:
@@ -68,7 +68,7 @@ def _rows(frame: Frame, kernel: Kernel) -> None:
         for block in dict.fromkeys(max(1, each) for each in (*heights, 1)):
 
             def step(i: Value, _: list[Value], block: int = block) -> list[Value]:
-                _block(frame, kernel, i, block, column, masks, lanes, inner, scalar)
+                _block(frame, product, i, block, column, masks, lanes, inner, scalar)
                 return []
 
             position, _ = f.loop(position, f.add(rows, 1 - block), block, step)
@@ -78,7 +78,7 @@ def _rows(frame: Frame, kernel: Kernel) -> None:
 
 def _block(
     frame: Frame,
-    kernel: Kernel,
+    product: FusedProduct,
     row: Value,
     block: int,
     column: Value,
@@ -88,7 +88,7 @@ def _block(
     scalar: Type,
 ) -> None:
     """`block` rows from `row` on, of a vector of columns for each mask, from `column` on."""
-    f, a, b = frame.f, kernel.a, kernel.b
+    f, a, b = frame.f, product.a, product.b
     type = Type(scalar.name, lanes)
     a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(block)]
     b_base = f.address(frame.base(b), f.mul(column, b.strides[1]), scalar)
@@ -96,7 +96,7 @@ def _block(
     def multiply(k: Value, sums: list[Value]) -> list[Value]:
         b_row = f.address(b_base, f.mul(k, b.strides[0]), scalar)
         weights = [
-            f.load(type, f.address(b_row, integer(c * lanes * b.strides[1]), scalar), None if kernel.padded else mask)
+            f.load(type, f.address(b_row, integer(c * lanes * b.strides[1]), scalar), None if product.padded else mask)
             for c, mask in enumerate(masks)
         ]
         results = []
@@ -122,42 +122,47 @@ def _block(
     if whole == per_step:
         sums = steps(integer(0), start, per_step)
     else:
-        sums = _along(frame, kernel, whole, per_step, lambda k, carried: steps(k, list(carried), per_step), start)
+        sums = _along(frame, product, whole, per_step, lambda k, carried: steps(k, list(carried), per_step), start)
     sums = steps(integer(whole), list(sums), inner - whole)
     results = combined(sums, width, partial(f.binary, "fadd"))
-    store_block(frame, kernel, row, results, column, masks, lanes, scalar)
+    store_block(frame, product, row, results, column, masks, lanes, scalar)
 
 
 def _along(
-    frame: Frame, kernel: Kernel, whole: int, step: int, body: Callable[[Value, list[Value]], list[Value]], sums: list[Value]
+    frame: Frame,
+    product: FusedProduct,
+    whole: int,
+    step: int,
+    body: Callable[[Value, list[Value]], list[Value]],
+    sums: list[Value],
 ) -> list[Value]:
     """The loop along the inner axis. Where the rows are large samples, it prefetches those of the next step now and then."""
     f, end = frame.f, integer(whole)
-    if not reads_samples(kernel.a):
+    if not reads_samples(product.a):
         return f.loop(integer(0), end, step, body, sums)[1]
 
     def piece(begin: Value, carried: list[Value]) -> list[Value]:
-        fetch_ahead(frame)
+        prefetch_lines(frame)
         stop = f.add(begin, PREFETCH_EVERY * step)
         return f.loop(begin, f.least(stop, end), step, body, carried)[1]
 
     return f.loop(integer(0), end, PREFETCH_EVERY * step, piece, sums)[1]
 
 
-def _dots(frame: Frame, kernel: Kernel, begin: Value) -> None:
+def _dots(frame: Frame, product: FusedProduct, begin: Value) -> None:
     """A single column: each element the sum of a product of two contiguous runs."""
 
     def step(i: Value, _: list[Value]) -> list[Value]:
-        result = horizontal(frame.f, dots(frame, kernel, i, 1)[0])
-        store_block(frame, kernel, i, [result], integer(0), [None], 1, real_type(kernel.out.dtype))
+        result = horizontal(frame.f, dots(frame, product, i, 1)[0])
+        store_block(frame, product, i, [result], integer(0), [None], 1, real_type(product.out.dtype))
         return []
 
-    frame.f.loop(begin, frame.extent(kernel.out.shape[0]), 1, step)
+    frame.f.loop(begin, frame.extent(product.out.shape[0]), 1, step)
 
 
-def _dot_rows(frame: Frame, kernel: Kernel) -> None:
+def _dot_rows(frame: Frame, product: FusedProduct) -> None:
     """A vector of columns at a time, which stays in cache while the rows pass by. Lanes run along the inner axis."""
-    f, out, a, b = frame.f, kernel.out, kernel.a, kernel.b
+    f, out, a, b = frame.f, product.out, product.a, product.b
     scalar, lanes = real_type(out.dtype), frame.lanes
     type = Type(scalar.name, lanes)
     columns, inner = int(out.shape[1]), int(a.shape[1])  # type: ignore[arg-type]
@@ -178,7 +183,7 @@ def _dot_rows(frame: Frame, kernel: Kernel) -> None:
                 sums = multiply(integer(whole), sums, f.lane_mask(lanes, inner - whole))
             sums += [number(type, 0.0)] * (lanes - width)
             mask = f.lane_mask(lanes, width)
-            store_block(frame, kernel, i, [sums_of_lanes(f, sums)], column, [mask], lanes, scalar)
+            store_block(frame, product, i, [sums_of_lanes(f, sums)], column, [mask], lanes, scalar)
 
         f.loop(integer(0), frame.extent(out.shape[0]), 1, row)
 

@@ -13,27 +13,27 @@ from functools import partial
 
 from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.kernels.epilogue import store_block
-from chains.backends.native.kernels.fusion import Kernel, as_rows
+from chains.backends.native.kernels.fusion import FusedProduct, as_rows
 from chains.backends.native.llvm.accumulators import combined
 from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
 from chains.backends.native.llvm.shuffles import repeated, shuffled, spread, sums_of_lanes, transposed
 
 
-def is_narrow(kernel: Kernel, lanes: int) -> bool:
+def is_narrow(product: FusedProduct, lanes: int) -> bool:
     """Whether several rows fit in a vector and lie one behind another: of the result, and of all operands of its maps."""
-    columns, inner = int(kernel.out.shape[1]), int(kernel.a.shape[1])  # type: ignore[arg-type]
-    rows = [kernel.out, *(as_rows(view) for fused in kernel.maps for view in fused.views if view.batched)]
+    columns, inner = int(product.out.shape[1]), int(product.a.shape[1])  # type: ignore[arg-type]
+    rows = [product.out, *(as_rows(view) for fused in product.maps for view in fused.views if view.batched)]
     together = all(view.strides[0] == columns for view in rows)
-    if not together or kernel.a.strides[1] != 1 or 2 * _block(columns) > lanes:
+    if not together or product.a.strides[1] != 1 or 2 * _block(columns) > lanes:
         return False
     if columns == 1:
-        return kernel.b.strides[0] == 1 and inner >= lanes
-    return inner >= columns and (kernel.b.strides[1] == 1 or kernel.padded)
+        return product.b.strides[0] == 1 and inner >= lanes
+    return inner >= columns and (product.b.strides[1] == 1 or product.padded)
 
 
-def lower_matmul_narrow(frame: Frame, kernel: Kernel) -> Value:
+def lower_matmul_narrow(frame: Frame, product: FusedProduct) -> Value:
     """Compute all rows but the last few, which do not fill a vector. Returns the first of these."""
-    f, lanes, out = frame.f, frame.lanes, kernel.out
+    f, lanes, out = frame.f, frame.lanes, product.out
     columns = int(out.shape[1])  # type: ignore[arg-type]
     samples = lanes // _block(columns)
     position: Value = integer(0)
@@ -41,14 +41,16 @@ def lower_matmul_narrow(frame: Frame, kernel: Kernel) -> Value:
     for vectors in dict.fromkeys((most, 1)):
 
         def step(row: Value, _: list[Value], vectors: int = vectors) -> None:
-            sums = [sums_of_lanes(f, dots(frame, kernel, row, lanes))] if columns == 1 else _blocks(frame, kernel, row, vectors)
+            sums = (
+                [sums_of_lanes(f, dots(frame, product, row, lanes))] if columns == 1 else _blocks(frame, product, row, vectors)
+            )
             scalar = real_type(out.dtype)
             if (used := samples * columns) < lanes:
                 block = _block(columns)
                 packed = [block * (k // columns) + k % columns if k < used else 0 for k in range(lanes)]
                 sums = [shuffled(f, vector, None, packed) for vector in sums]
             masks = [f.lane_mask(lanes, used)] * vectors
-            store_block(frame, kernel, row, sums, integer(0), masks, lanes, scalar, rows=samples)
+            store_block(frame, product, row, sums, integer(0), masks, lanes, scalar, rows=samples)
 
         rows = samples * vectors
         position, _ = f.loop(position, f.add(frame.extent(out.shape[0]), 1 - rows), rows, step)
@@ -60,11 +62,11 @@ def _block(columns: int) -> int:
     return 1 << (columns - 1).bit_length()
 
 
-def _blocks(frame: Frame, kernel: Kernel, row: Value, vectors: int) -> list[Value]:
+def _blocks(frame: Frame, product: FusedProduct, row: Value, vectors: int) -> list[Value]:
     """So many vectors of results, from `row` on."""
-    f, lanes, a, b = frame.f, frame.lanes, kernel.a, kernel.b
+    f, lanes, a, b = frame.f, frame.lanes, product.a, product.b
     columns, inner = int(b.shape[1]), int(b.shape[0])  # type: ignore[arg-type]
-    scalar = real_type(kernel.out.dtype)
+    scalar = real_type(product.out.dtype)
     type, block = Type(scalar.name, lanes), _block(columns)
     samples = lanes // block
     a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(vectors * samples)]
@@ -77,7 +79,7 @@ def _blocks(frame: Frame, kernel: Kernel, row: Value, vectors: int) -> list[Valu
         sums = list(sums)
         for k in range(used):
             pointer = f.address(frame.base(b), f.mul(f.add(begin, k), b.strides[0]), scalar)
-            weights = f.load(Type(scalar.name, block), pointer, None if kernel.padded else f.lane_mask(block, columns))
+            weights = f.load(Type(scalar.name, block), pointer, None if product.padded else f.lane_mask(block, columns))
             weights = repeated(f, weights, block, lanes)
             for v, tile in enumerate(tiles):
                 at = k % accumulators * vectors + v
@@ -95,11 +97,11 @@ def _blocks(frame: Frame, kernel: Kernel, row: Value, vectors: int) -> list[Valu
     return combined(sums, vectors, partial(f.binary, "fadd"))
 
 
-def dots(frame: Frame, kernel: Kernel, row: Value, rows: int) -> list[Value]:
+def dots(frame: Frame, product: FusedProduct, row: Value, rows: int) -> list[Value]:
     """A product with a single column: for each of some rows, from `row` on, a vector whose lanes add up to the result."""
-    f, lanes, a, b = frame.f, frame.lanes, kernel.a, kernel.b
+    f, lanes, a, b = frame.f, frame.lanes, product.a, product.b
     inner = int(b.shape[0])  # type: ignore[arg-type]
-    scalar = real_type(kernel.out.dtype)
+    scalar = real_type(product.out.dtype)
     type = Type(scalar.name, lanes)
     a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(rows)]
 

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import product as pairs
 
 from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.kernels.epilogue import store_block
-from chains.backends.native.kernels.fusion import Kernel
-from chains.backends.native.kernels.prefetch import fetch_ahead, reads_samples
+from chains.backends.native.kernels.fusion import FusedProduct
+from chains.backends.native.kernels.prefetch import prefetch_lines, reads_samples
 from chains.backends.native.llvm.accumulators import accumulate, accumulators_for
 from chains.backends.native.llvm.blocking import panels
 from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
 from chains.backends.native.llvm.shuffles import interleaved
 
 
-def lower_matmul_sums(frame: Frame, kernel: Kernel) -> None:
+def lower_matmul_sums(frame: Frame, product: FusedProduct) -> None:
     """Blocks of the result, each a sum over the samples of the tile."""
-    kernel = kernel.turned(frame.lanes)
-    frame = replace(frame, first=frame.begins(kernel.accumulate, kernel.continued))
-    rows, columns = (int(extent) for extent in kernel.out.shape)  # type: ignore[arg-type]
+    product = product.turned(frame.lanes)
+    frame = replace(frame, first=frame.begins(product.accumulate, product.continued))
+    rows, columns = (int(extent) for extent in product.out.shape)  # type: ignore[arg-type]
     f = frame.f
-    scalar = real_type(kernel.out.dtype)
-    lanes = frame.lanes if kernel.b.strides[1] == 1 else 1
+    scalar = real_type(product.out.dtype)
+    lanes = frame.lanes if product.b.strides[1] == 1 else 1
     vectors = -(-columns // lanes)
-    ahead = reads_samples(kernel.a)
+    prefetch = reads_samples(product.a)
     height, panel = frame.shapes.matmul_sums.block(vectors)
     height = min(rows, height)
 
@@ -33,22 +33,29 @@ def lower_matmul_sums(frame: Frame, kernel: Kernel) -> None:
         whole = rows // height * height
 
         def step(i: Value, _: list[Value]) -> list[Value]:
-            _sum_block(frame, kernel, i, height, column, masks, lanes, scalar)
-            if ahead:
-                fetch_ahead(frame)
+            _sum_block(frame, product, i, height, column, masks, lanes, scalar)
+            if prefetch:
+                prefetch_lines(frame)
             return []
 
         f.loop(integer(0), integer(whole), height, step)
         if rows > whole:
-            _sum_block(frame, kernel, integer(whole), rows - whole, column, masks, lanes, scalar)
+            _sum_block(frame, product, integer(whole), rows - whole, column, masks, lanes, scalar)
 
     panels(frame.f, columns, lanes, panel, run_panel)
 
 
 def _sum_block(
-    frame: Frame, kernel: Kernel, row: Value, block: int, column: Value, masks: list[Value | None], lanes: int, scalar: Type
+    frame: Frame,
+    product: FusedProduct,
+    row: Value,
+    block: int,
+    column: Value,
+    masks: list[Value | None],
+    lanes: int,
+    scalar: Type,
 ) -> None:
-    f, out, a, b = frame.f, kernel.out, kernel.a, kernel.b
+    f, out, a, b = frame.f, product.out, product.a, product.b
     type = Type(scalar.name, lanes)
 
     def step(s: Value, sums: list[Value]) -> list[Value]:
@@ -79,7 +86,7 @@ def _sum_block(
         if out.shape[0] == block and out.strides == (1, block) and block & (block - 1) == 0:  # all rows of a transpose
             add_interleaved()
             return
-        for r, (c, mask) in product(range(block), enumerate(masks)):
+        for r, (c, mask) in pairs(range(block), enumerate(masks)):
             total = sums[r * len(masks) + c]
             offset = f.add(f.mul(f.add(row, r), out.strides[0]), f.mul(f.add(column, c * lanes), out.strides[1]))
             pointer = f.address(frame.base(out), offset, scalar)
@@ -91,9 +98,9 @@ def _sum_block(
                 x = f.assign(scalar, f"extractelement {total}, i64 {lane}") if lanes > 1 else total
                 _add(frame, x, f.address(pointer, integer(lane * out.strides[1]), scalar), None)
 
-    if kernel.maps:
+    if product.maps:
         assert frame.whole is not None
-        f.when(frame.whole, lambda: store_block(frame, kernel, row, sums, column, masks, lanes, scalar), add_up)
+        f.when(frame.whole, lambda: store_block(frame, product, row, sums, column, masks, lanes, scalar), add_up)
     else:
         add_up()
 

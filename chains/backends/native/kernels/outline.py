@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from chains.backends.native.kernels.elementwise import Frame, RowPointers
-from chains.backends.native.kernels.fusion import Kernel
+from chains.backends.native.kernels.fusion import FusedProduct
 from chains.backends.native.llvm.emit import Function, Value, integer, real_type
 from chains.program.operations import Operation
 from chains.program.view import Buffer, View
@@ -34,7 +34,7 @@ class Likeness:
             return self._of_view(part)
         if isinstance(part, tuple):
             return tuple(map(self._of, part))
-        if isinstance(part, (Operation, Kernel)):
+        if isinstance(part, (Operation, FusedProduct)):
             return type(part), *(self._of(getattr(part, field.name)) for field in fields(part) if field.name != "label")
         return repr(part)  # which tells 0.0 from -0.0
 
@@ -85,7 +85,7 @@ def _arguments(frame: Frame, likeness: Likeness, prototype: Likeness) -> list[Va
 
     Samples that are found by pointers have an offset behind these. It is told as the difference from the prototype's.
     """
-    samples = (frame.count, frame.start, frame.first, frame.whole, frame.ahead)
+    samples = (frame.count, frame.start, frame.first, frame.whole, frame.prefetch)
     values = [*map(frame.base, likeness.first.values()), *(value for value in samples if value is not None)]
     if frame.rows is not None:
         pairs = zip(likeness.first.values(), prototype.first.values(), strict=True)
@@ -107,6 +107,6 @@ def _inside(frame: Frame, f: Function, likeness: Likeness) -> Frame:
         return None if value is None else next(arguments)
 
     count, start = next(arguments), next(arguments)
-    first, whole, ahead = own(frame.first), own(frame.whole), own(frame.ahead)
+    first, whole, prefetch = own(frame.first), own(frame.whole), own(frame.prefetch)
     rows = frame.rows and RowPointers(frame.rows.buffer, next(arguments), next(arguments))
-    return replace(frame, f=f, base=base, count=count, start=start, first=first, whole=whole, ahead=ahead, rows=rows)
+    return replace(frame, f=f, base=base, count=count, start=start, first=first, whole=whole, prefetch=prefetch, rows=rows)

@@ -23,18 +23,18 @@ def reads_samples(view: View) -> bool:
     return view.buffer.role == "input" and view.batched and view.buffer.nbytes >= WORTH
 
 
-def begin_fetching(frame: Frame, rows: Value, numbers: Value) -> None:
-    """Say which samples are wanted next."""
-    f, words = frame.f, frame.ahead
+def begin_prefetch(frame: Frame, rows: Value, numbers: Value) -> None:
+    """Set the samples to prefetch."""
+    f, words = frame.f, frame.prefetch
     assert words is not None
     PREFETCH.store(f, words, "left", integer(0))
     PREFETCH.store(f, words, "rows", rows)
     PREFETCH.store(f, words, "numbers", numbers)
 
 
-def fetch_ahead(frame: Frame) -> None:
-    """Ask for the next few lines, if any are wanted."""
-    f, words = frame.f, frame.ahead
+def prefetch_lines(frame: Frame) -> None:
+    """Prefetch the next few lines, if any are left."""
+    f, words = frame.f, frame.prefetch
     if words is None:
         return
     load, store = partial(PREFETCH.load, f, words), partial(PREFETCH.store, f, words)

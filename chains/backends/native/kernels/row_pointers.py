@@ -16,7 +16,7 @@ from chains.program.operations import MatMul, Operation
 from chains.program.view import Batch, Buffer, View
 
 
-def picked_input(tiled: Iterable[Operation], others: Iterable[Operation]) -> Buffer | None:
+def indexed_input(tiled: Iterable[Operation], others: Iterable[Operation]) -> Buffer | None:
     """The input of which every tile lists its samples; None if there is none."""
     products: dict[Buffer, bool] = {}
     for operation in tiled:

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
-from chains.backends.native.kernels.fusion import Kernel
+from chains.backends.native.kernels.fusion import FusedProduct
 from chains.backends.native.kernels.gemm import is_large
 from chains.backends.native.kernels.outline import Likeness
 from chains.backends.native.llvm.target import Processor
@@ -35,7 +35,7 @@ class PlanStep:
     `fused` are maps that follow it in the program. `update` is an optimiser's step on its results: in a tile it is done
     only where the tile holds the whole batch. `origins` are the positions in the program of the operation and of both
     kinds of maps. `owner` is the thread that does a part of a product, `packed` are weights to copy before the
-    tiles, and `kernel` says what a product has to do. A step is `continued` where it adds to a sum over the samples that an
+    tiles, and `fused_product` describes a product with its maps. A step is `continued` where it adds to a sum over the samples that an
     earlier step of its tile has begun. `likeness` says what its code has in common with that of other steps, where
     it is written once for all of these; `packing_likeness` says so of the code that copies its weights.
     """
@@ -47,7 +47,7 @@ class PlanStep:
     owner: int | None = None
     continued: bool = False
     packed: PackedWeights | None = None
-    kernel: Kernel | None = None
+    fused_product: FusedProduct | None = None
     likeness: Likeness | None = None
     packing_likeness: Likeness | None = None
 
@@ -219,7 +219,7 @@ class ExecutionPlan:
         return len(self.table) + len(self.summed)
 
     @property
-    def picks_position(self) -> int:
+    def row_pointers_position(self) -> int:
         return self.prefetch_position + 1
 
     @property

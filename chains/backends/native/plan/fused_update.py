@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from chains.backends.native.kernels.fusion import kernel_of
+from chains.backends.native.kernels.fusion import FusedProduct
 from chains.backends.native.plan.execution_plan import ExecutionPlan, FusedUpdate, PlanStep, Segment
 from chains.backends.native.plan.segments import SHARED_ELEMENTS, Work, divided, works_of
 from chains.program.alias import conflict, meet
@@ -189,8 +189,8 @@ def _reads(step: PlanStep) -> list[View]:
 
 def _as_it_is(product: PlanStep, lanes: int) -> bool:
     """Whether a product is computed as it is, not as its transpose."""
-    kernel = kernel_of(product.operation, ())
-    return kernel.turned(lanes) is kernel
+    fused = FusedProduct.of(product.operation)
+    return fused.turned(lanes) is fused
 
 
 def left_over(rest: Sequence[tuple[int, int]], steps: Sequence[PlanStep]) -> tuple[PlanStep, ...]:

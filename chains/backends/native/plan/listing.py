@@ -89,10 +89,9 @@ def _step(step: PlanStep) -> Iterator[str]:
     yield from (f"      update {each}" for each in step.update)
     if step.packed:
         yield f"      reads {step.packed.copy.text}, in rows of {step.packed.copy.strides[0]}"
-    if step.kernel:
-        yield f"      kernel {_place(step.kernel.out)} from {_place(step.kernel.a)} and {_place(step.kernel.b)}" + (
-            ", not stored" if step.kernel.transient else ""
-        )
+    if product := step.fused_product:
+        stored = ", not stored" if product.transient else ""
+        yield f"      product {_place(product.out)} from {_place(product.a)} and {_place(product.b)}{stored}"
     if step.continued:
         yield "      adds to a sum that this tile has begun"
     if step.likeness:

@@ -28,7 +28,7 @@ def outline_alike(plan: ExecutionPlan) -> ExecutionPlan:
     def described(step: PlanStep) -> PlanStep:
         if not isinstance(step.operation, OUTLINED):
             return step
-        likeness = Likeness(known, step.kernel or step.operation, step.continued)
+        likeness = Likeness(known, step.fused_product or step.operation, step.continued)
         packing = Likeness(known, *step.packed) if step.packed else None
         return replace(step, likeness=likeness, packing_likeness=packing)
 

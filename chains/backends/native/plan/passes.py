@@ -14,7 +14,7 @@ from chains.backends.native.plan.padding import pad_rows
 from chains.backends.native.plan.row_partition import partition_rows
 from chains.backends.native.plan.segments import cut_into_segments
 from chains.backends.native.plan.tiles import list_buffers, place_tile_scratch, point_to_rows
-from chains.backends.native.plan.weights import choose_kernels, pack_weights
+from chains.backends.native.plan.weights import describe_products, pack_weights
 from chains.program.program import Program
 
 Pass = Callable[[ExecutionPlan], ExecutionPlan]
@@ -27,7 +27,7 @@ PASSES: tuple[Pass, ...] = (
     cut_into_segments,
     pack_weights,
     fuse_update_into_tiles,
-    choose_kernels,
+    describe_products,
     list_buffers,
     list_sums,
     place_barriers,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from chains.backends.native.kernels import winograd
 from chains.backends.native.kernels.gemm import workspace
-from chains.backends.native.kernels.row_pointers import picked_input
+from chains.backends.native.kernels.row_pointers import indexed_input
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.program.operations import MatMul
 from chains.program.scratch import Lifetime, plan_scratch
@@ -69,4 +69,4 @@ def point_to_rows(plan: ExecutionPlan) -> ExecutionPlan:
         return plan
     tiled = [o for segment in plan.segments for step in segment.tiled_steps for o in step.operations]
     others = [operation for step in plan.products for operation in step.operations]
-    return replace(plan, indexed=picked_input(tiled, others))
+    return replace(plan, indexed=indexed_input(tiled, others))

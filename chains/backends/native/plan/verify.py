@@ -107,7 +107,12 @@ def views_lie_within_their_buffers(plan: ExecutionPlan) -> Problems:
     steps = [*plan.steps, *(step for segment in plan.segments for step in segment.steps)]
     views = [view for step in steps for operation in step.operations for view in operation.views]
     views += [view for step in steps for view in step.packed or ()]
-    views += [view for step in steps if step.kernel for view in (step.kernel.out, step.kernel.a, step.kernel.b)]
+    views += [
+        view
+        for step in steps
+        if step.fused_product
+        for view in (step.fused_product.out, step.fused_product.a, step.fused_product.b)
+    ]
     for view in dict.fromkeys(views):
         samples = plan.lanes if view.buffer in plan.laned else 1
         axes = list(zip(view.shape, view.strides, strict=True))
@@ -239,20 +244,20 @@ def packed_weights_fit(plan: ExecutionPlan) -> Problems:
             yield f"`{copy.text}` has rows of {rows}, which are no whole vectors of {plan.lanes}"
 
 
-def kernels_are_those_of_their_products(plan: ExecutionPlan) -> Problems:
+def products_are_described_as_they_are(plan: ExecutionPlan) -> Problems:
     steps = [step for segment in plan.segments for step in segment.steps]
-    for step in steps if any(step.kernel for step in steps) else ():
-        operation, kernel = step.operation, step.kernel
-        if not isinstance(operation, MatMul) or not kernel:
-            if kernel or isinstance(operation, MatMul):
-                yield f"`{operation}` has {'a' if kernel else 'no'} kernel"
+    for step in steps if any(step.fused_product for step in steps) else ():
+        operation, product = step.operation, step.fused_product
+        if not isinstance(operation, MatMul) or not product:
+            if product or isinstance(operation, MatMul):
+                yield f"`{operation}` has {'a' if product else 'no'} description as a product"
             continue
         weights = step.packed.copy if step.packed else operation.ins[1]
-        found = kernel.out, kernel.a, kernel.b, kernel.maps
-        flags = kernel.accumulate, kernel.continued, kernel.transient, kernel.padded
+        found = product.out, product.a, product.b, product.maps
+        flags = product.accumulate, product.continued, product.transient, product.padded
         wanted = operation.outs[0], operation.ins[0], weights, (*step.fused, *step.update)
         if found != wanted or flags != (operation.accumulate, step.continued, bool(step.update), bool(step.packed)):
-            yield f"`{operation}` is given the kernel {kernel}"
+            yield f"`{operation}` is described as {product}"
 
 
 def sums_are_listed(plan: ExecutionPlan) -> Problems:
@@ -369,7 +374,7 @@ CHECKS: tuple[Callable[[ExecutionPlan], Problems], ...] = (
     results_are_complete,
     owners_are_threads,
     packed_weights_fit,
-    kernels_are_those_of_their_products,
+    products_are_described_as_they_are,
     sums_are_listed,
     barriers_keep_threads_apart,
     tables_hold_all_buffers,

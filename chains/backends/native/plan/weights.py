@@ -1,11 +1,11 @@
-"""What each product has to do, and which weights are packed: copied in the order in which their kernel reads them."""
+"""Which maps each product takes along, and which weights are packed: copied in the order in which their kernel reads them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from chains.backends.native.kernels import winograd
-from chains.backends.native.kernels.fusion import kernel_of, needs_packing
+from chains.backends.native.kernels.fusion import FusedProduct, needs_packing
 from chains.backends.native.kernels.packing import packed_columns
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PackedWeights, PlanStep
 from chains.program.operations import Convolve, ConvolveInput, MatMul
@@ -18,10 +18,10 @@ def pack_weights(plan: ExecutionPlan) -> ExecutionPlan:
     def packed(step: PlanStep) -> PlanStep:
         operation = step.operation
         if isinstance(operation, MatMul):
-            kernel = kernel_of(operation, ())
-            if needs_packing(kernel, plan.lanes, bool(plan.laned)):
-                rows: Shape = (kernel.b.shape[0], packed_columns(kernel.b, plan.lanes))
-                return replace(step, packed=_copied(kernel.b, rows, kernel.b.shape))
+            product = FusedProduct.of(operation)
+            if needs_packing(product, plan.lanes, bool(plan.laned)):
+                rows: Shape = (product.b.shape[0], packed_columns(product.b, plan.lanes))
+                return replace(step, packed=_copied(product.b, rows, product.b.shape))
         elif winograd.suits(operation):
             size = (winograd.packed_size(operation),)
             return replace(step, packed=_copied(operation.ins[1], size, size))
@@ -39,17 +39,17 @@ def _copied(source: View, shape: Shape, used: Shape) -> PackedWeights:
     return PackedWeights(source, copy)
 
 
-def choose_kernels(plan: ExecutionPlan) -> ExecutionPlan:
-    """Say what each product has to do.
+def describe_products(plan: ExecutionPlan) -> ExecutionPlan:
+    """Say of each product what is done to its results, and which weights it reads.
 
     Raises UnsupportedOperationError for one that no kernel can do.
     """
 
-    def chosen(step: PlanStep) -> PlanStep:
+    def described(step: PlanStep) -> PlanStep:
         if not isinstance(step.operation, MatMul):
             return step
-        kernel = kernel_of(step.operation, (*step.fused, *step.update))
-        kernel = replace(kernel, continued=step.continued, transient=bool(step.update))
-        return replace(step, kernel=replace(kernel, b=step.packed.copy, padded=True) if step.packed else kernel)
+        product = FusedProduct.of(step.operation, (*step.fused, *step.update))
+        product = replace(product, continued=step.continued, transient=bool(step.update))
+        return replace(step, fused_product=replace(product, b=step.packed.copy, padded=True) if step.packed else product)
 
-    return plan.changed(chosen)
+    return plan.changed(described)

@@ -15,7 +15,7 @@ from chains.backends.native.llvm.target import processor
 from chains.backends.native.runtime import team as team_code
 from chains.backends.native.runtime import workers
 from chains.backends.native.runtime.epoch import SOURCES, STEPS, gather
-from chains.backends.native.runtime.workers import CLOSED, POOL, POOL_WORDS
+from chains.backends.native.runtime.workers import CLOSED, WORKER_POOL, WORKER_POOL_WORDS
 
 _gatherers: list[Code] = []  # machine code lives as long as these
 _making = {"once": threading.Lock()}
@@ -49,11 +49,11 @@ def _gatherer(source: np.dtype[Any], target: np.dtype[Any]) -> int:
     return code.address(name)
 
 
-class Pool:
+class WorkerPool:
     """Worker threads."""
 
     def __init__(self) -> None:
-        self._words = np.zeros(POOL_WORDS, np.int64)
+        self._words = np.zeros(WORKER_POOL_WORDS, np.int64)
         self._reset()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._reset)
@@ -61,7 +61,7 @@ class Pool:
     def _reset(self) -> None:
         """Begin without workers: a forked process has the memory but not the threads."""
         self._words[:] = 0
-        POOL.write(self._words, claim=CLOSED)
+        WORKER_POOL.write(self._words, claim=CLOSED)
         self._starting = threading.Lock()
         self.workers = 0
 
@@ -82,11 +82,11 @@ class Pool:
 
 
 @cache
-def _pool() -> Pool:
-    return Pool()
+def _worker_pool() -> WorkerPool:
+    return WorkerPool()
 
 
-def pool() -> Pool:
+def worker_pool() -> WorkerPool:
     """The workers of this process."""
     with _making["once"]:
-        return _pool()
+        return _worker_pool()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from chains.backends.native.llvm.words import ARGUMENTS
 from chains.backends.native.runtime.epoch import JOB
-from chains.backends.native.runtime.workers import CLOSED, MEMBER, PAUSE, POOL
+from chains.backends.native.runtime.workers import CLOSED, MEMBER, PAUSE, WORKER_POOL
 
 GATHERING, OPEN, DISBANDED = 0, 1, 2  # states of a team
 LATE_PAUSES = 20_000  # of a meeting, a quarter of a millisecond: longer than any part of a step
@@ -19,8 +19,8 @@ LATE_PAUSES = 20_000  # of a meeting, a quarter of a millisecond: longer than an
 TEXT = f"""
 define void @meet(ptr %pool, i64 %thread, i64 %threads) {{
 entry:
-{POOL.address_text("pool", "late")}
-  %meetings = getelementptr i64, ptr %pool, i64 {POOL.size}
+{WORKER_POOL.address_text("pool", "late")}
+  %meetings = getelementptr i64, ptr %pool, i64 {WORKER_POOL.size}
   %place = mul i64 %thread, {MEMBER.size}
   %mine = getelementptr i64, ptr %meetings, i64 %place
   %before = load atomic i64, ptr %mine monotonic, align 8
@@ -64,7 +64,7 @@ define void @serve(ptr %words, i64 %part) {{
 entry:
   %thread = add i64 %part, 1
 {ARGUMENTS.load_text("words", "pool", "threads", "member")}
-{POOL.address_text("pool", "team_state", "joined")}
+{WORKER_POOL.address_text("pool", "team_state", "joined")}
   %joined = atomicrmw add ptr %at_joined, i64 1 release
   br label %wait
 wait:
@@ -91,14 +91,14 @@ end:
 ; where another caller has the workers.
 define i64 @form(ptr %pool, ptr %words, i64 %patience) {{
 entry:
-{POOL.address_text("pool", "busy", "team_state", "late", "joined")}
+{WORKER_POOL.address_text("pool", "busy", "team_state", "late", "joined")}
   %busy = atomicrmw xchg ptr %at_busy, i64 1 acquire
   %free = icmp eq i64 %busy, 0
   br i1 %free, label %begin, label %none
 begin:
 {ARGUMENTS.load_text("words", "threads")}
   %workers = sub i64 %threads, 1
-  %meetings = getelementptr i64, ptr %pool, i64 {POOL.size}
+  %meetings = getelementptr i64, ptr %pool, i64 {WORKER_POOL.size}
   br label %clear
 clear:
   %k = phi i64 [0, %begin], [%k1, %clear]
@@ -136,7 +136,7 @@ none:
 ; Sends away the workers that have come.
 define internal void @dismiss(ptr %pool) {{
 entry:
-{POOL.address_text("pool", "claim", "team_state", "busy")}
+{WORKER_POOL.address_text("pool", "claim", "team_state", "busy")}
   %last = atomicrmw or ptr %at_claim, i64 {CLOSED} seq_cst
   %claimed = and i64 %last, {CLOSED}
   store atomic i64 {DISBANDED}, ptr %at_team_state release, align 8
@@ -147,7 +147,7 @@ entry:
 
 define internal void @disband(ptr %pool, ptr %words) {{
 entry:
-{POOL.address_text("pool", "team_state", "busy")}
+{WORKER_POOL.address_text("pool", "team_state", "busy")}
 {ARGUMENTS.address_text("words", "team")}
   store i64 0, ptr %at_team, align 8
 {ARGUMENTS.load_text("words", "threads")}
@@ -163,7 +163,7 @@ entry:
 define void @lead(ptr %words) {{
 entry:
 {ARGUMENTS.load_text("words", "team", "pool", "threads", "run", "member")}
-{POOL.address_text("pool", "joined", "team_state", "late")}
+{WORKER_POOL.address_text("pool", "joined", "team_state", "late")}
   %open = icmp sgt i64 %team, 0
   br i1 %open, label %together, label %closed
 closed:

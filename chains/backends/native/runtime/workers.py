@@ -18,7 +18,7 @@ import sys
 from chains.backends.native.llvm.struct import Struct
 from chains.threads import MOST_THREADS
 
-POOL = Struct(
+WORKER_POOL = Struct(
     {
         "generation": "i64",
         "task": "ptr",
@@ -34,7 +34,7 @@ POOL = Struct(
     padded=True,
 )
 MEMBER = Struct({"meetings": "i64"}, padded=True)  # of each thread of a team, behind the pool: how often it has come to meet
-POOL_WORDS = POOL.size + MOST_THREADS * MEMBER.size
+WORKER_POOL_WORDS = WORKER_POOL.size + MOST_THREADS * MEMBER.size
 CLOSED = 0xFFFF  # no part is to be had
 # Pauses (13 ns each on the machine that docs/performance.md names) of a worker before it sleeps, of any thread before it first
 # lets others run, and between this and the next time.
@@ -79,7 +79,7 @@ end:
 
 define internal void @claim_parts(ptr %pool) {{
 entry:
-{POOL.address_text("pool", "claim", "task", "words", "parts", "finished")}
+{WORKER_POOL.address_text("pool", "claim", "task", "words", "parts", "finished")}
   br label %look
 look:
   %claim = load atomic i64, ptr %at_claim acquire, align 8
@@ -104,7 +104,7 @@ end:
 
 define void @worker(ptr %pool) {{
 entry:
-{POOL.address_text("pool", "sleepers")}
+{WORKER_POOL.address_text("pool", "sleepers")}
   br label %wait
 wait:
   %seen = phi i64 [0, %entry], [%now, %woke]
@@ -141,7 +141,7 @@ woke:
 
 define void @parallel(ptr %pool, ptr %function, ptr %words, i64 %parts) {{
 entry:
-{POOL.address_text("pool", "busy")}
+{WORKER_POOL.address_text("pool", "busy")}
   %busy = atomicrmw xchg ptr %at_busy, i64 1 acquire
   %free = icmp eq i64 %busy, 0
   br i1 %free, label %together, label %alone
@@ -174,7 +174,7 @@ end:
 
 define internal void @publish(ptr %pool, ptr %function, ptr %words, i64 %parts) {{
 entry:
-{POOL.address_text("pool", "claim", "task", "words", "parts", "finished", "sleepers")}
+{WORKER_POOL.address_text("pool", "claim", "task", "words", "parts", "finished", "sleepers")}
   %before = load atomic i64, ptr %pool monotonic, align 8
   %now = add i64 %before, 1
   %number = shl i64 %now, 16
@@ -199,7 +199,7 @@ end:
 
 define internal void @await(ptr %pool, i64 %parts) {{
 entry:
-{POOL.address_text("pool", "finished")}
+{WORKER_POOL.address_text("pool", "finished")}
   br label %poll
 poll:
   %w = phi i64 [0, %entry], [%w1, %pause]

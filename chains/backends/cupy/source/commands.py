@@ -1,4 +1,4 @@
-"""Kernels and the steps of a program on a GPU: launches of kernels, and matrix products.
+"""Kernels and the commands of a program on a GPU: launches of kernels, and matrix products.
 
 A kernel is a text and the types of its parameters: the batch size, the addresses of buffers, and a few more numbers.
 Fixed lengths and strides are part of the text, so that one kernel serves every batch size. Equal texts are one kernel.
@@ -77,7 +77,7 @@ class Product(Command):
 
 @dataclass(frozen=True)
 class Fused(Command):
-    """A product with its epilogue (see `epilogues`), and the steps that do the same where the device cannot."""
+    """A product with its epilogue (see `epilogues`), and the commands that do the same where the device cannot."""
 
     product: Product
     kind: str
@@ -91,18 +91,18 @@ class Fused(Command):
 
 @dataclass(frozen=True)
 class Tiled(Command):
-    """Steps that are known once the batch size is: the same for one part of the samples after another."""
+    """Commands that are known once the batch size is: the same for one part of the samples after another."""
 
-    steps: Callable[[int], list[Command]]
+    commands: Callable[[int], list[Command]]
     reads: tuple[Buffer, ...] = ()
     writes: tuple[Buffer, ...] = ()
     label: str = ""
 
 
-def untiled(steps: Iterable[Command], batch: int) -> Iterator[Command]:
-    """The steps at a batch size, with those of tiled ones in their place."""
-    for step in steps:
-        yield from untiled(step.steps(batch), batch) if isinstance(step, Tiled) else (step,)
+def untiled(commands: Iterable[Command], batch: int) -> Iterator[Command]:
+    """The commands at a batch size, with those of tiled ones in their place."""
+    for command in commands:
+        yield from untiled(command.commands(batch), batch) if isinstance(command, Tiled) else (command,)
 
 
 class Source:
