@@ -18,7 +18,7 @@ from chains.backends.cupy import CupyBackend, streaming
 from chains.backends.cupy import chunked_call as pieces
 from chains.backends.cupy.device.interface import Device, Gemm
 from chains.training.optimizer_state import begin
-from chains.training.steps import MANY, ArraySteps
+from chains.training.steps import UNLIMITED_STEPS, ArraySteps
 
 Result = dict[str, Any]
 PRECISIONS = ("float32", "tf32", "bf16")
@@ -177,7 +177,7 @@ class Trainer:
         count = self.problem.epochs if count is None else count
         start, done = time.perf_counter(), 0
         while done < count:
-            self.steps.advance(count - done, MANY)
+            self.steps.advance(count - done, UNLIMITED_STEPS)
             if self.steps.finished:
                 losses = self.steps.take()
                 self.loss, done = losses[-1], done + len(losses)

@@ -42,7 +42,8 @@ def share(key: str, precision: str, epilogues: bool, setting: Setting) -> dict[s
 def cublas_seconds(device: Device, program: Program, batch: int) -> float:
     """What a program's products take by themselves, one after another, in its order, sizes, layouts and types."""
     operations = [operation for operation in program.operations if isinstance(operation, MatMul)]
-    halves = [device.precision == "bf16" and batch >= bfloat16.LARGE and bfloat16.is_large(each) for each in operations]
+    halves_pay = device.precision == "bf16" and batch >= bfloat16.LEAST_BFLOAT16_LENGTH
+    halves = [halves_pay and bfloat16.is_large(each) for each in operations]
     steps = [product(operation) for operation in operations]
     sizes = [step.sizes(batch) for step in steps]  # rows, columns, inner
     lengths: dict[Operand, int] = {}

@@ -20,8 +20,8 @@ SYNONYMS = {
     "xavier_normal": "glorot_normal", "xavier_uniform": "glorot_uniform",
     "kaiming_normal": "he_normal", "kaiming_uniform": "he_uniform",
 }  # fmt: skip
-MOST_LISTED = 20
-LONGEST = 100  # characters of a value
+MOST_NAMES_LISTED = 20
+MOST_VALUE_CHARACTERS = 100  # characters of a value
 
 
 def counted(number: int, noun: str) -> str:
@@ -32,9 +32,9 @@ def counted(number: int, noun: str) -> str:
 def listed(names: Iterable[str]) -> str:
     """The names, or of many the first ones and how many there are."""
     names = list(names)
-    if len(names) <= MOST_LISTED:
+    if len(names) <= MOST_NAMES_LISTED:
         return ", ".join(names) or "none"
-    return f"{', '.join(names[:MOST_LISTED])}, ... ({len(names)} in all)"
+    return f"{', '.join(names[:MOST_NAMES_LISTED])}, ... ({len(names)} in all)"
 
 
 def meant(name: str, names: Iterable[str]) -> str:
@@ -55,4 +55,4 @@ def shown(value: Any) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text if len(text) <= MOST_VALUE_CHARACTERS else f"{text[:MOST_VALUE_CHARACTERS]}..."

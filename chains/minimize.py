@@ -29,8 +29,8 @@ Function = Callable[[Array], tuple[float, Array]]
 DECREASE, CURVATURE = 1e-4, 0.9  # of the strong Wolfe conditions; SciPy's
 MOST_TRIES = 40  # of a line search
 MOST_WIDENING = 10.0  # of BFGS's matrix in an iteration: 1 / (1 - CURVATURE), the most after a unit step
-BLOCK = 2**20  # entries of BFGS's matrix that are changed together, so that no second matrix is needed
-DELAY = 0.5  # seconds before a bar is shown
+BLOCK_ELEMENTS = 2**20  # entries of BFGS's matrix that are changed together, so that no second matrix is needed
+BAR_DELAY_SECONDS = 0.5  # seconds before a bar is shown
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def minimize(
     ftol = (0.0 if method == "BFGS" else 2.2204460492503131e-9) if ftol is None else ftol
     maxiter = (200 * p.size if method == "BFGS" else 15_000) if maxiter is None else maxiter
     line = _Line(function, p)
-    with Progress(progress, total, "iteration", delay=DELAY) as bar:
+    with Progress(progress, total, "iteration", delay=BAR_DELAY_SECONDS) as bar:
         result = _descend(line, direction, gtol, ftol, maxiter, callback, bar)
         bar.show(_numbers(line))
     return result
@@ -99,7 +99,7 @@ def _least_squares(
 ) -> Result:  # fmt: skip
     if not hasattr(function, "normal_equations"):
         raise TypeError(f"`function` (={shown(function)}) must be an objective of a squared loss for the method 'LM'")
-    with Progress(progress, total, "iteration", delay=DELAY) as bar:
+    with Progress(progress, total, "iteration", delay=BAR_DELAY_SECONDS) as bar:
         point = LevenbergMarquardt(function, p)
         success, message, iterations = descend(point, gtol, ftol or 0.0, maxiter, callback, bar)
         bar.show({"value": f"{point.value:.6g}"})
@@ -230,7 +230,7 @@ class _Dense(_Direction):
         hy = self._inverse @ y * scale
         half = ((0.5 + 0.5 * float(y @ hy) / sy) * s - hy) / sy
         self._pair[0], self._pair[1] = s, half
-        rows = max(1, BLOCK // s.size)
+        rows = max(1, BLOCK_ELEMENTS // s.size)
         for first in range(0, s.size, rows):
             block = self._inverse[first : first + rows]
             if scale != 1.0:

@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from chains.messages import counted
 
-LINES_EVERY = 10.0  # seconds between two lines where there is no terminal
-NOTICE_AFTER = 1.0  # seconds
+LINE_SECONDS = 10.0  # seconds between two lines where there is no terminal
+NOTICE_SECONDS = 1.0  # seconds
 
 
 def on_terminal() -> bool:
@@ -84,7 +84,7 @@ class _Lines:
 
     def update(self, done: int) -> None:
         self._done += done
-        if time.perf_counter() - self._written > LINES_EVERY:
+        if time.perf_counter() - self._written > LINE_SECONDS:
             self._write()
 
     def set_postfix(self, numbers: Mapping[str, str], refresh: bool) -> None:
@@ -111,7 +111,7 @@ def notice(text: str) -> Iterator[None]:
         shown.set()
         print(f"{text} ...", end="", file=sys.stderr, flush=True)
 
-    timer = threading.Timer(NOTICE_AFTER, show)
+    timer = threading.Timer(NOTICE_SECONDS, show)
     timer.daemon = True
     timer.start()
     try:

@@ -44,7 +44,7 @@ def test_a_log_gets_a_line_at_the_end(capsys):
 
 @pytest.mark.parametrize(("every", "count"), [(-1.0, 6), (1e9, 1)])
 def test_a_log_gets_lines_now_and_then(every, count, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "LINES_EVERY", every)
+    monkeypatch.setattr(progress, "LINE_SECONDS", every)
     with Progress(True, 5, "file") as bar:
         for k in range(5):
             bar.show({"loss": str(k)})
@@ -88,7 +88,7 @@ def test_a_bar_of_minimisation_on_terminals(name, capsys, terminal, monkeypatch)
     pytest.importorskip("scipy")
     for delay, shown in ((60.0, False), (0.0, True)):
         for module in ("chains.minimize", "chains.network.objective"):
-            monkeypatch.setattr(sys.modules[module], "DELAY", delay)
+            monkeypatch.setattr(sys.modules[module], "BAR_DELAY_SECONDS", delay)
         minimizers()[name]()
         assert ("value=" in capsys.readouterr().err) == shown
 
@@ -112,7 +112,7 @@ def test_a_bar_of_minimisation_is_closed_by_an_error(capsys):
 
 
 def test_a_notice_of_what_takes_long(capsys, terminal, monkeypatch):
-    monkeypatch.setattr(progress, "NOTICE_AFTER", 0.02)
+    monkeypatch.setattr(progress, "NOTICE_SECONDS", 0.02)
     with notice("compiling"):
         time.sleep(0.3)
         assert capsys.readouterr().err == "compiling ..."
@@ -126,7 +126,7 @@ def test_no_notice_of_what_is_quick(capsys, terminal):
 
 
 def test_no_notice_in_a_log(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "NOTICE_AFTER", 0.0)
+    monkeypatch.setattr(progress, "NOTICE_SECONDS", 0.0)
     with notice("compiling"):
         time.sleep(0.05)
     assert capsys.readouterr().err == ""
@@ -140,7 +140,7 @@ def test_compiling_is_announced(capsys, terminal, monkeypatch):
         time.sleep(0.3)
         return machine_code(*arguments)
 
-    monkeypatch.setattr(progress, "NOTICE_AFTER", 0.02)
+    monkeypatch.setattr(progress, "NOTICE_SECONDS", 0.02)
     monkeypatch.setattr(native, "machine_code", slowly)
     program = NET.program(SquaredLoss())
     assert backends.native.NativeBackend(threads=1).compile(program).code

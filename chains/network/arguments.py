@@ -16,7 +16,7 @@ from chains.losses import Loss
 from chains.messages import counted, shown
 from chains.params import Layout
 
-_PIECE = 1 << 16  # elements
+_PIECE_ELEMENTS = 1 << 16  # elements
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -282,9 +282,9 @@ def check_finite(dtype: np.dtype, **arrays: np.ndarray | None) -> None:
 
 def _all(fits: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> bool:
     """Whether all numbers fit; a piece at a time, so that what is looked through stays in the cache."""
-    if array.size <= _PIECE or not isinstance(array, np.ndarray):
+    if array.size <= _PIECE_ELEMENTS or not isinstance(array, np.ndarray):
         return bool(fits(array).all())
-    rows = max(1, _PIECE * len(array) // array.size)
+    rows = max(1, _PIECE_ELEMENTS * len(array) // array.size)
     return all(fits(array[start : start + rows]).all() for start in range(0, len(array), rows))
 
 

@@ -29,7 +29,7 @@ from chains.program.program import Program
 from chains.program.settings import Tunable
 
 MOST_ORDER = 4
-AT_ONCE = 16  # directions, or cotangents, in one program; more take several calls
+DIRECTIONS_AT_ONCE = 16  # directions, or cotangents, in one program; more take several calls
 
 
 class Derivatives(Architecture):
@@ -108,19 +108,19 @@ class Derivatives(Architecture):
         inputs = {"p": p, "x": x, "v": vectors}
         results = self._outs(out, shapes, inputs)
         whole = [each.reshape(len(x), *self.output_shape, -1) for each in results[1:]]
-        if full or count > AT_ONCE:
+        if full or count > DIRECTIONS_AT_ONCE:
             whole = [place_of(p).empty((*results[0].shape, count), p.dtype) for _ in range(order)]
-        for start in range(0, count, AT_ONCE):
-            part = slice(start, min(count, start + AT_ONCE))
+        for start in range(0, count, DIRECTIONS_AT_ONCE):
+            part = slice(start, min(count, start + DIRECTIONS_AT_ONCE))
             some = whole
-            if count > AT_ONCE:
+            if count > DIRECTIONS_AT_ONCE:
                 some = [place_of(p).empty((*each.shape[:-1], part.stop - part.start), p.dtype) for each in whole]
             v = np.ascontiguousarray(vectors[:, part] if axis else vectors[part])
             self._derivatives({**inputs, "v": v}, order, axis == 1, state, [results[0], *some])
             for each, found in zip(whole, some, strict=True):
                 if each is not found:
                     each[..., part] = found
-        if full or count > AT_ONCE:
+        if full or count > DIRECTIONS_AT_ONCE:
             size = math.prod(self.input_shape)
             first, *others = whole
             results[1][...] = (first[..., :size] if full else first).reshape(results[1].shape)
@@ -135,9 +135,9 @@ class Derivatives(Architecture):
         inputs = {"p": p, "x": x}
         (total,) = self._outs(None if out is None else (out,), [(len(x), *self.output_shape)], inputs)
         axes = self._axes(p.dtype, False)
-        part = total if size <= AT_ONCE else place_of(p).empty(total.shape, p.dtype)
-        for start in range(0, size, AT_ONCE):
-            v = axes[start : start + AT_ONCE]
+        part = total if size <= DIRECTIONS_AT_ONCE else place_of(p).empty(total.shape, p.dtype)
+        for start in range(0, size, DIRECTIONS_AT_ONCE):
+            v = axes[start : start + DIRECTIONS_AT_ONCE]
             kind = ("laplacian", p.dtype, len(v))
             run = self._program(p, kind, partial(record_derivatives.laplacian, self.network, len(v), p.dtype))
             self._run(run, {**inputs, "v": np.ascontiguousarray(v)}, state, {"laplacian": part})
@@ -148,7 +148,7 @@ class Derivatives(Architecture):
     def input_jacobian(self, p: Any, x: Any, *, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
         """The derivatives of the outputs by the inputs, (batch, *output_shape, *input_shape), by the shorter of both ways."""
         inputs, outputs = math.prod(self.input_shape), math.prod(self.output_shape)
-        if inputs <= outputs and inputs <= AT_ONCE:
+        if inputs <= outputs and inputs <= DIRECTIONS_AT_ONCE:
             p, x = self._point(p, x)
             shapes = [(len(x), *self.output_shape), (len(x), *self.output_shape, *self.input_shape)]
             results = self._outs(
@@ -289,13 +289,13 @@ class Derivatives(Architecture):
         (result,) = self._outs(None if out is None else (out,), [whole], inputs)
         rows = result.reshape(len(x), outputs, *shape)
         eye = np.eye(outputs, dtype=p.dtype).reshape(outputs, *self.output_shape)
-        for start in range(0, outputs, AT_ONCE):
-            dy = np.ascontiguousarray(eye[start : start + AT_ONCE])
+        for start in range(0, outputs, DIRECTIONS_AT_ONCE):
+            dy = np.ascontiguousarray(eye[start : start + DIRECTIONS_AT_ONCE])
             run = self._program(p, (name, p.dtype, len(dy)), partial(make, self.network, len(dy), p.dtype))
-            part = rows if outputs <= AT_ONCE else place_of(p).empty((len(x), len(dy), *shape), p.dtype)
+            part = rows if outputs <= DIRECTIONS_AT_ONCE else place_of(p).empty((len(x), len(dy), *shape), p.dtype)
             self._run(run, {**inputs, "dy": dy}, state, {name: part})
             if part is not rows:
-                rows[:, start : start + AT_ONCE] = part
+                rows[:, start : start + DIRECTIONS_AT_ONCE] = part
         return result
 
     def _stacked(self, p: Any, x: Any, state: Any, out: Any) -> np.ndarray:

@@ -16,7 +16,7 @@ from chains.backends.base import decline
 from chains.backends.places import HOST, place_of
 from chains.checks import check_flags
 from chains.messages import counted
-from chains.minimize import DELAY
+from chains.minimize import BAR_DELAY_SECONDS
 from chains.minimize import minimize as minimize_in_place
 from chains.network.second_order import SecondOrder
 from chains.progress import Progress
@@ -110,7 +110,7 @@ class Objective:
                 f"options={others}"
             )
         p = np.asarray(as_numpy("p", p), np.float64)
-        with Progress(progress, None, "evaluation", delay=DELAY) as bar:
+        with Progress(progress, None, "evaluation", delay=BAR_DELAY_SECONDS) as bar:
 
             def counting(p: np.ndarray) -> tuple[float, np.ndarray]:
                 value, g = self(p)

@@ -15,7 +15,7 @@ from chains.program.settings import Tunable, numbers_of, structure
 from chains.recent import Recent
 
 T = TypeVar("T")
-KEPT = 64  # of each kind of entry; beyond, the oldest are forgotten
+MOST_KEPT = 64  # of each kind of entry; beyond, the oldest are forgotten
 RECORDED: Recent[Program] = Recent(256)  # of all networks, by their structures
 
 
@@ -139,7 +139,7 @@ def _kept(known: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
     found = known.get(key)
     if found is None:
         found = make()
-        for oldest in list(known)[: max(0, len(known) - KEPT + 1)]:  # other threads may do the same
+        for oldest in list(known)[: max(0, len(known) - MOST_KEPT + 1)]:  # other threads may do the same
             known.pop(oldest, None)
         found = known.setdefault(key, found)
     return found

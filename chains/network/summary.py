@@ -8,7 +8,7 @@ from chains.layers.base import Declaration
 from chains.network.record import Network
 from chains.params import Slice
 
-LONGEST = 60  # characters; layers made of layers that would take more are shown part by part
+MOST_LAYER_CHARACTERS = 60  # characters; layers made of layers that would take more are shown part by part
 
 
 def summary(network: Network) -> str:
@@ -30,7 +30,7 @@ def _rows(network: Network, parent: Declaration, indent: str = "") -> Iterator[t
     digits = max((len(_short(child)) for child in parent.children), default=0)
     for child in parent.children:
         text = child.layer.brief()
-        parted = len(text) > LONGEST and bool(child.children)
+        parted = len(text) > MOST_LAYER_CHARACTERS and bool(child.children)
         name = f"{indent}{_short(child):>{digits}}  {type(child.layer).__name__ if parted else text}"
         if parted:
             yield name, str(child.output_shape), "", ""

@@ -17,7 +17,7 @@ from chains.penalties import Penalty
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 PIECE_BYTES = 1 << 26  # of intermediate results on validation data at once
-LEAST_PIECE = 32  # samples, so that there is work to share however large they are
+LEAST_PIECE_SAMPLES = 32  # samples, so that there is work to share however large they are
 
 
 class Judge:
@@ -91,9 +91,9 @@ def _value(metric: Metric, t: np.ndarray, y: np.ndarray) -> float:
 
 
 def _pieces(net: Chain, p: np.ndarray, samples: int) -> list[slice]:
-    """The samples in pieces, each with no more than `PIECE_BYTES` of intermediate results, or `LEAST_PIECE` long."""
+    """The samples in pieces, each with no more than `PIECE_BYTES` of intermediate results, or `LEAST_PIECE_SAMPLES` long."""
     per_sample = net.forward_pass(p, False).program.scratch.bytes_per_sample
-    size = max(LEAST_PIECE, PIECE_BYTES // max(1, per_sample))
+    size = max(LEAST_PIECE_SAMPLES, PIECE_BYTES // max(1, per_sample))
     return [slice(start, start + size) for start in range(0, samples, size)]
 
 

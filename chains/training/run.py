@@ -18,7 +18,7 @@ from chains.training.history import History
 from chains.training.interrupts import Interrupts
 from chains.training.judge import Judge, name_of
 from chains.training.saver import Saver
-from chains.training.steps import MANY, Steps
+from chains.training.steps import UNLIMITED_STEPS, Steps
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Run:
 
     def _train(self, interrupts: Interrupts) -> None:
         steps, history, tick = self._steps, self._history, self._tick
-        saver, most = self._saver, MANY
+        saver, most = self._saver, UNLIMITED_STEPS
         one_by_one = bool(self._callbacks or self._judge.names or (saver and saver.one_by_one))
         if saver is not None:
             saver.begin()

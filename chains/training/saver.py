@@ -17,7 +17,7 @@ from chains.training import checkpoint as checkpoints
 from chains.training.checkpoint import Checkpoint, Saved
 from chains.training.history import History
 from chains.training.optimizer_state import OptimizerState
-from chains.training.steps import MANY, Steps
+from chains.training.steps import UNLIMITED_STEPS, Steps
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Saver:
         """How many epochs and steps may be done until the next one may be due."""
         left = int(self._next)
         if self._checkpoint.unit == "epochs":
-            return left - self._steps.epoch, MANY
-        return MANY, left - self._steps.total if self._checkpoint.unit == "steps" else MANY
+            return left - self._steps.epoch, UNLIMITED_STEPS
+        return UNLIMITED_STEPS, left - self._steps.total if self._checkpoint.unit == "steps" else UNLIMITED_STEPS
 
     def due(self) -> bool:
         """Whether it is time to write one."""

@@ -22,8 +22,8 @@ from chains.training.optimizer_state import State
 
 Arrays = Mapping[str, np.ndarray]
 START = Position()
-SECONDS = 0.05  # of steps between two looks for Ctrl-C
-MANY = 1 << 62  # steps, where no number of them is wanted
+RUN_SECONDS = 0.05  # of steps between two looks for Ctrl-C
+UNLIMITED_STEPS = 1 << 62  # steps, where no number of them is wanted
 
 
 class Steps(ABC):
@@ -81,7 +81,7 @@ class Steps(ABC):
 
     @abstractmethod
     def advance(self, epochs: int, steps: int) -> int:
-        """Do the next steps, for about `SECONDS`: at most so many, and no further than the end of the epoch.
+        """Do the next steps, for about `RUN_SECONDS`: at most so many, and no further than the end of the epoch.
 
         Where an epoch is one step on all samples, up to so many epochs are done. Returns how many steps were; a loss that is
         not finite is that of the last one, and is left to the caller. Raises FloatingPointError before a step whose learning
@@ -203,7 +203,7 @@ class ArraySteps(Steps):
         self.done += done
         self.known = self.done
         self.loss = float(losses[done - 1])
-        self._chunk = self._chunks[self._batch_size] = max(1, min(16 * self._chunk, int(done * SECONDS / (elapsed + 1e-9))))
+        self._chunk = self._chunks[self._batch_size] = max(1, min(16 * self._chunk, int(done * RUN_SECONDS / (elapsed + 1e-9))))
         return done
 
     def _arrange(self) -> None:

@@ -19,7 +19,7 @@ from chains.network.record import Criterion
 from chains.optimizers import Optimizer
 from chains.training.history import Position
 from chains.training.optimizer_state import State
-from chains.training.steps import SECONDS, START, Arrays, Steps
+from chains.training.steps import RUN_SECONDS, START, Arrays, Steps
 
 _END = object()
 
@@ -140,7 +140,7 @@ class StreamSteps(Steps):
             self.per_epoch = None
 
     def advance(self, epochs: int, steps: int) -> int:
-        before, end = self.done, time.perf_counter() + SECONDS
+        before, end = self.done, time.perf_counter() + RUN_SECONDS
         while not self.finished and self.done - before < steps:
             with self.allowed:
                 if self._batches is None:

@@ -39,5 +39,5 @@ def large(monkeypatch):
     """Lengths from 8 on count as large."""
     from chains.backends.cupy import backend as module
 
-    monkeypatch.setattr(bfloat16, "LARGE", 8)
-    monkeypatch.setattr(module, "LARGE", 8)
+    monkeypatch.setattr(bfloat16, "LEAST_BFLOAT16_LENGTH", 8)
+    monkeypatch.setattr(module, "LEAST_BFLOAT16_LENGTH", 8)

@@ -79,7 +79,7 @@ def test_networks_with_bfloat16_factors(which, inputs, large, monkeypatch):
         each.on_device.device.epilogues = False
     bound = []
     for each, least in ((stored, 8), (inside, 1 << 30)):
-        monkeypatch.setattr(bfloat16, "LARGE", least)
+        monkeypatch.setattr(bfloat16, "LEAST_BFLOAT16_LENGTH", least)
         bound.append(each.bind(program, 20, {name: array.astype(np.float32) for name, array in arrays.items()}))
         bound[-1]()
     for name in wanted:
@@ -106,7 +106,7 @@ def test_refused_products_of_bfloat16_factors_are_the_same(name, large):
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 def test_kernels_with_bfloat16_compile(architecture, monkeypatch):
-    monkeypatch.setattr(bfloat16, "LARGE", 8)
+    monkeypatch.setattr(bfloat16, "LEAST_BFLOAT16_LENGTH", 8)
     source = Source()
     Compiled(gradient(HALF_NETS["relu"])[0], source, half=True)
     assert source.text(wide=False).count("bfloat16_of(") > 3
@@ -134,7 +134,7 @@ def test_a_factor_that_changes_is_copied_again(large):
 
 def test_factors_are_copied_once(monkeypatch):
     """A weight once a step, what tanh gives and gets by the kernel that computes it, and no float32 that nobody reads."""
-    monkeypatch.setattr(bfloat16, "LARGE", 8)
+    monkeypatch.setattr(bfloat16, "LEAST_BFLOAT16_LENGTH", 8)
     steps = Compiled(HALF_NETS["tanh"].program(SquaredLoss(), chains.SGD(0.1)), half=True).commands
     products = [step.product if isinstance(step, Fused) else step for step in steps if isinstance(step, (Fused, Product))]
     half = [step for step in products if step.a.view.dtype == BFLOAT16]

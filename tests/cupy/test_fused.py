@@ -30,9 +30,9 @@ SUITED = [case for case in CASES if suits(gradient_program(case, np.float64))]
 NAMES = ("one-kernel", "one-kernel-backwards")
 SHARED_OUT = {  # how a batch is shared out, by the constants of `shares`
     "alone": {},
-    "blocks": {"ALONE": 0, "LEAST": 3},
-    "tiles": {"ALONE": 0, "BLOCKS": 2, "MOST": 5},
-    "alone-tiles": {"ALONE": 0, "BLOCKS": 1, "MOST": 7},
+    "blocks": {"MOST_ONE_BLOCK_OPERATIONS": 0, "LEAST_BLOCK_SAMPLES": 3},
+    "tiles": {"MOST_ONE_BLOCK_OPERATIONS": 0, "MOST_BLOCKS": 2, "MOST_TILE_SAMPLES": 5},
+    "alone-tiles": {"MOST_ONE_BLOCK_OPERATIONS": 0, "MOST_BLOCKS": 1, "MOST_TILE_SAMPLES": 7},
 }
 
 
@@ -90,8 +90,8 @@ def test_forward_and_pullback(shared_out):
 @pytest.mark.parametrize("short", [True, False])
 def test_steps_of_many_blocks(short, monkeypatch):
     """The penalty, the clipping and the optimiser after the sums: by the last block that adds, or by kernels of their own."""
-    monkeypatch.setattr(shares, "ALONE", 0)
-    monkeypatch.setattr(module, "SHORT", 1 << 13 if short else 0)
+    monkeypatch.setattr(shares, "MOST_ONE_BLOCK_OPERATIONS", 0)
+    monkeypatch.setattr(module, "MOST_ONE_BLOCK_ELEMENTS", 1 << 13 if short else 0)
     net, loss = Chain(*MIXED), CrossEntropyLoss()
     program = net.program(loss, CLIPPED["Adam-clipped"], penalty=chains.L2Penalty(0.1), target_shape=())
     made = fused_program(program, tiling_of(program, 31), ROOM["sm_90"])
@@ -247,11 +247,11 @@ def test_products_use_the_threads_there_are():
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 def test_kernels_compile(architecture, monkeypatch):
     """Those of one type for each architecture: a step of many blocks, and many steps of one block."""
-    monkeypatch.setattr(shares, "LEAST", 4)
+    monkeypatch.setattr(shares, "LEAST_BLOCK_SAMPLES", 4)
     net = Chain(Dense(5, 12, tanh), Dropout(0.3), Dense(12, 8))
     program = net.program(SquaredLoss(), Adam(0.1, clip_norm=1.0), dtype=DTYPES[architecture])
     alone = fused_program(program, tiling_of(program, 10), ROOM[architecture])
-    monkeypatch.setattr(shares, "ALONE", 0)
+    monkeypatch.setattr(shares, "MOST_ONE_BLOCK_OPERATIONS", 0)
     source = fused_program(program, tiling_of(program, 10), ROOM[architecture]).source
     alone.training(source, {"x": np.dtype(np.uint8), "t": np.dtype(np.float32)})
     code = nvrtc.cubin(source.text(wide=architecture == "sm_80"), architecture)
@@ -259,7 +259,7 @@ def test_kernels_compile(architecture, monkeypatch):
 
 
 def test_more_blocks_than_samples_are_not_asked_for(monkeypatch):
-    monkeypatch.setattr(shares, "ALONE", 0)
+    monkeypatch.setattr(shares, "MOST_ONE_BLOCK_OPERATIONS", 0)
     program = Chain(Dense(3, 2)).program(SquaredLoss(), SGD(0.1))
     assert tiling_of(program, 5) == Tiling(5, alone=True, single=True)
     assert tiling_of(program, 9) == Tiling(8, alone=False, single=False)

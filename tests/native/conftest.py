@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture
 def eager(monkeypatch):
     """Threads are used for any amount of work."""
-    monkeypatch.setattr("chains.backends.native.memory_plan.THREADED_WORK", 1)
+    monkeypatch.setattr("chains.backends.native.memory_plan.LEAST_THREAD_OPERATIONS", 1)
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def many(monkeypatch):
     """As if there were four processors, and any amount of work were worth them."""
     native = "chains.backends.native"
     monkeypatch.setattr(f"{native}.binding.processors", lambda: 4)
-    monkeypatch.setattr(f"{native}.memory_plan.THREADED_WORK", 1)
-    monkeypatch.setattr(f"{native}.backend.SPLIT_WORK", 1)
-    monkeypatch.setattr(f"{native}.feed.TEAM_STEPS", 1)
-    monkeypatch.setattr(f"{native}.feed.PATIENCE", 1 << 30)
+    monkeypatch.setattr(f"{native}.memory_plan.LEAST_THREAD_OPERATIONS", 1)
+    monkeypatch.setattr(f"{native}.backend.LEAST_PART_OPERATIONS", 1)
+    monkeypatch.setattr(f"{native}.feed.LEAST_TEAM_STEPS", 1)
+    monkeypatch.setattr(f"{native}.feed.PATIENCE_PAUSES", 1 << 30)

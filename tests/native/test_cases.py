@@ -42,7 +42,7 @@ def test_random_chains_equal_numpy(data):
     program = gradient_program(case.net(), "float64", case.loss, case.weighted, case.penalty)
     arrays = random_arrays(program, batch)
     wanted = run_on(NumpyBackend(), program, batch, arrays, runs=2)  # a state is updated by each
-    memory_plan.THREADED_WORK, before = 1, memory_plan.THREADED_WORK
+    memory_plan.LEAST_THREAD_OPERATIONS, before = 1, memory_plan.LEAST_THREAD_OPERATIONS
     try:
         for threads in (1, 2):
             fences = Fenced()
@@ -50,4 +50,4 @@ def test_random_chains_equal_numpy(data):
             fences.check()
             assert_equal_results(actual, wanted, "float64", factor=10.0)
     finally:
-        memory_plan.THREADED_WORK = before
+        memory_plan.LEAST_THREAD_OPERATIONS = before

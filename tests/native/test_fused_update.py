@@ -160,7 +160,7 @@ def test_steps_of_large_products_equal_numpy_within_their_buffers(simd, kind):
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_leave_a_tile_to_one(threads, monkeypatch):
-    monkeypatch.setattr("chains.backends.native.memory_plan.THREADED_WORK", 1)
+    monkeypatch.setattr("chains.backends.native.memory_plan.LEAST_THREAD_OPERATIONS", 1)
     program = step(NETWORKS["of wide layers"], SGD(0.01))
     for batch in (1, 10, 200):
         arrays = random_arrays(program, batch)

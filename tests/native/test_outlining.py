@@ -50,7 +50,7 @@ def outlined(monkeypatch):
     def both(function):
         results = []
         for often in (2, 1 << 30):
-            monkeypatch.setattr(outlining, "OFTEN", often)
+            monkeypatch.setattr(outlining, "LEAST_ALIKE", often)
             results.append(function())
         return results
 

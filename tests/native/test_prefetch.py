@@ -18,6 +18,7 @@ from chains.backends.native.kernels import prefetch
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.runtime.shared import worker_pool
 
+LINE = prefetch.CACHE_LINE_BYTES
 LEFT, NEXT, ROWS, NUMBERS = (prefetch.PREFETCH.positions[name] for name in ("left", "next", "rows", "numbers"))
 
 
@@ -28,7 +29,7 @@ def test_a_step_goes_through_all_the_lines_of_the_next_rows(width, batch):
     for array in binding.arrays.values():
         array[...] = 0
     data, numbers = np.zeros((50, width), np.float32), np.array([7, 49, 0, 3] * 6)[:batch]
-    lines = -(-width * 4 // prefetch.LINE)
+    lines = -(-width * 4 // LINE)
     words = {"rows": batch, "numbers": numbers.ctypes.data, "data": data.ctypes.data, "nbytes": 4 * width, "lines": lines}
     prefetch.PREFETCH.write(binding.prefetch[0], **words)
     runs = 0
@@ -39,7 +40,7 @@ def test_a_step_goes_through_all_the_lines_of_the_next_rows(width, batch):
     assert runs == 1 or width != 784  # mnist's rows are fetched by the blocks of one step
     assert binding.prefetch[0, NUMBERS] == numbers.ctypes.data + numbers.nbytes
     last = data[numbers[-1]].ctypes.data
-    assert last + 4 * width <= binding.prefetch[0, NEXT] < last + 4 * width + prefetch.LINE * (prefetch.AT_ONCE + 1)
+    assert 4 * width <= binding.prefetch[0, NEXT] - last < 4 * width + LINE * (prefetch.LINES_AT_ONCE + 1)
 
 
 def test_nothing_is_asked_for_where_samples_are_small():
@@ -55,13 +56,13 @@ def test_threads_share_the_lines_of_every_sample():
         assert [nbytes for _, nbytes, _ in found] == [4 * 784] * count
         assert sum(lines for *_, lines in found) == 49
         assert found[0][0] == source.ctypes.data
-        assert all(end == begin + prefetch.LINE * lines for (begin, _, lines), (end, *_) in itertools.pairwise(found))
+        assert all(end == begin + LINE * lines for (begin, _, lines), (end, *_) in itertools.pairwise(found))
 
 
 def test_each_thread_of_a_team_fetches_its_share(monkeypatch):
     monkeypatch.setattr("chains.backends.native.binding.processors", lambda: 2)
-    monkeypatch.setattr("chains.backends.native.feed.TEAM_STEPS", 1)
-    monkeypatch.setattr("chains.backends.native.feed.PATIENCE", 1 << 30)
+    monkeypatch.setattr("chains.backends.native.feed.LEAST_TEAM_STEPS", 1)
+    monkeypatch.setattr("chains.backends.native.feed.PATIENCE_PAUSES", 1 << 30)
     runner, rng = NativeBackend(threads=2), np.random.default_rng(0)
     program = Chain(Dense(784, 30, tanh), Dense(30, 10)).program(SquaredLoss(), SGD(0.1))
     sources = {"x": rng.random((60, 784), np.float32), "t": rng.random((60, 10), np.float32)}
@@ -73,7 +74,7 @@ def test_each_thread_of_a_team_fetches_its_share(monkeypatch):
     for _ in range(1000):  # on a busy machine there is not always a team, nor to the end
         binding.prefetch[:, NEXT] = 0
         assert feed._run(0, values, True) == 6
-        behind = binding.prefetch[:, NEXT] - (last + prefetch.LINE * np.array([24, 49]))  # where the shares of a sample end
-        if ((behind >= 0) & (behind < prefetch.LINE * prefetch.AT_ONCE)).all():
+        behind = binding.prefetch[:, NEXT] - (last + LINE * np.array([24, 49]))  # where the shares of a sample end
+        if ((behind >= 0) & (behind < LINE * prefetch.LINES_AT_ONCE)).all():
             return
     raise AssertionError(f"fetched to {behind} bytes behind the shares' ends")

@@ -147,7 +147,7 @@ class Empty(WorkerPool):
 def with_pool(monkeypatch, pool):
     for place in (native_module, native_feed, team):
         monkeypatch.setattr(place, "worker_pool", lambda: pool)
-    monkeypatch.setattr(native_feed, "PATIENCE", 10)
+    monkeypatch.setattr(native_feed, "PATIENCE_PAUSES", 10)
 
 
 @KINDS
@@ -237,7 +237,7 @@ def test_several_callers_at_once(many):
 
 @pytest.mark.parametrize("patience", [0, 1 << 30])
 def test_steps_end_at_a_loss_that_is_not_finite_with_a_team_too(patience, many, monkeypatch):
-    monkeypatch.setattr(native_feed, "PATIENCE", patience)
+    monkeypatch.setattr(native_feed, "PATIENCE_PAUSES", patience)
     net = SPLIT["narrow"]
     program, runner = program_of(net, SGD(0.01)), native(2)
     sources, order = problem(net, 10, "float32")

@@ -17,7 +17,7 @@ from chains.backends.cupy.device.interface import Device
 from chains.backends.cupy.feed import DeviceFeed, HostFeed
 from chains.backends.cupy.fused.fused import FusedProgram, fused_program
 from chains.backends.cupy.fused.tiling_policy import Tiling, suits, tiling_of
-from chains.backends.cupy.kernels.bfloat16 import LARGE
+from chains.backends.cupy.kernels.bfloat16 import LEAST_BFLOAT16_LENGTH
 from chains.backends.cupy.kernels.library_convolutions import convolved
 from chains.backends.cupy.source.c_source import readable
 from chains.backends.cupy.source.fusion import ELEMENTWISE
@@ -55,7 +55,7 @@ class DeviceBackend(Backend):
         Other ones for large batches where these get bfloat16 factors, and without cuDNN for arrays that it cannot take.
         """
         library = self.device.convolutions if aligned else None
-        half = self.device.precision == "bf16" and batch >= LARGE
+        half = self.device.precision == "bf16" and batch >= LEAST_BFLOAT16_LENGTH
         key = library is None, half, self.device.epilogues
         with self._lock:
             known = self._compiled.setdefault(program, {})

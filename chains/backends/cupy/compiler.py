@@ -40,7 +40,7 @@ from chains.program.view import Batch, Buffer, View, c_strides
 
 Stored = Callable[[Buffer], bool]  # whether a buffer's numbers are to be written to memory
 
-WIDE = 1 << 30  # elements of an array from which on kernels count with 64 bits
+LEAST_WIDE_ELEMENTS = 1 << 30  # elements of an array from which on kernels count with 64 bits
 
 
 class Compiled:
@@ -94,7 +94,7 @@ class Compiled:
     def text(self, batch: int) -> str:
         """The text of all kernels; at large batch sizes with numbers of 64 bits."""
         buffers = {buffer for command in self.commands for buffer in (*command.reads, *command.writes)}
-        return self.source.text(max((self.elements(buffer, batch) for buffer in buffers), default=0) >= WIDE)
+        return self.source.text(max((self.elements(buffer, batch) for buffer in buffers), default=0) >= LEAST_WIDE_ELEMENTS)
 
     # Scratch of the backend's own
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from chains.backends.base import Feed
 from chains.backends.cupy.binding import DeviceBinding, HostBinding, launch
-from chains.backends.cupy.compiler import WIDE
+from chains.backends.cupy.compiler import LEAST_WIDE_ELEMENTS
 from chains.backends.cupy.device.interface import Device, Work
 from chains.backends.cupy.fused.fused import FusedProgram
 from chains.backends.cupy.source.c_source import ctype, readable
@@ -123,7 +123,7 @@ class DeviceFeed(Feed):
 
 def _sized(source: Source, arrays: Iterable[Any]) -> tuple[str, type[np.generic]]:
     """The text of kernels on these arrays, and the type of its numbers."""
-    wide = any(array.size >= WIDE for array in arrays)
+    wide = any(array.size >= LEAST_WIDE_ELEMENTS for array in arrays)
     return source.text(wide), np.int64 if wide else np.int32
 
 

@@ -25,9 +25,9 @@ from chains.backends.native.support import LIMITS, unsupported
 from chains.program.program import Program
 from chains.threads import MOST_THREADS, get_num_threads
 
-MOST_PARTS, MOST_SAMPLES = 4, 15  # for which products are partitioned among threads (`plan/row_partition.py`)
-QUICK_WORK = 10_000_000  # up to so many operations a call keeps the interpreter's lock: some thirty microseconds
-SPLIT_WORK = 300_000  # operations of a batch, each part's, from which on products of one tile are split
+MOST_PARTS, MOST_PARTITIONED_SAMPLES = 4, 15  # for which products are partitioned among threads (`plan/row_partition.py`)
+MOST_LOCKED_OPERATIONS = 10_000_000  # up to so many operations a call keeps the interpreter's lock: some thirty microseconds
+LEAST_PART_OPERATIONS = 300_000  # operations of a batch, each part's, from which on products of one tile are split
 
 _backends: WeakSet[NativeBackend] = WeakSet()
 
@@ -104,9 +104,9 @@ class NativeBackend(Backend):
         return super().feed(binding, sources, order)
 
     def function(self, binding: Binding, ins: Sequence[str], outs: Sequence[str]) -> Callable | None:
-        if isinstance(binding, FollowingBinding) and binding.work <= QUICK_WORK:
+        if isinstance(binding, FollowingBinding) and binding.work <= MOST_LOCKED_OPERATIONS:
             return following_function(binding, ins, outs)
-        if isinstance(binding, NativeBinding) and binding.work <= QUICK_WORK:
+        if isinstance(binding, NativeBinding) and binding.work <= MOST_LOCKED_OPERATIONS:
             worker_pool().ensure(binding.threads)
             return python_function(binding, ins, outs)
         return None
@@ -131,9 +131,9 @@ class NativeBackend(Backend):
 
 def _parts(threads: int, work: int, batch: int | None) -> int:
     """Into how many parts products are split, at most, where a sample takes so many operations."""
-    if batch is None or batch > MOST_SAMPLES:
+    if batch is None or batch > MOST_PARTITIONED_SAMPLES:
         return 1
-    return max(1, min(threads, MOST_PARTS, work * batch // SPLIT_WORK))
+    return max(1, min(threads, MOST_PARTS, work * batch // LEAST_PART_OPERATIONS))
 
 
 def _work(program: Program) -> int:

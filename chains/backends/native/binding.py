@@ -17,7 +17,7 @@ from chains.backends.native.runtime.thread_trial import ThreadTrial
 from chains.processors import processors
 from chains.program.program import Program
 
-TEAM_WORK = 20_000_000  # threads stay together for steps of less work than this, some fifty microseconds
+MOST_TEAM_OPERATIONS = 20_000_000  # threads stay together for steps of less work than this, some fifty microseconds
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _NO_PREFETCH = PREFETCH.pack()
 
@@ -63,7 +63,7 @@ class NativeBinding(Binding):
         self.run_address = native.code.address("run")
         self.split = signature.parts > 1
         # More threads than processors would wait for each other at every step.
-        self.stays_together = 1 < plan.threads <= processors() and self.work < TEAM_WORK
+        self.stays_together = 1 < plan.threads <= processors() and self.work < MOST_TEAM_OPERATIONS
         self.thread_trial = native.thread_trials.setdefault((batch, plan.threads), ThreadTrial()) if plan.threads > 1 else None
         head = {"batch": batch, "tile": plan.tile, "threads": plan.threads, "sharing": plan.sharing, "run": self.run_address}
         if plan.threads > 1:

@@ -24,7 +24,7 @@ from chains.program.program import Program
 from chains.progress import notice
 from chains.recent import Recent
 
-KEPT_PLANS = 16
+MOST_MEMORY_PLANS = 16
 FUNCTIONS = ("run", "member")
 _locks = {"making": RLock()}
 _loading = RLock()
@@ -48,7 +48,7 @@ class CompiledProgram:
         """How its scratch memory is divided; kept for the sizes asked for last, since a run may be short."""
         plan = self._plans.get((batch, threads))
         if plan is None:
-            if len(self._plans) >= KEPT_PLANS:
+            if len(self._plans) >= MOST_MEMORY_PLANS:
                 self._plans = {}
             plan = self._plans[batch, threads] = MemoryPlan(self.signature, batch, threads, self.work)
         return plan

@@ -14,7 +14,7 @@ from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, V
 from chains.backends.native.llvm.vectormath import maximum
 from chains.backends.native.llvm.words import ARGUMENTS, THREAD
 from chains.backends.native.plan.execution_plan import ExecutionPlan, Segment, SumRun
-from chains.backends.native.plan.segments import SHARED_ELEMENTS, TEAM_ELEMENTS
+from chains.backends.native.plan.segments import LEAST_SHARED_ELEMENTS, LEAST_TEAM_ELEMENTS
 
 word = ARGUMENTS.load
 
@@ -80,7 +80,7 @@ def _write_run(module: Module, plan: ExecutionPlan) -> None:
         f.when(alone, lambda: f.line(f"call void @{name}({words}, i64 0)"), together)
 
     def reduce(k: int, sums: Sequence[SumRun]) -> None:
-        if sum(run.stop - run.start for run in sums) < SHARED_ELEMENTS:
+        if sum(run.stop - run.start for run in sums) < LEAST_SHARED_ELEMENTS:
             f.line(f"call void @reduce_{k}({words}, i64 0, i64 1)")
         else:
             share(f"reduce_part_{k}", threads)
@@ -95,7 +95,7 @@ def _write_run(module: Module, plan: ExecutionPlan) -> None:
             if segment.fused_update and position == segment.fused_update.work:
                 whole = f.compare("sle", word(f, words, "batch"), word(f, words, "tile"))
                 f.when(whole, partial(_do, f, words, f"rest_{k}"), partial(share, f"share_{name}", threads))
-            elif work.length >= SHARED_ELEMENTS:
+            elif work.length >= LEAST_SHARED_ELEMENTS:
                 share(f"share_{name}", threads)
             else:
                 _do(f, words, f"once_{name}", ", i64 0, i64 1")
@@ -259,7 +259,7 @@ def _write_reduce(module: Module, k: int, sums: Sequence[SumRun], plan: Executio
                 for t, position in ((table, plan.positions[buffer]), (other, plan.sum_positions[buffer]))
             )
             begin, end = integer(0), f.select(leads, integer(stop - start), integer(0))
-            if stop - start >= TEAM_ELEMENTS:
+            if stop - start >= LEAST_TEAM_ELEMENTS:
                 begin, end = share(f, stop - start, lanes, part, parts)
             length = f.binary("sub", end, begin)
             whole = f.add(begin, f.binary("and", length, integer(-lanes)))

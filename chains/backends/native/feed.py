@@ -11,15 +11,15 @@ import numpy as np
 
 from chains.backends.base import Feed
 from chains.backends.native.binding import NativeBinding
-from chains.backends.native.llvm.words import LINE, PREFETCH, ROW_POINTERS
+from chains.backends.native.llvm.words import CACHE_LINE_BYTES, PREFETCH, ROW_POINTERS
 from chains.backends.native.runtime.epoch import GATHER, JOB
 from chains.backends.native.runtime.shared import gatherer, runtime, worker_pool
 from chains.backends.native.runtime.thread_trial import ThreadTrial
 
 # Threads stay together for so many steps; fewer take less time than workers to wake. The first one begins alone where
 # others do not come within so many pauses, some five microseconds.
-TEAM_STEPS = 50
-PATIENCE = 400
+LEAST_TEAM_STEPS = 50
+PATIENCE_PAUSES = 400
 _STEPS = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 _TOGETHER = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
@@ -27,9 +27,9 @@ _TOGETHER = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, c
 def row_shares(source: np.ndarray, count: int) -> list[tuple[int, int, int]]:
     """The samples of a data set for so many threads to fetch, each a share of every row: address, bytes and lines of a row."""
     nbytes = source[0].nbytes
-    lines = -(-nbytes // LINE)
+    lines = -(-nbytes // CACHE_LINE_BYTES)
     cuts = [lines * k // count for k in range(count + 1)]
-    return [(source.ctypes.data + begin * LINE, nbytes, end - begin) for begin, end in pairwise(cuts)]
+    return [(source.ctypes.data + begin * CACHE_LINE_BYTES, nbytes, end - begin) for begin, end in pairwise(cuts)]
 
 
 class NativeFeed(Feed):
@@ -101,9 +101,9 @@ class NativeFeed(Feed):
         PREFETCH.write(binding.prefetch, **self._prefetched)
         order = self._orders + 8 * first * binding.batch
         JOB.write(self._job, order=order, steps=len(values), values=values.ctypes.data)
-        if together and binding.stays_together and len(values) >= TEAM_STEPS:
+        if together and binding.stays_together and len(values) >= LEAST_TEAM_STEPS:
             with binding.alone():  # when the team has parted
-                return int(self._team(job, binding.words_address, PATIENCE))
+                return int(self._team(job, binding.words_address, PATIENCE_PAUSES))
         if together and not binding.split:
             return int(self._steps(job))
         with binding.alone():

@@ -7,9 +7,10 @@ from itertools import pairwise
 from chains.backends.native.signature import Signature
 
 # Below this many operations a second thread costs more than it saves (a hand-over takes about a microsecond).
-THREADED_WORK = 400_000
-BLOCK = 12  # rows that kernels take at once
-FEW, UNEVEN = 8, 1.02  # samples of a thread from which on its share may be no more than this of an even one
+LEAST_THREAD_OPERATIONS = 400_000
+ROW_BLOCK = 12  # rows that kernels take at once
+LEAST_EVEN_SAMPLES = 8  # of a thread: with so many, its share is at most `MOST_UNEVENNESS` times an even one
+MOST_UNEVENNESS = 1.02
 
 
 class MemoryPlan:
@@ -19,7 +20,7 @@ class MemoryPlan:
 
     def __init__(self, signature: Signature, batch: int, threads: int, work: int) -> None:
         split = signature.parts > 1
-        self.threads = signature.parts if split else max(1, min(threads, work * batch // THREADED_WORK))
+        self.threads = signature.parts if split else max(1, min(threads, work * batch // LEAST_THREAD_OPERATIONS))
         self.tile = signature.tile if split else _tile(signature, batch, self.threads)
         tiles = -(-batch // self.tile)
         self.sharing = min(self.threads, tiles)  # threads that have tiles
@@ -54,8 +55,8 @@ def _tile(signature: Signature, batch: int, threads: int) -> int:
     if threads == 1 or signature.one_size:
         return signature.tile
     share = -(-batch // threads)
-    tile = min(signature.tile, -(-share // BLOCK) * BLOCK)
+    tile = min(signature.tile, -(-share // ROW_BLOCK) * ROW_BLOCK)
     tiles = -(-batch // tile)
     bounds = [min(batch, tiles * thread // threads * tile) for thread in range(threads + 1)]
     most = max(end - begin for begin, end in pairwise(bounds))
-    return tile if share < FEW or most <= UNEVEN * share else -(-share // -(-share // signature.room))
+    return tile if share < LEAST_EVEN_SAMPLES or most <= MOST_UNEVENNESS * share else -(-share // -(-share // signature.room))

@@ -117,7 +117,7 @@ def _map(memory: Memory, operation: Map) -> list[Call]:
 
 
 def _conflict(memory: Memory, out: View, view: View) -> str:
-    """How writing `out` touches `view`: see `sequence_calls`. NumPy copies an operand whose memory may reach into the result's."""
+    """How writing `out` touches `view`: see `sequence_calls`. NumPy copies an operand that may overlap with the result."""
     if out == view:
         return "same"
     meet = out.buffer is view.buffer and np.may_share_memory(memory.array(out), memory.array(view))

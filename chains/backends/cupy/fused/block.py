@@ -21,8 +21,8 @@ from chains.program.operations import Operation
 from chains.program.view import Batch, Buffer, Extent, View
 
 THREADS = 512  # of a block
-TERMS = 16  # a thread's share of a long sum at least, and the parts of one that a thread adds up
-DEEP = 8  # numbers that a thread reads before it stores anything, where many are only moved or mapped
+TERMS_PER_THREAD = 16  # a thread's share of a long sum at least, and the parts of one that a thread adds up
+READS_AT_ONCE = 8  # numbers that a thread reads before it stores anything, where many are only moved or mapped
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Unit:
     def lines(self, first: int) -> list[str]:
         """The loop, of which the thread `first` does the first piece."""
         lane = f"(Index)((threadIdx.x + {THREADS - first}u) % {THREADS}u)" if first else "(Index)threadIdx.x"
-        deep = min(DEEP, -(-self.most // THREADS)) if self.results else 1
+        deep = min(READS_AT_ONCE, -(-self.most // THREADS)) if self.results else 1
         if deep == 1:
             stores = [f"{place} = {variable};" for _, variable, place in self.results]
             loop = [f"for (Index i = {lane}; i < count; i += {THREADS}) {{", *indented([*self.body, *stores]), "}"]
@@ -174,7 +174,7 @@ class Block:
         """Add up the `parts` of `many` results, of which at most so many at a time; `finish` deals with ``total`` of ``o``."""
         type_ = ctype(work.dtype)
         while True:
-            groups = -(-parts // TERMS)
+            groups = -(-parts // TERMS_PER_THREAD)
             pointers = self.pointers()
             read = pointers(work)
             last = "parts" if groups == 1 else "(group + 1) * each < parts ? (group + 1) * each : parts"

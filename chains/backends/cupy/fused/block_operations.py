@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from chains.backends.cupy.fused.block import TERMS, THREADS, Block, Unit, whole
+from chains.backends.cupy.fused.block import TERMS_PER_THREAD, THREADS, Block, Unit, whole
 from chains.backends.cupy.fused.block_products import Stored, product
-from chains.backends.cupy.kernels.indexed import EACH
+from chains.backends.cupy.kernels.indexed import NUMBERS_PER_ROUND
 from chains.backends.cupy.source.axes import Space, count, count_text
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Pointers
@@ -25,8 +25,8 @@ def take(block: Block, operations: Sequence[Operation], stored: Callable[[Sequen
             while stop < len(operations) and follows(operation, operations[at + 1 : stop], operations[stop]):
                 stop += 1
             product(block, operation, Run(list(operations[at + 1 : stop])), stored(operations[at:stop]))
-        elif type(operation) in ALONE:
-            ALONE[type(operation)](block, operation, stored([operation]))
+        elif type(operation) in KERNELS:
+            KERNELS[type(operation)](block, operation, stored([operation]))
         else:
             run, after, stop = run_at(operations, at)
             if after is not None:
@@ -65,8 +65,8 @@ def reduce(block: Block, operation: Reduce, run: Run | None, stored: Stored) -> 
     else:
         lines, value = [], f"{pointers(a.buffer)}[{space.index_of(a)}]"
     results, terms = count(space.kept, block.tile), count(space.inner, block.tile)
-    parts = min(max(1, THREADS // max(1, results)), -(-terms // TERMS))
-    parts = min(parts, TERMS) if parts <= 4 * TERMS else parts  # one more barrier is not worth it
+    parts = min(max(1, THREADS // max(1, results)), -(-terms // TERMS_PER_THREAD))
+    parts = min(parts, TERMS_PER_THREAD) if parts <= 4 * TERMS_PER_THREAD else parts  # one more barrier is not worth it
     kind, type_, many = operation.kind, ctype(out.dtype), count_text(space.kept)
     adding = [
         f"{type_} total = {start(kind, type_)};",
@@ -102,20 +102,20 @@ def random(block: Block, operation: Random) -> None:
         f"const Index all = {count_text(space.kept)};",
     ]
     body = [
-        f"const int64 round = begin / {EACH} + i;",
+        f"const int64 round = begin / {NUMBERS_PER_ROUND} + i;",
         "uint64 words[4];",
         f"philox({state}[{key.offset}], (uint64)(round + 1), {operation.draw}ull, "
         f"{state}[{key.offset + key.strides[0]}], words);",
-        f"for (int k = 0; k < {EACH}; ++k) {{",
-        f"    const Index e = (Index)(round * {EACH} + k - begin);",
+        f"for (int k = 0; k < {NUMBERS_PER_ROUND}; ++k) {{",
+        f"    const Index e = (Index)(round * {NUMBERS_PER_ROUND} + k - begin);",
         "    if (e < 0 || e >= all) continue;",
         "    const unsigned int bits = (unsigned int)(words[k / 2] >> (k % 2 * 32));",
         *(f"    {line}" for line in space.kept_lines),
         f"    {into}[{space.index_of(out)}] = (bits >> 8) * (1.0f / 16777216.0f);",
         "}",
     ]
-    rounds = f"(Index)((begin + all + {EACH - 1}) / {EACH} - begin / {EACH})"
-    block.add(Unit(rounds, count(space.kept, block.tile) // EACH + 2, body, before), pointers, [out, key])
+    rounds = f"(Index)((begin + all + {NUMBERS_PER_ROUND - 1}) / {NUMBERS_PER_ROUND} - begin / {NUMBERS_PER_ROUND})"
+    block.add(Unit(rounds, count(space.kept, block.tile) // NUMBERS_PER_ROUND + 2, body, before), pointers, [out, key])
 
 
 def follows(product: MatMul, before: Sequence[Operation], operation: Operation) -> bool:
@@ -134,8 +134,8 @@ def follows(product: MatMul, before: Sequence[Operation], operation: Operation) 
     return Run([Fill((out,), (), 0.0), *before]).takes(operation)
 
 
-ALONE: dict[type[Operation], Callable[[Block, Any, Stored], None]] = {
+KERNELS: dict[type[Operation], Callable[[Block, Any, Stored], None]] = {
     Reduce: lambda block, operation, stored: reduce(block, operation, None, stored),
     Random: lambda block, operation, stored: random(block, operation),
 }
-SUPPORTED = {MatMul, *ALONE, *ELEMENTWISE}
+SUPPORTED = {MatMul, *KERNELS, *ELEMENTWISE}

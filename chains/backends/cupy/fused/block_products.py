@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chains.backends.cupy.fused.block import TERMS, THREADS, Block, Unit, whole
+from chains.backends.cupy.fused.block import TERMS_PER_THREAD, THREADS, Block, Unit, whole
 from chains.backends.cupy.source.axes import aligned_strides, extent_text, offset_text
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Pointers
@@ -20,8 +20,8 @@ from chains.program.view import Buffer, Extent, View
 
 Stored = Callable[[Buffer], bool]  # whether a result is needed in memory
 
-SCHEDULERS = 4  # of a multiprocessor, each of which starts an instruction of one warp at a time
-LATENCY = 24  # cycles that a step of a thread takes at least, roughly
+WARP_SCHEDULERS = 4  # of a multiprocessor, each of which starts an instruction of one warp at a time
+LATENCY_CYCLES = 24  # cycles that a step of a thread takes at least, roughly
 
 
 class Cell:
@@ -196,12 +196,12 @@ def blocking(rows: int, columns: int, inner: int) -> tuple[int, int, int]:
         tall, wide, parts = choice
         threads = -(-rows // tall) * -(-columns // wide) * parts
         rounds, warps = -(-threads // THREADS), -(-min(threads, THREADS) // 32)
-        step = max(LATENCY, (tall * wide + 2 * (tall + wide)) * -(-warps // SCHEDULERS))
-        adding = 0 if parts == 1 else 4 * LATENCY + parts * LATENCY / 4 * -(-rows * columns // THREADS)
-        return rounds * (-(-inner // parts) * step + 4 * LATENCY) + adding
+        step = max(LATENCY_CYCLES, (tall * wide + 2 * (tall + wide)) * -(-warps // WARP_SCHEDULERS))
+        adding = 0 if parts == 1 else 4 * LATENCY_CYCLES + parts * LATENCY_CYCLES / 4 * -(-rows * columns // THREADS)
+        return rounds * (-(-inner // parts) * step + 4 * LATENCY_CYCLES) + adding
 
     sizes = (1, 2, 4)
-    most = max(1, min(TERMS, inner // TERMS))
+    most = max(1, min(TERMS_PER_THREAD, inner // TERMS_PER_THREAD))
     splits = [parts for parts in (1, 2, 4, 8, 16) if parts <= most]
     choices = [(tall, wide, parts) for tall in sizes for wide in sizes for parts in splits]
     return min(choices, key=cycles)

@@ -17,7 +17,7 @@ from chains.backends.cupy.fused.block import THREADS, Block, Unit, indented, pha
 from chains.backends.cupy.fused.block_operations import take
 from chains.backends.cupy.fused.block_products import Stored
 from chains.backends.cupy.fused.sums import Sums, adding
-from chains.backends.cupy.fused.tiling_policy import LEAST, Tiling, even, samples_each
+from chains.backends.cupy.fused.tiling_policy import LEAST_BLOCK_SAMPLES, Tiling, even, samples_each
 from chains.backends.cupy.kernels.products import prepared
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Command, Launch, Pointers, Source
@@ -28,7 +28,7 @@ from chains.program.program import Program
 from chains.program.scratch import Lifetime, plan_scratch
 from chains.program.view import Buffer
 
-SHORT = 1 << 13  # elements of vectors up to which one block does alone what is done once, where many do the tiles
+MOST_ONE_BLOCK_ELEMENTS = 1 << 13  # of a vector that one block updates alone, where many blocks do the tiles
 
 
 def fused_program(program: Program, tiling: Tiling, room: int, forced: bool = False) -> FusedProgram | None:
@@ -37,7 +37,7 @@ def fused_program(program: Program, tiling: Tiling, room: int, forced: bool = Fa
     It is where the parameters that products read fit there beside a tile of some samples, or, where `forced`, wherever a
     tile of one fits. The program must be one that `suits`.
     """
-    least = 1 if forced else min(LEAST, tiling.tile)
+    least = 1 if forced else min(LEAST_BLOCK_SAMPLES, tiling.tile)
     while tiling.tile >= least:
         made = FusedProgram(program, tiling, room)
         if made.chip_bytes <= room and (forced or made.has_parameters):
@@ -110,7 +110,8 @@ class FusedProgram(Compiled):
         commands: list[Command] = [self._kernel(layout, ticket)]
         if self.tiling.alone:
             return commands
-        short = self._sums.size and all(view.sample_size <= SHORT for operation in self._once for view in operation.views)
+        sizes = [view.sample_size for operation in self._once for view in operation.views]
+        short = self._sums.size and max(sizes, default=0) <= MOST_ONE_BLOCK_ELEMENTS
         if self._sums.size:
             block = Block(1, (), {}) if short and self._once else None
             if block is not None:

@@ -12,7 +12,7 @@ from chains.program.operations import Operation
 from chains.program.scratch import Lifetime, plan_scratch
 from chains.program.view import Buffer
 
-WIDTH = 32  # sums that a block adds up, by as many threads each as it has room for
+SUMS_PER_BLOCK = 32  # sums that a block adds up, by as many threads each as it has room for
 
 
 class Sums:
@@ -59,18 +59,19 @@ def adding(
     pointers = Pointers({} if once is None else once.names)
     into = {buffer: pointers(buffer, write=True) for buffer in sums.spans}
     near = {} if once is None else {buffer: pointers.buffers.pop(buffer) for buffer in once.work}
-    kind, depth = ctype(parts.dtype), THREADS // WIDTH
+    kind, depth = ctype(parts.dtype), THREADS // SUMS_PER_BLOCK
     mine = pointers.named(parts, "parts")
     lines = [
         f"SHARED {kind} shared[{THREADS}];",
-        f"const Index o = blockIdx.x * (Index){WIDTH} + threadIdx.x % {WIDTH}, deep = threadIdx.x / {WIDTH};",
+        f"const Index o = blockIdx.x * (Index){SUMS_PER_BLOCK} + threadIdx.x % {SUMS_PER_BLOCK}, "
+        f"deep = threadIdx.x / {SUMS_PER_BLOCK};",
         f"{kind} total = 0;",
         f"if (o < {sums.size}) for (Index r = deep; r < blocks; r += {depth}) total += {mine}[r * {sums.size} + o];",
         "shared[threadIdx.x] = total;",
     ]
     step = depth // 2
     while step:
-        add = f"shared[threadIdx.x] += shared[threadIdx.x + {step * WIDTH}];"
+        add = f"shared[threadIdx.x] += shared[threadIdx.x + {step * SUMS_PER_BLOCK}];"
         lines += ["__syncthreads();", f"if (deep < {step}) {add}"]
         step //= 2
     lines += ["if (deep == 0) {", "    total = shared[threadIdx.x];"]
@@ -99,6 +100,6 @@ def adding(
             *phase_lines(phases(once.units)),
         ]
     return pointers.launch(
-        source, "sums", lines, lambda batch: (-(-sums.size // WIDTH), 1), block=(THREADS, 1), extra=["blocks"],
+        source, "sums", lines, lambda batch: (-(-sums.size // SUMS_PER_BLOCK), 1), block=(THREADS, 1), extra=["blocks"],
         numbers=lambda batch: (blocks(batch),), label="sums", shared=shared,
     )  # fmt: skip

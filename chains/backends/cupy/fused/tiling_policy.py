@@ -12,10 +12,10 @@ from chains.backends.cupy.fused.block_operations import SUPPORTED
 from chains.backends.tiling import whole_on_tiles
 from chains.program.program import Program
 
-BLOCKS = 132  # at most: one for each multiprocessor of a large GPU
-LEAST = 8  # samples for a block at least, where there are several
-ALONE = 1 << 20  # operations up to which one block does the batch
-MOST = 256  # samples of a tile
+MOST_BLOCKS = 132  # at most: one for each multiprocessor of a large GPU
+LEAST_BLOCK_SAMPLES = 8  # samples for a block at least, where there are several
+MOST_ONE_BLOCK_OPERATIONS = 1 << 20  # operations up to which one block does the batch
+MOST_TILE_SAMPLES = 256  # samples of a tile
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,15 @@ def samples_each(program: Program, batch: int) -> int:
     """How many samples a block takes: all of them where one block does it."""
     outs = [view for operation in program.operations for view in operation.outs if view.batched]
     work = program.flops() + 4 * sum(view.sample_size for view in outs)
-    return batch if batch * work <= ALONE else min(batch, max(LEAST, -(-batch // BLOCKS)))
+    if batch * work <= MOST_ONE_BLOCK_OPERATIONS:
+        return batch
+    return min(batch, max(LEAST_BLOCK_SAMPLES, -(-batch // MOST_BLOCKS)))
 
 
 def tiling_of(program: Program, batch: int) -> Tiling:
     """A block's samples in as few tiles as may be, one as large as the other."""
     each = samples_each(program, batch)
-    pieces = -(-each // MOST)
+    pieces = -(-each // MOST_TILE_SAMPLES)
     return Tiling(even(-(-each // pieces)), each == batch, each == batch and pieces == 1)
 
 

@@ -19,12 +19,12 @@ from chains.program.alias import meet, same
 from chains.program.operations import Copy, MatMul, Operation
 from chains.program.view import Buffer, View, c_strides
 
-LARGE = 1024  # samples, and lengths of matrices, from which on it pays: an estimate, not measured on a GPU
-TOGETHER = 8  # numbers: rows are read 16 bytes at a time
+LEAST_BFLOAT16_LENGTH = 1024  # samples, and lengths of matrices, from which on it pays: an estimate, not measured on a GPU
+ALIGNED_NUMBERS = 8  # numbers: rows are read 16 bytes at a time
 
 
 def with_bfloat16(operations: Sequence[Operation]) -> list[Operation]:
-    """The operations, for at least `LARGE` samples, with the factors of large products copied to bfloat16."""
+    """The operations, for at least `LEAST_BFLOAT16_LENGTH` samples, with the factors of large products copied to bfloat16."""
     return _Rounding(operations).operations
 
 
@@ -63,12 +63,13 @@ class _Rounding:
 
 
 def is_large(product: MatMul) -> bool:
-    """Whether a product of at least `LARGE` samples has factors worth copying."""
+    """Whether a product of at least `LEAST_BFLOAT16_LENGTH` samples has factors worth copying."""
     (out,), (a, b) = product.outs, product.ins
     lengths = [extent for extent in (*out.shape, a.shape[1]) if isinstance(extent, int)]
     rows = [(view.T if _transposed(view) else view).shape[1] for view in (a, b)]
-    together = all(isinstance(length, int) and length % TOGETHER == 0 for length in rows)
-    return out.dtype.name == a.dtype.name == b.dtype.name == "float32" and min(lengths, default=0) >= LARGE and together
+    together = all(isinstance(length, int) and length % ALIGNED_NUMBERS == 0 for length in rows)
+    long = min(lengths, default=0) >= LEAST_BFLOAT16_LENGTH
+    return out.dtype.name == a.dtype.name == b.dtype.name == "float32" and long and together
 
 
 def _transposed(view: View) -> bool:

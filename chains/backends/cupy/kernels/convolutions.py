@@ -32,7 +32,7 @@ from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight
 from chains.program.view import Buffer, View, concrete
 
 PATCHES_BYTES = 64 << 20  # at a time, or as many as one sample needs
-SMALLEST = 1 << 12  # entries of the kernels from which on a product pays: an estimate, not measured on a GPU
+LEAST_PRODUCT_ELEMENTS = 1 << 12  # entries of the kernels from which on a product pays: an estimate, not measured on a GPU
 
 AnyConvolution = Convolve | ConvolveInput | ConvolveWeight
 
@@ -40,7 +40,7 @@ AnyConvolution = Convolve | ConvolveInput | ConvolveWeight
 def is_product(operation: AnyConvolution) -> bool:
     """Whether the convolution is done as a product."""
     w = parts(operation)[1]
-    return operation.groups == 1 and w.contiguous and math.prod(concrete(w.shape, 1)) >= SMALLEST
+    return operation.groups == 1 and w.contiguous and math.prod(concrete(w.shape, 1)) >= LEAST_PRODUCT_ELEMENTS
 
 
 def parts(operation: AnyConvolution) -> tuple[View, View, View]:

@@ -23,7 +23,7 @@ DEVICE void philox(uint64 seed, uint64 c0, uint64 c1, uint64 c2, uint64* words)
 }
 """
 HELPERS.append(PHILOX)
-EACH = 8  # random numbers that one round of the generator makes
+NUMBERS_PER_ROUND = 8  # random numbers that one round of the generator makes
 
 
 def random(source: Source, operation: Random) -> list[Command]:
@@ -35,15 +35,15 @@ def random(source: Source, operation: Random) -> list[Command]:
         "uint64 words[4];",
         f"philox({state}[{key.offset}], (uint64)(i + 1), {operation.draw}ull, {state}[{key.offset + key.strides[0]}], words);",
         f"const Index all = {count_text(space.kept)};",
-        f"for (int k = 0; k < {EACH} && i * {EACH} + k < all; ++k) {{",
-        f"    const Index e = i * {EACH} + k;",
+        f"for (int k = 0; k < {NUMBERS_PER_ROUND} && i * {NUMBERS_PER_ROUND} + k < all; ++k) {{",
+        f"    const Index e = i * {NUMBERS_PER_ROUND} + k;",
         "    const unsigned int bits = (unsigned int)(words[k / 2] >> (k % 2 * 32));",
         *(f"    {line}" for line in Space(out.shape, [out], kept="e").kept_lines),
         f"    {into}[{Space(out.shape, [out], kept='e').index_of(out)}] = (bits >> 8) * (1.0f / 16777216.0f);",
         "}",
     ]
-    body = each_element(f"({count_text(space.kept)} + {EACH - 1}) / {EACH}", body)
-    grid = lambda batch: (blocks(-(-count(space.kept, batch) // EACH)), 1)  # noqa: E731
+    body = each_element(f"({count_text(space.kept)} + {NUMBERS_PER_ROUND - 1}) / {NUMBERS_PER_ROUND}", body)
+    grid = lambda batch: (blocks(-(-count(space.kept, batch) // NUMBERS_PER_ROUND)), 1)  # noqa: E731
     return [pointers.launch(source, "random", body, grid, label=operation.label)]
 
 
@@ -65,7 +65,7 @@ def gather(source: Source, operation: Gather) -> list[Command]:
     return [pointers.launch(source, "gather", each_element(count_text(space.kept), body), grid, label=operation.label)]
 
 
-PARTS = 64  # rows go to so many groups of blocks, by their number
+ROW_GROUPS = 64  # rows go to so many groups of blocks, by their number
 
 
 def scatter_add(source: Source, operation: ScatterAdd) -> list[Command]:
@@ -89,7 +89,7 @@ def scatter_add(source: Source, operation: ScatterAdd) -> list[Command]:
         "}",
     ]
     body = each_element(count_text(columns.kept), [*columns.kept_lines, *body])
-    parts = min(PARTS, math.prod(length for length in out.shape[:1] if isinstance(length, int)))
+    parts = min(ROW_GROUPS, math.prod(length for length in out.shape[:1] if isinstance(length, int)))
 
     def grid(batch: int) -> tuple[int, int]:
         return min(-(-count(columns.kept, batch) // THREADS), 1 << 16), parts

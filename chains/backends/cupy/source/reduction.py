@@ -20,9 +20,9 @@ from chains.backends.cupy.source.fusion import Run, run_lines
 from chains.program.operations import Reduce
 from chains.program.view import Batch, Buffer, View
 
-EACH = 8  # numbers a thread adds at least, where a sum is split
-BLOCKS = 528  # wanted at least: four for each multiprocessor of a large GPU
-SHORT = 32  # sums as short as this are a thread's work
+LEAST_THREAD_TERMS = 8  # numbers a thread adds at least, where a sum is split
+LEAST_BLOCKS = 528  # wanted at least: four for each multiprocessor of a large GPU
+MOST_THREAD_TERMS = 32  # sums as short as this are a thread's work
 
 Temporary = Callable[[str, "np.dtype[Any]", Callable[[int], int]], Buffer]  # a name, a type, how many elements
 
@@ -44,8 +44,8 @@ class Shape:
         """How many blocks share a result."""
         if not self.split:
             return 1
-        most = -(-self.terms(batch) // (self.depth * EACH))
-        return max(1, min(most, -(-BLOCKS // self.columns(batch)), 1024))
+        most = -(-self.terms(batch) // (self.depth * LEAST_THREAD_TERMS))
+        return max(1, min(most, -(-LEAST_BLOCKS // self.columns(batch)), 1024))
 
     def grid(self, batch: int) -> Grid:
         return self.columns(batch), self.parts(batch)
@@ -201,7 +201,7 @@ def _spread(space: Space, a: View | None) -> Shape:
 
     grows = any(isinstance(axis.extent, Batch) for axis in space.inner)
     fixed_results = None if any(isinstance(axis.extent, Batch) for axis in space.kept) else results(1)
-    if not grows and terms(1) <= SHORT:
+    if not grows and terms(1) <= MOST_THREAD_TERMS:
         return Shape(THREADS, 1, results, terms, split=False)
     along = a is None or not space.kept or step_in_memory(space.inner, space, a) < step_in_memory(space.kept, space, a)
     if along:

@@ -24,7 +24,7 @@ from chains.program.alias import across
 from chains.program.operations import Convolve, ConvolveInput, Map
 from chains.program.view import View
 
-LONGEST_BODY = 128  # multiply-adds in one straight run of code, about
+MOST_UNROLLED_MULTIPLY_ADDS = 128  # multiply-adds in one straight run of code, about
 
 
 def lower_convolve(frame: Frame, operation: Convolve | ConvolveInput, packed: View, maps: Sequence[Map] = ()) -> None:
@@ -219,7 +219,7 @@ class _Correlation:
                 zero,
             )[1]
         # One row of the kernel: several channels in one run of code.
-        several = max(1, min(8, LONGEST_BODY // (tile.height * tile.width * columns.taps)))
+        several = max(1, min(8, MOST_UNROLLED_MULTIPLY_ADDS // (tile.height * tile.width * columns.taps)))
         while self.ins % several:
             several -= 1
 

@@ -21,8 +21,8 @@ from chains.backends.native.llvm.shuffles import transposed
 from chains.program.operations import MatMul, Operation
 from chains.program.view import Batch, View, concrete
 
-LARGE = 1 << 17  # elements of the operand without samples, from which on a product is blocked
-FEW = 4  # lines that are packed number by number, which is little code
+LEAST_LARGE_ELEMENTS = 1 << 17  # elements of the operand without samples, from which on a product is blocked
+MOST_SCALAR_LINES = 4  # lines that are packed number by number, which is little code
 
 Masks = Sequence[Value | None]  # of a panel's vectors
 
@@ -35,7 +35,7 @@ def is_large(operation: Operation) -> bool:
     if weights is None or any(isinstance(e, Batch) and e.per_sample != 1 for v in operation.views for e in v.shape):
         return False
     rows, columns = concrete(weights.shape, 1)
-    return rows * columns >= LARGE and operation.outs[0].strides[1] == 1 and 1 in operation.ins[1].strides
+    return rows * columns >= LEAST_LARGE_ELEMENTS and operation.outs[0].strides[1] == 1 and 1 in operation.ins[1].strides
 
 
 def workspace(lanes: int, itemsize: int, registers: int) -> int:
@@ -222,7 +222,7 @@ class _Product:
 
         if across.text == "1":
             f.loop(integer(0), depth, 1, row)
-        elif along.text == "1" and used > FEW:
+        elif along.text == "1" and used > MOST_SCALAR_LINES:
             whole = f.binary("and", depth, integer(-self.lanes))
             f.loop(integer(0), whole, self.lanes, lambda k, _: square(k, None))
             if self.ragged:

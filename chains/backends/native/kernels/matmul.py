@@ -27,9 +27,9 @@ from chains.backends.native.llvm.blocking import blocks, panels
 from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
 from chains.backends.native.llvm.shuffles import sums_of_lanes
 
-FIRST_LEVEL = 32 << 10  # bytes of the smallest first-level caches
-PREFETCH_EVERY = 6  # steps of the inner loop
-UNROLLED = 96  # multiply-adds in one straight run of code, at most
+FIRST_LEVEL_CACHE_BYTES = 32 << 10  # bytes of the smallest first-level caches
+STEPS_PER_PREFETCH = 6  # steps of the inner loop
+MOST_UNROLLED_MULTIPLY_ADDS = 96  # multiply-adds in one straight run of code, at most
 
 
 def lower_matmul(frame: Frame, product: FusedProduct) -> None:
@@ -59,7 +59,7 @@ def _rows(frame: Frame, product: FusedProduct) -> None:
         height, panel = frame.shapes.matmul_small_tiles.block(vectors)
         height = min(frame.lanes, height)
     heights = [] if narrow else [height, 2 * height // 3, height // 3, height // 6]
-    if not narrow and inner * columns * out.dtype.itemsize > FIRST_LEVEL and not frame.small_tiles:
+    if not narrow and inner * columns * out.dtype.itemsize > FIRST_LEVEL_CACHE_BYTES and not frame.small_tiles:
         heights.insert(1, 5 * height // 6)  # each block reads all weights anew, so that few are better
     rows = frame.extent(out.shape[0])
 
@@ -109,7 +109,7 @@ def _block(
     # With few sums in flight additions would wait for one another: each sum gets several accumulators.
     accumulators = min(inner, accumulators_for(width))
     start = [number(type, 0.0)] * (width * accumulators)
-    per_step = max(1, min(inner, UNROLLED // (2 * width)))
+    per_step = max(1, min(inner, MOST_UNROLLED_MULTIPLY_ADDS // (2 * width)))
     per_step = max(accumulators, per_step // accumulators * accumulators)
 
     def steps(k: Value, sums: list[Value], count: int) -> list[Value]:
@@ -143,10 +143,10 @@ def _along(
 
     def piece(begin: Value, carried: list[Value]) -> list[Value]:
         prefetch_lines(frame)
-        stop = f.add(begin, PREFETCH_EVERY * step)
+        stop = f.add(begin, STEPS_PER_PREFETCH * step)
         return f.loop(begin, f.least(stop, end), step, body, carried)[1]
 
-    return f.loop(integer(0), end, PREFETCH_EVERY * step, piece, sums)[1]
+    return f.loop(integer(0), end, STEPS_PER_PREFETCH * step, piece, sums)[1]
 
 
 def _dots(frame: Frame, product: FusedProduct, begin: Value) -> None:

@@ -11,16 +11,16 @@ from functools import partial
 
 from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.llvm.emit import I64, Type, Value, integer
-from chains.backends.native.llvm.words import LINE, PREFETCH
+from chains.backends.native.llvm.words import CACHE_LINE_BYTES, PREFETCH
 from chains.program.view import View
 
-AT_ONCE = 5  # lines
-WORTH = 512  # bytes of a sample below which the processor's own guesses do
+LINES_AT_ONCE = 5  # lines
+LEAST_SAMPLE_BYTES = 512  # bytes of a sample below which the processor's own guesses do
 
 
 def reads_samples(view: View) -> bool:
     """Whether this is the caller's samples, each of them large."""
-    return view.buffer.role == "input" and view.batched and view.buffer.nbytes >= WORTH
+    return view.buffer.role == "input" and view.batched and view.buffer.nbytes >= LEAST_SAMPLE_BYTES
 
 
 def begin_prefetch(frame: Frame, rows: Value, numbers: Value) -> None:
@@ -50,11 +50,11 @@ def prefetch_lines(frame: Frame) -> None:
 
     def fetch() -> None:
         address = f.either(fresh, begin_row, lambda: load("next"))
-        for k in range(AT_ONCE):
-            line = f.address(address, integer(k * LINE), Type("i8"))
+        for k in range(LINES_AT_ONCE):
+            line = f.address(address, integer(k * CACHE_LINE_BYTES), Type("i8"))
             f.call("llvm.prefetch.p0", None, line, "i32 0", "i32 3", "i32 1")  # to be read, into the nearest cache
-        store("next", f.address(address, integer(AT_ONCE * LINE), Type("i8")))
-        store("left", f.add(f.select(fresh, load("lines"), left), -AT_ONCE))
+        store("next", f.address(address, integer(LINES_AT_ONCE * CACHE_LINE_BYTES), Type("i8")))
+        store("left", f.add(f.select(fresh, load("lines"), left), -LINES_AT_ONCE))
 
     more = f.binary("or", f.compare("sgt", left, integer(0)), f.compare("sgt", rows, integer(0)))
     f.when(more, fetch)

@@ -24,8 +24,8 @@ from chains.program.window import Window
 
 FEWEST_CHANNELS = 16  # with fewer, the transforms cost more than they save
 MOST_CHANNELS = 256  # with more, a part of a row of tiles does not stay in cache
-CACHED = 448 << 10  # bytes of transformed inputs to work on at a time
-ELEMENTS = 16  # of a transformed tile
+CACHED_BYTES = 448 << 10  # bytes of transformed inputs to work on at a time
+TILE_ELEMENTS = 16  # of a transformed tile
 
 
 def suits(operation: Operation) -> TypeGuard[Convolve | ConvolveInput]:
@@ -39,7 +39,7 @@ def suits(operation: Operation) -> TypeGuard[Convolve | ConvolveInput]:
 
 def packed_size(operation: Convolve | ConvolveInput) -> int:
     """Elements of the transformed kernels."""
-    return ELEMENTS * operation.outs[0].sample_shape[0] * operation.ins[0].sample_shape[0]
+    return TILE_ELEMENTS * operation.outs[0].sample_shape[0] * operation.ins[0].sample_shape[0]
 
 
 def workspace(operation: Operation, lanes: int, registers: int) -> int:
@@ -47,7 +47,7 @@ def workspace(operation: Operation, lanes: int, registers: int) -> int:
     if not suits(operation):
         return 0
     plan = _Winograd.of(lanes, registers, operation)
-    return ELEMENTS * lanes * (plan.ins * plan.part + plan.height * plan.width)
+    return TILE_ELEMENTS * lanes * (plan.ins * plan.part + plan.height * plan.width)
 
 
 def pack_transformed(frame: Frame, operation: Convolve | ConvolveInput, target: View) -> None:
@@ -73,7 +73,7 @@ def pack_transformed(frame: Frame, operation: Convolve | ConvolveInput, target: 
             for i in range(4):
                 for j, value in enumerate(_kernel_line(f, [rows[k][i] for k in range(3)])):
                     place = f.add(f.mul(f.add(c, (4 * i + j) * plan.ins), count), h)
-                    place = f.add(place, f.mul(o, ELEMENTS * plan.ins))
+                    place = f.add(place, f.mul(o, TILE_ELEMENTS * plan.ins))
                     f.store(value, f.address(to, place, scalar))
 
         def block(o: Value, count: int) -> None:
@@ -140,13 +140,13 @@ class _Winograd:
     @property
     def part(self) -> int:
         """Tiles of a row that are worked on at a time."""
-        bytes_per_tile = ELEMENTS * self.ins * self.lanes * {"float": 4, "double": 8}[self.scalar.name]
-        return max(self.width, CACHED // bytes_per_tile // self.width * self.width)
+        bytes_per_tile = TILE_ELEMENTS * self.ins * self.lanes * {"float": 4, "double": 8}[self.scalar.name]
+        return max(self.width, CACHED_BYTES // bytes_per_tile // self.width * self.width)
 
     def write(self, f: Function, arguments: list[Value], epilogue: Epilogue) -> None:
         out, source, weight, space, *rest = arguments
         pointers = [out, *rest]
-        products = f.address(space, integer(ELEMENTS * self.lanes * self.ins * self.part), self.scalar)
+        products = f.address(space, integer(TILE_ELEMENTS * self.lanes * self.ins * self.part), self.scalar)
         zeros = f.module.zeros(4 * self.lanes, self.scalar)
 
         def row(i: Value, _: list[Value]) -> None:
@@ -156,7 +156,7 @@ class _Winograd:
                 blocks(f, self.outs, self.height, lambda o, count, part=part: channels(i, o, count, part))  # type: ignore[misc]
 
         def channels(i: Value, o: Value, count: int, part: range) -> None:
-            own = f.address(weight, f.mul(o, ELEMENTS * self.ins), self.scalar)
+            own = f.address(weight, f.mul(o, TILE_ELEMENTS * self.ins), self.scalar)
 
             def some(t: Value, width: int) -> None:
                 self._multiply(f, own, f.address(space, f.mul(t, self.lanes), self.scalar), products, count, width, len(part))
@@ -232,7 +232,7 @@ class _Winograd:
                 place = f.mul(f.add(f.mul(e, height * width), k), self.lanes)
                 f.store(total, f.address(products, place, self.scalar))
 
-        f.loop(integer(0), integer(ELEMENTS), 1, element)
+        f.loop(integer(0), integer(TILE_ELEMENTS), 1, element)
 
     def _finish(
         self,

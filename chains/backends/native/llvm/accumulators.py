@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 from chains.backends.native.llvm.emit import Function, Value, integer
 
-IN_FLIGHT = 8  # additions under way at once: about their latency times the number that begin in a cycle
-MOST = 4  # accumulators of a sum
+ADDITIONS_IN_FLIGHT = 8  # additions under way at once: about their latency times the number that begin in a cycle
+MOST_ACCUMULATORS = 4  # accumulators of a sum
 
 
 def accumulators_for(sums: int) -> int:
     """How many accumulators to give to each of so many sums."""
-    return max(1, min(MOST, IN_FLIGHT // sums))
+    return max(1, min(MOST_ACCUMULATORS, ADDITIONS_IN_FLIGHT // sums))
 
 
 def accumulate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chains.backends.native.llvm.struct import Struct
 
-LINE = 64  # bytes of a cache line
+CACHE_LINE_BYTES = 64  # bytes of a cache line
 
 ARGUMENTS = Struct(
     {

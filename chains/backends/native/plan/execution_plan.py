@@ -35,9 +35,9 @@ class PlanStep:
     `fused` are maps that follow it in the program. `update` is an optimiser's step on its results: in a tile it is done
     only where the tile holds the whole batch. `origins` are the positions in the program of the operation and of both
     kinds of maps. `owner` is the thread that does a part of a product, `packed` are weights to copy before the
-    tiles, and `fused_product` describes a product with its maps. A step is `continued` where it adds to a sum over the samples that an
-    earlier step of its tile has begun. `likeness` says what its code has in common with that of other steps, where
-    it is written once for all of these; `packing_likeness` says so of the code that copies its weights.
+    tiles, and `fused_product` describes a product with its maps. A step is `continued` where it adds to a sum over the
+    samples that an earlier step of its tile has begun. Steps of equal `likeness` have their code written once;
+    `packing_likeness` is that of the code that copies a step's weights.
     """
 
     operation: Operation

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from chains.backends.native.kernels.fusion import FusedProduct
 from chains.backends.native.plan.execution_plan import ExecutionPlan, FusedUpdate, PlanStep, Segment
-from chains.backends.native.plan.segments import SHARED_ELEMENTS, Work, divided, works_of
+from chains.backends.native.plan.segments import LEAST_SHARED_ELEMENTS, Work, divided, works_of
 from chains.program.alias import conflict, meet
 from chains.program.operations import Map, MatMul, Operation
 from chains.program.view import View
@@ -106,7 +106,7 @@ def _find(on_samples: Sequence[Operation], once: Sequence[Work], steps: Sequence
     before: list[Operation] = []
     for position, work in enumerate(once):
         maps = work.operations
-        gradient = _gradient(on_samples, maps, steps) if work.length >= SHARED_ELEMENTS else None
+        gradient = _gradient(on_samples, maps, steps) if work.length >= LEAST_SHARED_ELEMENTS else None
         if gradient is not None and not any(conflict(a, b) for a in before for b in maps):
             return _Update(position, work.steps, gradient)
         before += maps

@@ -16,7 +16,7 @@ from chains.program.operations import Copy, Fill, Gather, Map, MatMul, Reduce, S
 from chains.program.view import Buffer
 
 OUTLINED = (MatMul, Map, Reduce, Copy, Fill, Gather, ScatterAdd)
-OFTEN = 3  # steps from which on their code is written once: a call takes some nanoseconds, compiling a product milliseconds
+LEAST_ALIKE = 3  # steps whose code is written once: a call takes some nanoseconds, compiling a product milliseconds
 
 
 def outline_alike(plan: ExecutionPlan) -> ExecutionPlan:
@@ -38,7 +38,7 @@ def outline_alike(plan: ExecutionPlan) -> ExecutionPlan:
     uses = Counter(likeness.key for likeness in found)
 
     def often(likeness: Likeness | None) -> Likeness | None:
-        return likeness if likeness and uses[likeness.key] >= OFTEN else None
+        return likeness if likeness and uses[likeness.key] >= LEAST_ALIKE else None
 
     def decided(step: PlanStep) -> PlanStep:
         return replace(step, likeness=often(step.likeness), packing_likeness=often(step.packing_likeness))

@@ -20,7 +20,7 @@ from chains.program.alias import conflict
 from chains.program.operations import Map, MatMul
 from chains.program.view import Buffer, View
 
-LEAST_WEIGHTS = 1 << 13  # of a product that is partitioned: so many multiply-adds a sample
+LEAST_WEIGHT_ELEMENTS = 1 << 13  # of a product that is partitioned: so many multiply-adds a sample
 FIRST_SHARE = 0.95  # of an even share, for the first thread, which has other things to do
 
 
@@ -68,7 +68,7 @@ def _parts(step: PlanStep, plan: ExecutionPlan) -> list[PlanStep]:
         return []
     (out,), (a, b) = product.outs, product.ins
     weights = b if out.batched else out
-    if weights.batched or weights.ndim != 2 or weights.sample_size < LEAST_WEIGHTS:
+    if weights.batched or weights.ndim != 2 or weights.sample_size < LEAST_WEIGHT_ELEMENTS:
         return []
     axis = 0 if weights.strides[0] >= weights.strides[1] else 1  # along which the rows of the weights lie
     length, lanes = int(weights.shape[axis]), plan.lanes  # type: ignore[arg-type]

@@ -18,9 +18,9 @@ from chains.program.alias import conflict, meet, same
 from chains.program.operations import Convolve, ConvolveInput, Map, MatMul, Operation
 from chains.program.view import Buffer, View
 
-FUNCTION_STEPS = 16  # of a function, at most: what it takes to compile grows faster than its length
-SHARED_ELEMENTS = 1 << 14  # of vectors, from which on threads are called to share what is done to them
-TEAM_ELEMENTS = 1 << 8  # from which on the threads of a team share it
+MOST_FUNCTION_STEPS = 16  # of a function, at most: what it takes to compile grows faster than its length
+LEAST_SHARED_ELEMENTS = 1 << 14  # of vectors, from which on threads are called to share what is done to them
+LEAST_TEAM_ELEMENTS = 1 << 8  # from which on the threads of a team share it
 
 
 @dataclass
@@ -113,7 +113,7 @@ def divided(done_once: Sequence[PlanStep], others: Sequence[Operation]) -> tuple
     """
     late, early, once = list(others), [], []
     for step in done_once:
-        if _shared_length(step.operation) >= SHARED_ELEMENTS or any(conflict(each, step.operation) for each in late):
+        if _shared_length(step.operation) >= LEAST_SHARED_ELEMENTS or any(conflict(each, step.operation) for each in late):
             late.append(step.operation)
             once.append(step)
         else:
@@ -137,16 +137,16 @@ def _functions(tiled: Sequence[PlanStep]) -> tuple[Work, ...]:
     """Steps on a tile in functions: those of one thread, and not too many of them."""
     groups = [(owner, tuple(steps)) for owner, steps in groupby(tiled, lambda step: step.owner)]
     return tuple(
-        Work(steps[start : start + FUNCTION_STEPS], owner or 0)
+        Work(steps[start : start + MOST_FUNCTION_STEPS], owner or 0)
         for owner, steps in groups
-        for start in range(0, len(steps), FUNCTION_STEPS)
+        for start in range(0, len(steps), MOST_FUNCTION_STEPS)
     )
 
 
 def _shared_length(operation: Operation) -> int:
     """The length of the long vectors that a map is made of; 0 for operations that are not worth sharing."""
     length = max(view.sample_size for view in operation.views)
-    if not isinstance(operation, Map) or length < TEAM_ELEMENTS:
+    if not isinstance(operation, Map) or length < LEAST_TEAM_ELEMENTS:
         return 0
     vectors = [view for view in operation.views if view.sample_size > 1]
     fits = all(view.sample_size == length and view.contiguous and view.dtype == vectors[0].dtype for view in vectors)

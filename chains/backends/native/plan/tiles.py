@@ -15,7 +15,7 @@ from chains.program.view import Buffer
 
 TILE_BYTES = 16 << 10  # scratch of a tile: half of a first-level cache
 TILE_ROWS = 48  # tiles are multiples of this, which the kernels' blocks of rows divide; those with images are one vector
-MOST_SAMPLES = 1024
+MOST_TILE_SAMPLES = 1024
 
 
 def list_buffers(plan: ExecutionPlan) -> ExecutionPlan:
@@ -44,7 +44,7 @@ def place_tile_scratch(plan: ExecutionPlan) -> ExecutionPlan:
     scratch = plan_scratch(Lifetime(buffer, buffer.nbytes, True, first, last) for buffer, (first, last) in used.items())
     lanes, itemsize = plan.lanes, plan.program.dtype.itemsize
     fitting = TILE_BYTES // max(1, scratch.bytes_per_sample) // TILE_ROWS * TILE_ROWS
-    tile = lanes if plan.laned else max(TILE_ROWS, min(MOST_SAMPLES, fitting))
+    tile = lanes if plan.laned else max(TILE_ROWS, min(MOST_TILE_SAMPLES, fitting))
     plan = replace(plan, scratch=scratch, tile=tile, room=tile if plan.laned else tile * 9 // 8)
     spaces = [winograd.workspace(step.operation, lanes, plan.processor.registers) for step in plan.steps]
     spaces += [workspace(lanes, itemsize, plan.processor.registers)] if any(plan.products) else []

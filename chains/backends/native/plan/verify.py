@@ -16,7 +16,7 @@ from chains.backends.native.plan.barriers import works_in_turn
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
 from chains.backends.native.plan.fused_update import left_over
 from chains.backends.native.plan.layout import Relayout
-from chains.backends.native.plan.segments import TEAM_ELEMENTS
+from chains.backends.native.plan.segments import LEAST_TEAM_ELEMENTS
 from chains.backends.native.plan.tiles import is_of_tile
 from chains.program.alias import conflict, meet, same
 from chains.program.operations import Map, MatMul, Operation
@@ -107,12 +107,8 @@ def views_lie_within_their_buffers(plan: ExecutionPlan) -> Problems:
     steps = [*plan.steps, *(step for segment in plan.segments for step in segment.steps)]
     views = [view for step in steps for operation in step.operations for view in operation.views]
     views += [view for step in steps for view in step.packed or ()]
-    views += [
-        view
-        for step in steps
-        if step.fused_product
-        for view in (step.fused_product.out, step.fused_product.a, step.fused_product.b)
-    ]
+    products = [step.fused_product for step in steps if step.fused_product]
+    views += [view for product in products for view in (product.out, product.a, product.b)]
     for view in dict.fromkeys(views):
         samples = plan.lanes if view.buffer in plan.laned else 1
         axes = list(zip(view.shape, view.strides, strict=True))
@@ -302,7 +298,7 @@ def _added(segment: Segment, work: Work) -> bool:
     """Whether each thread reads only sums that it has added itself: its part of long runs, or, for the first, short runs."""
     for run in segment.sums:
         for view in (view for operation in work.operations for view in operation.views if view.buffer is run.buffer):
-            long = run.stop - run.start >= TEAM_ELEMENTS
+            long = run.stop - run.start >= LEAST_TEAM_ELEMENTS
             alike = (view.offset, view.offset + view.sample_size) == (run.start, run.stop)
             if not (work.length and alike if long else not work.length):
                 return False
