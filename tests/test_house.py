@@ -139,6 +139,32 @@ def test_data_stands_beside_the_house(path):
     assert imports(path.read_text(), str(path)) <= {"data", "checks"}
 
 
+# The native backend's own floors: assembler, kernels, plan. What lies flat in its folder stands above.
+NATIVE_FLOORS = ["llvm", "kernels", "plan"]
+native_files = [path for path in inner_files if path.parent.parent.name == "native" and path.parent.name in NATIVE_FLOORS]
+
+
+def above(path: Path) -> set[str]:
+    """The folders of the native backend above its own that a file imports from."""
+    modules = modules_imported(path, {module_name(path) for path in FILES})
+    folders = {parts[3] for module in modules if len(parts := module.split(".")) > 4 and parts[2] == "native"}
+    return folders - set(NATIVE_FLOORS[: NATIVE_FLOORS.index(path.parent.name) + 1])
+
+
+@pytest.mark.parametrize("path", native_files, ids=module_name)
+def test_kernels_know_no_plan_and_the_assembler_no_kernel(path):
+    assert above(path) == set()
+
+
+def test_a_kernel_that_knows_the_plan_is_found(tmp_path):
+    wrong = tmp_path / "kernels" / "images.py"
+    wrong.parent.mkdir()
+    wrong.write_text(
+        "from chains.backends.native.llvm.emit import Value\nfrom chains.backends.native.plan.layout import IMAGES\n"
+    )
+    assert above(wrong) == {"plan"}
+
+
 def test_backends_know_no_layer_and_layers_no_backend():
     for path in inner_files:
         known = imports(path.read_text(), str(path))

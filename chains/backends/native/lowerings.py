@@ -10,12 +10,12 @@ from chains.backends.native.kernels.convolve import lower_convolve
 from chains.backends.native.kernels.convolve_weight import lower_convolve_weight
 from chains.backends.native.kernels.elementwise import Frame, lower_copy, lower_fill, lower_map, lower_reduce
 from chains.backends.native.kernels.gather import lower_gather, lower_scatter_add
-from chains.backends.native.kernels.images import lower_laned, lower_pool, lower_relayout
+from chains.backends.native.kernels.images import lower_laned, lower_pool
 from chains.backends.native.kernels.matmul import lower_matmul
 from chains.backends.native.kernels.philox import lower_random
+from chains.backends.native.kernels.relayout import Relayout, lower_relayout
 from chains.backends.native.llvm.emit import Type, integer
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
-from chains.backends.native.plan.layout import Relayout
 from chains.program.operations import (
     Convolve,
     ConvolveInput,

@@ -13,8 +13,9 @@ free behind each of them, where nobody looks at the image as a flat array.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from chains.backends.native.kernels.relayout import Relayout
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.program.operations import (
     Convolve,
@@ -33,20 +34,6 @@ from chains.program.view import Batch, Buffer, View, c_strides
 IMAGES = (Convolve, ConvolveInput, ConvolveWeight, Pool)
 _FLEXIBLE = (Map, Reduce, Copy, Fill)
 PAGE_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class Relayout(Operation):
-    """out = the operand, the one laned and the other not; both (samples, channels, the rest)."""
-
-    to_lanes: bool
-
-
-def lanes_last(view: View, lanes: int) -> View:
-    """A laned view as one of a fixed number of samples along the last axis; one without samples gets an axis of length 1."""
-    if not view.batched:
-        return view.expand(view.ndim)
-    return replace(view, shape=(*view.shape[1:], lanes), strides=(*view.strides[1:], view.strides[0]))
 
 
 def arrange_layout(plan: ExecutionPlan) -> ExecutionPlan:

@@ -1,0 +1,66 @@
+"""The pages of docs/ and beside it: the files, modules and names that they speak of are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
+OTHERS = {"np", "cupy", "jax", "torch", "MPI"}  # packages that are not ours
+
+
+@cache
+def sources() -> tuple[Path, ...]:
+    return tuple(path for folder in ("chains", "tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py"))
+
+
+def names(path: Path) -> set[str]:
+    """What a module defines or imports."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {alias.asname or alias.name for alias in node.names}
+        else:
+            found |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return found
+
+
+def unknown(text: str) -> list[str]:
+    """What a page has in backticks that is not there: files of Python, `module.NAME`, dotted modules of the package."""
+    quoted = re.findall(r"`+([^`\n]+)`+", re.sub(r"```.*?```", "", text, flags=re.S))
+    paths = {f"/{path.relative_to(ROOT)}" for path in sources()}
+    missing = []
+    for word in quoted:
+        if re.fullmatch(r"[\w/.]*\w\.py", word):
+            known = any(path.endswith(f"/{word}") for path in paths)
+        elif (match := re.fullmatch(r"([a-z]\w*)\.([A-Z]\w+)", word)) and match[1] not in OTHERS | {"chains"}:
+            known = any(match[2] in names(path) for path in sources() if match[1] in (path.stem, path.parent.name))
+        elif re.fullmatch(r"(chains|tests|benchmarks)(\.[a-z]\w*)+", word):
+            parts = word.split(".")
+            modules = {
+                str(path.with_suffix("").relative_to(ROOT)).replace("/", ".").removesuffix(".__init__") for path in sources()
+            }
+            owner = ".".join(parts[:-1])
+            homes = [ROOT / Path(*parts[:-1]) / "__init__.py", (ROOT / Path(*parts[:-1])).with_suffix(".py")]
+            known = word in modules or (owner in modules and any(parts[-1] in names(home) for home in homes if home.exists()))
+        else:
+            continue
+        missing += [] if known else [word]
+    return missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_pages_name_is_there(page):
+    assert unknown(page.read_text()) == []
+
+
+def test_what_is_not_there_is_found():
+    text = "`view.py`, `program/view.py`, `plan/view.py`, `jit.PIPELINE`, `jit.Pipeline`, `chains.expr.sin`, `chains.expr.sine`"
+    assert unknown(text) == ["plan/view.py", "jit.Pipeline", "chains.expr.sine"]
