@@ -65,13 +65,25 @@ ACTIVATIONS: dict[str, Activation] = {}
 
 
 def activation(name: str, function: Callable[[Any], Any], *, derivative: Callable[..., Any] | None = None) -> Activation:
-    """An activation of one's own, to pass wherever a built-in one goes.
+    """Make a custom activation, which goes wherever a built-in one does. It can be pickled: it keeps formulas, not functions.
 
-    `function` maps a number to a number, in arithmetic and the functions of `chains.expr` (or NumPy's ufuncs
-    of the same names). `derivative` takes arguments named ``x`` (the input), ``y`` (the output), or both; None derives it
-    from the function, at kinks from the left. What is kept are the two formulas, so that it can be pickled.
-    Raises TypeError or ValueError, naming it, where one of them cannot be traced.
+    Parameters
+    ----------
+    name : str
+        How it is printed.
+    function : callable
+        Maps a number to a number, in arithmetic and the functions of `chains.expr` (or NumPy's ufuncs of the same names).
+    derivative : callable, optional
+        Takes arguments named ``x`` (the input), ``y`` (the output), or both. None derives it from the function, at kinks from
+        the left.
 
+    Raises
+    ------
+    TypeError, ValueError
+        Where one of the functions cannot be traced; the error names the activation.
+
+    Examples
+    --------
     >>> softsign = activation("softsign", lambda x: x / (1 + abs(x)), derivative=lambda x: 1 / (1 + abs(x)) ** 2)
     """
     check_text("name", name)

@@ -119,7 +119,7 @@ _BUILT_IN = (Normal, Uniform, Constant, VarianceScaling)  # of which the argumen
 
 
 class _Own:
-    """A function of one's own, `function(rng, shape)`.
+    """A custom function, `function(rng, shape)`.
 
     It is pickled by its name where it has one in a module, otherwise, as a lambda, by the calls that it makes on its generator,
     its shape and NumPy's arrays. Raises PicklingError, which says why, where these cannot be told.
@@ -224,7 +224,7 @@ def setting_text(name: str, chosen: Initializer, default: str) -> str:
 
 
 def _broadcasts(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether an array of a shape can be had in another."""
+    """Whether an array of one shape broadcasts to another."""
     try:
         return np.broadcast_shapes(given, shape) == shape
     except ValueError:

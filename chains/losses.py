@@ -95,11 +95,23 @@ def loss(
     derivative: Callable[[Any, Any], Any] | None = None,
     average: bool = False,
 ) -> Loss:
-    """A loss of one's own: ``function(y, t)`` for one output and its target, in the functions of `chains.expr`.
+    """Make a custom loss: a function of one output and its target, summed over a sample's outputs and averaged over the batch.
 
-    `derivative(y, t)` is its derivative with respect to y; None derives it from the function, at kinks from the left. The
-    terms are summed over a sample's outputs (or averaged, with ``average=True``) and averaged over the batch. Raises TypeError
-    or ValueError, naming it, where one of the formulas cannot be traced.
+    Parameters
+    ----------
+    name : str
+        How it is printed.
+    function : callable
+        ``function(y, t)``, in arithmetic and the functions of `chains.expr`.
+    derivative : callable, optional
+        ``derivative(y, t)``, with respect to y. None derives it from the function, at kinks from the left.
+    average : bool
+        Whether to average over a sample's outputs, instead of summing.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where one of the functions cannot be traced; the error names the loss.
     """
     check_text("name", name)
     check_flags(average=average)

@@ -16,15 +16,19 @@ def accuracy(t: Any, y: Any, *, threshold: float = 0.5) -> float:
 
     Parameters
     ----------
-    t
+    t : array
         Labels, shape (batch, ...), or rows whose largest entry marks the class, shaped like `y`.
-    y
-        Outputs, shape (batch, ..., classes). A single output stands for class 1 where it is above `threshold`.
-    threshold
+    y : array, shape (batch, ..., classes)
+        Outputs. A single output stands for class 1 where it is above `threshold`.
+    threshold : float
         0.5 for probabilities; 0 for the logits of `BCEWithLogitsLoss`.
 
-    Raises TypeError unless both are arrays of real numbers; ValueError for other shapes, no samples, NaN and labels of no
-    class.
+    Raises
+    ------
+    TypeError
+        Unless both are arrays of real numbers.
+    ValueError
+        For other shapes, no samples, NaN, and labels of no class.
     """
     t, y = on_host(as_array("t", t)), on_host(as_array("y", y))
     check_number("threshold", threshold, "finite")

@@ -63,16 +63,40 @@ def minimize(
     callback: Callable[[Array], object] | None = None,
     progress: bool | None = None,
 ) -> Result:
-    """A minimum of `function`, which returns the value and the gradient, from the vector `p` (left as it is) on.
+    """Minimise a function of a vector where that vector lies, in NumPy's memory or on a GPU.
 
-    `method` is "BFGS", which keeps a matrix of (n, n), "L-BFGS", which keeps `memory` pairs of vectors, or "LM", that of
-    Levenberg and Marquardt, for which `function` must be an objective of a squared loss (`net.objective`). It has converged
-    when the gradient's largest entry is at most `gtol`, or when an iteration lowers the value by at most `ftol` times
-    max(|value|, 1) (by default 2.2e-9 for "L-BFGS" and never for the others, as in SciPy). `maxiter` is 200 n for "BFGS",
-    15,000 for "L-BFGS" and 1,000 for "LM" unless given. `callback` is called with the vector after each iteration. `progress`:
-    show a bar that counts iterations; None shows one on terminals and in notebooks after half a second, True lines of text
-    elsewhere.
-    Raises TypeError or ValueError for arguments that make no sense, and where `function` returns something else.
+    Parameters
+    ----------
+    function : callable
+        ``function(p)`` returns the value and the gradient. For "LM" it must be a squared loss's objective (`net.objective`).
+    p : array, shape (n,)
+        Where to begin; it is left as it is.
+    method : str
+        "BFGS", which keeps a matrix (n, n); "L-BFGS", which keeps `memory` pairs of vectors; or "LM" (Levenberg-Marquardt).
+    memory : int
+        Pairs of vectors that "L-BFGS" keeps.
+    gtol : float
+        The method has converged when the gradient's largest entry is at most this,
+    ftol : float, optional
+        or when an iteration lowers the value by at most `ftol` times max(abs(value), 1): by default 2.2e-9 for "L-BFGS" and
+        never for the others, as in SciPy.
+    maxiter : int, optional
+        The most iterations: by default 200 n for "BFGS", 15,000 for "L-BFGS", 1,000 for "LM".
+    callback : callable, optional
+        Called with the vector after each iteration.
+    progress : bool, optional
+        Whether to show a bar that counts iterations. None shows one on terminals and in notebooks after half a second, True
+        lines of text elsewhere.
+
+    Returns
+    -------
+    Result
+        The minimum, with fields named as in SciPy.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments that make no sense, and where `function` returns anything else than a value and a gradient.
     """
     if not callable(function) or not takes(function, 1):
         raise TypeError(f"`function` (={shown(function)}) must be a function of `p` that gives the value and the gradient")

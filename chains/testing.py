@@ -65,15 +65,34 @@ def check_gradients(
 ) -> Checked:
     """Check the pullback of a layer, or of a whole network, at random parameters and inputs, in the modes "eval" and "train".
 
-    `input_shape` is the shape of one sample, needed where the layer does not fix it. In float64 on NumPy, the gradients with
-    respect to parameters and inputs must equal central differences. Then every one of the `backends` (by default all that
-    can be used here) must give the same in float64 and in float32, to rounding, and the same bits whatever its scratch
-    memory holds beforehand, zeros or NaN. Points at a kink, such as relu's at 0, are avoided. The network should be
-    small: it is computed some six times for each parameter and each input.
+    In float64 on NumPy, the gradients with respect to parameters and inputs must equal central differences. Then every backend
+    must give the same in float64 and in float32, to rounding, and the same bits whether its scratch memory holds zeros or NaN
+    beforehand. Points at a kink, such as relu's at 0, are avoided.
 
-    Returns the largest differences. Raises AssertionError, saying what differs, where a check fails, and ValueError or
-    TypeError where the layer cannot be recorded (it does not fill a result, or writes to `x`), and for arguments that make no
-    sense.
+    Parameters
+    ----------
+    network : Layer or Chain
+        A small one: it is computed some six times for each parameter and each input.
+    input_shape : tuple of int, optional
+        The shape of one sample, needed where the layer does not fix it.
+    batch : int
+        The number of samples.
+    seed : int
+        Decides the random numbers.
+    backends : sequence of str, optional
+        By default all that can be used on this computer.
+
+    Returns
+    -------
+    Checked
+        The largest differences, and the backends that ran.
+
+    Raises
+    ------
+    AssertionError
+        Where a check fails; the message says what differs.
+    TypeError, ValueError
+        Where the layer cannot be recorded (it does not fill a result, or writes to `x`), and for arguments that make no sense.
     """
     net, seed = _network(network, input_shape), arguments.check_seed(seed)
     names = _named(backends, ("numpy", "native", "cupy"))
@@ -107,13 +126,35 @@ def check_loss(
     seed: int = 0,
     backends: Sequence[str] | None = None,
 ) -> float:
-    """Check the derivative of a loss for targets `t` (batch, ...), at random outputs, with and without weights of samples.
+    """Check the derivative of a loss at random outputs, with and without weights of samples.
 
-    `output_shape` is the shape of one sample's outputs, by default that of its target. The derivative must equal central
-    differences of the loss, in float64 and, to rounding, in float32, on every one of the `backends` (by default those of
-    the processor that can be used here). Points at a kink are avoided. Returns the largest difference in float64; raises
-    AssertionError, saying what differs, where a check fails, and ValueError or TypeError for targets that do not go with the
-    loss.
+    The derivative must equal central differences of the loss, in float64 and, to rounding, in float32. Points at a kink are
+    avoided.
+
+    Parameters
+    ----------
+    loss : Loss
+        The loss.
+    t : array, shape (batch, ...)
+        Its targets.
+    output_shape : tuple of int, optional
+        The shape of one sample's outputs; by default that of its target.
+    seed : int
+        Decides the random numbers.
+    backends : sequence of str, optional
+        By default those of the processor that can be used on this computer.
+
+    Returns
+    -------
+    float
+        The largest difference in float64.
+
+    Raises
+    ------
+    AssertionError
+        Where a check fails; the message says what differs.
+    TypeError, ValueError
+        For targets that do not go with the loss.
     """
     arguments.check_loss(loss)
     t, seed = as_numpy("t", t), arguments.check_seed(seed)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+import chains
+from tests.harness import package_modules
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
-OTHERS = {"np", "cupy", "jax", "torch", "MPI"}  # packages that are not ours
+OTHERS = {"np", "cupy", "jax", "torch", "nn", "keras", "flax", "optax"}  # packages that are not ours
 
 
 @cache
@@ -64,3 +68,35 @@ def test_what_pages_name_is_there(page):
 def test_what_is_not_there_is_found():
     text = "`view.py`, `program/view.py`, `plan/view.py`, `jit.PIPELINE`, `jit.Pipeline`, `chains.expr.sin`, `chains.expr.sine`"
     assert unknown(text) == ["plan/view.py", "jit.Pipeline", "chains.expr.sine"]
+
+
+# Docstrings
+
+
+def documented(doc: str) -> list[str]:
+    """The names under "Parameters" in a docstring, without the docstring's own indent."""
+    section = re.search(r"^Parameters\n-+\n(.*?)(?=^\w[^\n]*\n-+$|\Z)", inspect.cleandoc(doc), re.M | re.S)
+    lines = re.findall(r"^([*\w][\w*, ]*?)(?: :.*)?$", section[1], re.M) if section else []
+    return [name.strip(" *") for line in lines for name in line.split(",")]
+
+
+def described() -> list[object]:
+    """The functions and classes of the package whose docstrings list their parameters."""
+    found = {}
+    for module in package_modules():
+        for thing in vars(module).values():
+            for each in (thing, *vars(thing).values()) if inspect.isclass(thing) else (thing,):
+                own = str(getattr(each, "__module__", "")).startswith("chains.")
+                if own and (inspect.isclass(each) or inspect.isfunction(each)) and documented(each.__doc__ or ""):
+                    found[each.__module__, each.__qualname__] = each
+    return list(found.values())
+
+
+@pytest.mark.parametrize("thing", described(), ids=lambda thing: thing.__qualname__)
+def test_docstrings_list_the_parameters_there_are(thing):
+    names = [name for name in inspect.signature(thing).parameters if name != "self"]
+    assert documented(thing.__doc__) == names
+
+
+def test_train_is_described():
+    assert chains.train in described() and documented("One.\n\nParameters\n----------\na, b : int\n    Both.\n") == ["a", "b"]

@@ -59,8 +59,8 @@ def load_cifar10(folder: str | PathLike[str] | None = None) -> tuple[Examples, E
     alone where it is given; else in ``$CHAINS_DATA/cifar10``, then in the user's cache; else their archive is downloaded
     (170 MB) and unpacked into that cache.
 
-    Raises FileNotFoundError or ConnectionError where the files are not to be had, saying where to put them, and
-    ValueError, naming the file, where one is damaged or holds something else.
+    Raises FileNotFoundError or ConnectionError where the files can neither be found nor downloaded, saying where to put
+    them, and ValueError, naming the file, where one is damaged or holds something else.
     Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
     """
     from tqdm import tqdm

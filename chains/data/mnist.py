@@ -28,8 +28,8 @@ def load_mnist(folder: str | PathLike[str] | None = None) -> tuple[Examples, Exa
     from 0 to 9. The four IDX files, gzipped or not, are looked for in `folder` alone where it is given; else in
     ``$CHAINS_DATA/mnist``, then in the user's cache; else they are downloaded (11 MB) into that cache.
 
-    Raises FileNotFoundError or ConnectionError where the files are not to be had, saying where to put them, and
-    ValueError, naming the file, where one is damaged or holds something else.
+    Raises FileNotFoundError or ConnectionError where the files can neither be found nor downloaded, saying where to put
+    them, and ValueError, naming the file, where one is damaged or holds something else.
     Source: LeCun, Bottou, Bengio and Haffner, "Gradient-based learning applied to document recognition", 1998.
     """
     train_images, train_labels, test_images, test_labels = find("mnist", FILES, MIRRORS, folder)

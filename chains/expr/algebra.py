@@ -53,7 +53,7 @@ class Algebra:
         return self._one(node) if node.operation == operation or not self._is_new(node) else self.simplified(node)
 
     def _chosen(self, operation: str, operands: Sequence[Expr]) -> Expr | None:
-        """An operation on choices of constants by one condition, and on constants, as a choice of constants."""
+        """An operation on constants, and on choices between constants by one condition, as one such choice."""
         choices = [node for node in operands if node.operation == "where"]
         if operation == "where" or not choices or any(node.operands[0] is not choices[0].operands[0] for node in choices):
             return None

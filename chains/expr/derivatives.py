@@ -78,7 +78,7 @@ class _Chain:
         return [terms[output] for output in self._formula.outputs]
 
     def _term(self, number: int, changes: Sequence[Term], terms: Sequence[Term]) -> Term:
-        """The derivative of the result of this number, of which the operands have the derivatives `changes`."""
+        """The derivative of result `number`, given the derivatives `changes` of its operands."""
         y, make = self.results[number], self._algebra.make
         rule = OPERATIONS[y.operation].derivative
         if rule is None:

@@ -19,7 +19,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {name: ufunc for ufunc, name in UFUNC
 
 @dataclass(frozen=True)
 class Replay:
-    """What a formula was traced from, as a function that can be pickled, as a lambda cannot; equal formulas are equal."""
+    """A formula as a function. Unlike the lambda it was traced from, it can be pickled; equal formulas give equal functions."""
 
     formula: Formula
 

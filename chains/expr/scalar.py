@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Choice:
-    """The derivative of an operation that is the last but one of its operands where a condition holds, else the last one."""
+    """The derivative of `where(condition, a, b)`, min and max: that of `a` where the condition holds, else that of `b`."""
 
     condition: Any
 

@@ -3,7 +3,7 @@
 Two things get the same value only where it is certain that they record the same: numbers of one type and the same bits,
 layers, losses and formulas of this package with such settings, and functions of this package. An object of somebody else's
 class is a value where its class defines both `__eq__` and `__hash__`, as a frozen dataclass does. Of other things
-(a lambda, an array, a layer of one's own that does not say when it is equal) nobody can tell: they raise `Unknown`.
+(a lambda, an array, a custom layer without `__eq__`) it is unknown when they are equal: they raise `Unknown`.
 
 A value is taken when a program is recorded or looked for. It holds what is in lists and dictionaries then.
 """
@@ -25,7 +25,7 @@ _EXACT = frozenset((NoneType, int, str, bytes))  # of which equal ones are the s
 
 
 class Unknown(Exception):  # noqa: N818 - an answer rather than an error
-    """Whether this equals another thing cannot be known."""
+    """It cannot be known when a thing equals another."""
 
 
 def value_of(thing: Any) -> Hashable:

@@ -1,4 +1,4 @@
-"""What tells programs apart that a compiler would turn into different code."""
+"""Fingerprints of programs: equal where a compiler makes equal code of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def fingerprint(program: Program) -> str:
     """A hash of a program's operations: of equal ones, on views at equal places of buffers of equal kinds.
 
     Names and labels are left out, but for those of the caller's buffers, and so are the numbers that a program is given when it
-    is bound: constants and settings. Raises TypeError for an operation that holds anything unheard of.
+    is bound: constants and settings. Raises TypeError for an operation that holds a value of another type.
     """
     writer = _Writer()
     texts = [program.dtype.str, *(writer.text(operation) for operation in program.operations)]

@@ -14,14 +14,14 @@ from chains.program.window import Window
 
 @dataclass(frozen=True)
 class Operation:
-    """A step of a program: fills `outs` from `ins`. `label` says which layer recorded it.
+    """One operation of a program: it fills `outs` from `ins`. `label` names the layer that recorded it.
 
-    Its effects are declared here, and a class declares what differs. All that drops, moves, fuses or splits operations goes by
-    these declarations. Operations work sample by sample: a sample's results depend on the operands of that sample and on
-    operands without samples. Results without samples may be over the whole batch.
+    A class declares its effects by these attributes. All code that drops, moves, fuses or splits operations relies on them.
+    Operations work sample by sample: a sample's results depend on the operands of that sample and on operands without
+    samples. Results without samples may be over the whole batch.
     """
 
-    elementwise: ClassVar[bool] = False  # whether each element is made of the operands' at the same place; outs may be ins
+    elementwise: ClassVar[bool] = False  # whether each element depends on the operands' at the same place; outs may be ins
 
     outs: tuple[View, ...]
     ins: tuple[View, ...]

@@ -1,6 +1,6 @@
 """The recorder: layers call it, and their calls become the operations of a program.
 
-Shapes are checked as the operations are recorded. `finish` drops whatever nobody reads (`chains.program.simplify`).
+Shapes are checked as the operations are recorded. `finish` drops results that are never read (`chains.program.simplify`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Recorder:
-    """Takes down operations, checking that shapes fit; `finish` makes the `Program`."""
+    """Records operations and checks that shapes fit; `finish` makes the `Program`."""
 
     def __init__(self, name: str, dtype: Any, *, training: bool = False) -> None:
         self.name = name
@@ -225,12 +225,12 @@ class Recorder:
         self.operations.append(operation)
 
     def taken(self) -> list[Operation]:
-        """What has been recorded so far, which is taken out: to be recorded again in another way."""
+        """Remove and return the operations recorded so far, to record them again in another way."""
         operations, self.operations = self.operations, []
         return operations
 
     def finish(self) -> Program:
-        """The program of what was recorded, without what nobody reads."""
+        """The program of the recorded operations, without results that are never read."""
         settings = tuple((view.buffer.name, node) for view, node in self._settings.values())
         return Program(self.name, self.dtype, tuple(simplified(self.operations)), settings)
 

@@ -1,4 +1,4 @@
-"""Lifetimes to offsets: every intermediate of a program placed in one block of memory.
+"""Lifetimes to offsets: every intermediate result of a program gets a place in one block of memory.
 
 Two buffers may share bytes when no operation needs both. Placement is greedy by size, the largest first,
 each at the lowest offset that is free for its whole lifetime (Pisarchyk and Lee, "Efficient memory

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Tunable:
-    """A frozen dataclass with settings: its fields named in `settings`, and those of its fields that are tunable."""
+    """A frozen dataclass with settings: the fields that `settings` names, and the settings of tunable fields."""
 
     settings: ClassVar[tuple[str, ...]] = ()
 

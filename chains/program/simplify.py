@@ -1,7 +1,7 @@
-"""What a recorded list of operations does not need, taken out: copies of memory to itself and results nobody reads.
+"""Recorded operations without those that are not needed: copies of memory to itself, and results that are never read.
 
 Layers can therefore be written plainly. `Flatten` copies, and the copy disappears; every layer fills its
-input's gradient, and where nobody asked for it, it is never computed.
+input's gradient, which is never computed where the caller does not ask for it.
 """
 
 from __future__ import annotations

@@ -52,32 +52,73 @@ def train(
     every: int | float | str | None = None,
     resume: Resume | None = None,
 ) -> History:
-    """Train `net` on `x` and `t`, updating the parameter vector `p`, and for networks that have one the `state`, in place.
+    """Train a network, updating its parameter vector, and its state if it has one, in place.
 
-    `x`: (samples, *input_shape); `t`: targets as `loss` wants them; `weights`: (samples,) factors of their losses.
-    Or `x` is a source of batches (x, t) or (x, t, weights), such as `data.Batches` or a list, and `t` is None: every pass
-    over it is an epoch, and it decides `batch_size`, `shuffle`, `drop_last` and `weights`, which may not be given then. A
-    batch that does not fit is refused before its step, with a note of its number.
-    `batch_size`: samples a step, None for all. Each epoch goes through all samples once, shuffled unless
-    `shuffle` is false; a last, smaller batch is used too unless `drop_last`. The same `seed` gives the same run.
-    `check_finite`: refuse an infinity or NaN in the data, `p` or `state`, for which all of them are read once.
-    `validation`: (x, t) to compute the loss (with the penalty) and the `metrics` (functions of targets and outputs) on
-    after each epoch; functions of one's own are first called after the first one. `progress`: show a bar; None shows one on
-    terminals and in notebooks, True lines of text elsewhere. `callbacks` are called with a `TrainingState` after each
-    epoch; one that returns a text stops the training, others return None. One that has a method `begin` is called
-    there before the first step, with the names of what will be recorded, and one that has `finish` at the end, with a
-    `TrainingState`.
-    `checkpoint`: a folder to write checkpoints to, as often as `every` says, or a `Checkpoint`, which says more.
-    `resume`: the history of an earlier call with the same optimiser, which this one goes on from, to the bit, within
-    the epoch that was begun too; `p` and `state` are to be those it left, and `epochs` are more epochs. Or the folder of a
-    run's checkpoints: `p` and `state` become those of the last one, `epochs` counts those of the whole run, and so does
-    the history. Where the same folder is written to and is empty, the run begins: one call is good for both.
+    Parameters
+    ----------
+    net : Chain
+        The network.
+    p : array, shape (n_params,), float32 or float64
+        The parameters, updated in place. Their type is that of the computation.
+    x : array, shape (samples, *input_shape), or iterable
+        The inputs. Or a source of batches (x, t) or (x, t, weights), such as `data.Batches` or a list, with `t` None:
+        every pass over it is an epoch. The source decides `batch_size`, `shuffle`, `drop_last` and `weights`, which must
+        then be left out. A batch that does not fit is refused before its step, with a note of its number.
+    t : array or None
+        The targets, in the shape that the loss takes.
+    loss : Loss
+        What training minimises, with the `penalty`.
+    optimizer : Optimizer
+        How parameters move along the gradient.
+    epochs : int
+        How many times all samples are used; with a history or a folder, see `resume`.
+    batch_size : int, optional
+        Samples a step; None for all of them. A last, smaller batch is used too unless `drop_last`.
+    seed : int
+        Decides the order of the samples and what dropout drops: the same seed gives the same run.
+    shuffle, drop_last : bool
+        Whether every epoch has a new order; whether a last, smaller batch is left out.
+    weights : array, shape (samples,), optional
+        Factors of the samples' losses.
+    penalty : Penalty, optional
+        Added to the loss.
+    state : array, shape (n_state,)
+        The state of a network that has one, updated in place.
+    validation : (x, t), optional
+        Data on which the loss (with the penalty) and the `metrics` are computed after each epoch.
+    metrics : sequence of functions of targets and outputs
+        Custom metrics are first called after the first epoch.
+    progress : bool, optional
+        Whether to show a bar. None shows one on terminals and in notebooks, True lines of text elsewhere.
+    callbacks : sequence of callables
+        Called with a `TrainingState` after each epoch; one that returns a text stops the training, others return None. The
+        method `begin` of a callback is called before the first step with the names of the quantities to be recorded, the
+        method `finish` at the end with a `TrainingState`.
+    check_finite : bool
+        Whether to refuse an infinity or NaN in the data, `p` or `state`, which are read once for that.
+    checkpoint : path or Checkpoint, optional
+        A folder for checkpoints, or a `Checkpoint` with further settings.
+    every : int, float or str, optional
+        How often checkpoints are written, as in `Checkpoint`.
+    resume : History or path, optional
+        A history: go on, to the bit, where the call that returned it ended, within an epoch too. `optimizer` must be the same,
+        `p` and `state` those it left; `epochs` are further epochs. Or a run's folder of checkpoints: `p` and `state` become
+        those of the last one; `epochs` and the history count the whole run. If `checkpoint` is the same folder and empty, the
+        run begins, so that one call both starts and resumes.
 
-    Returns the `History`. Ctrl-C ends training after a step, with `p` and `state` as of then and the reason in
-    ``history.stopped``. Raises FloatingPointError, naming the step and carrying the history as its attribute `history`,
-    where the loss is not a finite number, the last step leaves parameters that are none, or, before its step, a schedule gives
-    a learning rate that is negative or not finite; and TypeError or ValueError, before anything is written, for arguments that
-    do not fit.
+    Returns
+    -------
+    History
+        One entry an epoch. Ctrl-C ends training after a step: `p` and `state` are those of that step, ``history.stopped``
+        says why.
+
+    Raises
+    ------
+    FloatingPointError
+        Where a loss is not finite, where the last step leaves parameters that are not finite, and before a step for which a
+        schedule gives a rate that is negative or not finite. The error names the step; its attribute `history` is the history.
+    TypeError, ValueError
+        For arguments that do not fit, before anything is written.
     """
     arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
     p = arguments.check_trained(p, net.n_params)

@@ -1,4 +1,4 @@
-"""An optimiser for loops of one's own."""
+"""An optimiser for custom training loops."""
 
 from __future__ import annotations
 
@@ -19,15 +19,27 @@ from chains.training.optimizer_state import OptimizerState
 
 
 class Updater:
-    """An optimiser for a loop of one's own: ``update = Updater(Adam(1e-3), p)``, then ``update(g)`` moves `p` in place.
+    """An optimiser for a custom training loop: ``update = Updater(Adam(1e-3), p)``, then ``update(g)`` moves `p` in place.
 
-    `p` is a float32 or float64 vector, which the updater keeps and changes; `g` any vector as long, left as it
-    is. `state` is one that another updater left, ``update.state``, or training, ``history.optimizer_state``: a copy of it goes
-    on. Updaters can be copied and pickled, `p` and state with them.
+    Updaters can be copied and pickled, with `p` and state.
 
-    Raises TypeError or ValueError, before anything is written, for arguments that do not fit; on the processor
-    FloatingPointError, before a step for which a schedule gives a rate that is negative or not finite. An infinity or NaN in
-    `g` goes on into `p`: look at the loss that comes with it, as `train` does.
+    Parameters
+    ----------
+    optimizer : Optimizer
+        How parameters move along a gradient.
+    p : array, shape (n,), float32 or float64
+        The parameters; the updater keeps this array and changes it.
+    state : OptimizerState, optional
+        The state of another updater, ``update.state``, or of training, ``history.optimizer_state``, to go on from: it is
+        copied.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments that do not fit, before anything is written.
+    FloatingPointError
+        On the processor, before a step for which a schedule gives a rate that is negative or not finite. An infinity or NaN in
+        the gradient goes on into `p`: check the loss, as `train` does.
     """
 
     def __init__(self, optimizer: Optimizer, p: np.ndarray, state: OptimizerState | None = None) -> None:

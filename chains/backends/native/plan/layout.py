@@ -1,13 +1,13 @@
 """Where the samples of a tile lie: each in one piece, or interleaved, a vector of samples for each element.
 
-Dense layers want the first, so that the vectors run along a sample's features; images want the second, so that they run
+Dense layers read the first, so that the vectors run along a sample's features; images the second, so that they run
 along the samples and no width, stride or padding leaves a lane idle. Interleaved buffers are `laned`; their views
 carry the strides to show it: 1 along the samples, a multiple of the lanes along everything else. Operations on
-images make their operands laned, and elementwise operations follow the operand that they find. Where an operation wants
+images make their operands laned, and elementwise operations keep the layout of their operands. Where an operation reads
 the other layout of a buffer, a `Relayout` makes it.
 
 Channels whose length in bytes is a multiple of a page would all fall into the same few sets of the caches; a vector is left
-free behind each of them, where nobody looks at the image as a flat array.
+free behind each of them, unless an operation reads the image as a flat array.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PAGE_BYTES = 4096
 
 
 def arrange_layout(plan: ExecutionPlan) -> ExecutionPlan:
-    """Lay out in lanes what images want so, with a `Relayout` where an operation wants the other layout of a buffer."""
+    """Lay out the operands of image operations in lanes, with a `Relayout` where an operation reads the other layout."""
     operations = [step.operation for step in plan.steps]
     if not any(isinstance(operation, IMAGES) for operation in operations):
         return plan
@@ -61,7 +61,7 @@ class _Arrangement:
             for view in operation.views:
                 self._views.setdefault(view.buffer, []).append(view)
         self._images = {v.buffer for o in operations if isinstance(o, IMAGES) for v in o.views if v.batched}
-        self._valid: dict[Buffer, set[bool]] = {}  # in which layouts, laned or not, the contents are to be had
+        self._valid: dict[Buffer, set[bool]] = {}  # the layouts, laned or not, that hold the contents
 
     def add(self, operation: Operation) -> None:
         if not any(view.batched for view in operation.views):

@@ -122,7 +122,7 @@ def divided(done_once: Sequence[PlanStep], others: Sequence[Operation]) -> tuple
 
 
 def works_of(once: Sequence[PlanStep]) -> tuple[Work, ...]:
-    """Steps done once, in order: those of one thread, and those on vectors of a length, which all may share."""
+    """The steps done once, in order, as works: one thread does a work, or all threads share its vectors of one length."""
     works: list[Work] = []
     for step in once:
         length = _shared_length(step.operation)

@@ -35,7 +35,7 @@ WORKER_POOL = Struct(
 )
 MEMBER = Struct({"meetings": "i64"}, padded=True)  # of each thread of a team, behind the pool: how often it has come to meet
 WORKER_POOL_WORDS = WORKER_POOL.size + MOST_THREADS * MEMBER.size
-CLOSED = 0xFFFF  # no part is to be had
+CLOSED = 0xFFFF  # no part is left to claim
 # Pauses (13 ns each on the machine that docs/performance.md names) of a worker before it sleeps, of any thread before it first
 # lets others run, and between this and the next time.
 WORKER_PAUSES, POLITE_PAUSES, PAUSES_BETWEEN = 4000, 512, 64
