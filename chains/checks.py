@@ -101,7 +101,7 @@ def check_shape(name: str, shape: Any, of: str = "") -> tuple[int, ...]:
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether the function can be called with so many arguments; True too where it does not tell."""
+    """Whether the function takes `count` arguments; True where its signature is not known."""
     try:
         inspect.signature(function).bind(*range(count))
     except TypeError:
@@ -144,7 +144,7 @@ def check_numbers(name: str, value: Any, of: str = "", wanted: str = "must be a 
 
 
 def check_labels(labels: Any, classes: int, what: str) -> None:
-    """Raise ValueError, showing the first that is none, unless all are whole numbers from 0 to `classes` - 1."""
+    """Raise ValueError, showing the first that is wrong, unless all are whole numbers from 0 to `classes` - 1."""
     fractions = labels.dtype.kind == "f"
     if not labels.size or (
         labels.min() >= 0 and labels.max() < classes and not (fractions and (labels != np.floor(labels)).any())

@@ -40,7 +40,7 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
 class Normal:
     """Normal numbers with a mean and a standard deviation.
 
-    Raises TypeError or ValueError for a mean that is no finite number, and a deviation that is none, or negative.
+    Raises TypeError or ValueError unless both are finite numbers, and for a negative deviation.
     """
 
     mean: float = 0.0

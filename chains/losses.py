@@ -215,7 +215,7 @@ class CrossEntropyLoss(Loss):
 
     Logits have sample shape (*positions, classes); labels (*positions), probabilities (*positions, classes).
     The mean over samples and positions. Rows of probabilities need not sum to one, as in PyTorch: their sums weigh the
-    positions, and a row of zeros leaves its position out. Raises ValueError for labels that are none, for negative
+    positions, and a row of zeros leaves its position out. Raises ValueError for numbers that are no labels, for negative
     probabilities, and for a single class, whose cross-entropy is always 0.
     """
 

@@ -127,7 +127,7 @@ def _parsed(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     header = json.loads(data[8:start].decode())
     texts = dict(header.pop(TEXTS, {}))
     if not all(isinstance(text, str) for text in texts.values()):
-        raise TypeError("a text is none")
+        raise TypeError("the metadata hold no texts")
     arrays = {}
     for name, entry in header.items():
         dtype, shape, (begin, end) = np.dtype(TYPES[entry["dtype"]]), entry["shape"], entry["data_offsets"]

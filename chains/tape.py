@@ -1,4 +1,4 @@
-"""Functions of arrays as the calls they make, so that they can be pickled whatever they were written as.
+"""Functions of arrays as lists of the calls they make, which can be pickled even where the functions cannot.
 
 A function is called once with symbols for its arguments. What it does with them, by operators, methods, items, and NumPy's
 functions, is written on a tape, in order, and played again with values. What Python itself must know to go on, such as the
@@ -50,7 +50,7 @@ class Tape:
 
 
 def record(function: Callable[..., Any], *arguments: str) -> Tape:
-    """The tape of a function of so many arguments. Raises TypeError, saying why, where it does what cannot be written down."""
+    """Record what a function does with symbols for these arguments. Raises TypeError where a call cannot be recorded."""
     calls: list[Any] = []
     symbols = [Symbol(calls, number, len(arguments)) for number in range(len(arguments))]
     result = _referenced(function(*symbols))

@@ -17,7 +17,7 @@ MOST_THREADS = 64
 
 
 class _Number:
-    """The number of threads, and who wants to know when it changes."""
+    """The number of threads, and the functions called when it changes."""
 
     def __init__(self) -> None:
         self.chosen: int | None = None  # by `set_num_threads`
@@ -41,7 +41,7 @@ class _Number:
             return number
 
     def after_fork(self) -> None:
-        """In a forked process, which may be one of many workers: what nobody has chosen is not known."""
+        """In a forked process, which may be one of many workers: forget a number that was not set."""
         self.lock = threading.RLock()
         if not self.blocks and self.chosen is None:
             self.default = self.current = None
@@ -118,12 +118,12 @@ def follow(follower: Callable[[], None]) -> None:
 
 
 def known_num_threads() -> int | None:
-    """The present number; None where nobody has asked for it in this process."""
+    """The present number; None before the first question for it in this process."""
     return _number.current
 
 
 def default_num_threads() -> int:
-    """The number where nobody sets one, as `get_num_threads` says."""
+    """The number where none was set, as `get_num_threads` says."""
     own = os.environ.get("CHAINS_NUM_THREADS")
     if own is not None:
         if not (own.isascii() and own.isdigit()) or not 1 <= int(own) <= MOST_THREADS:

@@ -23,7 +23,7 @@ Arrays = Mapping[str, np.ndarray]
 # Arrays up to this size are copied in and out of a program that stays bound to arrays of its own; the program
 # is bound anew to larger ones, which takes some 0.1 ms.
 COPIED_BYTES = 1 << 20
-KEPT_BINDINGS = 8  # of one program: for so many batch sizes, and for each so many threads
+KEPT_BINDINGS = 8  # batch sizes of one program, and threads of each
 
 
 class UnsupportedOperationError(NotImplementedError):
@@ -223,7 +223,7 @@ class StepwiseIntake(Intake):
 def caller_arrays(program: Program, batch: int, arrays: Arrays) -> dict[str, np.ndarray]:
     """The caller's arrays by name, with constants, 1 / batch, and uninitialised arrays for those not given.
 
-    Raises ValueError for an array that is not what its buffer wants: compiled code would read and write beside it.
+    Raises ValueError for an array that does not fit its buffer: compiled code would read and write beside it.
     """
     result = dict(arrays)
     for name, array in arrays.items():
@@ -290,7 +290,7 @@ class Executable:
             idle.append(kept)
 
     def function(self, batch: int, ins: Sequence[str], outs: Sequence[str]) -> Callable:
-        """As `Backend.function`, from a binding at rest; `decline` where there is none, or the program wants more arrays."""
+        """As `Backend.function`, from a binding at rest; `decline` where there is none, or the program reads more arrays."""
         if not self.takes(ins, outs):
             return decline
         idle = self._idle.get(batch, [])

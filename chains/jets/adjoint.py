@@ -96,7 +96,7 @@ def _sum(a: Series | Linear, b: Series | Linear, orders: Orders) -> Linear:
     factors: dict[int, Series] = {}
     for each in map(_as_linear, (a, b)):
         if each is None:
-            raise ValueError("a cotangent plus what is none is not linear, as a pullback must be")
+            raise ValueError("a cotangent plus another number is not linear, as a pullback must be")
         for position, factor in each.factors.items():
             factors[position] = apply("add", [factors[position], factor], orders) if position in factors else factor
     return Linear(factors)

@@ -4,7 +4,7 @@
 for each coefficient: sums, copies and gathers act on each coefficient, products and convolutions become Cauchy products, and a
 map computes all coefficients of its results at once (`chains.jets.series`). A pullback is linear in its cotangent. Where that
 is an adjoint (`Jet.adjoint`), with an array for the cotangent of each coefficient, so is all that is made of it, and the rules
-are the transposed ones (`chains.jets.adjoint`). No layer knows of this, and what nobody reads is dropped as ever.
+are the transposed ones (`chains.jets.adjoint`). No layer knows of this, and results that are never read are dropped as ever.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class Jet:
             return
         if adjoint != (buffer in self._adjoints) and not zero:
             if not adjoint or buffer not in self._zeros:
-                raise NotImplementedError(f"`{out}` is made of a cotangent and of what is none")
+                raise NotImplementedError(f"`{out}` is made of a cotangent and of an array that is no cotangent")
             self._adjoints.add(buffer)
         if not zero:
             self._zeros.discard(buffer)

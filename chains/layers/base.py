@@ -200,7 +200,7 @@ class Declaration:
 
     @property
     def most_demanding(self) -> Declaration:
-        """Of this layer and its parts, the one that wants the largest batch while training."""
+        """Of this layer and its parts, the one that needs the largest batch while training."""
         parts = [child.most_demanding for child in self.children]
         return max([self, *parts], key=lambda declaration: declaration.smallest_batch)
 
@@ -278,7 +278,7 @@ class Node:
         self.p = self._names("p", "parameters", _windows(vectors.p, declaration.slices))
         gradients = _windows(vectors.g, declaration.slices)
         for name, entry in declaration.slices.items():
-            if entry.name in vectors.frozen:  # the gradient goes where nobody reads it, and so is never computed
+            if entry.name in vectors.frozen:  # the gradient goes to scratch that is never read, and so is never computed
                 gradients[name] = ops.scratch(f"{entry.name}.frozen", entry.shape, batched=False)
         self.g = self._names("g", "parameters", gradients)
         with ops.label(declaration.name):

@@ -17,7 +17,7 @@ class Dense(Layer):
 
     `inputs` and `outputs` are the lengths of that axis, `weight` has shape (inputs, outputs), `bias`
     (outputs,). Initializers: see `chains.initializers`. Raises TypeError or ValueError, naming the setting, for lengths that
-    are not positive, a `bias` that is not True or False, and initializers that are none or do not fit.
+    are not positive, a `bias` that is not True or False, and initializers that do not fit.
     """
 
     def __init__(

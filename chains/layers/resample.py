@@ -82,7 +82,7 @@ def _for_each_axis(name: str, values: tuple[Any, ...], shape: SampleShape) -> tu
     axes = len(shape) - 1
     if axes < 1 or len(values) not in (1, axes):
         raise ValueError(
-            f"`{name}` (={values}) wants channels and {'at least one axis' if len(values) == 1 else f'{len(values)} axes'} "
+            f"`{name}` (={values}) needs channels and {'at least one axis' if len(values) == 1 else f'{len(values)} axes'} "
             f"more, but the input has the sample shape {shape}"
         )
     return values * axes if len(values) == 1 else values

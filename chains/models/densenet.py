@@ -61,7 +61,7 @@ def densenet(
     growth: int = 32,
     backend: str = "auto",
 ) -> Chain:
-    """A densely connected network with so many layers in each dense block; half of the channels go on to the next block.
+    """A densely connected network: `blocks` are the layers of each dense block; half of the channels go on to the next.
 
     Samples have shape `input_shape`, (channels, height, width); the outputs, (classes,), are logits. `growth` is the
     number of channels each layer adds; ``blocks=(6, 12, 32, 32)`` is DenseNet-169, ``(6, 12, 48, 32)`` DenseNet-201. The

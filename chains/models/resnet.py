@@ -58,7 +58,7 @@ def resnet(
     width: int = 64,
     backend: str = "auto",
 ) -> Chain:
-    """A residual network with so many bottleneck blocks in each stage; a stage has twice the width of the one before.
+    """A residual network: `blocks` are the bottleneck blocks of each stage, which has twice the width of the stage before.
 
     Samples have shape `input_shape`, (channels, height, width); the outputs, (classes,), are logits. `width` is that of
     the first stage; ``blocks=(3, 4, 23, 3)`` is ResNet-101, ``(3, 8, 36, 3)`` ResNet-152. The network without its head,

@@ -56,7 +56,7 @@ class Network:
         wanting = self._most_demanding
         if batch < wanting.smallest_batch:
             raise ValueError(
-                f"{what} is a batch of {batch}, but layer {wanting.name}, {wanting.layer!r}, wants at least "
+                f"{what} is a batch of {batch}, but layer {wanting.name}, {wanting.layer!r}, needs at least "
                 f"{wanting.smallest_batch} samples while training: it takes its statistics over the batch"
             )
 
@@ -65,8 +65,8 @@ def forward(network: Network, dtype: Any, training: bool) -> Program:
     """y = the network's output at x; while training, the state is updated."""
     ops, p, x = _begin("forward", network, dtype, training)
     y = ops.external("y", network.declaration.output_shape, role="output", batched=True)
-    nobody = ops.scratch("gradient", (network.layout.size,), batched=False)
-    _node(ops, network, p, nobody, updates=training).forward(ops, x, y)
+    unread = ops.scratch("gradient", (network.layout.size,), batched=False)
+    _node(ops, network, p, unread, updates=training).forward(ops, x, y)
     return ops.finish()
 
 
@@ -138,7 +138,7 @@ def _begin(name: str, network: Network, dtype: Any, training: bool, role: str = 
 
 
 def _node(ops: Recorder, network: Network, p: View, g: View, *, updates: bool = False) -> Node:
-    """The network with its vectors; without `updates`, the new state goes where nobody reads it."""
+    """The network with its vectors; without `updates`, the new state goes to scratch that is never read."""
     size = (network.state_layout.size,)
     state = ops.external("state", size, role="state" if updates else "input")
     new_state = state if updates else ops.scratch("new_state", size, batched=False)
@@ -171,7 +171,7 @@ def _record_gradient(
     y, dy = (ops.scratch(name, output) for name in ("y", "dy"))
     node = _node(ops, network, p, g, updates=updates)
     if dx is None:
-        dx = ops.scratch("dx", network.declaration.input)  # nobody reads it, so that it is never computed
+        dx = ops.scratch("dx", network.declaration.input)  # never read, so that it is never computed
     views = Gradient(x, y, dy, dx, t, w, value)
     if isinstance(objective.loss, ResidualLoss):
         _record_residuals(ops, objective.loss, network, node, views)

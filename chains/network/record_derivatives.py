@@ -97,7 +97,7 @@ def sample_gradients(network: Network, objective: Criterion, dtype: Any) -> Prog
     g = ops.scratch("gradient", (network.layout.size,), batched=False)
     _record_gradient(ops, network, objective, p, g, x)
     _zero_frozen(ops, network, g)
-    # Each sample is a batch of its own, and nobody wants the sum of their losses.
+    # Each sample is a batch of its own, and the sum of their losses is not computed.
     inverse, one = ops.inverse_batch, ops.constant("one", np.ones(()))
     recorded = [operation for operation in ops.taken() if all(out.buffer.name != "value" for out in operation.outs)]
     alone = [replace(each, ins=tuple(one if view == inverse else view for view in each.ins)) for each in recorded]
@@ -119,8 +119,8 @@ def input_jacobian(network: Network, cotangents: int, dtype: Any) -> Program:
     """dx = the pullback of each row of dy, (cotangents, *output), to the inputs: (batch, cotangents, *input)."""
     ops, p, x = _begin("input Jacobian", network, dtype, training=False)
     out = ops.external("dx", (cotangents, *network.declaration.input), role="output", batched=True)
-    nobody = ops.scratch("gradient", (network.layout.size,), batched=False)
-    for number, (pullback, dx) in enumerate(_pullbacks(ops, network, p, nobody, x, cotangents)):
+    unread = ops.scratch("gradient", (network.layout.size,), batched=False)
+    for number, (pullback, dx) in enumerate(_pullbacks(ops, network, p, unread, x, cotangents)):
         ops.operations += pullback
         ops.copy(out.index(1, number), dx)
     return ops.finish()

@@ -1,8 +1,8 @@
 """What a network is made of, as a value: networks of equal values have equal programs, which are recorded once a process.
 
 Two things get the same value only where it is certain that they record the same: numbers of one type and the same bits,
-layers, losses and formulas of this package with such settings, and functions of this package. An object of somebody else's
-class is a value where its class defines both `__eq__` and `__hash__`, as a frozen dataclass does. Of other things
+layers, losses and formulas of this package with such settings, and functions of this package. An object of another
+package's class is a value where the class defines both `__eq__` and `__hash__`, as a frozen dataclass does. Of other things
 (a lambda, an array, a custom layer without `__eq__`) it is unknown when they are equal: they raise `Unknown`.
 
 A value is taken when a program is recorded or looked for. It holds what is in lists and dictionaries then.

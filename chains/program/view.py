@@ -41,7 +41,7 @@ def shape_text(shape: Shape) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """A named piece of memory. `role` says who provides it and who reads it afterwards:
+    """A named piece of memory. `role` says who provides and reads it:
 
     "input" (the caller's, only read; `data` where it gives none), "output" (the caller's, filled), "state" (the caller's,
     updated), "constant" (`data`, part of the program) and "scratch" (private, planned by `chains.program.scratch`).

@@ -123,7 +123,7 @@ class Run:
         check_parameters(self._p, steps.done)
 
     def _end_epoch(self, allowed: AbstractContextManager[object]) -> None:
-        """Look at the validation data, write the numbers down, and call the callbacks; but not behind a loss that is none."""
+        """Look at the validation data, write the numbers down, and call the callbacks; unless the loss is not finite."""
         steps, history, bar = self._steps, self._history, self._bar
         finite = math.isfinite(steps.loss)
         judgement = dict.fromkeys(self._judge.names, math.nan)

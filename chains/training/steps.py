@@ -85,7 +85,7 @@ class Steps(ABC):
 
         Where an epoch is one step on all samples, up to so many epochs are done. Returns how many steps were; a loss that is
         not finite is that of the last one, and is left to the caller. Raises FloatingPointError before a step whose learning
-        rate is none.
+        rate is negative or not finite.
         """
 
     def check(self) -> None:

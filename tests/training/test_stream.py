@@ -91,7 +91,7 @@ def test_a_batch_too_small_for_statistics_is_refused_before_its_step(normal_net)
     net, short = normal_net, [(X[:10], T[:10]), (X[10:19], T[10:19]), (X[19:], T[19:])]
     state, wanted = net.init_state(np.float64), net.init_state(np.float64)
     p = net.init(seed=0, dtype=np.float64)
-    with pytest.raises(ValueError, match=r"`x` is a batch of 1, but layer 1, BatchNorm\(4\), wants at least 2") as caught:
+    with pytest.raises(ValueError, match=r"`x` is a batch of 1, but layer 1, BatchNorm\(4\), needs at least 2") as caught:
         run(net, short, p, state=state)
     assert caught.value.__notes__ == ["in batch 2 of a pass, after 2 steps"]
     assert p.tobytes() == run(net, short[:2], epochs=1, state=wanted)[0].tobytes()

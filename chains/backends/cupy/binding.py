@@ -134,7 +134,7 @@ def launch(
 def device_arrays(device: Device, program: Program, batch: int, arrays: Arrays) -> dict[str, Array]:
     """The caller's arrays by name, with constants, 1 / batch, and uninitialised arrays for those not given.
 
-    Raises ValueError for an array that is not what its buffer wants: kernels would read and write beside it.
+    Raises ValueError for an array that does not fit its buffer: kernels would read and write beside it.
     """
     result = dict(arrays)
     for name, array in arrays.items():

@@ -22,7 +22,7 @@ from chains.backends.cupy.source.c_source import readable
 from chains.backends.places import Array
 
 SLOTS = 2  # for batches: one being copied, one being computed on
-MOST_UNREAD = 4  # steps whose losses nobody has read yet, at most
+MOST_UNREAD = 4  # steps whose losses have not been read
 CYCLE_STEPS = 8  # steps after which the GPU counts from 0 again: a multiple of `SLOTS`, more than `MOST_UNREAD`
 MEMORY_SHARE = 0.5  # of the GPU's free memory: larger data sets are not copied there whole
 
@@ -123,7 +123,7 @@ class StreamedStep:
         return float(self._losses[number])
 
     def finish(self) -> None:
-        """Wait for all steps, and forget losses that nobody has read and batches that were sent most_unread."""
+        """Wait for all steps, and forget unread losses and batches that were sent for later steps."""
         self.inlet.forget()
         self.inlet.finish()
         for event in self._noted:

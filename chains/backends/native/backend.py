@@ -130,7 +130,7 @@ class NativeBackend(Backend):
 
 
 def _parts(threads: int, work: int, batch: int | None) -> int:
-    """Into how many parts products are split, at most, where a sample takes so many operations."""
+    """The most parts that products are cut into, where a sample takes `work` operations."""
     if batch is None or batch > MOST_PARTITIONED_SAMPLES:
         return 1
     return max(1, min(threads, MOST_PARTS, work * batch // LEAST_PART_OPERATIONS))

@@ -28,7 +28,9 @@ MOST_MEMORY_PLANS = 16
 FUNCTIONS = ("run", "member")
 _locks = {"making": RLock()}
 _loading = RLock()
-if hasattr(os, "register_at_fork"):  # a fork waits until no thread loads modules: in the child, nobody would end that
+if hasattr(
+    os, "register_at_fork"
+):  # a fork waits until no thread loads modules: the child has no thread that would end the loading
     os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
 if hasattr(os, "register_at_fork"):  # another thread may have held it
     os.register_at_fork(after_in_child=lambda: _locks.update(making=RLock()))

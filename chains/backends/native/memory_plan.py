@@ -49,9 +49,7 @@ class MemoryPlan:
 
 
 def _tile(signature: Signature, batch: int, threads: int) -> int:
-    """The samples of a tile: whole blocks of rows; but an even share of the batch where the most that a thread gets were
-    otherwise much more.
-    """
+    """The samples of a tile: whole blocks of rows, unless a thread would get much more than an even share of the batch."""
     if threads == 1 or signature.one_size:
         return signature.tile
     share = -(-batch // threads)

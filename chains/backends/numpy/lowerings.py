@@ -109,7 +109,7 @@ def _map(memory: Memory, operation: Map) -> list[Call]:
             if other is not target:
                 calls.append(partial(np.copyto, target, other))
             calls.append(partial(np.copyto, target, chosen, "same_kind", condition))
-        elif call.operation in ("min", "max", "erf"):  # which want `out` by name
+        elif call.operation in ("min", "max", "erf"):  # which take `out` by name only
             calls.append(partial(UFUNCS[call.operation], *sources, out=target))
         else:
             calls.append(partial(UFUNCS[call.operation], *sources, target))

@@ -77,5 +77,5 @@ class Memory:
 
     @lazy
     def workspace(self) -> np.ndarray:
-        """Bytes for use within one convolution or pool: as many as the one that wants most."""
+        """Bytes for use within one convolution or pool: as many as the largest of them needs."""
         return self.temporary((self.workspace_bytes,), np.uint8)

@@ -133,7 +133,7 @@ class MatmulPlan:
 
 
 class Descriptor:
-    """Something that cublasLt made, destroyed when nobody needs it any more."""
+    """Something that cublasLt made, destroyed when it is no longer referenced."""
 
     def __init__(self, library: Any, kind: str, *arguments: Any) -> None:
         self.library, self.kind = library, kind

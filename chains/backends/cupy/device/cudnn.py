@@ -20,7 +20,7 @@ from chains.backends.cupy.device.interface import Convolution, Device, Sizes, Wo
 VERSIONS = ((1, 26), (1, 29))  # of the front end: from the first on, below the second
 OLDEST = 90000  # version of cuDNN itself
 INSTALL = "pip install 'nvidia-cudnn-frontend>=1.26,<1.29' nvidia-cudnn-cu12 (nvidia-cudnn-cu13 beside cupy-cuda13x)"
-WORKSPACE_BYTES = 256 << 20  # plans that want more are left out: an estimate, not measured on a GPU
+WORKSPACE_BYTES = 256 << 20  # plans that need more are left out: an estimate, not measured on a GPU
 ALIGNMENT = 16  # bytes: where the front end expects every tensor to begin
 TIMED = ("cudnn-timed", "cudnn-fastest")  # choices that try plans out
 

@@ -83,7 +83,7 @@ class Convolutions(Protocol):
 
 
 class Event(ABC):
-    """A place in a queue: where it was recorded last. One that never was stops nobody."""
+    """A place in a queue: where it was recorded last. One that was never recorded is not waited for."""
 
     @abstractmethod
     def wait(self) -> None:

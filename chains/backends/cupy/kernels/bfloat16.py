@@ -2,7 +2,7 @@
 
 Tensor cores take bfloat16 at twice the rate of TF32, and it is half as much to read. A factor of a large product is rounded
 to the nearest bfloat16, which changes it by at most 2**-8 of itself, and kept in scratch: parameters once a step, what a layer
-computes by the kernel that computes it, which leaves the float32 numbers out where nobody reads them. Products add in
+computes by the kernel that computes it, which leaves the float32 numbers out where they are not read. Products add in
 float32 and give float32; parameters, gradients and everything else stay what they are. The factors of smaller products
 may be rounded inside cuBLAS, to bfloat16 or TF32.
 """

@@ -176,7 +176,7 @@ def _sum(a: View, product: MatMul, operations: Sequence[Operation]) -> Reduce | 
 
 
 def _mask(out: View) -> View:
-    """A bit for each element of a matrix, rows beginning where cublasLt wants them to."""
+    """A bit for each element of a matrix, rows aligned as cublasLt requires."""
     rows, columns = out.shape
     assert isinstance(columns, int)
     shape = (rows, -(-columns // MASK_BITS) * (MASK_BITS // 8))

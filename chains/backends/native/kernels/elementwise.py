@@ -58,7 +58,7 @@ class Frame:
         """Whether a sum over samples begins with those of this tile (i1); None where it is always added to what is there.
 
         Each thread's sum begins with its first tile. Where the sum adds to what was there before the tiles, the first thread
-        does so, and the others begin. Where an earlier operation of the tile has begun it (`continued`), nobody begins.
+        does so, and the others begin. A sum that an earlier operation of the tile has begun (`continued`) does not begin anew.
         """
         if self.first is None or continued:
             return None

@@ -6,7 +6,7 @@ compiled anew. Files are written under another name and then renamed: whole or n
 that were not used for longest go. ``CHAINS_CACHE=off`` switches the cache off; `clear` empties it.
 
 Who writes a file here decides what this process executes. So a folder is made for its user alone, and only regular files
-are read. A folder or file that somebody else owns or may write is not used, which a warning says once.
+are read. A folder or file that another user owns or may write is not used; a warning says so once.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _files(place: Path) -> list[Path]:
 
 
 def _read(path: Path) -> bytes:
-    """The contents of a regular file that nobody else can have written; nothing of another one."""
+    """The contents of a regular file that only this user can have written; None for another file."""
     handle = os.open(path, _READ)
     try:
         status = os.fstat(handle)
@@ -136,7 +136,7 @@ def _read(path: Path) -> bytes:
 
 
 def _is_private(path: Path, status: os.stat_result) -> bool:
-    """Whether this is the user's own, and nobody else may write to it; if not, that is said once."""
+    """Whether this user owns it and no other may write to it; if not, a warning says so once."""
     if not hasattr(os, "geteuid"):  # Windows: the user's cache folder is private, and files have no such modes
         return True
     if status.st_uid != os.geteuid():

@@ -26,7 +26,7 @@ LEAST_ELEMENTS = 1024  # of a product worth it; together they should be half of 
 
 @dataclass(frozen=True)
 class _Update:
-    """The work that goes through the whole gradient, at this position among what is done once."""
+    """The work that goes through the whole gradient, with its position in `Segment.once`."""
 
     work: int
     steps: tuple[PlanStep, ...]  # all of them maps
@@ -37,7 +37,7 @@ class _Update:
         return [step.operation for step in self.steps if isinstance(step.operation, Map)]
 
     def on(self, step: PlanStep) -> PlanStep:
-        """A product that does this to the elements it gives."""
+        """The product, with this update of the elements that it gives."""
         out = step.operation.outs[0]
 
         def slice(view: View) -> View:
@@ -169,7 +169,7 @@ def _gives_part(step: PlanStep, gradient: View, steps: Sequence[PlanStep]) -> bo
 
 
 def _updated(position: int, segment: Segment, update: _Update, lanes: int) -> PlanStep:
-    """A step on a tile, with its update if it is a product behind which nobody reads what this writes."""
+    """A step on a tile, with its update if it is a product, and no later step reads what the update writes."""
     step = segment.tiled_steps[position]
     large = step.operation.outs[0].sample_size >= LEAST_ELEMENTS
     if not large or not _gives_part(step, update.gradient, segment.tiled_steps):

@@ -194,7 +194,7 @@ def tiles_wait_for_nothing(plan: ExecutionPlan) -> Problems:
             before = sums[: next(position for position, each in enumerate(sums) if each is step.operation)]
             begun = any(meet(x, y) for each in before for x in each.writes for y in step.operation.writes)
             if begun != step.continued:
-                what = "is to begin a sum that is begun before it" if begun else "is to add to a sum that nobody has begun"
+                what = "is to begin a sum that is begun before it" if begun else "is to add to a sum that no step has begun"
                 yield f"`{step.operation}` {what}"
         late = [*tiled, *(segment.product.operations if segment.product else ())]
         for early in (operation for step in segment.early for operation in step.operations):
@@ -263,7 +263,7 @@ def sums_are_listed(plan: ExecutionPlan) -> Problems:
             for view in operation.outs:
                 runs = [run for run in segment.sums if (run.buffer, run.kind) == (view.buffer, operation.over_batch)]
                 if not all(any(run.start <= start and stop <= run.stop for run in runs) for start, stop in view.runs):
-                    yield f"nobody adds up what threads have of `{operation}`"
+                    yield f"no sum over threads is listed for `{operation}`"
 
 
 def barriers_keep_threads_apart(plan: ExecutionPlan) -> Problems:

@@ -13,7 +13,7 @@ from chains.program.view import Buffer, Shape, View, c_strides
 
 
 def pack_weights(plan: ExecutionPlan) -> ExecutionPlan:
-    """Reserve packed copies for the steps on tiles whose kernels want them."""
+    """Reserve packed copies of weights for steps on tiles whose kernels read packed weights."""
 
     def packed(step: PlanStep) -> PlanStep:
         operation = step.operation
