@@ -50,10 +50,7 @@ def whole(value: Any, least: float) -> int | None:
 
 
 def check_count(name: str, value: Any, least: int = 1, also: str = "") -> int:
-    """`value` as a whole number. Raises TypeError unless it is one, ValueError where it is below `least`.
-
-    `also` says what else is taken.
-    """
+    """`value` as a whole number. Raises TypeError unless it is one, ValueError below `least`; `also` is taken too."""
     number = whole(value, least)
     if number is None:
         wanted = "a positive whole number" if least == 1 else f"a whole number, {least} or more"
@@ -64,10 +61,16 @@ def check_count(name: str, value: Any, least: int = 1, also: str = "") -> int:
 
 def check_counts(name: str, value: Any) -> tuple[int, ...]:
     """`value` as positive whole numbers. Raises TypeError unless it is a list or tuple of them, at least one."""
-    counts = [whole(count, 1) for count in value] if isinstance(value, (list, tuple)) else []
-    if not counts or None in counts:
+    counts = _counts(value)
+    if not counts:
         raise TypeError(f"`{name}` (={shown(value)}) must be a tuple of positive whole numbers, such as (3, 4)")
-    return tuple(count for count in counts if count is not None)
+    return counts
+
+
+def _counts(value: Any) -> tuple[int, ...] | None:
+    """`value` as positive whole numbers; None unless it is a list or tuple of them."""
+    counts = [whole(count, 1) or 0 for count in value] if isinstance(value, (list, tuple)) else [0]
+    return tuple(counts) if all(counts) else None
 
 
 def check_flags(**flags: Any) -> None:
@@ -92,22 +95,18 @@ def check_word(name: str, value: Any, *words: str) -> None:
 
 def check_shape(name: str, shape: Any, of: str = "") -> tuple[int, ...]:
     """`shape` as a sample's shape. Raises ValueError unless it is a tuple of positive whole numbers."""
-    if type(shape) is tuple and all(type(length) is int and length > 0 for length in shape):
-        return shape
-    lengths = [whole(length, 1) for length in shape] if isinstance(shape, (tuple, list)) else [None]
-    if None in lengths:
+    lengths = _counts(shape)
+    if lengths is None:
         raise ValueError(f"`{name}` (={shown(shape)}){of} must be a tuple of positive whole numbers, such as (3,)")
-    return tuple(length for length in lengths if length is not None)
+    return lengths
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:
     """Whether the function takes `count` arguments; True where its signature is not known."""
     try:
         inspect.signature(function).bind(*range(count))
-    except TypeError:
-        return False
-    except ValueError:  # of some that are written in C
-        pass
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)  # of some that are written in C
     return True
 
 
@@ -135,9 +134,9 @@ def check_numbers(name: str, value: Any, of: str = "", wanted: str = "must be a 
     """Raise TypeError unless `value` is a real number or an array of them, ValueError unless all are finite."""
     try:
         array = as_unmasked(name, value)
-    except ValueError as error:  # lists of several lengths
-        raise TypeError(f"`{name}` (={shown(value)}){of} {wanted}") from error
-    if array.dtype.kind not in "fiu":
+    except ValueError:  # lists of several lengths
+        array = None
+    if array is None or array.dtype.kind not in "fiu":
         raise TypeError(f"`{name}` (={shown(value)}){of} {wanted}")
     if not np.isfinite(array).all():
         raise ValueError(f"`{name}` (={shown(value)}){of} must be finite")
@@ -145,10 +144,8 @@ def check_numbers(name: str, value: Any, of: str = "", wanted: str = "must be a 
 
 def check_labels(labels: Any, classes: int, what: str) -> None:
     """Raise ValueError, showing the first that is wrong, unless all are whole numbers from 0 to `classes` - 1."""
-    fractions = labels.dtype.kind == "f"
-    if not labels.size or (
-        labels.min() >= 0 and labels.max() < classes and not (fractions and (labels != np.floor(labels)).any())
-    ):
+    inside = not labels.size or (labels.min() >= 0 and labels.max() < classes)
+    if inside and not (labels.dtype.kind == "f" and (labels != np.floor(labels)).any()):
         return
     wrong = ~((labels >= 0) & (labels < classes) & (labels == np.floor(labels)))
     index = tuple(int(positions[0]) for positions in wrong.nonzero())

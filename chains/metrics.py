@@ -33,10 +33,8 @@ def accuracy(t: Any, y: Any, *, threshold: float = 0.5) -> float:
     t, y = on_host(as_array("t", t)), on_host(as_array("y", y))
     check_number("threshold", threshold, "finite")
     if y.ndim < 2 or not y.size:
-        raise ValueError(
-            f"`y` must have shape (batch, ..., classes), with at least one sample, got {y.shape}; "
-            "targets come first: accuracy(t, y)"
-        )
+        wanted = "shape (batch, ..., classes), with at least one sample"
+        raise ValueError(f"`y` must have {wanted}, got {y.shape}; targets come first: accuracy(t, y)")
     if t.shape not in (y.shape, y.shape[:-1]):
         raise ValueError(f"`t` must have shape {y.shape[:-1]} or {y.shape}, to go with the outputs, got {t.shape}")
     for name, array in (("t", t), ("y", y)):

@@ -21,18 +21,12 @@ DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def together(p: Any, data: dict[str, Any], *, move: bool = True) -> dict[str, Any]:
-    """The data beside the parameters: copied to the GPU where these lie there, unless `move` is false.
-
-    Raises TypeError where only the data lie there.
-    """
+    """The data where the parameters lie: copied to a GPU unless `move` is false. Raises TypeError for data alone on one."""
     place = place_of(p)
     if place is HOST:
-        for name, array in data.items():
-            if is_elsewhere(array):
-                raise TypeError(
-                    f"`{name}` lies on the GPU and `p` in the computer's memory: pass cupy.asarray(p) to compute there, "
-                    f"or cupy.asnumpy({name})"
-                )
+        for name in (name for name, array in data.items() if is_elsewhere(array)):
+            to_gpu, to_host = "pass cupy.asarray(p) to compute there", f"cupy.asnumpy({name})"
+            raise TypeError(f"`{name}` lies on the GPU and `p` in the computer's memory: {to_gpu}, or {to_host}")
         return data
     native = {name: array if place.owns(array) else _native(array) for name, array in data.items()}
     return {name: place.contiguous(array) for name, array in native.items()} if move else native
@@ -47,9 +41,8 @@ def check_params(p: Any, size: int) -> np.ndarray:
     """`p` as a flat parameter vector of `size` entries. Raises TypeError or ValueError where it is none."""
     p = as_array("p", p)
     if p.shape != (size,):
-        raise ValueError(
-            f"`p` must have shape ({size},), a vector of {counted(size, 'parameter')} of this network, got {p.shape}"
-        )
+        parameters = counted(size, "parameter")
+        raise ValueError(f"`p` must have shape ({size},), a vector of {parameters} of this network, got {p.shape}")
     if p.dtype not in DTYPES:
         raise TypeError(f"`p` must be float32 or float64, got {p.dtype}; try p.astype(np.float32)")
     if not p.flags.c_contiguous:
@@ -62,20 +55,16 @@ def check_state(
 ) -> np.ndarray:
     """`state` as a network's state of this type (None: float32 or float64), to be read, or to be `updated` in place.
 
-    Raises TypeError or ValueError where it is none, lies elsewhere than the inputs, or overlaps one of them in memory while
-    it is updated.
+    Raises TypeError or ValueError where it does not fit, lies elsewhere than the inputs, or overlaps one while it is updated.
     """
-    if updated and not (isinstance(state, np.ndarray) or array_api_compat.is_array_api_obj(state)):
-        raise TypeError(f"`state` must be an array, since it is updated in place, got a {type(state).__name__}")
-    state = as_array("state", state)
+    state = as_array("state", _updatable("state", state) if updated else state)
     if state.shape != (layout.size,):
         if not layout.size:
             raise ValueError("`state` must be left out, since this network has none")
         raise ValueError(f"`state` must have shape ({layout.size},), {counted(layout.size, 'number')}, got {state.shape}")
     if state.dtype not in (DTYPES if dtype is None else (dtype,)):
-        raise TypeError(
-            f"`state` must be {dtype or 'float32 or float64'}, as `p`, got {state.dtype}; try state.astype(p.dtype)"
-        )
+        wanted = dtype or "float32 or float64"
+        raise TypeError(f"`state` must be {wanted}, as `p`, got {state.dtype}; try state.astype(p.dtype)")
     if not state.flags.c_contiguous or (updated and not getattr(state.flags, "writeable", True)):
         raise ValueError("`state` must be contiguous, and writable where it is updated: pass a copy")
     beside = "p" if "p" in inputs else "x"
@@ -87,6 +76,13 @@ def check_state(
     return state
 
 
+def _updatable(name: str, value: Any) -> Any:
+    """`value`. Raises TypeError unless it is an array, of any library."""
+    if not (isinstance(value, np.ndarray) or array_api_compat.is_array_api_obj(value)):
+        raise TypeError(f"`{name}` must be an array, since it is updated in place, got a {type(value).__name__}")
+    return value
+
+
 def check_apart(name: str, updated: Any, others: dict[str, Any]) -> None:
     """Raise ValueError where an array that is updated in place overlaps one of the others in memory."""
     for other, array in others.items():
@@ -96,9 +92,7 @@ def check_apart(name: str, updated: Any, others: dict[str, Any]) -> None:
 
 def check_trained(p: Any, size: int | None = None) -> np.ndarray:
     """`p` as a parameter vector to be updated in place. Raises TypeError or ValueError where it is none."""
-    if not (isinstance(p, np.ndarray) or array_api_compat.is_array_api_obj(p)):
-        raise TypeError(f"`p` must be an array, since it is updated in place, got a {type(p).__name__}")
-    p = check_params(p, math.prod(p.shape) if size is None else size)
+    p = check_params(_updatable("p", p), math.prod(p.shape) if size is None else size)
     if isinstance(p, np.ndarray) and not p.flags.writeable:
         raise ValueError("`p` is read-only, but it is updated in place: pass a copy")
     return p
@@ -130,12 +124,10 @@ def check_functions(name: str, functions: Any, what: str, arguments: int) -> Non
     if not isinstance(functions, (list, tuple)):
         raise TypeError(f"`{name}` (={shown(functions)}) must be a list of {what}")
     for function in functions:
-        if not callable(function) or isinstance(function, type):
-            raise TypeError(f"`{name}` must hold {what}, got {shown(function)}")
-        if not takes(function, arguments):
-            raise TypeError(
-                f"`{name}` must hold {what}, got {shown(function)}, which does not take {counted(arguments, 'argument')}"
-            )
+        fits = callable(function) and not isinstance(function, type)
+        if not fits or not takes(function, arguments):
+            why = f", which does not take {counted(arguments, 'argument')}" if fits else ""
+            raise TypeError(f"`{name}` must hold {what}, got {shown(function)}{why}")
 
 
 def check_is(name: str, value: Any, kind: type, example: str) -> None:
@@ -180,10 +172,7 @@ def _hint(given: tuple[int, ...], shape: tuple[int, ...], name: str) -> str:
 
 
 def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name: str = "t", x: str = "x") -> np.ndarray:
-    """`t` as targets for outputs of this sample shape; for one output a sample, (batch,) means (batch, 1).
-
-    Raises TypeError or ValueError where it does not go with the outputs.
-    """
+    """`t` as targets for outputs of this shape; for one output, (batch,) means (batch, 1). Raises TypeError or ValueError."""
     t = as_array(name, t)
     _check_batch(name, t, batch, x)
     if is_column(t, output, loss):
@@ -228,18 +217,14 @@ def check_weights(w: Any, batch: int) -> np.ndarray:
 
 def _check_batch(name: str, array: np.ndarray, batch: int, x: str = "x") -> None:
     if array.ndim == 0 or len(array) != batch:
-        raise ValueError(
-            f"`{name}` has shape {array.shape}, but `{x}` is a batch of {batch}: both need {counted(batch, 'sample')}"
-        )
+        samples = counted(batch, "sample")
+        raise ValueError(f"`{name}` has shape {array.shape}, but `{x}` is a batch of {batch}: both need {samples}")
 
 
 def check_out(
     out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: dict[str, np.ndarray], name: str = "out"
 ) -> np.ndarray:
-    """`out` as an array to fill, where `p` lies, if that is an input.
-
-    Raises TypeError or ValueError unless it is writable, fits, and overlaps no input.
-    """
+    """`out` as an array to fill. Raises TypeError or ValueError unless it lies where `p` does, fits, and overlaps no input."""
     place = HOST if "p" not in inputs else place_of(inputs["p"])
     if not place.owns(out) or (place is HOST and is_elsewhere(out)) or isinstance(out, np.ma.MaskedArray):
         kind = "a NumPy array to fill" if place is HOST else "an array to fill on the GPU, where `p` lies"
@@ -266,9 +251,7 @@ def _overlap(place: Place, out: Any, array: Any) -> bool:
 
 
 def check_finite(dtype: np.dtype, **arrays: np.ndarray | None) -> None:
-    """Raise ValueError, naming the array and the first place, where one holds an infinity, NaN, or a number beyond the range
-    of the type it will be converted to.
-    """
+    """Raise ValueError, naming array and place, for an infinity, NaN, and numbers beyond the range of `dtype`."""
     for name, array in arrays.items():
         if array is None or array.dtype.kind != "f":
             continue
