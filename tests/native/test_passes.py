@@ -278,7 +278,7 @@ BROKEN = {
     nothing_kept_for_the_whole_batch: "tiles share nothing",
     an_owner_too_many: "owners are threads",
     rows_of_no_whole_vectors: "packed weights fit",
-    a_kernel_with_maps_of_another: "kernels are those of their products",
+    a_kernel_with_maps_of_another: "products are described as they are",
     a_sum_left_out: "sums are listed",
     no_barriers: "barriers keep threads apart",
     a_buffer_without_address: "tables hold all buffers",
