@@ -282,7 +282,7 @@ def async_memory(every: bool, setting: Setting) -> Result:
             for x, t in data:
                 intake.start({"x": x, "t": t})
                 unread += 1
-                while unread > (0 if every else intake.ahead):
+                while unread > (0 if every else intake.most_unread):
                     loss, unread = intake.loss(), unread - 1
             queued[0] = time.perf_counter() - start
             while unread:
