@@ -72,7 +72,7 @@ class Chain(Derivatives):
         if quick is not None and (found := quick(p, x, out)) is not None:
             return found
         p = arguments.check_params(p, self.n_params)
-        x = arguments.check_input(x, self.input_shape)
+        x = arguments.check_input(x, self.input_shape, ids=self.network.id_count)
         run = self.forward_pass(p, training)
         if is_elsewhere(p) and not is_elsewhere(x):
             return self._call_from_host(run, x, p, state, training, seed, out)
@@ -187,8 +187,8 @@ class Chain(Derivatives):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Pull the cotangent `dy`, shaped like the output, back to the parameters and the inputs.
 
-        Returns ``(dp, dx)``, shapes (n_params,) and (batch, *input_shape): the gradients of ``sum(dy * net(x, p))``.
-        `out` is a pair of arrays to fill instead. `state` is read in the mode "eval", and never changed. Other arguments
+        Returns ``(dp, dx)``, shapes (n_params,) and (batch, *input_shape): the gradients of ``sum(dy * net(x, p))``; zero by
+        ids. `out` is a pair of arrays to fill instead. `state` is read in the mode "eval", and never changed. Other arguments
         as in a call.
         """
         training = arguments.check_mode(mode)
@@ -200,7 +200,7 @@ class Chain(Derivatives):
         if quick is not None and (found := quick(p, x, dy, given[0], given[1])) is not None:
             return found
         p = arguments.check_params(p, self.n_params)
-        x = arguments.check_input(x, self.input_shape)
+        x = arguments.check_input(x, self.input_shape, ids=self.network.id_count)
         dy = arguments.check_input(dy, self.output_shape, "dy", "output")
         if len(dy) != len(x):
             raise ValueError(
@@ -314,7 +314,7 @@ class Chain(Derivatives):
 
     def _data(self, x: Any, t: Any, loss: Loss, weights: Any) -> dict[str, np.ndarray]:
         declaration = self.network.declaration
-        x = arguments.check_input(x, declaration.input)
+        x = arguments.check_input(x, declaration.input, ids=declaration.id_count)
         arguments.check_loss(loss)
         data = {"x": x, "t": arguments.check_targets(t, len(x), declaration.output_shape, loss)}
         if weights is not None:

@@ -202,7 +202,9 @@ def _differences(net: Chain, forward: Program, batch: int, seed: int) -> tuple[d
     def total(name: str, array: np.ndarray) -> float:
         return float(np.sum(arrays["dy"] * run_program(forward, "numpy", batch, {**arrays, name: array})["y"]))
 
-    g, dx = (central_difference(partial(total, name), arrays[name]) for name in ("p", "x"))
+    g = central_difference(partial(total, "p"), arrays["p"])
+    ids = net.network.id_count is not None
+    dx = np.zeros(arrays["x"].shape) if ids else central_difference(partial(total, "x"), arrays["x"])
     for name in net.frozen:
         net.views(g)[name][...] = 0.0
     return arrays, {"g": g, "dx": dx}
@@ -240,7 +242,9 @@ def _point(network: Chain, batch: int, seed: int) -> dict[str, np.ndarray]:
         "dy": rng.normal(0.0, 1.0, (batch, *network.output_shape)),
         "state": rng.uniform(0.5, 2.0, network.n_state),
     }
-    exact = {name: array.astype(np.float32).astype(np.float64) for name, array in arrays.items()}
+    exact: dict[str, Any] = {name: array.astype(np.float32).astype(np.float64) for name, array in arrays.items()}
+    if network.network.id_count is not None:
+        exact["x"] = rng.integers(0, network.network.id_count, arrays["x"].shape)
     return {**exact, "random": np.array([3, 0], np.uint64)}
 
 

@@ -26,6 +26,7 @@ from chains import initializers as initial
 from chains.activations import ACTIVATIONS
 from chains.layers.base import Layer, Node, Vectors
 from chains.models import Bottleneck, DenseBlock, Transition
+from chains.network import record
 from chains.network.architecture import Architecture
 from chains.program.recorder import Recorder
 from chains.testing import ROUNDING, Kink, assert_close, away_from_kinks, central_difference, filled, run_program  # noqa: F401
@@ -66,6 +67,8 @@ class Case:
         batch = max(batch, net.network.declaration.most_demanding.smallest_batch)
         p = _exact(rng.normal(0.0, 0.8, net.n_params))
         x, dy = (_exact(rng.normal(0.0, 1.0, (batch, *shape))) for shape in (net.input_shape, net.output_shape))
+        if net.network.id_count is not None:
+            x = rng.integers(0, net.network.id_count, x.shape)
         t = targets(self.targets, rng, batch, net.output_shape)
         w = _exact(rng.uniform(0.5, 2.0, batch)) if self.weighted else None
         return Problem(self, p, x, t, w, dy, _exact(rng.uniform(0.5, 2.0, net.n_state)))
@@ -299,6 +302,16 @@ IMAGE_LAYERS = [
 ]  # fmt: skip
 LAYERS += IMAGE_LAYERS
 
+SEQUENCES = [
+    Case("Embedding", chains.Embedding, (chains.Embedding(5, 3),), (7,)),
+    Case("Embedding-one", chains.Embedding, (chains.Embedding(4, 3),), ()),
+    Case("Embedding-Dense", chains.Embedding, (chains.Embedding(4, 2), _dense(2, 3)), (2, 2)),
+    Case("Embedding-parts", chains.Embedding,
+         (chains.Parallel(chains.Embedding(4, 2), chains.Series(chains.Embedding(5, 3), _dense(3, 2)), axis=-1),), (2,)),
+    Case("Embedding-frozen", chains.Embedding, (chains.Embedding(4, 2), _dense(2, 3)), (1,), frozen=("0.weight",)),
+]  # fmt: skip
+LAYERS += SEQUENCES
+
 # Layers of users' own, which do what built-in ones happen not to.
 OWN_LAYERS = [
     _layer("own-Double", Double()),
@@ -493,7 +506,8 @@ def record_all(net: chains.Chain, dtype: Any, *, pullback: bool = True) -> Recor
     ops = Recorder("all", dtype)
     p = ops.external("p", (net.n_params,), role="input")
     g = ops.external("g", (net.n_params,), role="output")
-    x = ops.external("x", net.input_shape, role="input", batched=True)
+    ids = None if net.network.id_count is None else record.IDS
+    x = ops.external("x", net.input_shape, role="input", batched=True, dtype=ids)
     dx = ops.external("dx", net.input_shape, role="output", batched=True)
     cotangent = ops.external("dy", net.output_shape, role="input", batched=True)
     y = ops.external("y", net.output_shape, role="output", batched=True)

@@ -67,7 +67,8 @@ def smooth_pullback(case: Case, batch: int, mode: str) -> tuple[Problem, np.ndar
         dp = central_difference(lambda p: total(p=p), problem.p)
         for name in case.net().frozen:
             case.net().views(dp)[name][...] = 0.0
-        return problem, dp, central_difference(lambda x: total(x=x), problem.x)
+        ids = problem.x.dtype.kind == "i"  # which nothing can be derived by
+        return problem, dp, np.zeros(problem.x.shape) if ids else central_difference(lambda x: total(x=x), problem.x)
 
     return away_from_kinks(at)
 

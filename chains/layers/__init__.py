@@ -8,6 +8,7 @@ from chains.layers.conv import Conv, ConvTranspose
 from chains.layers.dense import Dense
 from chains.layers.dropout import Dropout, SpatialDropout
 from chains.layers.elementwise import Activation, Scale, Shift
+from chains.layers.embedding import Embedding
 from chains.layers.norm import GroupNorm, LayerNorm, RMSNorm
 from chains.layers.pool import AvgPool, GlobalAvgPool, MaxPool
 from chains.layers.resample import Pad, Upsample
@@ -24,6 +25,7 @@ __all__ = [
     "Declaration",
     "Dense",
     "Dropout",
+    "Embedding",
     "Flatten",
     "GlobalAvgPool",
     "GroupNorm",

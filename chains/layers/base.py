@@ -129,6 +129,7 @@ class Declaration:
         self.shared_shapes: dict[str, SampleShape] = {}
         self.temporary_shapes: dict[str, SampleShape] = {}
         self.smallest_batch = 1
+        self.id_count: int | None = None  # where the input are ids, how many there are
         self.children: list[Declaration] = []
         self._layout = layout
         self._state_layout = state_layout
@@ -170,6 +171,10 @@ class Declaration:
     def batch_at_least(self, samples: int) -> None:
         """Have smaller batches refused while training."""
         self.smallest_batch = check_count("samples", samples)
+
+    def takes_ids(self, count: int) -> None:
+        """Have the input hold ids, whole numbers from 0 up to `count`, exclusive, in place of real numbers."""
+        self.id_count = check_count("count", count)
 
     def child(self, name: str, layer: Layer, input: SampleShape) -> SampleShape:
         """Make `layer` a part of this one and return the shape of its output."""
@@ -292,6 +297,7 @@ class Node:
 
     def forward(self, ops: Recorder, x: View, y: View) -> None:
         begun = len(ops.operations)
+        self._check_kind(x)
         with _noted(self.declaration, "forward"), ops.label(self._label("")):
             self.declaration.layer.forward(ops, x, y, self.p, self._scratch(ops))
             check_filled(self._name("forward"), ops.operations[begun:], {"y": y})
@@ -305,6 +311,14 @@ class Node:
             if dx.buffer is not dy.buffer:
                 check_filled(self._name("pullback"), ops.operations[begun:], wanted)
             self._check_kept("pullback", ops.operations[begun:], {"x": x, "y": y})
+
+    def _check_kind(self, x: View) -> None:
+        """Raise TypeError unless `x` holds ids where the layer takes them, and real numbers where it does not."""
+        takes_ids = self.declaration.id_count is not None
+        if takes_ids != (x.dtype.kind == "i"):
+            wanted, given = ("ids", "real numbers") if takes_ids else ("real numbers", "ids")
+            layer = f"layer {self.declaration.name}, {self.declaration.layer!r},"
+            raise TypeError(f"{layer} takes {wanted}, but its input holds {given}")
 
     def _check_kept(self, function: str, recorded: Sequence[Operation], views: dict[str, View]) -> None:
         kept = views | {f"p.{name}": view for name, view in vars(self.p).items()}

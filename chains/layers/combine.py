@@ -34,10 +34,13 @@ class Series(Layer):
             except ValueError as error:
                 source = f"the output of layer {k - 1}, {self.layers[k - 1]!r}," if k else "the input"
                 raise ValueError(f"layer {k}, {layer!r}, does not take {source} of shape {shape}: {error}") from None
+            if k and d.children[k].id_count is not None:
+                raise ValueError(f"layer {k}, {layer!r}, takes ids, which the first layer can only: layers give real numbers")
             if k < len(self.layers) - 1:
                 d.saved(f"y{k}", output)
             shape = output
         d.output(shape)
+        _share_input(d, d.children[:1])
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         if not self.layers:
@@ -63,6 +66,16 @@ class Series(Layer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(repr, self.layers))})"
+
+
+def _share_input(d: Declaration, parts: Sequence[Declaration]) -> None:
+    """Have the input hold ids where the parts on it take them. Raises ValueError unless all of them do, or none."""
+    counts = [part.id_count for part in parts if part.id_count is not None]
+    if counts and len(counts) < len(parts):
+        layers = [part.layer for part in parts]
+        raise ValueError(f"some of the layers that share an input take ids, and others real numbers: {layers}")
+    if counts:
+        d.takes_ids(min(counts))
 
 
 def check_layers(layers: Sequence[Any]) -> None:
@@ -123,6 +136,7 @@ class Residual(Layer):
                 f"{skipped}, so the two cannot be added"
             )
         d.output(output)
+        _share_input(d, d.children)
         d.saved("inner", output)
         d.saved("shortcut", output)
         d.temporary("d_inner", output)
@@ -185,6 +199,7 @@ class Parallel(Layer):
             d.output(shapes[0])
         else:
             d.output(self._concatenated(shapes))
+        _share_input(d, d.children)
         for k, shape in enumerate(shapes):
             d.saved(f"y{k}", shape)
             d.temporary(f"dy{k}", shape)

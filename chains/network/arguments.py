@@ -18,6 +18,7 @@ from chains.params import Layout
 
 _PIECE_ELEMENTS = 1 << 16  # elements
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+ID_TYPES = (np.dtype(np.int32), np.dtype(np.int64))
 
 
 def together(p: Any, data: dict[str, Any], *, move: bool = True) -> dict[str, Any]:
@@ -141,8 +142,11 @@ def check_loss(loss: Any) -> None:
     check_is("loss", loss, Loss, "a loss such as SquaredLoss(), or one made by chains.loss")
 
 
-def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "input") -> np.ndarray:
-    """`x` as a batch of arrays of this sample shape. Raises TypeError or ValueError where it is none."""
+def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "input", *, ids: int | None = None) -> np.ndarray:
+    """`x` as a batch of arrays of this sample shape, of so many `ids` where that is given.
+
+    Raises TypeError or ValueError where it is none.
+    """
     x = as_array(name, x)
     if x.shape[1:] != shape or x.ndim == 0:
         wanted = ", ".join(["batch", *map(str, shape)])
@@ -150,7 +154,18 @@ def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "in
         raise ValueError(f"`{name}` must have shape ({wanted}), a batch of the network's {what}s, got {x.shape}{hint}")
     if len(x) == 0:
         raise ValueError(f"`{name}` must hold at least one sample, got an empty batch of shape {x.shape}")
+    if ids is not None:
+        _check_ids(name, x, ids)
     return x
+
+
+def _check_ids(name: str, x: Any, count: int) -> None:
+    """Raise TypeError unless `x` holds whole numbers of 32 or 64 bits, ValueError unless all are from 0 to `count` - 1."""
+    if x.dtype not in ID_TYPES:
+        raise TypeError(f"`{name}` must hold ids, int32 or int64, got {x.dtype}; try {name}.astype(np.int64)")
+    if x.size and not (x.min() >= 0 and x.max() < count):
+        at = tuple(int(positions[0]) for positions in ((x < 0) | (x >= count)).nonzero())
+        raise ValueError(f"`{name}` must hold ids from 0 to {count - 1}, got {int(x[at])} at index {at}")
 
 
 def _hint(given: tuple[int, ...], shape: tuple[int, ...], name: str) -> str:

@@ -97,7 +97,7 @@ class Derivatives(Architecture):
         check_flags(full=full)
         if full and (order != 2 or directions is not None):
             raise ValueError(f"`full` is for order 2 (got {order}) and for the inputs, without `directions`")
-        p, x = self._point(p, x)
+        p, x = self._point(p, x, real=True)
         given = directions is not None
         vectors = self._directions(directions, x, p) if given else self._axes(p.dtype, full)
         count, axis = vectors.shape[-1 - len(self.input_shape)], vectors.ndim - 1 - len(self.input_shape)
@@ -130,7 +130,7 @@ class Derivatives(Architecture):
 
     def laplacian(self, p: Any, x: Any, *, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
         """The sum of the second derivatives by each input, shape (batch, *output_shape). Arguments as of `derivatives`."""
-        p, x = self._point(p, x)
+        p, x = self._point(p, x, real=True)
         size = math.prod(self.input_shape)
         inputs = {"p": p, "x": x}
         (total,) = self._outs(None if out is None else (out,), [(len(x), *self.output_shape)], inputs)
@@ -147,6 +147,7 @@ class Derivatives(Architecture):
 
     def input_jacobian(self, p: Any, x: Any, *, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
         """The derivatives of the outputs by the inputs, (batch, *output_shape, *input_shape), by the shorter of both ways."""
+        self._point(p, x, real=True)
         inputs, outputs = math.prod(self.input_shape), math.prod(self.output_shape)
         if inputs <= outputs and inputs <= DIRECTIONS_AT_ONCE:
             p, x = self._point(p, x)
@@ -225,9 +226,12 @@ class Derivatives(Architecture):
 
     # How
 
-    def _point(self, p: Any, x: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _point(self, p: Any, x: Any, *, real: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """The checked parameters and inputs. Raises TypeError where inputs are to be `real`, and are ids."""
+        if real and self.network.id_count is not None:
+            raise TypeError("the inputs of this network are ids, by which nothing can be derived")
         p = arguments.check_params(p, self.n_params)
-        x = arguments.check_input(x, self.input_shape)
+        x = arguments.check_input(x, self.input_shape, ids=self.network.id_count)
         return p, arguments.together(p, {"x": x})["x"]
 
     def _outs(self, given: Any, shapes: Sequence[tuple[int, ...]], inputs: Mapping[str, Any]) -> list[np.ndarray]:

@@ -38,13 +38,14 @@ class Objective:
         remake: Callable[..., Objective],  # of (x, t, weights=, state=)
         second: SecondOrder,
     ) -> None:
-        dtype = executable.program.dtype
+        program = executable.program
+        kinds = {name: program.buffers[name].dtype if name in program.buffers else program.dtype for name in data}
         self.n_params = n_params
         self.batch = len(data["x"])
         self._executable = executable
         self._place = place_of(data["x"])
         own = {
-            name: array if MappedFile.of(array, dtype) else self._place.array(self._place.contiguous(array, dtype))
+            name: array if MappedFile.of(array, kinds[name]) else self._place.array(self._place.contiguous(array, kinds[name]))
             for name, array in data.items()
         }
         self._data = own | dict(extra)
@@ -182,7 +183,7 @@ class Objective:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Made anew by the network, from the data or their files, where it is copied or sent to another process."""
-        data = {name: MappedFile.of(array, np.dtype(np.float64)) or array for name, array in self._data.items()}
+        data = {name: MappedFile.of(array, array.dtype) or array for name, array in self._data.items()}
         options = {name: data[name] for name in ("weights", "state") if name in data}
         return _remade, (self._remake, data["x"], data["t"], options)
 

@@ -13,6 +13,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from chains.jets.jet import Jet
 from chains.jets.series import indices
 from chains.layers.base import Declaration, Node, Vectors, check_filled, check_kept
@@ -26,6 +28,8 @@ from chains.program.recorder import Recorder
 from chains.program.settings import Tunable
 from chains.program.view import View
 from chains.residuals import ResidualLoss
+
+IDS = np.dtype(np.int64)  # the type of ids in programs
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,11 @@ class Network:
     def trainable(self) -> list[tuple[int, int]]:
         """The ranges of the flat vector that are not frozen."""
         return self.layout.ranges(without=self.frozen)
+
+    @property
+    def id_count(self) -> int | None:
+        """Where inputs are ids, how many there are."""
+        return self.declaration.id_count
 
     @lazy
     def forgets(self) -> bool:
@@ -134,7 +143,8 @@ def training_step(network: Network, objective: Criterion, optimizer: Optimizer, 
 def _begin(name: str, network: Network, dtype: Any, training: bool, role: str = "input") -> tuple[Recorder, View, View]:
     ops = Recorder(name, dtype, training=training)
     p = ops.external("p", (network.layout.size,), role=role)
-    return ops, p, ops.external("x", network.declaration.input, role="input", batched=True)
+    kind = None if network.id_count is None else IDS
+    return ops, p, ops.external("x", network.declaration.input, role="input", batched=True, dtype=kind)
 
 
 def _node(ops: Recorder, network: Network, p: View, g: View, *, updates: bool = False) -> Node:
@@ -210,6 +220,8 @@ def _record_loss(ops: Recorder, loss: Loss, node: Node, views: Gradient) -> None
 def _record_residuals(ops: Recorder, loss: ResidualLoss, network: Network, node: Node, views: Gradient) -> None:
     """The outputs' derivatives by series, the loss made of them, and the pullback of the cotangents of all coefficients."""
     x, y, dy, dx, t, w, value = views
+    if network.id_count is not None:
+        raise ValueError(f"{loss!r} derives the outputs by the inputs, which are ids here")
     if ops.training and not network.forgets:
         raise ValueError(f"{loss!r} derives the outputs of one sample, which batch statistics would mix: there is no training")
     node.forward(ops, x, y)

@@ -45,10 +45,11 @@ class Judge:
         if validation is not None:
             if not isinstance(validation, (tuple, list)) or len(validation) != 2:
                 raise TypeError(f"`validation` (a {type(validation).__name__}) must be a pair of arrays (x, t)")
-            x = arguments.check_input(validation[0], net.input_shape, "validation[0]")
+            x = arguments.check_input(validation[0], net.input_shape, "validation[0]", ids=net.network.id_count)
             t = arguments.check_targets(validation[1], len(x), net.output_shape, loss, "validation[1]", "validation[0]")
             both = arguments.together(p, {"validation[0]": x, "validation[1]": t})
-            self._data = place_of(p).contiguous(both["validation[0]"], p.dtype), both["validation[1]"]
+            kind = p.dtype if net.network.id_count is None else None
+            self._data = place_of(p).contiguous(both["validation[0]"], kind), both["validation[1]"]
             for metric in metrics:
                 if getattr(metric, "__module__", "") == accuracy.__module__:  # others may count their calls
                     _value(metric, on_host(t[:1]), np.zeros((1, *net.output_shape)))

@@ -149,7 +149,8 @@ class ArraySteps(Steps):
         data = self._used(data)
         self._whole_batch = batch_size == self._samples
         if self._whole_batch:  # bound as they are: nothing to fetch
-            self._shared |= {name: place.contiguous(array, self._program.dtype) for name, array in data.items()}
+            kinds = {name: self._program.buffers[name].dtype for name in data}
+            self._shared |= {name: place.contiguous(array, kinds[name]) for name, array in data.items()}
             data = {}
         data = self._runner.sources(data)
         full, rest = divmod(self._samples, batch_size)

@@ -31,6 +31,29 @@ def test_layers_that_do_not_fit_are_both_named():
     )
 
 
+def test_layers_that_take_ids_come_first():
+    ids = chains.Embedding(5, 3)
+    assert_refused(lambda: Chain(Dense(3, 4), ids), "layer 1", "Embedding(5, 3)", "ids", "first")
+    two = chains.Parallel(chains.Series(ids, chains.Flatten()), chains.Flatten())
+    assert_refused(lambda: Chain(two, input_shape=(3,)), "Embedding(5, 3)", "Flatten()", "take ids")
+    assert_refused(lambda: Chain(chains.Residual(ids), input_shape=(3, 3)), "Embedding(5, 3)", "(3, 3)")
+
+
+def test_ids_where_a_layer_of_ones_own_passes_them_on():
+    class Wrapped(chains.Layer):
+        def declare(self, d):
+            d.output(d.child("inner", chains.Embedding(5, 3), d.input))
+
+        def forward(self, ops, x, y, p, s):
+            s.children[0].forward(ops, x, y)
+
+        def pullback(self, ops, x, y, dy, dx, p, g, s):
+            s.children[0].pullback(ops, x, y, dy, dx)
+
+    net = Chain(Wrapped(), input_shape=(2,))
+    assert_refused(lambda: net(np.zeros((1, 2)), net.init()), "Embedding(5, 3)", "takes ids", "real numbers")
+
+
 def test_a_chain_inside_takes_only_its_own_input():
     inner = Chain(chains.Activation(tanh), input_shape=(3,))
     assert_refused(lambda: Chain(inner, input_shape=(4,)), "(3,)", "(4,)")

@@ -57,6 +57,30 @@ def test_append(x):
     assert_close(y, np.concatenate([x, *behind], -1), 1e-14)
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_embedding(dtype):
+    ids = np.random.default_rng(1).integers(0, 5, (7, 2, 3)).astype(dtype)
+    y, p = run(chains.Embedding(5, 4), ids)
+    np.testing.assert_array_equal(y, p["0.weight"][ids])
+
+
+def test_the_gradient_of_an_embedding_counts_ids_that_repeat():
+    ids = np.array([[1, 1], [3, 1]])
+    net = Chain(chains.Embedding(4, 2, padding=3), input_shape=(2,))
+    g, dx = net.vjp(net.init(dtype=np.float64), ids, np.ones((2, 2, 2)))
+    np.testing.assert_array_equal(net.views(g)["0.weight"], [[0, 0], [3, 3], [0, 0], [0, 0]])
+    np.testing.assert_array_equal(dx, np.zeros((2, 2)))
+
+
+def test_the_row_of_the_padding_begins_as_zeros_and_stays_so():
+    net = Chain(chains.Embedding(4, 2, padding=3), Flatten(), Dense(4, 1), input_shape=(2,))
+    p, x = net.init(), np.array([[0, 3], [3, 2], [1, 3]])
+    assert not net.views(p)["0.weight"][3].any()
+    assert net.views(p)["0.weight"][:3].all()
+    chains.train(net, p, x, np.ones((3, 1)), chains.SquaredLoss(), chains.Adam(0.1), epochs=3)
+    assert not net.views(p)["0.weight"][3].any()
+
+
 def test_softmax(x):
     e = np.exp(x)
     assert_close(run(chains.Softmax(), x)[0], e / e.sum(-1, keepdims=True), 1e-14)
@@ -158,6 +182,7 @@ def test_repr_can_be_evaluated():
                  "Residual(Dense(3, 3))", "Residual(Dense(3, 4), shortcut=Dense(3, 4), activation=tanh)",
                  "Parallel(Scale(), Shift(), join='sum')", "Parallel(Scale(), Shift(), axis=1)",
                  "Series(Scale(), Softmax())", "Activation(tanh)", "SpatialDropout(0.25)", "LayerNorm()",
+                 "Embedding(4, 3, padding=1)",
                  "LayerNorm(3, eps=0.1)", "LayerNorm((2, 3), affine=False)", "RMSNorm(affine=False)",
                  "GroupNorm(2, 6)", "GroupNorm(2, 6, eps=0.1)",
                  "BatchNorm(3)", "BatchNorm(3, momentum=0.2, eps=0.1, affine=False)",

@@ -69,6 +69,8 @@ def random_arrays(program, batch, seed=0):
             arrays[name] = np.array(3.0)
         elif name == "weights":
             arrays[name] = rng.uniform(0.5, 2.0, batch).astype(buffer.dtype)
+        elif buffer.dtype.kind == "i":
+            arrays[name] = rng.integers(0, 3, shape_of(buffer, batch))
         elif buffer.role == "output":
             arrays[name] = np.full(shape_of(buffer, batch), np.nan, buffer.dtype)
         else:

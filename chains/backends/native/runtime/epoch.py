@@ -10,22 +10,24 @@ from chains.backends.native.llvm.struct import Struct
 from chains.backends.native.llvm.words import PREFETCH, ROW_POINTERS
 
 SOURCES: dict[np.dtype[Any], str] = {
-    np.dtype(name): short for name, short in (("float32", "f32"), ("float64", "f64"), ("uint8", "u8"), ("int64", "i64"))
+    np.dtype(name): short
+    for name, short in (("float32", "f32"), ("float64", "f64"), ("uint8", "u8"), ("int32", "i32"), ("int64", "i64"))
 }
 
 
 def gather(source: str, target: str) -> str:
     """A function that copies rows by number, converting their elements."""
-    types = {"f32": "float", "f64": "double", "u8": "i8", "i64": "i64"}
+    types = {"f32": "float", "f64": "double", "u8": "i8", "i32": "i32", "i64": "i64"}
     a, b = types[source], types[target]
     convert = {
         (a == b): f"%y = bitcast {a} %x to {b}",
         (source == "f32" and target == "f64"): f"%y = fpext {a} %x to {b}",
         (source == "f64" and target == "f32"): f"%y = fptrunc {a} %x to {b}",
         (source == "u8"): f"%y = uitofp {a} %x to {b}",
-        (source == "i64"): f"%y = sitofp {a} %x to {b}",
+        (source in ("i32", "i64") and target != "i64"): f"%y = sitofp {a} %x to {b}",
+        (source == "i32" and target == "i64"): f"%y = sext {a} %x to {b}",
     }[True]
-    size = {"float": 4, "double": 8, "i8": 1, "i64": 8}[b]
+    size = {"float": 4, "double": 8, "i64": 8}[b]
     whole = f"""
   %long = icmp sge i64 %width, 16
   br i1 %long, label %copy, label %column
