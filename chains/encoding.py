@@ -20,23 +20,23 @@ def encoded(numbers: Iterable[float]) -> list[float | str]:
 def decoded(numbers: Any) -> list[float]:
     """What was encoded. Raises TypeError or ValueError for anything else."""
     if not isinstance(numbers, list):
-        raise TypeError(f"a list of numbers is wanted, not a {type(numbers).__name__}")
+        raise TypeError(f"expected a list of numbers, not a {type(numbers).__name__}")
     return [NOT_FINITE[number] if isinstance(number, str) else as_number(number) for number in numbers]
 
 
 def as_number(value: Any) -> float:
     """`value` as a float. Raises TypeError unless it is a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"a number is wanted, not {value!r}")
+        raise TypeError(f"expected a number, not {value!r}")
     return float(value)
 
 
 def as_count(value: Any) -> int:
     """`value`, a whole number from 0. Raises TypeError or ValueError where it is none."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"a whole number is wanted, not {value!r}")
+        raise TypeError(f"expected a whole number, not {value!r}")
     if value < 0:
-        raise ValueError(f"a whole number, zero or positive, is wanted, not {value}")
+        raise ValueError(f"expected a whole number, zero or positive, not {value}")
     return value
 
 
@@ -50,7 +50,7 @@ def decoded_array(value: Any) -> np.ndarray:
     """What was encoded. Raises TypeError, KeyError or ValueError for anything else."""
     dtype = np.dtype(value["dtype"])
     if dtype.kind not in "fiub":
-        raise TypeError(f"an array of numbers is wanted, not of {dtype}")
+        raise TypeError(f"expected an array of numbers, not of {dtype}")
     data = base64.b64decode(value["bytes"], validate=True)
     array = np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype)
     return array.reshape([as_count(length) for length in value["shape"]])

@@ -1,7 +1,7 @@
 """Files of named arrays and texts, written whole or not at all, in the layout of safetensors.
 
 Eight bytes say how long the header is; the header is JSON: each array's type, shape and place among the bytes behind it, and
-under ``__metadata__`` the texts by name. Where a digest is wanted, the last array, "sha256", is that of all bytes before it.
+under ``__metadata__`` the texts by name. With a digest, the last array, "sha256", is that of all bytes before it.
 Nothing in a file is ever executed, and reading takes no more memory than the file is long.
 Source: https://github.com/huggingface/safetensors.
 """
@@ -70,7 +70,7 @@ def write(
 
 
 def _write(path: Path, pieces: list[Any], digest: bool) -> None:
-    """Write the pieces, and their digest where it is wanted, and wait until they are on the disk."""
+    """Write the pieces, and their digest if there is to be one, and wait until they are on the disk."""
     summed = hashlib.sha256()
     with path.open("wb") as file:
         for piece in pieces:

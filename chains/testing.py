@@ -305,7 +305,7 @@ def away_from_kinks(make: Callable[[int], T], first: int = 0, tries: int = 12) -
 
 
 def assert_close(actual: Any, wanted: Any, tolerance: float, what: str = "") -> None:
-    """Raise AssertionError unless equal within `tolerance` times the scale of what is wanted (at least 1)."""
+    """Raise AssertionError unless equal within `tolerance` times the scale of `wanted` (at least 1)."""
     actual, wanted = np.asarray(actual, np.float64), np.asarray(wanted, np.float64)
     if actual.shape != wanted.shape:
         raise AssertionError(f"{what}: must have shape {wanted.shape}, got {actual.shape}")

@@ -24,7 +24,7 @@ class Place(ABC):
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """A C-ordered array, uninitialised. Raises MemoryError, saying how much was wanted, where there is no room."""
+        """A C-ordered array, uninitialised. Raises MemoryError, saying how much was asked for, where there is no room."""
 
     @abstractmethod
     def contiguous(self, array: Any, dtype: Any = None) -> Array:

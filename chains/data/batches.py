@@ -101,7 +101,7 @@ class Batches:
                 yield (self._changed(first, rng), *others)
 
     def _changed(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A batch of the first array, augmented and scaled where that is wanted."""
+        """A batch of the first array, augmented and scaled as the settings say."""
         if self.augment is not None:
             x = self.augment(x, rng)
             if not isinstance(x, np.ndarray):

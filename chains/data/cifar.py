@@ -28,8 +28,8 @@ def read_cifar10(path: str | PathLike[str], records: int | None = None) -> Examp
     """The images and labels in a file of CIFAR-10's binary format, gzipped or plain (told by its first bytes).
 
     A record is one byte with the label, from 0 to 9, and 3,072 with the pixels, by channel, row and column. Returns
-    fresh arrays: the images uint8 of shape (n, 3, 32, 32), the labels int64 of shape (n,). `records` is how many
-    are wanted, None for any number from 1 to 60,000, which is that of the whole data set.
+    fresh arrays: the images uint8 of shape (n, 3, 32, 32), the labels int64 of shape (n,). `records` is their
+    number in the file, None for any from 1 to 60,000, which is that of the whole data set.
 
     Raises OSError where there is no such file, or a directory or a pipe in its place; ValueError, naming the file, where it is
     cut short, too long or damaged (with the sizes expected and found), or a record has another label (with its number, from

@@ -23,7 +23,7 @@ from chains.training.optimizer_state import State
 Arrays = Mapping[str, np.ndarray]
 START = Position()
 RUN_SECONDS = 0.05  # of steps between two looks for Ctrl-C
-UNLIMITED_STEPS = 1 << 62  # steps, where no number of them is wanted
+UNLIMITED_STEPS = 1 << 62  # more than any run has
 
 
 class Steps(ABC):

@@ -141,7 +141,7 @@ def _activated(**parts):
             "there is no function for act",
         ),
         (_dense(weight_init={"initializer": "system"}), "there is no initializer 'system'"),
-        (_dense(weight_init={"array": {"dtype": "O", "shape": [1], "bytes": ""}}), "an array of numbers is wanted"),
+        (_dense(weight_init={"array": {"dtype": "O", "shape": [1], "bytes": ""}}), "expected an array of numbers"),
         ({**_dense(), "frozen": ["0.weights"]}, "no parameter is named '0.weights'"),
         (_activated(function={**FORMULA, "instructions": [["mul", [0], 0.0]]}), "`mul` has 1 operands"),
         (_activated(function={**FORMULA, "instructions": [["mul", [0, 1], 0.0]]}), "has an operand that comes after it"),

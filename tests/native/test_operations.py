@@ -85,7 +85,7 @@ def test_scalars_of_either_type(dtype):
     program = m.program()
     arrays = random_arrays(program, 5) | {"s": np.array(1.75, dtype)}
     if dtype == "float64":  # left to NumPy
-        with pytest.raises(UnsupportedOperationError, match="operands of one type"):
+        with pytest.raises(UnsupportedOperationError, match="operands must be of one type"):
             run_on(native(), program, 5, arrays)
         return
     try:

@@ -55,7 +55,7 @@ def _one_type(operation: Operation) -> str | None:
     kinds = dict.fromkeys(view.dtype for view in operation.views)
     if len(kinds) == 1 and next(iter(kinds)) in FLOATS:
         return None
-    return f"operands of one type are wanted, float32 or float64, not {' and '.join(map(str, kinds))}"
+    return f"operands must be of one type, float32 or float64, not {' and '.join(map(str, kinds))}"
 
 
 def _floats(operation: Operation) -> str | None:
@@ -64,7 +64,7 @@ def _floats(operation: Operation) -> str | None:
 
 def _matmul(operation: Operation) -> str | None:
     in_columns = isinstance(operation.outs[0].shape[1], Batch)
-    return "samples are wanted in rows, not in columns" if in_columns else _one_type(operation)
+    return "samples must lie in rows, not in columns" if in_columns else _one_type(operation)
 
 
 def _map(operation: Operation) -> str | None:
@@ -94,9 +94,9 @@ def _random(operation: Operation) -> str | None:
 
 def _rows(table: View, index: View, rows: View) -> str | None:
     if index.dtype not in INDICES:
-        return f"`{index}` holds {index.dtype}, but int32 or int64 is wanted"
+        return f"`{index}` must hold int32 or int64, not {index.dtype}"
     if table.dtype != rows.dtype or table.dtype not in FLOATS:
-        return f"`{table}` holds {table.dtype} and `{rows}` {rows.dtype}, but one type is wanted, float32 or float64"
+        return f"`{table}` and `{rows}` must be of one type, float32 or float64, not {table.dtype} and {rows.dtype}"
     return f"the table `{table}` has samples" if table.batched else "a table without rows" if table.shape[0] == 0 else None
 
 

@@ -130,7 +130,7 @@ class Cudnn:
         return graph
 
     def _built(self, graph: Any) -> Iterator[Planned]:
-        """The plans that are wanted and can be built, the best first. Building one that was deselected fails."""
+        """The plans that the choice allows and that can be built, the best first. Building one that was deselected fails."""
         for index in range(graph.get_execution_plan_count()):
             try:
                 graph.build_plan_at_index(index)
