@@ -136,13 +136,16 @@ def expm1(f: Function, x: Value) -> Value:
 
 
 def _expm1(f: Function, x: Value) -> Value:
-    one = number(x.type, 1.0)
+    far = f.binary("fsub", exp(f, x), number(x.type, 1.0))
+    return f.select(f.compare("olt", absolute(f, x), number(x.type, 20.0)), _moderate_expm1(f, x), far)
+
+
+def _moderate_expm1(f: Function, x: Value) -> Value:
+    """exp(x) - 1 where exp(x) neither overflows nor underflows."""
     n, r = _reduced(f, x, 1.4426950408889634, _LN2[x.type.name])
     p = f.fma(f.binary("fmul", r, r), polynomial(f, r, _EXP[x.type.name]), r)
     scale = _power_of_two(f, n, x.type)
-    near = f.fma(p, scale, f.binary("fsub", scale, one))
-    far = f.binary("fsub", exp(f, x), one)
-    return f.select(f.compare("olt", absolute(f, x), number(x.type, 20.0)), near, far)
+    return f.fma(p, scale, f.binary("fsub", scale, number(x.type, 1.0)))
 
 
 def log(f: Function, x: Value) -> Value:
@@ -190,7 +193,7 @@ def tanh(f: Function, x: Value) -> Value:
         above, below = (polynomial(f, z, coefficients) for coefficients in _TANH)
         return _within(f, f.binary("fdiv", f.binary("fmul", near, above), below), 1.0)
     size = minimum(f, absolute(f, x), number(x.type, 22.0))
-    e = _expm1(f, f.binary("fadd", size, size))
+    e = _moderate_expm1(f, f.binary("fadd", size, size))
     result = f.binary("fdiv", e, f.binary("fadd", e, number(x.type, 2.0)))
     return f.intrinsic("copysign", result, x)
 
