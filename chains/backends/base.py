@@ -6,7 +6,7 @@ import copy
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import ClassVar
@@ -54,6 +54,14 @@ class Binding(ABC):
     def __call__(self) -> None:
         """Execute the program once, whatever the context."""
         self.run()
+
+    def release(self, names: Iterable[str]) -> bool:
+        """Let go of the arrays of these names: from now on `run_at` is given others. Whether the binding can do that."""
+        return False
+
+    def run_at(self, arrays: Arrays) -> bool:
+        """Execute the program on these arrays in place of those released, whatever the context; whether it was done."""
+        return False
 
 
 class Feed(ABC):
@@ -263,7 +271,7 @@ class Executable:
         self.chunks: dict[int, int] = {}  # by batch size, how many steps take a twentieth of a second, as last seen
         # Bindings at rest, by batch size. Threads take from and give to these lists, which is atomic.
         self._idle: dict[int, list[_Kept]] = {}
-        self._blocks: list[np.ndarray] = []
+        self._large: list[tuple[_Kept, np.ndarray]] = []  # the last one to arrays in place, and its scratch memory
 
     def tuned(self, numbers: Sequence[float]) -> Executable:
         """The same program with other settings; bindings are shared."""
@@ -282,7 +290,7 @@ class Executable:
             kept = idle.pop()
         except IndexError:
             if self._is_large(batch):
-                self._run_once(batch, arrays)
+                self._run_in_place(batch, arrays)
                 return
             kept = _Kept(self.backend.bind(self.program, batch, {}))
         kept.run(arrays)
@@ -301,7 +309,7 @@ class Executable:
         for name, array in self.settings.items():
             kept.binding.arrays[name][...] = array
         found = self.backend.function(kept.binding, ins, outs)
-        if found is None:
+        if found is None and not self._is_large(batch):
             idle.append(kept)
         return found or decline
 
@@ -323,18 +331,20 @@ class Executable:
         fixed, per_sample = self.program._largest
         return max(fixed, batch * per_sample) > self.backend.copied_bytes
 
-    def _run_once(self, batch: int, arrays: Arrays) -> None:
-        """Run on the caller's arrays in place; those of another type or with gaps are copied."""
+    def _run_in_place(self, batch: int, arrays: Arrays) -> None:
+        """Run on the caller's arrays where they lie; those of another type or with gaps are copied."""
         fitting = {name: array for name, array in arrays.items() if self._fits(name, array)}
-        nbytes = self.backend.scratch_bytes(self.program, batch)
         try:
-            block = self._blocks.pop()
+            kept, block = self._large.pop()
         except IndexError:
-            block = self.backend.allocate(nbytes)
-        if not nbytes <= block.nbytes <= 2 * nbytes:
-            block = self.backend.allocate(nbytes)
-        _Kept(self.backend.bind(self.program, batch, fitting, block)).run(arrays)
-        self._blocks[:] = [block]
+            kept, block = None, None
+        if kept is None or not kept.run_at(batch, arrays, fitting):
+            nbytes = self.backend.scratch_bytes(self.program, batch)
+            if block is None or not nbytes <= block.nbytes <= 2 * nbytes:
+                block = self.backend.allocate(nbytes)
+            kept = _Kept(self.backend.bind(self.program, batch, fitting, block), fitting)
+            kept.run(arrays)
+        self._large[:] = [(kept, block)]
 
     def _fits(self, name: str, array: np.ndarray) -> bool:
         buffer = self.program.buffers.get(name)
@@ -352,16 +362,39 @@ def decline(*_: object) -> None:
 
 
 class _Kept:
-    """A binding with the copies that a call needs: in before it, out after it."""
+    """A binding with the copies that a call needs: in before it, out after it.
 
-    def __init__(self, binding: Binding) -> None:
+    What is `in_place` is the caller's own, of which the binding lets go where it can.
+    """
+
+    def __init__(self, binding: Binding, in_place: Collection[str] = ()) -> None:
         self.binding = binding
-        self._call = binding.__call__
-        roles = {name: buffer.role for name, buffer in binding.program.buffers.items() if name in binding.arrays}
-        self._ins = [(name, binding.arrays[name]) for name, role in roles.items() if role in ("input", "state")]
-        self._outs = [(name, binding.arrays[name]) for name, role in roles.items() if role in ("output", "state")]
+        self._in_place = frozenset(in_place)
+        self._movable = False
+        copied = {name: own for name, own in binding.arrays.items() if name not in self._in_place}
+        roles = {name: binding.program.buffers[name].role for name in copied if name in binding.program.buffers}
+        self._ins = [(name, copied[name]) for name, role in roles.items() if role in ("input", "state")]
+        self._outs = [(name, copied[name]) for name, role in roles.items() if role in ("output", "state")]
 
     def run(self, arrays: Arrays) -> None:
+        """Run on what the binding is bound to."""
+        self._copy_in(arrays)
+        self.binding()
+        self._copy_out(arrays)
+        if self._in_place:
+            self._movable = self.binding.release(self._in_place)
+
+    def run_at(self, batch: int, arrays: Arrays, in_place: Arrays) -> bool:
+        """Run on other arrays in place than the first time; whether that was possible."""
+        if not self._movable or batch != self.binding.batch or in_place.keys() != self._in_place:
+            return False
+        self._copy_in(arrays)
+        if not self.binding.run_at(in_place):
+            return False
+        self._copy_out(arrays)
+        return True
+
+    def _copy_in(self, arrays: Arrays) -> None:
         for name, own in self._ins:
             array = arrays.get(name)
             if array is None or array is own:
@@ -371,7 +404,8 @@ class _Kept:
             else:
                 with np.errstate(all="ignore"):
                     own[...] = array
-        self._call()
+
+    def _copy_out(self, arrays: Arrays) -> None:
         for name, own in self._outs:
             array = arrays[name]
             if array is not own:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -76,6 +76,7 @@ class NativeBinding(Binding):
         self._words = np.concatenate(words)
         self.words_address = self._words.ctypes.data
         self._call = partial(_RUN(self.run_address), self.words_address)
+        self._places: dict[str, list[int]] = {}  # in the tables, of the addresses of arrays that were released
 
     def run(self) -> None:
         if self.threads > 1:
@@ -84,6 +85,20 @@ class NativeBinding(Binding):
 
     def __call__(self) -> None:
         self.run()
+
+    def release(self, names: Iterable[str]) -> bool:
+        first = self._table_addresses[0]
+        self._places = {name: [(slot - first) // 8 for slot in self.slots(name)] for name in names}
+        for name in self._places:
+            del self.arrays[name]
+        return True
+
+    def run_at(self, arrays: Arrays) -> bool:
+        words = self._tables.reshape(-1)
+        for name, places in self._places.items():
+            words[places] = arrays[name].ctypes.data
+        self.run()
+        return True
 
     @contextmanager
     def alone(self) -> Iterator[None]:

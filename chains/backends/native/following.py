@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakSet, ref
 
@@ -67,6 +67,13 @@ class FollowingBinding(Binding):
 
     def run(self) -> None:
         self.present().run()
+
+    def release(self, names: Iterable[str]) -> bool:
+        return self.present().release(names)
+
+    def run_at(self, arrays: Arrays) -> bool:
+        bound = self._by_number.get(get_num_threads())  # another number asks for another binding, to arrays that are there
+        return bound is not None and bound.run_at(arrays)
 
 
 class FollowingFeed(Feed):
