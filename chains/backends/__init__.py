@@ -8,7 +8,8 @@ from functools import partial
 import array_api_compat
 
 from chains.backends.auto import AutoBackend
-from chains.backends.base import Backend, Binding, Executable, FallbackWarning, Feed, Intake, UnsupportedOperationError
+from chains.backends.base import Backend, Binding, FallbackWarning, Feed, Intake, UnsupportedOperationError
+from chains.backends.executable import Executable
 from chains.backends.numpy.backend import NumpyBackend
 from chains.backends.places import add_place, promise_place
 from chains.messages import meant

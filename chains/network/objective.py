@@ -12,7 +12,7 @@ import numpy as np
 
 from chains.arrays import as_array, as_numpy
 from chains.backends import Binding, Executable
-from chains.backends.base import decline
+from chains.backends.executable import decline
 from chains.backends.places import HOST, place_of
 from chains.checks import check_flags
 from chains.messages import counted

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from chains.backends import Backend, Executable
-from chains.backends.base import decline
+from chains.backends.executable import decline
 from chains.network.structure import Unknown, value_of
 from chains.program.program import Program
 from chains.program.settings import Tunable, numbers_of, structure

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends import Executable, Intake
-from chains.backends.base import KEPT_BINDINGS
+from chains.backends.executable import KEPT_BINDINGS
 from chains.checks import whole
 from chains.data.batches import pass_from
 from chains.messages import counted

@@ -1,0 +1,165 @@
+"""Programs that are called with arrays: bindings are kept and used again, and small arrays copied in and out of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+
+from chains.backends.base import Arrays, Backend, Binding
+from chains.program.program import Program
+
+KEPT_BINDINGS = 8  # batch sizes of one program, and threads of each
+
+
+class Executable:
+    """A program that can be called with arrays, from any number of threads: bindings are kept and used again."""
+
+    def __init__(self, backend: Backend, program: Program) -> None:
+        self.backend = backend.choose(program)
+        self.program = program
+        self.settings: dict[str, np.ndarray] = {}  # arrays for inputs that callers do not give
+        self.chunks: dict[int, int] = {}  # by batch size, how many steps take a twentieth of a second, as last seen
+        # Bindings at rest, by batch size. Threads take from and give to these lists, which is atomic.
+        self._idle: dict[int, list[_Kept]] = {}
+        self._large: list[_Kept] = []  # the last one to arrays in place
+
+    def tuned(self, numbers: Sequence[float]) -> Executable:
+        """The same program with other settings; bindings are shared."""
+        twin = copy.copy(self)
+        twin.settings = {name: self.backend.adopted(array) for name, array in self.program.tuned(numbers).items()}
+        return twin
+
+    def __call__(self, batch: int, arrays: Arrays) -> None:
+        """Run the program on `arrays`, one for each of the caller's buffers that the program uses."""
+        if self.settings:
+            arrays = {**arrays, **self.settings}
+        idle = self._idle.get(batch)
+        if idle is None:
+            idle = self._new_size(batch)
+        try:
+            kept = idle.pop()
+        except IndexError:
+            if self._is_large(batch):
+                self._run_in_place(batch, arrays)
+                return
+            kept = _Kept(self.backend.bind(self.program, batch, {}))
+        kept.run(arrays)
+        if len(idle) < KEPT_BINDINGS:
+            idle.append(kept)
+
+    def function(self, batch: int, ins: Sequence[str], outs: Sequence[str]) -> Callable:
+        """As `Backend.function`, from a binding at rest; `decline` where there is none, or the program reads more arrays."""
+        if not self.takes(ins, outs):
+            return decline
+        idle = self._idle.get(batch, [])
+        try:
+            kept = idle.pop()
+        except IndexError:
+            kept = _Kept(self.backend.bind(self.program, batch, {}))
+        for name, array in self.settings.items():
+            kept.binding.arrays[name][...] = array
+        found = self.backend.function(kept.binding, ins, outs)
+        if found is None and not self._is_large(batch):
+            idle.append(kept)
+        return found or decline
+
+    def takes(self, ins: Sequence[str], outs: Sequence[str], known: Collection[str] = ()) -> bool:
+        """Whether the program uses all these arrays, and none of a caller's beside them and the `known` ones."""
+        needed = {name for name, buffer in self.program.buffers.items() if buffer.data is None}
+        return {*ins, *outs} <= needed <= {*ins, *outs, *known, "inverse_batch", "value"}
+
+    def in_pieces(self, batch: int, arrays: Arrays) -> bool:
+        """Run the program piece by piece on arrays that may be large and lie elsewhere; False where that is not the way."""
+        return self.backend.in_pieces(self.program, batch, {**arrays, **self.settings})
+
+    def _new_size(self, batch: int) -> list[_Kept]:
+        for oldest in list(self._idle)[: max(0, len(self._idle) - KEPT_BINDINGS + 1)]:  # other threads may do the same
+            self._idle.pop(oldest, None)
+        return self._idle.setdefault(batch, [])
+
+    def _is_large(self, batch: int) -> bool:
+        fixed, per_sample = self.program._largest
+        return max(fixed, batch * per_sample) > self.backend.copied_bytes
+
+    def _run_in_place(self, batch: int, arrays: Arrays) -> None:
+        """Run on the caller's arrays where they lie; those of another type or with gaps are copied."""
+        fitting = {name: array for name, array in arrays.items() if self._fits(name, array)}
+        kept = self._last_in_place()
+        if kept is None or not kept.run_at(batch, arrays, fitting):
+            block = self._block(batch, None if kept is None else kept.block)
+            kept = _Kept(self.backend.bind(self.program, batch, fitting, block), fitting, block)
+            kept.run(arrays)
+        self._large[:] = [kept]
+
+    def _last_in_place(self) -> _Kept | None:
+        try:
+            return self._large.pop()
+        except IndexError:  # the first call, or another thread has it
+            return None
+
+    def _block(self, batch: int, old: np.ndarray | None) -> np.ndarray:
+        """Scratch memory: that of another binding where it fits."""
+        nbytes = self.backend.scratch_bytes(self.program, batch)
+        return old if old is not None and nbytes <= old.nbytes <= 2 * nbytes else self.backend.allocate(nbytes)
+
+    def _fits(self, name: str, array: np.ndarray) -> bool:
+        buffer = self.program.buffers.get(name)
+        return buffer is not None and array.flags.c_contiguous and array.dtype == buffer.dtype
+
+
+def decline(*_: object) -> None:
+    """What stands for a function that cannot be had, so that it is not looked for again."""
+
+
+class _Kept:
+    """A binding with the copies that a call needs: in before it, out after it.
+
+    What is `in_place` is the caller's own, of which the binding lets go where it can.
+    """
+
+    def __init__(self, binding: Binding, in_place: Collection[str] = (), block: np.ndarray | None = None) -> None:
+        self.binding = binding
+        self.block = block  # its scratch memory, where the caller has given it
+        self._in_place = frozenset(in_place)
+        self._movable = False
+        copied = {name: own for name, own in binding.arrays.items() if name not in self._in_place}
+        roles = {name: binding.program.buffers[name].role for name in copied if name in binding.program.buffers}
+        self._ins = [(name, copied[name]) for name, role in roles.items() if role in ("input", "state")]
+        self._outs = [(name, copied[name]) for name, role in roles.items() if role in ("output", "state")]
+
+    def run(self, arrays: Arrays) -> None:
+        """Run on what the binding is bound to."""
+        self._copy_in(arrays)
+        self.binding()
+        self._copy_out(arrays)
+        if self._in_place:
+            self._movable = self.binding.release(self._in_place)
+
+    def run_at(self, batch: int, arrays: Arrays, in_place: Arrays) -> bool:
+        """Run on other arrays in place than the first time; whether that was possible."""
+        if not self._movable or batch != self.binding.batch or in_place.keys() != self._in_place:
+            return False
+        self._copy_in(arrays)
+        if not self.binding.run_at(in_place):
+            return False
+        self._copy_out(arrays)
+        return True
+
+    def _copy_in(self, arrays: Arrays) -> None:
+        for name, own in self._ins:
+            array = arrays.get(name)
+            if array is None or array is own:
+                continue
+            if array.dtype == own.dtype:
+                own[...] = array
+            else:
+                with np.errstate(all="ignore"):
+                    own[...] = array
+
+    def _copy_out(self, arrays: Arrays) -> None:
+        for name, own in self._outs:
+            array = arrays[name]
+            if array is not own:
+                array[...] = own
