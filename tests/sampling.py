@@ -1,7 +1,7 @@
-"""Which cases run on native today: compiling the programs of all of them takes longer than a change should wait.
+"""Which cases run today: compiling the programs of all of them takes longer than a change should wait.
 
 NumPy runs every case. Of a test with many cases on native a part runs, by the type of the parameters and the case, another part
-every day, so that all have run within sixteen days. With ``--all-cases`` all run.
+every day, so that all have run within sixteen days; likewise of a test with the mark `by_day`. With ``--all-cases`` all run.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ FEW = 16  # cases of a test that run every day
 MOST_PARTS = 16  # a power of two, as all numbers of parts are: what runs of one in sixteen is among what runs of one in two
 
 
-def parts(cases: int) -> int:
+def parts(cases: int, few: int = FEW) -> int:
     """Into how many parts so many cases of a test are divided, of which one runs a day."""
     count = 1
-    while count < MOST_PARTS and cases // count > FEW:
+    while count < MOST_PARTS and cases // count > few:
         count *= 2
     return count
 
@@ -46,15 +46,23 @@ def subject(item: pytest.Item) -> str:
     return item.nodeid if name is None else f"{name} {parameters(item).get('dtype')}"
 
 
-def on_native(item: pytest.Item) -> bool:
-    return parameters(item).get("backend_name") == "native"
+def few_of(item: pytest.Item) -> int | None:
+    """About how many cases of an item's test run a day; None for those of a test that always run."""
+    mark = item.get_closest_marker("by_day")
+    if mark is not None:
+        return mark.kwargs.get("few", FEW)
+    return FEW if parameters(item).get("backend_name") == "native" else None
 
 
 def chosen(items: list[pytest.Item], seed: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """The items that run today, and the others."""
-    cases = Counter(item.function for item in items if on_native(item))
-    today = {item for item in items if not on_native(item) or of_the_day(subject(item), parts(cases[item.function]), seed)}
-    return [item for item in items if item in today], [item for item in items if item not in today]
+    cases = Counter(item.function for item in items if few_of(item))
+    today, others = [], []
+    for item in items:
+        few = few_of(item)
+        runs = few is None or of_the_day(subject(item), parts(cases[item.function], few), seed)
+        (today if runs else others).append(item)
+    return today, others
 
 
 def neighbours(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -10,11 +10,12 @@ from tests import sampling
 from tests.harness import Case
 
 
-def item(function, number, backend, case=None):
+def item(function, number, backend, case=None, mark=None):
     given = {"backend_name": backend, "number": number}
     given |= {} if case is None else {"case": Case(case, None, ()), "dtype": "float32"}
     name = f"{function}[{number}-{backend}]"
-    return SimpleNamespace(function=function, nodeid=name, path="file", callspec=SimpleNamespace(params=given))
+    call = SimpleNamespace(params=given)
+    return SimpleNamespace(function=function, nodeid=name, path="file", callspec=call, get_closest_marker=lambda name: mark)
 
 
 @pytest.mark.parametrize(("cases", "count"), [(1, 1), (16, 1), (17, 2), (40, 4), (200, 16), (5000, 16)])
@@ -23,40 +24,43 @@ def test_few_cases_run_every_day(cases, count):
 
 
 def test_every_case_has_run_within_sixteen_days():
-    items = [namespace(sampling_item) for sampling_item in (item("f", k, "native") for k in range(300))]
+    items = [item("f", k, "native") for k in range(300)]
     days = [{each.nodeid for each in sampling.chosen(items, seed)[0]} for seed in range(20261101, 20261117)]
     assert set.union(*days) == {each.nodeid for each in items}
     assert sum(map(len, days)) == len(items)
 
 
-def namespace(found):
-    """Items are told apart by who they are."""
-    return type("Item", (), vars(found))()
-
-
 def test_numpy_runs_every_case():
-    items = [namespace(item("f", k, name)) for k in range(100) for name in ("numpy", "native")]
+    items = [item("f", k, name) for k in range(100) for name in ("numpy", "native")]
     today, others = sampling.chosen(items, 7)
     assert len(today) + len(others) == 200
-    assert sum(not sampling.on_native(each) for each in today) == 100
-    assert 0 < sum(map(sampling.on_native, today)) < 30
+    assert sum(each.callspec.params["backend_name"] == "numpy" for each in today) == 100
+    assert 100 < len(today) < 130
 
 
 def test_what_runs_of_one_case_runs_on_one_day():
-    many = [namespace(item("many", k, "native", f"case {k}")) for k in range(400)]
-    some = [namespace(item("some", k, "native", f"case {k}")) for k in range(40)]
+    many = [item("many", k, "native", f"case {k}") for k in range(400)]
+    some = [item("some", k, "native", f"case {k}") for k in range(40)]
     today = sampling.chosen([*many, *some], 3)[0]
     names = {name: {each.callspec.params["case"].name for each in today if each.function == name} for name in ("many", "some")}
     assert {f"case {k}" for k in range(40)} & names["many"] <= names["some"]
 
 
+def test_a_mark_says_how_many_run():
+    mark = pytest.mark.by_day(few=4).mark
+    items = [item("f", k, "", mark=mark) for k in range(64)]
+    days = [{each.nodeid for each in sampling.chosen(items, seed)[0]} for seed in range(16)]
+    assert set.union(*days) == {each.nodeid for each in items}
+    assert sum(map(len, days)) == 64
+
+
 def test_what_prints_as_an_address_is_told_by_the_name_of_its_test():
-    found = namespace(item("f", 1, "native"))
+    found = item("f", 1, "native")
     found.callspec.params["case"] = lambda: None
     assert sampling.subject(found) == found.nodeid
 
 
 def test_one_case_after_the_other():
-    items = [namespace(item(function, k, "numpy", f"case {k}")) for function in ("f", "g") for k in range(3)]
+    items = [item(function, k, "numpy", f"case {k}") for function in ("f", "g") for k in range(3)]
     order = [each.callspec.params["case"].name for each in sampling.neighbours(items)]
     assert order == ["case 0", "case 0", "case 1", "case 1", "case 2", "case 2"]

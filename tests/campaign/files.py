@@ -1,4 +1,4 @@
-"""Damaged files: IDX, CIFAR-10 and the cache of compiled code, changed at random, read or refused.
+"""Damaged files: IDX, CIFAR-10, checkpoints and the cache of compiled code, changed at random, read or refused.
 
 A file that is read must hold what was written into it, bit by bit. A refusal is a ValueError or an OSError. Nothing is executed
 meanwhile, and the process may take so much memory and no more.
@@ -6,10 +6,13 @@ meanwhile, and the process may take so much memory and no more.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gzip
+import hashlib
 import os
 import resource
+import shutil
 import stat
 import struct
 import sys
@@ -24,6 +27,7 @@ import numpy as np
 from chains.backends.native.llvm import cache as code_cache
 from chains.data.cifar import RECORD_BYTES, read_cifar10
 from chains.data.idx import ELEMENT_TYPES, read_idx
+from chains.training import storage
 from tests.campaign import running
 
 MEMORY = 700 << 20  # bytes that the process may take beyond what it has: three times the largest file of CIFAR-10's format
@@ -42,7 +46,9 @@ def attempt(seed: int, number: int) -> str:
 @cache
 def _prepared() -> Path:
     """A folder for the files, once there is a bound on memory and an ear for what is executed."""
-    folder = Path(tempfile.mkdtemp(prefix="chains-campaign-"))
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # where nothing waits for a disk
+    folder = Path(tempfile.mkdtemp(prefix="chains-campaign-", dir=memory))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with open("/proc/self/statm") as file:
         have = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (have + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -194,7 +200,42 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
-KINDS: dict[str, Callable[[np.random.Generator, Path], str]] = {"IDX": idx, "CIFAR-10": cifar, "compiled code": code}
+def checkpoint(rng: np.random.Generator, folder: Path) -> str:
+    """Arrays and a text; half of the damaged files get the digest that goes with them, so that their headers are read."""
+    kinds = list(storage.NAMES)
+    arrays = {}
+    for k in range(int(rng.integers(0, 4))):
+        dtype = kinds[int(rng.integers(len(kinds)))]
+        arrays[f"array {k}"] = rng.integers(0, 2, tuple(rng.integers(0, 5, int(rng.integers(0, 4))))).astype(dtype)
+    text, path = f"{int(rng.integers(1 << 40))}", folder / "step-1.safetensors"
+    storage.write(path, arrays, text)
+    before = path.read_bytes()
+    body = before[: -storage.DIGEST_BYTES]
+    if rng.random() < 0.5:
+        after = damaged(rng, before)
+    else:
+        body = damaged(rng, body)
+        after = body + hashlib.sha256(body).digest()
+    path.write_bytes(after)
+    try:
+        with nothing_executed():
+            found, said = storage.read(path)
+    except REFUSALS:
+        assert after != before, "a valid file was refused"
+        return "refused"
+    assert after[-storage.DIGEST_BYTES :] == hashlib.sha256(after[: -storage.DIGEST_BYTES]).digest(), "the digest is another"
+    assert isinstance(said, str)
+    assert sum(array.nbytes for array in found.values()) <= MEMORY
+    if after == before:
+        assert said == text
+        assert found.keys() == arrays.keys()
+        assert all(found[name].tobytes() == array.tobytes() for name, array in arrays.items()), "an array is another"
+    return "read"
+
+
+KINDS: dict[str, Callable[[np.random.Generator, Path], str]] = {
+    "IDX": idx, "CIFAR-10": cifar, "checkpoint": checkpoint, "compiled code": code
+}  # fmt: skip
 
 
 if __name__ == "__main__":

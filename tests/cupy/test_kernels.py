@@ -23,6 +23,7 @@ from tests.harness import CASES, OPTIMIZERS, assert_close, assert_same_bits, run
 GROUPS = [CASES[start : start + 60] for start in range(0, len(CASES), 60)]
 
 
+@pytest.mark.by_day(few=2)
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 @pytest.mark.parametrize("group", range(len(GROUPS)))

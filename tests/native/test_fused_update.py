@@ -115,6 +115,7 @@ def test_weights_that_are_still_to_be_read_are_not_changed(monkeypatch):
     assert finished(step(NETWORKS["of wide layers"], SGD(0.1))) == ([(130, 120)], 33 * 101 + 100 * 121 + 120)
 
 
+@pytest.mark.by_day(few=12)
 @floats
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *CLIPPED])
@@ -131,6 +132,7 @@ def test_the_same_bits_as_afterwards(net, optimizer, penalty, kind, monkeypatch)
             assert array.tobytes() == results[batch][name].tobytes(), f"{name}, batch {batch}"
 
 
+@pytest.mark.by_day(few=8)
 @floats
 @pytest.mark.parametrize("simd", INSTRUCTIONS)
 @pytest.mark.parametrize("net", NETWORKS)

@@ -83,6 +83,7 @@ def test_a_network_of_convolutions_at_odd_batches(kind, simd, eager):
         assert_equals_numpy(program, batch, kind, simd=simd)
 
 
+@pytest.mark.by_day(few=8)
 @every_instruction_set
 @floats
 @pytest.mark.parametrize(
@@ -192,6 +193,7 @@ def test_training_a_network_of_convolutions_on_two_threads_repeats_its_bits(eage
 THIN = block_shapes.block_shapes(32).gemm.thin_rows
 
 
+@pytest.mark.by_day(few=6)
 @every_instruction_set
 @floats
 @pytest.mark.parametrize("activation", [tanh, relu], ids=str)

@@ -27,6 +27,7 @@ MEETINGS = WORKER_POOL.size  # of the first thread
 BUSY, LATE, TEAM = (WORKER_POOL.positions[name] for name in ("busy", "late", "team_state"))
 
 
+@pytest.mark.by_day(few=8)
 @floats
 @pytest.mark.parametrize("threads", [2, 3, 4])
 @pytest.mark.parametrize("name", SPLIT)
@@ -56,6 +57,7 @@ def test_every_width_of_vectors(name, simd, many):
     assert_equal_results(alone, fed(NumpyBackend(), program, batch, arrays, sources, order), np.float32, factor=100)
 
 
+@pytest.mark.by_day(few=6)
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *CLIPPED])
 @pytest.mark.parametrize("name", ["deep", "statistics of the batch"])
 def test_optimizers_of_split_products(name, optimizer, many):
@@ -83,6 +85,7 @@ def test_samples_that_are_gathered_are_not_gathered_too_early(kind, many):
         assert_same_bits(fed(native(2), program, 10, arrays, sources, order, together=True), alone)
 
 
+@pytest.mark.by_day(few=6)
 @floats
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "Adam, clipped", "RMSProp"])
 @pytest.mark.parametrize("name", TILED)
