@@ -188,7 +188,8 @@ def test_a_feed_stays_within_its_arrays():
 
 
 def interrupted(batch_size):
-    """Train for ever; say when it began; then say how it ended."""
+    """Train for ever; say when it began; then say how it ended. A shell may have put the tests into the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     net, rng = Chain(Dense(5, 7, tanh), Dense(7, 3), backend="native"), np.random.default_rng(0)
     x, t, p = rng.normal(size=(300, 5)), rng.normal(size=(300, 3)), net.init()
     first = p.copy()
