@@ -140,6 +140,7 @@ def test_compiling_is_announced(capsys, terminal, monkeypatch):
         time.sleep(0.3)
         return machine_code(*arguments)
 
+    monkeypatch.setenv("CHAINS_CACHE", "off")  # another test may have left the code there
     monkeypatch.setattr(progress, "NOTICE_SECONDS", 0.02)
     monkeypatch.setattr(native, "machine_code", slowly)
     program = NET.program(SquaredLoss())

@@ -51,6 +51,7 @@ def run(module: str, count: int, seed: int, first: int = 0) -> Tally:
                 tally.notes.append(text)
             else:
                 tally.failures[number] = text
+                print(f"FAILED {number}: {text}", file=sys.stderr, flush=True)  # a campaign may take hours
         number += 1
     return tally
 

@@ -317,6 +317,7 @@ def test_threads_that_begin_at_once_compute_the_same(backend_name):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns once it has run in this process
 def test_pools_of_processes(backend_name):
     """Each task brings the objective along; where the structure is known, it is recorded no more."""
     net = Chain(Dense(3, 4, tanh), Dense(4, 3), backend=backend_name)
