@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 
@@ -20,3 +22,21 @@ def many(monkeypatch):
     monkeypatch.setattr(f"{native}.backend.LEAST_PART_OPERATIONS", 1)
     monkeypatch.setattr(f"{native}.feed.LEAST_TEAM_STEPS", 1)
     monkeypatch.setattr(f"{native}.feed.PATIENCE_PAUSES", 1 << 30)
+
+
+@pytest.fixture
+def changed_compiler(monkeypatch):
+    """To call where a test changes how programs are compiled.
+
+    Programs are known by what they say and by the compiler's sources: one compiled before would be taken, and one compiled
+    now would be found by other tests, today and tomorrow.
+    """
+    numbers = itertools.count()
+
+    def change():
+        name = f"compiler {next(numbers)} of a test"
+        monkeypatch.setattr("chains.backends.native.compiled.compiler_version", lambda: name)
+
+    monkeypatch.setenv("CHAINS_CACHE", "off")
+    change()
+    return change

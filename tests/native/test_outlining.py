@@ -44,13 +44,14 @@ def alike(program):
 
 
 @pytest.fixture
-def outlined(monkeypatch):
+def outlined(changed_compiler, monkeypatch):
     """Run a function with steps that are alike written once, whatever their number, and each where it is."""
 
     def both(function):
         results = []
         for often in (2, 1 << 30):
             monkeypatch.setattr(outlining, "LEAST_ALIKE", often)
+            changed_compiler()
             results.append(function())
         return results
 

@@ -77,6 +77,7 @@ def verified(program, processor, parts=1):
 # Every pass keeps what a program means
 
 
+@pytest.mark.by_day(few=60)
 @pytest.mark.parametrize("name", CASES)
 def test_schedules_of_every_layer_hold_after_every_pass(name):
     """Each case by three of the ways, others than its neighbours'."""
@@ -94,6 +95,7 @@ def test_schedules_of_every_layer_hold_after_every_pass(name):
             continue
 
 
+@pytest.mark.by_day(few=8)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_schedules_hold_at_every_width_and_number_of_threads(name, optimizer):
@@ -118,7 +120,7 @@ OPTIONAL = {
 
 
 @pytest.mark.parametrize("left_out", OPTIONAL, ids=name_of)
-def test_a_pass_may_be_left_out(left_out, monkeypatch):
+def test_a_pass_may_be_left_out(left_out, changed_compiler, monkeypatch):
     """Without it there is another plan, which means the same."""
     program = step_of(OPTIONAL[left_out])
     parts = 2 if left_out is partition_rows else 1
