@@ -93,6 +93,7 @@ def test_every_operation_of_formulas(dtype):
         np.testing.assert_allclose(found[name], wanted[name], rtol=1e-6, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.by_day(few=16)
 @needs_compiler
 @pytest.mark.parametrize("kind", ["sum", "max"])
 @pytest.mark.parametrize(

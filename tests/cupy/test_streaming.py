@@ -71,6 +71,7 @@ def parameters(device, p=None):
 # Training
 
 
+@pytest.mark.by_day(few=16)
 @pytest.mark.parametrize("place", ["host", "device"])
 @pytest.mark.parametrize("settings", [{}, {"weights": np.linspace(0.5, 2.0, 50)}, {"batch_size": 25}], ids=["", "weights", "2"])
 def test_streamed_training_is_that_of_numpy(device, late, place, settings):
