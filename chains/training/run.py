@@ -126,13 +126,14 @@ class Run:
         """Look at the validation data, write the numbers down, and call the callbacks; unless the loss is not finite."""
         steps, history, bar = self._steps, self._history, self._bar
         finite = math.isfinite(steps.loss)
-        judgement = dict.fromkeys(self._judge.names, math.nan)
-        if finite and judgement:
+        judgement = {}
+        if self._judge.names and finite:
             with allowed:
                 judgement = self._judge()
         losses = steps.take()
         history.loss += losses
-        history.add(judgement)
+        if self._judge.names:
+            history.add(judgement or dict.fromkeys(self._judge.names, math.nan))
         history.seconds += [time.perf_counter() - self._start] * len(losses)
         if self._saver is not None and finite:
             self._saver.look()

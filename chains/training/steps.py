@@ -160,6 +160,7 @@ class ArraySteps(Steps):
         self.per_epoch = self._parts[-1].stop
         if self.step > self.per_epoch:
             raise ValueError(f"`resume.position.step` must be at most {self.per_epoch}, an epoch's steps, got {self.step}")
+        self._between = Position(data=self.data)  # two epochs
         self._losses = np.empty(self.per_epoch)  # of the epoch's steps
         self._losses[: self.step] = position.losses
         self.finished = self.step == self.per_epoch
@@ -221,6 +222,8 @@ class ArraySteps(Steps):
         return [float(total) / sum((part.stop - part.first) * part.batch for part in self._parts)]
 
     def position(self, seconds: float = 0.0) -> Position:
+        if not self.step and not seconds:
+            return self._between
         losses = self._losses[: self.step].copy() if self.step else START.losses
         return Position(self.step, losses, None, self.data, seconds)
 
