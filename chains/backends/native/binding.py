@@ -47,25 +47,30 @@ class NativeBinding(Binding):
             addresses[number] = base + offset
         own = [[addresses[number] for number in signature.sums]]  # the first thread's sums are the results
         own += [[base + offset for offset in sums] for sums in plan.sums]
+        of_blocks = [[base + offset for offset in sums] for sums in plan.block_sums]
         self.prefetch = np.zeros((signature.parts, PREFETCH.size), np.int64)  # of tiles, the first thread prefetches
         self.row_pointers = ROW_POINTERS.pack()
         prefetch, row_pointers = self.prefetch.ctypes.data, self.row_pointers.ctypes.data
-        tables = []
+        tables, block_tables = [], []
         for thread, rows in enumerate(plan.rows):
             tile = min(thread, plan.sharing - 1)
             for number, offset in plan.packed[tile].items():
                 addresses[number] = base + offset
             prefetched = prefetch + thread * self.prefetch.strides[0] if thread < signature.parts else _NO_PREFETCH.ctypes.data
-            tables.append([*addresses, *own[tile], prefetched, row_pointers, base + rows])
-        self._tables = np.array(tables, np.int64)
+            rest = prefetched, row_pointers, base + rows
+            tables.append([*addresses, *own[tile], *rest])
+            if of_blocks:
+                block_tables.append([*addresses, *of_blocks[tile], *rest])
+        self._tables = np.array(tables + block_tables, np.int64)
         first_table = self._tables.ctypes.data
-        self._table_addresses = [first_table + thread * self._tables.strides[0] for thread in range(len(tables))]
+        self._table_addresses = [first_table + thread * self._tables.strides[0] for thread in range(len(self._tables))]
         self.run_address = native.code.address("run")
         self.split = signature.parts > 1
         # More threads than processors would wait for each other at every step.
         self.stays_together = 1 < plan.threads <= processors() and self.work < MOST_TEAM_OPERATIONS
         self.thread_trial = native.thread_trials.setdefault((batch, plan.threads), ThreadTrial()) if plan.threads > 1 else None
-        head = {"batch": batch, "tile": plan.tile, "threads": plan.threads, "sharing": plan.sharing, "run": self.run_address}
+        head = {"batch": batch, "tile": plan.tile, "threads": plan.threads, "sharing": plan.sharing, "block": plan.block}
+        head["run"] = self.run_address
         if plan.threads > 1:
             functions = {name: runtime().address(name) for name in ("parallel", "meet")}
             head |= {"pool": worker_pool().address, **functions, "member": native.code.address("member")}
@@ -73,6 +78,7 @@ class NativeBinding(Binding):
         for thread in range(plan.threads):
             table = self._table_addresses[min(thread, len(tables) - 1)]
             words.append(THREAD.pack(table=table, scratch=base + plan.tiles[min(thread, len(plan.tiles) - 1)]))
+        words += [THREAD.pack(table=table) for table in self._table_addresses[len(tables) :]]
         self._words = np.concatenate(words)
         self.words_address = self._words.ctypes.data
         self._call = partial(_RUN(self.run_address), self.words_address)

@@ -2,7 +2,8 @@
 
 `run` calls other threads for shared work. `member` is one thread's share of it all, for the threads of a team (`team.py`).
 Both take the address of a list of words: `ARGUMENTS`, then a `THREAD` for each thread. Each thread adds its own sums; the
-first thread's sums are the results, and the others' are added to them in order.
+first thread's sums are the results, and the others' are added to them in order. A thread with very many tiles sums up each
+block of them by itself and adds that to its sums, so that errors of rounding hardly grow with the number of tiles.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def write_driver(module: Module, plan: ExecutionPlan) -> None:
         else:
             _write_work(module, k, segment, plan.lists_rows(segment))
         if segment.sums:
-            _write_reduce(module, k, segment.sums, plan)
+            _write_add(module, k, segment.sums, plan)
+            _write_reduce(module, k)
         for position, work in enumerate(segment.once):
             if work.length:
                 _write_share(module, f"{k}_{position}")
@@ -204,15 +206,15 @@ def _write_work(module: Module, k: int, segment: Segment, lists: bool) -> None:
     f = Function(module, f"work_{k}", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
     batch, tile, threads = (word(f, words, name) for name in ("batch", "tile", "sharing"))
-    table, scratch = table_of(f, words, thread)
+    own, scratch = table_of(f, words, thread)
     for packer in segment.packers:
-        f.line(f"call void @prepare_{k}_{packer}({table}, {scratch}, i64 0, {batch}, i64 1)")
+        f.line(f"call void @prepare_{k}_{packer}({own}, {scratch}, i64 0, {batch}, i64 1)")
     tiles = f.binary("sdiv", f.binary("sub", f.binary("add", batch, tile), integer(1)), tile)
     whole = f.cast("zext", f.compare("eq", tiles, integer(1)), I64)
     begin = f.binary("sdiv", f.binary("mul", tiles, thread), threads)
     end = f.binary("sdiv", f.binary("mul", tiles, f.add(thread, 1)), threads)
 
-    def step(i: Value, carried: list[Value]) -> list[Value]:
+    def step(table: Value, i: Value, carried: list[Value]) -> list[Value]:
         start = f.binary("mul", i, tile)
         left = f.binary("sub", batch, start)
         count = f.least(left, tile)
@@ -222,7 +224,20 @@ def _write_work(module: Module, k: int, segment: Segment, lists: bool) -> None:
             f.line(f"call void @tile_{k}_{part}({table}, {scratch}, {start}, {count}, {carried[0]}, {whole})")
         return [integer(0)]
 
-    f.loop(begin, end, 1, step, [integer(1)])
+    if not segment.sums:
+        f.loop(begin, end, 1, partial(step, own), [integer(1)])
+    else:
+        length = word(f, words, "block")
+
+        def block(start: Value, _: list[Value]) -> None:
+            leads = f.compare("eq", start, begin)
+            number = f.select(leads, thread, f.binary("add", thread, word(f, words, "threads")))
+            table, _unused = table_of(f, words, number)
+            f.loop(start, f.least(f.binary("add", start, length), end), 1, partial(step, table), [integer(1)])
+            follows = f.compare("ne", start, begin)
+            f.when(follows, lambda: f.line(f"call void @add_{k}({own}, {table}, i64 0, i64 1)"))
+
+        f.loop(begin, end, length, block)
     f.line("ret void")
     module.add(f)
 
@@ -238,50 +253,59 @@ def _write_product(module: Module, k: int) -> None:
     module.add(f)
 
 
-def _write_reduce(module: Module, k: int, sums: Sequence[SumRun], plan: ExecutionPlan) -> None:
+def _write_add(module: Module, k: int, sums: Sequence[SumRun], plan: ExecutionPlan) -> None:
+    """``add_k(table, other, part, parts)``: add the sums of another table to those of a table, in a part of each long vector.
+
+    The first part has the short vectors. Of maxima, keep the larger.
+    """
+    f = Function(module, f"add_{k}", [(PTR, "table"), (PTR, "other"), (I64, "part"), (I64, "parts")])
+    *tables, part, parts = f.arguments
+    lanes = plan.lanes
+    leads = f.compare("eq", part, integer(0))
+    for buffer, start, stop, kind in sums:
+        scalar = real_type(buffer.dtype)
+        type = Type(scalar.name, lanes)
+        position = integer(plan.sum_positions[buffer])
+        target, source = (f.address(f.load(PTR, f.address(t, position, PTR)), integer(start), scalar) for t in tables)
+        begin, end = integer(0), f.select(leads, integer(stop - start), integer(0))
+        if stop - start >= LEAST_TEAM_ELEMENTS:
+            begin, end = share(f, stop - start, lanes, part, parts)
+        length = f.binary("sub", end, begin)
+        whole = f.add(begin, f.binary("and", length, integer(-lanes)))
+
+        def add(
+            mask: Value | None,
+            i: Value,
+            _: object = None,
+            type: Type = type,
+            target: Value = target,
+            source: Value = source,
+            kind: str = kind,
+        ) -> None:
+            to, of = (f.address(p, i, Type(type.name)) for p in (target, source))
+            a, b = f.load(type, to, mask), f.load(type, of, mask)
+            f.store(maximum(f, a, b) if kind == "max" else f.binary("fadd", a, b), to, mask)
+
+        f.loop(begin, whole, lanes, partial(add, None))
+        if (stop - start) % lanes:
+            rest = f.binary("sub", end, whole)
+            f.when(f.compare("sgt", rest, integer(0)), partial(add, f.first_lanes(lanes, rest), whole))
+    f.line("ret void")
+    module.add(f)
+
+
+def _write_reduce(module: Module, k: int) -> None:
     """``reduce_k(words, part, parts)``: add the other threads' sums to those of the first, in a part of each long vector.
 
-    The first part has the short vectors. Of maxima, keep the larger. ``reduce_part_k(words, part)`` is a thread's part.
+    ``reduce_part_k(words, part)`` is a thread's part.
     """
     f = Function(module, f"reduce_{k}", [(PTR, "words"), (I64, "part"), (I64, "parts")])
     words, part, parts = f.arguments
-    lanes = plan.lanes
     table, _ = table_of(f, words, 0)
-    leads = f.compare("eq", part, integer(0))
 
-    def add_thread(thread: Value, _: list[Value]) -> list[Value]:
+    def add_thread(thread: Value, _: list[Value]) -> None:
         other, _unused = table_of(f, words, thread)
-        for buffer, start, stop, kind in sums:
-            scalar = real_type(buffer.dtype)
-            type = Type(scalar.name, lanes)
-            target, source = (
-                f.address(f.load(PTR, f.address(t, integer(position), PTR)), integer(start), scalar)
-                for t, position in ((table, plan.positions[buffer]), (other, plan.sum_positions[buffer]))
-            )
-            begin, end = integer(0), f.select(leads, integer(stop - start), integer(0))
-            if stop - start >= LEAST_TEAM_ELEMENTS:
-                begin, end = share(f, stop - start, lanes, part, parts)
-            length = f.binary("sub", end, begin)
-            whole = f.add(begin, f.binary("and", length, integer(-lanes)))
-
-            def add(
-                mask: Value | None,
-                i: Value,
-                _: object = None,
-                type: Type = type,
-                target: Value = target,
-                source: Value = source,
-                kind: str = kind,
-            ) -> None:
-                to, of = (f.address(p, i, Type(type.name)) for p in (target, source))
-                a, b = f.load(type, to, mask), f.load(type, of, mask)
-                f.store(maximum(f, a, b) if kind == "max" else f.binary("fadd", a, b), to, mask)
-
-            f.loop(begin, whole, lanes, partial(add, None))
-            if (stop - start) % lanes:
-                rest = f.binary("sub", end, whole)
-                f.when(f.compare("sgt", rest, integer(0)), partial(add, f.first_lanes(lanes, rest), whole))
-        return []
+        f.line(f"call void @add_{k}({table}, {other}, {part}, {parts})")
 
     f.loop(integer(1), word(f, words, "sharing"), 1, add_thread)
     f.line("ret void")

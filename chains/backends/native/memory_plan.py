@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from chains.backends.native.signature import Signature
 
 # Below this many operations a second thread costs more than it saves (a hand-over takes about a microsecond).
 LEAST_THREAD_OPERATIONS = 400_000
+LEAST_BLOCK_TILES = 128  # tiles of a thread up to which their sums are added one after another
 ROW_BLOCK = 12  # rows that kernels take at once
 LEAST_EVEN_SAMPLES = 8  # of a thread: with so many, its share is at most `MOST_UNEVENNESS` times an even one
 MOST_UNEVENNESS = 1.02
@@ -15,7 +17,8 @@ MOST_UNEVENNESS = 1.02
 
 class MemoryPlan:
     """Offsets in one block at a batch size: the slots that are no part of tiles, then each thread's packed weights, tile, list
-    of rows and own sums. No two threads write to one cache line. `work` is about how many operations a sample takes.
+    of rows, own sums and, where it has several blocks of tiles, the sums of a block. No two threads write to one cache line.
+    `work` is about how many operations a sample takes.
     """
 
     def __init__(self, signature: Signature, batch: int, threads: int, work: int) -> None:
@@ -41,6 +44,10 @@ class MemoryPlan:
         self.rows = [self._reserve(8 * signature.room) for _ in range(self.threads if split else self.sharing)]
         sums = [signature.table[number].nbytes for number in signature.sums]
         self.sums = [[self._reserve(size) for size in sums] for _ in range(1, self.sharing)]
+        most = -(-tiles // self.sharing)
+        self.block = max(LEAST_BLOCK_TILES, math.isqrt(most))
+        blocks = sums and most > self.block
+        self.block_sums = [[self._reserve(size) for size in sums] for _ in range(self.sharing)] if blocks else []
 
     def _reserve(self, nbytes: int) -> int:
         start = self.nbytes

@@ -214,7 +214,7 @@ class Function:
         self,
         start: Value,
         stop: Value,
-        step: int,
+        step: int | Value,
         body: Callable[[Value, list[Value]], Sequence[Value] | None],
         carried: Sequence[Value] = (),
     ) -> tuple[Value, list[Value]]:
@@ -232,7 +232,7 @@ class Function:
         self.branch(self.compare("slt", i, stop), inside, after)
         self.begin(inside)
         results = body(i, phis) or ()
-        following = self.binary("add", i, integer(step))
+        following = self.binary("add", i, step if isinstance(step, Value) else integer(step))
         ended = self._block
         self.jump(head)
         lines = [f"  {i.text} = phi {i.type} [{start.text}, %{entered}], [{following.text}, %{ended}]"]

@@ -12,6 +12,7 @@ ARGUMENTS = Struct(
         "tile": "i64",  # samples
         "threads": "i64",
         "sharing": "i64",  # threads that have tiles
+        "block": "i64",  # tiles of a thread that are summed up together
         "pool": "ptr",
         "parallel": "ptr",  # functions of the pool
         "meet": "ptr",
@@ -21,7 +22,8 @@ ARGUMENTS = Struct(
         "gathers": "i64",  # whether samples are gathered that the threads of a team may still read
     }
 )
-THREAD = Struct({"table": "ptr", "scratch": "ptr"})  # addresses of a thread's table of buffers and of its scratch memory
+# Addresses of a thread's table of buffers and of its scratch memory; then, thread by thread, of the table for further blocks.
+THREAD = Struct({"table": "ptr", "scratch": "ptr"})
 PREFETCH = Struct(
     {
         "left": "i64",  # lines of the present row
