@@ -30,7 +30,7 @@ from chains.network import record
 from chains.network.architecture import Architecture
 from chains.program.recorder import Recorder
 from chains.testing import ROUNDING, Kink, assert_close, away_from_kinks, central_difference, filled, run_program  # noqa: F401
-from tests.own import Boost, Double, DyUser, Outer, Repeat
+from tests.own import Boost, Decay, Double, DyUser, Outer, Repeat, Stacked
 
 HERE = "numpy,native" if importlib.util.find_spec("llvmlite") else "numpy"
 BACKENDS = tuple(os.environ.get("CHAINS_TEST_BACKENDS", HERE).split(","))
@@ -230,6 +230,29 @@ LAYERS = [
     ),
     Case("BatchNorm-frozen", chains.BatchNorm, (_dense(), chains.BatchNorm(3), _dense()), frozen=("1.*", "2.bias")),
     Case("Flatten-then-Dense", chains.Flatten, (chains.Flatten(), _dense(6, 2)), (2, 3)),
+]
+
+
+STEPS = (4, 3)
+LAYERS += [
+    _layer("RNN", chains.RNN(3, 4), STEPS),
+    _layer("RNN-one-step", chains.RNN(3, 2), (1, 3)),
+    _layer("RNN-sequences-needs-input", chains.RNN(3, 2, "gelu", return_sequences=True), STEPS),
+    _layer("RNN-bidirectional", chains.RNN(3, 2, chains.σ, bidirectional=True, initial_state="parameter"), STEPS),
+    _layer("LSTM", chains.LSTM(3, 2), STEPS),
+    _layer("LSTM-two-steps", chains.LSTM(3, 2, return_sequences=True, initial_state="parameter"), (2, 3)),
+    _layer("LSTM-bidirectional", chains.LSTM(3, 2, return_sequences=True, bidirectional=True), STEPS),
+    _layer("GRU", chains.GRU(3, 2), STEPS),
+    _layer("GRU-seven-steps", chains.GRU(2, 3), (7, 2)),
+    _layer("GRU-paper", chains.GRU(3, 2, reset_after=False, return_sequences=True), STEPS),
+    _layer("GRU-bidirectional", chains.GRU(3, 2, bidirectional=True), STEPS),
+    _layer("GRU-parameter", chains.GRU(3, 2, initial_state="parameter"), STEPS),
+    _layer("Recurrent", chains.Recurrent(Decay(), return_sequences=True), STEPS),
+    _layer("Recurrent-layers", chains.Recurrent(Stacked()), STEPS),
+    _layer("Recurrent-both-ways", chains.Recurrent(Decay(), bidirectional=True, initial_state="parameter"), (2, 2, 3)),
+    Case("GRU-stacked", chains.GRU, (chains.GRU(3, 4, return_sequences=True), chains.LSTM(4, 2), _dense(2, 2)), STEPS),
+    Case("GRU-frozen", chains.GRU, (chains.GRU(3, 2), _dense(2, 2)), STEPS, frozen=("0.weight", "0.recurrent_bias")),
+    Case("Cell", chains.Cell, (chains.Recurrent(chains.GRUCell(3, 2)), _dense(2, 2)), STEPS),
 ]
 
 
@@ -459,6 +482,7 @@ def uncovered() -> list[str]:
     """What the package offers and no case shows, by name."""
     everything = _classes()
     layer_types = {type(layer) for case in CASES for layer in case.layers}
+    layer_types |= {type(layer.cell) for case in CASES for layer in case.layers if isinstance(layer, chains.Recurrent)}
     penalty_types = {type(penalty) for penalty in PENALTIES.values()}
     shown: Mapping[type, set[type]] = {
         Layer: layer_types,

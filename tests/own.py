@@ -6,7 +6,47 @@ from typing import Any
 
 import numpy as np
 
-from chains.layers import Declaration, Layer
+from chains import Dense, LayerNorm, gelu, tanh
+from chains.layers import Cell, Declaration, Layer, Series
+
+
+class Decay(Cell):
+    """h' = x + h / 2, with a part that is trained: h' = x + w h / 2."""
+
+    def declare(self, d: Declaration) -> None:
+        d.carry("h", d.input)
+        d.param("w", d.input, "ones")
+
+    def forward(self, ops: Any, x: Any, y: Any, p: Any, s: Any) -> None:
+        ops.map(y, lambda x, h, w: x + 0.5 * w * h, x, s.before.h, p.w)
+
+    def pullback(self, ops: Any, x: Any, y: Any, dy: Any, dx: Any, p: Any, g: Any, s: Any) -> None:
+        product = ops.scratch("product", x.sample_shape)
+        ops.map((product, s.d_before.h), lambda dy, h, w: (0.5 * dy * h, 0.5 * dy * w), dy, s.before.h, p.w)
+        ops.sum(g.w, product)
+        ops.copy(dx, dy)
+
+
+class Stacked(Cell):
+    """A cell made of layers: h' = tanh of two `Dense` of the input, normalised, plus one of the state."""
+
+    def declare(self, d: Declaration) -> None:
+        inner = d.child("inner", Series(Dense(3, 4, gelu), LayerNorm(eps=0.5)), d.input)
+        d.child("state", Dense(4, 4), inner)
+        d.carry("h", inner)
+        d.saved("a", inner)
+        d.saved("b", inner)
+
+    def forward(self, ops: Any, x: Any, y: Any, p: Any, s: Any) -> None:
+        s.children[0].forward(ops, x, s.a)
+        s.children[1].forward(ops, s.before.h, s.b)
+        ops.map(y, lambda a, b: tanh(a + b), s.a, s.b)
+
+    def pullback(self, ops: Any, x: Any, y: Any, dy: Any, dx: Any, p: Any, g: Any, s: Any) -> None:
+        da, db = ops.scratch("da", dy.sample_shape), ops.scratch("db", dy.sample_shape)
+        ops.map((da, db), lambda dy, y: (dy * (1 - y * y), dy * (1 - y * y)), dy, y)
+        s.children[1].pullback(ops, s.before.h, s.b, db, s.d_before.h)
+        s.children[0].pullback(ops, x, s.a, da, dx)
 
 
 class Double(Layer):

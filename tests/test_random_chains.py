@@ -21,7 +21,7 @@ from tests.harness import (
     central_difference,
     run_program,
 )
-from tests.own import Boost, Double, DyUser
+from tests.own import Boost, Decay, Double, DyUser
 from tests.test_gradients import arrays_of
 
 SMOOTH = ["tanh", "sigmoid", "identity", "gelu", "silu", "softplus", "mish", "sin"]
@@ -32,6 +32,8 @@ def plain(draw, shape):
     """A layer without parts, for an input of this shape."""
     if len(shape) in (2, 3) and draw(st.booleans()):
         return of_images(draw, shape)
+    if len(shape) == 2 and draw(st.booleans()):
+        return of_sequences(draw, shape[1])
     kind = draw(
         st.sampled_from(
             ["Dense", "Dense", "Activation", "Scale", "Shift", "Append", "Dropout", "Softmax", "Reshape", "Norm", "own"]
@@ -57,6 +59,17 @@ def plain(draw, shape):
     if kind == "own":
         return draw(st.sampled_from([Double(), Boost(1.5), Boost(-0.5), DyUser()]))
     return getattr(chains, kind)()
+
+
+def of_sequences(draw, inputs):
+    """A layer of a time axis, for inputs of this length at every step: some `Cell`, repeated."""
+    settings = {name: draw(st.booleans()) for name in ("return_sequences", "bidirectional")}
+    settings["initial_state"] = draw(st.sampled_from(["zeros", "parameter"]))
+    kind, units = draw(st.sampled_from(["RNN", "LSTM", "GRU", "Recurrent"])), draw(st.integers(1, 3))
+    if kind == "Recurrent":
+        cells = [Decay(), chains.RNNCell(inputs, units, "silu"), chains.GRUCell(inputs, units, reset_after=False)]
+        return chains.Recurrent(draw(st.sampled_from([*cells, chains.LSTMCell(inputs, units)])), **settings)
+    return getattr(chains, kind)(inputs, units, **settings)
 
 
 def of_images(draw, shape):

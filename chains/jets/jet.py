@@ -25,6 +25,7 @@ from chains.program.operations import (
     Copy,
     Fill,
     Gather,
+    Loop,
     Map,
     MatMul,
     Operation,
@@ -110,6 +111,11 @@ class Jet:
         zero = isinstance(operation, Fill) and operation.value == 0.0
         self._will_write(operation.outs[0], [ZERO], adjoint=False, zero=zero)
         self.ops.operations.append(operation)
+
+    def _loop(self, loop: Loop) -> None:
+        """Step by step, written out: series of arrays that advance would have to be arranged for it."""
+        for step in range(loop.steps):
+            self.record(loop.at(step))
 
     def _first(self, operation: Operation) -> None:
         """What is linear in its first operand; the winners of a max pool are those of order zero."""
@@ -291,6 +297,7 @@ RULES: dict[type[Operation], Callable[[Jet, Any], None]] = {
     Pool: Jet._pool,
     PoolInput: Jet._first,
     Copy: Jet._first,
+    Loop: Jet._loop,
     Gather: Jet._first,
     ScatterAdd: Jet._scatter_add,
 }

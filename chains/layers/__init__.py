@@ -3,6 +3,7 @@
 from chains.layers.append import Append
 from chains.layers.base import Declaration, Layer
 from chains.layers.batch_norm import BatchNorm
+from chains.layers.cells import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from chains.layers.combine import Parallel, Residual, Series
 from chains.layers.conv import Conv, ConvTranspose
 from chains.layers.dense import Dense
@@ -11,15 +12,20 @@ from chains.layers.elementwise import Activation, Scale, Shift
 from chains.layers.embedding import Embedding
 from chains.layers.norm import GroupNorm, LayerNorm, RMSNorm
 from chains.layers.pool import AvgPool, GlobalAvgPool, MaxPool
+from chains.layers.recurrent import Cell, Recurrent
 from chains.layers.resample import Pad, Upsample
 from chains.layers.shape import Flatten, Reshape
 from chains.layers.softmax import LogSoftmax, Softmax
 
 __all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
     "Activation",
     "Append",
     "AvgPool",
     "BatchNorm",
+    "Cell",
     "Conv",
     "ConvTranspose",
     "Declaration",
@@ -27,8 +33,10 @@ __all__ = [
     "Dropout",
     "Embedding",
     "Flatten",
+    "GRUCell",
     "GlobalAvgPool",
     "GroupNorm",
+    "LSTMCell",
     "Layer",
     "LayerNorm",
     "LogSoftmax",
@@ -36,6 +44,8 @@ __all__ = [
     "Pad",
     "Parallel",
     "RMSNorm",
+    "RNNCell",
+    "Recurrent",
     "Reshape",
     "Residual",
     "Scale",

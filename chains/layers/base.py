@@ -16,6 +16,7 @@ several chains, and twice in the same one; each place has its own parameters.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -128,6 +129,7 @@ class Declaration:
         self.saved_shapes: dict[str, SampleShape] = {}
         self.shared_shapes: dict[str, SampleShape] = {}
         self.temporary_shapes: dict[str, SampleShape] = {}
+        self.carried_shapes: dict[str, SampleShape] = {}
         self.smallest_batch = 1
         self.id_count: int | None = None  # where the input are ids, how many there are
         self.children: list[Declaration] = []
@@ -163,6 +165,11 @@ class Declaration:
     def temporary(self, name: str, shape: SampleShape) -> None:
         """A scratch array for each sample; forward and pullback each have their own."""
         self.temporary_shapes[name] = self._scratch(name, shape)
+
+    def carry(self, name: str, shape: SampleShape) -> None:
+        """An array of each sample that a cell hands on from step to step; the first one is its output."""
+        self.carried_shapes[name] = self._scratch(name, shape)
+        self._output = self._output or self.carried_shapes[name]
 
     def freeze(self, name: str) -> None:
         """Leave a parameter of this layer, or of a part of it ("0.weight"), out of training."""
@@ -220,11 +227,11 @@ class Declaration:
         return of, check_shape("shape", shape, of)
 
     def _scratch(self, name: str, shape: Any) -> SampleShape:
-        taken = {*self.saved_shapes, *self.shared_shapes, *self.temporary_shapes}
+        taken = {*self.saved_shapes, *self.shared_shapes, *self.temporary_shapes, *self.carried_shapes}
         return self._declared("scratch array", name, shape, taken)[1]
 
     def _full(self, name: str) -> str:
-        return f"{self.name}.{name}" if self.name else name
+        return f"{self.name}.{name}" if self.name and name else self.name or name
 
 
 @dataclass(frozen=True)
@@ -294,6 +301,16 @@ class Node:
             for name in ("state", "new_state"):
                 views = _windows(getattr(vectors, name), declaration.state_slices)
                 self._saved[name] = self._names(f"s.{name}", "state", views)
+
+    def at_a_step(self, part: Callable[[View], View], gradient: Callable[[str, View], View], arrays: dict[str, Any]) -> Node:
+        """The layer as the cell of a loop: with a `part` of each saved array, the `gradient` of a step, and more `arrays`."""
+        twin = copy.copy(self)
+        twin.children = [child.at_a_step(part, gradient, {}) for child in self.children]
+        twin.g = self._names("g", "parameters", {name: gradient(name, view) for name, view in vars(self.g).items()})
+        twin._saved = {name: part(view) for name, view in self._saved.items()} | {
+            name: self._names(f"s.{name}", "carried arrays", views) for name, views in arrays.items()
+        }
+        return twin
 
     def forward(self, ops: Recorder, x: View, y: View) -> None:
         begun = len(ops.operations)

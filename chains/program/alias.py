@@ -14,13 +14,15 @@ def meet(a: View, b: View) -> bool:
     """Whether two views may have an element in common."""
     if a.buffer is not b.buffer or not a.sample_size or not b.sample_size:
         return False
+    if a.moves != b.moves:  # at some step or other
+        return True
     periods = dict.fromkeys((0, *a.strides, *b.strides))
     return a == b or not any(_apart(a, b, period) for period in periods)
 
 
 def same(a: View, b: View) -> bool:
     """Whether two views have the same elements in the same order, whatever their axes."""
-    return a == b or (a.buffer is b.buffer and a.offset == b.offset and _merged(a) == _merged(b))
+    return a == b or (a.buffer is b.buffer and (a.offset, a.moves) == (b.offset, b.moves) and _merged(a) == _merged(b))
 
 
 def across(a: View, b: View) -> bool:

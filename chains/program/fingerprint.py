@@ -33,7 +33,7 @@ class _Writer:
     def text(self, thing: Any) -> str:
         kind = type(thing)
         if kind is View:
-            return f"{self._buffer(thing.buffer)}{self.text(thing.shape)}{thing.strides}{thing.offset}"
+            return f"{self._buffer(thing.buffer)}{self.text(thing.shape)}{thing.strides}{thing.offset}{thing.moves or ''}"
         if kind is tuple:
             return f"({','.join(map(self.text, thing))})"
         if kind is Batch:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
+
+import numpy as np
 
 from chains.expr import Formula
 from chains.program.view import Buffer, View, concrete
@@ -57,9 +59,18 @@ class Operation:
         return self.outs + self.ins
 
     @property
+    def batched(self) -> bool:
+        """Whether it works on samples."""
+        return any(view.batched for view in self.views)
+
+    @property
     def sums_over_batch(self) -> bool:
         """Whether the results are over all samples, so that those of tiles of the batch add up to them."""
         return self.over_batch is not None
+
+    def on(self, change: Callable[[View], View]) -> Operation:
+        """The same operation on other views: on what `change` makes of each."""
+        return replace(self, outs=tuple(map(change, self.outs)), ins=tuple(map(change, self.ins)))
 
     def flops(self, batch: int) -> int:
         """Multiplications and additions of products and convolutions at a batch size; 0 for other operations."""
@@ -253,6 +264,83 @@ class Fill(Operation):
 
     def __str__(self) -> str:
         return f"{self._left} = {self.value:g}"
+
+
+@dataclass(frozen=True)
+class Loop(Operation):
+    """The operations of `body`, in order, once for each of so many `steps`, one step after another.
+
+    Their views advance with the steps (`View.moves`), and what a step leaves behind is there for later ones. A loop inside of
+    another one has the next `depth`. `outs` are all that the body writes, `ins` what it may read that is there before.
+    """
+
+    steps: int
+    body: tuple[Operation, ...]
+    depth: int = 0
+
+    @classmethod
+    def of(cls, steps: int, body: Sequence[Operation], depth: int = 0, label: str = "") -> Loop:
+        """The loop over these operations, with its effects."""
+        outs = dict.fromkeys(view.over(depth, steps) for operation in body for view in operation.writes)
+        every, made = _Made(), _Made()
+        for operation in body:
+            every.add(operation)
+        ins: dict[View, None] = {}
+        for operation in body:
+            for view in operation.reads:
+                if not made.covers(view):
+                    before = replace(view, offset=view.offset + view.move(depth))  # where the step before has it
+                    ins[view.at(depth, 0) if every.covers(before) else view.over(depth, steps)] = None
+            made.add(operation)
+        return cls(tuple(outs), tuple(ins), steps, tuple(body), depth, label=label)
+
+    @property
+    def over_batch(self) -> str | None:
+        return next((operation.over_batch for operation in self.body if operation.over_batch), None)
+
+    def on(self, change: Callable[[View], View]) -> Operation:
+        return self.around([operation.on(change) for operation in self.body])
+
+    def around(self, body: Sequence[Operation]) -> Loop:
+        """The same loop with another body."""
+        return Loop.of(self.steps, body, self.depth, self.label)
+
+    def at(self, step: int) -> list[Operation]:
+        """The operations of one step."""
+        return [operation.on(lambda view: view.at(self.depth, step)) for operation in self.body]
+
+    def flops(self, batch: int) -> int:
+        return self.steps * sum(operation.flops(batch) for operation in self.body)
+
+    def __str__(self) -> str:
+        return f"{self.steps} times:"
+
+
+class _Made:
+    """What operations of a loop's body fill, of one sample, by buffer and advance."""
+
+    def __init__(self) -> None:
+        self._filled: dict[tuple[Buffer, tuple[int, ...]], np.ndarray] = {}
+
+    def add(self, operation: Operation) -> None:
+        for view in operation.writes:
+            filled = self._filled.setdefault((view.buffer, view.moves), np.zeros(view.buffer.size, bool))
+            view.within(filled)[...] = True
+
+    def covers(self, view: View) -> bool:
+        """Whether all of a view is filled."""
+        filled = self._filled.get((view.buffer, view.moves))
+        last = view.offset + sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True) if isinstance(n, int))
+        return filled is not None and view.offset >= 0 and last < len(filled) and bool(view.within(filled).all())
+
+
+def all_operations(operations: Iterable[Operation]) -> Iterable[Operation]:
+    """The operations, with those inside of loops in their places."""
+    for operation in operations:
+        if isinstance(operation, Loop):
+            yield from all_operations(operation.body)
+        else:
+            yield operation
 
 
 def users(operations: Iterable[Operation]) -> dict[Buffer, list[int]]:

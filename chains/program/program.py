@@ -7,7 +7,7 @@ memory (`chains.program.scratch`). A backend executes it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,7 @@ import numpy as np
 
 from chains.expr import Expr
 from chains.lazy import lazy
-from chains.program.operations import (
-    Operation,
-)
+from chains.program.operations import Loop, Operation, all_operations
 from chains.program.scratch import Lifetime, ScratchPlan, plan_scratch
 from chains.program.settings import evaluate
 from chains.program.view import Buffer
@@ -83,8 +81,11 @@ class Program:
             f"({', '.join(f'{count} {name}' for name, count in counts.items())}), "
             f"{self.flops():,} matrix flops a sample, scratch {fixed:,} bytes + {per_sample:,} a sample"
         ]
-        width = max((len(operation.label) for operation in self.operations), default=0)
-        lines += [f"  {n:3}  {operation.label:{width}}  {operation}" for n, operation in enumerate(self.operations)]
+        width = max((len(operation.label) for operation in all_operations(self.operations)), default=0)
+        for n, operation in enumerate(self.operations):
+            numbers = [f"{n:3}"]
+            for label, text in _lines(operation):
+                lines.append(f"  {numbers.pop() if numbers else '':3}  {label:{width}}  {text}")
         lines.append("buffers (B: batch size)")
         for buffer, (first, last) in self._used.items():
             size = f"{buffer.nbytes:,} bytes{' a sample' if buffer.batched else ''}"
@@ -94,3 +95,10 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<Program {self.name} ({self.dtype}): {len(self.operations)} operations>"
+
+
+def _lines(operation: Operation, indent: str = "") -> Iterator[tuple[str, str]]:
+    """The label and the text of an operation, then those of what a loop repeats."""
+    yield operation.label, f"{indent}{operation}"
+    for inner in operation.body if isinstance(operation, Loop) else ():
+        yield from _lines(inner, indent + "  ")

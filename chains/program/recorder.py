@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from chains.checks import is_real
+from chains.checks import check_count, is_real
 from chains.expr import Expr, key_of, trace_with_settings
 from chains.messages import counted, shown
 from chains.program.operations import (
@@ -21,6 +21,7 @@ from chains.program.operations import (
     Copy,
     Fill,
     Gather,
+    Loop,
     Map,
     MatMul,
     Operation,
@@ -33,6 +34,7 @@ from chains.program.operations import (
 from chains.program.program import Program
 from chains.program.settings import evaluate, numbers_of, symbolic
 from chains.program.simplify import simplified
+from chains.program.steps import Steps
 from chains.program.view import Batch, Buffer, Shape, View, c_strides
 from chains.program.window import Window
 
@@ -53,6 +55,7 @@ class Recorder:
         self._settings: dict[Any, tuple[View, Expr]] = {}
         self._label = ""
         self._draws = 0
+        self._depth = 0  # of loops
 
     def __repr__(self) -> str:
         return f"<Recorder of the program {self.name} ({self.dtype}): {counted(len(self.operations), 'operation')} so far>"
@@ -118,6 +121,21 @@ class Recorder:
         self._label = before
 
     # Operations
+
+    @contextmanager
+    def loop(self, steps: int, *, backwards: bool = False) -> Iterator[Steps]:
+        """What is recorded inside is done once for each of so many steps of a time axis, from its end on if `backwards`.
+
+        ``with ops.loop(7) as steps: ops.map(steps.now(y, 1), f, steps.now(x, 1))`` goes along axis 1 of both.
+        """
+        around, self.operations = self.operations, []
+        self._depth += 1
+        try:
+            yield Steps(check_count("steps", steps), self._depth - 1, backwards)
+            around += [Loop.of(steps, self.operations, self._depth - 1, self._label)] if self.operations else []
+        finally:
+            self.operations = around
+            self._depth -= 1
 
     def matmul(self, out: View, a: View, b: View, *, accumulate: bool = False) -> None:
         """out = a @ b (or += with `accumulate`); matrices, each possibly transposed."""
@@ -200,6 +218,8 @@ class Recorder:
     def random(self, out: View) -> None:
         """out = uniform numbers in [0, 1) that depend only on the caller's seed and step (see `Random`)."""
         _check_views("random", out)
+        if self._depth:
+            raise ValueError(f"random: every step of a loop would draw the same numbers for `{out}`: draw them before the loop")
         key = self.external("random", (2,), role="input", dtype=np.uint64)
         self._record(Random((out,), (key,), self._draws, label=self._label))
         self._draws += 1

@@ -6,27 +6,30 @@ input's gradient, which is never computed where the caller does not ask for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from chains.program.operations import Copy, Map, Operation, users
+from chains.program.hoist import hoisted
+from chains.program.operations import Copy, Loop, Map, Operation, users
 from chains.program.reorder import relu_after_max_pool
 from chains.program.view import Buffer, View
 
 
 def simplified(operations: Sequence[Operation]) -> list[Operation]:
     """The same results from fewer operations."""
-    return without_copies(relu_after_max_pool(live(operations)))
+    return without_copies(relu_after_max_pool(hoisted(live(operations))))
 
 
-def live(operations: Sequence[Operation]) -> list[Operation]:
-    """The operations whose results reach the caller, each without its unread results."""
+def live(operations: Sequence[Operation], read: Iterable[Buffer] = ()) -> list[Operation]:
+    """The operations whose results reach the caller, or are `read` later, each without its unread results."""
     kept: list[Operation] = []
-    read: set[Buffer] = set()
+    read = set(read)
     for operation in reversed(operations):
         needed = [k for k, out in enumerate(operation.outs) if out.buffer.role != "scratch" or out.buffer in read]
         if not needed:
             continue
+        if isinstance(operation, Loop):
+            operation = _live_loop(operation, read)
         if isinstance(operation, Map):
             formula, inputs = operation.formula.only(needed)
             outs = tuple(operation.outs[k] for k in needed)
@@ -34,6 +37,17 @@ def live(operations: Sequence[Operation]) -> list[Operation]:
         read.update(view.buffer for view in operation.reads)
         kept.append(operation)
     return kept[::-1]
+
+
+def _live_loop(loop: Loop, read: Iterable[Buffer]) -> Loop:
+    """The loop without what neither a later step nor anybody behind it reads."""
+    wanted, known = set(read), -1
+    body: list[Operation] = []
+    while len(wanted) > known:
+        known = len(wanted)
+        body = live(loop.body, wanted)
+        wanted.update(view.buffer for operation in body for view in operation.reads)
+    return loop.around(body)
 
 
 def without_copies(operations: Sequence[Operation]) -> list[Operation]:
@@ -76,4 +90,4 @@ def _redirected(operation: Operation, old: Buffer, new: Buffer) -> Operation:
     def moved(view: View) -> View:
         return replace(view, buffer=new) if view.buffer is old else view
 
-    return replace(operation, outs=tuple(map(moved, operation.outs)), ins=tuple(map(moved, operation.ins)))
+    return operation.on(moved)

@@ -70,13 +70,18 @@ class Buffer:
 
 @dataclass(frozen=True)
 class View:
-    """A strided window on a buffer; strides and offset count elements. The batch axis, if any, is a `Batch`."""
+    """A strided window on a buffer; strides and offset count elements. The batch axis, if any, is a `Batch`.
+
+    Inside of loops, shape and offset are those of the first step. With each further one the view advances by the element of
+    `moves` for that loop, the outermost first.
+    """
 
     buffer: Buffer
     shape: Shape
     strides: tuple[int, ...]
     offset: int = 0
     name: str = field(default="", compare=False)  # for people; by default that of the buffer
+    moves: tuple[int, ...] = ()  # without zeros at the end
 
     @property
     def ndim(self) -> int:
@@ -136,7 +141,10 @@ class View:
 
     def reshape(self, *sample_shape: int) -> View:
         """The same elements with another sample shape; the batch axis stays in front."""
-        return self._reshaped((Batch(), *sample_shape) if self.batched else sample_shape)
+        if not self.batched or self.contiguous:
+            return self._reshaped((Batch(), *sample_shape) if self.batched else sample_shape)
+        sample = replace(self, shape=self.shape[1:], strides=self.strides[1:])._reshaped(sample_shape)  # with gaps behind it
+        return replace(sample, shape=(self.shape[0], *sample.shape), strides=(self.strides[0], *sample.strides))
 
     def expand(self, axis: int) -> View:
         """A new axis of length 1 in front of `axis` (negative: counted from the new end)."""
@@ -178,6 +186,41 @@ class View:
         offset = self.offset + entry % extent * strides.pop(axis)
         return replace(self, shape=tuple(shape), strides=tuple(strides), offset=offset)
 
+    def advancing(self, depth: int, by: int) -> View:
+        """The view that goes on by so many elements with each step of the loop at this depth; 0 for one that stays."""
+        moves = [*self.moves, *(0 for _ in range(len(self.moves), depth + 1))]
+        moves[depth] = by
+        while moves and moves[-1] == 0:
+            moves.pop()
+        return replace(self, moves=tuple(moves))
+
+    def move(self, depth: int) -> int:
+        """By how many elements it advances with each step of the loop at this depth."""
+        return self.moves[depth] if depth < len(self.moves) else 0
+
+    def at(self, depth: int, step: int) -> View:
+        """The view at a step of the loop at this depth."""
+        move = self.move(depth)
+        return replace(self.advancing(depth, 0), offset=self.offset + step * move) if move else self
+
+    def over(self, depth: int, steps: int) -> View:
+        """All that it shows in so many steps of the loop at this depth: behind the batch, an axis in the order of memory."""
+        move = self.move(depth)
+        if not move:
+            return self
+        position = int(self.ndim > 0 and isinstance(self.shape[0], Batch))
+        shape, strides = list(self.shape), list(self.strides)
+        shape.insert(position, steps)
+        strides.insert(position, abs(move))
+        offset = self.offset + min(0, move) * (steps - 1)
+        return replace(self.advancing(depth, 0), shape=tuple(shape), strides=tuple(strides), offset=offset)
+
+    def within(self, memory: np.ndarray) -> np.ndarray:
+        """The view's elements, at the first step and of one sample, in an array with an entry for each of the buffer."""
+        axes = [(n, stride) for n, stride in zip(self.shape, self.strides, strict=True) if not isinstance(n, Batch)]
+        steps = [stride * memory.itemsize for _, stride in axes]
+        return np.lib.stride_tricks.as_strided(memory[self.offset :], [n for n, _ in axes], steps)
+
     def _axis(self, axis: int) -> int:
         """The number of an axis counted from the front; a negative one counts from the end."""
         if not -self.ndim <= axis < self.ndim:
@@ -199,7 +242,7 @@ class View:
     __getitem__ = __setitem__ = __float__ = __len__ = _refuse
 
     def _reshaped(self, shape: Shape) -> View:
-        target = View(self.buffer, shape, c_strides(shape), self.offset, self.name)
+        target = View(self.buffer, shape, c_strides(shape), self.offset, self.name, self.moves)
         if not self.contiguous or target.sample_size != self.sample_size:
             raise ValueError(f"a view of shape {shape_text(self.shape)} cannot be reshaped to {shape_text(shape)}")
         return target

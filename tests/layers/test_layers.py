@@ -10,8 +10,8 @@ import pytest
 
 import chains
 from chains import Chain, Dense, Dropout, Flatten, Parallel, Reshape, Residual, Scale, Series, Shift, tanh
-from tests.harness import ACTIVATION_CASES, ACTIVATION_FORMULAS, LAYERS, LOSSES, OWN_LAYERS, assert_close
-from tests.own import Boost, Double, DyUser, Outer, Repeat
+from tests.harness import ACTIVATION_CASES, ACTIVATION_FORMULAS, BACKENDS, LAYERS, LOSSES, OWN_LAYERS, assert_close
+from tests.own import Boost, Decay, Double, DyUser, Outer, Repeat
 
 
 def run(layers, x, seed=0, **rest):
@@ -30,6 +30,108 @@ def x(request):
 def test_dense(x):
     y, p = run(Dense(3, 4, tanh), x)
     assert_close(y, np.tanh(x @ p["0.weight"] + p["0.bias"]), 1e-14)
+
+
+def each_state(cell, x, h):
+    """The states of a cell after each step, whose arrays are updated by ``cell(x, *arrays)``."""
+    states = []
+    for t in range(x.shape[1]):
+        h = cell(x[:, t], *h)
+        states.append(h[0])
+    return np.stack(states, axis=1)
+
+
+def logistic(x):
+    return 1 / (1 + np.exp(-x))
+
+
+@pytest.fixture
+def sequence():
+    return np.random.default_rng(2).normal(size=(5, 6, 3))
+
+
+@pytest.mark.parametrize("reset_after", [True, False])
+def test_gru(sequence, reset_after):
+    y, p = run(chains.GRU(3, 4, reset_after=reset_after, return_sequences=True), sequence)
+    w, u, b = (p[f"0.{name}"] for name in ("weight", "recurrent_weight", "bias"))
+    c = p.get("0.recurrent_bias", np.zeros(12))
+
+    def cell(x, h):
+        a, q = x @ w + b, h @ u + c
+        r, z = (logistic(a[:, k : k + 4] + q[:, k : k + 4]) for k in (0, 4))
+        n = np.tanh(a[:, 8:] + (r * q[:, 8:] if reset_after else (r * h) @ u[:, 8:]))
+        return ((1 - z) * n + z * h,)
+
+    assert_close(y, each_state(cell, sequence, (np.zeros((5, 4)),)), 1e-14)
+
+
+def test_lstm_and_its_last_step(sequence):
+    y, p = run(chains.LSTM(3, 4), sequence)
+
+    def cell(x, h, c):
+        i, f, g, o = np.split(x @ p["0.weight"] + h @ p["0.recurrent_weight"] + p["0.bias"], 4, axis=1)
+        c = logistic(f) * c + logistic(i) * np.tanh(g)
+        return logistic(o) * np.tanh(c), c
+
+    assert_close(y, each_state(cell, sequence, (np.zeros((5, 4)), np.zeros((5, 4))))[:, -1], 1e-14)
+
+
+def test_rnn_both_ways_from_a_trained_state(sequence):
+    y, p = run(chains.RNN(3, 4, "relu", bidirectional=True, return_sequences=True, initial_state="parameter"), sequence)
+
+    def way(name, x):
+        w, u, b = (p[f"0.{name}.{each}"] for each in ("weight", "recurrent_weight", "bias"))
+        start = np.tile(p[f"0.{name}_initial_h"], (5, 1))
+        return each_state(lambda x, h: (np.maximum(x @ w + h @ u + b, 0),), x, (start,))
+
+    backward = way("backward", sequence[:, ::-1])[:, ::-1]
+    assert_close(y, np.concatenate([way("forward", sequence), backward], axis=2), 1e-14)
+
+
+def test_recurrent_repeats_any_cell(sequence):
+    y, p = run(chains.Recurrent(Decay(), return_sequences=True), sequence)
+    assert isinstance(Decay(), chains.Cell)
+    assert_close(y, each_state(lambda x, h: (x + 0.5 * p["0.w"] * h,), sequence, (np.zeros((5, 3)),)), 1e-14)
+
+
+def test_recurrent_layers_at_150_steps_on_every_backend():
+    x = np.random.default_rng(3).normal(size=(3, 150, 2))
+    dy = np.random.default_rng(4).normal(size=(3, 150, 6))
+    layer = chains.GRU(2, 3, return_sequences=True, bidirectional=True)
+    nets = [Chain(layer, input_shape=(150, 2), backend=name) for name in BACKENDS]
+    p = nets[0].init(dtype=np.float64)
+    wanted, *others = [(net(x, p), *net.vjp(p, x, dy)) for net in nets]
+    for found in others:
+        for a, b in zip(found, wanted, strict=True):
+            assert_close(a, b, 1e-12)
+
+
+def test_cells_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"`inputs` \(=3\) must be the length of a step's input, whose shape is \(2,\)"):
+        Chain(chains.GRU(3, 4), input_shape=(5, 2))
+    with pytest.raises(ValueError, match="needs samples with a time axis"):
+        Chain(chains.Recurrent(Decay()), input_shape=())
+    with pytest.raises(ValueError, match=r"BatchNorm\(2\) has a state or arrays of the whole batch"):
+        Chain(chains.Recurrent(WithBatchNorm()), input_shape=(5, 2))
+    with pytest.raises(ValueError, match="draw them before the loop"):
+        Chain(chains.Recurrent(WithDropout()), input_shape=(5, 2)).program(mode="train")
+
+
+class WithBatchNorm(Decay):
+    part = chains.BatchNorm(2)
+
+    def declare(self, d):
+        super().declare(d)
+        d.child("part", self.part, d.input)
+
+
+class WithDropout(WithBatchNorm):
+    part = Dropout(0.5)
+
+    def forward(self, ops, x, y, p, s):
+        inner = ops.scratch("inner", x.sample_shape)
+        s.children[0].forward(ops, x, inner)
+        super().forward(ops, inner, y, p, s)
 
 
 def test_dense_without_bias(x):

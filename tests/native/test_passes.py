@@ -30,6 +30,7 @@ from chains.backends.native.plan.tiles import point_to_rows
 from chains.backends.native.plan.verify import CHECKS, PlanError, verify
 from tests.native.support import assert_equal_results, native, random_arrays, run_on
 from tests.native.test_shared_weights import recurrent
+from tests.program.test_loops import nested, recurrence
 
 PROCESSORS = [Processor("avx512", 64, 32, "", ""), Processor("avx2", 32, 16, "", ""), Processor("sse2", 16, 16, "", "")]
 WAYS = [(processor, parts) for processor in PROCESSORS for parts in (1, 2, 4)]
@@ -50,6 +51,7 @@ NETWORKS = {
     "images": IMAGES,
     "shared weights": SHARED_WEIGHTS,
 }
+LOOPS = recurrence().finish()
 OPTIMIZERS = {"SGD": SGD(0.1), "momentum": SGD(0.1, momentum=0.9), "Adam": Adam(0.001), "clipped": SGD(0.1, clip_norm=1.0)}
 
 
@@ -265,6 +267,13 @@ def a_buffer_without_address():
     return replace(plan, table=plan.table[:-1])
 
 
+def a_loop_without_a_step():
+    plan = plan_of(LOOPS, WIDE)
+    (segment, *rest) = plan.segments
+    steps = [replace(step, body=step.body[:-1]) for step in segment.tiled_steps]
+    return replace(plan, segments=(segment.with_tiled(steps), *rest))
+
+
 def one_place_for_all():
     plan = stage(SMALL, "place tile scratch")
     return replace(plan, scratch=replace(plan.scratch, batched=dict.fromkeys(plan.scratch.batched, 0)))
@@ -281,11 +290,18 @@ BROKEN = {
     an_owner_too_many: "owners are threads",
     rows_of_no_whole_vectors: "packed weights fit",
     a_kernel_with_maps_of_another: "products are described as they are",
+    a_loop_without_a_step: "loops have their steps",
     a_sum_left_out: "sums are listed",
     no_barriers: "barriers keep threads apart",
     a_buffer_without_address: "tables hold all buffers",
     one_place_for_all: "tile scratch is apart",
 }
+
+
+@pytest.mark.parametrize("program", [LOOPS, nested(3, 2).finish()], ids=str)
+def test_programs_with_loops_pass_all_checks(program):
+    for processor, parts in WAYS:
+        verified(program, processor, parts)
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)

@@ -17,6 +17,7 @@ from chains.program.operations import (
     Copy,
     Fill,
     Gather,
+    Loop,
     Map,
     MatMul,
     Operation,
@@ -78,6 +79,12 @@ SAMPLES = [
     Fill(filled(B, 4), (), 2.0),
     Random(filled(B, 4), (given("random", 2, dtype=np.uint64),), 0),
 ]
+PARTS = given("x", B, 3, 4).index(1, 0).advancing(0, 4)  # of a time axis
+SAMPLES += [
+    Loop.of(3, [Fill(filled(B, 4), (), 1.0)]),
+    Loop.of(3, [Map(filled(B, 4), (PARTS,), trace(lambda a: 2 * a))]),
+    Loop.of(3, [Reduce(filled(4), (PARTS,), "sum")]),
+]
 every_sample = pytest.mark.parametrize("operation", SAMPLES, ids=lambda o: f"{o.name}-{o.outs[0].shape}-{o.accumulates}")
 
 
@@ -128,7 +135,11 @@ def test_what_a_result_was_before(operation):
 def test_a_fill_before_an_operation_stays_where_it_is_read(operation):
     (out,) = operation.outs
     scratch = view("scratch", "scratch", *out.shape)
-    recorded = [Fill((scratch,), (), 0.0), replace(operation, outs=(scratch,)), Copy((out,), (scratch,))]
+    recorded = [
+        Fill((scratch,), (), 0.0),
+        operation.on(lambda each: scratch if each == out else each),
+        Copy((out,), (scratch,)),
+    ]
     assert live(recorded)[-2:] == recorded[-2:]
     assert not operation.accumulates or live(recorded) == recorded
 

@@ -35,7 +35,10 @@ class DeviceBinding(Binding):
         kernels = list(compiled.source.kernels.values())
         functions = device.compile(compiled.text(batch), kernels)
         self._masks: set[Buffer] = set()  # those that a product fills
-        self.work: list[Work] = [work for step in compiled.at(batch) for work in self._bound(step, functions)]
+        self._steps: tuple[int, ...] = ()  # of the loops around what is being bound
+        self.work: list[Work] = []
+        for step, self._steps in compiled.at(batch):
+            self.work += self._bound(step, functions)
         self._graph: Work | None = None
         self._runs = 0
 
@@ -107,7 +110,11 @@ class DeviceBinding(Binding):
         return self.address(view.buffer) + view.offset * view.dtype.itemsize
 
     def address(self, buffer: Buffer) -> int:
-        """Where a buffer of the program begins."""
+        """Where a buffer of the program begins or, of what stands for it in a loop, that which this step sees of it."""
+        if buffer in self.compiled.advances:
+            whole, moves = self.compiled.advances[buffer]
+            ahead = sum(step * move for step, move in zip(self._steps, moves, strict=False))
+            return self.address(whole) + ahead * whole.dtype.itemsize
         if buffer.role == "scratch":
             return self._base + self._plan.offset(buffer, self.batch)
         return self.device.address(self.arrays[buffer.name])

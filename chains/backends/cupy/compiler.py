@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,17 @@ from chains.backends.cupy.kernels.images import convolve, convolve_input, convol
 from chains.backends.cupy.kernels.indexed import gather, random, scatter_add
 from chains.backends.cupy.kernels.products import prepared, product
 from chains.backends.cupy.source.axes import Space, count, count_text
-from chains.backends.cupy.source.commands import Command, Fused, Pointers, Source, blocks, each_element, untiled
+from chains.backends.cupy.source.commands import (
+    Command,
+    Fused,
+    Pointers,
+    Repeated,
+    Source,
+    blocks,
+    each_element,
+    unrolled,
+    untiled,
+)
 from chains.backends.cupy.source.fusion import ELEMENTWISE, Run, run_at, run_lines, staged
 from chains.backends.cupy.source.reduction import Temporary, reduction
 from chains.program.operations import (
@@ -26,6 +37,7 @@ from chains.program.operations import (
     ConvolveInput,
     ConvolveWeight,
     Gather,
+    Loop,
     MatMul,
     Operation,
     Pool,
@@ -64,9 +76,10 @@ class Compiled:
         self._library = convolutions
         self.commands: list[Command] = []
         self._sizes: dict[Buffer, Callable[[int], int]] = {}  # elements of this backend's own scratch buffers
-        given = with_epilogues(program.operations) if epilogues else program.operations
-        operations = [ready for operation in given for ready in self._prepared(operation)]
-        operations = with_bfloat16(operations) if half else operations
+        self._epilogues, self._half = epilogues, half
+        self._advancing: dict[tuple[Buffer, tuple[int, ...]], Buffer] = {}
+        self.advances: dict[Buffer, tuple[Buffer, tuple[int, ...]]] = {}  # what stands for a buffer where views of it advance
+        operations = self._ready(program.operations)
         self._last: dict[Buffer, int] = {}  # the last operation that touches a buffer
         for position, operation in enumerate(operations):
             self._last |= {view.buffer: position for view in operation.views}
@@ -81,9 +94,9 @@ class Compiled:
                     used[buffer] = (used.get(buffer, (position, position))[0], position)
         return plan_scratch(Lifetime(b, self.elements(b, batch) * b.dtype.itemsize, False, *life) for b, life in used.items())
 
-    def at(self, batch: int) -> Iterator[Command]:
-        """The launches and products at a batch size."""
-        return untiled(self.commands, batch)
+    def at(self, batch: int) -> Iterator[tuple[Command, tuple[int, ...]]]:
+        """The launches and products at a batch size, each with the numbers of the steps of loops that it is in."""
+        return unrolled(untiled(self.commands, batch))
 
     def elements(self, buffer: Buffer, batch: int) -> int:
         """How many elements a buffer has at a batch size."""
@@ -110,6 +123,40 @@ class Compiled:
         return buffer
 
     # Lowering
+
+    def _ready(self, operations: Sequence[Operation]) -> list[Operation]:
+        """The operations as ones that have a kernel each."""
+        given = with_epilogues(operations) if self._epilogues else operations
+        ready = [each for operation in given for each in self._prepared(operation)]
+        return with_bfloat16(ready) if self._half else ready
+
+    def _loop(self, operation: Loop) -> list[Command]:
+        """The steps of a loop, in which a buffer stands for what views that advance alike see of another one."""
+        moves: dict[Buffer, set[tuple[int, ...]]] = {}
+        for view in (view for each in operation.body for view in each.views):
+            moves.setdefault(view.buffer, set()).add(view.moves)
+        written = {view.buffer for each in operation.body for view in each.writes}
+        if any(len(moves[buffer]) > 1 for buffer in written):  # nobody could tell when these meet
+            return [step for number in range(operation.steps) for step in self._body(operation.at(number))]
+        body = self._body([each.on(self._standing) for each in operation.body])
+        reads, writes = (tuple(dict.fromkeys(self.real(b) for step in body for b in each(step))) for each in (_reads, _writes))
+        return [Repeated(tuple(body), operation.steps, reads, writes, operation.label)]
+
+    def _body(self, operations: Sequence[Operation]) -> list[Command]:
+        return self._lower(self._ready(operations), lambda positions: lambda buffer: True)
+
+    def _standing(self, view: View) -> View:
+        if not view.moves:
+            return view
+        key = view.buffer, view.moves
+        if key not in self._advancing:
+            place = replace(view.buffer, name=f"{view.buffer.name} advancing")
+            self._advancing[key], self.advances[place] = place, key
+        return replace(view, buffer=self._advancing[key], moves=())
+
+    def real(self, buffer: Buffer) -> Buffer:
+        """The buffer, or that which it stands for."""
+        return self.advances[buffer][0] if buffer in self.advances else buffer
 
     def _prepared(self, operation: Operation) -> list[Operation]:
         """The operation as ones that have a kernel."""
@@ -188,6 +235,14 @@ class Compiled:
         return convolve_weight(self.source, operation, temporary)
 
 
+def _reads(step: Command) -> tuple[Buffer, ...]:
+    return step.reads
+
+
+def _writes(step: Command) -> tuple[Buffer, ...]:
+    return step.writes
+
+
 def _of_operation(kernel: Callable[..., list[Command]]) -> Callable[..., list[Command]]:
     """A kernel that needs the operation alone."""
     return lambda compiled, operation: kernel(compiled.source, operation)
@@ -205,4 +260,5 @@ LOWERINGS: dict[type[Operation], Callable[..., list[Command]]] = {
     Gather: _of_operation(gather),
     ScatterAdd: _of_operation(scatter_add),
     Random: _of_operation(random),
+    Loop: Compiled._loop,
 }

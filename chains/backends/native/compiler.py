@@ -65,7 +65,7 @@ class Compiler:
 
     def _write_segment(self, number: int, segment: Segment) -> None:
         for thread in segment.packers:
-            steps = [step for step in segment.tiled_steps if step.packed and (step.owner or 0) == thread]
+            steps = [step for packer, step in segment.packing if packer == thread]
             packed = [view for step in steps for view in step.packed or ()]
             self._write(f"prepare_{number}_{thread}", packed, partial(self._prepare, steps))
         if segment.early:
@@ -89,7 +89,7 @@ class Compiler:
     def _views(self, steps: Sequence[PlanStep]) -> list[View]:
         """All views of these steps."""
         views = []
-        for step in steps:
+        for step in (each for outer in steps for each in outer.all):
             views += [view for operation in step.operations for view in operation.views]
             views += [step.packed.copy] if step.packed else []
         return views
@@ -202,7 +202,7 @@ class Compiler:
 
 def signature_of(plan: ExecutionPlan) -> Signature:
     """What a caller must know to run a program of this plan."""
-    packed = {step.packed.copy.buffer for segment in plan.segments for step in segment.tiled_steps if step.packed}
+    packed = {step.packed.copy.buffer for segment in plan.segments for _, step in segment.packing if step.packed}
 
     def slot(buffer: Buffer) -> Slot:
         kind = buffer in plan.laned, buffer in packed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from chains.backends.native.kernels import winograd
@@ -14,7 +15,7 @@ from chains.backends.native.kernels.images import lower_laned, lower_pool
 from chains.backends.native.kernels.matmul import lower_matmul
 from chains.backends.native.kernels.philox import lower_random
 from chains.backends.native.kernels.relayout import Relayout, lower_relayout
-from chains.backends.native.llvm.emit import Type, integer
+from chains.backends.native.llvm.emit import Type, Value, integer, real_type
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.program.operations import (
     Convolve,
@@ -23,6 +24,7 @@ from chains.program.operations import (
     Copy,
     Fill,
     Gather,
+    Loop,
     Map,
     MatMul,
     Operation,
@@ -32,6 +34,7 @@ from chains.program.operations import (
     Reduce,
     ScatterAdd,
 )
+from chains.program.view import View
 
 Lowering = Callable[[Frame, PlanStep, ExecutionPlan], None]
 
@@ -39,6 +42,22 @@ Lowering = Callable[[Frame, PlanStep, ExecutionPlan], None]
 def lower(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
     """Write a step of a plan."""
     LOWERINGS[type(step.operation)](frame, step, plan)
+
+
+def _loop(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
+    """The steps of a loop, written once, at addresses that advance."""
+    loop, f = step.operation, frame.f
+    assert isinstance(loop, Loop)
+
+    def repeat(number: Value, _: list[Value]) -> None:
+        def base(view: View) -> Value:
+            move = view.move(loop.depth)
+            return f.address(frame.base(view), f.mul(number, move), real_type(view.dtype)) if move else frame.base(view)
+
+        for each in step.body:
+            lower(replace(frame, base=base), each, plan)
+
+    f.loop(integer(0), integer(loop.steps), 1, repeat)
 
 
 def _matmul(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
@@ -97,4 +116,5 @@ LOWERINGS: dict[type[Operation], Lowering] = {
     ScatterAdd: _scatter_add,
     Random: _of_operation(lower_random),
     Relayout: _relayout,
+    Loop: _loop,
 }

@@ -16,6 +16,7 @@ from chains.program.operations import (
     Copy,
     Fill,
     Gather,
+    Loop,
     Map,
     MatMul,
     Operation,
@@ -28,6 +29,7 @@ from chains.program.operations import (
 from chains.program.program import Program
 from chains.program.view import Batch, View
 
+IMAGES = (Convolve, ConvolveInput, ConvolveWeight, Pool)
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 INDICES = {np.dtype(np.int32): "i32", np.dtype(np.int64): "i64"}  # what rows are numbered by, with LLVM's types
 
@@ -44,10 +46,34 @@ def unsupported(program: Program) -> str | None:
 
 def _reason(program: Program) -> str | None:
     for operation in program.operations:
-        limit = LIMITS.get(type(operation))
-        why = "" if limit is None else limit(operation)
+        why = _why(operation)
         if why is not None:
             return cannot_run("native", operation, why)
+    return None
+
+
+def _why(operation: Operation) -> str | None:
+    """Why there is no machine code for an operation; empty where there is none for any of its kind."""
+    limit = LIMITS.get(type(operation))
+    return "" if limit is None else limit(operation)
+
+
+def _loop(operation: Operation) -> str | None:
+    """A loop over samples goes through tiles of them, so that each step must be on samples and on one sample at a time."""
+    assert isinstance(operation, Loop)
+    for each in operation.body:
+        if isinstance(each, IMAGES):
+            return f"`{each.name}` is in a loop"
+        if operation.batched and each.sums_over_batch:
+            return f"`{each}` is over all samples, in a loop"
+        if operation.batched and not each.batched:
+            return f"`{each}` is on no samples, in a loop over these"
+        fixed = [view for view in each.ins if isinstance(each, MatMul) and not view.batched]
+        if any(view.moves for view in fixed) and operation.batched:
+            return f"`{each}` has weights that advance"
+        why = _why(each)
+        if why is not None:
+            return f"`{each.name}` in a loop: {why}" if why else f"`{each.name}` in a loop"
     return None
 
 
@@ -123,4 +149,5 @@ LIMITS: dict[type[Operation], Callable[[Operation], str | None]] = {
     Random: _random,
     Copy: _copy,
     Fill: _one_type,
+    Loop: _loop,
 }

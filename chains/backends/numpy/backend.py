@@ -15,6 +15,7 @@ from chains.backends.base import Arrays, Backend, Binding, aligned
 from chains.backends.numpy.images import Workspace
 from chains.backends.numpy.lowerings import LOWERINGS, Call, lower
 from chains.backends.numpy.memory import Memory
+from chains.program.operations import all_operations
 from chains.program.program import Program
 
 
@@ -49,7 +50,7 @@ class NumpyBinding(Binding):
         self.batch = batch
         self.memory = memory = Memory(program, batch, arrays, scratch)
         self.arrays = memory.arrays
-        memory.workspace_bytes = max((Workspace(operation, memory).nbytes for operation in program.operations), default=0)
+        memory.workspace_bytes = max((Workspace(each, memory).nbytes for each in all_operations(program.operations)), default=0)
         self.calls: list[Call] = []
         for operation in program.operations:
             self.calls += lower(memory, operation)

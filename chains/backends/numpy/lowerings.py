@@ -19,6 +19,7 @@ from chains.program.operations import (
     Copy,
     Fill,
     Gather,
+    Loop,
     Map,
     MatMul,
     Operation,
@@ -188,6 +189,11 @@ def _fill(memory: Memory, operation: Fill) -> list[Call]:
     return [partial(memory.array(operation.outs[0]).fill, operation.value)]
 
 
+def _loop(memory: Memory, operation: Loop) -> list[Call]:
+    steps = (operation.at(step) for step in range(operation.steps))
+    return [call for step in steps for each in step for call in lower(memory, each)]
+
+
 LOWERINGS: dict[type[Operation], Callable[..., list[Call]]] = {
     MatMul: _matmul,
     Map: _map,
@@ -202,4 +208,5 @@ LOWERINGS: dict[type[Operation], Callable[..., list[Call]]] = {
     Random: _random,
     Copy: _copy,
     Fill: _fill,
+    Loop: _loop,
 }

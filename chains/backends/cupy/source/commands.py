@@ -99,10 +99,31 @@ class Tiled(Command):
     label: str = ""
 
 
+@dataclass(frozen=True)
+class Repeated(Command):
+    """The commands of a loop: `body` so many times."""
+
+    body: tuple[Command, ...]
+    times: int
+    reads: tuple[Buffer, ...] = ()
+    writes: tuple[Buffer, ...] = ()
+    label: str = ""
+
+
 def untiled(commands: Iterable[Command], batch: int) -> Iterator[Command]:
     """The commands at a batch size, with those of tiled ones in their place."""
     for command in commands:
         yield from untiled(command.commands(batch), batch) if isinstance(command, Tiled) else (command,)
+
+
+def unrolled(commands: Iterable[Command], around: tuple[int, ...] = ()) -> Iterator[tuple[Command, tuple[int, ...]]]:
+    """The commands as often as loops repeat them, each with the numbers of the steps of these loops, the outermost first."""
+    for command in commands:
+        if isinstance(command, Repeated):
+            for number in range(command.times):
+                yield from unrolled(command.body, (*around, number))
+        else:
+            yield command, around
 
 
 class Source:

@@ -37,7 +37,7 @@ class PlanStep:
     kinds of maps. `owner` is the thread that does a part of a product, `packed` are weights to copy before the
     tiles, and `fused_product` describes a product with its maps. A step is `continued` where it adds to a sum over the
     samples that an earlier step of its tile has begun. Steps of equal `likeness` have their code written once;
-    `packing_likeness` is that of the code that copies a step's weights.
+    `packing_likeness` is that of the code that copies a step's weights. `body` are the steps of a loop.
     """
 
     operation: Operation
@@ -50,6 +50,18 @@ class PlanStep:
     fused_product: FusedProduct | None = None
     likeness: Likeness | None = None
     packing_likeness: Likeness | None = None
+    body: tuple[PlanStep, ...] = ()
+
+    @property
+    def all(self) -> Iterator[PlanStep]:
+        """The step and those of its body."""
+        yield self
+        for step in self.body:
+            yield from step.all
+
+    def changed(self, change: Callable[[PlanStep], PlanStep]) -> PlanStep:
+        """The step, and every one of its body, changed."""
+        return change(replace(self, body=tuple(step.changed(change) for step in self.body)) if self.body else self)
 
     @property
     def operations(self) -> tuple[Operation, ...]:
@@ -58,7 +70,7 @@ class PlanStep:
     @property
     def batched(self) -> bool:
         """Whether the operation works on samples."""
-        return any(view.batched for view in self.operation.views)
+        return self.operation.batched
 
 
 @dataclass(frozen=True)
@@ -126,18 +138,23 @@ class Segment:
         return tuple(dict.fromkeys(view.buffer for operation in sums for view in operation.outs))
 
     @property
+    def packing(self) -> tuple[tuple[int, PlanStep], ...]:
+        """The steps whose weights are packed before the tiles, each with the thread that does so."""
+        return tuple((outer.owner or 0, step) for outer in self.tiled_steps for step in outer.all if step.packed)
+
+    @property
     def packers(self) -> tuple[int, ...]:
         """The threads that have weights to pack."""
-        return tuple(sorted({step.owner or 0 for step in self.tiled_steps if step.packed}))
+        return tuple(sorted({thread for thread, _ in self.packing}))
 
     def changed(self, change: Callable[[PlanStep], PlanStep]) -> Segment:
         """The segment with every step changed."""
 
         def all_of(works: Sequence[Work]) -> tuple[Work, ...]:
-            return tuple(replace(work, steps=tuple(map(change, work.steps))) for work in works)
+            return tuple(replace(work, steps=tuple(step.changed(change) for step in work.steps)) for work in works)
 
         product = change(self.product) if self.product else None
-        early = tuple(map(change, self.early))
+        early = tuple(step.changed(change) for step in self.early)
         return replace(self, early=early, tiled=all_of(self.tiled), product=product, once=all_of(self.once))
 
     def with_tiled(self, steps: Sequence[PlanStep]) -> Segment:

@@ -23,6 +23,7 @@ from chains.program.operations import (
     ConvolveWeight,
     Copy,
     Fill,
+    Loop,
     Map,
     MatMul,
     Operation,
@@ -73,7 +74,8 @@ class _Arrangement:
             if view.batched and (operation.accumulates or not _is_whole(view)) and view.buffer in self._valid:
                 self._provide(view.buffer, wanted)
         outs = tuple(self._placed(view, wanted) for view in operation.outs)
-        self.operations.append(replace(operation, outs=outs, ins=ins))
+        repeated = isinstance(operation, Loop)  # its views are where they were
+        self.operations.append(operation if repeated else replace(operation, outs=outs, ins=ins))
         for buffer in dict.fromkeys(view.buffer for view in operation.outs if view.batched):
             self._valid[buffer] = {wanted}
             if buffer.role != "scratch":

@@ -94,6 +94,8 @@ def _step(step: PlanStep) -> Iterator[str]:
         yield f"      product {_place(product.out)} from {_place(product.a)} and {_place(product.b)}{stored}"
     if step.continued:
         yield "      adds to a sum that this tile has begun"
+    for inner in step.body:
+        yield from (f"  {line}" for line in _step(inner))
     if step.likeness:
         yield "      written once for all steps that are alike"
 
@@ -106,7 +108,7 @@ def _buffers(plan: ExecutionPlan) -> list[Buffer]:
     """Those of the program, in the order of their first use, then packed weights."""
     used = [view.buffer for step in plan.steps for view in step.operation.views]
     steps = (step for segment in plan.segments for step in segment.tiled_steps)
-    packed = [step.packed.copy.buffer for step in steps if step.packed]
+    packed = [step.packed.copy.buffer for outer in steps for step in outer.all if step.packed]
     return list(dict.fromkeys((*plan.program.buffers.values(), *used, *packed)))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
-from chains.program.operations import Map, MatMul, Reduce
+from chains.program.operations import Copy, Fill, Map, MatMul, Reduce, all_operations
 from chains.program.view import Batch, Buffer, View
 
 LEAST_SHARE = 0.5  # of a padded row that is in use: with less, it has more vectors than are worth it
@@ -20,9 +20,9 @@ def pad_rows(plan: ExecutionPlan) -> ExecutionPlan:
     if plan.laned:
         return plan
     by_rows: dict[Buffer, bool] = {}
-    for step in plan.steps:
-        known = isinstance(step.operation, (MatMul, Map, Reduce))
-        for view in step.operation.views:
+    for operation in all_operations(step.operation for step in plan.steps):
+        known = isinstance(operation, (MatMul, Map, Reduce, Copy, Fill))
+        for view in operation.views:
             by_rows[view.buffer] = by_rows.get(view.buffer, True) and known and _is_rows(view)
     padded: dict[Buffer, Buffer] = {}
     for buffer in (buffer for buffer, fits in by_rows.items() if fits and buffer.role == "scratch"):
@@ -38,12 +38,8 @@ def pad_rows(plan: ExecutionPlan) -> ExecutionPlan:
         return replace(view, buffer=buffer, strides=tuple(strides), name=str(view))
 
     def placed(step: PlanStep) -> PlanStep:
-        operation = step.operation
-        if not any(view.buffer in padded for view in operation.views):
-            return step
-        return replace(
-            step, operation=replace(operation, outs=tuple(map(place, operation.outs)), ins=tuple(map(place, operation.ins)))
-        )
+        touched = any(view.buffer in padded for view in step.operation.views)
+        return replace(step, operation=step.operation.on(place)) if touched else step
 
     return replace(plan, steps=tuple(map(placed, plan.steps)))
 

@@ -15,7 +15,7 @@ from chains.backends.native.kernels.fusion import fusible
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
 from chains.backends.tiling import meets_sums, needs_results
 from chains.program.alias import conflict, meet, same
-from chains.program.operations import Convolve, ConvolveInput, Map, MatMul, Operation
+from chains.program.operations import Convolve, ConvolveInput, Loop, Map, MatMul, Operation
 from chains.program.view import Buffer, View
 
 MOST_FUNCTION_STEPS = 16  # of a function, at most: what it takes to compile grows faster than its length
@@ -50,6 +50,7 @@ def cut_into_segments(plan: ExecutionPlan) -> ExecutionPlan:
     """As few segments as the order of the operations allows."""
     drafts = [_Draft()]
     for step in plan.steps:
+        step = with_body(step, plan.lanes)
         draft, operation = drafts[-1], step.operation
         if not step.batched:
             draft.once.append(step)
@@ -71,6 +72,18 @@ def cut_into_segments(plan: ExecutionPlan) -> ExecutionPlan:
             draft.take(step)
     segments = tuple(draft.finished() for draft in drafts)
     return replace(plan, segments=segments, whole=_crossing(segments))
+
+
+def with_body(step: PlanStep, lanes: int) -> PlanStep:
+    """A loop with the steps of its body, maps joined to the product before them; any other step as it is."""
+    body: list[PlanStep] = []
+    for operation in step.operation.body if isinstance(step.operation, Loop) else ():
+        inner = with_body(PlanStep(operation, origins=step.origins), lanes)
+        if body and (fused := _fused(body[-1], inner, lanes)):
+            body[-1] = fused
+        else:
+            body.append(inner)
+    return replace(step, body=tuple(body)) if body else step
 
 
 def _fused(product: PlanStep, step: PlanStep, lanes: int) -> PlanStep | None:

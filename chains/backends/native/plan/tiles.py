@@ -23,7 +23,7 @@ def list_buffers(plan: ExecutionPlan) -> ExecutionPlan:
     buffers = dict.fromkeys(plan.program.buffers.values())
     views = [view for step in plan.steps for view in step.operation.views]
     buffers |= dict.fromkeys(view.buffer for view in views if not is_of_tile(view.buffer, plan))
-    packed = [step for segment in plan.segments for step in segment.tiled_steps if step.packed]
+    packed = [step for segment in plan.segments for _, step in segment.packing]
     packed.sort(key=lambda step: not isinstance(step.operation, MatMul))
     buffers |= dict.fromkeys(step.packed.copy.buffer for step in packed if step.packed)
     return replace(plan, table=tuple(buffers))

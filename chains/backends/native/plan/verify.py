@@ -19,7 +19,7 @@ from chains.backends.native.plan.fused_update import left_over
 from chains.backends.native.plan.segments import LEAST_TEAM_ELEMENTS
 from chains.backends.native.plan.tiles import is_of_tile
 from chains.program.alias import conflict, meet, same
-from chains.program.operations import Map, MatMul, Operation
+from chains.program.operations import Loop, Map, MatMul, Operation
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import Batch, Buffer, View
 
@@ -59,8 +59,9 @@ def events(plan: ExecutionPlan, one_tile: bool) -> Iterator[Event]:
         for step in segment.early:
             yield from _events(step)
         for step in segment.tiled_steps:
-            if step.packed:
-                yield Event(step.origins[0], step.operation, (step.packed.source,), (step.packed.copy,))
+            for each in step.all:
+                if each.packed:
+                    yield Event(step.origins[0], each.operation, (each.packed.source,), (each.packed.copy,))
         for step in segment.tiled_steps:
             yield from _events(step, one_tile)
         if segment.product:
@@ -100,11 +101,16 @@ def _elements(memory: dict[Buffer, np.ndarray], view: View, plan: ExecutionPlan)
     return np.lib.stride_tricks.as_strided(memory[buffer][view.offset :], shape, view.strides)
 
 
+def _all_steps(plan: ExecutionPlan) -> Iterator[PlanStep]:
+    """The steps of all segments, with those inside of loops."""
+    return (each for segment in plan.segments for step in segment.steps for each in step.all)
+
+
 # Checks
 
 
 def views_lie_within_their_buffers(plan: ExecutionPlan) -> Problems:
-    steps = [*plan.steps, *(step for segment in plan.segments for step in segment.steps)]
+    steps = [*plan.steps, *_all_steps(plan)]
     views = [view for step in steps for operation in step.operations for view in operation.views]
     views += [view for step in steps for view in step.packed or ()]
     products = [step.fused_product for step in steps if step.fused_product]
@@ -225,7 +231,7 @@ def owners_are_threads(plan: ExecutionPlan) -> Problems:
 
 def packed_weights_fit(plan: ExecutionPlan) -> Problems:
     places: set[Buffer] = set()
-    for step in (step for segment in plan.segments for step in segment.steps):
+    for step in _all_steps(plan):
         if not step.packed:
             continue
         source, copy = step.packed
@@ -241,7 +247,7 @@ def packed_weights_fit(plan: ExecutionPlan) -> Problems:
 
 
 def products_are_described_as_they_are(plan: ExecutionPlan) -> Problems:
-    steps = [step for segment in plan.segments for step in segment.steps]
+    steps = list(_all_steps(plan))
     for step in steps if any(step.fused_product for step in steps) else ():
         operation, product = step.operation, step.fused_product
         if not isinstance(operation, MatMul) or not product:
@@ -254,6 +260,14 @@ def products_are_described_as_they_are(plan: ExecutionPlan) -> Problems:
         wanted = operation.outs[0], operation.ins[0], weights, (*step.fused, *step.update)
         if found != wanted or flags != (operation.accumulate, step.continued, bool(step.update), bool(step.packed)):
             yield f"`{operation}` is described as {product}"
+
+
+def loops_have_their_steps(plan: ExecutionPlan) -> Problems:
+    """The steps of a loop are its operations, in order."""
+    for step in _all_steps(plan):
+        body = step.operation.body if isinstance(step.operation, Loop) else ()
+        if [operation for inner in step.body for operation in inner.operations] != list(body):
+            yield f"`{step.operation}` of {step.operation.label} has the steps {[str(inner.operation) for inner in step.body]}"
 
 
 def sums_are_listed(plan: ExecutionPlan) -> Problems:
@@ -308,7 +322,7 @@ def _added(segment: Segment, work: Work) -> bool:
 def tables_hold_all_buffers(plan: ExecutionPlan) -> Problems:
     if not plan.table:
         return
-    steps = [step for segment in plan.segments for step in segment.steps]
+    steps = list(_all_steps(plan))
     used = [view.buffer for step in steps for operation in step.operations for view in operation.views]
     used += [step.packed.copy.buffer for step in steps if step.packed]
     for buffer in dict.fromkeys((*plan.program.buffers.values(), *used, *plan.summed)):
@@ -371,6 +385,7 @@ CHECKS: tuple[Callable[[ExecutionPlan], Problems], ...] = (
     owners_are_threads,
     packed_weights_fit,
     products_are_described_as_they_are,
+    loops_have_their_steps,
     sums_are_listed,
     barriers_keep_threads_apart,
     tables_hold_all_buffers,

@@ -30,7 +30,10 @@ def pack_weights(plan: ExecutionPlan) -> ExecutionPlan:
             return replace(step, packed=_copied(weights, weights.shape, weights.shape))
         return step
 
-    return replace(plan, segments=tuple(each.with_tiled(tuple(map(packed, each.tiled_steps))) for each in plan.segments))
+    return replace(
+        plan,
+        segments=tuple(each.with_tiled(tuple(step.changed(packed) for step in each.tiled_steps)) for each in plan.segments),
+    )
 
 
 def _copied(source: View, shape: Shape, used: Shape) -> PackedWeights:

@@ -1,0 +1,290 @@
+"""The recurrent cells that everybody has, and their layers: plain, LSTM and GRU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chains.activations import Activation, resolve, sigmoid, tanh
+from chains.checks import check_count, check_flags
+from chains.initializers import InitializerLike, initializer
+from chains.layers.base import Declaration
+from chains.layers.recurrent import Cell, Recurrent
+from chains.program.recorder import Recorder
+from chains.program.view import View
+
+
+class _Gated(Cell):
+    """What the cells share: an input of length `inputs`, a state `h` of length `units`, and weights for so many gates.
+
+    `weight` has shape (inputs, gates * units), `recurrent_weight` (units, gates * units), `bias` (gates * units,).
+    """
+
+    gates = 1
+
+    def __init__(
+        self,
+        inputs: int,
+        units: int,
+        *,
+        weight_init: InitializerLike = "glorot_uniform",
+        recurrent_init: InitializerLike = "glorot_uniform",
+        bias_init: InitializerLike = "zeros",
+    ) -> None:
+        self.inputs = check_count("inputs", inputs)
+        self.units = check_count("units", units)
+        width = self.gates * self.units
+        self.weight_init = initializer(weight_init, "weight_init", shape=(self.inputs, width))
+        self.recurrent_init = initializer(recurrent_init, "recurrent_init", shape=(self.units, width))
+        self.bias_init = initializer(bias_init, "bias_init", shape=(width,))
+
+    def declare(self, d: Declaration) -> None:
+        if d.input != (self.inputs,):
+            raise ValueError(f"`inputs` (={self.inputs}) must be the length of a step's input, whose shape is {d.input}")
+        width = self.gates * self.units
+        d.carry("h", (self.units,))
+        d.param("weight", (self.inputs, width), self.weight_init)
+        d.param("recurrent_weight", (self.units, width), self.recurrent_init)
+        d.param("bias", (width,), self.bias_init)
+        d.temporary("a", (width,))  # what the gates are made of; in the pullback its gradient
+
+    def _gates(self, view: View) -> list[View]:
+        """The parts of an array that belong to each gate."""
+        return [view.slice(-1, k * self.units, (k + 1) * self.units) for k in range(self.gates)]
+
+    def _input_gradients(self, ops: Recorder, x: View, dx: View, da: View, p: Any, g: Any) -> None:
+        """Record those of ``x @ weight + bias``."""
+        ops.matmul(g.weight, x.T, da)
+        ops.sum(g.bias, da)
+        ops.matmul(dx, da, p.weight.T)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inputs}, {self.units})"
+
+
+class RNNCell(_Gated):
+    """``h' = activation(x @ weight + h @ recurrent_weight + bias)``. As PyTorch's RNNCell, whose two biases are added here.
+
+    Raises TypeError or ValueError, naming the setting, for lengths that are not positive, and for an activation and
+    initializers that are none. Source: Elman 1990.
+    """
+
+    def __init__(self, inputs: int, units: int, activation: Activation | str = tanh, **inits: InitializerLike) -> None:
+        super().__init__(inputs, units, **inits)
+        self.activation = resolve(activation)
+
+    def declare(self, d: Declaration) -> None:
+        super().declare(d)
+        if self.activation.needs_input:
+            d.saved("z", (self.units,))
+
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        f = self.activation
+        ops.matmul(s.a, x, p.weight)
+        ops.matmul(s.a, s.before.h, p.recurrent_weight, accumulate=True)
+        if f.needs_input:
+            ops.map((s.z, y), lambda a, b: (a + b, f(a + b)), s.a, p.bias)
+        else:
+            ops.map(y, lambda a, b: f(a + b), s.a, p.bias)
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        f, da = self.activation, s.a
+        if f.needs_input:
+            ops.map(da, lambda dy, z, y: dy * f.slope(z, y), dy, s.z, y)
+        else:
+            ops.map(da, lambda dy, y: dy * f.slope(None, y), dy, y)
+        ops.matmul(s.d_before.h, da, p.recurrent_weight.T)
+        ops.matmul(g.recurrent_weight, s.before.h.T, da)
+        self._input_gradients(ops, x, dx, da, p, g)
+
+    def __repr__(self) -> str:
+        return f"RNNCell({self.inputs}, {self.units}{'' if self.activation is tanh else f', {self.activation}'})"
+
+
+class LSTMCell(_Gated):
+    """Long short-term memory: a second state `c`, and gates i, f, g, o, in this order in the weights.
+
+    ``a = x @ weight + h @ recurrent_weight + bias``; ``c' = σ(a_f) * c + σ(a_i) * tanh(a_g)``; ``h' = σ(a_o) * tanh(c')``. As
+    PyTorch's LSTMCell, whose two biases are added here. Raises TypeError or ValueError, naming the setting, for lengths that
+    are not positive and initializers that are none. Source: Hochreiter and Schmidhuber 1997, Gers et al. 2000.
+    """
+
+    gates = 4
+
+    def declare(self, d: Declaration) -> None:
+        super().declare(d)
+        d.carry("c", (self.units,))
+        for name in ("i", "f", "g", "o", "tanh_c"):
+            d.saved(name, (self.units,))
+
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        ops.matmul(s.a, x, p.weight)
+        ops.matmul(s.a, s.before.h, p.recurrent_weight, accumulate=True)
+
+        def step(ai: Any, af: Any, ag: Any, ao: Any, bi: Any, bf: Any, bg: Any, bo: Any, c: Any) -> tuple[Any, ...]:
+            i, f, g, o = sigmoid(ai + bi), sigmoid(af + bf), tanh(ag + bg), sigmoid(ao + bo)
+            c = f * c + i * g
+            return i, f, g, o, c, tanh(c), o * tanh(c)
+
+        outs = (s.i, s.f, s.g, s.o, s.after.c, s.tanh_c, y)
+        ops.map(outs, step, *self._gates(s.a), *self._gates(p.bias), s.before.c)
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        def step(dh: Any, dc: Any, i: Any, f: Any, g: Any, o: Any, t: Any, c: Any) -> tuple[Any, ...]:
+            dc = dc + dh * o * (1.0 - t * t)
+            return (
+                dc * g * i * (1.0 - i), dc * c * f * (1.0 - f), dc * i * (1.0 - g * g), dh * t * o * (1.0 - o), dc * f
+            )  # fmt: skip
+
+        da = s.a
+        ops.map(
+            (*self._gates(da), s.d_before.c), step, dy, s.d_after.c, s.i, s.f, s.g, s.o, s.tanh_c, s.before.c
+        )  # fmt: skip
+        ops.matmul(s.d_before.h, da, p.recurrent_weight.T)
+        ops.matmul(g.recurrent_weight, s.before.h.T, da)
+        self._input_gradients(ops, x, dx, da, p, g)
+
+
+class GRUCell(_Gated):
+    """Gated recurrent unit, with gates r, z, n, in this order in the weights.
+
+    ``r = σ(a_r)``, ``z = σ(a_z)``, ``h' = (1 - z) * n + z * h``. With `reset_after`, as PyTorch and cuDNN have it, there are
+    two biases, ``a = x @ weight + bias``, ``q = h @ recurrent_weight + recurrent_bias``, the gates are of a + q, and
+    ``n = tanh(a_n + r * q_n)``. Without, as in the paper, there is one, and ``n = tanh(a_n + (r * h) @ recurrent_weight_n)``.
+    Raises TypeError or ValueError, naming the setting, for lengths that are not positive, a `reset_after` that is not True or
+    False, and initializers that are none. Source: Cho et al. 2014.
+    """
+
+    gates = 3
+
+    def __init__(self, inputs: int, units: int, *, reset_after: bool = True, **inits: InitializerLike) -> None:
+        super().__init__(inputs, units, **inits)
+        check_flags(reset_after=reset_after)
+        self.reset_after = reset_after
+
+    def declare(self, d: Declaration) -> None:
+        super().declare(d)
+        for name in ("r", "z", "n"):
+            d.saved(name, (self.units,))
+        if self.reset_after:
+            d.param("recurrent_bias", (3 * self.units,), self.bias_init)
+            d.saved("q", (self.units,))  # q_n
+            d.temporary("b", (3 * self.units,))  # h @ recurrent_weight
+            d.temporary("dq", (self.units,))
+        else:
+            d.saved("rh", (self.units,))
+            d.temporary("drh", (self.units,))
+
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        ops.matmul(s.a, x, p.weight)
+        if self.reset_after:
+            self._reset_after(ops, y, p, s)
+            return
+        h, gates, (ar, az, an), (br, bz, bn) = s.before.h, 2 * self.units, self._gates(s.a), self._gates(p.bias)
+        weight = p.recurrent_weight
+        ops.matmul(s.a.slice(-1, 0, gates), h, weight.slice(1, 0, gates), accumulate=True)
+
+        def reset(ar: Any, az: Any, br: Any, bz: Any, h: Any) -> tuple[Any, ...]:
+            r = sigmoid(ar + br)
+            return r, sigmoid(az + bz), r * h
+
+        def step(an: Any, bn: Any, z: Any, h: Any) -> tuple[Any, ...]:
+            n = tanh(an + bn)
+            return n, n + z * (h - n)
+
+        ops.map((s.r, s.z, s.rh), reset, ar, az, br, bz, h)
+        ops.matmul(an, s.rh, weight.slice(1, gates, 3 * self.units), accumulate=True)
+        ops.map((s.n, y), step, an, bn, s.z, h)
+
+    def _reset_after(self, ops: Recorder, y: View, p: Any, s: Any) -> None:
+        def step(ar: Any, az: Any, an: Any, qr: Any, qz: Any, qn: Any, *rest: Any) -> tuple[Any, ...]:
+            br, bz, bn, cr, cz, cn, h = rest
+            r, z, q = sigmoid(ar + qr + (br + cr)), sigmoid(az + qz + (bz + cz)), qn + cn
+            n = tanh(an + bn + r * q)
+            return r, z, n, q, n + z * (h - n)
+
+        ops.matmul(s.b, s.before.h, p.recurrent_weight)
+        biases = (*self._gates(p.bias), *self._gates(p.recurrent_bias))
+        ops.map((s.r, s.z, s.n, s.q, y), step, *self._gates(s.a), *self._gates(s.b), *biases, s.before.h)
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        h, dh, da, gates = s.before.h, s.d_before.h, s.a, 2 * self.units
+        dar, daz, dan = self._gates(da)
+        both, last = da.slice(-1, 0, gates), slice_of(gates, 3 * self.units)
+        weight, g_weight = p.recurrent_weight, g.recurrent_weight
+        if self.reset_after:
+
+            def step(dy: Any, r: Any, z: Any, n: Any, q: Any, h: Any) -> tuple[Any, ...]:
+                dn = dy * (1.0 - z) * (1.0 - n * n)
+                return dn * q * r * (1.0 - r), dy * (h - n) * z * (1.0 - z), dn, dn * r, dy * z
+
+            ops.map((dar, daz, dan, s.dq, dh), step, dy, s.r, s.z, s.n, s.q, h)
+            ops.matmul(dh, s.dq, last(weight).T, accumulate=True)
+            ops.matmul(last(g_weight), h.T, s.dq)
+            ops.sum(g.recurrent_bias.slice(0, 0, gates), both)
+            ops.sum(g.recurrent_bias.slice(0, gates, 3 * self.units), s.dq)
+        else:
+
+            def candidate(dy: Any, z: Any, n: Any, h: Any) -> tuple[Any, ...]:
+                return dy * (h - n) * z * (1.0 - z), dy * (1.0 - z) * (1.0 - n * n), dy * z
+
+            ops.map((daz, dan, dh), candidate, dy, s.z, s.n, h)
+            ops.matmul(s.drh, dan, last(weight).T)
+            ops.map((dar, dh), lambda d, r, h, dh: (d * h * r * (1.0 - r), dh + d * r), s.drh, s.r, h, dh)
+            ops.matmul(last(g_weight), s.rh.T, dan)
+        ops.matmul(dh, both, weight.slice(1, 0, gates).T, accumulate=True)
+        ops.matmul(g_weight.slice(1, 0, gates), h.T, both)
+        self._input_gradients(ops, x, dx, da, p, g)
+
+    def __repr__(self) -> str:
+        return f"GRUCell({self.inputs}, {self.units}{'' if self.reset_after else ', reset_after=False'})"
+
+
+def slice_of(start: int, stop: int) -> Any:
+    """The columns start..stop of a matrix, as a function of it."""
+    return lambda view: view.slice(1, start, stop)
+
+
+class _Named(Recurrent):
+    """A recurrence of a cell that has a name of its own as a layer."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}{repr(self.cell).removeprefix(type(self.cell).__name__)[:-1]}{self._settings()})"
+
+
+class RNN(_Named):
+    """An `RNNCell` repeated along the time axis, (batch, steps, inputs). Settings as of that and of `Recurrent`."""
+
+    def __init__(
+        self, inputs: int, units: int, activation: Activation | str = tanh, *, return_sequences: bool = False,
+        bidirectional: bool = False, initial_state: str = "zeros", **inits: InitializerLike,
+    ) -> None:  # fmt: skip
+        cell = RNNCell(inputs, units, activation, **inits)
+        super().__init__(
+            cell, return_sequences=return_sequences, bidirectional=bidirectional, initial_state=initial_state
+        )  # fmt: skip
+
+
+class LSTM(_Named):
+    """An `LSTMCell` repeated along the time axis, (batch, steps, inputs). Settings as of that and of `Recurrent`."""
+
+    def __init__(
+        self, inputs: int, units: int, *, return_sequences: bool = False, bidirectional: bool = False,
+        initial_state: str = "zeros", **inits: InitializerLike,
+    ) -> None:  # fmt: skip
+        cell = LSTMCell(inputs, units, **inits)
+        super().__init__(
+            cell, return_sequences=return_sequences, bidirectional=bidirectional, initial_state=initial_state
+        )  # fmt: skip
+
+
+class GRU(_Named):
+    """A `GRUCell` repeated along the time axis, (batch, steps, inputs). Settings as of that and of `Recurrent`."""
+
+    def __init__(
+        self, inputs: int, units: int, *, reset_after: bool = True, return_sequences: bool = False,
+        bidirectional: bool = False, initial_state: str = "zeros", **inits: InitializerLike,
+    ) -> None:  # fmt: skip
+        cell = GRUCell(inputs, units, reset_after=reset_after, **inits)
+        super().__init__(
+            cell, return_sequences=return_sequences, bidirectional=bidirectional, initial_state=initial_state
+        )  # fmt: skip

@@ -1,0 +1,210 @@
+"""Recurrences: a cell is a step, and `Recurrent` repeats it along the first axis of its samples, the time.
+
+    class Decay(Cell):
+        def declare(self, d):
+            d.carry("h", d.input)
+
+        def forward(self, ops, x, y, p, s):
+            ops.map(y, lambda x, h: x + 0.5 * h, x, s.before.h)
+
+        def pullback(self, ops, x, y, dy, dx, p, g, s):
+            ops.copy(dx, dy)
+            ops.map(s.d_before.h, lambda dy: 0.5 * dy, dy)
+
+The loop is recorded once. What a cell does with its input alone, and the gradients of its weights, become one product for all
+steps (`chains.program.hoist`), so that a cell is written plainly, for one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from chains.checks import check_flags, check_word
+from chains.layers.base import Declaration, Layer, Node, check_filled, check_kept
+from chains.messages import shown
+from chains.program.recorder import Recorder
+from chains.program.steps import Steps
+from chains.program.view import View
+
+Arrays = dict[str, View]
+
+
+class Cell(Layer):
+    """A step of a recurrence: a layer that finds the arrays it carries as the step before left them.
+
+    `declare` names these arrays by ``d.carry(name, shape)``; ``d.input`` is the shape of a sample's input at one step, and the
+    first of the arrays is the cell's output. `forward` fills `y`, which is the first of ``s.after.<name>``, and the others of
+    these, from `x` and ``s.before.<name>``. `pullback` fills `dx`, ``g.<parameter>`` and ``s.d_before.<name>`` from
+    ``s.d_after.<name>``, which may be overwritten; `dy` is the first of those. What ``d.saved`` declares is kept for each step.
+    """
+
+
+class Recurrent(Layer):
+    """A cell repeated along the first axis of its samples: (steps, ...), so that a batch is (batch, steps, ...).
+
+    The output is that of the last step or, with `return_sequences`, of all of them, (steps, ...). With `bidirectional` a second
+    cell of the same kind, with parameters of its own, goes from the end to the beginning, and its output is put behind that of
+    the first along the last axis. `initial_state` is "zeros", or "parameter" for one that is trained, from zeros on. Raises
+    TypeError or ValueError for other settings, a `cell` that is none, and one with a state or a batch of its own.
+    """
+
+    def __init__(
+        self, cell: Cell, *, return_sequences: bool = False, bidirectional: bool = False, initial_state: str = "zeros"
+    ) -> None:
+        if not isinstance(cell, Cell):
+            raise TypeError(f"`cell` (={shown(cell)}) must be a cell, such as GRUCell(4, 32)")
+        check_flags(return_sequences=return_sequences, bidirectional=bidirectional)
+        check_word("initial_state", initial_state, "zeros", "parameter")
+        self.cell = cell
+        self.return_sequences = return_sequences
+        self.bidirectional = bidirectional
+        self.initial_state = initial_state
+
+    def declare(self, d: Declaration) -> None:
+        if not d.input:
+            raise ValueError(f"{self!r} needs samples with a time axis, (steps, ...), not scalars")
+        steps = d.input[0]
+        for name in self._directions:
+            output = d.child(name, self.cell, d.input[1:])
+            carried = d.children[-1].carried_shapes
+            if not carried:
+                raise ValueError(f"{self.cell!r} carries nothing from step to step: it must call d.carry(name, shape)")
+            if self.bidirectional and not output:
+                raise ValueError("`bidirectional` (=True) needs outputs with an axis to put the two directions along")
+            _keep_each_step(d.children[-1], steps)
+            for array, shape in carried.items():
+                if self.initial_state == "parameter":
+                    d.param(_joined("initial", name, array), shape, "zeros")
+                d.saved(_joined("before", name, array), (steps, *shape))
+                d.saved(_joined("after", name, array), (steps, *shape))
+        output = (*output[:-1], 2 * output[-1]) if self.bidirectional else output
+        d.output((steps, *output) if self.return_sequences else output)
+
+    @property
+    def _directions(self) -> tuple[str, ...]:
+        return ("forward", "backward") if self.bidirectional else ("",)
+
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        for direction, node in zip(self._directions, s.children, strict=True):
+            _Direction(self, ops, direction, node, x, self._part(y, direction), s).forward(p)
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        for direction, node in zip(self._directions, s.children, strict=True):
+            one = _Direction(self, ops, direction, node, x, self._part(y, direction), s)
+            if direction != "backward":
+                one.pullback(self._part(dy, direction), dx, g)
+                continue
+            other = ops.scratch("dx", dx.sample_shape)
+            one.pullback(self._part(dy, direction), other, g)
+            ops.map(dx, lambda a, b: a + b, dx, other)
+
+    def _part(self, output: View, direction: str) -> View:
+        """A direction's part of the output, or of its gradient."""
+        if not direction:
+            return output
+        half = int(output.shape[-1]) // 2  # type: ignore[arg-type]
+        return output.slice(-1, 0, half) if direction == "forward" else output.slice(-1, half, 2 * half)
+
+    def _settings(self) -> str:
+        """What differs from a recurrence of the plainest kind."""
+        text = ", return_sequences=True" if self.return_sequences else ""
+        text += ", bidirectional=True" if self.bidirectional else ""
+        return text + ("" if self.initial_state == "zeros" else f", initial_state={self.initial_state!r}")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.cell!r}{self._settings()})"
+
+
+class _Direction:
+    """One cell's way along the time axis, being recorded."""
+
+    def __init__(self, layer: Recurrent, ops: Recorder, direction: str, node: Node, x: View, y: View, s: Any) -> None:
+        self.layer, self.ops, self.direction, self.node = layer, ops, direction, node
+        self.x, self.y, self.s = x, y, s
+        self.backwards = direction == "backward"
+        self.steps = int(x.shape[1])  # type: ignore[arg-type]
+        self.shapes = node.declaration.carried_shapes
+        self.first = next(iter(self.shapes))
+
+    def forward(self, p: Any) -> None:
+        ops, carried = self.ops, self._arrays("carried")
+        for name, view in carried.items():
+            if self.layer.initial_state == "parameter":
+                ops.copy(view, getattr(p, _joined("initial", self.direction, name)))
+            else:
+                ops.fill(view, 0.0)
+        with ops.loop(self.steps, backwards=self.backwards) as at:
+            before, after = self._kept("before", at), self._after(at)
+            for name, view in carried.items():
+                ops.copy(before[name], view)
+            begun = len(ops.operations)
+            node = self.node.at_a_step(lambda view: at.now(view, 1), lambda _, view: view, {"before": before, "after": after})
+            node.forward(ops, at.now(self.x, 1), after[self.first])
+            self._check("forward", begun, {f"s.after.{name}": view for name, view in after.items()}, before)
+            for name, view in carried.items():
+                ops.copy(view, after[name])
+        if not self.layer.return_sequences:
+            ops.copy(self.y, carried[self.first])
+
+    def pullback(self, dy: View, dx: View, g: Any) -> None:
+        ops, sequences = self.ops, self.layer.return_sequences
+        d_after, d_before = self._arrays("d_after"), self._arrays("d_before")
+        for name, view in d_after.items():
+            if name == self.first and not sequences:
+                ops.copy(view, dy)
+            else:
+                ops.fill(view, 0.0)
+        sums: list[tuple[View, View]] = []
+
+        def gradient(name: str, view: View) -> View:
+            """The gradient of one step."""
+            each = ops.scratch(f"{name} of each step", (self.steps, *view.sample_shape), batched=False)
+            sums.append((view, each))
+            return at.now(each, 0)
+
+        with ops.loop(self.steps, backwards=not self.backwards) as at:
+            if sequences:
+                ops.map(d_after[self.first], lambda a, b: a + b, d_after[self.first], at.now(dy, 1))
+            before, after = self._kept("before", at), self._after(at)
+            arrays = {"before": before, "after": after, "d_before": d_before, "d_after": d_after}
+            node, begun = self.node.at_a_step(lambda view: at.now(view, 1), gradient, arrays), len(ops.operations)
+            node.pullback(ops, at.now(self.x, 1), after[self.first], d_after[self.first], at.now(dx, 1))
+            self._check("pullback", begun, {f"s.d_before.{name}": view for name, view in d_before.items()}, {})
+            for name, view in d_after.items():
+                ops.copy(view, d_before[name])
+        for total, each in sums:
+            ops.sum(total, each)
+        for name, view in d_after.items() if self.layer.initial_state == "parameter" else ():
+            ops.sum(getattr(g, _joined("initial", self.direction, name)), view)
+
+    def _arrays(self, kind: str) -> Arrays:
+        """An array of a sample for each that is carried."""
+        return {name: self.ops.scratch(_joined(kind, self.direction, name), shape) for name, shape in self.shapes.items()}
+
+    def _kept(self, kind: str, at: Steps) -> Arrays:
+        """A step's entries of the arrays that are kept for all."""
+        return {name: at.now(getattr(self.s, _joined(kind, self.direction, name)), 1) for name in self.shapes}
+
+    def _after(self, at: Steps) -> Arrays:
+        """The carried arrays behind a step, the first of which may be the output."""
+        after = self._kept("after", at)
+        return {**after, self.first: at.now(self.y, 1)} if self.layer.return_sequences else after
+
+    def _check(self, function: str, begun: int, filled: Mapping[str, View], kept: Mapping[str, View]) -> None:
+        name, recorded = f"{type(self.layer.cell).__name__}.{function}", self.ops.operations[begun:]
+        check_filled(name, recorded, filled)
+        check_kept(name, recorded, {f"s.before.{name}": view for name, view in kept.items()}, "fill s.after instead")
+
+
+def _keep_each_step(declaration: Declaration, steps: int) -> None:
+    """Have a cell's saved arrays kept for each step. Raises ValueError for a cell that has arrays of the whole batch."""
+    if declaration.shared_shapes or declaration.state_slices:
+        raise ValueError(f"{declaration.layer!r} has a state or arrays of the whole batch, which no step of a cell may have")
+    declaration.saved_shapes = {name: (steps, *shape) for name, shape in declaration.saved_shapes.items()}
+    for child in declaration.children:
+        _keep_each_step(child, steps)
+
+
+def _joined(kind: str, direction: str, name: str) -> str:
+    return "_".join(part for part in (direction, kind, name) if part)

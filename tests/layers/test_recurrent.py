@@ -1,0 +1,66 @@
+"""Recurrent layers against PyTorch's, over random sizes, lengths and directions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chains import GRU, LSTM, RNN, Chain
+from tests.harness import SEED
+
+torch = pytest.importorskip("torch")
+
+KINDS = {"RNN": RNN, "LSTM": LSTM, "GRU": GRU}
+
+
+def torch_twin(layer: Any, net: Chain, p: np.ndarray) -> Any:
+    """PyTorch's layer with the same weights. A bias that it has twice is here once."""
+    cell = layer.cell
+    twin = getattr(torch.nn, type(layer).__name__)(
+        cell.inputs, cell.units, batch_first=True, bidirectional=layer.bidirectional, dtype=torch.float64
+    )
+    views = net.views(p)
+    with torch.no_grad():
+        for direction, suffix in (("forward.", ""), ("backward.", "_reverse")) if layer.bidirectional else (("", ""),):
+            for name, own in (("weight_ih", "weight"), ("weight_hh", "recurrent_weight")):
+                getattr(twin, f"{name}_l0{suffix}").copy_(torch.from_numpy(views[f"0.{direction}{own}"].T))
+            second = views.get(f"0.{direction}recurrent_bias")
+            getattr(twin, f"bias_ih_l0{suffix}").copy_(torch.from_numpy(views[f"0.{direction}bias"]))
+            getattr(twin, f"bias_hh_l0{suffix}").copy_(torch.zeros(1) if second is None else torch.from_numpy(second))
+    return twin
+
+
+def torch_gradients(twin: Any, layer: Any, net: Chain) -> dict[str, np.ndarray]:
+    """What PyTorch has for each of our parameters."""
+    found = {}
+    for direction, suffix in (("forward.", ""), ("backward.", "_reverse")) if layer.bidirectional else (("", ""),):
+        for name, own in (("weight_ih", "weight"), ("weight_hh", "recurrent_weight"), ("bias_ih", "bias")):
+            found[f"0.{direction}{own}"] = getattr(twin, f"{name}_l0{suffix}").grad.numpy().T
+        if f"0.{direction}recurrent_bias" in net.views(np.zeros(net.n_params)):
+            found[f"0.{direction}recurrent_bias"] = getattr(twin, f"bias_hh_l0{suffix}").grad.numpy()
+    return found
+
+
+@pytest.mark.parametrize("draw", range(6))
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_and_gradients_are_those_of_pytorch(kind, draw, backend_name):
+    rng = np.random.default_rng([SEED, draw, list(KINDS).index(kind)])
+    inputs, units, steps, batch = (int(rng.integers(1, most)) for most in (9, 21, 13, 8))
+    settings = {"return_sequences": bool(rng.integers(2)), "bidirectional": bool(rng.integers(2))}
+    layer = KINDS[kind](inputs, units, **settings)
+    net = Chain(layer, input_shape=(steps, inputs), backend=backend_name)
+    p, x = rng.normal(0.0, 0.5, net.n_params), rng.normal(size=(batch, steps, inputs))
+    twin, tx = torch_twin(layer, net, p), torch.tensor(x, requires_grad=True)
+    out, state = twin(tx)
+    last = state[0] if kind == "LSTM" else state
+    wanted = out if layer.return_sequences else torch.cat(tuple(last), -1)
+    dy = rng.normal(size=tuple(wanted.shape))
+    (wanted * torch.from_numpy(dy)).sum().backward()
+    np.testing.assert_allclose(net(x, p), wanted.detach().numpy(), rtol=1e-10, atol=1e-10, err_msg=repr(layer))
+    dp, dx = net.vjp(p, x, dy)
+    np.testing.assert_allclose(dx, tx.grad.numpy(), rtol=1e-10, atol=1e-10, err_msg=repr(layer))
+    gradients = torch_gradients(twin, layer, net)
+    for name, gradient in net.views(dp).items():
+        np.testing.assert_allclose(gradient, gradients[name], rtol=1e-10, atol=1e-10, err_msg=f"{name} of {layer!r}")
