@@ -103,8 +103,8 @@ SHAPES = {
         matmul_sums=Panels((12, 5)),
         matmul_narrow=Narrow(rows=8, sums=4),
         gemm=Gemm(rows=6, vectors=2),
-        convolve=Limits(results=12, outs=8, across=12),
-        convolve_weight=Limits(results=12, outs=8, across=8, taps=5),
+        convolve=Limits(results=10, outs=8, across=12),
+        convolve_weight=Limits(results=10, outs=8, across=8, taps=5),
         winograd=Block(rows=3, vectors=4),
     ),
 }
