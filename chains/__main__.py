@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from chains.commands import info
+from chains.commands import export, info
 
 # Each module of a command has `arguments`, which declares what it takes, and `run`, which does it. Its name is the command.
-COMMANDS = (info,)
+COMMANDS = (info, export)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -65,7 +65,7 @@ def test_headers_are_c_and_cxx_and_fortran(tmp_path):
     flags = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only"]
     subprocess.run([tool("gcc"), *flags, "-std=c99", "-xc", str(tmp_path / "model.h")], check=True)
     subprocess.run([tool("g++"), *flags, "-xc++", str(tmp_path / "model.h")], check=True)
-    subprocess.run([tool("gfortran"), "-Wall", "-Werror", "-fsyntax-only", str(tmp_path / "model.f90")], check=True)
+    subprocess.run([tool("gfortran"), "-Wall", "-Werror", "-fsyntax-only", "model.f90"], cwd=tmp_path, check=True)
 
 
 def test_parameters_and_state_may_be_part_of_the_code(tmp_path):

@@ -24,7 +24,7 @@ ERRORS = {
 }
 REDUCED = {"float": 8192.0, "double": 1e6}
 
-_EXP = {  # (exp(r) - 1 - r) / r^2 for |r| <= log(2) / 2, highest power first
+EXP = {  # (exp(r) - 1 - r) / r^2 for |r| <= log(2) / 2, highest power first
     "float": (0.0013926250831497611, 0.008363232883682618, 0.04166655421298415, 0.16666576666119928, 0.5),
     "double": (
         2.09147553258932e-09, 2.5105312729622103e-08, 2.755727347871858e-07, 2.755725517000089e-06,
@@ -32,7 +32,7 @@ _EXP = {  # (exp(r) - 1 - r) / r^2 for |r| <= log(2) / 2, highest power first
         0.04166666666666667, 0.1666666666666667, 0.5,
     ),
 }  # fmt: skip
-_LN2 = {"float": (0.693145751953125, 1.4286068203094173e-06), "double": (0.6931471803691238, 1.9082149292705877e-10)}
+LN2 = {"float": (0.693145751953125, 1.4286068203094173e-06), "double": (0.6931471803691238, 1.9082149292705877e-10)}
 _LOG = {  # (2 atanh(s) - 2 s) / s^3 in powers of s^2
     "float": (0.23331614471843498, 0.28550778633191964, 0.4000012221181065, 0.6666666655404201),
     "double": (
@@ -40,7 +40,7 @@ _LOG = {  # (2 atanh(s) - 2 s) / s^3 in powers of s^2
         0.22222222392581045, 0.28571428570799784, 0.40000000000000885, 0.6666666666666666,
     ),
 }  # fmt: skip
-_TANH = (  # tanh(x) / x as a quotient in powers of x^2, for |x| <= 8.6
+TANH = (  # tanh(x) / x as a quotient in powers of x^2, for |x| <= 8.6
     (1.4082475683855679e-08, 2.112238521760849e-05, 0.0035264018659830532, 0.13406875584808678, 0.9999999867780235),
     (8.070638777813186e-07, 0.0003336270665557872, 0.025993901140439785, 0.4674019713281538, 1.0),
 )
@@ -124,8 +124,8 @@ def sign(f: Function, x: Value) -> Value:
 def exp(f: Function, x: Value) -> Value:
     low, high = (-104.0, 89.0) if x.type.name == "float" else (-746.0, 710.0)
     x = maximum(f, minimum(f, x, number(x.type, high)), number(x.type, low))
-    n, r = _reduced(f, x, 1.4426950408889634, _LN2[x.type.name])
-    p = f.binary("fadd", f.fma(f.binary("fmul", r, r), polynomial(f, r, _EXP[x.type.name]), r), number(x.type, 1.0))
+    n, r = _reduced(f, x, 1.4426950408889634, LN2[x.type.name])
+    p = f.binary("fadd", f.fma(f.binary("fmul", r, r), polynomial(f, r, EXP[x.type.name]), r), number(x.type, 1.0))
     half = f.binary("ashr", n, number(n.type, 1))
     other = f.binary("sub", n, half)
     return f.binary("fmul", f.binary("fmul", p, _power_of_two(f, half, x.type)), _power_of_two(f, other, x.type))
@@ -142,8 +142,8 @@ def _expm1(f: Function, x: Value) -> Value:
 
 def _moderate_expm1(f: Function, x: Value) -> Value:
     """exp(x) - 1 where exp(x) neither overflows nor underflows."""
-    n, r = _reduced(f, x, 1.4426950408889634, _LN2[x.type.name])
-    p = f.fma(f.binary("fmul", r, r), polynomial(f, r, _EXP[x.type.name]), r)
+    n, r = _reduced(f, x, 1.4426950408889634, LN2[x.type.name])
+    p = f.fma(f.binary("fmul", r, r), polynomial(f, r, EXP[x.type.name]), r)
     scale = _power_of_two(f, n, x.type)
     return f.fma(p, scale, f.binary("fsub", scale, number(x.type, 1.0)))
 
@@ -166,7 +166,7 @@ def log(f: Function, x: Value) -> Value:
     s = f.binary("fdiv", d, f.binary("fadd", d, number(x.type, 2.0)))
     z = f.binary("fmul", s, s)
     r = f.binary("fmul", z, polynomial(f, z, _LOG[x.type.name]))
-    high, low = _LN2[x.type.name]
+    high, low = LN2[x.type.name]
     # log(1 + d) = d - s (d - r), since 2 s = d - s d
     correction = f.binary("fmul", s, f.binary("fsub", d, r))
     tail = f.binary("fsub", f.binary("fmul", k, number(x.type, low)), correction)
@@ -190,7 +190,7 @@ def tanh(f: Function, x: Value) -> Value:
     if x.type.name == "float":
         near = _within(f, x, 9.1)  # where the quotient is above 1 by several units in the last place
         z = f.binary("fmul", near, near)
-        above, below = (polynomial(f, z, coefficients) for coefficients in _TANH)
+        above, below = (polynomial(f, z, coefficients) for coefficients in TANH)
         return _within(f, f.binary("fdiv", f.binary("fmul", near, above), below), 1.0)
     size = minimum(f, absolute(f, x), number(x.type, 22.0))
     e = _moderate_expm1(f, f.binary("fadd", size, size))

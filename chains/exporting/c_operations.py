@@ -1,0 +1,336 @@
+"""The operations of a program as loops in C99, over the samples of a tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chains.backends.native.kernels.elementwise import Loop, loops_over
+from chains.exporting.c_formulas import literal, statements
+from chains.exporting.header import ctype
+from chains.program.operations import (
+    Convolve,
+    ConvolveInput,
+    ConvolveWeight,
+    Copy,
+    Fill,
+    Gather,
+    Map,
+    MatMul,
+    Operation,
+    Pool,
+    PoolInput,
+    Random,
+    Reduce,
+    ScatterAdd,
+)
+from chains.program.view import Batch, Buffer, Extent, View
+
+LANES = 8  # partial sums of a dot product
+
+Lines = Iterator[str]
+
+
+@dataclass(frozen=True)
+class Place:
+    """What statements know of where they stand: the names of buffers, and whether a sum goes on that was begun before."""
+
+    names: Callable[[Buffer], str]
+    tiled: bool = False  # whether there may be tiles before this one
+    continued: bool = False  # whether the sum was begun by an operation before
+
+    def at(self, view: View, parts: Sequence[tuple[str, int]] = ()) -> str:
+        """An element of a view: coordinates with their strides."""
+        terms = [name if stride == 1 else f"{name} * {stride}" for name, stride in parts if stride]
+        terms += [str(view.offset)] if view.offset or not terms else []
+        return f"{self.names(view.buffer)}[{' + '.join(terms)}]"
+
+
+def extent_text(extent: Extent) -> str:
+    """The length of an axis, by the number of samples in the tile, `count`."""
+    if not isinstance(extent, Batch):
+        return str(extent)
+    return "count" if extent.per_sample == 1 else f"count * {extent.per_sample}"
+
+
+def indented(lines: Iterator[str] | Sequence[str], head: str, tail: str = "}") -> Lines:
+    """Lines in a block."""
+    yield f"{head} {{"
+    yield from (f"    {line}" for line in lines)
+    yield tail
+
+
+def nested(loops: Sequence[tuple[str, Extent]], body: Sequence[str]) -> Lines:
+    """Statements in loops, the outermost first; one statement needs no braces."""
+    if not loops:
+        yield from body
+        return
+    (name, extent), *rest = loops
+    head = f"for (ptrdiff_t {name} = 0; {name} < {extent_text(extent)}; {name}++)"
+    inner = list(nested(rest, body))
+    if len(inner) == 1:
+        yield f"{head} {inner[0]}" if inner[0].startswith("for") else head
+        if not inner[0].startswith("for"):
+            yield f"    {inner[0]}"
+    else:
+        yield from indented(inner, head)
+
+
+def lines_of(operation: Operation, place: Place) -> Lines:
+    """The statements of an operation. Raises KeyError for one that there are none for."""
+    return _WRITERS[type(operation)](operation, place)
+
+
+# Element by element
+
+
+def _each(views: Sequence[View], place: Place) -> tuple[list[tuple[str, Extent]], list[str]]:
+    """Loops over the shape of the first view, and the element of each view that they lead to."""
+    loops: list[Loop] = loops_over(views[0].shape, views)
+    names = [f"i{k}" if len(loops) > 1 else "i" for k in range(len(loops))]
+    places = []
+    for number, view in enumerate(views):
+        steps = [(name, loop.strides[number]) for name, loop in zip(names, loops, strict=True)]
+        places.append(place.at(view, steps))
+    return [(name, loop.extent) for name, loop in zip(names, loops, strict=True)], places
+
+
+def _map(operation: Map, place: Place) -> Lines:
+    loops, places = _each(operation.views, place)
+    outs, ins = places[: len(operation.outs)], places[len(operation.outs) :]
+    scalar = all(view.ndim == 0 for view in operation.views)  # computed in double precision
+    kind = "double" if scalar else ctype(operation.outs[0].dtype)
+    lines, operands = [], []
+    for k, (text, view) in enumerate(zip(ins, operation.ins, strict=True)):
+        operands.append(f"a{k}")
+        lines.append(f"const {kind} a{k} = {_cast(text, ctype(view.dtype), kind)};")
+    body, results = statements(operation.formula, operands, kind)
+    stores = [
+        f"{out} = {_cast(result, kind, ctype(view.dtype))};"
+        for out, result, view in zip(outs, results, operation.outs, strict=True)
+    ]
+    whole = [*lines, *body, *stores]
+    yield from nested(loops, whole) if loops else indented(whole, "")
+
+
+def _cast(text: str, source: str, target: str) -> str:
+    return text if source == target else f"({target}){text}"
+
+
+def _copy(operation: Copy, place: Place) -> Lines:
+    (out,), (a,) = operation.outs, operation.ins
+    loops, (to, source) = _each((out, a), place)
+    yield from nested(loops, [f"{to} = {_cast(source, ctype(a.dtype), ctype(out.dtype))};"])
+
+
+def _fill(operation: Fill, place: Place) -> Lines:
+    yield from _filled(operation.outs[0], operation.value, place)
+
+
+def _filled(view: View, value: float, place: Place) -> Lines:
+    loops, (to,) = _each((view,), place)
+    yield from nested(loops, [f"{to} = {literal(value, ctype(view.dtype))};"])
+
+
+def _begun(operation: Operation, place: Place, value: float = 0.0) -> Lines:
+    """Statements that begin a sum: at the first tile only, where it is over the samples of all of them."""
+    if operation.accumulates or place.continued:
+        return
+    lines = [line for out in operation.outs for line in _filled(out, value, place)]
+    if operation.sums_over_batch and place.tiled:
+        yield from indented(lines, "if (start == 0)")
+    else:
+        yield from lines
+
+
+def _reduce(operation: Reduce, place: Place) -> Lines:
+    (out,), (a,) = operation.outs, operation.ins
+    largest = operation.kind == "max"
+    yield from _begun(operation, place, -float("inf") if largest else 0.0)
+    loops = loops_over(a.shape, (a, out))
+    names = [f"i{k}" for k in range(len(loops))]
+    source, to = (
+        place.at(v, [(n, loop.strides[k]) for n, loop in zip(names, loops, strict=True)]) for k, v in enumerate((a, out))
+    )
+    body = f"{to} = max_{ctype(out.dtype)}({to}, {source});" if largest else f"{to} += {source};"
+    yield from nested([(n, loop.extent) for n, loop in zip(names, loops, strict=True)], [body])
+
+
+# Products
+
+
+def _matmul(operation: MatMul, place: Place) -> Lines:
+    (out,), (a, b) = operation.outs, operation.ins
+    (m, k), n = a.shape, b.shape[1]
+
+    def at(view: View, row: str, column: str) -> str:
+        return place.at(view, [(row, view.strides[0]), (column, view.strides[1])])
+
+    dot = b.strides[0] == 1 and a.strides[1] == 1 and isinstance(k, int) and not operation.sums_over_batch
+    if not dot:
+        yield from _begun(operation, place)
+        product = [f"{at(out, 'i', 'j')} += factor * {at(b, 'k', 'j')};"]
+        inner = [f"const {ctype(out.dtype)} factor = {at(a, 'i', 'k')};", *nested([("j", n)], product)]
+        yield from nested([("i", m), ("k", k)], inner)
+        return
+    assert isinstance(k, int)
+    whole = k // LANES * LANES
+    kind, zero = ctype(out.dtype), literal(0.0, ctype(out.dtype))
+    lines = [f"{kind} sum = {zero};"]
+    if whole:
+        parts = f"for (int l = 0; l < {LANES}; l++)"
+        lines += [
+            f"{kind} sums[{LANES}] = {{{zero}}};",
+            f"for (ptrdiff_t k = 0; k < {whole}; k += {LANES})",
+            f"    {parts}",
+            f"        sums[l] += {at(a, 'i', '(k + l)')} * {at(b, '(k + l)', 'j')};",
+            parts,
+            "    sum += sums[l];",
+        ]
+    if whole < k:
+        lines += [f"for (ptrdiff_t k = {whole}; k < {k}; k++)", f"    sum += {at(a, 'i', 'k')} * {at(b, 'k', 'j')};"]
+    lines.append(f"{at(out, 'i', 'j')} {'+=' if operation.accumulate else '='} sum;")
+    yield from nested([("i", m), ("j", n)], lines)
+
+
+# Images
+
+
+def _windows(
+    operation: Any, image: View, positions: View
+) -> tuple[list[str], list[tuple[str, Extent]], list[tuple[str, Extent]]]:
+    """Statements that find the entry (row, column) of the image under entry (u, v) of a window at (i, j), or go on to the next
+    where it is padding; the loops over the entries of a window, and those over positions.
+    """
+    window = operation.window
+    lines = []
+    for name, at, entry, axis in (("row", "i", "u", 0), ("column", "j", "v", 1)):
+        stride, dilation, (before, _) = window.stride[axis], window.dilation[axis], window.padding[axis]
+        lines.append(f"const ptrdiff_t {name} = {at} * {stride} + {entry} * {dilation} - {before};")
+    height, width = image.shape[2:]
+    if window.padded:
+        lines.append(f"if (row < 0 || row >= {height} || column < 0 || column >= {width}) continue;")
+    return lines, [("u", window.size[0]), ("v", window.size[1])], [("i", positions.shape[2]), ("j", positions.shape[3])]
+
+
+def _four(view: View, place: Place, *names: str) -> str:
+    return place.at(view, list(zip(names, view.strides, strict=True)))
+
+
+def _convolution(operation: Any, place: Place) -> Lines:
+    """The three convolutions: of an entry of the image, a weight and an entry of the output, two are multiplied and added
+    to the third.
+    """
+    if isinstance(operation, Convolve):
+        (y,), (x, w) = operation.outs, operation.ins
+    elif isinstance(operation, ConvolveInput):
+        (x,), (y, w) = operation.outs, operation.ins
+    else:
+        (w,), (x, y) = operation.outs, operation.ins
+    yield from _begun(operation, place)
+    groups, outputs, channels = operation.groups, w.shape[0], w.shape[1]
+    assert isinstance(outputs, int)
+    channel = "c" if groups == 1 else f"(o / {outputs // groups} * {channels} + c)"
+    lines, window, positions = _windows(operation, x, y)
+    image, weight, output = (
+        _four(x, place, "b", channel, "row", "column"),
+        _four(w, place, "o", "c", "u", "v"),
+        _four(y, place, "b", "o", "i", "j"),
+    )
+    products = {
+        Convolve: (output, image, weight),
+        ConvolveInput: (image, output, weight),
+        ConvolveWeight: (weight, image, output),
+    }
+    to, first, second = products[type(operation)]
+    body = [*lines, f"{to} += {first} * {second};"]
+    yield from nested([("b", Batch()), ("o", outputs), ("c", channels), *window, *positions], body)
+
+
+def _pool(operation: Pool, place: Place) -> Lines:
+    (y,), (x,) = operation.outs, operation.ins
+    kind = ctype(y.dtype)
+    lines, window, positions = _windows(operation, x, y)
+    source, to = _four(x, place, "b", "c", "row", "column"), _four(y, place, "b", "c", "i", "j")
+    if operation.kind == "max":
+        inner = [*lines, f"result = max_{kind}(result, {source});"]
+        body = [f"{kind} result = {literal(-float('inf'), kind)};", *nested(window, inner), f"{to} = result;"]
+    else:
+        inner = [*lines, f"sum += {source};", "entries++;"]
+        entries = str(operation.window.area) if operation.count_padding else "entries"
+        body = [f"{kind} sum = 0;", "int entries = 0;", *nested(window, inner), f"{to} = sum / ({kind}){entries};"]
+        body += ["(void)entries;"] if operation.count_padding else []
+    yield from nested([("b", Batch()), ("c", x.shape[1]), *positions], body)
+
+
+def _pool_input(operation: PoolInput, place: Place) -> Lines:
+    (dx,), (dy, *rest) = operation.outs, operation.ins
+    kind = ctype(dx.dtype)
+    yield from _filled(dx, 0.0, place)
+    lines, window, positions = _windows(operation, dx, dy)
+    to, cotangent = _four(dx, place, "b", "c", "row", "column"), _four(dy, place, "b", "c", "i", "j")
+    if operation.kind == "max":
+        x, y = rest
+        found = f"!taken && {_four(x, place, 'b', 'c', 'row', 'column')} == {_four(y, place, 'b', 'c', 'i', 'j')}"
+        take = indented([f"{to} += {cotangent};", "taken = 1;"], f"if ({found})")
+        body = ["int taken = 0;", *nested(window, [*lines, *take])]
+    elif operation.count_padding:
+        share = f"{cotangent} / ({kind}){operation.window.area}"
+        body = [f"const {kind} share = {share};", *nested(window, [*lines, f"{to} += share;"])]
+    else:
+        count = nested(window, [*lines, "entries++;"])
+        body = ["int entries = 0;", *count, *nested(window, [*lines, f"{to} += {cotangent} / ({kind})entries;"])]
+    yield from nested([("b", Batch()), ("c", dx.shape[1]), *positions], body)
+
+
+# Rows by number, random numbers
+
+
+def _rows(table: View, index: View, rows: View, place: Place, body: Callable[[str, str], str]) -> Lines:
+    names = [f"i{k}" for k in range(index.ndim)]
+    inner = [f"j{k}" for k in range(table.ndim - 1)]
+    number = place.at(index, list(zip(names, index.strides, strict=True)))
+    last = int(table.shape[0]) - 1  # type: ignore[arg-type]
+    lines = [
+        f"const ptrdiff_t found = (ptrdiff_t){number};",
+        f"const ptrdiff_t at = found < 0 ? 0 : found > {last} ? {last} : found;",
+    ]
+    entry = place.at(rows, list(zip([*names, *inner], rows.strides, strict=True)))
+    row = place.at(table, list(zip(["at", *inner], table.strides, strict=True)))
+    lines += nested(list(zip(inner, table.shape[1:], strict=True)), [body(row, entry)])
+    yield from nested(list(zip(names, index.shape, strict=True)), lines)
+
+
+def _gather(operation: Gather, place: Place) -> Lines:
+    table, index = operation.ins
+    yield from _rows(table, index, operation.outs[0], place, lambda row, entry: f"{entry} = {row};")
+
+
+def _scatter_add(operation: ScatterAdd, place: Place) -> Lines:
+    index, source = operation.ins
+    yield from _rows(operation.outs[0], index, source, place, lambda row, entry: f"{row} += {entry};")
+
+
+def _random(operation: Random, place: Place) -> Lines:
+    (out,), (key,) = operation.outs, operation.ins
+    first = f"start * {out.sample_size} + " if out.batched and place.tiled else ""
+    number = f"uniform({place.names(key.buffer)}, {operation.draw}, (uint64_t)({first}i))"
+    yield from nested([("i", out.flat.shape[0])], [f"{place.at(out.flat, [('i', 1)])} = ({ctype(out.dtype)}){number};"])
+
+
+_WRITERS: dict[type[Operation], Callable[[Any, Place], Lines]] = {
+    MatMul: _matmul,
+    Map: _map,
+    Reduce: _reduce,
+    Convolve: _convolution,
+    ConvolveInput: _convolution,
+    ConvolveWeight: _convolution,
+    Pool: _pool,
+    PoolInput: _pool_input,
+    Gather: _gather,
+    ScatterAdd: _scatter_add,
+    Random: _random,
+    Copy: _copy,
+    Fill: _fill,
+}

@@ -1,0 +1,79 @@
+"""C99 source computes what NumPy computes, for all layers, losses and optimisers, as any C compiler takes it."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+from chains import BatchNorm, Chain, Dense, Dropout, SquaredLoss, tanh
+from chains.backends.numpy.backend import NumpyBackend
+from chains.exporting.c_source import CSource
+from chains.exporting.header import header_text
+from tests.exporting.support import Functions, data, interface, tool
+from tests.harness import ACTIVATION_CASES, LAYERS, LOSS_CASES, OPTIMIZERS, OWN_LAYERS, PENALTY_CASES
+
+CASES = [*LAYERS, *OWN_LAYERS, *ACTIVATION_CASES, *(c for c in (*LOSS_CASES, *PENALTY_CASES) if not c.weighted)]
+FLAGS = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O1", "-shared", "-fPIC"]
+
+
+def built(made, folder, *flags):
+    """The functions of an interface, compiled by gcc."""
+    source = CSource(made)
+    (folder / "model.h").write_text(header_text(source.interface, "tests"))
+    (folder / "model.c").write_text(source.text("model.h"))
+    subprocess.run([tool("gcc"), *FLAGS, *flags, "model.c", "-o", "model.so", "-lm"], cwd=folder, check=True)
+    library = ctypes.CDLL(str(folder / "model.so"))
+    return Functions(source.interface, lambda name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
+
+
+def compare(functions, n, arrays, error):
+    """Raise AssertionError unless every function fills what NumPy fills, but for an error relative to the largest entry."""
+    for call in functions.interface.calls:
+        found = functions(call.name, n, **arrays)
+        buffers = call.program.buffers
+        given = {name: np.array(array, buffers[name].dtype) for name, array in arrays.items() if name in buffers}
+        binding = NumpyBackend().bind(call.program, n, given)
+        with np.errstate(all="ignore"):
+            binding()
+        assert set(found) & set(binding.arrays)
+        for name, array in found.items():
+            if (wanted := binding.arrays.get(name)) is not None:
+                wanted = wanted.reshape(array.shape)
+                assert abs(array - wanted).max(initial=0.0) <= error * max(1.0, abs(wanted).max(initial=0.0)), (call.name, name)
+
+
+@pytest.mark.parametrize("backend_name", ["native"])  # which makes it a part of these cases every day
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_results_are_those_of_numpy(case, backend_name, tmp_path):
+    dtype = ("float32", "float64")[crc32(case.name.encode()) % 2]
+    loss = {"loss": case.loss, "target_shape": case.problem(1).t.shape[1:], "penalty": case.penalty}
+    functions = built(interface(case.net(), dtype, **loss), tmp_path)
+    for n in (1, 100):
+        batch, arrays = data(case, n, dtype)
+        compare(functions, batch, arrays, 1e-6 if dtype == "float32" else 1e-12)
+
+
+@pytest.mark.parametrize("name", ["Adam", "Nesterov"])
+def test_steps_are_those_of_numpy(name, tmp_path):
+    optimizer = OPTIMIZERS[name]
+    net = Chain(Dense(3, 5, tanh), BatchNorm(5), Dropout(0.3), Dense(5, 2))
+    functions = built(interface(net, "float64", loss=SquaredLoss(), optimizer=optimizer), tmp_path)
+    rng = np.random.default_rng(0)
+    for n in (2, 70):
+        arrays = {"x": rng.normal(size=(n, 3)), "t": rng.normal(size=(n, 2)), "p": rng.normal(size=net.n_params)}
+        arrays |= {"moments": rng.uniform(size=optimizer.n_states * net.n_params), "state": rng.uniform(0.5, 2.0, net.n_state)}
+        arrays |= {"dy": arrays["t"], "step": np.array(3.0), "random": np.array([3, 7], np.uint64)}
+        compare(functions, n, arrays, 1e-12)
+
+
+def test_parameters_may_be_part_of_the_source(tmp_path):
+    net = Chain(Dense(4, 3, tanh), BatchNorm(3), Dense(3, 2))
+    p, state = net.init(0), net.init_state()
+    functions = built(interface(net, p=p, state=state), tmp_path)
+    compare(
+        functions, 7, {"x": np.random.default_rng(0).normal(size=(7, 4)), "dy": np.ones((7, 2)), "p": p, "state": state}, 1e-6
+    )
