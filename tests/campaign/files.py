@@ -24,10 +24,10 @@ from pathlib import Path
 
 import numpy as np
 
+from chains import storage
 from chains.backends.native.llvm import cache as code_cache
 from chains.data.cifar import RECORD_BYTES, read_cifar10
 from chains.data.idx import ELEMENT_TYPES, read_idx
-from chains.training import storage
 from tests.campaign import running
 
 MEMORY = 700 << 20  # bytes that the process may take beyond what it has: three times the largest file of CIFAR-10's format
@@ -201,14 +201,14 @@ def _remove(path: Path) -> None:
 
 
 def checkpoint(rng: np.random.Generator, folder: Path) -> str:
-    """Arrays and a text; half of the damaged files get the digest that goes with them, so that their headers are read."""
+    """Arrays and texts; half of the damaged files get the digest that goes with them, so that their headers are read."""
     kinds = list(storage.NAMES)
     arrays = {}
     for k in range(int(rng.integers(0, 4))):
         dtype = kinds[int(rng.integers(len(kinds)))]
         arrays[f"array {k}"] = rng.integers(0, 2, tuple(rng.integers(0, 5, int(rng.integers(0, 4))))).astype(dtype)
-    text, path = f"{int(rng.integers(1 << 40))}", folder / "step-1.safetensors"
-    storage.write(path, arrays, text)
+    texts, path = {"number": f"{int(rng.integers(1 << 40))}"}, folder / "step-1.safetensors"
+    storage.write(path, arrays, texts)
     before = path.read_bytes()
     body = before[: -storage.DIGEST_BYTES]
     if rng.random() < 0.5:
@@ -224,10 +224,10 @@ def checkpoint(rng: np.random.Generator, folder: Path) -> str:
         assert after != before, "a valid file was refused"
         return "refused"
     assert after[-storage.DIGEST_BYTES :] == hashlib.sha256(after[: -storage.DIGEST_BYTES]).digest(), "the digest is another"
-    assert isinstance(said, str)
+    assert all(isinstance(text, str) for text in said.values())
     assert sum(array.nbytes for array in found.values()) <= MEMORY
     if after == before:
-        assert said == text
+        assert said == texts
         assert found.keys() == arrays.keys()
         assert all(found[name].tobytes() == array.tobytes() for name, array in arrays.items()), "an array is another"
     return "read"
