@@ -55,6 +55,7 @@ def owners() -> dict[str, Any]:
 
 OWNERS = owners()
 MODULES = {"data": data, "expr": expr, "models": models, "schedules": schedules, "testing": testing}
+LATER = ("sklearn",)  # modules that users import themselves, since they need other packages
 # Public by their names, but for the package itself; of a network also what it has as a layer, which stands at `layer`.
 INSIDE = {
     "testing": "Checked Kink filled",
@@ -88,6 +89,8 @@ NOT_MADE = {
 def found(name: str) -> Any:
     """What a name on the page stands for."""
     head, *rest = name.split(".")
+    if head in LATER:
+        pytest.importorskip(f"chains.{head}", exc_type=ImportError)
     thing = OWNERS[head] if head in OWNERS else minimize if head == "minimize" else getattr(chains, head)
     for part in rest:
         thing = getattr(thing, part)

@@ -11,7 +11,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = ("files",)
+PAGES = ("files", "scikit-learn")
 # A snippet that needs one of these is left out where it is missing, with those after it under the same heading.
 OPTIONAL = {
     "dask", "jax", "joblib", "keras", "mlflow", "onnx", "onnxruntime", "optuna", "safetensors", "sklearn", "tensorboardX",

@@ -40,7 +40,7 @@ FLOORS = [
     ["chain"],
     ["training", "models", "exporting"],
     ["callbacks", "testing"],
-    ["files"],
+    ["files", "sklearn"],
     ["commands"],
     ["__main__"],
 ]

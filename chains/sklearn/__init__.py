@@ -1,0 +1,9 @@
+"""Estimators for scikit-learn, with the parameter names of its own multi-layer perceptrons."""
+
+try:
+    from chains.sklearn.classifier import ChainClassifier
+    from chains.sklearn.regressor import ChainRegressor
+except ImportError as error:
+    raise ImportError(f"chains.sklearn needs scikit-learn 1.6 or later: pip install scikit-learn ({error})") from error
+
+__all__ = ["ChainClassifier", "ChainRegressor"]

@@ -1,0 +1,130 @@
+"""Classification by the cross-entropy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from sklearn.base import ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.preprocessing import LabelBinarizer
+from sklearn.utils import column_or_1d
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets, type_of_target, unique_labels
+
+from chains.losses import BCEWithLogitsLoss, CrossEntropyLoss, Loss
+from chains.sklearn.estimator import ChainEstimator, is_stochastic
+
+
+class ChainClassifier(ClassifierMixin, ChainEstimator):
+    """A network for classification by the cross-entropy, with the parameters of `sklearn.neural_network.MLPClassifier`.
+
+    Two classes have one output, a logit, several one each; the network gives logits. Targets that are rows of zeros and ones
+    (n_samples, n_classes) are labels that do not exclude each other. The parameters are those of `ChainRegressor`.
+
+    Attributes
+    ----------
+    classes_ : array
+        The classes.
+    validation_scores_, best_validation_score_ : list of float, float
+        With `early_stopping`: the accuracy after each epoch, and the best.
+    net_, p_, state_, coefs_, intercepts_, loss_curve_, loss_, best_loss_, n_iter_, t_, n_outputs_, n_features_in_
+        As of `ChainRegressor`.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> model = ChainClassifier((32,), max_iter=50, random_state=0).fit(X / 16, y)
+    """
+
+    def _targets(self, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, Loss]:
+        check_classification_targets(y)
+        if y.ndim == 2 and y.shape[1] == 1:
+            y = column_or_1d(y, warn=True)
+        known = unique_labels(y)
+        if first:
+            self._labels = LabelBinarizer().fit(y if classes is None else classes)
+            if classes is not None and type_of_target(y) == "multilabel-indicator":
+                self._labels = LabelBinarizer().fit(np.vstack([np.ones((1, len(classes)), int), np.asarray(y)]))
+            self.classes_ = self._labels.classes_
+            if len(self.classes_) < 2:
+                raise ValueError(f"a classifier needs two classes at least, got one class: {self.classes_[0]!r}")
+            self.n_outputs_ = 1 if self._labels.y_type_ == "binary" else len(self.classes_)
+        elif not np.isin(known, self.classes_).all():
+            raise ValueError(f"`y` has classes {known} that were not there in the first call, {self.classes_}")
+        if self._labels.y_type_ == "multiclass":
+            return np.searchsorted(self.classes_, y), CrossEntropyLoss()
+        return np.asarray(self._labels.transform(y), dtype=np.float64), BCEWithLogitsLoss()
+
+    @property
+    def _scale(self) -> float:  # type: ignore[override]
+        """BCEWithLogitsLoss is a mean over labels, here it is to be a sum."""
+        return float(self.n_outputs_) if self._labels.y_type_ == "multilabel-indicator" else 1.0
+
+    def _strata(self, y: np.ndarray) -> np.ndarray | None:
+        if self._labels.y_type_ == "multilabel-indicator":
+            return None
+        y = np.ravel(y)
+        counts = np.unique(y, return_counts=True)[1]
+        held = math.ceil(self.validation_fraction * len(y))
+        return y if min(counts) > 1 and len(counts) <= min(held, len(y) - held) else None  # few samples are drawn from all
+
+    def _score(self, y: np.ndarray, outputs: np.ndarray) -> float:
+        return float(accuracy_score(y, self._decided(outputs)))
+
+    def _decided(self, outputs: np.ndarray) -> np.ndarray:
+        if self._labels.y_type_ == "multiclass":
+            return self.classes_[outputs.argmax(axis=1)]
+        if self._labels.y_type_ == "binary":
+            return self.classes_[(outputs[:, 0] > 0).astype(int)]
+        return (outputs > 0).astype(int)
+
+    @available_if(is_stochastic)
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Any:
+        """Train for one epoch on these samples, from where the last call has left off.
+
+        Parameters
+        ----------
+        X : array, shape (n_samples, n_features)
+            The samples.
+        y : array, shape (n_samples,)
+            Their classes.
+        classes : array, optional
+            All classes there are; needed in the first call where `y` does not have all of them.
+        sample_weight : array, shape (n_samples,), optional
+            As in `fit`.
+
+        Returns
+        -------
+        self
+        """
+        first = not hasattr(self, "net_")
+        if not first and classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise ValueError(f"`classes` ({classes}) must be those of the first call, {self.classes_}")
+        return self._fit(X, y, sample_weight, first=first, partial=True, classes=classes)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each of the samples `X` (n_samples, n_features)."""
+        return self._decided(self._outputs(X))
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probabilities of the classes, shape (n_samples, n_classes), in the order of `classes_`."""
+        outputs = self._outputs(X)
+        if self._labels.y_type_ == "multiclass":
+            e = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+            return e / e.sum(axis=1, keepdims=True)
+        e = np.exp(-abs(outputs))
+        p = np.where(outputs >= 0, 1.0, e) / (1.0 + e)
+        return np.hstack([1.0 - p, p]) if self._labels.y_type_ == "binary" else p
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """The logarithms of `predict_proba`."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
