@@ -20,6 +20,7 @@ from chains.losses import Loss
 from chains.messages import counted, shown
 from chains.network import arguments, record
 from chains.network.derivatives import Derivatives
+from chains.network.host_calls import call_from_host
 from chains.network.objective import Objective
 from chains.network.programs import Programs, Shortcuts
 from chains.network.second_order import SecondOrder
@@ -56,7 +57,15 @@ class Chain(Derivatives):
     # What it computes
 
     def __call__(
-        self, x: Any, p: Any, *, state: Any = None, mode: str = "eval", seed: int = 0, out: np.ndarray | None = None
+        self,
+        x: Any,
+        p: Any,
+        *,
+        lengths: Any = None,
+        state: Any = None,
+        mode: str = "eval",
+        seed: int = 0,
+        out: np.ndarray | None = None,
     ) -> np.ndarray:
         """The outputs, shape (batch, *output_shape), at inputs `x` of shape (batch, *input_shape).
 
@@ -64,45 +73,30 @@ class Chain(Derivatives):
         GPU and `x` a NumPy array, it may be one too, and what is large goes there and back in pieces. `mode` is
         "eval" or "train" (which switches dropout on, `seed` choosing what is dropped, and has batch normalisation use
         the batch's statistics). `state`, for networks that have one, is read in "eval" and updated in place in "train".
+        `lengths` (batch,), for recurrent networks, says how many steps each sample has; what lies behind them is not looked at,
+        but must be finite.
         Raises TypeError or ValueError, before anything is written, for arguments that do not fit.
         """
         training = arguments.check_mode(mode)
         kind = ("forward", training)
-        quick = self._shortcuts.find(kind, p, x) if state is None and seed is _SEED else None
+        plain = state is None and lengths is None and seed is _SEED
+        quick = self._shortcuts.find(kind, p, x) if plain else None
         if quick is not None and (found := quick(p, x, out)) is not None:
             return found
         p = arguments.check_params(p, self.n_params)
         x = arguments.check_input(x, self.input_shape, ids=self.network.id_count)
-        run = self.forward_pass(p, training)
+        known = self.network.declaration
+        run = self.forward_pass(p, training, lengths is not None)
         if is_elsewhere(p) and not is_elsewhere(x):
-            return self._call_from_host(run, x, p, state, training, seed, out)
-        data = {**arguments.together(p, {"x": x}), "p": p}
+            return call_from_host(self, run, x, p, arguments.lengths_of(lengths, x, known), state, training, seed, out)
+        data = {**arguments.together(p, {"x": x, **arguments.lengths_of(lengths, x, known)}), "p": p}
         data |= self.state_for(run.program, state, p.dtype, training, data)
         shape = (len(x), *self.output_shape)
         y = place_of(p).empty(shape, p.dtype) if out is None else arguments.check_out(out, shape, p.dtype, data)
         data["y"] = y
-        run(len(x), _with_random(data, run, seed, p))
-        self._shortcuts.add(kind, run, {"p": p, "x": x}, ["y"])
-        return y
-
-    def _call_from_host(
-        self, run: Executable, x: np.ndarray, p: Any, state: Any, training: bool, seed: int, out: Any
-    ) -> np.ndarray:
-        """A call with `p` on a GPU and `x` in the computer's memory, where `out` may be too."""
-        place, shape = place_of(p), (len(x), *self.output_shape)
-        inputs = {**arguments.together(p, {"x": x}, move=False), "p": p}
-        inputs |= self.state_for(run.program, state, p.dtype, training, inputs)
-        if out is None:
-            y = place.empty(shape, p.dtype)
-        else:
-            outwards = isinstance(out, np.ndarray) and not place.owns(out)
-            y = arguments.check_out(out, shape, p.dtype, {"x": x} if outwards else inputs)
-        inputs = _with_random(inputs, run, seed, p)
-        if not run.in_pieces(len(x), {**inputs, "y": y}):
-            own = y if place.owns(y) else place.empty(shape, p.dtype)
-            run(len(x), {**inputs, **arguments.together(p, {"x": inputs["x"]}), "y": own})
-            if own is not y:
-                place.assign(y, own)
+        run(len(x), arguments.with_random(data, run, seed, p))
+        if plain:
+            self._shortcuts.add(kind, run, {"p": p, "x": x}, ["y"])
         return y
 
     def value_and_grad(
@@ -113,6 +107,7 @@ class Chain(Derivatives):
         loss: Loss,
         *,
         weights: Any = None,
+        lengths: Any = None,
         penalty: Penalty | None = None,
         state: Any = None,
         mode: str = "train",
@@ -129,7 +124,8 @@ class Chain(Derivatives):
         Other arguments as in a call.
         """
         training = arguments.check_mode(mode)
-        kind, plain = ("gradient", training), weights is None and state is None and seed is _SEED and not check_finite
+        kind = ("gradient", training)
+        plain = weights is None and lengths is None and state is None and seed is _SEED and not check_finite
         quick = self._shortcuts.find(kind, p, x, loss, penalty) if plain else None
         if quick is not None:
             found = quick(p, x, t, out)
@@ -139,12 +135,12 @@ class Chain(Derivatives):
                 return found
         network = self.network
         p = arguments.check_params(p, network.layout.size)
-        data = arguments.together(p, self._data(x, t, loss, weights))
-        target, weighted = data["t"].shape[1:], weights is not None
+        data = arguments.together(p, self._data(x, t, loss, weights, lengths))
+        found_in = data["t"].shape[1:], weights is not None, lengths is not None
         run = self._programs_at(p).recent(
-            (p.dtype, training, target, weighted),
+            (p.dtype, training, *found_in),
             (loss, penalty),
-            lambda: self._gradient(p, self._objective(loss, target, weighted, penalty), p.dtype, training),
+            lambda: self._gradient(p, self._objective(loss, *found_in, penalty), p.dtype, training),
         )
         if check_finite:
             check_flags(check_finite=check_finite)
@@ -154,7 +150,7 @@ class Chain(Derivatives):
         g = place_of(p).empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, data)
         value = place_of(p).empty((), p.dtype)
         data["g"], data["value"] = g, value
-        run(len(data["x"]), _with_random(data, run, seed, p))
+        run(len(data["x"]), arguments.with_random(data, run, seed, p))
         if plain:
             own = type(loss).check_values is not Loss.check_values
             check = partial(arguments.check_target_values, output=self.output_shape, loss=loss) if own else None
@@ -162,11 +158,12 @@ class Chain(Derivatives):
         return value.item(), g
 
     def loss(
-        self, p: Any, x: Any, t: Any, loss: Loss, *, weights: Any = None, penalty: Penalty | None = None, state: Any = None
-    ) -> float:
+        self, p: Any, x: Any, t: Any, loss: Loss, *, weights: Any = None, lengths: Any = None,
+        penalty: Penalty | None = None, state: Any = None,
+    ) -> float:  # fmt: skip
         """The loss at `p` (plus `penalty`), in the mode "eval". Arguments as in `value_and_grad`."""
         p = arguments.check_params(p, self.n_params)
-        data, objective = self.problem(x, t, loss, weights, penalty)
+        data, objective = self.problem(x, t, loss, weights, penalty, lengths)
         data, value = arguments.together(p, data), place_of(p).empty((), p.dtype)
         make = partial(record.loss, self.network, objective, p.dtype, False)
         run = self._program(p, ("loss", p.dtype), make, objective)
@@ -180,6 +177,7 @@ class Chain(Derivatives):
         x: Any,
         dy: Any,
         *,
+        lengths: Any = None,
         state: Any = None,
         mode: str = "eval",
         seed: int = 0,
@@ -195,7 +193,8 @@ class Chain(Derivatives):
         kind = ("vjp", training)
         if out is not None and (not isinstance(out, tuple) or len(out) != 2 or out[0] is None or out[1] is None):
             raise TypeError(f"`out` (={shown(out)}) must be a pair of arrays, for the parameters and for the inputs")
-        quick = self._shortcuts.find(kind, p, x) if state is None and seed is _SEED else None
+        plain = state is None and lengths is None and seed is _SEED
+        quick = self._shortcuts.find(kind, p, x) if plain else None
         given = (None, None) if out is None else out
         if quick is not None and (found := quick(p, x, dy, given[0], given[1])) is not None:
             return found
@@ -206,8 +205,10 @@ class Chain(Derivatives):
             raise ValueError(
                 f"`dy` has shape {dy.shape}, but `x` is a batch of {len(x)}: both need {counted(len(x), 'sample')}"
             )
-        run = self._program(p, ("vjp", p.dtype, training), partial(record.vjp, self.network, p.dtype, training))
-        inputs = {"p": p, **arguments.together(p, {"x": x, "dy": dy})}
+        masked, more = lengths is not None, arguments.lengths_of(lengths, x, self.network.declaration)
+        make = partial(record.vjp, self.network, p.dtype, training, masked=masked)
+        run = self._program(p, ("vjp", p.dtype, training, masked), make)
+        inputs = {"p": p, **arguments.together(p, {"x": x, "dy": dy, **more})}
         inputs |= self.state_for(run.program, state, p.dtype, training, inputs)
         if out is None:
             g, dx = place_of(p).empty(p.shape, p.dtype), place_of(p).empty(x.shape, p.dtype)
@@ -215,8 +216,9 @@ class Chain(Derivatives):
             g = arguments.check_out(out[0], p.shape, p.dtype, inputs, "out[0]")
             dx = arguments.check_out(out[1], x.shape, p.dtype, {**inputs, "out[0]": g}, "out[1]")
         inputs["g"], inputs["dx"] = g, dx
-        run(len(x), _with_random(inputs, run, seed, p))
-        self._shortcuts.add(kind, run, {"p": p, "x": x, "dy": dy}, ["g", "dx"])
+        run(len(x), arguments.with_random(inputs, run, seed, p))
+        if plain:
+            self._shortcuts.add(kind, run, {"p": p, "x": x, "dy": dy}, ["g", "dx"])
         return g, dx
 
     def objective(
@@ -227,6 +229,7 @@ class Chain(Derivatives):
         penalty: Penalty | None = None,
         *,
         weights: Any = None,
+        lengths: Any = None,
         state: Any = None,
         mode: str = "eval",
         seed: int = 0,
@@ -238,7 +241,7 @@ class Chain(Derivatives):
         copied, and never changed: the same `p` always gives the same value.
         """
         training = arguments.check_mode(mode)
-        data, problem = self.problem(x, t, loss, weights, penalty)
+        data, problem = self.problem(x, t, loss, weights, penalty, lengths)
         data = arguments.together(data["x"], data)
         executable = self._gradient(data["x"], problem, np.dtype(np.float64), training, pure=True)
         known = self.state_for(executable.program, state, None, training, data)
@@ -248,7 +251,7 @@ class Chain(Derivatives):
             executable,
             data,
             self.n_params,
-            _with_random(own, executable, seed, data["x"]),
+            arguments.with_random(own, executable, seed, data["x"]),
             remake,
             SecondOrder(self, loss, penalty),
         )
@@ -277,7 +280,7 @@ class Chain(Derivatives):
                     raise TypeError(f"`loss` is missing: `{name}` (={given!r}) is of use with one only")
             return record.forward(network, dtype, training)
         target = self.output_shape if target_shape is None else check_shape("target_shape", target_shape)
-        objective = self._objective(loss, target, False, penalty)
+        objective = self._objective(loss, target, False, False, penalty)
         loss.check_target(self.output_shape, target)
         if optimizer is not None:
             arguments.check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
@@ -306,22 +309,24 @@ class Chain(Derivatives):
         return "\n".join([super().summary(), *self._programs.fallbacks])
 
     def problem(
-        self, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None
+        self, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None, lengths: Any = None
     ) -> tuple[dict[str, np.ndarray], record.Criterion]:
         """The checked data by buffer name, and what is minimised."""
-        data = self._data(x, t, loss, weights)
-        return data, self._objective(loss, data["t"].shape[1:], weights is not None, penalty)
+        data = self._data(x, t, loss, weights, lengths)
+        return data, self._objective(loss, data["t"].shape[1:], weights is not None, lengths is not None, penalty)
 
-    def _data(self, x: Any, t: Any, loss: Loss, weights: Any) -> dict[str, np.ndarray]:
+    def _data(self, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any) -> dict[str, np.ndarray]:
         declaration = self.network.declaration
         x = arguments.check_input(x, declaration.input, ids=declaration.id_count)
         arguments.check_loss(loss)
         data = {"x": x, "t": arguments.check_targets(t, len(x), declaration.output_shape, loss)}
         if weights is not None:
             data["weights"] = arguments.check_weights(weights, len(x))
-        return data
+        return data | arguments.lengths_of(lengths, x, declaration)
 
-    def _objective(self, loss: Loss, target: SampleShape, weighted: bool, penalty: Penalty | None) -> record.Criterion:
+    def _objective(
+        self, loss: Loss, target: SampleShape, weighted: bool, masked: bool, penalty: Penalty | None
+    ) -> record.Criterion:
         arguments.check_loss(loss)
         last = last_layer(self)
         if loss.takes_logits and isinstance(last, Softmax):
@@ -330,7 +335,7 @@ class Chain(Derivatives):
             raise ValueError(f"{loss!r} takes logits, but the last layer is {last!r}: leave its sigmoid out")
         if penalty is not None:
             arguments.check_is("penalty", penalty, Penalty, "a penalty such as L2Penalty(1e-4)")
-        return record.Criterion(loss, target, weighted, penalty)
+        return record.Criterion(loss, target, weighted, penalty, masked)
 
     def state_for(
         self, program: Program, state: Any, dtype: np.dtype[Any] | None, training: bool, inputs: dict[str, np.ndarray]
@@ -371,9 +376,10 @@ class Chain(Derivatives):
         make = partial(record.gradient, self.network, objective, dtype, training, pure=pure)
         return self._program(beside, ("gradient", dtype, training, pure), make, objective)
 
-    def forward_pass(self, p: Any, training: bool) -> Executable:
+    def forward_pass(self, p: Any, training: bool, masked: bool = False) -> Executable:
         """A call of the network with these parameters, recorded the first time."""
-        return self._program(p, ("forward", p.dtype, training), partial(record.forward, self.network, p.dtype, training))
+        make = partial(record.forward, self.network, p.dtype, training, masked=masked)
+        return self._program(p, ("forward", p.dtype, training, masked), make)
 
     def training_step(self, p: Any, objective: record.Criterion, optimizer: Optimizer) -> Executable:
         """A step of training from `p`, recorded the first time; for training loops."""
@@ -390,11 +396,3 @@ class Chain(Derivatives):
     def __setstate__(self, state: dict[str, Any]) -> None:
         runner = find_backend(state["backend"])
         self.__dict__.update(state, runner=runner, _programs=Programs(runner), _elsewhere={}, _shortcuts=Shortcuts(runner))
-
-
-def _with_random(arrays: dict[str, Any], run: Executable, seed: int, beside: Any) -> dict[str, Any]:
-    """`arrays` with the seed, where `beside` lies, for programs that draw random numbers; it is checked for all."""
-    seed = arguments.check_seed(seed)
-    if "random" in run.program.buffers:
-        arrays["random"] = place_of(beside).contiguous(np.array([seed, 0], np.uint64))
-    return arrays

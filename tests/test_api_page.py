@@ -69,8 +69,9 @@ INSIDE = {
     "optimizer": "beta1 beta2 clip_norm eps learning_rate record settings",  # of Adam
     "penalty": "patterns settings strength",  # of L2Penalty
     "f": "derivative formula function needs_input slope_formula",
-    "d": "carried_shapes most_demanding saved_shapes shared_shapes slices smallest_batch state_slices temporary_shapes",
-    "ops": "external finish name operations symbolic taken",
+    "d": "carried_shapes takes_lengths timed most_demanding saved_shapes "
+    "shared_shapes slices smallest_batch state_slices temporary_shapes",
+    "ops": "external finish lengths name operations symbolic taken",
     "view": "advancing at buffer move moves name offset over runs strides text within",
 }
 # Classes that users meet, but do not make, have no signature on the page.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chains.backends.native.kernels.elementwise import Loop, loops_over
+from chains.backends.native.kernels.elementwise import AxisLoop, loops_over
 from chains.exporting.c_formulas import literal, statements
 from chains.exporting.header import ctype
 from chains.program.operations import (
@@ -87,7 +87,7 @@ def lines_of(operation: Operation, place: Place) -> Lines:
 
 def _each(views: Sequence[View], place: Place) -> tuple[list[tuple[str, Extent]], list[str]]:
     """Loops over the shape of the first view, and the element of each view that they lead to."""
-    loops: list[Loop] = loops_over(views[0].shape, views)
+    loops: list[AxisLoop] = loops_over(views[0].shape, views)
     names = [f"i{k}" if len(loops) > 1 else "i" for k in range(len(loops))]
     places = []
     for number, view in enumerate(views):

@@ -131,6 +131,7 @@ class Declaration:
         self.temporary_shapes: dict[str, SampleShape] = {}
         self.carried_shapes: dict[str, SampleShape] = {}
         self.smallest_batch = 1
+        self.timed = False  # whether the samples may have lengths
         self.id_count: int | None = None  # where the input are ids, how many there are
         self.children: list[Declaration] = []
         self._layout = layout
@@ -209,6 +210,11 @@ class Declaration:
     def n_state(self) -> int:
         own = sum(entry.stop - entry.start for entry in self.state_slices.values())
         return own + sum(child.n_state for child in self.children)
+
+    @property
+    def takes_lengths(self) -> bool:
+        """Whether this layer or a part of it goes along a time axis."""
+        return self.timed or any(child.takes_lengths for child in self.children)
 
     @property
     def most_demanding(self) -> Declaration:

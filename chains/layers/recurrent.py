@@ -20,7 +20,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from chains.checks import check_flags, check_word
+from chains.expr import where
 from chains.layers.base import Declaration, Layer, Node, check_filled, check_kept
 from chains.messages import shown
 from chains.program.recorder import Recorder
@@ -45,8 +48,10 @@ class Recurrent(Layer):
 
     The output is that of the last step or, with `return_sequences`, of all of them, (steps, ...). With `bidirectional` a second
     cell of the same kind, with parameters of its own, goes from the end to the beginning, and its output is put behind that of
-    the first along the last axis. `initial_state` is "zeros", or "parameter" for one that is trained, from zeros on. Raises
-    TypeError or ValueError for other settings, a `cell` that is none, and one with a state or a batch of its own.
+    the first along the last axis. Where a call passes `lengths`, states stay as they are behind a sample's length, and outputs
+    of all steps are zero there, as PyTorch has it for packed sequences. `initial_state` is "zeros", or "parameter" for one that
+    is trained, from zeros on. Raises TypeError or ValueError for other settings, a `cell` that is none, and one with a state or
+    arrays of the whole batch.
     """
 
     def __init__(
@@ -64,7 +69,7 @@ class Recurrent(Layer):
     def declare(self, d: Declaration) -> None:
         if not d.input:
             raise ValueError(f"{self!r} needs samples with a time axis, (steps, ...), not scalars")
-        steps = d.input[0]
+        steps, d.timed = d.input[0], True
         for name in self._directions:
             output = d.child(name, self.cell, d.input[1:])
             carried = d.children[-1].carried_shapes
@@ -126,6 +131,7 @@ class _Direction:
         self.steps = int(x.shape[1])  # type: ignore[arg-type]
         self.shapes = node.declaration.carried_shapes
         self.first = next(iter(self.shapes))
+        self.mask = _mask(ops, self.steps)  # 1 where a sample has a step; None where all have all
 
     def forward(self, p: Any) -> None:
         ops, carried = self.ops, self._arrays("carried")
@@ -143,13 +149,19 @@ class _Direction:
             node.forward(ops, at.now(self.x, 1), after[self.first])
             self._check("forward", begun, {f"s.after.{name}": view for name, view in after.items()}, before)
             for name, view in carried.items():
-                ops.copy(view, after[name])
+                if self.mask is None:
+                    ops.copy(view, after[name])
+                else:
+                    ops.map(view, _chosen, at.now(self.mask, 1), after[name], before[name])
+            if self.mask is not None and self.layer.return_sequences:
+                ops.map(at.now(self.y, 1), lambda m, y: where(m > 0.0, y, 0.0), at.now(self.mask, 1), after[self.first])
         if not self.layer.return_sequences:
             ops.copy(self.y, carried[self.first])
 
     def pullback(self, dy: View, dx: View, g: Any) -> None:
         ops, sequences = self.ops, self.layer.return_sequences
         d_after, d_before = self._arrays("d_after"), self._arrays("d_before")
+        passed = self._arrays("passed")  # by steps that a sample has not
         for name, view in d_after.items():
             if name == self.first and not sequences:
                 ops.copy(view, dy)
@@ -164,19 +176,32 @@ class _Direction:
             return at.now(each, 0)
 
         with ops.loop(self.steps, backwards=not self.backwards) as at:
-            if sequences:
-                ops.map(d_after[self.first], lambda a, b: a + b, d_after[self.first], at.now(dy, 1))
+            self._take(d_after, passed, at.now(dy, 1) if sequences else None, at)
             before, after = self._kept("before", at), self._after(at)
             arrays = {"before": before, "after": after, "d_before": d_before, "d_after": d_after}
             node, begun = self.node.at_a_step(lambda view: at.now(view, 1), gradient, arrays), len(ops.operations)
             node.pullback(ops, at.now(self.x, 1), after[self.first], d_after[self.first], at.now(dx, 1))
             self._check("pullback", begun, {f"s.d_before.{name}": view for name, view in d_before.items()}, {})
             for name, view in d_after.items():
-                ops.copy(view, d_before[name])
+                if self.mask is None:
+                    ops.copy(view, d_before[name])
+                else:
+                    ops.map(view, lambda a, b: a + b, d_before[name], passed[name])
         for total, each in sums:
             ops.sum(total, each)
         for name, view in d_after.items() if self.layer.initial_state == "parameter" else ():
             ops.sum(getattr(g, _joined("initial", self.direction, name)), view)
+
+    def _take(self, d_after: Arrays, passed: Arrays, dy: View | None, at: Steps) -> None:
+        """Record what of the gradients goes to a step, with that of its output, and what passes it by."""
+        ops, out = self.ops, d_after[self.first]
+        if self.mask is not None:
+            for name, view in d_after.items():
+                ops.map((view, passed[name]), _divided, at.now(self.mask, 1), view)
+        if dy is not None and self.mask is not None:
+            ops.map(out, lambda a, b, m: where(m > 0.0, a + b, 0.0), out, dy, at.now(self.mask, 1))
+        elif dy is not None:
+            ops.map(out, lambda a, b: a + b, out, dy)
 
     def _arrays(self, kind: str) -> Arrays:
         """An array of a sample for each that is carried."""
@@ -189,12 +214,33 @@ class _Direction:
     def _after(self, at: Steps) -> Arrays:
         """The carried arrays behind a step, the first of which may be the output."""
         after = self._kept("after", at)
-        return {**after, self.first: at.now(self.y, 1)} if self.layer.return_sequences else after
+        shared = self.layer.return_sequences and self.mask is None
+        return {**after, self.first: at.now(self.y, 1)} if shared else after
 
     def _check(self, function: str, begun: int, filled: Mapping[str, View], kept: Mapping[str, View]) -> None:
         name, recorded = f"{type(self.layer.cell).__name__}.{function}", self.ops.operations[begun:]
         check_filled(name, recorded, filled)
         check_kept(name, recorded, {f"s.before.{name}": view for name, view in kept.items()}, "fill s.after instead")
+
+
+def _mask(ops: Recorder, steps: int) -> View | None:
+    """Record, for each step and sample, 1 where the sample has that step and 0 behind its length; None without lengths."""
+    if ops.lengths is None:
+        return None
+    mask = ops.scratch("mask", (steps, 1))
+    numbers = ops.constant("numbers of steps", np.arange(steps).reshape(steps, 1))
+    ops.map(mask, lambda t, n: where(t < n, 1.0, 0.0), numbers, ops.lengths.expand(1).expand(2))
+    return mask
+
+
+def _chosen(m: Any, after: Any, before: Any) -> Any:
+    """The state behind a step that a sample has, and before one that it has not."""
+    return where(m > 0.0, after, before)
+
+
+def _divided(m: Any, d: Any) -> tuple[Any, Any]:
+    """What goes to a step that a sample has, and what passes one that it has not."""
+    return where(m > 0.0, d, 0.0), where(m > 0.0, 0.0, d)
 
 
 def _keep_each_step(declaration: Declaration, steps: int) -> None:

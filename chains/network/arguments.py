@@ -10,8 +10,10 @@ import array_api_compat
 import numpy as np
 
 from chains.arrays import as_array
+from chains.backends import Executable
 from chains.backends.places import HOST, Place, is_elsewhere, place_of
 from chains.checks import check_count, takes
+from chains.layers.base import Declaration
 from chains.losses import Loss
 from chains.messages import counted, shown
 from chains.params import Layout
@@ -228,6 +230,37 @@ def check_weights(w: Any, batch: int) -> np.ndarray:
     if w.ndim != 1:
         raise ValueError(f"`weights` must have shape ({batch},), one number a sample, got {w.shape}")
     return w
+
+
+def lengths_of(lengths: Any, x: Any, network: Declaration) -> dict[str, Any]:
+    """The checked lengths of the samples of `x` under their name; nothing for None.
+
+    Raises TypeError or ValueError unless they are whole numbers from 1 to the steps of a network that has a time axis.
+    """
+    if lengths is None:
+        return {}
+    lengths = as_array("lengths", lengths)
+    _check_batch("lengths", lengths, len(x))
+    if not network.takes_lengths:
+        raise ValueError("`lengths` must be left out: no layer of this network has a time axis")
+    if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
+        raise TypeError(
+            f"`lengths` must have shape ({len(x)},), a whole number of steps for each sample, "
+            f"got {lengths.dtype} of shape {lengths.shape}"
+        )
+    steps = network.input[0]
+    if lengths.min() < 1 or lengths.max() > steps:
+        wrong = int(lengths.min()) if lengths.min() < 1 else int(lengths.max())
+        raise ValueError(f"`lengths` must be from 1 to {steps}, the steps of a sample, but there is {wrong}")
+    return {"lengths": lengths}
+
+
+def with_random(arrays: dict[str, Any], run: Executable, seed: int, beside: Any) -> dict[str, Any]:
+    """`arrays` with the seed, where `beside` lies, for programs that draw random numbers; it is checked for all."""
+    seed = check_seed(seed)
+    if "random" in run.program.buffers:
+        arrays["random"] = place_of(beside).contiguous(np.array([seed, 0], np.uint64))
+    return arrays
 
 
 def _check_batch(name: str, array: np.ndarray, batch: int, x: str = "x") -> None:

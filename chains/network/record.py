@@ -70,18 +70,20 @@ class Network:
             )
 
 
-def forward(network: Network, dtype: Any, training: bool) -> Program:
+def forward(network: Network, dtype: Any, training: bool, *, masked: bool = False) -> Program:
     """y = the network's output at x; while training, the state is updated."""
-    ops, p, x = _begin("forward", network, dtype, training)
+    ops, p, x = _begin("forward", network, dtype, training, masked=masked)
     y = ops.external("y", network.declaration.output_shape, role="output", batched=True)
     unread = ops.scratch("gradient", (network.layout.size,), batched=False)
     _node(ops, network, p, unread, updates=training).forward(ops, x, y)
     return ops.finish()
 
 
-def vjp(network: Network, dtype: Any, training: bool, wanted: Collection[str] = ("g", "dx")) -> Program:
+def vjp(
+    network: Network, dtype: Any, training: bool, wanted: Collection[str] = ("g", "dx"), *, masked: bool = False
+) -> Program:
     """g and dx = the pullback of the cotangent dy; or one of them alone, if that is all that is `wanted`. Pure."""
-    ops, p, x = _begin("vjp", network, dtype, training)
+    ops, p, x = _begin("vjp", network, dtype, training, masked=masked)
     cotangent = ops.external("dy", network.declaration.output_shape, role="input", batched=True)
     g, dx = _gradients(ops, network, wanted)
     y, dy = (ops.scratch(name, network.declaration.output_shape) for name in ("y", "dy"))
@@ -95,17 +97,21 @@ def vjp(network: Network, dtype: Any, training: bool, wanted: Collection[str] = 
 
 @dataclass(frozen=True)
 class Criterion(Tunable):
-    """What training minimises: the loss on targets of this sample shape, weighted or not, plus a penalty."""
+    """What training minimises: the loss on targets of this sample shape, weighted or not, plus a penalty.
+
+    `masked`: whether samples have lengths.
+    """
 
     loss: Loss
     target: tuple[int, ...]
     weighted: bool = False
     penalty: Penalty | None = None
+    masked: bool = False
 
 
 def loss(network: Network, objective: Criterion, dtype: Any, training: bool) -> Program:
     """value = the loss and penalty. Pure."""
-    ops, p, x = _begin("loss", network, dtype, training)
+    ops, p, x = _begin("loss", network, dtype, training, masked=objective.masked)
     _record_gradient(ops, network, objective, p, ops.scratch("gradient", (network.layout.size,), batched=False), x)
     return ops.finish()
 
@@ -123,7 +129,7 @@ def gradient(
 
     While training, the state is updated unless `pure`.
     """
-    ops, p, x = _begin("gradient", network, dtype, training)
+    ops, p, x = _begin("gradient", network, dtype, training, masked=objective.masked)
     g, dx = _gradients(ops, network, wanted)
     _record_gradient(ops, network, objective, p, g, x, dx, updates=training and not pure)
     _zero_frozen(ops, network, g)
@@ -132,7 +138,7 @@ def gradient(
 
 def training_step(network: Network, objective: Criterion, optimizer: Optimizer, dtype: Any) -> Program:
     """value = the loss and penalty; then p, the state and the optimiser's moments take one step along the gradient."""
-    ops, p, x = _begin("training step", network, dtype, training=True, role="state")
+    ops, p, x = _begin("training step", network, dtype, training=True, role="state", masked=objective.masked)
     g = ops.scratch("gradient", (network.layout.size,), batched=False)
     _record_gradient(ops, network, objective, p, g, x, updates=True)
     with ops.label(type(optimizer).__name__):
@@ -140,8 +146,11 @@ def training_step(network: Network, objective: Criterion, optimizer: Optimizer, 
     return ops.finish()
 
 
-def _begin(name: str, network: Network, dtype: Any, training: bool, role: str = "input") -> tuple[Recorder, View, View]:
+def _begin(
+    name: str, network: Network, dtype: Any, training: bool, role: str = "input", *, masked: bool = False
+) -> tuple[Recorder, View, View]:
     ops = Recorder(name, dtype, training=training)
+    ops.lengths = ops.external("lengths", (), role="input", batched=True) if masked else None
     p = ops.external("p", (network.layout.size,), role=role)
     kind = None if network.id_count is None else IDS
     return ops, p, ops.external("x", network.declaration.input, role="input", batched=True, dtype=kind)

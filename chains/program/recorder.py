@@ -47,6 +47,7 @@ class Recorder:
     def __init__(self, name: str, dtype: Any, *, training: bool = False) -> None:
         self.name = name
         self.training = training  # whether layers that behave differently while training do so
+        self.lengths: View | None = None  # where the caller gives them: how many steps each sample has
         self.dtype = np.dtype(dtype)
         self.operations: list[Operation] = []
         self._buffers: dict[str, View] = {}

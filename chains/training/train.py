@@ -41,6 +41,7 @@ def train(
     shuffle: bool = True,
     drop_last: bool = False,
     weights: Any = None,
+    lengths: Any = None,
     penalty: Penalty | None = None,
     state: np.ndarray | None = None,
     validation: tuple[Any, Any] | None = None,
@@ -80,6 +81,8 @@ def train(
         Whether every epoch has a new order; whether a last, smaller batch is left out.
     weights : array, shape (samples,), optional
         Factors of the samples' losses.
+    lengths : array, shape (samples,), optional
+        How many steps each sample has, whole numbers, for recurrent networks. Not with `validation`.
     penalty : Penalty, optional
         Added to the loss.
     state : array, shape (n_state,)
@@ -139,6 +142,7 @@ def train(
         steps_through: Callable[..., Steps]
         if t is None:
             given = {"batch_size": batch_size, "shuffle": not shuffle, "drop_last": drop_last, "weights": weights}
+            given["lengths"] = lengths
             settings = source_data(_check_source(x, given), seed)
             position = start.position_in(settings, source_epoch(x))
             stream = Stream(x, _batch_problem(net, p, loss, penalty, check_finite), epochs - history.epochs, position)
@@ -146,7 +150,9 @@ def train(
         else:
             if hasattr(x, "__iter__") and not isinstance(x, (list, tuple)) and not hasattr(x, "shape"):
                 raise TypeError(f"`t` must be None: `x` (a {type(x).__name__}) is a source of batches, which gives targets too")
-            data, objective = net.problem(x, t, loss, weights, penalty)
+            data, objective = net.problem(x, t, loss, weights, penalty, lengths)
+            if lengths is not None and validation is not None:
+                raise ValueError("`validation` must be left out with `lengths`: its samples would have none")
             batch_size = _check_batch_size(net, len(data["x"]), batch_size, drop_last)
             data = arguments.together(p, data, move=False)
             position = start.position_in(data_of(len(data["x"]), batch_size, drop_last, shuffle, seed))

@@ -64,3 +64,27 @@ def test_outputs_and_gradients_are_those_of_pytorch(kind, draw, backend_name):
     gradients = torch_gradients(twin, layer, net)
     for name, gradient in net.views(dp).items():
         np.testing.assert_allclose(gradient, gradients[name], rtol=1e-10, atol=1e-10, err_msg=f"{name} of {layer!r}")
+
+
+@pytest.mark.parametrize("draw", range(4))
+@pytest.mark.parametrize("kind", KINDS)
+def test_lengths_are_those_of_packed_sequences(kind, draw, backend_name):
+    rng = np.random.default_rng([SEED, draw, list(KINDS).index(kind), 1])
+    inputs, units, steps, batch = 3, int(rng.integers(1, 21)), int(rng.integers(1, 9)), int(rng.integers(1, 8))
+    layer = KINDS[kind](inputs, units, return_sequences=bool(draw % 2), bidirectional=bool(draw // 2))
+    net = Chain(layer, input_shape=(steps, inputs), backend=backend_name)
+    p, x = rng.normal(0.0, 0.5, net.n_params), rng.normal(size=(batch, steps, inputs))
+    lengths = rng.integers(1, steps + 1, batch)
+    twin, tx = torch_twin(layer, net, p), torch.tensor(x, requires_grad=True)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(tx, torch.from_numpy(lengths), batch_first=True, enforce_sorted=False)
+    out, state = twin(packed)
+    out, _ = torch.nn.utils.rnn.pad_packed_sequence(out, batch_first=True, total_length=steps)
+    wanted = out if layer.return_sequences else torch.cat(tuple(state[0] if kind == "LSTM" else state), -1)
+    dy = rng.normal(size=tuple(wanted.shape))
+    (wanted * torch.from_numpy(dy)).sum().backward()
+    np.testing.assert_allclose(net(x, p, lengths=lengths), wanted.detach().numpy(), rtol=1e-10, atol=1e-10)
+    dp, dx = net.vjp(p, x, dy, lengths=lengths)
+    np.testing.assert_allclose(dx, tx.grad.numpy(), rtol=1e-10, atol=1e-10)
+    gradients = torch_gradients(twin, layer, net)
+    for name, gradient in net.views(dp).items():
+        np.testing.assert_allclose(gradient, gradients[name], rtol=1e-10, atol=1e-10, err_msg=f"{name} of {layer!r}")

@@ -80,16 +80,16 @@ class Frame:
 
 
 @dataclass
-class Loop:
+class AxisLoop:
     """One loop: its length, and the stride of each operand along it."""
 
     extent: Extent
     strides: list[int]
 
 
-def loops_over(shape: Sequence[Extent], views: Sequence[View]) -> list[Loop]:
+def loops_over(shape: Sequence[Extent], views: Sequence[View]) -> list[AxisLoop]:
     """The loops over an array of `shape`, to which the operands are broadcast. Axes that lie in line make one loop."""
-    loops: list[Loop] = []
+    loops: list[AxisLoop] = []
     for position, extent in enumerate(shape):
         if extent == 1:
             continue
@@ -97,7 +97,7 @@ def loops_over(shape: Sequence[Extent], views: Sequence[View]) -> list[Loop]:
         for view in views:
             k = position - (len(shape) - view.ndim)
             strides.append(0 if k < 0 or view.shape[k] == 1 else view.strides[k])
-        loop = Loop(extent, strides)
+        loop = AxisLoop(extent, strides)
         if loops and _in_line(loops[-1], loop):
             outer = loops[-1].extent
             assert not isinstance(extent, Batch)  # only the first axis is the batch
@@ -109,7 +109,7 @@ def loops_over(shape: Sequence[Extent], views: Sequence[View]) -> list[Loop]:
     return loops
 
 
-def _in_line(outer: Loop, inner: Loop) -> bool:
+def _in_line(outer: AxisLoop, inner: AxisLoop) -> bool:
     if isinstance(inner.extent, Batch):
         return False
     return all(a == b * inner.extent for a, b in zip(outer.strides, inner.strides, strict=True))
@@ -154,7 +154,7 @@ def _map_elements(frame: Frame, operation: Map) -> None:
 
 def nest(
     frame: Frame,
-    loops: list[Loop],
+    loops: list[AxisLoop],
     pointers: list[Value],
     dtype: np.dtype,
     n_outs: int,
@@ -166,7 +166,7 @@ def nest(
     f = frame.f
     scalar = real_type(dtype)
     if not loops:
-        loops = [Loop(1, [1] * len(pointers))]
+        loops = [AxisLoop(1, [1] * len(pointers))]
     inner = loops[-1]
     lanes = frame.lanes if all(stride in (0, 1) for stride in inner.strides) else 1
     type = Type(scalar.name, lanes)
@@ -307,7 +307,7 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
     def combine(x: Value, y: Value) -> Value:
         return vectormath.maximum(f, x, y) if maximum else f.binary("fadd", x, y)
 
-    def folded(loops: list[Loop], pointer: Value, masks: list[Value | None], sums: list[Value]) -> list[Value]:
+    def folded(loops: list[AxisLoop], pointer: Value, masks: list[Value | None], sums: list[Value]) -> list[Value]:
         """The elements along these loops combined into `sums`: one for each vector of a kept row, or a single one."""
         if not loops:
             results = []
@@ -335,7 +335,7 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
                 result = f.select(frame.first, result, combine(f.load(result.type, target, mask), result))
             f.store(result, target, mask)
 
-    def run(depth: int, outer: list[Loop], pointers: list[Value]) -> None:
+    def run(depth: int, outer: list[AxisLoop], pointers: list[Value]) -> None:
         if depth < len(outer):
             loop = outer[depth]
 
@@ -361,7 +361,13 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
 
 
 def _fold_lanes(
-    frame: Frame, loop: Loop, pointer: Value, type: Type, total: Value, neutral: float, combine: Callable[[Value, Value], Value]
+    frame: Frame,
+    loop: AxisLoop,
+    pointer: Value,
+    type: Type,
+    total: Value,
+    neutral: float,
+    combine: Callable[[Value, Value], Value],
 ) -> Value:
     """Combine a contiguous run into a vector."""
     f, lanes = frame.f, type.lanes

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from chains.backends.native.kernels.elementwise import (
     Frame,
-    Loop,
+    AxisLoop,
     horizontal,
     loops_over,
     lower_copy,
@@ -56,7 +56,7 @@ def _reduce_samples(frame: Frame, operation: Reduce) -> None:
         def combine(x: Value, y: Value) -> Value:
             return vectormath.maximum(f, x, y) if maximum else f.binary("fadd", x, y)
 
-        def total(loops: Sequence[Loop], pointer: Value, sums: list[Value]) -> list[Value]:
+        def total(loops: Sequence[AxisLoop], pointer: Value, sums: list[Value]) -> list[Value]:
             if not loops:
                 return [combine(sums[0], f.load(type, pointer)), *sums[1:]]
             (loop, *rest), length = loops, int(loops[0].extent)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def _reduce_samples(frame: Frame, operation: Reduce) -> None:
                 sums = f.loop(integer(0), integer(whole), len(sums), step, sums)[1]
             return step(integer(whole), sums, length - whole) if length > whole else sums
 
-        def run(loops: Sequence[Loop], pointers: list[Value]) -> None:
+        def run(loops: Sequence[AxisLoop], pointers: list[Value]) -> None:
             if loops:
 
                 def step(i: Value, _: list[Value]) -> None:

@@ -1,0 +1,97 @@
+"""Lengths of samples: every call that takes them, and what is refused. What they mean: tests/layers/test_recurrent.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chains import GRU, LSTM, SGD, Chain, Dense, MSELoss, train
+from tests.harness import assert_close, central_difference
+
+STEPS, LENGTHS = 6, np.array([6, 1, 3, 2])
+
+
+@pytest.fixture
+def net(backend_name):
+    return Chain(
+        GRU(2, 3, return_sequences=True),
+        LSTM(3, 2, bidirectional=True),
+        Dense(4, 1),
+        input_shape=(STEPS, 2),
+        backend=backend_name,
+    )
+
+
+@pytest.fixture
+def problem(net):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=net.n_params), rng.normal(size=(4, STEPS, 2)), rng.normal(size=(4, 1))
+
+
+def test_a_sample_is_as_if_it_ended_at_its_length(net, problem):
+    p, x, _ = problem
+    y = net(x, p, lengths=LENGTHS)
+    for k, length in enumerate(LENGTHS):
+        own = Chain(*net.layers, input_shape=(int(length), 2))
+        assert_close(y[k], own(x[k : k + 1, :length], p)[0], 1e-12)
+    x[1, 1:] = 1e6
+    assert_close(net(x, p, lengths=LENGTHS), y, 0.0)
+    assert np.all(net.vjp(p, x, np.ones((4, 1)), lengths=LENGTHS)[1][1, 1:] == 0.0)
+
+
+def test_gradient_loss_and_objective(net, problem):
+    p, x, t = problem
+    value, g = net.value_and_grad(p, x, t, MSELoss(), lengths=LENGTHS)
+    assert net.loss(p, x, t, MSELoss(), lengths=LENGTHS) == pytest.approx(value, abs=1e-12)
+    assert_close(g, central_difference(lambda p: net.loss(p, x, t, MSELoss(), lengths=LENGTHS), p), 1e-8)
+    objective = net.objective(x, t, MSELoss(), lengths=LENGTHS)
+    assert_close(objective(p)[1], g, 1e-12)
+    for _ in range(3):  # the quick ways of calls without lengths do not take over
+        assert net.value_and_grad(p, x, t, MSELoss())[0] != pytest.approx(value)
+        assert net.value_and_grad(p, x, t, MSELoss(), lengths=LENGTHS)[0] == pytest.approx(value, abs=1e-12)
+
+
+def test_training_fetches_the_lengths_of_its_samples(net, problem):
+    p, x, t = problem
+    stepwise = p.copy()
+    train(net, p, x, t, MSELoss(), SGD(0.1), epochs=3, batch_size=1, shuffle=False, lengths=LENGTHS, progress=False)
+    for _ in range(3):
+        for k in range(4):
+            here = slice(k, k + 1)
+            stepwise -= 0.1 * net.value_and_grad(stepwise, x[here], t[here], MSELoss(), lengths=LENGTHS[here])[1]
+    assert_close(p, stepwise, 1e-12)
+
+
+WRONG = {
+    "zero": (np.array([6, 0, 3, 2]), ValueError, r"`lengths` must be from 1 to 6, the steps of a sample, but there is 0"),
+    "long": (np.array([6, 7, 3, 2]), ValueError, r"must be from 1 to 6, the steps of a sample, but there is 7"),
+    "fractions": (np.array([6.0, 1, 3, 2]), TypeError, r"a whole number of steps for each sample, got float64"),
+    "few": (np.array([6, 1]), ValueError, r"`lengths` has shape \(2,\), but `x` is a batch of 4"),
+    "matrix": (np.ones((4, 1), int), TypeError, r"`lengths` must have shape \(4,\)"),
+    "flags": (np.ones(4, bool), TypeError, r"got bool"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_refused(net, problem, name):
+    lengths, kind, text = WRONG[name]
+    p, x, t = problem
+    g, before = np.zeros_like(p), p.copy()
+    with pytest.raises(kind, match=text):
+        net.value_and_grad(p, x, t, MSELoss(), lengths=lengths, out=g)
+    with pytest.raises(kind, match=text):
+        net(x, p, lengths=lengths)
+    with pytest.raises(kind, match=text):
+        train(net, p, x, t, MSELoss(), SGD(0.1), lengths=lengths, progress=False)
+    assert not g.any()
+    assert np.array_equal(p, before)
+
+
+def test_networks_without_a_time_axis_have_no_lengths(problem):
+    _, x, t = problem
+    dense = Chain(Dense(2, 1))
+    with pytest.raises(ValueError, match="`lengths` must be left out: no layer of this network has a time axis"):
+        dense(x[:, 0], dense.init(), lengths=LENGTHS)
+    net = Chain(GRU(2, 1), input_shape=(STEPS, 2))
+    with pytest.raises(ValueError, match="`validation` must be left out with `lengths`"):
+        train(net, net.init(), x, t, MSELoss(), SGD(0.1), lengths=LENGTHS, validation=(x, t), progress=False)
