@@ -1,0 +1,58 @@
+"""
+Adam, then BFGS
+===============
+
+Small networks can be trained much further than stochastic steps go, by a method that uses curvature. Since parameters
+are a vector, any optimiser takes them: SciPy's, or ``chains.minimize``.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from scipy.optimize import minimize as scipy_minimize
+
+from chains import Adam, Chain, Dense, SquaredLoss, minimize, tanh, train
+
+rng = np.random.default_rng(0)
+x = rng.uniform(-2, 2, size=(400, 2))
+t = np.sin(x[:, :1] * x[:, 1:]) + x[:, :1] ** 2
+
+net = Chain(Dense(2, 16, tanh), Dense(16, 16, tanh), Dense(16, 1))
+loss = SquaredLoss()
+
+# %%
+# Adam first, which gets near from anywhere.
+
+p = net.init(seed=0)
+history = train(net, p, x, t, loss, Adam(5e-3), epochs=200, batch_size=50)
+print(f"after Adam        {net.loss(p, x, t, loss):.2e}")
+
+# %%
+# ``net.objective`` is a function of the vector alone: it returns the loss and its gradient, in float64.
+
+objective = net.objective(x, t, loss)
+value, gradient = objective(p)
+print(value, gradient.shape, gradient.dtype)
+
+losses = []
+result = scipy_minimize(
+    objective, p, jac=True, method="BFGS", options={"maxiter": 300},
+    callback=lambda intermediate_result: losses.append(intermediate_result.fun),
+)  # fmt: skip
+print(f"after SciPy's BFGS {result.fun:.2e}, {result.nfev} evaluations")
+
+# %%
+# ``chains.minimize`` has BFGS and L-BFGS that allocate nothing, and Levenberg and Marquardt's method, which knows that the
+# loss is a sum of squares.
+
+for method in ("BFGS", "L-BFGS", "LM"):
+    found = minimize(objective, p, method, maxiter=100)
+    print(f"after {method:10}  {found.fun:.2e}, {found.nit} iterations")
+
+# %%
+# What BFGS adds to Adam:
+
+figure, axis = plt.subplots(layout="constrained")
+axis.semilogy(history.loss, label="Adam, epochs")
+axis.semilogy(len(history.loss) + np.arange(len(losses)), losses, label="BFGS, iterations")
+axis.set(xlabel="epoch or iteration", ylabel="loss")
+axis.legend()

@@ -1,0 +1,1 @@
+"""The network of `rosetta.problem` in each framework: `build`, `train` and `predict`, in this order."""

@@ -1,0 +1,95 @@
+"""The Rosetta stone: rows are alike and short, this project's and PyTorch's run, and what fails says why."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rosetta import __main__ as command
+from rosetta import environments, problem, report
+from rosetta.environments import ROWS, Row
+
+FOLDER = Path(__file__).parents[1] / "rosetta" / "cnn"
+MODULES = sorted(path for path in FOLDER.glob("*_row.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_rows_are_short_and_alike(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 60
+    names = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    wanted = ["build", "train", "predict"]
+    assert [name for name in names if name in wanted] == wanted
+    assert "problem.PARAMETERS" in text  # each row counts them
+
+
+def test_each_module_has_a_row():
+    assert {path.stem for path in MODULES} == {row.module for row in ROWS.values()}
+    assert all(row.published in ("", *report.PUBLISHED) for row in ROWS.values())
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Photographs of three colours, which a few steps tell apart."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "data.npz"
+    arrays = {}
+    for kind, samples in (("", 5 * problem.BATCH_SIZE), ("_test", 70)):
+        t = rng.integers(0, 3, samples)
+        x = 0.2 * rng.random((samples, 3, 32, 32)) + 0.8 * (np.arange(3) == t[:, None])[:, :, None, None]
+        arrays[f"x{kind}"], arrays[f"t{kind}"] = x.astype(np.float32), t
+    np.savez(path, **arrays)
+    return path
+
+
+@pytest.mark.parametrize("name", ["chains", "torch"])
+def test_a_row_learns(name, data):
+    if not find_spec(ROWS[name].module.removesuffix("_row")):
+        pytest.skip(f"{name} is not installed")
+    result = command.run(name, data, 2, sys.executable)
+    assert isinstance(result, dict), result
+    assert result["steps"] == 10
+    assert result["accuracy"] > 0.6  # a third would be guessed
+    assert result["milliseconds a step"] > 0
+
+
+def test_the_batches_are_a_new_order_of_all_samples():
+    x, t = np.arange(200.0), np.arange(200)
+    problem.BEGINNINGS.clear()
+    orders = [np.concatenate([labels for _, labels in problem.batches(x, t, epoch)]) for epoch in (0, 1)]
+    assert len(problem.BEGINNINGS) == 6
+    assert all(len(set(order)) == 192 for order in orders)
+    assert not np.array_equal(*orders)
+    assert [len(piece) for piece in problem.pieces(np.ones((65, 1)))] == [64, 64]
+
+
+def test_what_cannot_be_had_says_why(monkeypatch, data):
+    with pytest.raises(RuntimeError, match=r"^ERROR: no such distribution$"):
+        environments._run([sys.executable, "-c", "print('...'); print('ERROR: no such distribution'); raise SystemExit(1)"])
+
+    def interpreter(row: Row) -> str:
+        raise RuntimeError("ERROR: no such distribution")
+
+    monkeypatch.setattr(command, "interpreter", interpreter)
+    assert command.run("torch", data, 1) == "not installed: ERROR: no such distribution"
+    monkeypatch.setitem(ROWS, "gone", Row("Gone", "gone_row", "gone", ()))  # which the other process does not know
+    assert command.run("gone", data, 1, sys.executable) == "did not run: KeyError: 'gone'"
+
+
+def test_the_table_is_written_into_the_page(tmp_path):
+    result = {"version": "1", "lines": 40, "milliseconds a step": 52.3, "seconds an epoch": 1.23, "accuracy": 0.5}
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{report.BEGIN}old\n{report.END}after\n")
+    report.write(report.table({"torch": result, "mlx": "did not run: no wheel"}), page)
+    text = page.read_text()
+    assert "| PyTorch | 1 | 40 | 52 | 1.2 | 0.500 | 51 |" in text
+    assert "- MLX: did not run: no wheel" in text
+    assert "old" not in text
+    assert text.startswith("before")
+    assert text.endswith("after\n")
+    assert report.BEGIN in report.PAGE.read_text()
