@@ -14,8 +14,8 @@ from chains.expr import log1p, sin, where
 from chains.testing import check_gradients, check_loss
 
 # %%
-# An activation is a name and a function of one number. Its derivative follows from the formula; one that you know to be shorter
-# may be given, as a function of the input ``x``, of the output ``y``, or of both.
+# An activation is a name and a function of one number. Its derivative follows from the formula; one that you know
+# to be shorter may be given, as a function of the input ``x``, of the output ``y``, or of both.
 
 snake = activation("snake", lambda x: x + sin(x) ** 2, derivative=lambda x: 1 + sin(2 * x))
 print(snake)
@@ -24,12 +24,11 @@ net = Chain(Dense(1, 16, snake), Dense(16, 16, snake), Dense(16, 1))
 print(check_gradients(net))
 
 # %%
-# A loss is a function of an output and its target, summed over a sample's outputs. Conditions are ``where``. This one grows like a
-# logarithm, so that outliers count little.
+# A loss is a function of an output and its target, summed over a sample's outputs. Conditions are ``where``. This
+# one grows like a logarithm, so that outliers count little.
 
 cauchy = loss("cauchy", lambda y, t: log1p((y - t) ** 2 / 0.01))
-rng = np.random.default_rng(0)
-print(check_loss(cauchy, rng.normal(size=(20, 1)), rng.normal(size=(20, 1))))
+print(check_loss(cauchy, np.random.default_rng(0).normal(size=(20, 1))))
 
 # %%
 # Another is a pinball: its minimum is a quantile rather than a mean.
@@ -39,6 +38,7 @@ pinball = loss("pinball", lambda y, t: where(t > y, 0.9 * (t - y), 0.1 * (y - t)
 # %%
 # A tenth of the data are far off.
 
+rng = np.random.default_rng(0)
 x = rng.uniform(-3, 3, (400, 1))
 t = np.sin(3 * x) + 0.3 * x + 0.05 * rng.normal(size=x.shape)
 t[::10] += rng.uniform(2, 6, (40, 1))

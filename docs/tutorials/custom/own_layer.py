@@ -2,8 +2,9 @@
 Your own layer
 ==============
 
-A layer declares its arrays and writes down how they are filled, forward and back, with a dozen operations. Both functions run
-once, when a network's program is recorded; what is left of them are the operations, compiled like those of any other layer.
+A layer declares its arrays and writes down how they are filled, forward and back, with a dozen operations. Both
+functions run once, when a network's program is recorded; what is left of them are the operations, compiled like
+those of any other layer.
 """
 
 from typing import Any
@@ -16,11 +17,11 @@ from chains.expr import cos, sin
 from chains.testing import check_gradients
 
 # %%
-# Waves with trained frequencies: y = (sin(x w), cos(x w)). ``declare`` says what there is, in shapes of one sample: parameters with their
-# starting values, the output, arrays for a moment. ``forward`` fills ``y``.
+# Waves with trained frequencies: y = (sin(x w), cos(x w)). ``declare`` says what there is, in shapes of one sample:
+# parameters with their starting values, the output, arrays for a moment. ``forward`` fills ``y``.
 #
-# ``pullback`` gets ``dy`` and fills ``g.frequency`` and ``dx``. With z = x w, the cotangent of z is dy_sin cos(z) - dy_cos sin(z), and both
-# waves stand in ``y`` already.
+# ``pullback`` gets ``dy`` and fills ``g.frequency`` and ``dx``. With z = x w, the cotangent of z is dy_sin cos(z) -
+# dy_cos sin(z), and both waves stand in ``y`` already.
 
 
 class Waves(Layer):

@@ -2,8 +2,8 @@
 Adam, then BFGS
 ===============
 
-Small networks can be trained much further than stochastic steps go, by a method that uses curvature. Since parameters
-are a vector, any optimiser takes them: SciPy's, or ``chains.minimize``.
+Small networks can be trained much further than stochastic steps go, by a method that uses curvature. Since
+parameters are a vector, any optimiser takes them: SciPy's, or ``chains.minimize``.
 """
 
 import matplotlib.pyplot as plt
@@ -41,8 +41,8 @@ result = scipy_minimize(
 print(f"after SciPy's BFGS {result.fun:.2e}, {result.nfev} evaluations")
 
 # %%
-# ``chains.minimize`` has BFGS and L-BFGS that allocate nothing, and Levenberg and Marquardt's method, which knows that the
-# loss is a sum of squares.
+# ``chains.minimize`` has BFGS and L-BFGS that allocate nothing, and Levenberg and Marquardt's method, which knows
+# that the loss is a sum of squares.
 
 for method in ("BFGS", "L-BFGS", "LM"):
     found = minimize(objective, p, method, maxiter=100)

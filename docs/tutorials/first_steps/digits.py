@@ -2,8 +2,8 @@
 Read digits
 ===========
 
-A small classifier of handwritten digits, 8 x 8 pixels each, which scikit-learn brings along: labels, the cross-entropy,
-validation, an early end, and metrics.
+A small classifier of handwritten digits, 8 x 8 pixels each, which scikit-learn brings along: labels, the
+cross-entropy, validation, an early end, and metrics.
 """
 
 import matplotlib.pyplot as plt
@@ -30,8 +30,8 @@ net = Chain(Dense(64, 64, relu), Dropout(0.2), Dense(64, 10))
 p = net.init(seed=0)
 
 # %%
-# After each epoch the validation data are looked at. ``EarlyStopping`` ends training when their loss gets no better, and
-# puts back the parameters of the best epoch.
+# After each epoch the validation data are looked at. ``EarlyStopping`` ends training when their loss gets no
+# better, and puts back the parameters of the best epoch.
 
 history = train(
     net, p, x, t, CrossEntropyLoss(), Adam(3e-3), epochs=200, batch_size=32,

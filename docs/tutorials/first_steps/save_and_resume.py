@@ -2,8 +2,8 @@
 Save and resume
 ===============
 
-Parameters are an array, networks go into one file with them, and a training run that was killed goes on where it was,
-with the bits that it would have had.
+Parameters are an array, networks go into one file with them, and a training run that was killed goes on where it
+was, with the bits that it would have had.
 """
 
 import tempfile
@@ -36,8 +36,8 @@ whole = net.init(seed=0)
 train(net, whole, x, t, loss, optimizer, epochs=20, batch_size=30)
 
 # %%
-# The same run, ended after seven epochs as if it had been killed. One call serves for both: it begins where the folder is empty, and
-# goes on with what is there.
+# The same run, ended after seven epochs as if it had been killed. One call serves for both: it begins where the
+# folder is empty, and goes on with what is there.
 
 run = {"batch_size": 30, "checkpoint": folder / "run", "resume": folder / "run"}
 train(net, net.init(seed=0), x, t, loss, optimizer, epochs=7, **run)

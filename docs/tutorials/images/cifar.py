@@ -2,8 +2,9 @@
 Photographs, augmented
 ======================
 
-Batch normalisation, residual branches, and batches that are shifted and mirrored while the network learns. The data have the form of CIFAR-10,
-colour photographs of 32 x 32 pixels; to run without a download, they are cut out of the two photographs that come with scikit-learn.
+Batch normalisation, residual branches, and batches that are shifted and mirrored while the network learns. The data
+have the form of CIFAR-10, colour photographs of 32 x 32 pixels; to run without a download, they are cut out of the
+two photographs that come with scikit-learn.
 """
 
 import matplotlib.pyplot as plt
@@ -15,7 +16,8 @@ from chains.data import Augment, Batches, prefetch
 from chains.layers import Activation
 
 # %%
-# The classes are the halves of both photographs: which of the four is a piece from? With CIFAR-10 at hand, it would be
+# The classes are the halves of both photographs: which of the four is a piece from? With CIFAR-10 at hand, it would
+# be
 #
 # .. code-block:: python
 #

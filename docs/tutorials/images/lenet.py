@@ -2,8 +2,8 @@
 LeNet on digits
 ===============
 
-Convolutions, pooling and dense layers read digits of 28 x 28 pixels. To run without a download, this page enlarges scikit-learn's digits of 8 x
-8 pixels; with MNIST at hand, only the lines that load the data change.
+Convolutions, pooling and dense layers read digits of 28 x 28 pixels. To run without a download, this page enlarges
+scikit-learn's digits of 8 x 8 pixels; with MNIST at hand, only the lines that load the data change.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,9 @@
 A network in a differential equation
 ====================================
 
-Half of an equation is known, a network stands for the rest: u' = -u/2 + f(u, p). The gradient of what the solver gives with
-respect to the parameters is found backwards through its steps. Of the network, that takes one call: ``net.vjp``.
+Half of an equation is known, a network stands for the rest: u' = -u/2 + f(u, p). The gradient of what the solver
+gives with respect to the parameters is found backwards through its steps. Of the network, that takes one call:
+``net.vjp``.
 """
 
 import matplotlib.pyplot as plt
@@ -42,7 +43,8 @@ def solve(u, p):
 
 
 # %%
-# The way back is the same arithmetic, transposed. ``pull`` takes a cotangent of a slope back to the parameters and to the place.
+# The way back is the same arithmetic, transposed. ``pull`` takes a cotangent of a slope back to the parameters and
+# to the place.
 
 
 def pull(place, cotangent, p, total):

@@ -2,8 +2,9 @@
 Sample the parameters
 =====================
 
-A sampler wants a function of a vector that returns a log-density and its gradient. ``net.objective`` is one, but for a sign
-and a factor: here Hamiltonian Monte Carlo, in thirty lines of NumPy, draws parameters of a network from their posterior distribution.
+A sampler wants a function of a vector that returns a log-density and its gradient. ``net.objective`` is one, but
+for a sign and a factor: here Hamiltonian Monte Carlo, in thirty lines of NumPy, draws parameters of a network from
+their posterior distribution.
 """
 
 import matplotlib.pyplot as plt
@@ -18,8 +19,8 @@ t = np.sin(2 * x) + noise * rng.normal(size=x.shape)
 net = Chain(Dense(1, 10, tanh), Dense(10, 1))
 
 # %%
-# The negative logarithm of the posterior is the sum of (y - t)^2 / (2 noise^2) over the samples and of p^2 / (2 prior^2) over the
-# parameters. The objective is a mean over the samples, so both are divided by n / noise^2.
+# The negative logarithm of the posterior is the sum of (y - t)^2 / (2 noise^2) over the samples and of p^2 / (2
+# prior^2) over the parameters. The objective is a mean over the samples, so both are divided by n / noise^2.
 
 scale = len(x) / noise**2
 penalty = L2Penalty(1 / (2 * prior**2 * scale))

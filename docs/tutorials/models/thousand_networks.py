@@ -2,8 +2,8 @@
 A thousand networks
 ===================
 
-Error bars from an ensemble: many small networks learn the same data from different starting values. One ``Chain`` serves them
-all, since it holds no parameters, and each network is a row of an array.
+Error bars from an ensemble: many small networks learn the same data from different starting values. One ``Chain``
+serves them all, since it holds no parameters, and each network is a row of an array.
 """
 
 import time
