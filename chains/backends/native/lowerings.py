@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from chains.backends.native.kernels import winograd
@@ -12,10 +11,11 @@ from chains.backends.native.kernels.convolve_weight import lower_convolve_weight
 from chains.backends.native.kernels.elementwise import Frame, lower_copy, lower_fill, lower_map, lower_reduce
 from chains.backends.native.kernels.gather import lower_gather, lower_scatter_add
 from chains.backends.native.kernels.images import lower_laned, lower_pool
+from chains.backends.native.kernels.loop import lower_loop
 from chains.backends.native.kernels.matmul import lower_matmul
 from chains.backends.native.kernels.philox import lower_random
 from chains.backends.native.kernels.relayout import Relayout, lower_relayout
-from chains.backends.native.llvm.emit import Type, Value, integer, real_type
+from chains.backends.native.llvm.emit import Type, integer
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.program.operations import (
     Convolve,
@@ -34,7 +34,6 @@ from chains.program.operations import (
     Reduce,
     ScatterAdd,
 )
-from chains.program.view import View
 
 Lowering = Callable[[Frame, PlanStep, ExecutionPlan], None]
 
@@ -45,19 +44,13 @@ def lower(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
 
 
 def _loop(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
-    """The steps of a loop, written once, at addresses that advance."""
-    loop, f = step.operation, frame.f
-    assert isinstance(loop, Loop)
+    assert isinstance(step.operation, Loop)
 
-    def repeat(number: Value, _: list[Value]) -> None:
-        def base(view: View) -> Value:
-            move = view.move(loop.depth)
-            return f.address(frame.base(view), f.mul(number, move), real_type(view.dtype)) if move else frame.base(view)
-
+    def write(frame: Frame) -> None:
         for each in step.body:
-            lower(replace(frame, base=base), each, plan)
+            lower(frame, each, plan)
 
-    f.loop(integer(0), integer(loop.steps), 1, repeat)
+    lower_loop(frame, step.operation, write)
 
 
 def _matmul(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:

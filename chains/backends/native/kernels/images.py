@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from chains.backends.native.kernels.elementwise import (
-    Frame,
     AxisLoop,
+    Frame,
     horizontal,
     loops_over,
     lower_copy,
