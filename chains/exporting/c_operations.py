@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chains.backends.native.kernels.elementwise import AxisLoop, loops_over
+from chains.backends.native.kernels.elementwise import loops_over
 from chains.exporting.c_formulas import literal, statements
 from chains.exporting.header import ctype
 from chains.program.operations import (
@@ -16,6 +16,7 @@ from chains.program.operations import (
     Copy,
     Fill,
     Gather,
+    Loop,
     Map,
     MatMul,
     Operation,
@@ -41,7 +42,8 @@ class Place:
     continued: bool = False  # whether the sum was begun by an operation before
 
     def at(self, view: View, parts: Sequence[tuple[str, int]] = ()) -> str:
-        """An element of a view: coordinates with their strides."""
+        """An element of a view: coordinates with their strides, and the steps of the loops that it goes on in."""
+        parts = [*parts, *((f"t{depth}", move) for depth, move in enumerate(view.moves))]
         terms = [name if stride == 1 else f"{name} * {stride}" for name, stride in parts if stride]
         terms += [str(view.offset)] if view.offset or not terms else []
         return f"{self.names(view.buffer)}[{' + '.join(terms)}]"
@@ -87,7 +89,7 @@ def lines_of(operation: Operation, place: Place) -> Lines:
 
 def _each(views: Sequence[View], place: Place) -> tuple[list[tuple[str, Extent]], list[str]]:
     """Loops over the shape of the first view, and the element of each view that they lead to."""
-    loops: list[AxisLoop] = loops_over(views[0].shape, views)
+    loops = loops_over(views[0].shape, views)
     names = [f"i{k}" if len(loops) > 1 else "i" for k in range(len(loops))]
     places = []
     for number, view in enumerate(views):
@@ -146,15 +148,25 @@ def _begun(operation: Operation, place: Place, value: float = 0.0) -> Lines:
 
 def _reduce(operation: Reduce, place: Place) -> Lines:
     (out,), (a,) = operation.outs, operation.ins
-    largest = operation.kind == "max"
+    kind, largest = ctype(out.dtype), operation.kind == "max"
+    start = literal(-float("inf") if largest else 0.0, kind)
     yield from _begun(operation, place, -float("inf") if largest else 0.0)
     loops = loops_over(a.shape, (a, out))
     names = [f"i{k}" for k in range(len(loops))]
-    source, to = (
-        place.at(v, [(n, loop.strides[k]) for n, loop in zip(names, loops, strict=True)]) for k, v in enumerate((a, out))
-    )
-    body = f"{to} = max_{ctype(out.dtype)}({to}, {source});" if largest else f"{to} += {source};"
-    yield from nested([(n, loop.extent) for n, loop in zip(names, loops, strict=True)], [body])
+    axes = [(name, loop.extent) for name, loop in zip(names, loops, strict=True)]
+    steps = list(zip(names, (loop.strides for loop in loops), strict=True))
+    source, to = (place.at(view, [(name, strides[k]) for name, strides in steps]) for k, view in enumerate((a, out)))
+    kept = max((k + 1 for k, loop in enumerate(loops) if loop.strides[1]), default=0)
+    if kept == len(loops):  # the innermost loop goes along the results
+        yield from nested(axes, [f"{to} = max_{kind}({to}, {source});" if largest else f"{to} += {source};"])
+    elif largest:
+        inner = nested(axes[kept:], [f"result = max_{kind}(result, {source});"])
+        body = [f"{kind} result = {start};", *inner, f"{to} = max_{kind}({to}, result);"]
+        yield from nested(axes[:kept], body) if kept else indented(body, "")
+    else:  # in double precision: the terms may be many
+        inner = nested(axes[kept:], [f"sum += {source};"])
+        body = ["double sum = 0.0;", *inner, f"{to} += {_cast('sum', 'double', kind)};"]
+        yield from nested(axes[:kept], body) if kept else indented(body, "")
 
 
 # Products
@@ -284,7 +296,15 @@ def _pool_input(operation: PoolInput, place: Place) -> Lines:
     yield from nested([("b", Batch()), ("c", dx.shape[1]), *positions], body)
 
 
-# Rows by number, random numbers
+# Loops, rows by number, random numbers
+
+
+def _loop(operation: Loop, place: Place) -> Lines:
+    lines = []
+    for each in operation.body:
+        lines += [f"/* {each} */", *lines_of(each, place)]
+    t = f"t{operation.depth}"
+    yield from indented(lines, f"for (ptrdiff_t {t} = 0; {t} < {operation.steps}; {t}++)")
 
 
 def _rows(table: View, index: View, rows: View, place: Place, body: Callable[[str, str], str]) -> Lines:
@@ -333,4 +353,5 @@ _WRITERS: dict[type[Operation], Callable[[Any, Place], Lines]] = {
     Random: _random,
     Copy: _copy,
     Fill: _fill,
+    Loop: _loop,
 }

@@ -19,7 +19,7 @@ from chains.exporting.c_operations import Place, indented, lines_of
 from chains.exporting.header import ctype, declaration
 from chains.exporting.interface import ABOUT, Call, Interface
 from chains.exporting.targets import TARGETS
-from chains.program.operations import Operation, Random
+from chains.program.operations import Operation, Random, all_operations
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import Buffer
 from chains.version import __version__
@@ -47,7 +47,9 @@ class CSource:
         yield "#include <math.h>\n#include <stddef.h>\n#include <stdint.h>"
         yield f'#include "{header}"\n' if header else ""
         yield PRELUDE
-        if any(isinstance(operation, Random) for call in interface.calls for operation in call.program.operations):
+        if any(
+            isinstance(operation, Random) for call in interface.calls for operation in all_operations(call.program.operations)
+        ):
             yield PHILOX
         for vector, array in interface.baked.items():
             yield from _numbers(vector, array, interface.dtype)
