@@ -331,6 +331,17 @@ SEQUENCES = [
     Case("Embedding-Dense", chains.Embedding, (chains.Embedding(4, 2), _dense(2, 3)), (2, 2)),
     Case("Embedding-parts", chains.Embedding,
          (chains.Parallel(chains.Embedding(4, 2), chains.Series(chains.Embedding(5, 3), _dense(3, 2)), axis=-1),), (2,)),
+    _layer("Attention", chains.Attention(4, 2), (3, 4)),
+    _layer("Attention-causal", chains.Attention(6, 3, causal=True, bias=False), (7, 6)),
+    _layer("Attention-one-step", chains.Attention(3), (1, 3)),
+    _layer("TransformerBlock", chains.TransformerBlock(4, 2, 5, activation="tanh", causal=True, dropout=0.3), (2, 4)),
+    _layer("PositionalEncoding", chains.PositionalEncoding(), (7, 3)),
+    _layer("PositionalEncoding-learned", chains.PositionalEncoding("learned"), (2, 3)),
+    _layer("CausalConv", chains.CausalConv(2, 3, 3, chains.tanh), (7, 2)),
+    _layer("CausalConv-dilated", chains.CausalConv(2, 2, 3, chains.gelu, dilation=2, bias=False), (4, 2)),
+    _layer("CausalConv-one-step", chains.CausalConv(2, 2, 2), (1, 2)),
+    Case("Embedding-Attention", chains.Attention,
+         (chains.Embedding(4, 4), chains.PositionalEncoding(), chains.Attention(4, 2), _dense(4, 2)), (7,)),
     Case("Embedding-frozen", chains.Embedding, (chains.Embedding(4, 2), _dense(2, 3)), (1,), frozen=("0.weight",)),
 ]  # fmt: skip
 LAYERS += SEQUENCES

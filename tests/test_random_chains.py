@@ -33,7 +33,7 @@ def plain(draw, shape):
     if len(shape) in (2, 3) and draw(st.booleans()):
         return of_images(draw, shape)
     if len(shape) == 2 and draw(st.booleans()):
-        return of_sequences(draw, shape[1])
+        return of_encoders(draw, shape[1]) if draw(st.booleans()) else of_sequences(draw, shape[1])
     kind = draw(
         st.sampled_from(
             ["Dense", "Dense", "Activation", "Scale", "Shift", "Append", "Dropout", "Softmax", "Reshape", "Norm", "own"]
@@ -70,6 +70,22 @@ def of_sequences(draw, inputs):
         cells = [Decay(), chains.RNNCell(inputs, units, "silu"), chains.GRUCell(inputs, units, reset_after=False)]
         return chains.Recurrent(draw(st.sampled_from([*cells, chains.LSTMCell(inputs, units)])), **settings)
     return getattr(chains, kind)(inputs, units, **settings)
+
+
+def of_encoders(draw, features):
+    """A layer of encoders, for so many features at every step."""
+    causal = draw(st.booleans())
+    kind = draw(st.sampled_from(["Attention", "TransformerBlock", "PositionalEncoding", "CausalConv"]))
+    heads = draw(st.sampled_from([n for n in range(1, features + 1) if features % n == 0]))
+    if kind == "Attention":
+        return chains.Attention(features, heads, causal=causal, bias=draw(st.booleans()))
+    if kind == "TransformerBlock":
+        dropout = draw(st.sampled_from([0.0, 0.3]))
+        return chains.TransformerBlock(features, heads, 2, activation="tanh", causal=causal, dropout=dropout)
+    if kind == "PositionalEncoding":
+        return chains.PositionalEncoding(draw(st.sampled_from(["sinusoidal", "learned"])))
+    f, kernel, dilation = draw(st.sampled_from(SMOOTH)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    return chains.CausalConv(features, draw(st.integers(1, 3)), kernel, f, dilation=dilation)
 
 
 def of_images(draw, shape):

@@ -19,6 +19,7 @@ from chains.expr.replay import Replay
 from chains.jets.adjoint import Linear, adjoint_products, linear_parts
 from chains.jets.series import ZERO, Index, Orders, Series, indices, products
 from chains.program.operations import (
+    BatchMatMul,
     Convolve,
     ConvolveInput,
     ConvolveWeight,
@@ -182,7 +183,7 @@ class Jet:
                     begun = True
 
     def _term(self, operation: Operation, target: View, a: View, b: View, adds: bool) -> None:
-        if isinstance(operation, MatMul):
+        if isinstance(operation, (MatMul, BatchMatMul)):
             self._append(replace(operation, outs=(target,), ins=(a, b), accumulate=adds))
         elif adds:
             term = _scratch_like(target, f"a term of {target}")
@@ -290,6 +291,7 @@ RULES: dict[type[Operation], Callable[[Jet, Any], None]] = {
     Random: Jet._constant,
     Map: Jet._map,
     MatMul: Jet._product,
+    BatchMatMul: Jet._product,
     Convolve: Jet._product,
     ConvolveInput: Jet._product,
     ConvolveWeight: Jet._product,

@@ -1,8 +1,10 @@
 """Layers, one family a file."""
 
 from chains.layers.append import Append
+from chains.layers.attention import Attention, PositionalEncoding, TransformerBlock
 from chains.layers.base import Declaration, Layer
 from chains.layers.batch_norm import BatchNorm
+from chains.layers.causal_conv import CausalConv
 from chains.layers.cells import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from chains.layers.combine import Parallel, Residual, Series
 from chains.layers.conv import Conv, ConvTranspose
@@ -23,8 +25,10 @@ __all__ = [
     "RNN",
     "Activation",
     "Append",
+    "Attention",
     "AvgPool",
     "BatchNorm",
+    "CausalConv",
     "Cell",
     "Conv",
     "ConvTranspose",
@@ -43,6 +47,7 @@ __all__ = [
     "MaxPool",
     "Pad",
     "Parallel",
+    "PositionalEncoding",
     "RMSNorm",
     "RNNCell",
     "Recurrent",
@@ -53,5 +58,6 @@ __all__ = [
     "Shift",
     "Softmax",
     "SpatialDropout",
+    "TransformerBlock",
     "Upsample",
 ]

@@ -103,6 +103,28 @@ class MatMul(Operation):
 
 
 @dataclass(frozen=True)
+class BatchMatMul(Operation):
+    """out = a @ b, or out += a @ b, for each of the matrices in the last two axes; all have the same axes before these."""
+
+    accumulate: bool = False
+
+    @property
+    def name(self) -> str:
+        return "batch_matmul"
+
+    @property
+    def accumulates(self) -> bool:
+        return self.accumulate
+
+    def flops(self, batch: int) -> int:
+        (*leading, m, k), (*_, n) = (concrete(view.shape, batch) for view in self.ins)
+        return 2 * math.prod(leading) * m * k * n
+
+    def __str__(self) -> str:
+        return f"{self._left} {'+=' if self.accumulate else '='} {self.ins[0]} @ {self.ins[1]}"
+
+
+@dataclass(frozen=True)
 class Map(Operation):
     """outs = formula(ins), element by element over broadcast operands; an out may be one of the ins."""
 

@@ -15,6 +15,7 @@ from chains.checks import check_count, is_real
 from chains.expr import Expr, key_of, trace_with_settings
 from chains.messages import counted, shown
 from chains.program.operations import (
+    BatchMatMul,
     Convolve,
     ConvolveInput,
     ConvolveWeight,
@@ -139,11 +140,24 @@ class Recorder:
             self._depth -= 1
 
     def matmul(self, out: View, a: View, b: View, *, accumulate: bool = False) -> None:
-        """out = a @ b (or += with `accumulate`); matrices, each possibly transposed."""
+        """out = a @ b (or += with `accumulate`); matrices, each possibly transposed.
+
+        With three axes or more, each of the matrices in the last two; the axes before are the same for all three.
+        """
         _check_views("matmul", out, a, b)
+        if out.ndim > 2:
+            self._batch_matmul(out, a, b, accumulate)
+            return
         if not (out.ndim == a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and out.shape == (a.shape[0], b.shape[1])):
             raise ValueError(f"matmul: {a} @ {b} does not fit {out}")
         self._record(MatMul((out,), (a, b), accumulate=accumulate, label=self._label))
+
+    def _batch_matmul(self, out: View, a: View, b: View, accumulate: bool) -> None:
+        fits = out.ndim == a.ndim == b.ndim and out.shape[:-2] == a.shape[:-2] == b.shape[:-2]
+        (m, k), (inner, n) = a.shape[-2:], b.shape[-2:]
+        if not fits or k != inner or out.shape[-2:] != (m, n) or any(isinstance(each, Batch) for each in (m, k, n)):
+            raise ValueError(f"matmul: {a.text} @ {b.text} does not fit {out.text}")
+        self._record(BatchMatMul((out,), (a, b), accumulate=accumulate, label=self._label))
 
     def map(self, outs: View | tuple[View, ...], function: Callable[..., Any], *ins: View) -> None:
         """outs = function(*ins) element by element. `function` is traced; operands broadcast to the outs."""

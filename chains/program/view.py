@@ -146,6 +146,29 @@ class View:
         sample = replace(self, shape=self.shape[1:], strides=self.strides[1:])._reshaped(sample_shape)  # with gaps behind it
         return replace(sample, shape=(self.shape[0], *sample.shape), strides=(self.strides[0], *sample.strides))
 
+    def split(self, axis: int, parts: int) -> View:
+        """An axis, which must not be the batch, as two: so many parts, and what each of them holds.
+
+        Raises ValueError for the batch, and where the parts would not be equal.
+        """
+        axis = self._axis(axis)
+        extent = self.shape[axis]
+        if isinstance(extent, Batch) or parts < 1 or extent % parts:
+            raise ValueError(f"cannot split axis {axis} of a view of shape {shape_text(self.shape)} into {parts} equal parts")
+        length, stride = extent // parts, self.strides[axis]
+        shape = (*self.shape[:axis], parts, length, *self.shape[axis + 1 :])
+        return replace(self, shape=shape, strides=(*self.strides[:axis], length * stride, stride, *self.strides[axis + 1 :]))
+
+    def swap(self, first: int, second: int) -> View:
+        """The view with two axes exchanged, neither of which may be the batch."""
+        first, second = self._axis(first), self._axis(second)
+        if any(isinstance(self.shape[axis], Batch) for axis in (first, second)):
+            text = f"axes {first} and {second} of a view of shape {shape_text(self.shape)}"
+            raise ValueError(f"cannot exchange {text}: one is the batch")
+        order = list(range(self.ndim))
+        order[first], order[second] = second, first
+        return replace(self, shape=tuple(self.shape[k] for k in order), strides=tuple(self.strides[k] for k in order))
+
     def expand(self, axis: int) -> View:
         """A new axis of length 1 in front of `axis` (negative: counted from the new end)."""
         axis = axis if axis >= 0 else axis + self.ndim + 1

@@ -183,6 +183,61 @@ def test_the_row_of_the_padding_begins_as_zeros_and_stays_so():
     assert not net.views(p)["0.weight"][3].any()
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(causal):
+    x = np.random.default_rng(1).normal(size=(3, 5, 4))
+    y, p = run(chains.Attention(4, 2, causal=causal), x)
+    q, k, v = np.split(x @ p["0.in_weight"] + p["0.in_bias"], 3, axis=-1)
+    heads = []
+    for part in (slice(0, 2), slice(2, 4)):
+        scores = q[..., part] @ np.swapaxes(k[..., part], 1, 2) / np.sqrt(2)
+        e = np.exp(scores) * (np.tri(5) if causal else 1.0)
+        heads.append(e / e.sum(-1, keepdims=True) @ v[..., part])
+    assert_close(y, np.concatenate(heads, -1) @ p["0.out_weight"] + p["0.out_bias"], 1e-13)
+
+
+@pytest.mark.parametrize("layer", [chains.Attention(4, 2, causal=True), chains.CausalConv(4, 4, 2, dilation=2)], ids=str)
+def test_causal_layers_see_no_later_steps(layer):
+    x = np.random.default_rng(1).normal(size=(3, 5, 4))
+    changed = x.copy()
+    changed[:, 3:] += 1e3
+    np.testing.assert_array_equal(run(layer, x)[0][:, :3], run(layer, changed)[0][:, :3])
+
+
+def test_attention_of_large_scores():
+    x = 1e4 * np.random.default_rng(1).normal(size=(2, 6, 4))
+    assert np.isfinite(run(chains.Attention(4, 2), x)[0]).all()
+
+
+def test_transformer_block():
+    x = np.random.default_rng(1).normal(size=(3, 5, 4))
+    block = chains.TransformerBlock(4, 2, 7, causal=True)
+    p = np.random.default_rng(2).normal(size=Chain(block, input_shape=(5, 4)).n_params)
+    layers = [
+        Residual(chains.LayerNorm(4), chains.Attention(4, 2, causal=True)),
+        Residual(chains.LayerNorm(4), Dense(4, 7, "relu"), Dense(7, 4)),
+    ]
+    assert Chain(block, input_shape=(5, 4))(x, p).tobytes() == Chain(*layers, input_shape=(5, 4))(x, p).tobytes()
+
+
+def test_positional_encoding():
+    x = np.random.default_rng(1).normal(size=(3, 5, 4))
+    added = run(chains.PositionalEncoding(), x)[0] - x
+    wanted = [[np.sin(t), np.cos(t), np.sin(t / 100), np.cos(t / 100)] for t in range(5)]
+    assert_close(added, np.broadcast_to(wanted, x.shape), 1e-14)
+    y, p = run(chains.PositionalEncoding("learned"), x)
+    assert_close(y, x + p["0.encoding"], 1e-14)
+
+
+def test_causal_conv():
+    x = np.random.default_rng(1).normal(size=(3, 5, 2))
+    y, p = run(chains.CausalConv(2, 4, 3, "tanh", dilation=2), x)
+    weight = p["0.1.weight"].reshape(3, 2, 4)
+    padded = np.concatenate([np.zeros((3, 4, 2)), x], axis=1)
+    wanted = sum(padded[:, 2 * k : 2 * k + 5] @ weight[k] for k in range(3))
+    assert_close(y, np.tanh(wanted + p["0.1.bias"]), 1e-14)
+
+
 def test_softmax(x):
     e = np.exp(x)
     assert_close(run(chains.Softmax(), x)[0], e / e.sum(-1, keepdims=True), 1e-14)
@@ -284,7 +339,10 @@ def test_repr_can_be_evaluated():
                  "Residual(Dense(3, 3))", "Residual(Dense(3, 4), shortcut=Dense(3, 4), activation=tanh)",
                  "Parallel(Scale(), Shift(), join='sum')", "Parallel(Scale(), Shift(), axis=1)",
                  "Series(Scale(), Softmax())", "Activation(tanh)", "SpatialDropout(0.25)", "LayerNorm()",
-                 "Embedding(4, 3, padding=1)",
+                 "Embedding(4, 3, padding=1)", "Attention(4, 2)", "Attention(4, 1, causal=True, bias=False)",
+                 "TransformerBlock(4, 2, 16)", "TransformerBlock(4, 2, 8, activation=tanh, causal=True, dropout=0.1)",
+                 "PositionalEncoding()", "PositionalEncoding('learned')", "CausalConv(2, 3, 2)",
+                 "CausalConv(2, 3, 2, tanh, dilation=4, bias=False)",
                  "LayerNorm(3, eps=0.1)", "LayerNorm((2, 3), affine=False)", "RMSNorm(affine=False)",
                  "GroupNorm(2, 6)", "GroupNorm(2, 6, eps=0.1)",
                  "BatchNorm(3)", "BatchNorm(3, momentum=0.2, eps=0.1, affine=False)",

@@ -11,6 +11,7 @@ import pytest
 from chains.expr import trace
 from chains.program import operations
 from chains.program.operations import (
+    BatchMatMul,
     Convolve,
     ConvolveInput,
     ConvolveWeight,
@@ -60,6 +61,8 @@ SAMPLES = [
     MatMul(filled(B, 3), (given("a", B, 4), given("b", 4, 3)), accumulate=True),
     MatMul(filled(4, 3), (given("a", B, 4).T, given("b", B, 3))),
     MatMul(filled(4, 3), (given("a", B, 4).T, given("b", B, 3)), accumulate=True),
+    BatchMatMul(filled(B, 2, 3, 5), (given("a", B, 2, 3, 4), given("b", B, 2, 4, 5))),
+    BatchMatMul(filled(B, 3, 5), (given("a", B, 4, 3).swap(1, 2), given("b", B, 5, 4).swap(1, 2)), accumulate=True),
     Map(filled(B, 4), (given("a", B, 4), given("b", 4)), trace(lambda a, b: a * b + 1)),
     Map(filled(4), (given("a", 4), given("b", 4)), trace(lambda a, b: a * b + 1)),
     Reduce(filled(B, 1), (given("a", B, 4),), "sum"),

@@ -12,6 +12,7 @@ import numpy as np
 from chains.backends.base import UnsupportedOperationError, cannot_run
 from chains.backends.cupy.device.interface import Convolutions
 from chains.backends.cupy.kernels import library_convolutions
+from chains.backends.cupy.kernels.batch_products import batch_matmul
 from chains.backends.cupy.kernels.bfloat16 import with_bfloat16
 from chains.backends.cupy.kernels.convolutions import AnyConvolution, Lowering, is_product
 from chains.backends.cupy.kernels.epilogues import FusedMatMul, with_epilogues
@@ -33,6 +34,7 @@ from chains.backends.cupy.source.commands import (
 from chains.backends.cupy.source.fusion import ELEMENTWISE, Run, run_at, run_lines, staged
 from chains.backends.cupy.source.reduction import Temporary, reduction
 from chains.program.operations import (
+    BatchMatMul,
     Convolve,
     ConvolveInput,
     ConvolveWeight,
@@ -251,6 +253,7 @@ def _of_operation(kernel: Callable[..., list[Command]]) -> Callable[..., list[Co
 LOWERINGS: dict[type[Operation], Callable[..., list[Command]]] = {
     MatMul: lambda compiled, operation: [product(operation)],
     FusedMatMul: Compiled._fused,
+    BatchMatMul: _of_operation(batch_matmul),
     Reduce: Compiled._reduce,
     Convolve: Compiled._convolve,
     ConvolveInput: Compiled._convolve,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from chains.backends.native.kernels import winograd
+from chains.backends.native.kernels.batch_matmul import lower_batch_matmul
 from chains.backends.native.kernels.convolve import lower_convolve
 from chains.backends.native.kernels.convolve_weight import lower_convolve_weight
 from chains.backends.native.kernels.elementwise import Frame, lower_copy, lower_fill, lower_map, lower_reduce
@@ -18,6 +19,7 @@ from chains.backends.native.kernels.relayout import Relayout, lower_relayout
 from chains.backends.native.llvm.emit import Type, integer
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.program.operations import (
+    BatchMatMul,
     Convolve,
     ConvolveInput,
     ConvolveWeight,
@@ -58,13 +60,22 @@ def _matmul(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
     lower_matmul(frame, step.fused_product)
 
 
+def _batch_matmul(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
+    assert isinstance(step.operation, BatchMatMul)
+    lower_batch_matmul(frame, step.operation, _workspace(frame, plan))
+
+
+def _workspace(frame: Frame, plan: ExecutionPlan) -> Value:
+    """The memory of kernels, beside the buffers of a tile."""
+    return frame.f.address(frame.f.arguments[1], integer(plan.workspace_offset), Type("i8"))
+
+
 def _convolve(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
     operation, packed = step.operation, step.packed
     assert isinstance(operation, (Convolve, ConvolveInput))
     assert packed
     if winograd.suits(operation):
-        space = frame.f.address(frame.f.arguments[1], integer(plan.workspace_offset), Type("i8"))
-        winograd.lower_winograd(frame, operation, packed.copy, space, step.fused)
+        winograd.lower_winograd(frame, operation, packed.copy, _workspace(frame, plan), step.fused)
     else:
         lower_convolve(frame, operation, packed.copy, step.fused)
 
@@ -96,6 +107,7 @@ def _in_either_layout(lowering: Callable[[Frame, Any], None]) -> Lowering:
 
 LOWERINGS: dict[type[Operation], Lowering] = {
     MatMul: _matmul,
+    BatchMatMul: _batch_matmul,
     Map: _in_either_layout(lower_map),
     Reduce: _in_either_layout(lower_reduce),
     Copy: _in_either_layout(lambda frame, copy: lower_copy(frame, copy.outs[0], copy.ins[0])),

@@ -10,6 +10,7 @@ import numpy as np
 from chains.backends.base import cannot_run
 from chains.program.alias import across
 from chains.program.operations import (
+    BatchMatMul,
     Convolve,
     ConvolveInput,
     ConvolveWeight,
@@ -137,6 +138,7 @@ def _scatter_add(operation: Operation) -> str | None:
 # Why there is no code for an operation of each kind; None where there is.
 LIMITS: dict[type[Operation], Callable[[Operation], str | None]] = {
     MatMul: _matmul,
+    BatchMatMul: _one_type,
     Map: _map,
     Reduce: _one_type,
     Convolve: _one_type,

@@ -13,6 +13,7 @@ from chains.backends.numpy.formulas import UFUNCS, Register, scalar_call, sequen
 from chains.backends.numpy.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.numpy.memory import Memory
 from chains.program.operations import (
+    BatchMatMul,
     Convolve,
     ConvolveInput,
     ConvolveWeight,
@@ -66,6 +67,14 @@ def _matmul(memory: Memory, operation: MatMul) -> list[Call]:
     product = memory.temporary(out.shape, out.dtype, 2)
     calls.append(partial(a.dot, b, product))
     return [*calls, partial(np.add, out, product, out=out) if operation.accumulate else partial(np.copyto, out, product)]
+
+
+def _batch_matmul(memory: Memory, operation: BatchMatMul) -> list[Call]:
+    out, a, b = (memory.array(view) for view in operation.views)
+    if not operation.accumulate:
+        return [partial(np.matmul, a, b, out)]
+    product = memory.temporary(out.shape, out.dtype)
+    return [partial(np.matmul, a, b, product), partial(np.add, out, product, out)]
 
 
 def _is_blas(matrix: np.ndarray) -> bool:
@@ -196,6 +205,7 @@ def _loop(memory: Memory, operation: Loop) -> list[Call]:
 
 LOWERINGS: dict[type[Operation], Callable[..., list[Call]]] = {
     MatMul: _matmul,
+    BatchMatMul: _batch_matmul,
     Map: _map,
     Reduce: _reduce,
     Convolve: convolve,
