@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), help="which frameworks (all)")
     parser.add_argument("--here", action="store_true", help="run the rows with this Python, without environments of their own")
     parser.add_argument("--data", default=None, help="folder with the six files of CIFAR-10")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/rosetta.md")
+    parser.add_argument("--write", action="store_true", help="write the rows into the table of docs/rosetta.md")
     options = parser.parse_args(arguments)
 
     results: dict[str, dict[str, Any] | str] = {}
@@ -62,10 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
             results[name] = run(name, data, options.epochs, sys.executable if options.here else None)
             print(json.dumps(results[name] if isinstance(results[name], dict) else {"row": name, "reason": results[name]}))
     text = table(results)
-    samples = f"{options.samples:,}" if options.samples else "all"
     machine = describe(sgemm=False)
-    where = f"{machine['cpu']}; {machine['system']}"
-    text = f"{where}; {samples} photographs, {options.epochs} epochs, {options.tests:,} to test on.\n\n{text}"
+    text = f"{machine['cpu']}; {machine['system']}; {options.tests:,} photographs to test on.\n\n{text}"
     print(f"\n{text}")
     if options.write:
         write(text)

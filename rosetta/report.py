@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rosetta.environments import ROOT, ROWS
+from rosetta.environments import ROOT, ROWS, Row
 
 PAGE = ROOT / "docs" / "rosetta.md"
 BEGIN, END = "<!-- table of the CNN: python -m rosetta cnn --write -->\n", "<!-- end of the table -->\n"
@@ -16,19 +16,41 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-def table(results: dict[str, dict[str, Any] | str]) -> str:
-    """The table of the rows that ran, and a sentence for each that did not."""
-    head = "| framework | version | lines | ms a step | seconds an epoch | accuracy | published, s for ten epochs on a P100 |"
-    lines = [head, "| --- | --- | --- | --- | --- | --- | --- |"]
-    for name, result in results.items():
-        if not isinstance(result, str):
-            row = ROWS[name]
-            lines.append(
-                f"| {row.title} | {result['version']} | {result['lines']} | {result['milliseconds a step']:.0f} "
-                f"| {result['seconds an epoch']:.1f} | {result['accuracy']:.3f} | {PUBLISHED.get(row.published, '')} |"
-            )
-    missing = [f"- {ROWS[name].title}: {reason}" for name, reason in results.items() if isinstance(reason, str)]
-    return "\n".join([*lines, "", *missing, ""] if missing else [*lines, ""])
+COLUMNS = (
+    "framework", "version", "lines", "steps", "ms a step", "seconds an epoch", "accuracy",
+    "published, s for ten epochs on a P100",
+)  # fmt: skip
+
+
+def table(results: dict[str, dict[str, Any] | str], page: Path = PAGE) -> str:
+    """The table: rows that ran, and as the page has them those that were not asked for; a sentence for each that failed."""
+    known = _lines(page)
+    lines = [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join('---' for _ in COLUMNS)} |"]
+    reasons = []
+    for name, row in ROWS.items():
+        result = results.get(name, known.get(row.title, ""))
+        if isinstance(result, dict):
+            result = _line(row, result)
+        if result.startswith(("| ", "- ")):
+            (lines if result.startswith("| ") else reasons).append(result)
+        elif result:
+            reasons.append(f"- {row.title}: {result}")
+    return "\n".join([*lines, "", *reasons, ""] if reasons else [*lines, ""])
+
+
+def _line(row: Row, result: dict[str, Any]) -> str:
+    cells = (
+        row.title, result["version"], result["lines"], result["steps"], f"{result['milliseconds a step']:.0f}",
+        f"{result['seconds an epoch']:.1f}", f"{result['accuracy']:.3f}", PUBLISHED.get(row.published, ""),
+    )  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _lines(page: Path) -> dict[str, str]:
+    """What the page says of each framework: a row of the table, or a reason in the list below it."""
+    text = page.read_text().split(BEGIN)[1].split(END)[0]
+    found = [line for line in text.splitlines() if line.startswith(("| ", "- "))]
+    return {line[2:].split(" |" if line.startswith("| ") else ":")[0].strip(): line for line in found}
 
 
 def write(text: str, page: Path = PAGE) -> None:

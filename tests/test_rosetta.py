@@ -82,13 +82,19 @@ def test_what_cannot_be_had_says_why(monkeypatch, data):
 
 
 def test_the_table_is_written_into_the_page(tmp_path):
-    result = {"version": "1", "lines": 40, "milliseconds a step": 52.3, "seconds an epoch": 1.23, "accuracy": 0.5}
+    result = {"version": "1", "lines": 40, "steps": 5, "milliseconds a step": 52.3, "seconds an epoch": 1.23, "accuracy": 0.5}
     page = tmp_path / "page.md"
     page.write_text(f"before\n{report.BEGIN}old\n{report.END}after\n")
-    report.write(report.table({"torch": result, "mlx": "did not run: no wheel"}), page)
+    for results in (
+        {"torch": {**result, "steps": 9}, "mlx": "did not run"},
+        {"torch": result, "mxnet": "not installed: no wheel"},
+    ):
+        report.write(report.table(results, page), page)
     text = page.read_text()
-    assert "| PyTorch | 1 | 40 | 52 | 1.2 | 0.500 | 51 |" in text
-    assert "- MLX: did not run: no wheel" in text
+    assert text.count("| PyTorch |") == 1
+    assert "| PyTorch | 1 | 40 | 5 | 52 | 1.2 | 0.500 | 51 |" in text
+    assert "- MLX: did not run\n" in text  # as it was
+    assert "- MXNet (Gluon): not installed: no wheel\n" in text
     assert "old" not in text
     assert text.startswith("before")
     assert text.endswith("after\n")
