@@ -16,7 +16,7 @@ from chains.backends.native.kernels.loop import lower_loop
 from chains.backends.native.kernels.matmul import lower_matmul
 from chains.backends.native.kernels.philox import lower_random
 from chains.backends.native.kernels.relayout import Relayout, lower_relayout
-from chains.backends.native.llvm.emit import Type, integer
+from chains.backends.native.llvm.emit import Type, Value, integer
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.program.operations import (
     BatchMatMul,
