@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chains import Chain, CrossEntropyLoss, Dense, Flatten, backends
+from chains import Adam, Chain, CrossEntropyLoss, Dense, Flatten, backends, train
 from chains.data import cifar, mnist
 from tests.cupy import emulated
 
@@ -97,6 +97,34 @@ def test_custom_layer(capsys):
     own, plain = table_row(text, "own layer and activation"), table_row(text, "Dense and tanh only")
     assert own[0] < plain[0]
     assert own[2] < plain[2] / 10
+
+
+def test_burgers(capsys):
+    module = load("burgers")
+    # The steepest slope, and when it is reached: Basdevant et al., Computers & Fluids 14, 1986.
+    step = 1e-6
+    left, right = module.exact(np.array([[1.6037 / np.pi, -step], [1.6037 / np.pi, step]]))
+    assert (right - left) / (2.0 * step) == pytest.approx(-152.00516, rel=1e-5)
+    module.main(["--points", "300", "--adam", "50", "--iterations", "50"])
+    text = capsys.readouterr().out
+    assert "921 parameters, 300 points" in text
+    assert len(table_row(text.replace(" -\n", " 0\n"), "chains")) == 7
+
+
+def test_burgers_by_jax(capsys):
+    pytest.importorskip("jax")
+    module = load("burgers")
+    points, net = module.points_of(60, 0), module.network_of(20, 3)
+    problem = module.problem_of(points)
+    p = net.init(seed=0, dtype=np.float64)
+    value, g = net.value_and_grad(p, problem.x, problem.t, problem.loss)
+    function, adam = module.by_jax(points, net)
+    expected, slopes = function(p)
+    assert value == pytest.approx(expected, rel=1e-12)
+    np.testing.assert_allclose(g, slopes, rtol=1e-9, atol=1e-12)
+    q = p.copy()
+    train(net, q, problem.x, problem.t, problem.loss, Adam(module.RATE), epochs=3, batch_size=None, progress=False)
+    np.testing.assert_allclose(q, adam(p, 3), rtol=1e-8, atol=1e-10)
 
 
 def test_lenet5(tmp_path, capsys):

@@ -1,0 +1,208 @@
+"""Burgers' equation by a physics-informed network: Adam, then a quasi-Newton method, without any data.
+
+    u_t + u u_x = (0.01 / pi) u_xx,   -1 <= x <= 1, 0 <= t <= 1,   u(0, x) = -sin(pi x),   u(t, -1) = u(t, 1) = 0
+
+A shock forms at x = 0. The network N is told the initial and the boundary values by a transform of its output,
+
+    u = -sin(pi x) + t (1 - x^2) N(t, x),
+
+so that the mean squared residual at points in the domain is the whole loss. The result is compared with the solution by the
+Cole-Hopf transform. The problem is that of Raissi, Perdikaris and Karniadakis (2019).
+
+    python examples/burgers.py            # some seconds
+    python examples/burgers.py --full     # to a relative L2 error below 1e-3
+    python examples/burgers.py --full --jax   # and by JAX from the same start, with this BFGS and with SciPy's
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from chains import Adam, Chain, Dense, ResidualProblem, Term, tanh, train
+from chains.expr import sin
+from chains.minimize import minimize
+
+VISCOSITY = 0.01 / math.pi
+RATE = 2e-3  # of Adam
+LOOK_EVERY = 20  # calls
+
+
+def exact(points: np.ndarray) -> np.ndarray:
+    """The solution at points (t, x) by Cole and Hopf: a quotient of integrals against the kernel of the heat equation."""
+    # The trapezoidal rule converges faster than any power. The factors are within exp(-50) and exp(50), so that exp(-z^2) must
+    # reach far below exp(-100).
+    z = np.linspace(-13.0, 13.0, 1301)
+    t, x = points[:, :1], points[:, 1:]
+    y = x - z * np.sqrt(4.0 * VISCOSITY * t)
+    exponent = -np.cos(np.pi * y) / (2.0 * np.pi * VISCOSITY) - z * z
+    weights = np.exp(exponent - exponent.max(axis=1, keepdims=True))
+    return -(np.sin(np.pi * y) * weights).sum(axis=1) / weights.sum(axis=1)
+
+
+def points_of(count: int, seed: int) -> np.ndarray:
+    """Points (t, x) of the domain, a third of them near the shock."""
+    rng = np.random.default_rng(seed)
+    everywhere = rng.uniform([0.0, -1.0], [1.0, 1.0], (count - count // 3, 2))
+    near = np.column_stack([rng.uniform(0.2, 1.0, count // 3), rng.normal(0.0, 0.05, count // 3).clip(-1.0, 1.0)])
+    return np.concatenate([everywhere, near])
+
+
+def problem_of(points: np.ndarray) -> ResidualProblem:
+    """The residual of the equation, and the transform that has the initial and boundary values hold."""
+    return ResidualProblem(
+        ("t", "x"),
+        ("u",),
+        [Term(lambda u: u.t + u * u.x - VISCOSITY * u.xx, points)],
+        transform=lambda u, t, x: t * (1.0 - x * x) * u - sin(math.pi * x),
+    )
+
+
+def network_of(width: int, depth: int) -> Chain:
+    widths = [2] + [width] * depth
+    return Chain(*(Dense(a, b, tanh) for a, b in itertools.pairwise(widths)), Dense(width, 1))
+
+
+def by_jax(points: np.ndarray, net: Chain) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The loss with its gradient, and Adam, jitted as a whole: second derivatives by forward mode twice, then reverse mode."""
+    import jax
+    import jax.numpy as jnp
+
+    jax.config.update("jax_enable_x64", True)
+    inside = jnp.asarray(points)
+    along_t, along_x = (jnp.broadcast_to(jnp.eye(2)[k], inside.shape) for k in range(2))
+    shapes = [view.shape for view in net.views(net.init(seed=0)).values()]
+
+    def u(p: Any, z: Any) -> Any:
+        y, start = z, 0
+        for number in range(0, len(shapes), 2):
+            (rows, columns), _ = shapes[number : number + 2]
+            weight = p[start : start + rows * columns].reshape(rows, columns)
+            start += (rows + 1) * columns
+            y = y @ weight + p[start - columns : start]
+            y = jnp.tanh(y) if number + 2 < len(shapes) else y
+        t, x = z[:, 0], z[:, 1]
+        return t * (1.0 - x * x) * y[:, 0] - jnp.sin(math.pi * x)
+
+    def loss(p: Any) -> Any:
+        f = lambda z: u(p, z)  # noqa: E731
+        _, u_t = jax.jvp(f, (inside,), (along_t,))
+        (value, u_x), (_, u_xx) = jax.jvp(lambda z: jax.jvp(f, (z,), (along_x,)), (inside,), (along_x,))
+        return jnp.mean((u_t + value * u_x - VISCOSITY * u_xx) ** 2)
+
+    both = jax.jit(jax.value_and_grad(loss))
+
+    @jax.jit
+    def adam(p: Any, steps: Any) -> Any:
+        def step(k: Any, carried: Any) -> Any:
+            p, m, v = carried
+            g = jax.grad(loss)(p)
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+            change = RATE * (m / (1.0 - 0.9 ** (k + 1.0))) / (jnp.sqrt(v / (1.0 - 0.999 ** (k + 1.0))) + 1e-8)
+            return p - change, m, v
+
+        return jax.lax.fori_loop(0, steps, step, (p, jnp.zeros_like(p), jnp.zeros_like(p)))[0]
+
+    def value_and_grad(p: np.ndarray) -> tuple[float, np.ndarray]:
+        value, g = both(p)
+        return float(value), np.asarray(g)
+
+    value_and_grad(np.zeros(net.n_params))  # compiled now, which is not counted
+    adam(np.zeros(net.n_params), 1)
+    return value_and_grad, lambda p, steps: np.array(adam(p, steps))
+
+
+def minimize_here(function: Any, p: np.ndarray, method: str, iterations: int, callback: Any) -> Any:
+    return minimize(function, p, method, maxiter=iterations, gtol=1e-9, memory=50, callback=callback, progress=False)
+
+
+def minimize_by_scipy(function: Any, p: np.ndarray, method: str, iterations: int, callback: Any) -> Any:
+    from scipy.optimize import minimize
+
+    method, memory = ("BFGS", {}) if method == "BFGS" else ("L-BFGS-B", {"maxcor": 50, "maxfun": 10**6})
+    options = {"maxiter": iterations, "gtol": 1e-9, **memory}
+    return minimize(function, p, jac=True, method=method, options=options, callback=lambda p: callback(p.copy()))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--full", action="store_true", help="to a relative L2 error below 1e-3")
+    parser.add_argument("--points", type=int, help="in the domain")
+    parser.add_argument("--adam", type=int, help="steps of Adam")
+    parser.add_argument("--iterations", type=int, help="of the quasi-Newton method, at most")
+    parser.add_argument("--method", default="BFGS", choices=["BFGS", "L-BFGS"])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jax", action="store_true", help="the same by JAX too")
+    chosen = parser.parse_args(arguments)
+    count = chosen.points or (2500 if chosen.full else 500)
+    steps = (1000 if chosen.full else 100) if chosen.adam is None else chosen.adam
+    iterations = chosen.iterations or (2000 if chosen.full else 100)
+
+    points, net = points_of(count, chosen.seed), network_of(20, 3)
+    problem = problem_of(points)
+    start = net.init(seed=chosen.seed, dtype=np.float64)
+    t, x = np.meshgrid(np.linspace(0.01, 1.0, 100), np.linspace(-1.0, 1.0, 257), indexing="ij")
+    grid = np.column_stack([t.ravel(), x.ravel()])
+    solution = exact(grid)
+
+    def error(p: np.ndarray) -> float:
+        found = problem.evaluate(net, p, grid)["u"]
+        return float(np.linalg.norm(found - solution) / np.linalg.norm(solution))
+
+    def by_chains() -> tuple[Callable[..., Any], Callable[..., Any]]:
+        def adam(p: np.ndarray, steps: int) -> np.ndarray:
+            p = p.copy()
+            train(net, p, problem.x, problem.t, problem.loss, Adam(RATE), epochs=steps, batch_size=None, progress=False)
+            return p
+
+        objective = net.objective(problem.x, problem.t, problem.loss)
+        objective(start)  # compiled now, which is not counted
+        adam(start, 1)
+        return objective, adam
+
+    print(f"2-20-20-20-1, {net.n_params} parameters, {count:,} points, {steps} steps of Adam, then {chosen.method}")
+    print(
+        f"{'':8}{'seconds':>10}{'of Adam':>10}{'ms a call':>11}{'calls':>8}{'loss':>12}{'L2 error':>11}{'seconds to 1e-3':>17}"
+    )
+    rows = [("chains", by_chains, minimize_here)]
+    if chosen.jax:
+        rows += [
+            ("JAX", lambda: by_jax(points, net), minimize_here),
+            ("+ SciPy", lambda: by_jax(points, net), minimize_by_scipy),
+        ]
+    for name, make, minimizer in rows:
+        function, adam = make()
+        begin = time.perf_counter()
+        p = adam(start, steps)
+        after_adam = time.perf_counter()
+        way: list[tuple[float, np.ndarray]] = []  # now and then, the time and the parameters
+        calls: list[float] = []
+
+        def timed(p: np.ndarray, function: Any = function, calls: list[float] = calls) -> Any:
+            before = time.perf_counter()
+            found = function(p)
+            calls.append(time.perf_counter() - before)
+            return found
+
+        def note(p: np.ndarray, begin: float = begin, way: list[Any] = way, calls: list[float] = calls) -> None:
+            if not way or len(calls) - len(way) * LOOK_EVERY >= 0:
+                way.append((time.perf_counter() - begin, p))
+
+        result = minimizer(timed, p, chosen.method, iterations, note)
+        seconds = time.perf_counter() - begin
+        reached = next((f"{moment:.2f}" for moment, p in way if error(p) < 1e-3), "-")
+        print(
+            f"{name:8}{seconds:10.2f}{after_adam - begin:10.2f}{1e3 * np.median(calls):11.3f}{len(calls):8}"
+            f"{result.fun:12.2e}{error(result.x):11.2e}{reached:>17}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
