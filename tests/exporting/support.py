@@ -93,7 +93,8 @@ def data(case: Case, n: int, dtype: str) -> tuple[int, dict[str, np.ndarray]]:
     """Arrays for all arguments, and for how many samples they are."""
     problem = case.problem(n)
     names = ("x", "t", "dy", "p", "state")
-    arrays = {name: np.asarray(getattr(problem, name), dtype) for name in names}
+    ids = problem.x.dtype.kind in "iu"  # of rows of a table
+    arrays = {name: np.asarray(getattr(problem, name), None if name == "x" and ids else dtype) for name in names}
     return len(problem.x), arrays
 
 

@@ -6,10 +6,13 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chains import BatchNorm, Chain, Dense, Dropout, SquaredLoss, tanh
 from tests.exporting.support import compare, data, interface, loaded
 from tests.harness import ACTIVATION_CASES, LAYERS, LOSS_CASES, OPTIMIZERS, PENALTY_CASES
+from tests.test_random_chains import cases
 
 BATCHES = (1, 5, 100)
 CASES = [*LAYERS, *ACTIVATION_CASES, *(case for case in (*LOSS_CASES, *PENALTY_CASES) if not case.weighted)]
@@ -37,3 +40,11 @@ def test_steps_have_the_bits_of_python(name):
         arrays = {"x": rng.normal(size=(n, 3)), "t": rng.normal(size=(n, 2)), "p": rng.normal(size=net.n_params)}
         arrays |= {"moments": rng.uniform(size=optimizer.n_states * net.n_params), "state": rng.uniform(0.5, 2.0, net.n_state)}
         compare(functions, n, arrays | {"step": np.array(3.0), "random": np.array([3, 7], np.uint64)})
+
+
+@settings(max_examples=4)
+@given(cases(), st.integers(1, 100), st.sampled_from(["float32", "float64"]))
+def test_random_networks_have_the_bits_of_python(case, n, dtype):
+    functions = loaded(interface(case.net(), dtype, loss=case.loss, penalty=case.penalty))
+    batch, arrays = data(case, n, dtype)
+    compare(functions, batch, arrays)
