@@ -19,11 +19,11 @@ from chains.layers.softmax import Softmax
 from chains.losses import Loss
 from chains.messages import counted, shown
 from chains.network import arguments, record
-from chains.network.derivatives import Derivatives
 from chains.network.host_calls import call_from_host
 from chains.network.objective import Objective
 from chains.network.programs import Programs, Shortcuts
 from chains.network.second_order import SecondOrder
+from chains.network.streaming import Streaming
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.program.program import Program
@@ -33,7 +33,7 @@ _SEED = 0  # the default
 _FLOAT32 = np.dtype(np.float32)
 
 
-class Chain(Derivatives):
+class Chain(Streaming):
     """A network: layers one after another. It holds no parameters; every call takes them as one flat vector.
 
     A network with running statistics (`BatchNorm`) has a second vector, the state, which is passed as `state`. Where the

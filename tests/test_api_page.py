@@ -71,7 +71,7 @@ INSIDE = {
     "f": "derivative formula function needs_input slope_formula",
     "d": "carried_shapes takes_lengths timed most_demanding saved_shapes "
     "shared_shapes slices smallest_batch state_slices temporary_shapes",
-    "ops": "external finish lengths name operations symbolic taken",
+    "ops": "carried external finish lengths name operations symbolic taken",
     "view": "advancing at buffer move moves name offset over runs strides text within",
 }
 # Classes that users meet, but do not make, have no signature on the page.

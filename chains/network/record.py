@@ -156,6 +156,11 @@ def _begin(
     return ops, p, ops.external("x", network.declaration.input, role="input", batched=True, dtype=kind)
 
 
+def node_of(ops: Recorder, network: Network, p: View) -> Node:
+    """The network with its parameters alone."""
+    return _node(ops, network, p, ops.scratch("gradient", (network.layout.size,), batched=False))
+
+
 def _node(ops: Recorder, network: Network, p: View, g: View, *, updates: bool = False) -> Node:
     """The network with its vectors; without `updates`, the new state goes to scratch that is never read."""
     size = (network.state_layout.size,)

@@ -49,6 +49,7 @@ class Recorder:
         self.name = name
         self.training = training  # whether layers that behave differently while training do so
         self.lengths: View | None = None  # where the caller gives them: how many steps each sample has
+        self.carried: list[View] = []  # of a single step: what each cell finds and leaves, in order
         self.dtype = np.dtype(dtype)
         self.operations: list[Operation] = []
         self._buffers: dict[str, View] = {}
