@@ -45,7 +45,6 @@ class Place:
         """An element of a view: coordinates with their strides, and the steps of the loops that it goes on in."""
         parts = [*parts, *((f"t{depth}", move) for depth, move in enumerate(view.moves))]
         terms = [name if stride == 1 else f"{name} * {stride}" for name, stride in parts if stride]
-        terms += [f"t{depth} * {move}" for depth, move in enumerate(view.moves) if move]
         terms += [str(view.offset)] if view.offset or not terms else []
         return f"{self.names(view.buffer)}[{' + '.join(terms)}]"
 
@@ -338,12 +337,6 @@ def _random(operation: Random, place: Place) -> Lines:
     first = f"start * {out.sample_size} + " if out.batched and place.tiled else ""
     number = f"uniform({place.names(key.buffer)}, {operation.draw}, (uint64_t)({first}i))"
     yield from nested([("i", out.flat.shape[0])], [f"{place.at(out.flat, [('i', 1)])} = ({ctype(out.dtype)}){number};"])
-
-
-def _loop(operation: Loop, place: Place) -> Lines:
-    number = f"t{operation.depth}"
-    body = [line for each in operation.body for line in lines_of(each, place)]
-    yield from indented(body, f"for (ptrdiff_t {number} = 0; {number} < {operation.steps}; {number}++)")
 
 
 _WRITERS: dict[type[Operation], Callable[[Any, Place], Lines]] = {
