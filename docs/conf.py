@@ -55,6 +55,7 @@ html_sidebars = {"index": []}
 html_theme_options: dict[str, Any] = {
     "show_prev_next": False,
     "secondary_sidebar_items": ["page-toc"],
+    "show_toc_level": 2,
     "header_links_before_dropdown": 6,
     "footer_start": ["copyright"],
     "footer_end": [],
@@ -104,7 +105,7 @@ def visit_math(writer: Any, node: nodes.math | nodes.math_block) -> None:
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", read_page)
-    app.connect("autodoc-process-docstring", escape_formulas)
+    app.connect("autodoc-process-docstring", escape_formulas, priority=400)  # before numpydoc
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
 
 
