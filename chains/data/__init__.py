@@ -1,10 +1,25 @@
-"""Data sets as arrays: readers of file formats, loaders that find the files, batches, made ahead of time or augmented."""
+"""Data sets as arrays: readers of formats, loaders that find the files, batches, made ahead of time or augmented; sequences."""
 
 from chains.data.augment import Augment
 from chains.data.batches import Batches, one_hot
 from chains.data.cifar import load_cifar10, read_cifar10
 from chains.data.idx import read_idx
+from chains.data.imdb import load_imdb
 from chains.data.mnist import load_mnist
 from chains.data.prefetch import prefetch
+from chains.data.sequences import buckets, pad, windows
 
-__all__ = ["Augment", "Batches", "load_cifar10", "load_mnist", "one_hot", "prefetch", "read_cifar10", "read_idx"]
+__all__ = [
+    "Augment",
+    "Batches",
+    "buckets",
+    "load_cifar10",
+    "load_imdb",
+    "load_mnist",
+    "one_hot",
+    "pad",
+    "prefetch",
+    "read_cifar10",
+    "read_idx",
+    "windows",
+]

@@ -52,7 +52,7 @@ def find(
     `folder` is the only place looked at where it is given. Otherwise: the folder `name` inside that of the
     environment variable CHAINS_DATA, the folder `name` in the user's cache (``pooch.os_cache("chains")``), and
     then a download into that cache from one of the `mirrors` (addresses that end with a slash): file by file, or the
-    `archive` that holds them all, which is unpacked there.
+    `archive` that holds them all, which is unpacked there. Without mirrors, the environment variable decides.
 
     Raises FileNotFoundError, saying where the files may be put, where they are missing and pooch is not
     installed, ConnectionError where no mirror gave a file with the right hash, and ValueError where an archive lacks a file.
@@ -68,6 +68,8 @@ def find(
         if found is not None:
             return found
         remedy += f" (it is {root!r} now, where {_missing(Path(root) / name, files)} of `{name}` is missing)"
+    if not mirrors:
+        raise FileNotFoundError(f"{name} cannot be downloaded: {remedy}")
     try:
         import pooch
     except ImportError:

@@ -1,0 +1,111 @@
+"""Sequences of several lengths as arrays, and windows of a long one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from chains.checks import check_count, check_counts
+
+
+def pad(
+    sequences: Sequence[Any], length: int | None = None, *, padding: float = 0, dtype: Any = np.int64
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences of several lengths as one array, filled up at their ends.
+
+    Parameters
+    ----------
+    sequences : list of arrays
+        Each (steps,) or (steps, ...), all alike but for the number of their steps.
+    length : int, optional
+        Of longer ones the last so many steps are kept; by default that of the longest.
+    padding : number
+        What stands behind shorter ones.
+    dtype : type
+        Of the array.
+
+    Returns
+    -------
+    tuple of arrays
+        The array, (sequences, length, ...), and how many steps of each are no padding, int64, (sequences,).
+
+    Raises
+    ------
+    TypeError, ValueError
+        Without sequences, for sequences that differ in more than their steps, and for a length that is not positive.
+    """
+    arrays = [np.asarray(sequence) for sequence in sequences]
+    if not arrays:
+        raise ValueError("`sequences` must hold one sequence at least")
+    shapes = {array.shape[1:] if array.ndim else None for array in arrays}
+    if len(shapes) > 1 or None in shapes:
+        raise ValueError(f"`sequences` must have the same shape but for their steps, got {sorted(map(str, shapes))}")
+    longest = max(map(len, arrays))
+    length = max(longest, 1) if length is None else check_count("length", length)
+    padded = np.full((len(arrays), length, *arrays[0].shape[1:]), padding, dtype)
+    for row, array in zip(padded, arrays, strict=True):
+        kept = array[-length:]
+        row[: len(kept)] = kept
+    return padded, np.array([min(len(array), length) for array in arrays], np.int64)
+
+
+def buckets(lengths: Any, bounds: Sequence[int]) -> list[np.ndarray]:
+    """Sequences sorted by their lengths, so that little is padded.
+
+    Parameters
+    ----------
+    lengths : array of int, shape (sequences,)
+        How long each is.
+    bounds : list of int
+        The longest of each bucket, growing. What is longer than the last one is in that one too, to be cut.
+
+    Returns
+    -------
+    list of arrays
+        For each bound, the numbers of its sequences, int64, in order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For bounds that are not positive or do not grow, and lengths that are no whole numbers.
+    """
+    bounds = check_counts("bounds", bounds)
+    if any(a >= b for a, b in pairwise(bounds)):
+        raise ValueError(f"`bounds` (={bounds}) must grow")
+    lengths = np.asarray(lengths)
+    if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
+        raise TypeError(f"`lengths` must be a row of whole numbers, got {lengths.dtype} of shape {lengths.shape}")
+    which = np.minimum(np.searchsorted(bounds, lengths), len(bounds) - 1)
+    return [np.flatnonzero(which == k) for k in range(len(bounds))]
+
+
+def windows(signal: Any, length: int, *, step: int = 1) -> np.ndarray:
+    """Windows of a long signal, as a view: nothing is copied. `Batches` takes out those of a batch alone.
+
+    Parameters
+    ----------
+    signal : array, shape (time, ...)
+        The signal; it must not change its shape.
+    length : int
+        Steps of a window.
+    step : int
+        From the beginning of a window to that of the next.
+
+    Returns
+    -------
+    array, shape (windows, length, ...)
+        Read-only; it shares the memory of `signal`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For lengths that are not positive, and a signal shorter than a window.
+    """
+    signal, length, step = np.asarray(signal), check_count("length", length), check_count("step", step)
+    if signal.ndim == 0 or len(signal) < length:
+        raise ValueError(f"`length` (={length}) must be at most that of `signal`, whose shape is {signal.shape}")
+    view = np.lib.stride_tricks.sliding_window_view(signal, length, axis=0)[::step]
+    return np.moveaxis(view, -1, 1)
