@@ -20,6 +20,7 @@ PROBLEMS = (
     "rosetta_cnn",
     "pinn",
     "derivatives",
+    "recurrent",
 )  # one module each, with `contests(options)`
 
 
