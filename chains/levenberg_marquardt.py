@@ -1,7 +1,9 @@
 """Levenberg-Marquardt: minima of sums of squares, by the Jacobian of the residuals.
 
-Each iteration solves (J'J + damping * I) d = -J'r. The damping falls where the quadratic model was right and rises where it was
-not. Source: Madsen, Nielsen and Tingleff, "Methods for non-linear least squares problems", 2nd edition, 2004, algorithm 3.16.
+Each iteration solves (J'J + damping * D) d = -J'r, where D holds the largest entries that the diagonal of J'J has had, within
+bounds: it follows the scale of a parameter (Moré, "The Levenberg-Marquardt algorithm: implementation and theory", 1978). The
+damping falls where the quadratic model was right and rises where it was not. Source: Madsen, Nielsen and Tingleff, "Methods for
+non-linear least squares problems", 2nd edition, 2004, algorithm 3.16.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import numpy as np
 
 from chains.progress import Progress
 
-FIRST_DAMPING = 1e-3  # of the largest entry on the diagonal of J'J
+FIRST_DAMPING = 1e-6
+LEAST_SCALE = 0.1  # of the largest: with less, parameters run away to where little depends on them
 
 
 class SumOfSquares(Protocol):
@@ -36,25 +39,28 @@ class LevenbergMarquardt:
         self._function = function
         self.p = p
         self.calls = 0
+        self._scale = np.zeros(len(p))
         self._look()
-        self._damping = FIRST_DAMPING * float(self._matrix.diagonal().max(initial=0.0)) or FIRST_DAMPING
+        self._damping = FIRST_DAMPING
         self._rise = 2.0
 
     def _look(self) -> None:
         self.value, self.g, self._matrix = self._function.normal_equations(self.p)
         self.calls += 1
+        self._scale = np.maximum(self._scale, self._matrix.diagonal())
+        self._scale = np.maximum(self._scale, LEAST_SCALE * float(self._scale.max(initial=0.0)) or 1.0)
 
     def step(self) -> float | None:
         """Go to a lower point; returns how much lower, None where there is no lower one at any damping."""
         while self._damping < 1e300:
             damped = self._matrix.copy()
-            damped.reshape(-1)[:: len(damped) + 1] += self._damping
+            damped.reshape(-1)[:: len(damped) + 1] += self._damping * self._scale
             d = np.linalg.solve(damped, -self.g)
             if float(np.linalg.norm(d)) <= 1e-16 * float(np.linalg.norm(self.p)):
                 return None
             value = self._function.value(self.p + d)
             self.calls += 1
-            promised = 0.5 * float(d @ (self._damping * d - self.g))
+            promised = 0.5 * float(d @ (self._damping * self._scale * d - self.g))
             fall = self.value - value
             if math.isfinite(value) and promised > 0.0 and fall > 0.0:
                 self.p = self.p + d

@@ -127,6 +127,13 @@ def test_burgers_by_jax(capsys):
     np.testing.assert_allclose(q, adam(p, 3), rtol=1e-8, atol=1e-10)
 
 
+def test_levenberg_marquardt(capsys):
+    load("levenberg_marquardt").main(["--samples", "40", "--epochs", "100", "--bfgs", "30", "--lm", "15"])
+    text = capsys.readouterr().out
+    assert "756 parameters, 40 samples" in text
+    assert table_row(text, "LM")[3] < table_row(text, "BFGS")[3]
+
+
 def test_lenet5(tmp_path, capsys):
     write_mnist(tmp_path, (700, 100))
     load("lenet5").main(["--epochs", "3", "--samples", "600", "--backend", "numpy", "--data", str(tmp_path)])

@@ -38,7 +38,7 @@ class SecondOrder:
 
     def normal_equations(self, p: np.ndarray, data: Mapping[str, Any]) -> tuple[float, np.ndarray, np.ndarray]:
         factors, outputs = self._factors(data), math.prod(self.net.output_shape)
-        value, g, matrix = 0.0, np.zeros(len(p)), np.zeros((len(p), len(p)))
+        value, g, matrix = 0.0, np.zeros(len(p)), None
         for part in self._blocks(data):
             own = factors[part.start * outputs : part.stop * outputs]
             r = self._differences(p, data, part).ravel() * own
@@ -46,8 +46,8 @@ class SecondOrder:
             j *= own[:, None]
             value += 0.5 * float(r @ r)
             g += r @ j
-            matrix += j.T @ j
-        return value, g, matrix
+            matrix = j.T @ j if matrix is None else matrix + j.T @ j
+        return value, g, np.zeros((len(p), len(p))) if matrix is None else matrix
 
     def _blocks(self, data: Mapping[str, Any]) -> Iterator[slice]:
         samples = len(data["x"])
