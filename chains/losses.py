@@ -22,13 +22,17 @@ from chains.expr.derivatives import derivative as derive
 from chains.expr.replay import Replay, traced
 from chains.layers.softmax import log_sum_exp
 from chains.program.recorder import Recorder
+from chains.program.settings import Recorded
 from chains.program.view import View
 
 SampleShape = tuple[int, ...]
 
 
-class Loss(ABC):
-    """A loss function. Losses of equal settings are equal, so that their programs are shared."""
+class Loss(Recorded, ABC):
+    """A loss function. Losses of equal settings are equal, so that their programs are shared.
+
+    Attributes of a custom loss stay as they are once a program was recorded of it: a change raises AttributeError.
+    """
 
     takes_logits = False  # whether outputs are logits, so that a softmax before the loss would be a mistake
 
@@ -42,7 +46,7 @@ class Loss(ABC):
                 hint = f"; for class labels, use data.one_hot(t, {output[-1]}) or CrossEntropyLoss()"
             raise ValueError(f"targets must have the sample shape of the outputs, {output}, got {target}{hint}")
 
-    def check_values(self, t: np.ndarray, output: SampleShape) -> None:  # noqa: B027 - most losses take any values
+    def check_values(self, t: np.ndarray, output: SampleShape) -> None:
         """Raise ValueError where the targets hold values that the loss is not defined for."""
 
     @abstractmethod

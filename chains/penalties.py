@@ -14,7 +14,7 @@ from chains.checks import check_number
 from chains.expr import sign
 from chains.params import Layout
 from chains.program.recorder import Recorder
-from chains.program.settings import Tunable
+from chains.program.settings import Recorded, Tunable
 from chains.program.view import View
 
 
@@ -27,8 +27,11 @@ class Selection:
     frozen: frozenset[str]
 
 
-class Penalty(Tunable, ABC):
-    """A function of the parameters."""
+class Penalty(Recorded, Tunable, ABC):
+    """A function of the parameters.
+
+    Attributes of a custom penalty stay as they are once a program was recorded of it: a change raises AttributeError.
+    """
 
     @abstractmethod
     def record(self, ops: Recorder, at: Selection, p: View, g: View, value: View) -> None:

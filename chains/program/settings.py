@@ -24,6 +24,34 @@ class Tunable:
     settings: ClassVar[tuple[str, ...]] = ()
 
 
+class Recorded:
+    """What programs are recorded of: attributes stay as they are from then on, since no program would follow a change."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_chains_recorded" in self.__dict__ and hasattr(self, name):
+            raise AttributeError(
+                f"`{name}` (={getattr(self, name)!r}) of {self} cannot become {value!r}: a program was recorded of it; "
+                f"make a new {type(self).__name__}"
+            )
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_chains_recorded"}  # a copy may be changed
+
+
+def settle(thing: Any) -> None:
+    """Have `thing` and its parts stay as they are, where they would not do so by themselves, as frozen dataclasses do."""
+    if isinstance(thing, tuple):
+        for part in thing:
+            settle(part)
+        return
+    if type(thing).__setattr__ is Recorded.__setattr__:
+        vars(thing)["_chains_recorded"] = True
+    if is_dataclass(thing) and not isinstance(thing, type):
+        for _, value in _items(thing):
+            settle(value)
+
+
 class Setting(Expr):
     """A number that is given each time a program is run, such as a learning rate; never zero."""
 

@@ -22,7 +22,9 @@ from chains import (
     HuberLoss,
     L1Penalty,
     L2Penalty,
+    Loss,
     MSELoss,
+    Penalty,
     Residual,
     SquaredLoss,
     activation,
@@ -247,6 +249,51 @@ def test_losses_modes_types_and_targets_are_told_apart(recorded):
     assert len(recorded) == 7
     net[7].value_and_grad(p, X, T, SquaredLoss(), penalty=L2Penalty(2.0))
     assert len(recorded) == 7
+
+
+class Weighed(Loss):
+    """A loss with a setting that its class lets be changed."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def record(self, ops, y, t, w, value, dy):
+        terms = ops.scratch("terms", y.sample_shape)
+        ops.map((terms, dy), lambda y, t: (self.factor * (y - t), self.factor + 0 * y), y, t)
+        ops.sum(value, terms)
+
+
+class Pull(Penalty):
+    """A penalty of that kind."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def record(self, ops, at, p, g, value):
+        ops.map(g, lambda g: g + self.factor, g)
+
+
+@pytest.mark.parametrize("part", [Weighed, Pull, lambda factor: L2Penalty(0.1) + Pull(factor)], ids=["loss", "penalty", "sum"])
+def test_what_was_recorded_cannot_be_changed(part):
+    """No program would follow, and the numbers would be those of the old settings."""
+
+    def compute(thing):
+        arguments = (thing,) if isinstance(thing, Loss) else (SquaredLoss(), thing)
+        return gradient(net, *arguments)
+
+    def changeable(thing):
+        return thing.parts[1] if hasattr(thing, "parts") else thing
+
+    net, thing = net_of(Dense(3, 3)), part(1.0)
+    changeable(thing).factor = 2.0
+    first = compute(thing)
+    with pytest.raises(AttributeError, match=r"`factor` \(=2.0\) .* cannot become 3.0"):
+        changeable(thing).factor = 3.0
+    np.testing.assert_array_equal(compute(thing), first)
+    twin = copy.deepcopy(thing)
+    changeable(twin).factor = 3.0
+    assert not np.array_equal(compute(twin), first)
+    np.testing.assert_array_equal(compute(twin), compute(part(3.0)))
 
 
 def test_states_stay_apart():
