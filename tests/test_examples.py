@@ -127,6 +127,11 @@ def test_burgers_by_jax(capsys):
     np.testing.assert_allclose(q, adam(p, 3), rtol=1e-8, atol=1e-10)
 
 
+def test_poisson(capsys):
+    load("poisson").main(["--points", "150", "--iterations", "150"])
+    assert table_row(capsys.readouterr().out, "relative L2 error")[0] < 0.05
+
+
 def test_levenberg_marquardt(capsys):
     load("levenberg_marquardt").main(["--samples", "40", "--epochs", "100", "--bfgs", "30", "--lm", "15"])
     text = capsys.readouterr().out
