@@ -17,7 +17,7 @@ from chains.backends.native.plan.segments import cut_into_segments
 from chains.exporting.c_formulas import PHILOX, PRELUDE, literal
 from chains.exporting.c_operations import Place, indented, lines_of
 from chains.exporting.header import ctype, declaration
-from chains.exporting.interface import ABOUT, Call, Interface
+from chains.exporting.interface import ABOUT, Call, Interface, c_name
 from chains.exporting.targets import TARGETS
 from chains.program.operations import Operation, Random, all_operations
 from chains.program.scratch import ALIGNMENT
@@ -113,7 +113,7 @@ class _Function:
 
     def _body(self, interface: Interface) -> Iterator[str]:
         arguments = {argument.name for argument in self.call.arguments}
-        used = {view.buffer.name for step in self.plan.steps for view in step.operation.views}
+        used = {c_name(view.buffer) for step in self.plan.steps for view in step.operation.views}
         counts = interface.workspace or any(step.batched for step in self.plan.steps)
         yield from (f"(void){name};" for name in sorted(arguments - used | (set() if counts else {"n"})))
         yield from self._memory(interface)
@@ -152,7 +152,7 @@ class _Function:
         """The variable for a buffer: that of the caller's by its name, others by theirs with a number where it is taken."""
         if buffer not in self._names:
             if buffer.role != "scratch":
-                return buffer.name
+                return c_name(buffer)
             name, number, taken = self._clean(buffer.name), 1, set(self._names.values()) | _TAKEN
             while (name if number == 1 else f"{name}_{number}") in taken:
                 number += 1

@@ -22,7 +22,7 @@ from chains.backends.native.plan.execution_plan import ExecutionPlan, Segment
 from chains.backends.native.plan.passes import plan_of
 from chains.backends.native.signature import Signature
 from chains.backends.native.support import unsupported
-from chains.exporting.interface import Call, Interface
+from chains.exporting.interface import Call, Interface, c_name
 from chains.exporting.targets import Target
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import Buffer
@@ -191,7 +191,7 @@ class _Entry:
             data = buffer.data.tobytes()
             return f.module.table(np.frombuffer(data + bytes(-len(data) % 8), np.int64).tolist())
         if name not in ("inverse_batch", "value"):
-            return self.given[name]
+            return self.given[c_name(buffer)]
         type = real_type(buffer.dtype)
         place = f.assign(PTR, f"alloca {type}, align 8")
         if name == "value":

@@ -42,7 +42,8 @@ def export(
     """Write a network as an object file, a library or C source, which needs no Python and no runtime.
 
     Its functions are ``model_forward(n, x, p, y)`` and ``model_vjp(n, x, p, dy, g, dx)``; with a `loss`
-    ``model_loss(n, x, p, t, g, dx)``, which returns the loss; with an `optimizer` too ``model_step``, a step of training.
+    ``model_loss(n, x, p, t, g, dx)``, which returns the loss; with an `optimizer` too ``model_step``, a step of training;
+    recurrent networks have ``model_stream(n, x, p, carried, y, new_carried)``, one step of a sequence.
     All are in the mode "eval" but the step. They allocate nothing and may be called from many threads. See docs/export.md.
 
     Parameters

@@ -77,6 +77,8 @@ ABOUT = {
     "p": "parameters",
     "state": "running statistics",
     "y": "outputs",
+    "carried": "what the step before has left, zeros at first",
+    "new carried": "what the next step needs",
     "dy": "cotangents of the outputs",
     "g": "gradient with respect to the parameters",
     "dx": "gradient with respect to the inputs",
@@ -88,6 +90,7 @@ ABOUT = {
 ORDER = {
     "forward": ("x", "p", "state", "y"),
     "vjp": ("x", "p", "state", "dy", "g", "dx"),
+    "stream": ("x", "p", "carried", "y", "new carried"),
     "loss": ("x", "p", "state", "t", "g", "dx"),
     "step": ("x", "t", "p", "state", "moments", "step", "random"),
 }
@@ -112,12 +115,16 @@ def interface_of(
         programs["loss"] = record.gradient(network, objective, dtype, False, pure=True, wanted=_of_loss(wanted, objective.loss))
     if objective is not None and optimizer is not None:
         programs["step"] = record.training_step(network, objective, optimizer, dtype)
+    step = _step(net, dtype)
+    if step is not None:
+        programs["stream"] = step
     moments = 0 if optimizer is None else optimizer.n_states * net.n_params
     sizes = {"p": net.n_params, "state": net.n_state, "moments": moments}
     about = {
         "forward": "The outputs y.",
         "vjp": f"Pulls the cotangents dy back: fills {' and '.join(wanted)}.",
         "loss": f"Returns the loss, {repr(objective.loss) if objective else ''}, and fills its gradients.",
+        "stream": "The outputs y of one step of a sequence.",
         "step": f"One step of {optimizer!r}: updates p and what is kept beside it. Returns the loss before the step.",
     }
     calls = []
@@ -129,9 +136,22 @@ def interface_of(
         taken = [each for each in ORDER[kind] if each in program.buffers or (each in ALWAYS and each in buffers)]
         arguments = tuple(_argument(each, buffers[each]) for each in taken if each not in baked)
         calls.append(Call(kind, about[kind], program, arguments))
-    counts = {"n_params": net.n_params, "n_state": net.n_state, "n_moments": moments}
+    counts = {
+        "n_params": net.n_params,
+        "n_state": net.n_state,
+        "n_moments": moments,
+        "n_carried": 0 if step is None else net.n_carried,
+    }
     counts = {key: count for key, count in counts.items() if count or key == "n_params"}
     return Interface(name, dtype, repr(net), tuple(calls), counts, net.layout, net.state_layout, dict(baked))
+
+
+def _step(net: Chain, dtype: np.dtype) -> Program | None:
+    """The program of one step of a sequence; None where `net.step` has none, such as for bidirectional layers and for ids."""
+    try:
+        return net._record_step(dtype)
+    except (TypeError, ValueError):
+        return None
 
 
 def _of_loss(wanted: tuple[str, ...], loss: Loss) -> tuple[str, ...]:
@@ -144,6 +164,11 @@ def _vectors(sizes: Mapping[str, int], dtype: np.dtype) -> dict[str, Buffer]:
     return {name: Buffer(name, "input", dtype, (size,)) for name, size in sizes.items() if size or name == "p"}
 
 
+def c_name(buffer: Buffer) -> str:
+    """The name of a caller's buffer in C."""
+    return buffer.name.replace(" ", "_")
+
+
 def _argument(name: str, buffer: Buffer) -> Argument:
     shape = buffer.shape[1:] if buffer.batched else buffer.shape
-    return Argument(name, buffer.dtype, tuple(map(int, shape)), buffer.batched, buffer.role, ABOUT[name])  # type: ignore[arg-type]
+    return Argument(c_name(buffer), buffer.dtype, tuple(map(int, shape)), buffer.batched, buffer.role, ABOUT[name])  # type: ignore[arg-type]

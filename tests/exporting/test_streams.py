@@ -1,0 +1,51 @@
+"""Recurrent networks, a step a call: the next one goes on with what a call has left."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chains import GRU, LSTM, RNN, Chain, Dense, Flatten, LayerNorm, tanh
+from tests.exporting.support import interface, loaded
+from tests.exporting.test_c_source import built
+
+
+def close(a, b):
+    np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("made", ["object", "C99"])
+def test_steps_one_by_one_are_the_sequence(made, tmp_path):
+    net = Chain(LSTM(3, 4, return_sequences=True), Dense(4, 5, tanh), GRU(5, 2, return_sequences=True), input_shape=(6, 3))
+    p, x = net.init(1), np.random.default_rng(0).normal(size=(7, 6, 3)).astype(np.float32)
+    functions = loaded(interface(net)) if made == "object" else built(interface(net), tmp_path)
+    assert functions.number("n_carried") == 4 + 4 + 2
+    carried, outputs = np.zeros((7, 10), np.float32), []
+    for step in range(6):
+        found = functions("stream", 7, x=x[:, step], p=p, carried=carried)
+        carried = found["new_carried"]
+        outputs.append(found["y"])
+    close(np.stack(outputs, axis=1), net(x, p))
+
+
+def test_the_output_of_the_last_step_goes_on_through_any_layers():
+    net = Chain(Dense(2, 3), RNN(3, 4), LayerNorm(4), Dense(4, 2), input_shape=(5, 2))
+    p, x = net.init(1), np.random.default_rng(0).normal(size=(2, 5, 2)).astype(np.float32)
+    functions, carried = loaded(interface(net)), np.zeros((2, 4), np.float32)
+    for step in range(5):
+        found = functions("stream", 2, x=x[:, step], p=p, carried=carried)
+        carried = found["new_carried"]
+    close(found["y"], net(x, p))
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        Chain(Dense(3, 2)),
+        Chain(GRU(3, 2, bidirectional=True), input_shape=(4, 3)),
+        Chain(GRU(3, 2, return_sequences=True), Flatten(), Dense(8, 2), input_shape=(4, 3)),
+    ],
+    ids=["none", "bidirectional", "flattened"],
+)
+def test_there_is_no_stream_where_steps_do_not_follow_one_another(net):
+    assert "stream" not in [call.name for call in interface(net).calls]
