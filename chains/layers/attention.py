@@ -193,6 +193,7 @@ class TransformerBlock(Series):
             Residual(LayerNorm(attention.features), first, *drop, last, *drop),
         )
         self.attention, self.hidden, self.activation, self.dropout = attention, hidden, first.activation, dropout
+        self.features, self.heads, self.causal = attention.features, attention.heads, attention.causal
 
     def fixed_input(self) -> SampleShape | None:
         return None

@@ -57,6 +57,8 @@ class CausalConv(Series):
         self.kernel = check_count("kernel", kernel)
         self.dilation = check_count("dilation", dilation)
         self.dense = Dense(kernel * inputs, outputs, activation, bias=bias, weight_init=weight_init, bias_init=bias_init)
+        self.outputs, self.activation, self.bias = self.dense.outputs, self.dense.activation, self.dense.bias
+        self.weight_init, self.bias_init = self.dense.weight_init, self.dense.bias_init
         super().__init__(_Neighbours(self.kernel, self.dilation), self.dense)
 
     def declare(self, d: Declaration) -> None:

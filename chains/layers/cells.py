@@ -37,6 +37,11 @@ class _Gated(Cell):
         self.recurrent_init = initializer(recurrent_init, "recurrent_init", shape=(self.units, width))
         self.bias_init = initializer(bias_init, "bias_init", shape=(width,))
 
+    @property
+    def inits(self) -> dict[str, InitializerLike]:
+        """The initializers, under their names as settings."""
+        return {"weight_init": self.weight_init, "recurrent_init": self.recurrent_init, "bias_init": self.bias_init}
+
     def declare(self, d: Declaration) -> None:
         if d.input != (self.inputs,):
             raise ValueError(f"`inputs` (={self.inputs}) must be the length of a step's input, whose shape is {d.input}")
@@ -245,7 +250,21 @@ def slice_of(start: int, stop: int) -> Any:
 
 
 class _Named(Recurrent):
-    """A recurrence of a cell that has a name of its own as a layer."""
+    """A recurrence of a cell that has a name of its own as a layer, and the settings of the cell."""
+
+    cell: _Gated
+
+    @property
+    def inputs(self) -> int:
+        return self.cell.inputs
+
+    @property
+    def units(self) -> int:
+        return self.cell.units
+
+    @property
+    def inits(self) -> dict[str, InitializerLike]:
+        return self.cell.inits
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}{repr(self.cell).removeprefix(type(self.cell).__name__)[:-1]}{self._settings()})"
@@ -253,6 +272,8 @@ class _Named(Recurrent):
 
 class RNN(_Named):
     """An `RNNCell` repeated along the time axis, (batch, steps, inputs). Settings as of that and of `Recurrent`."""
+
+    cell: RNNCell
 
     def __init__(
         self, inputs: int, units: int, activation: Activation | str = tanh, *, return_sequences: bool = False,
@@ -262,6 +283,10 @@ class RNN(_Named):
         super().__init__(
             cell, return_sequences=return_sequences, bidirectional=bidirectional, initial_state=initial_state
         )  # fmt: skip
+
+    @property
+    def activation(self) -> Activation:
+        return self.cell.activation
 
 
 class LSTM(_Named):
@@ -280,6 +305,8 @@ class LSTM(_Named):
 class GRU(_Named):
     """A `GRUCell` repeated along the time axis, (batch, steps, inputs). Settings as of that and of `Recurrent`."""
 
+    cell: GRUCell
+
     def __init__(
         self, inputs: int, units: int, *, reset_after: bool = True, return_sequences: bool = False,
         bidirectional: bool = False, initial_state: str = "zeros", **inits: InitializerLike,
@@ -288,3 +315,7 @@ class GRU(_Named):
         super().__init__(
             cell, return_sequences=return_sequences, bidirectional=bidirectional, initial_state=initial_state
         )  # fmt: skip
+
+    @property
+    def reset_after(self) -> bool:
+        return self.cell.reset_after

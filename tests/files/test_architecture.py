@@ -8,15 +8,33 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Activation, Chain, Dense, activation, make_elu, make_leaky_relu, tanh
+from chains import (
+    GRU,
+    LSTM,
+    RNN,
+    Activation,
+    Chain,
+    Dense,
+    GRUCell,
+    LSTMCell,
+    Recurrent,
+    RNNCell,
+    activation,
+    make_elu,
+    make_leaky_relu,
+    tanh,
+)
 from chains.expr import maximum, where
 from chains.files.architecture import LAYERS, built, described
 from chains.initializers import Constant, Normal, Uniform, VarianceScaling
 from chains.network.structure import value_of
 from tests import harness
-from tests.own import Double
+from tests.own import Decay, Double
 
-OTHERS = ("Architecture", "Residual-shortcut-reads-dy")  # which have no layer of the public ones, and a custom one
+OTHERS = (  # which have no layer of the public ones, and a custom one
+    "Architecture", "Residual-shortcut-reads-dy", "Recurrent", "Recurrent-layers", "Recurrent-both-ways"
+)  # fmt: skip
+CELLS = (RNNCell, LSTMCell, GRUCell)
 BUILT_IN = [case for case in harness.CASES if not case.name.startswith("own-") and case.name not in OTHERS]
 
 
@@ -42,7 +60,26 @@ def test_built_in_layers_come_back(case):
 
 
 def test_every_layer_is_among_them():
-    assert {type(layer).__name__ for case in BUILT_IN for layer in case.layers} | {"Chain"} >= set(LAYERS)
+    others = {"Chain", *(kind.__name__ for kind in CELLS), "Recurrent"}
+    assert {type(layer).__name__ for case in BUILT_IN for layer in case.layers} | others >= set(LAYERS)
+
+
+@pytest.mark.parametrize("kind", [*CELLS, RNN, LSTM, GRU])
+def test_recurrences_come_back_with_all_their_settings(kind):
+    settings = {"weight_init": Normal(0.5), "recurrent_init": Uniform(-1, 1), "bias_init": 0.25}
+    settings |= {RNN: {"activation": "relu"}, GRU: {"reset_after": False}}.get(kind, {})
+    how = {"return_sequences": True, "bidirectional": True, "initial_state": "parameter"}
+    layer = Recurrent(kind(3, 2, **settings), **how) if kind in CELLS else kind(3, 2, **settings, **how)
+    net = Chain(layer, input_shape=(4, 3), backend="numpy")
+    other = again(net)
+    assert net._structure() == other._structure()
+    assert starting(net) == starting(other)
+    np.testing.assert_array_equal(other.init(seed=1), net.init(seed=1))
+
+
+def test_a_cell_that_a_file_cannot_hold_is_named():
+    with pytest.raises(ValueError, match=r"custom layer tests\.own\.Decay, which a file cannot hold"):
+        again(Chain(Recurrent(Decay()), input_shape=(4, 3)))
 
 
 @pytest.mark.parametrize(
