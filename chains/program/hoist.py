@@ -135,7 +135,8 @@ class _Split:
             fixed = [view for view in operation.ins if not view.batched]
             return all(map(self._has_rows, samples)) and not any(map(self._varies, fixed))
         if operation.sums_over_batch:
-            return isinstance(operation, Reduce) and operation.kind == "sum" and operation.outs[0].ndim < operation.ins[0].ndim
+            (out,), (summed, *_) = operation.outs, operation.ins
+            return isinstance(operation, Reduce) and operation.kind == "sum" and out.ndim < summed.ndim and self._varies(summed)
         return operation.outs[0].batched and not any(self._varies(view) for view in operation.views if not view.batched)
 
     def _varies(self, view: View) -> bool:
