@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Row:
-    """A framework's row: its title, its module in `cnn/`, its distribution, what is installed, and its variables."""
+    """A row: its title, its module in `cnn/` and perhaps `rnn/`, its distribution, what is installed, and its variables."""
 
     title: str
     module: str
@@ -49,6 +49,11 @@ ROWS = {
         published="Chainer", note="museum",
     ),
 }  # fmt: skip
+
+
+def rows(kind: str) -> list[str]:
+    """The names of the rows of a problem, "cnn" or "rnn"."""
+    return [name for name, row in ROWS.items() if (ROOT / "rosetta" / kind / f"{row.module}.py").exists()]
 
 
 def cache() -> Path:

@@ -1,4 +1,4 @@
-"""One row, in a process of its own: `python -m rosetta.run NAME DATA EPOCHS` prints a line of JSON."""
+"""One row, in a process of its own: `python -m rosetta.run PROBLEM NAME DATA EPOCHS` prints a line of JSON."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rosetta.environments import ROWS
 SKIPPED = 2  # steps before the ones that count: functions are compiled in them
 
 
-def measured(name: str, data: str, epochs: int) -> dict[str, str | int | float]:
-    """Train and test a row's network on the arrays in the file `data`."""
+def measured(kind: str, name: str, data: str, epochs: int) -> dict[str, str | int | float]:
+    """Train and test a row's network, "cnn" or "rnn", on the arrays in the file `data`."""
     row = ROWS[name]
     with np.load(data) as arrays:
         x, t, x_test, t_test = (arrays[key] for key in ("x", "t", "x_test", "t_test"))
-    module = importlib.import_module(f"rosetta.cnn.{row.module}")
+    module = importlib.import_module(f"rosetta.{kind}.{row.module}")
     model = module.build()
     problem.BEGINNINGS.clear()
     start = time.perf_counter()
@@ -43,4 +43,4 @@ def measured(name: str, data: str, epochs: int) -> dict[str, str | int | float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measured(sys.argv[1], sys.argv[2], int(sys.argv[3]))))
+    print(json.dumps(measured(*sys.argv[1:4], int(sys.argv[4]))))
