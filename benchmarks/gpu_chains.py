@@ -125,7 +125,7 @@ def check_training(setting: Setting) -> Result:
 
     wanted = run(net.init(dtype=np.float64))
     errors = {"data there": relative(_host(device, run(_parameters(net, device))), wanted)}
-    with mock.patch.object(streaming, "SHARE", -1.0):
+    with mock.patch.object(streaming, "MEMORY_SHARE", -1.0):
         errors["streamed"] = relative(_host(device, run(_parameters(net, device))), wanted)
     errors["from a source"] = relative(_host(device, run(_parameters(net, device), source=True)), wanted)
     with mock.patch.object(pieces, "PIECE_BYTES", 16 * 8 * 8):
@@ -165,7 +165,7 @@ class Trainer:
         place = np.asarray if streamed else self.device.array
         data, objective = self.net.problem(place(given.x), place(given.t), given.loss, None, None)
         self.step = self.net.training_step(self.p, objective, given.optimizer)
-        with mock.patch.object(streaming, "SHARE", -1.0 if streamed else 1.0):
+        with mock.patch.object(streaming, "MEMORY_SHARE", -1.0 if streamed else 1.0):
             self.steps = ArraySteps(
                 data, self.step, {"p": self.p}, given.optimizer,
                 batch_size=given.batch, drop_last=given.drop_last, seed=0, optimizer_state=begin(given.optimizer, self.p),

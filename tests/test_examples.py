@@ -132,6 +132,12 @@ def test_poisson(capsys):
     assert table_row(capsys.readouterr().out, "relative L2 error")[0] < 0.05
 
 
+def test_forces(capsys):
+    load("forces").main(["--points", "100", "--iterations", "200"])
+    text = capsys.readouterr().out
+    assert table_row(text, "forces and one energy")[3] < 0.5 * table_row(text, "energies ")[3]
+
+
 def test_levenberg_marquardt(capsys):
     load("levenberg_marquardt").main(["--samples", "40", "--epochs", "100", "--bfgs", "30", "--lm", "15"])
     text = capsys.readouterr().out
