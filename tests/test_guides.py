@@ -7,11 +7,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import pytest
+
+from tests.test_examples import write_cifar10
 
 FOLDER = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = ("files", "scikit-learn")
+PAGES = ("coming_from", "files", "scikit-learn")
 # A snippet that needs one of these is left out where it is missing, with those after it under the same heading.
 OPTIONAL = {
     "dask", "jax", "joblib", "keras", "mlflow", "onnx", "onnxruntime", "optuna", "safetensors", "sklearn", "tensorboardX",
@@ -47,3 +50,14 @@ def test_snippets_run(page, tmp_path, monkeypatch, capsys):
                 break
     assert len(left_out) < len(OPTIONAL)
     assert sum(map(len, sections(page))) >= 2
+
+
+def test_the_photographs_of_what_is_included(tmp_path, monkeypatch):
+    """The snippet of docs/included.md, with patterns in place of CIFAR-10 and an epoch instead of five."""
+    monkeypatch.setenv("CHAINS_DATA", str(tmp_path))
+    (tmp_path / "cifar10").mkdir()
+    write_cifar10(tmp_path / "cifar10", monkeypatch)
+    (((_, code),),) = [snippets for snippets in sections("included") if snippets]
+    session: dict[str, object] = {"__name__": "__main__"}
+    exec(compile(code.replace("epochs=5", "epochs=1"), "docs/included.md", "exec"), session)
+    assert np.isfinite(session["p"]).all()
