@@ -2,9 +2,9 @@
 
     F = -dE/dx
 
-The forces of a network that computes the energy are exact derivatives of it, so that they conserve energy whatever the network has
-learned. The surface is the one of Müller and Brown (Theoretica Chimica Acta 53, 1979), with three wells and two passes, in hundreds of
-its units. Beside it: the same network trained on energies at the same points.
+The forces of a network that computes the energy are exact derivatives of it, so that they conserve energy whatever the
+network has learned. The surface is the one of Müller and Brown (Theoretica Chimica Acta 53, 1979), with three wells and two
+passes, in hundreds of its units. Beside it: the same network trained on energies at the same points.
 
     python examples/forces.py
 
