@@ -21,6 +21,7 @@ PROBLEMS = (
     "pinn",
     "derivatives",
     "recurrent",
+    "attention",
 )  # one module each, with `contests(options)`
 
 

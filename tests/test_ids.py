@@ -99,6 +99,17 @@ def test_ids_do_not_become_floats_on_their_way():
     np.testing.assert_array_equal(here(x, p).ravel(), [1, 2, 3])
 
 
+@every_backend
+def test_one_id_at_a_time(name):
+    here = Chain(Embedding(40, 3), chains.GRU(3, 4), Dense(4, 2), input_shape=(5,), backend=name)
+    p, carried = here.init(dtype=np.float64), None
+    for step in range(5):
+        y, carried = here.step(IDS[:, step].astype(np.int32), p, carried)
+    assert_close(y, here(IDS, p), 1e-12)
+    with pytest.raises(ValueError, match="from 0 to 39"):
+        here.step(IDS[:, 0] + 40, p, carried)
+
+
 def test_same_bits_again():
     p = net().init()
     first, second = (net("numpy").value_and_grad(p, IDS, T, SquaredLoss())[1] for _ in range(2))

@@ -90,6 +90,30 @@ def test_attention(name, causal, rng):
 
 @every_backend
 @pytest.mark.parametrize("causal", [False, True])
+def test_attention_of_samples_with_lengths(name, causal):
+    rng, time = np.random.default_rng(SEED), 7
+    peer = torch.nn.MultiheadAttention(6, 2, batch_first=True, dtype=torch.float64)
+    net = Chain(Attention(6, 2, causal=causal), input_shape=(time, 6), backend=name)
+    p, lengths, parameters = np.zeros(net.n_params), np.array([7, 1, 3, 5]), attention_weights(peer, "0")
+    for entry, array in ours(parameters).items():
+        net.views(p)[entry][...] = array
+    x, dy = rng.normal(size=(2, 4, time, 6))
+    given, padded = tensor(x).requires_grad_(), torch.tensor(np.arange(time) >= lengths[:, None])
+    mask = torch.triu(torch.ones(time, time, dtype=torch.bool), 1) if causal else None
+    wanted = peer(given, given, given, key_padding_mask=padded, attn_mask=mask, need_weights=False)[0]
+    wanted.backward(tensor(dy))
+    assert_close(net(x, p, lengths=lengths), wanted.detach().numpy(), CLOSE)
+    g, dx = net.vjp(p, x, dy, lengths=lengths)
+    assert_close(dx, given.grad.numpy(), CLOSE, "inputs")
+    for entry, gradient in gradients(parameters)().items():
+        assert_close(net.views(g)[entry], gradient.numpy(), CLOSE, entry)
+    behind = np.where((np.arange(time) >= lengths[:, None])[..., None], 1e3, x)
+    inside = np.arange(time) < lengths[:, None]
+    np.testing.assert_array_equal(net(behind, p, lengths=lengths)[inside], net(x, p, lengths=lengths)[inside])
+
+
+@every_backend
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("rng", SIZES[:2], ids=range(2))
 def test_transformer_block(name, causal, activation, rng):

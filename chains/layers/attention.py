@@ -27,7 +27,8 @@ class Attention(Layer):
 
     Queries, keys and values are ``x @ in_weight + in_bias``, in this order. Each head has a part of the features, of which it
     makes ``softmax(queries @ keys.T / sqrt(features / heads)) @ values``. The heads side by side, ``@ out_weight + out_bias``,
-    are the output. As PyTorch's MultiheadAttention, whose weights are the transposed ones. Source: Vaswani et al. 2017.
+    are the output. As PyTorch's MultiheadAttention, whose weights are the transposed ones. Where a call passes `lengths`, nothing
+    behind a sample's length is seen; outputs there mean nothing. Source: Vaswani et al. 2017.
 
     Parameters
     ----------
@@ -76,6 +77,7 @@ class Attention(Layer):
         d.param("out_weight", (features, features), self.weight_init)
         if self.bias:
             d.param("out_bias", (features,), self.bias_init)
+        d.timed = True
         d.output(d.input)
         d.saved("projected", (time, 3 * features))  # queries, keys and values
         d.saved("shares", (self.heads, time, time))  # of each step in what another one takes
@@ -133,8 +135,10 @@ class Attention(Layer):
         time, scale = scores.sample_shape[-1], self._scale
         if self.causal:
             seen = ops.constant("seen", np.tri(time))  # (time, time): 1 where a step sees another
-            ops.map(scores, lambda s, seen: where(seen > 0.5, s * scale, FORBIDDEN), scores, seen)
-            scale = 1.0
+            ops.map(scores, lambda s, seen: where(seen > 0.5, s, FORBIDDEN), scores, seen)
+        if ops.lengths is not None:
+            numbers, lengths = ops.constant("numbers of steps", np.arange(time)), ops.lengths.expand(1).expand(2).expand(3)
+            ops.map(scores, lambda s, number, length: where(number < length, s, FORBIDDEN), scores, numbers, lengths)
         ops.max(row, scores)
         ops.map(scores, lambda s, largest: exp((s - largest) * scale), scores, row)
         ops.sum(row, scores)

@@ -59,7 +59,7 @@ class Streaming(Derivatives):
             raise TypeError("`out` must be a pair of arrays, for the output and for what is carried on")
         network = self._stepwise
         p = arguments.check_params(p, self.n_params)
-        x = arguments.check_input(x, network.declaration.input)
+        x = arguments.check_input(x, network.declaration.input, ids=network.id_count)
         if carried is None:
             carried = self._first_carried(p, len(x))
         carried = arguments.check_input(as_array("carried", carried), (self.n_carried,), "carried", "carried array")
@@ -113,7 +113,8 @@ class Streaming(Derivatives):
         network = self._stepwise
         ops = Recorder("step", dtype)
         p = ops.external("p", (self.n_params,), role="input")
-        x = ops.external("x", network.declaration.input, role="input", batched=True)
+        kind = None if network.id_count is None else record.IDS
+        x = ops.external("x", network.declaration.input, role="input", batched=True, dtype=kind)
         y = ops.external("y", network.declaration.output_shape, role="output", batched=True)
         ends = [ops.external(n, (self.n_carried,), role=r, batched=True) for n, r in CARRIED.items()]
         by_cell: dict[int, list[Carried]] = {}

@@ -9,9 +9,9 @@ from chains.backends.native.kernels import batch_matmul, winograd
 from chains.backends.native.kernels.gemm import workspace
 from chains.backends.native.kernels.row_pointers import indexed_input
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
-from chains.program.operations import MatMul
+from chains.program.operations import BatchMatMul, MatMul
 from chains.program.scratch import Lifetime, plan_scratch
-from chains.program.view import Buffer
+from chains.program.view import Batch, Buffer
 
 TILE_BYTES = 16 << 10  # scratch of a tile: half of a first-level cache
 TILE_ROWS = 48  # tiles are multiples of this, which the kernels' blocks of rows divide; those with images are one vector
@@ -43,13 +43,24 @@ def place_tile_scratch(plan: ExecutionPlan) -> ExecutionPlan:
                 used[buffer] = (used.get(buffer, (moment, moment))[0], moment)
     scratch = plan_scratch(Lifetime(buffer, buffer.nbytes, True, first, last) for buffer, (first, last) in used.items())
     lanes, itemsize = plan.lanes, plan.program.dtype.itemsize
-    fitting = TILE_BYTES // max(1, scratch.bytes_per_sample) // TILE_ROWS * TILE_ROWS
-    tile = lanes if plan.laned else max(TILE_ROWS, min(MOST_TILE_SAMPLES, fitting))
+    unit = _unit(plan)
+    fitting = TILE_BYTES // max(1, scratch.bytes_per_sample) // unit * unit
+    tile = lanes if plan.laned else max(unit, min(MOST_TILE_SAMPLES, fitting))
     plan = replace(plan, scratch=scratch, tile=tile, room=tile if plan.laned else tile * 9 // 8)
     spaces = [winograd.workspace(step.operation, lanes, plan.processor.registers) for step in plan.steps]
     spaces += [batch_matmul.workspace(step.operation, lanes) for step in plan.steps]
     spaces += [workspace(lanes, itemsize, plan.processor.registers)] if any(plan.products) else []
     return replace(plan, tile_bytes=plan.workspace_offset + max(spaces, default=0) * itemsize)
+
+
+def _unit(plan: ExecutionPlan) -> int:
+    """The samples that tiles are multiples of: a sample that attends within itself is many rows, and so few samples will do."""
+    operations = [step.operation for step in plan.steps]
+    if not any(isinstance(operation, BatchMatMul) for operation in operations):
+        return TILE_ROWS
+    extents = [view.shape[0] for operation in operations if isinstance(operation, MatMul) for view in operation.outs]
+    rows = [extent.per_sample for extent in extents if isinstance(extent, Batch)]
+    return -(-TILE_ROWS // min(rows, default=TILE_ROWS))
 
 
 def moments(plan: ExecutionPlan) -> Iterator[tuple[int, PlanStep]]:
