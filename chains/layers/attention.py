@@ -27,8 +27,8 @@ class Attention(Layer):
 
     Queries, keys and values are ``x @ in_weight + in_bias``, in this order. Each head has a part of the features, of which it
     makes ``softmax(queries @ keys.T / sqrt(features / heads)) @ values``. The heads side by side, ``@ out_weight + out_bias``,
-    are the output. As PyTorch's MultiheadAttention, whose weights are the transposed ones. Where a call passes `lengths`, nothing
-    behind a sample's length is seen; outputs there mean nothing. Source: Vaswani et al. 2017.
+    are the output. As PyTorch's MultiheadAttention, whose weights are the transposed ones. Where a call passes `lengths`,
+    nothing behind a sample's length is seen; outputs there mean nothing. Source: Vaswani et al. 2017.
 
     Parameters
     ----------
