@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from chains.program.contract import contracted
 from chains.program.hoist import hoisted
 from chains.program.operations import Copy, Loop, Map, Operation, users
 from chains.program.reorder import relu_after_max_pool
@@ -17,7 +18,7 @@ from chains.program.view import Buffer, View
 
 def simplified(operations: Sequence[Operation]) -> list[Operation]:
     """The same results from fewer operations."""
-    return without_copies(relu_after_max_pool(hoisted(live(operations))))
+    return without_copies(relu_after_max_pool(contracted(hoisted(live(operations)))))
 
 
 def live(operations: Sequence[Operation], read: Iterable[Buffer] = ()) -> list[Operation]:

@@ -177,3 +177,25 @@ def test_what_nobody_reads_is_left_out_of_a_loop():
         ops.map(carried, lambda c, x: c - x, carried, at.now(x, 1))  # read at the next step
     (loop,) = (each for each in ops.finish().operations if isinstance(each, Loop))
     assert [each.outs[0].buffer.name for each in loop.body] == ["y", "carried"]
+
+
+def test_what_only_its_step_reads_has_one_entry_for_all_steps():
+    def scratch(reads_kept: bool) -> int:
+        ops = Recorder("kept", np.float64)
+        x = ops.external("x", (50, 2), role="input", batched=True)
+        y = ops.external("y", (2,), role="output", batched=True)
+        kept, h = ops.scratch("kept", (50, 2)), ops.scratch("h", (2,))
+        ops.fill(h, 0.0)
+        with ops.loop(50) as at:
+            ops.map(at.now(kept, 1), lambda x, h: x - h, at.now(x, 1), h)
+            ops.map(h, lambda h, k: 0.5 * h + k, h, at.now(kept, 1))
+        ops.copy(y, h)
+        if reads_kept:
+            ops.sum(ops.external("total", (50, 2), role="output"), kept)
+        program = ops.finish()
+        given = np.random.default_rng(0).normal(size=(3, 50, 2))
+        found, wanted = (run_program(each, "numpy", 3, {"x": given}, 0xFF)["y"] for each in (program, unhoisted(ops)))
+        np.testing.assert_array_equal(found, wanted)
+        return program.scratch.bytes_per_sample
+
+    assert scratch(True) - scratch(False) == 49 * 2 * 8
