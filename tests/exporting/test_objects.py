@@ -29,7 +29,7 @@ def test_bits_are_those_of_python(case, backend_name):
         compare(functions, batch, arrays)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["SGD", "Nesterov", "AdamW", "Adagrad"])
 def test_steps_have_the_bits_of_python(name):
     optimizer = OPTIMIZERS[name]
     net = Chain(Dense(3, 5, tanh), BatchNorm(5), Dropout(0.3), Dense(5, 2))
