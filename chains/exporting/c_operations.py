@@ -10,6 +10,7 @@ from chains.backends.native.kernels.elementwise import loops_over
 from chains.exporting.c_formulas import literal, statements
 from chains.exporting.header import ctype
 from chains.program.operations import (
+    BatchMatMul,
     Convolve,
     ConvolveInput,
     ConvolveWeight,
@@ -206,6 +207,21 @@ def _matmul(operation: MatMul, place: Place) -> Lines:
     yield from nested([("i", m), ("j", n)], lines)
 
 
+def _batch_matmul(operation: BatchMatMul, place: Place) -> Lines:
+    """A product for each of the matrices in the last two axes."""
+    (out,), (a, b) = operation.outs, operation.ins
+    (*leading, m, k), n = a.shape, b.shape[-1]
+    each = [f"b{axis}" for axis in range(len(leading))]
+
+    def at(view: View, row: str, column: str) -> str:
+        return place.at(view, list(zip([*each, row, column], view.strides, strict=True)))
+
+    yield from _begun(operation, place)
+    product = [f"{at(out, 'i', 'j')} += factor * {at(b, 'k', 'j')};"]
+    inner = [f"const {ctype(out.dtype)} factor = {at(a, 'i', 'k')};", *nested([("j", n)], product)]
+    yield from nested([*zip(each, leading, strict=True), ("i", m), ("k", k)], inner)
+
+
 # Images
 
 
@@ -341,6 +357,7 @@ def _random(operation: Random, place: Place) -> Lines:
 
 _WRITERS: dict[type[Operation], Callable[[Any, Place], Lines]] = {
     MatMul: _matmul,
+    BatchMatMul: _batch_matmul,
     Map: _map,
     Reduce: _reduce,
     Convolve: _convolution,

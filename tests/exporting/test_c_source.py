@@ -13,7 +13,7 @@ from chains import BatchNorm, Chain, Dense, Dropout, SquaredLoss, tanh
 from chains.backends.numpy.backend import NumpyBackend
 from chains.exporting.c_source import CSource
 from chains.exporting.header import header_text
-from tests.exporting.support import Functions, data, interface, tool
+from tests.exporting.support import Functions, data, interface, tool, whole_calls
 from tests.harness import ACTIVATION_CASES, LAYERS, LOSS_CASES, OPTIMIZERS, OWN_LAYERS, PENALTY_CASES
 
 CASES = [*LAYERS, *OWN_LAYERS, *ACTIVATION_CASES, *(c for c in (*LOSS_CASES, *PENALTY_CASES) if not c.weighted)]
@@ -32,7 +32,7 @@ def built(made, folder, *flags):
 
 def compare(functions, n, arrays, error):
     """Raise AssertionError unless every function fills what NumPy fills, but for an error relative to the largest entry."""
-    for call in functions.interface.calls:
+    for call in whole_calls(functions.interface):
         found = functions(call.name, n, **arrays)
         buffers = call.program.buffers
         given = {name: np.array(array, buffers[name].dtype) for name, array in arrays.items() if name in buffers}

@@ -10,7 +10,7 @@ import pytest
 
 from chains.backends.numpy.backend import NumpyBackend
 from chains.exporting.header import ctype, header_text
-from tests.exporting.support import data, interface, tool
+from tests.exporting.support import data, interface, tool, whole_calls
 from tests.harness import ACTIVATION_CASES, LAYERS, LOSS_CASES, SEED
 from tests.sampling import of_the_day
 
@@ -36,7 +36,7 @@ class Program:
 
     def add(self, made, n, arrays):
         """Have all functions of an interface called."""
-        for call in made.calls:
+        for call in whole_calls(made):
             names = []
             for argument in call.arguments:
                 shape = (n, *argument.shape) if argument.batched else argument.shape
