@@ -2,8 +2,8 @@
 Fit a curve
 ===========
 
-A network of one input and one output learns a noisy curve. This page goes through everything that a session needs:
-data, a network, parameters, training, a prediction.
+A network of one input and one output learns a noisy curve. This page goes through all that it takes: data, a
+network, parameters, training, a prediction.
 """
 
 import matplotlib.pyplot as plt
