@@ -55,7 +55,7 @@ def owners() -> dict[str, Any]:
 
 OWNERS = owners()
 MODULES = {"data": data, "expr": expr, "models": models, "schedules": schedules, "testing": testing}
-LATER = ("sklearn",)  # modules that users import themselves, since they need other packages
+LATER = ("interop", "sklearn")  # modules that users import themselves, since they need other packages
 # Public by their names, but for the package itself; of a network also what it has as a layer, which stands at `layer`.
 INSIDE = {
     "testing": "Checked Kink filled",

@@ -40,7 +40,7 @@ FLOORS = [
     ["chain"],
     ["training", "models", "exporting"],
     ["callbacks", "testing"],
-    ["files", "sklearn"],
+    ["files", "interop", "sklearn"],
     ["commands"],
     ["__main__"],
 ]

@@ -1,0 +1,102 @@
+"""A network as a function of JAX, computed here, under jit, grad and vmap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from chains.chain import Chain
+from chains.interop.parts import needed
+from chains.network import arguments
+
+
+def as_jax(net: Chain, state: Any = None) -> Callable[[Any, Any], Any]:
+    """A function of JAX that computes a network by this package.
+
+    Parameters
+    ----------
+    net : Chain
+        The network; it computes in the mode "eval".
+    state : array, shape (n_state,), optional
+        Its state, for networks that have one. None: that of ``net.init_state()``.
+
+    Returns
+    -------
+    callable
+        ``f(x, p)`` is the output for `x` (batch, *input_shape) and the parameters `p` (n_params,), of the type of `p`. It goes
+        under `jit`, `grad` (in reverse, once) and `vmap`; where `vmap` is over `x` alone, all of it is one batch. It is called
+        back from JAX's program on the CPU.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a state that does not fit.
+    ImportError
+        Where JAX is missing.
+    """
+    jax = needed("jax")
+    arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
+    states: dict[np.dtype[Any], np.ndarray | None] = {}
+
+    def state_of(dtype: np.dtype[Any]) -> np.ndarray | None:
+        if dtype not in states:
+            states[dtype] = np.asarray(net.init_state() if state is None else state).astype(dtype) if net.n_state else None
+        return states[dtype]
+
+    if state is not None:
+        arguments.check_state(state, net.state_layout, None, False, {})
+    depth = len(net.input_shape) + 1
+
+    def run(x: Any, p: Any) -> np.ndarray:
+        """The outputs, where `x` and `p` may have more axes in front, of which those of length 1 stand for any."""
+        x, p = np.asarray(x), np.asarray(p)
+        front = np.broadcast_shapes(x.shape[:-depth], p.shape[:-1])
+        if math.prod(p.shape[:-1]) == 1:  # one network: one batch
+            p, batch = p.reshape(-1), x.shape[-depth:]
+            y = net(x.reshape(-1, *batch[1:]), p, state=state_of(p.dtype))
+            return np.broadcast_to(
+                y.reshape(*x.shape[:-depth], batch[0], *net.output_shape), (*front, batch[0], *net.output_shape)
+            )
+        xs, ps = _expanded(x, front, depth), _expanded(p, front, 1)
+        return np.stack([net(a, b, state=state_of(b.dtype)) for a, b in zip(xs, ps, strict=True)]).reshape(
+            *front, x.shape[-depth], *net.output_shape
+        )
+
+    def pull(x: Any, p: Any, dy: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The pullback, likewise."""
+        x, p, dy = np.asarray(x), np.asarray(p), np.asarray(dy)
+        deep = len(net.output_shape) + 1
+        front = np.broadcast_shapes(x.shape[:-depth], p.shape[:-1], dy.shape[:-deep])
+        each = zip(_expanded(p, front, 1), _expanded(x, front, depth), _expanded(dy, front, deep), strict=True)
+        dps, dxs = zip(*(net.vjp(b, a, c, state=state_of(b.dtype)) for b, a, c in each), strict=True)
+        return np.stack(dps).reshape(*front, -1), np.stack(dxs).reshape(*front, *x.shape[-depth:])
+
+    def called(x: Any, p: Any) -> Any:
+        shape = jax.ShapeDtypeStruct((x.shape[0], *net.output_shape), p.dtype)
+        return jax.pure_callback(run, shape, x, p, vmap_method="expand_dims")
+
+    @jax.custom_vjp
+    def function(x: Any, p: Any) -> Any:
+        return called(x, p)
+
+    def forward(x: Any, p: Any) -> Any:
+        return called(x, p), (x, p)
+
+    def backward(kept: Any, dy: Any) -> Any:
+        x, p = kept
+        shapes = jax.ShapeDtypeStruct(p.shape, p.dtype), jax.ShapeDtypeStruct(x.shape, p.dtype)
+        dp, dx = jax.pure_callback(pull, shapes, x, p, dy, vmap_method="expand_dims")
+        real = jax.numpy.issubdtype(x.dtype, jax.numpy.floating)
+        return (dx.astype(x.dtype) if real else np.zeros(x.shape, jax.dtypes.float0)), dp
+
+    function.defvjp(forward, backward)
+    return function
+
+
+def _expanded(array: np.ndarray, front: tuple[int, ...], own: int) -> np.ndarray:
+    """The array with the axes in front as one."""
+    kept = array.shape[-own:]
+    return np.ascontiguousarray(np.broadcast_to(array, (*front, *kept)).reshape(-1, *kept))

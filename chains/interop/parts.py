@@ -1,0 +1,66 @@
+"""What comes from another library: layers with their arrays, which become a network and its vectors."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from chains.activations import identity
+from chains.chain import Chain
+from chains.layers import Activation, Conv, ConvTranspose, Dense, Layer
+from chains.layers.base import SampleShape
+from chains.params import Layout
+
+
+def needed(name: str, package: str = "") -> Any:
+    """A module of an optional package. Raises ImportError, which says what to install, where it is missing."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"this needs {name}: pip install {package or name} ({error})") from error
+
+
+@dataclass
+class Part:
+    """A layer with its parameters and its state, in the order in which it declares them."""
+
+    layer: Layer
+    params: list[np.ndarray] = field(default_factory=list)
+    state: list[np.ndarray] = field(default_factory=list)
+
+
+def joined(parts: list[Part]) -> list[Part]:
+    """The parts with activations taken into the layers before them."""
+    result: list[Part] = []
+    for part in parts:
+        before = result[-1].layer if result else None
+        if (
+            isinstance(part.layer, Activation)
+            and isinstance(before, (Dense, Conv, ConvTranspose))
+            and before.activation is identity
+        ):
+            before.activation = part.layer.f
+        else:
+            result.append(part)
+    return result
+
+
+def assembled(
+    parts: list[Part], input_shape: SampleShape | None, backend: str, dtype: Any
+) -> tuple[Chain, np.ndarray, np.ndarray | None]:
+    """The network of these parts, its parameters and its state. Raises ValueError where an array does not fit."""
+    parts = joined(parts)
+    net = Chain(*(part.layer for part in parts), input_shape=input_shape, backend=backend)
+    p = _vector(net.layout, [array for part in parts for array in part.params], dtype)
+    state = _vector(net.state_layout, [array for part in parts for array in part.state], dtype) if net.n_state else None
+    return net, p, state
+
+
+def _vector(layout: Layout, arrays: list[np.ndarray], dtype: Any) -> np.ndarray:
+    for entry, array in zip(layout, arrays, strict=True):
+        if array.shape != entry.shape:
+            raise ValueError(f"{entry.name!r} must have shape {entry.shape}, got {array.shape}")
+    return np.concatenate([np.empty(0), *(array.reshape(-1) for array in arrays)]).astype(dtype)

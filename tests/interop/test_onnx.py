@@ -1,0 +1,133 @@
+"""Networks as ONNX models, which onnxruntime runs, and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import chains
+from chains import BatchNorm, Chain, Conv, Dense, Flatten, activation
+from chains.activations import ACTIVATIONS
+from chains.expr import maximum, where
+from chains.interop import from_onnx, from_torch, to_onnx
+from tests import harness
+
+onnx = pytest.importorskip("onnx")
+runtime = pytest.importorskip("onnxruntime")
+
+OTHERS = ("Recurrent", "RNN", "LSTM", "GRU", "Architecture", "own-", "reads-dy")
+CASES = [case for case in harness.LAYERS if not any(word in f"{case.name} {case.layers}" for word in OTHERS)]
+
+
+def run(model, x):
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(["y"], {"x": x})[0]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_onnxruntime_computes_the_same(case):
+    net = case.net("auto")
+    problem = case.problem(3)
+    p, state = problem.p.astype(np.float32), problem.state.astype(np.float32)
+    x = problem.x if problem.x.dtype.kind in "iu" else problem.x.astype(np.float32)
+    model = to_onnx(net, p, state if net.n_state else None)
+    y = run(model, x.astype(np.int64) if x.dtype.kind in "iu" else x)
+    expected = net(x, p, state=state if net.n_state else None)
+    assert y.shape == expected.shape
+    np.testing.assert_allclose(y, expected, rtol=2e-6, atol=1e-6 * max(1.0, abs(expected).max()))
+    assert run(model, (x.astype(np.int64) if x.dtype.kind in "iu" else x)[:1]).shape == expected[:1].shape  # any batch
+
+
+OWN = [
+    activation("bent", lambda x: where((x > 1.0) & ~(x > 2.0), 2.0 * x, maximum(x, -1.5) ** 3)),
+    activation("soft", lambda x: x / (1 + abs(x))),
+    activation("steps", lambda x: where(x != 0.0, np.floor(x) + np.sign(x), np.cos(x))),
+]
+
+
+@pytest.mark.parametrize("f", [*ACTIVATIONS.values(), *OWN], ids=str)
+def test_activations(f):
+    net = Chain(chains.Activation(f), input_shape=(41,))
+    x = np.linspace(-3, 3, 41, dtype=np.float32)[None]
+    np.testing.assert_allclose(run(to_onnx(net, net.init()), x), net(x, net.init()), rtol=2e-6, atol=1e-6)
+
+
+def test_models_name_their_parameters_and_are_written(tmp_path):
+    net = Chain(Dense(3, 4, "tanh"), Dense(4, 2))
+    p = net.init(dtype=np.float64)
+    model = to_onnx(net, p, path=tmp_path / "model.onnx")
+    assert {each.name for each in model.graph.initializer} == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+    found, q, state = from_onnx(tmp_path / "model.onnx")
+    assert (repr(found), state) == (repr(net), None)
+    np.testing.assert_array_equal(q, p)
+
+
+def test_there_and_back():
+    net = Chain(
+        Conv(2, 4, 3, "relu", padding=((1, 0), (1, 1)), stride=(1, 2)),
+        BatchNorm(4),
+        chains.MaxPool(2, stride=1),
+        chains.ConvTranspose(4, 3, 2, "softplus", bias=False),
+        chains.AvgPool(2, count_padding=False),
+        Flatten(),
+        Dense(3, 6, chains.make_elu(0.5)),
+        chains.Scale(),
+        chains.Shift(),
+        chains.Reshape(2, 3),
+        Dense(3, 2, bias=False),
+        chains.Softmax(),
+        input_shape=(2, 4, 4),
+    )
+    rng = np.random.default_rng(0)
+    p, state = net.init(seed=3), net.init_state() + rng.uniform(0, 1, net.n_state).astype(np.float32)
+    x = rng.normal(size=(3, 2, 4, 4)).astype(np.float32)
+    found, q, again = from_onnx(to_onnx(net, p, state))
+    np.testing.assert_allclose(found(x, q, state=again), net(x, p, state=state), rtol=1e-6, atol=1e-6)
+
+
+def test_models_that_pytorch_might_write():
+    h = onnx.helper
+    w, b = np.arange(6.0, dtype=np.float32).reshape(2, 3), np.ones(2, np.float32)
+    nodes = [
+        h.make_node("Flatten", ["x"], ["a"]), h.make_node("Gemm", ["a", "w", "b"], ["c"], transB=1),
+        h.make_node("LeakyRelu", ["c"], ["d"], alpha=0.2), h.make_node("Dropout", ["d"], ["e"]),
+        h.make_node("LayerNormalization", ["e", "b", "b"], ["f"], axis=-1), h.make_node("Identity", ["f"], ["y"]),
+    ]  # fmt: skip
+    value = h.make_tensor_value_info
+    arrays = [onnx.numpy_helper.from_array(array, name) for name, array in (("w", w), ("b", b))]
+    graph = h.make_graph(nodes, "g", [value("x", 1, ["n", 3])], [value("y", 1, ["n", 2])], arrays)
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 20)], ir_version=9)
+    net, p, _ = from_onnx(model)
+    x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    np.testing.assert_allclose(net(x, p), run(model, x), rtol=1e-5, atol=1e-6)
+    nodes[2] = h.make_node("Celu", ["c"], ["d"], name="odd")
+    graph = h.make_graph(nodes, "g", [value("x", 1, ["n", 3])], [value("y", 1, ["n", 2])], arrays)
+    with pytest.raises(ValueError, match="nothing like the operator Celu of the node 'odd'"):
+        from_onnx(h.make_model(graph))
+    graph = h.make_graph(nodes[:2], "g", [value("x", 1, ["n", None])], [value("c", 1, ["n", 2])], arrays)
+    with pytest.raises(ValueError, match="must be known"):
+        from_onnx(h.make_model(graph))
+
+
+def test_a_branch_is_refused():
+    net = Chain(chains.Residual(Dense(2, 2, "tanh")))
+    with pytest.raises(ValueError, match="must take what the one before gave"):
+        from_onnx(to_onnx(net, net.init()))
+
+
+def test_from_pytorch_to_onnxruntime():
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.GELU(), torch.nn.Linear(5, 2))
+    net, p, _ = from_torch(module)
+    x = torch.randn(4, 3)
+    np.testing.assert_allclose(run(to_onnx(net, p), x.numpy()), module(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_what_cannot_be_written_is_refused():
+    net = Chain(BatchNorm(2), input_shape=(2,))
+    with pytest.raises(ValueError, match="`state` is missing"):
+        to_onnx(net, net.init())
+    net = Chain(harness.Double(), input_shape=(2,))
+    with pytest.raises(TypeError, match="no operator of ONNX for"):
+        to_onnx(net, net.init())

@@ -1,0 +1,256 @@
+"""Networks from and to PyTorch, and as its modules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import chains
+from chains import (
+    BatchNorm,
+    Chain,
+    Conv,
+    ConvTranspose,
+    Dense,
+    Dropout,
+    Embedding,
+    Flatten,
+    MaxPool,
+    SquaredLoss,
+    activation,
+    relu,
+    tanh,
+)
+from chains.interop import as_torch, from_torch, to_torch
+from tests import harness
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+
+def compared(net: Chain, p: np.ndarray, state: np.ndarray | None, module: nn.Module, x: np.ndarray, tolerance: float) -> None:
+    """Outputs and gradients of both, in the mode "eval"."""
+    module.eval()
+    tensor = torch.from_numpy(x.copy())
+    if x.dtype.kind == "f":
+        tensor.requires_grad_()
+    y = module(tensor)
+    own = net(x, p, state=state)
+    np.testing.assert_allclose(own, y.detach().numpy(), rtol=tolerance, atol=tolerance)
+    dy = np.cos(np.arange(own.size)).reshape(own.shape).astype(own.dtype)
+    y.backward(torch.from_numpy(dy))
+    dp, dx = net.vjp(p, x, dy, state=state)
+    if x.dtype.kind == "f":
+        np.testing.assert_allclose(dx, tensor.grad.numpy(), rtol=tolerance, atol=10 * tolerance)
+    grads = [each.grad.numpy() for each in module.parameters()]
+    for (name, array), grad in zip(net.views(dp).items(), grads, strict=True):
+        expected = grad.T if array.shape != grad.shape or is_dense(net, name) else grad
+        np.testing.assert_allclose(array, expected, rtol=tolerance, atol=20 * tolerance, err_msg=name)
+
+
+def is_dense(net: Chain, name: str) -> bool:
+    layer = net
+    for part in name.split(".")[:-1]:
+        layer = layer.layers[int(part)]
+    return isinstance(layer, Dense) and name.endswith("weight")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_network_of_many_layers_there_and_back(dtype):
+    net = Chain(
+        Conv(2, 4, 3, relu, padding=1, stride=(1, 2)),
+        BatchNorm(4),
+        MaxPool(2),
+        Conv(4, 3, (2, 1), "gelu", padding=((1, 0), (0, 0))),
+        chains.GroupNorm(3, 3),
+        chains.AvgPool(2, stride=1, padding=1),
+        Flatten(),
+        Dense(18, 6, chains.make_elu(0.5)),
+        chains.LayerNorm(6),
+        Dropout(0.3),
+        chains.Reshape(2, 3),
+        Dense(3, 3, "softplus"),
+        chains.RMSNorm(),
+        Flatten(),
+        Chain(Dense(6, 4, tanh, bias=False), chains.LogSoftmax()),
+        input_shape=(2, 5, 6),
+    )
+    rng = np.random.default_rng(0)
+    p, state = net.init(seed=1, dtype=dtype), np.abs(net.init_state(dtype) + rng.normal(0, 0.3, net.n_state).astype(dtype))
+    x = rng.normal(size=(4, 2, 5, 6)).astype(dtype)
+    module = to_torch(net, p, state)
+    tolerance = 2e-6 if dtype == np.float32 else 1e-12
+    compared(net, p, state, module, x, tolerance)
+    back, q, again = from_torch(module, (2, 5, 6))
+    np.testing.assert_allclose(back(x, q, state=again), net(x, p, state=state), rtol=tolerance, atol=tolerance)
+    assert q.dtype == again.dtype == dtype
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_random_architectures(number):
+    """Drawn anew every day."""
+    rng = np.random.default_rng([harness.SEED, number])
+    names = [
+        "relu",
+        "tanh",
+        "sigmoid",
+        "silu",
+        "mish",
+        "selu",
+        "softsign",
+        "gelu",
+        "softplus",
+        "identity",
+        chains.elu,
+        chains.leaky_relu,
+    ]
+    layers, channels, side = [], int(rng.integers(1, 4)), 8
+    shape = (channels, side, side)
+    for _ in range(int(rng.integers(1, 4))):
+        outputs, kernel, f = int(rng.integers(1, 5)), int(rng.integers(1, 4)), names[rng.integers(len(names))]
+        layers.append(Conv(channels, outputs, kernel, f, padding=int(rng.integers(0, 2)), bias=bool(rng.integers(2))))
+        channels = outputs
+        choices = [BatchNorm(channels)], [MaxPool(2, stride=1)], [ConvTranspose(channels, channels, 2)], []
+        layers += choices[rng.integers(4)]
+    layers.append(Flatten())
+    size = Chain(*layers, input_shape=shape).output_shape[0]
+    for outputs in rng.integers(1, 9, 2):
+        layers.append(Dense(size, int(outputs), names[rng.integers(len(names))]))
+        size = int(outputs)
+    net = Chain(*layers, input_shape=shape)
+    p = net.init(seed=number)
+    state = net.init_state() if net.n_state else None
+    x = rng.normal(size=(3, *shape)).astype(np.float32)
+    module = to_torch(net, p, state)
+    compared(net, p, state, module, x, 1e-5)  # of float32, over deep networks
+    back, q, again = from_torch(module, shape)
+    np.testing.assert_allclose(back(x, q, state=again), module(torch.from_numpy(x)).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_layers_of_pytorch():
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.ZeroPad2d((1, 0, 2, 1)),
+        nn.Conv2d(2, 4, 3, padding="same", groups=2),
+        nn.LeakyReLU(0.2),
+        nn.Upsample(scale_factor=2),
+        nn.AvgPool2d(3, count_include_pad=False, padding=1),
+        nn.ConvTranspose2d(4, 3, 3, stride=2, output_padding=1, bias=False),
+        nn.SELU(),
+        nn.Dropout2d(0.5),
+        nn.Identity(),
+        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        nn.Linear(3, 4, bias=False),
+        nn.Softmax(dim=-1),
+        nn.Unflatten(1, (2, 2)),
+        nn.RMSNorm(2),
+        nn.Softplus(),
+    )
+    x = torch.randn(3, 2, 5, 4)
+    net, p, state = from_torch(module, (2, 5, 4))
+    assert state is None
+    np.testing.assert_allclose(net(x, p), module.eval()(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+    signals = nn.Sequential(nn.Embedding(7, 4, padding_idx=0), nn.Flatten(), nn.Linear(20, 3), nn.Tanh())
+    ids = torch.randint(0, 7, (6, 5))
+    net, p, _ = from_torch(signals, (5,))
+    np.testing.assert_allclose(net(ids, p), signals(ids).detach().numpy(), rtol=1e-5, atol=1e-6)
+    module = to_torch(Chain(Embedding(3, 2), Flatten(), input_shape=(4,)), np.arange(6.0))
+    np.testing.assert_allclose(module(torch.tensor([[0, 1, 2, 2]])).detach().numpy(), [[0, 1, 2, 3, 4, 5, 4, 5]])
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (nn.Bilinear(2, 2, 2), "no layer like torch.nn.Bilinear"),
+        (nn.Conv2d(1, 1, 3, padding_mode="circular"), "`padding_mode`"),
+        (nn.MaxPool2d(2, ceil_mode=True), "`ceil_mode`"),
+        (nn.MaxPool2d(2, dilation=2), "`dilation`"),
+        (nn.GELU("tanh"), "`approximate`"),
+        (nn.AdaptiveAvgPool2d(2), "`output_size`"),
+        (nn.Softmax(dim=1), "`dim`"),
+        (nn.BatchNorm1d(2, track_running_stats=False), "`track"),
+        (nn.LayerNorm(3, bias=False), "`bias`"),
+        (nn.Upsample(scale_factor=1.5), "`scale_factor`"),
+        (3, "`module` .=3. must be a module"),
+    ],
+)
+def test_what_there_is_not_is_refused(module, reason):
+    with pytest.raises((TypeError, ValueError), match=reason):
+        from_torch(module, (2, 4, 4))
+
+
+class Own(nn.Module):
+    """A module of a user."""
+
+
+def test_others_are_pointed_to_as_torch():
+    with pytest.raises(TypeError, match=r"Own is not a layer of PyTorch"):
+        from_torch(nn.Sequential(Own()), (2,))
+    for layer in (chains.Scale(), chains.Activation(activation("cube", lambda x: x**3)), chains.Residual(Flatten())):
+        net = Chain(layer, input_shape=(2,))
+        with pytest.raises(TypeError, match=r"as_torch\(net\)"):
+            to_torch(net, net.init())
+    with pytest.raises(ValueError, match="`state` is missing"):
+        to_torch(Chain(BatchNorm(2), input_shape=(2,)), np.ones(4))
+
+
+def test_the_gradients_of_as_torch():
+    net = Chain(Dense(3, 5, tanh), chains.Residual(Dense(5, 5, "gelu")), Dense(5, 2))
+    module = as_torch(net, net.init(dtype=np.float64)).eval()
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    p = module.p.detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(module, (x, p))
+    y = module(x, p)
+    first = torch.autograd.grad((y**2).sum(), x, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def test_as_torch_trains_within_a_network_of_pytorch():
+    torch.manual_seed(0)
+    net = Chain(Dense(4, 8, tanh), BatchNorm(8), Dropout(0.2), Dense(8, 3))
+    module = as_torch(net)
+    whole = nn.Sequential(nn.Linear(2, 4), module, nn.Linear(3, 1))
+    optimizer = torch.optim.Adam(whole.parameters(), 0.01)
+    x = torch.randn(64, 2)
+    t = x[:, :1] * x[:, 1:]
+    losses = []
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = ((whole(x) - t) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    assert set(whole.state_dict()) >= {"1.p", "1.state"}
+    assert not np.array_equal(module.state.numpy(), net.init_state())
+    whole.eval()
+    assert torch.equal(whole(x), whole(x))
+    assert repr(net) in repr(module)
+
+
+def test_the_same_draw_serves_output_and_gradient():
+    net = Chain(Dropout(0.5), input_shape=(50,))
+    module = as_torch(net)
+    x = torch.ones(2, 50, requires_grad=True)
+    torch.manual_seed(1)
+    y = module(x)
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())
+    assert 10 < (y == 0).sum() < 90
+    assert not torch.equal(module(x), y)
+
+
+def test_as_torch_is_as_net():
+    net = Chain(Dense(2, 3))
+    p = net.init(seed=4)
+    module = as_torch(net, p)
+    before = p.copy()
+    module.p.data += 1.0
+    np.testing.assert_array_equal(p, before)
+    x, t = np.ones((5, 2), np.float32), np.zeros((5, 3), np.float32)
+    y = module(torch.from_numpy(x), torch.from_numpy(p).requires_grad_())
+    value, _ = net.value_and_grad(p, x, t, SquaredLoss())
+    assert (0.5 * y**2).sum(1).mean().item() == pytest.approx(value, rel=1e-6)
+    with pytest.raises(ValueError, match="`p` must have shape"):
+        as_torch(net, p[:-1])
