@@ -30,7 +30,12 @@ from chains.activations import (
 from chains.activations import make_elu as make_elu
 from chains.activations import make_leaky_relu as make_leaky_relu
 from chains.backends import FallbackWarning as FallbackWarning
+from chains.callbacks import Callback as Callback
+from chains.callbacks import CSVLogger as CSVLogger
 from chains.callbacks import EarlyStopping
+from chains.callbacks import LearningRates as LearningRates
+from chains.callbacks import TensorBoard as TensorBoard
+from chains.callbacks import find_learning_rate as find_learning_rate
 from chains.chain import Chain
 from chains.exporting.export import export as export
 from chains.files import load as load

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -56,3 +57,8 @@ def shown(value: Any) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= MOST_VALUE_CHARACTERS else f"{text[:MOST_VALUE_CHARACTERS]}..."
+
+
+def as_html(text: str) -> str:
+    """A text for notebooks, as it is printed."""
+    return f'<pre style="line-height: 1.2; white-space: pre">{html.escape(text)}</pre>'

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from chains.initializers import Constant, Initializer
-from chains.messages import listed, meant, shown
+from chains.messages import as_html, listed, meant, shown
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,10 @@ class Layout(Sequence[Slice]):
             return f"no {self.what}s"
         width = max(len(entry.name) for entry in self._slices)
         return "\n".join(f"{e.name:{width}}  {e.start:>9,}:{e.stop:<9,}  {e.shape}" for e in self._slices)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return as_html(str(self))
 
     def __repr__(self) -> str:
         return f"Layout({list(self._slices)!r})"

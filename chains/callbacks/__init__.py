@@ -14,6 +14,11 @@ from typing import Any
 import numpy as np
 
 from chains.backends.places import on_host, place_of
+from chains.callbacks.base import Callback as Callback
+from chains.callbacks.learning_rate import LearningRates as LearningRates
+from chains.callbacks.learning_rate import find_learning_rate as find_learning_rate
+from chains.callbacks.loggers import CSVLogger as CSVLogger
+from chains.callbacks.loggers import TensorBoard as TensorBoard
 from chains.checks import check_count, check_flags, check_number, check_word
 from chains.messages import counted, listed, meant
 from chains.network import arguments

@@ -14,7 +14,7 @@ from chains.checks import check_shape, whole
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.combine import Series
 from chains.lazy import lazy
-from chains.messages import counted, listed
+from chains.messages import as_html, counted, listed
 from chains.network import arguments, record
 from chains.network.structure import value_of
 from chains.network.summary import summary
@@ -187,6 +187,10 @@ class Architecture(Series):
     def summary(self) -> str:
         """A table of the layers: output shapes, numbers of parameters, what is frozen, the size of the state."""
         return summary(self.network)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the table of the layers, where the shape of the input is known."""
+        return as_html(repr(self) if self._input_shape is None else Architecture.summary(self))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name != "network"}

@@ -15,6 +15,7 @@ import numpy as np
 
 from chains.expr import Expr
 from chains.lazy import lazy
+from chains.messages import as_html
 from chains.program.operations import Loop, Operation, all_operations
 from chains.program.scratch import Lifetime, ScratchPlan, plan_scratch
 from chains.program.settings import evaluate
@@ -92,6 +93,10 @@ class Program:
             where = f"at {self.scratch.offset_text(buffer)}, " if buffer.role == "scratch" else ""
             lines.append(f"  {buffer.role:8} {buffer.name}: {size}, {where}operations {first}-{last}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return as_html(str(self))
 
     def __repr__(self) -> str:
         return f"<Program {self.name} ({self.dtype}): {len(self.operations)} operations>"

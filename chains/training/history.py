@@ -11,7 +11,7 @@ import numpy as np
 
 from chains import encoding
 from chains.backends.places import on_host
-from chains.messages import counted, listed, shown
+from chains.messages import as_html, counted, listed, shown
 from chains.params import Layout
 from chains.training.optimizer_state import OptimizerState
 
@@ -143,6 +143,10 @@ class History:
             )
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise ValueError(f"`data` (={shown(data)}) is not what History.to_dict gives: {error!r}") from error
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return as_html(str(self))
 
     def __str__(self) -> str:
         columns = self.columns()

@@ -104,6 +104,7 @@ class Run:
         steps, history, tick = self._steps, self._history, self._tick
         saver, most = self._saver, UNLIMITED_STEPS
         one_by_one = bool(self._callbacks or self._judge.names or (saver and saver.one_by_one))
+        each_step = [callback.on_batch_end for callback in self._callbacks if hasattr(callback, "on_batch_end")]
         if saver is not None:
             saver.begin()
         while history.epochs < self._epochs and not history.stopped:
@@ -111,9 +112,12 @@ class Run:
             if saver is not None:
                 epochs, most = saver.limits()
                 left = min(left, epochs)
-            done = steps.advance(left, most)
+            done = steps.advance(left, 1 if each_step else most)
             if tick is not None:
                 tick(done)
+            with interrupts.allowed:
+                for on_batch_end in each_step:
+                    on_batch_end(self._seen(), steps.loss)
             if steps.finished:
                 self._end_epoch(interrupts.allowed)
             steps.check()

@@ -1,0 +1,36 @@
+"""What callbacks are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class Callback:
+    """A base for callbacks of `train`: override what is to be done at these moments.
+
+    A callback that has a method ``on_batch_end(state, loss)`` too is called after each step with the step's loss; steps are
+    then done one by one, which costs some microseconds each.
+    """
+
+    def on_train_begin(self, names: Sequence[str]) -> None:
+        """Before the first step. `names` are the quantities that will be recorded, such as "loss" and "validation loss"."""
+
+    def on_epoch_end(self, state: Any) -> str | None:
+        """After each epoch, with a `TrainingState`. A text that is returned ends training, as its reason."""
+        return None
+
+    def on_train_end(self, state: Any) -> None:
+        """At the end, with a `TrainingState`."""
+
+    def begin(self, names: Sequence[str]) -> None:
+        """What `train` calls before the first step."""
+        self.on_train_begin(names)
+
+    def __call__(self, state: Any) -> str | None:
+        """What `train` calls after each epoch."""
+        return self.on_epoch_end(state)
+
+    def finish(self, state: Any) -> None:
+        """What `train` calls at the end."""
+        self.on_train_end(state)

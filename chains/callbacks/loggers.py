@@ -1,0 +1,98 @@
+"""Callbacks that write the numbers of each epoch down."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from chains.callbacks.base import Callback
+from chains.messages import shown
+
+
+class CSVLogger(Callback):
+    """Writes the numbers of each epoch to a file, a line each, as soon as they are known.
+
+    Parameters
+    ----------
+    path : str or path
+        The file. Its first line has the names: "epoch", "loss", "validation loss", metrics, "seconds".
+    append : bool
+        Whether to go on with a file that is there, which must have the same names, rather than to replace it.
+
+    Raises
+    ------
+    TypeError
+        For something that is not a path.
+    ValueError
+        At the beginning of a training that records other quantities than the file has.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, append: bool = False) -> None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"`path` must be a path, got {shown(path)}")
+        self.path = Path(path)
+        self.append = append
+
+    def on_train_begin(self, names: Sequence[str]) -> None:
+        self._names = ["epoch", *names]
+        if self.append and self.path.exists() and self.path.stat().st_size:
+            with self.path.open(newline="") as file:
+                found = next(csv.reader(file))
+            if found != self._names:
+                raise ValueError(f"`path` (={str(self.path)!r}) has the columns {found}, but this run records {self._names}")
+            return
+        with self.path.open("w", newline="") as file:
+            csv.writer(file).writerow(self._names)
+
+    def on_epoch_end(self, state: Any) -> None:
+        columns = state.history.columns()
+        with self.path.open("a", newline="") as file:
+            csv.writer(file).writerow([state.epoch, *(columns[name][-1] for name in self._names[1:])])
+
+    def __repr__(self) -> str:
+        return f"CSVLogger({str(self.path)!r}, append={self.append})"
+
+
+class TensorBoard(Callback):
+    """Writes the numbers of each epoch for TensorBoard, through tensorboardX.
+
+    Parameters
+    ----------
+    folder : str or path
+        Where the files go: ``tensorboard --logdir FOLDER``.
+    histograms : bool
+        Whether to write a histogram of each parameter array too.
+
+    Raises
+    ------
+    ImportError
+        Where tensorboardX is missing.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, histograms: bool = False) -> None:
+        self.folder = os.fspath(folder)
+        self.histograms = histograms
+
+    def on_train_begin(self, names: Sequence[str]) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError as error:
+            raise ImportError(f"TensorBoard needs tensorboardX: pip install tensorboardX ({error})") from error
+        self._writer = SummaryWriter(self.folder)
+
+    def on_epoch_end(self, state: Any) -> None:
+        for name, values in state.history.columns().items():
+            self._writer.add_scalar(name.replace(" ", "/"), values[-1], state.epoch)
+        if self.histograms:
+            for name, array in state.net.views(state.p).items():
+                self._writer.add_histogram(name, array, state.epoch)
+        self._writer.flush()
+
+    def on_train_end(self, state: Any) -> None:
+        self._writer.close()
+
+    def __repr__(self) -> str:
+        return f"TensorBoard({self.folder!r}, histograms={self.histograms})"
