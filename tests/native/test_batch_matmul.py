@@ -1,0 +1,55 @@
+"""Products of stacks of matrices in machine code: every order of axes and size at every width, and the tiles of attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chains import Attention, Chain, Dense, Embedding, Flatten, SquaredLoss
+from chains.backends.numpy.backend import NumpyBackend
+from chains.program.recorder import Recorder
+
+pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
+
+from chains.backends.native.backend import NativeBackend
+from chains.backends.native.llvm.target import Processor
+from chains.backends.native.plan.passes import plan_of
+from chains.backends.native.plan.tiles import TILE_ROWS
+from tests.native.support import assert_equal_results, random_arrays, run_on
+
+SIZES = [(1, 1, 1), (2, 7, 3), (5, 8, 17), (7, 33, 4), (32, 8, 32)]
+
+
+def stacks(sizes, dtype, turned=(False, False), accumulate=False):
+    """A program of out (batch, 2, m, n) = a @ b, of operands that are whole or transposed."""
+    m, k, n = sizes
+    ops = Recorder("stacks", dtype)
+    a, b = (
+        ops.external(name, (2, *shape[::-1]) if turn else (2, *shape), role="input", batched=True)
+        for name, shape, turn in zip("ab", ((m, k), (k, n)), turned, strict=True)
+    )
+    out = ops.external("out", (m, 2, n), role="state" if accumulate else "output", batched=True)
+    a, b = (view.swap(-1, -2) if turn else view for view, turn in zip((a, b), turned, strict=True))
+    ops.matmul(out.swap(1, 2), a, b, accumulate=accumulate)
+    return ops.finish()
+
+
+@pytest.mark.parametrize("simd", ["sse2", "avx2", None])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_stacks_equal_numpy(simd, dtype):
+    runner = NativeBackend(threads=1, simd=simd)
+    for number, sizes in enumerate(SIZES):
+        turned = [(False, False), (True, False), (False, True), (True, True)][number % 4]
+        for accumulate in (False, True):
+            program = stacks(sizes, np.dtype(dtype), turned, accumulate)
+            arrays = random_arrays(program, 5)
+            wanted, actual = (run_on(each, program, 5, arrays) for each in (NumpyBackend(), runner))
+            assert_equal_results(actual, wanted, dtype)
+
+
+def test_a_tile_of_attention_is_a_few_samples():
+    processor = Processor("avx2", 32, 16, "", "")
+    attends = Chain(Attention(32, 4), input_shape=(32, 32))
+    assert plan_of(attends.program(SquaredLoss()), processor).tile == 2
+    classifies = Chain(Embedding(9, 32), Attention(32, 4), Flatten(), Dense(1024, 2), input_shape=(32,))
+    assert plan_of(classifies.program(SquaredLoss()), processor).tile == TILE_ROWS
