@@ -1,7 +1,8 @@
 """The estimators of chains.sklearn beside scikit-learn's own: ``python -m benchmarks.estimators [--seeds N] [--folds N]``.
 
 Scores of cross-validation on scikit-learn's data sets, standardised, with the default parameters of both; and the CPU time
-of a fit, both on one thread, in turns. A row for each type of the data, which is that of the computation in both.
+of a fit, in turns, both on one thread unless told otherwise. A row for each type of the data, which is that of the
+computation in both.
 """
 
 from __future__ import annotations
@@ -57,13 +58,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1, help="of BLAS, for scikit-learn; 0 for as many as it takes itself")
     parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", ConvergenceWarning)
     for heading, text in describe(sgemm=False).items():
         print(f"{heading}: {text}")
     print(f"{'data':<14}{'type':<9}{'score':>16}{'scikit-learn':>18}{'ms a fit':>11}{'scikit-learn':>14}{'times':>8}")
-    with threadpool_limits(1):
+    with threadpool_limits(options.threads or None, user_api="blas"):
         for name in options.data:
             for dtype in (np.float32, np.float64):
                 measure(name, dtype, 1, 2)  # compiles
