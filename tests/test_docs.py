@@ -20,7 +20,9 @@ OTHERS = {"np", "cupy", "jax", "torch", "nn", "keras", "flax", "optax"}  # packa
 
 @cache
 def sources() -> tuple[Path, ...]:
-    return tuple(path for folder in ("chains", "tests", "benchmarks", "examples", "rosetta") for path in (ROOT / folder).rglob("*.py"))
+    return tuple(
+        path for folder in ("chains", "tests", "benchmarks", "examples", "rosetta") for path in (ROOT / folder).rglob("*.py")
+    )
 
 
 def names(path: Path) -> set[str]:
