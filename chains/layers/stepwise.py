@@ -23,7 +23,7 @@ class Carried(NamedTuple):
     initial: str | None  # the parameter that it begins with; None: zeros
 
 
-class Stepwise(Layer):
+class _OneStep(Layer):
     """A recurrent layer at one step."""
 
     def __init__(self, layer: Recurrent) -> None:
@@ -55,7 +55,7 @@ def stepwise(layer: Layer) -> Layer:
     if isinstance(layer, Recurrent):
         if layer.bidirectional:
             raise ValueError(f"{layer!r} goes through a sequence from its end too, so that there is no single step")
-        return Stepwise(layer)
+        return _OneStep(layer)
     return layer
 
 
@@ -72,7 +72,7 @@ def carried_by(declaration: Declaration) -> list[Carried]:
 
 def _cells(declaration: Declaration) -> Iterator[tuple[Declaration, dict[str, SampleShape]]]:
     """The stepwise layers, each with the shapes of what its cell carries."""
-    if isinstance(declaration.layer, Stepwise):
+    if isinstance(declaration.layer, _OneStep):
         yield declaration, declaration.children[0].carried_shapes
         return
     for child in declaration.children:
