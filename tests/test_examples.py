@@ -13,6 +13,7 @@ import pytest
 from chains import Adam, Chain, CrossEntropyLoss, Dense, Flatten, backends, train
 from chains.data import cifar, mnist
 from tests.cupy import emulated
+from tests.data.test_sequences import write_imdb
 
 FOLDER = Path(__file__).parents[1] / "examples"
 sys.path.append(str(FOLDER))  # as for `python examples/NAME.py`: some build on others
@@ -267,7 +268,18 @@ def test_a_gpu_that_was_asked_for_and_is_missing(name, capsys, no_gpu):
     assert capsys.readouterr().err.startswith(SENTENCE)
 
 
-@pytest.mark.parametrize("name", ["lenet5", "rosetta_cnn", "gpu_mnist", "gpu_cifar"])
+@pytest.mark.parametrize("lengths", [[], ["--lengths"]], ids=["whole", "lengths"])
+def test_rosetta_rnn(lengths, tmp_path, capsys):
+    write_imdb(tmp_path, count=150)
+    load("rosetta_rnn").main(["--epochs", "1", "--samples", "130", "--data", str(tmp_path), *lengths])
+    text = capsys.readouterr().out
+    assert "3,818,302" in text
+    assert table_row(text, "reviews trained on") == [130]
+    assert 0.0 <= table_row(text, "accuracy on the test reviews")[0] <= 1.0
+    assert table_row(text, "steps of 64") == [2]  # the partial batch is dropped
+
+
+@pytest.mark.parametrize("name", ["lenet5", "rosetta_cnn", "rosetta_rnn", "gpu_mnist", "gpu_cifar"])
 def test_missing_data_is_named(name, tmp_path, capsys):
     with pytest.raises(SystemExit):
         load(name).main(["--data", str(tmp_path)])
