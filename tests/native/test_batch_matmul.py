@@ -12,6 +12,7 @@ from chains.program.recorder import Recorder
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native.backend import NativeBackend
+from chains.backends.native.kernels.batch_matmul import workspace
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.plan.passes import plan_of
 from chains.backends.native.plan.tiles import TILE_ROWS
@@ -45,6 +46,16 @@ def test_stacks_equal_numpy(simd, dtype):
             arrays = random_arrays(program, 5)
             wanted, actual = (run_on(each, program, 5, arrays) for each in (NumpyBackend(), runner))
             assert_equal_results(actual, wanted, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("columns", [2, 5, 16, 17])
+def test_the_copy_of_a_right_side_has_room_for_whole_vectors(columns, dtype):
+    """It is the last of a tile's memory, behind which lies what belongs to others."""
+    for lanes in (2, 4, 8, 16):
+        operation = stacks((3, 4, columns), np.dtype(dtype), (False, True)).operations[-1]
+        assert workspace(operation, lanes) == 4 * -(-columns // lanes) * lanes
+        assert workspace(stacks((3, 4, columns), np.dtype(dtype)).operations[-1], lanes) == 0
 
 
 def test_a_tile_of_attention_is_a_few_samples():

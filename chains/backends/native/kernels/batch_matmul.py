@@ -40,7 +40,7 @@ def lower_batch_matmul(frame: Frame, operation: BatchMatMul, space: Value) -> No
 
 def workspace(operation: Operation, lanes: int) -> int:
     """Elements that a thread needs for the copy of a right side."""
-    return _copied(operation.ins[1], lanes).sample_size if _is_packed(operation) else 0
+    return _copied(operation.ins[1], lanes).buffer.size if _is_packed(operation) else 0  # with what fills up the rows
 
 
 def _is_packed(operation: Operation) -> bool:
