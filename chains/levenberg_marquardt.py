@@ -93,4 +93,4 @@ def descend(
             bar.show({"value": f"{point.value:.6g}"})
         if ftol and fall <= ftol * max(abs(before), abs(point.value), 1.0):
             return True, "the value falls by less than `ftol`", iteration + 1
-    return float(abs(point.g).max(initial=0.0)) <= gtol, "the most iterations were made", maxiter
+    return float(abs(point.g).max(initial=0.0)) <= gtol, "the limit of iterations was reached", maxiter

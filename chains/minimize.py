@@ -188,7 +188,7 @@ def _descend(
             bar.show(_numbers(line))
         if fall <= ftol * max(abs(before), abs(line.value), 1.0) and ftol:
             return line.result(True, "the value falls by less than `ftol`", iteration + 1)
-    return line.result(_largest(line.g) <= gtol, "the most iterations were made", maxiter)
+    return line.result(_largest(line.g) <= gtol, "the limit of iterations was reached", maxiter)
 
 
 def _first(direction: _Direction, fall: float, slope: float) -> float:

@@ -324,8 +324,11 @@ class _Tracer:
                 )
             return Expr("input", value=pieces.setdefault((output, by), len(pieces)))
 
-        results = term.residual(*map(symbol, arguments))
-        results = tuple(map(as_expr, results if isinstance(results, tuple) else (results,)))
+        try:
+            results = term.residual(*map(symbol, arguments))
+            results = tuple(map(as_expr, results if isinstance(results, tuple) else (results,)))
+        except TypeError as error:
+            raise TypeError(f"{what}: {error}") from error
         return Residual(_numbered(results, len(pieces), len(fixed), first), tuple(pieces))
 
     def transform(self, function: Callable[..., Any]) -> Formula:

@@ -105,6 +105,15 @@ class Expr:
             "cannot convert a traced expression to a number: use the functions of chains.expr (or NumPy's), not math's"
         )
 
+    def _reduced(self, *args: Any, **kwargs: Any) -> Expr:
+        """What NumPy's functions call, too: ``np.mean`` of a symbol would be the symbol."""
+        raise TypeError(
+            "a formula is of one element: it has no sum, mean, max or min over others; a loss sums over a sample's outputs, "
+            "with average=True takes their mean, and averages over the batch"
+        )
+
+    sum = mean = max = min = _reduced
+
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Expr:
         name = UFUNCS.get(ufunc)
         if name is None or method != "__call__" or kwargs:

@@ -158,6 +158,11 @@ WRONG = [
         ValueError,
         "gives 2 numbers for 1 outputs",
     ),
+    (
+        lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.x, POINTS), Term(lambda u: math.sin(u), POINTS)]),
+        TypeError,
+        "the residual of term 1: cannot convert",
+    ),
 ]
 
 
