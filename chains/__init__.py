@@ -99,7 +99,7 @@ from chains.penalties import Penalty as Penalty
 from chains.program.program import Program as Program
 from chains.program.recorder import Recorder as Recorder
 from chains.program.view import View as View
-from chains.residuals import ResidualProblem, Term
+from chains.residuals.problem import ResidualProblem, Term
 from chains.threads import get_num_threads as get_num_threads
 from chains.threads import num_threads as num_threads
 from chains.threads import set_num_threads as set_num_threads

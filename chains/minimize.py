@@ -68,7 +68,7 @@ def minimize(
     Parameters
     ----------
     function : callable
-        ``function(p)`` returns the value and the gradient. For "LM" it must be a squared loss's objective (`net.objective`).
+        ``function(p)`` returns the value and the gradient. For "LM", the objective of a squared loss or a residual problem.
     p : array, shape (n,)
         Where to begin; it is left as it is.
     method : str

@@ -29,7 +29,8 @@ def exact(points: np.ndarray) -> np.ndarray:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--points", type=int, default=500, help="within the square")
-    parser.add_argument("--iterations", type=int, default=500, help="of BFGS, at most")
+    parser.add_argument("--iterations", type=int, default=500, help="at most")
+    parser.add_argument("--method", default="BFGS", choices=["BFGS", "L-BFGS", "LM"])
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
 
@@ -45,13 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     p = net.init(seed=chosen.seed, dtype=np.float64)
 
     begin = time.perf_counter()
-    result = minimize(net.objective(problem.x, problem.t, problem.loss), p, maxiter=chosen.iterations, progress=False)
+    objective = net.objective(problem.x, problem.t, problem.loss)
+    result = minimize(objective, p, chosen.method, maxiter=chosen.iterations, progress=False)
     seconds = time.perf_counter() - begin
     x, y = np.meshgrid(np.linspace(0.0, 1.0, 101), np.linspace(0.0, 1.0, 101), indexing="ij")
     grid = np.column_stack([x.ravel(), y.ravel()])
     solution = exact(grid)
     error = np.linalg.norm(problem.evaluate(net, result.x, grid)["u"] - solution) / np.linalg.norm(solution)
-    print(f"{net.n_params} parameters, {chosen.points} points, {result.nit} iterations of BFGS in {seconds:.2f} s")
+    print(f"{net.n_params} parameters, {chosen.points} points, {result.nit} iterations of {chosen.method} in {seconds:.2f} s")
     print(f"{'mean squared residual':24}{result.fun:.2e}")
     print(f"{'relative L2 error':24}{error:.2e}")
 

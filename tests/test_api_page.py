@@ -59,7 +59,8 @@ LATER = ("interop", "sklearn")  # modules that users import themselves, since th
 # Public by their names, but for the package itself; of a network also what it has as a layer, which stands at `layer`.
 INSIDE = {
     "testing": "Checked Kink filled",
-    "net": "brief declare fixed_input forward forward_pass network problem pullback runner state_for training_step",
+    "net": "brief declare fixed_input forward forward_pass network problem pullback "
+    "residuals_and_jacobian runner state_for training_step",
     "layout": "count index what",
     "program": "settings tuned",
     "checkpoint": "amount unit",

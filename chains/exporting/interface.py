@@ -15,7 +15,7 @@ from chains.optimizers import Optimizer
 from chains.params import Layout
 from chains.program.program import Program
 from chains.program.view import Batch, Buffer
-from chains.residuals import ResidualLoss
+from chains.residuals.loss import ResidualLoss
 
 GRADIENTS: dict[str | None, tuple[str, ...]] = {"parameters": ("g",), "inputs": ("dx",), "both": ("g", "dx"), None: ()}
 

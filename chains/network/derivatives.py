@@ -27,6 +27,7 @@ from chains.network.programs import Shortcuts
 from chains.penalties import Penalty
 from chains.program.program import Program
 from chains.program.settings import Tunable
+from chains.residuals.loss import ResidualLoss
 
 MOST_ORDER = 4
 DIRECTIONS_AT_ONCE = 16  # directions, or cotangents, in one program; more take several calls
@@ -223,6 +224,17 @@ class Derivatives(Architecture):
         run = self._program(p, kind, make, problem)
         self._run(run, inputs, state, {"j": result})
         return result
+
+    def residuals_and_jacobian(
+        self, p: np.ndarray, x: np.ndarray, t: np.ndarray, loss: ResidualLoss, *, state: Any = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The equations of each point, (batch, equations), times the roots of the weights in `t`; their Jacobian."""
+        make = partial(record_derivatives.residuals, self.network, loss, t.shape[1:], p.dtype)
+        run = self._program(p, ("residuals", p.dtype), make, record.Criterion(loss, t.shape[1:]))
+        inputs = {"p": p, "x": x, "t": t}
+        r, j = self._outs(None, [(len(x), loss.equations), (len(x), loss.equations, self.n_params)], inputs)
+        self._run(run, inputs, state, {"r": r, "j": j})
+        return r, j
 
     # How
 

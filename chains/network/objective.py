@@ -137,14 +137,16 @@ class Objective:
         return self._second.hessian_product(self._vector("p", p), self._data, self._vector("v", v))
 
     def residuals(self, p: Any) -> np.ndarray:
-        """What `scipy.optimize.least_squares` takes: half the sum of the squares is the value; shape (batch * outputs,).
+        """What `scipy.optimize.least_squares` takes: half the sum of the squares is the value.
 
-        Raises ValueError unless the loss is a mean of squares, without a penalty or negative weights.
+        Shape (batch * outputs,); of a `ResidualProblem` (points * equations,), with the most equations that a term has, and
+        zeros for those that others lack. Raises ValueError unless the loss is a mean of squares, without a penalty or negative
+        weights.
         """
         return self._second.residuals(self._vector("p", p), self._data)
 
     def jacobian(self, p: Any) -> np.ndarray:
-        """The derivatives of the residuals by the parameters, shape (batch * outputs, n_params). Raises as `residuals`."""
+        """The derivatives of the residuals by the parameters, shape (len(residuals), n_params). Raises as they do."""
         return self._second.jacobian(self._vector("p", p), self._data)
 
     def normal_equations(self, p: Any) -> tuple[float, np.ndarray, np.ndarray]:

@@ -9,8 +9,9 @@ Programs that train, and calls in the mode "train", update ``state``; pure ones 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.settings import Tunable
 from chains.program.view import View
-from chains.residuals import ResidualLoss
+from chains.residuals.loss import ResidualLoss
 
 IDS = np.dtype(np.int64)  # the type of ids in programs
 
@@ -232,14 +233,27 @@ def _record_loss(ops: Recorder, loss: Loss, node: Node, views: Gradient) -> None
 
 
 def _record_residuals(ops: Recorder, loss: ResidualLoss, network: Network, node: Node, views: Gradient) -> None:
-    """The outputs' derivatives by series, the loss made of them, and the pullback of the cotangents of all coefficients."""
-    x, y, dy, dx, t, w, value = views
+    x, t, w, value = views.x, views.t, views.w, views.value
+    fill = partial(loss.record_series, ops, x, t=t, w=w, value=value)
+    record_from_series(ops, loss, network, node, x, views.y, views.dy, views.dx, fill)
+
+
+def record_from_series(
+    ops: Recorder, loss: ResidualLoss, network: Network, node: Node, x: View, y: View, dy: View, dx: View,
+    fill: Callable[..., None],
+) -> None:  # fmt: skip
+    """The outputs' derivatives by series, what `fill` makes of them, and the pullback of the cotangents of all coefficients.
+
+    `fill(rows=, adjoints=)` gets the coefficients of the outputs and their cotangents, by outputs and indices.
+    """
     if network.id_count is not None:
         raise ValueError(f"{loss!r} derives the outputs by the inputs, which are ids here")
     if ops.training and not network.forgets:
         raise ValueError(f"{loss!r} derives the outputs of one sample, which batch statistics would mix: there is no training")
+    before = ops.taken()
     node.forward(ops, x, y)
     jet, forward = Jet(ops, loss.orders), ops.taken()
+    ops.operations += before
     tangents = ops.constant("directions", loss.tangents)
     for direction in range(len(loss.orders)):
         tangent = ops.scratch(f"direction {direction}", x.sample_shape)
@@ -253,7 +267,7 @@ def _record_residuals(ops: Recorder, loss: ResidualLoss, network: Network, node:
     with ops.label("residuals"):
         rows = {(k, index): row.index(-1, k) for index, row in present.items() for k in outputs}
         adjoints = {(k, index): jet.row(dy, index).index(-1, k) for index in present for k in outputs}
-        loss.record_series(ops, x, rows, t, w, value, adjoints)
+        fill(rows=rows, adjoints=adjoints)
     before = ops.taken()
     node.pullback(ops, x, y, dy, dx)
     pullback = ops.taken()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import Any
 
@@ -18,10 +18,11 @@ import numpy as np
 from chains.jets.jet import Jet
 from chains.jets.per_sample import PerSample
 from chains.jets.series import ZERO
-from chains.network.record import Criterion, Network, _begin, _node, _record_gradient, _zero_frozen
+from chains.network.record import Criterion, Network, _begin, _node, _record_gradient, _zero_frozen, record_from_series
 from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.residuals.loss import ResidualLoss
 
 
 def derivatives(network: Network, directions: int, order: int, dtype: Any, *, own: bool = False) -> Program:
@@ -102,6 +103,25 @@ def sample_gradients(network: Network, objective: Criterion, dtype: Any) -> Prog
     recorded = [operation for operation in ops.taken() if all(out.buffer.name != "value" for out in operation.outs)]
     alone = [replace(each, ins=tuple(one if view == inverse else view for view in each.ins)) for each in recorded]
     PerSample(ops, {g.buffer: j}).record(alone)
+    return ops.finish()
+
+
+def residuals(network: Network, loss: ResidualLoss, target: tuple[int, ...], dtype: Any) -> Program:
+    """r, (batch, equations), = the residuals times the roots of the weights in t; j, (batch, equations, n_params). Pure."""
+    ops, p, x = _begin("residuals", network, dtype, training=False)
+    t = ops.external("t", target, role="input", batched=True)
+    r = ops.external("r", (loss.equations,), role="output", batched=True)
+    j = ops.external("j", (loss.equations, network.layout.size), role="output", batched=True)
+    for number in range(loss.equations):
+        before = ops.taken()
+        g = ops.scratch("gradient", (network.layout.size,), batched=False)
+        y, dy = (ops.scratch(name, network.declaration.output_shape) for name in ("y", "dy"))
+        dx = ops.scratch("dx", network.declaration.input)
+        fill = partial(loss.record_equation, ops, number, x, t=t, residual=r.index(-1, number))
+        record_from_series(ops, loss, network, _node(ops, network, p, g), x, y, dy, dx, fill)
+        _zero_frozen(ops, network, g)
+        recorded, ops.operations = ops.taken(), before
+        PerSample(ops, {g.buffer: j.index(1, number)}).record(recorded)
     return ops.finish()
 
 

@@ -1,4 +1,4 @@
-"""What an objective knows beyond its gradient: products with the Hessian matrix, and, of squared losses, residuals."""
+"""What an objective knows beyond its gradient: products with the Hessian matrix, and, of sums of squares, residuals."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from chains.losses import Loss, MSELoss, SquaredLoss
 from chains.network.derivatives import Derivatives
 from chains.penalties import Penalty
+from chains.residuals.loss import ResidualLoss
 
 BLOCK_BYTES = 32 << 20  # of a Jacobian, in which its products with itself are made
 
@@ -29,48 +30,66 @@ class SecondOrder:
         return self.net.hvp(p, data["x"], data["t"], self.loss, v, weights=weights, penalty=self.penalty, state=state)
 
     def residuals(self, p: np.ndarray, data: Mapping[str, Any]) -> np.ndarray:
-        factors = self._factors(data)
-        return self._differences(p, data, slice(None)).ravel() * factors
+        factors, every = self._factors(data), slice(0, len(data["x"]))
+        if isinstance(self.loss, ResidualLoss):
+            return np.concatenate([self._linearised(p, data, part, factors)[0] for part in self._blocks(data)])
+        return self._differences(p, data, every).ravel() * factors
 
     def jacobian(self, p: np.ndarray, data: Mapping[str, Any]) -> np.ndarray:
-        factors = self._factors(data)
-        return self._rows(p, data, slice(None)) * factors[:, None]
+        return self._linearised(p, data, slice(0, len(data["x"])), self._factors(data))[1]
 
     def normal_equations(self, p: np.ndarray, data: Mapping[str, Any]) -> tuple[float, np.ndarray, np.ndarray]:
-        factors, outputs = self._factors(data), math.prod(self.net.output_shape)
+        factors = self._factors(data)
         value, g, matrix = 0.0, np.zeros(len(p)), None
         for part in self._blocks(data):
-            own = factors[part.start * outputs : part.stop * outputs]
-            r = self._differences(p, data, part).ravel() * own
-            j = self._rows(p, data, part)
-            j *= own[:, None]
+            r, j = self._linearised(p, data, part, factors)
             value += 0.5 * float(r @ r)
             g += r @ j
             matrix = j.T @ j if matrix is None else matrix + j.T @ j
         return value, g, np.zeros((len(p), len(p))) if matrix is None else matrix
 
+    @property
+    def _per_sample(self) -> int:
+        """Residuals of a sample."""
+        return self.loss.equations if isinstance(self.loss, ResidualLoss) else math.prod(self.net.output_shape)
+
     def _blocks(self, data: Mapping[str, Any]) -> Iterator[slice]:
         samples = len(data["x"])
-        size = max(1, BLOCK_BYTES // (8 * self.net.n_params * math.prod(self.net.output_shape)))
+        size = max(1, BLOCK_BYTES // (8 * self.net.n_params * self._per_sample))
         for start in range(0, samples, size):
             yield slice(start, min(samples, start + size))
+
+    def _linearised(
+        self, p: np.ndarray, data: Mapping[str, Any], part: slice, factors: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The residuals of some samples, and their Jacobian."""
+        own, state = factors[part.start * self._per_sample : part.stop * self._per_sample], data.get("state")
+        x, t = data["x"][part], data["t"][part]
+        if isinstance(self.loss, ResidualLoss):
+            r, j = self.net.residuals_and_jacobian(p, x, t, self.loss, state=state)
+        else:
+            r, j = self._differences(p, data, part), self.net.jacobian(p, x, state=state)
+        r, j = r.ravel(), j.reshape(-1, len(p))
+        r *= own
+        j *= own[:, None]
+        return r, j
 
     def _differences(self, p: np.ndarray, data: Mapping[str, Any], part: slice) -> np.ndarray:
         return self.net(data["x"][part], p, state=data.get("state")) - data["t"][part].reshape(-1, *self.net.output_shape)
 
-    def _rows(self, p: np.ndarray, data: Mapping[str, Any], part: slice) -> np.ndarray:
-        return self.net.jacobian(p, data["x"][part], state=data.get("state")).reshape(-1, len(p))
-
     def _factors(self, data: Mapping[str, Any]) -> np.ndarray:
         """What each residual is multiplied by, so that half the sum of their squares is the loss."""
-        if type(self.loss) not in (SquaredLoss, MSELoss) or self.penalty is not None:
+        if type(self.loss) not in (SquaredLoss, MSELoss, ResidualLoss) or self.penalty is not None:
             beside = "" if self.penalty is None else f" with {self.penalty!r}"
-            raise ValueError(f"residuals are those of SquaredLoss or MSELoss without a penalty, not of {self.loss!r}{beside}")
-        samples, outputs = len(data["x"]), math.prod(self.net.output_shape)
-        factor = 1.0 / samples if isinstance(self.loss, SquaredLoss) else 2.0 / (samples * outputs)
+            raise ValueError(
+                "residuals are those of SquaredLoss, MSELoss or a ResidualProblem's loss without a penalty, not of "
+                f"{self.loss!r}{beside}"
+            )
+        samples, size = len(data["x"]), self._per_sample
+        factor = {SquaredLoss: 1.0 / samples, MSELoss: 2.0 / (samples * size), ResidualLoss: 2.0 / samples}[type(self.loss)]
         weights = data.get("weights")
         if weights is None:
-            return np.full(samples * outputs, math.sqrt(factor))
+            return np.full(samples * size, math.sqrt(factor))
         if weights.min() < 0.0:
             raise ValueError(f"`weights` must not be negative where residuals are asked for, but there is {weights.min()}")
-        return np.repeat(np.sqrt(weights * factor), outputs)
+        return np.repeat(np.sqrt(weights * factor), size)

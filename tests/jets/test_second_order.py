@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Chain, Dense, L2Penalty, MSELoss, SquaredLoss, minimize, tanh
+from chains import Chain, Dense, L2Penalty, MSELoss, ResidualProblem, SquaredLoss, Term, minimize, tanh
+from chains.expr import sin
 from tests.harness import BACKENDS
 
 every_backend = pytest.mark.parametrize("backend", sorted({"numpy", "native", *BACKENDS} - {"cupy"}))
@@ -101,3 +102,75 @@ def test_what_is_no_sum_of_squares_is_refused():
         minimize(lambda q: (float(q @ q), 2 * q), p, "LM")
     with pytest.raises(ValueError, match=r"`v` has shape \(3,\)"):
         net.objective(X, T, MSELoss()).hessp(p, np.ones(3))
+
+
+def equations(points: np.ndarray, edge: np.ndarray) -> ResidualProblem:
+    """Two coupled equations within, one at an edge, whose rows of the second are zero."""
+    terms = [
+        Term(lambda u, v, x, f: (u.t + u * u.x - 0.3 * v.xx - f, v.tx + sin(x) * u), points, {"f": points[:, 0]}),
+        Term(lambda v: v - 0.5, edge, weight=3.0),
+    ]
+    return ResidualProblem(("t", "x"), ("u", "v"), terms, transform=lambda u, v, x: ((1.0 - x * x) * u, v))
+
+
+@every_backend
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
+def test_residuals_of_differential_equations(backend, weights, monkeypatch):
+    net = Chain(Dense(2, 6, tanh), Dense(6, 5, "gelu"), Dense(5, 2), backend=backend)
+    problem, p = equations(X[:20], X[20:]), net.init(seed=1, dtype=np.float64)
+    objective = net.objective(problem.x, problem.t, problem.loss, weights=weights)
+    value, g = objective(p)
+    r, j = objective.residuals(p), objective.jacobian(p)
+    assert r.shape == (60,)
+    assert j.shape == (60, net.n_params)
+    assert not r[41::2].any()
+    assert not j[41::2].any()
+    assert 0.5 * r @ r == pytest.approx(value, rel=1e-12)
+    np.testing.assert_allclose(r @ j, g, rtol=1e-9, atol=1e-12)
+    for k in range(0, net.n_params, 7):
+        step = 1e-5 * np.eye(net.n_params)[k]
+        wanted = (objective.residuals(p + step) - objective.residuals(p - step)) / 2e-5
+        np.testing.assert_allclose(j[:, k], wanted, rtol=1e-7, atol=1e-8)
+    monkeypatch.setattr("chains.network.second_order.BLOCK_BYTES", 8 * net.n_params * 2 * 7)
+    np.testing.assert_allclose(objective.residuals(p), r, rtol=1e-11, atol=1e-14)
+    found, gradient, matrix = objective.normal_equations(p)
+    assert found == pytest.approx(value, rel=1e-12)
+    np.testing.assert_allclose(gradient, g, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(matrix, j.T @ j, atol=1e-12)
+
+
+@every_backend
+def test_jacobian_of_residuals_as_in_jax(backend):
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_enable_x64", True)
+    jnp = jax.numpy
+    net = Chain(Dense(2, 6, tanh), Dense(6, 1), backend=backend)
+    p = net.init(seed=2, dtype=np.float64)
+    problem = ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.t + u * u.x - 0.2 * u.xx, X)])
+    objective = net.objective(problem.x, problem.t, problem.loss)
+
+    def network(p, z):
+        return (jnp.tanh(z @ p[:12].reshape(2, 6) + p[12:18]) @ p[18:24] + p[24]).sum()
+
+    def residuals(p):
+        def residual(z):
+            first, second = jax.grad(network, 1)(p, z), jax.hessian(network, 1)(p, z)
+            return first[0] + network(p, z) * first[1] - 0.2 * second[1, 1]
+
+        return jnp.sqrt(2.0 / len(X)) * jax.vmap(residual)(X)
+
+    np.testing.assert_allclose(objective.residuals(p), residuals(p), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(objective.jacobian(p), jax.jacrev(residuals)(p), rtol=1e-9, atol=1e-12)
+
+
+def test_an_equation_is_solved_by_least_squares():
+    """u' = -u, u(0) = 1."""
+    t = np.linspace(0.0, 1.0, 15)[:, None]
+    net = Chain(Dense(1, 6, tanh), Dense(6, 1))
+    problem = ResidualProblem(("t",), ("u",), [Term(lambda u: u.t + u, t), Term(lambda u: u - 1.0, t[:1])])
+    objective, p = net.objective(problem.x, problem.t, problem.loss), net.init(seed=0, dtype=np.float64)
+    ours = minimize(objective, p, "LM", gtol=1e-8, maxiter=300)
+    np.testing.assert_allclose(net(t, ours.x)[:, 0], np.exp(-t[:, 0]), atol=1e-5)
+    scipy = pytest.importorskip("scipy.optimize")
+    theirs = scipy.least_squares(objective.residuals, p, objective.jacobian, max_nfev=200)
+    np.testing.assert_allclose(net(t, theirs.x)[:, 0], np.exp(-t[:, 0]), atol=1e-4)

@@ -1,0 +1,1 @@
+"""Residuals of differential equations as losses: the problem that a user states, its tracing, and its loss."""

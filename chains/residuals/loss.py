@@ -1,0 +1,189 @@
+"""The loss of a residual problem: formulas of the coefficients of the outputs' series, and their derivatives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from chains.expr import Expr, Formula, as_expr, sqrt, trace_nodes
+from chains.expr.replay import Replay
+from chains.jets.series import ZERO, Index, Orders, Series, replay
+from chains.losses import Loss
+from chains.program.recorder import Recorder
+from chains.program.view import View
+from chains.residuals.tracing import Piece, Residual
+
+
+@dataclass(frozen=True)
+class ResidualLoss(Loss):
+    """The weighted sum of squared residuals; made by `ResidualProblem`."""
+
+    coordinates: tuple[str, ...]
+    outputs: tuple[str, ...]
+    n_data: int
+    residuals: tuple[Residual, ...]
+    transform: Formula | None = None
+
+    def check_target(self, output: tuple[int, ...], target: tuple[int, ...]) -> None:
+        if output != (len(self.outputs),):
+            raise ValueError(
+                f"outputs of sample shape {output} do not go with the outputs {', '.join(self.outputs)} of the residuals: "
+                f"wanted ({len(self.outputs)},)"
+            )
+        if target != (len(self.residuals) + self.n_data,):
+            raise ValueError(f"`t` of sample shape {target} is not that of the problem: pass `problem.t`, with `problem.x`")
+
+    # The curves along which outputs are derived
+
+    @cached_property
+    def directions(self) -> dict[tuple[int, ...], int]:
+        """The order of derivative wanted along sums of coordinate axes: (0,) is the first axis, (0, 1) a diagonal."""
+        found: dict[tuple[int, ...], int] = {}
+        for residual in self.residuals:
+            for _, by in residual.pieces:
+                axes = tuple(dict.fromkeys(by))
+                for direction in [axes] * (len(axes) > 1) + [(axis,) for axis in axes]:
+                    found[direction] = max(found.get(direction, 1), len(by))
+        return dict(sorted(found.items()))
+
+    @property
+    def orders(self) -> Orders:
+        return tuple(self.directions.values())
+
+    @property
+    def tangents(self) -> np.ndarray:
+        """The directions as vectors, shape (directions, coordinates)."""
+        rows = [[float(axis in axes) for axis in range(len(self.coordinates))] for axes in self.directions]
+        return np.array(rows).reshape(len(rows), len(self.coordinates))
+
+    def record(self, ops: Recorder, y: View, t: View, w: View | None, value: View, dy: View) -> None:
+        raise TypeError("residuals are made of derivatives: `record_series` has them")
+
+    def record_series(
+        self,
+        ops: Recorder,
+        x: View,
+        rows: Mapping[tuple[int, Index], View],
+        t: View,
+        w: View | None,
+        value: View,
+        adjoints: Mapping[tuple[int, Index], View],
+    ) -> None:
+        """Record how `value` and the `adjoints` are filled from the coefficients of the outputs, `rows`.
+
+        Both are arrays (batch,) by the same outputs and indices; coefficients without a row are zero.
+        """
+        terms = ops.scratch("terms", ())
+        ins = self._operands(rows, x, t)
+        function = self._sloped(rows, self._sum_of_squares)
+
+        def weighted(inverse: Any, *values: Any) -> tuple[Any, ...]:
+            first, *rest = function(*values[: len(ins)])
+            for weight in values[len(ins) :]:
+                first, inverse = first * weight, inverse * weight
+            return first, *(slope * inverse for slope in rest)
+
+        ops.map((terms, *adjoints.values()), weighted, ops.inverse_batch, *ins, *([] if w is None else [w]))
+        ops.sum(value, terms)
+        ops.map(value, lambda total, inverse: total * inverse, value, ops.inverse_batch)
+
+    def record_equation(
+        self,
+        ops: Recorder,
+        number: int,
+        x: View,
+        rows: Mapping[tuple[int, Index], View],
+        t: View,
+        residual: View,
+        adjoints: Mapping[tuple[int, Index], View],
+    ) -> None:
+        """Record one equation of each point's term: its `residual` (batch,), times the root of the weight, and its slopes.
+
+        Arguments as of `record_series`. Terms that have fewer equations give zeros.
+        """
+
+        def rooted(residuals: Sequence[tuple[Any, ...]], weights: Sequence[Expr]) -> Any:
+            own = [(weight, each[number]) for weight, each in zip(weights, residuals, strict=True) if number < len(each)]
+            return sum((sqrt(weight) * each for weight, each in own[1:]), sqrt(own[0][0]) * own[0][1])
+
+        ops.map((residual, *adjoints.values()), self._sloped(rows, rooted), *self._operands(rows, x, t))
+
+    @property
+    def equations(self) -> int:
+        """The most equations that a term has."""
+        return max(len(residual.formula.outputs) for residual in self.residuals)
+
+    def _operands(self, rows: Mapping[tuple[int, Index], View], x: View, t: View) -> list[View]:
+        """The inputs of formulas: coefficients, coordinates, weights of the terms, data."""
+        coordinates = [x.index(-1, k) for k in range(len(self.coordinates))]
+        return [*rows.values(), *coordinates, *(t.index(-1, k) for k in range(len(self.residuals) + self.n_data))]
+
+    def _sloped(
+        self, keys: Collection[tuple[int, Index]], combine: Callable[[Sequence[tuple[Any, ...]], Sequence[Expr]], Any]
+    ) -> Replay:
+        """What `combine` makes of each term's residuals and weight, and its derivatives by the coefficients `keys`."""
+        width, terms = len(self.coordinates), len(self.residuals)
+        inputs = [Expr("input", value=k) for k in range(len(keys) + width + terms + self.n_data)]
+        names = tuple(f"x{k}" for k in range(len(inputs)))
+        symbols, others = dict(zip(keys, inputs, strict=False)), inputs[len(keys) :]
+        coordinates, weights, data = others[:width], others[width : width + terms], others[width + terms :]
+        outputs = self._transformed(symbols, coordinates)
+        found: list[tuple[Any, ...]] = []
+        for residual in self.residuals:
+            values = Replay(residual.formula)(*(self._piece(outputs, piece) for piece in residual.pieces), *coordinates, *data)
+            found.append(values if isinstance(values, tuple) else (values,))
+        formula = trace_nodes((as_expr(combine(found, weights)),), names)
+        # Each coefficient is a direction of its own, along which the first derivative is the slope.
+        operands: list[Series] = [{ZERO: each} for each in inputs]
+        for k in range(len(keys)):
+            operands[k] = {**operands[k], (k, 1): as_expr(1.0)}
+        (series,) = replay(formula, operands, (1,) * len(keys))
+        slopes = [series.get((k, 1), as_expr(0.0)) for k in range(len(keys))]
+        return Replay(trace_nodes((series[ZERO], *slopes), names))
+
+    @staticmethod
+    def _sum_of_squares(residuals: Sequence[tuple[Any, ...]], weights: Sequence[Expr]) -> Any:
+        """A sample's loss."""
+        total: Any = 0.0
+        for weight, each in zip(weights, residuals, strict=True):
+            squares = [value * value for value in each]
+            total = total + weight * sum(squares[1:], squares[0])
+        return total
+
+    def _transformed(self, symbols: Mapping[tuple[int, Index], Expr], coordinates: list[Expr]) -> list[Series]:
+        """The series of what the terms see as outputs."""
+        outputs: list[Series] = [
+            {index: symbol for (which, index), symbol in symbols.items() if which == output}
+            for output in range(len(self.outputs))
+        ]
+        if self.transform is None:
+            return outputs
+        curves: list[Series] = []
+        for axis, coordinate in enumerate(coordinates):
+            tangent = {(d, 1): as_expr(1.0) for d, axes in enumerate(self.directions) if axis in axes}
+            curves.append({ZERO: coordinate, **tangent})
+        return replay(self.transform, [*outputs, *curves], self.orders)
+
+    def _piece(self, outputs: list[Series], piece: Piece) -> Expr:
+        """An output, or a derivative of it, from its coefficients."""
+        output, by = piece
+        if not by:
+            return outputs[output][ZERO]
+        place = {axes: number for number, axes in enumerate(self.directions)}
+
+        def derivative(*axes: int) -> Any:
+            return math.factorial(len(by)) * outputs[output].get((place[axes], len(by)), as_expr(0.0))
+
+        axes = tuple(dict.fromkeys(by))
+        if len(axes) == 1:
+            return as_expr(derivative(*axes))
+        a, b = axes  # (a + b)^2 = a^2 + 2 a b + b^2
+        return as_expr(0.5 * (derivative(a, b) - derivative(a) - derivative(b)))
+
+    def __repr__(self) -> str:
+        return f"ResidualLoss({', '.join(f'{each.formula}' for each in self.residuals)})"

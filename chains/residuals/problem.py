@@ -1,0 +1,148 @@
+"""Residuals of differential equations as losses: formulas of a network's outputs and of their derivatives.
+
+>>> burgers = Term(lambda u: u.t + u * u.x - 0.01 / math.pi * u.xx, points)  # points: (n, 2), columns t and x
+>>> start = Term(lambda u, x: u + sin(math.pi * x), np.column_stack([np.zeros(100), np.linspace(-1, 1, 100)]))
+>>> problem = ResidualProblem(("t", "x"), ("u",), [burgers, start])
+>>> train(net, p, problem.x, problem.t, problem.loss, Adam(1e-3), epochs=1000, batch_size=None)
+
+The derivatives are exact: the network is recorded for Taylor series, and the loss pulls back the cotangents of all
+coefficients at once (`chains.jets`). Source of the method: Raissi, Perdikaris and Karniadakis, "Physics-informed neural
+networks", Journal of Computational Physics 378, 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chains.checks import check_number
+from chains.expr.replay import Replay
+from chains.messages import counted, shown
+from chains.residuals.loss import ResidualLoss
+from chains.residuals.tracing import Tracer
+
+
+@dataclass(frozen=True)
+class Term:
+    """One condition on the outputs: a residual that is to be zero at some points.
+
+    Parameters
+    ----------
+    residual : callable
+        A formula whose arguments are named like outputs, coordinates and `data`; an output ``u`` has derivatives ``u.x``,
+        ``u.xx``, ``u.xt``, or ``u.d("x", "x")``. It returns a number, or a tuple of numbers for several equations.
+    points : array, shape (n, coordinates)
+        Where the condition holds.
+    data : mapping of arrays, each of shape (n,), optional
+        Numbers that belong to the points: coefficients, forcing, values to be met.
+    weight : float
+        What the mean of the squared residuals over the points is multiplied by.
+    """
+
+    residual: Callable[..., Any]
+    points: Any
+    data: Mapping[str, Any] | None = None
+    weight: float = 1.0
+
+
+class ResidualProblem:
+    """Equations and conditions as a training problem: points `x`, numbers `t` and a `loss`.
+
+    The loss is the sum over the terms of ``weight * mean(residual ** 2)``, with the mean over the term's points. It goes where
+    any other goes: ``net.value_and_grad(p, problem.x, problem.t, problem.loss)``, `train`, ``net.objective``.
+
+    Parameters
+    ----------
+    coordinates : sequence of str
+        The names of the network's inputs.
+    outputs : sequence of str
+        The names of the network's outputs.
+    terms : sequence of Term
+        The conditions.
+    transform : callable, optional
+        A formula of outputs and coordinates that gives what the terms see in place of the outputs, for conditions that are to
+        hold exactly: ``lambda u, x: x * (1 - x) * u``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where a name is unknown or not a word, and where points and data do not fit together.
+    """
+
+    def __init__(
+        self,
+        coordinates: Sequence[str],
+        outputs: Sequence[str],
+        terms: Sequence[Term],
+        *,
+        transform: Callable[..., Any] | None = None,
+    ) -> None:
+        self.coordinates, self.outputs = _names("coordinates", coordinates), _names("outputs", outputs)
+        self.terms = tuple(terms)
+        if not self.terms or not all(isinstance(term, Term) for term in self.terms):
+            raise TypeError(f"`terms` (={shown(terms)}) must be a list of Term(residual, points), at least one")
+        twice = {name for name in self.coordinates if name in self.outputs}
+        if twice:
+            raise ValueError(f"`{min(twice)}` is the name of a coordinate and of an output")
+        points = [_points(term, len(self.coordinates), number) for number, term in enumerate(self.terms)]
+        data = list(dict.fromkeys(name for term in self.terms for name in term.data or ()))
+        total = sum(map(len, points))
+        self.x = np.concatenate(points)
+        self.t = np.zeros((total, len(self.terms) + len(data)))
+        begin = 0
+        for number, (term, own) in enumerate(zip(self.terms, points, strict=True)):
+            rows = slice(begin, begin + len(own))
+            self.t[rows, number] = term.weight * total / len(own)
+            for name, values in (term.data or {}).items():
+                self.t[rows, len(self.terms) + data.index(name)] = _values(name, values, len(own), number)
+            begin = rows.stop
+        tracer = Tracer(self.coordinates, self.outputs, tuple(data))
+        shape = None if transform is None else tracer.transform(transform)
+        self.loss = ResidualLoss(
+            self.coordinates,
+            self.outputs,
+            len(data),
+            tuple(tracer.residual(k, term.residual, term.data or ()) for k, term in enumerate(self.terms)),
+            shape,
+        )
+
+    def evaluate(self, net: Any, p: np.ndarray, points: Any) -> dict[str, np.ndarray]:
+        """The outputs at `points`, shape (n, coordinates), by name, each of shape (n,), with the transform."""
+        x = np.asarray(points)
+        values = [*np.moveaxis(net(x, p), -1, 0)]
+        if self.loss.transform is not None:
+            found = Replay(self.loss.transform)(*values, *np.moveaxis(x, -1, 0))
+            values = list(found) if isinstance(found, tuple) else [found]
+        return dict(zip(self.outputs, values, strict=True))
+
+    def __repr__(self) -> str:
+        names = f"{', '.join(self.outputs)} in {', '.join(self.coordinates)}"
+        return f"<residual problem of {names}: {counted(len(self.terms), 'term')}, {counted(len(self.x), 'point')}>"
+
+
+def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str) or not all(isinstance(name, str) and name.isidentifier() for name in names) or not names:
+        raise TypeError(f'`{what}` (={shown(names)}) must be names such as ("t", "x")')
+    if len(set(names)) < len(names):
+        raise ValueError(f"`{what}` (={shown(names)}) names one twice")
+    return tuple(names)
+
+
+def _points(term: Term, coordinates: int, number: int) -> np.ndarray:
+    points = np.asarray(term.points)
+    if points.ndim != 2 or points.shape[1] != coordinates or not len(points):
+        raise ValueError(
+            f"the `points` of term {number} have shape {points.shape}: wanted (n, {coordinates}), at least one point"
+        )
+    check_number("weight", term.weight, "in (0, inf)")
+    return points.astype(np.float64)
+
+
+def _values(name: str, values: Any, count: int, number: int) -> np.ndarray:
+    array = np.asarray(values, np.float64)
+    if array.shape not in ((), (count,)):
+        raise ValueError(f"`{name}` of term {number} has shape {array.shape}, but there are {count} points")
+    return array
