@@ -1,7 +1,7 @@
 """Which cases run today: compiling the programs of all of them takes longer than a change should wait.
 
 NumPy runs every case. Of a test with many cases on native a part runs, by the type of the parameters and the case, another part
-every day, so that all have run within sixteen days; likewise of a test with the mark `by_day`. With ``--all-cases`` all run.
+every day, so that all have run within sixty-four days; likewise of a test with the mark `by_day`. With ``--all-cases`` all run.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import pytest
 
 from tests.harness import Case
 
-FEW = 16  # cases of a test that run every day
-MOST_PARTS = 16  # a power of two, as all numbers of parts are: what runs of one in sixteen is among what runs of one in two
+FEW = 4  # cases of a test that run every day
+MOST_PARTS = 64  # a power of two, as all numbers of parts are: what runs of one in sixty-four is among what runs of one in two
 
 
 def parts(cases: int, few: int = FEW) -> int:

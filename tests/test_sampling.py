@@ -18,14 +18,16 @@ def item(function, number, backend, case=None, mark=None):
     return SimpleNamespace(function=function, nodeid=name, path="file", callspec=call, get_closest_marker=lambda name: mark)
 
 
-@pytest.mark.parametrize(("cases", "count"), [(1, 1), (16, 1), (17, 2), (40, 4), (200, 16), (5000, 16)])
+@pytest.mark.parametrize(("cases", "count"), [(1, 1), (4, 1), (5, 2), (17, 4), (40, 16), (200, 64), (5000, 64)])
 def test_few_cases_run_every_day(cases, count):
     assert sampling.parts(cases) == count
 
 
-def test_every_case_has_run_within_sixteen_days():
+def test_every_case_has_run_within_sixty_four_days():
     items = [item("f", k, "native") for k in range(300)]
-    days = [{each.nodeid for each in sampling.chosen(items, seed)[0]} for seed in range(20261101, 20261117)]
+    days = [
+        {each.nodeid for each in sampling.chosen(items, seed)[0]} for seed in range(20261101, 20261101 + sampling.MOST_PARTS)
+    ]
     assert set.union(*days) == {each.nodeid for each in items}
     assert sum(map(len, days)) == len(items)
 
@@ -35,7 +37,7 @@ def test_numpy_runs_every_case():
     today, others = sampling.chosen(items, 7)
     assert len(today) + len(others) == 200
     assert sum(each.callspec.params["backend_name"] == "numpy" for each in today) == 100
-    assert 100 < len(today) < 130
+    assert 100 < len(today) < 115
 
 
 def test_what_runs_of_one_case_runs_on_one_day():

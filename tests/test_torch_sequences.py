@@ -9,6 +9,8 @@ import chains
 from chains import Attention, CausalConv, Chain, Embedding, TransformerBlock
 from tests.harness import BACKENDS, SEED, assert_close
 
+pytestmark = pytest.mark.by_day(few=12)
+
 torch = pytest.importorskip("torch")
 
 every_backend = pytest.mark.parametrize("name", BACKENDS)

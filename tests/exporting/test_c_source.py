@@ -16,6 +16,8 @@ from chains.exporting.header import header_text
 from tests.exporting.support import Functions, data, interface, tool, whole_calls
 from tests.harness import ACTIVATION_CASES, LAYERS, LOSS_CASES, OPTIMIZERS, OWN_LAYERS, PENALTY_CASES
 
+pytestmark = pytest.mark.by_day(few=4)
+
 CASES = [*LAYERS, *OWN_LAYERS, *ACTIVATION_CASES, *(c for c in (*LOSS_CASES, *PENALTY_CASES) if not c.weighted)]
 FLAGS = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O1", "-shared", "-fPIC"]
 

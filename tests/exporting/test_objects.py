@@ -14,6 +14,8 @@ from tests.exporting.support import compare, data, interface, loaded
 from tests.harness import ACTIVATION_CASES, LAYERS, LOSS_CASES, OPTIMIZERS, PENALTY_CASES
 from tests.test_random_chains import cases
 
+pytestmark = pytest.mark.by_day(few=4)
+
 BATCHES = (1, 5, 100)
 CASES = [*LAYERS, *ACTIVATION_CASES, *(case for case in (*LOSS_CASES, *PENALTY_CASES) if not case.weighted)]
 

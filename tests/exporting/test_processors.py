@@ -17,6 +17,8 @@ from tests.sampling import of_the_day
 from chains.exporting.objects import Objects  # isort: skip
 from chains.exporting.targets import targets_of  # isort: skip
 
+pytestmark = pytest.mark.by_day(few=1)
+
 CASES = [*LAYERS, *ACTIVATION_CASES, *(case for case in LOSS_CASES if not case.weighted)]
 PARTS, BATCHES = 16, (1, 37)
 CLOSE = {"float32": 5e-5, "float64": 2e-12}

@@ -12,6 +12,8 @@ from chains.jets.jet import RULES
 from chains.program import operations
 from tests.harness import BACKENDS, CASES, Case, Kink, away_from_kinks
 
+pytestmark = pytest.mark.by_day(few=12)
+
 ALL = sorted({"numpy", "native", *BACKENDS} - {"cupy"})
 REFUSED = [case for case in CASES if any(name in case.name for name in ("overlapping", "MaxPool-padded", "MaxPool-signal"))]
 REFUSED = [case for case in REFUSED if any(isinstance(layer, chains.MaxPool) for layer in case.layers)]

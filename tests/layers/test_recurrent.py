@@ -10,6 +10,8 @@ import pytest
 from chains import GRU, LSTM, RNN, Chain
 from tests.harness import SEED
 
+pytestmark = pytest.mark.by_day(few=12)
+
 torch = pytest.importorskip("torch")
 
 KINDS = {"RNN": RNN, "LSTM": LSTM, "GRU": GRU}

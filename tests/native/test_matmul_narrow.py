@@ -32,6 +32,8 @@ from tests.native.support import (
     run_on,
 )
 
+pytestmark = pytest.mark.by_day(few=16)
+
 widths = pytest.mark.parametrize("simd", INSTRUCTIONS)
 BATCHES = (1, 3, 7, 16, 17, 33, 50, 100)
 
