@@ -501,7 +501,7 @@ def test_synonyms_are_of_names_that_there_are():
     settings = {name for layer in layers for name in inspect.signature(layer).parameters}
     known = {*settings, *ACTIVATIONS, *INITIALIZERS, "validation loss", "accuracy"}
     assert set(SYNONYMS.values()) <= known
-    assert not set(SYNONYMS) & (known - {"alpha"})
+    assert not set(SYNONYMS) & (known - {"alpha", "units"})
 
 
 def test_histories_have_no_other_attributes():

@@ -73,7 +73,7 @@ def plans(cudnn: Cudnn, name: str, dtype: Any) -> list[list[Any]]:
     rows: list[list[Any]] = []
     compiled = Compiled(program, convolutions=cudnn)
     compiled.scratch_plan(batch)
-    for step in compiled.at(batch):
+    for step, _ in compiled.at(batch):
         if isinstance(step, Convolved):
             plan = cudnn._plan(step.convolution)
             assert plan is not None

@@ -115,7 +115,7 @@ def test_training(device):
 def test_a_program_says_which_steps_are_cudnns(device):
     program = image_net().program(CrossEntropyLoss(), target_shape=())
     compiled = Compiled(program, convolutions=device.convolutions)
-    steps = [step for step in compiled.at(6) if isinstance(step, Convolved)]
+    steps = [step for step, _ in compiled.at(6) if isinstance(step, Convolved)]
     assert [step.convolution.result for step in steps] == [2, 2, 1, 0, 1]
     first = steps[0].convolution
     assert first.shapes == ((6, 2, 8, 8), (5, 2, 3, 3), (6, 5, 6, 6))

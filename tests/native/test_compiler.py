@@ -35,7 +35,7 @@ from tests.native.support import (
 @floats
 def test_scratch_does_not_grow_with_the_batch(kind):
     program = small_program(kind)
-    assert native(1).scratch_bytes(program, 1000) == native(1).scratch_bytes(program, 1_000_000)
+    assert native(1).scratch_bytes(program, 100_000) == native(1).scratch_bytes(program, 1_000_000)
     assert native(2).scratch_bytes(program, 100_000) == native(2).scratch_bytes(program, 1_000_000)
 
 
@@ -89,7 +89,7 @@ def accumulated_program():
 
 def test_an_operation_that_cannot_be_compiled_is_named():
     for attempt in (native().compile, lambda program: native().bind(program, 3, {})):
-        with pytest.raises(UnsupportedOperationError, match=r"'native'.*`gather` of lookup.*`index` holds uint8"):
+        with pytest.raises(UnsupportedOperationError, match=r"'native'.*`gather` of lookup.*`index` must hold int32 or int64, not uint8"):
             attempt(gather_program(np.uint8))
 
 
