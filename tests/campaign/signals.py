@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
@@ -27,11 +28,18 @@ def _catch(*_: object) -> None:
     _caught += 1
 
 
+def _ignore() -> None:
+    """Of signals that are still to come, for threads that block them, none may end the process while it ends by itself."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 @cache
 def _prepared() -> tuple[list, list[bytes]]:
     """Work on several threads, and the bits of its results with no signal about."""
     for number in SIGNALS:
         signal.signal(number, _catch)
+    atexit.register(_ignore)
     program, runner = small_program(), NativeBackend(threads=3)
     works = []
     for batch in (1000, 5003):

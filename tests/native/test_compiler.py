@@ -89,7 +89,9 @@ def accumulated_program():
 
 def test_an_operation_that_cannot_be_compiled_is_named():
     for attempt in (native().compile, lambda program: native().bind(program, 3, {})):
-        with pytest.raises(UnsupportedOperationError, match=r"'native'.*`gather` of lookup.*`index` must hold int32 or int64, not uint8"):
+        with pytest.raises(
+            UnsupportedOperationError, match=r"'native'.*`gather` of lookup.*`index` must hold int32 or int64, not uint8"
+        ):
             attempt(gather_program(np.uint8))
 
 
