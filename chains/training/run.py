@@ -115,9 +115,10 @@ class Run:
             done = steps.advance(left, 1 if each_step else most)
             if tick is not None:
                 tick(done)
-            with interrupts.allowed:
-                for on_batch_end in each_step:
-                    on_batch_end(self._seen(), steps.loss)
+            if each_step:
+                with interrupts.allowed:
+                    for on_batch_end in each_step:
+                        on_batch_end(self._seen(), steps.loss)
             if steps.finished:
                 self._end_epoch(interrupts.allowed)
             steps.check()

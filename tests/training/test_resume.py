@@ -308,6 +308,7 @@ def test_ctrl_c_again_and_again(kind, backend_name, heeds_ctrl_c):
             history = run.go_on()
             if timer is not None:
                 timer.join()
+                time.sleep(0.001)  # for a signal that came with the thread's end
         except KeyboardInterrupt:  # before the first line of training, or behind its end
             continue
         finally:
