@@ -28,17 +28,22 @@ from chains.sklearn import ChainClassifier, ChainRegressor
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 
+KNOWN_REASONS = (  # for which scikit-learn leaves a check out
+    "is not installed",
+    "SCIPY_ARRAY_API is not set",
+    "does not have a decision_function method",  # as MLPClassifier
+)
+
+
 @pytest.mark.parametrize("estimator", [ChainRegressor(), ChainClassifier(), ChainRegressor(solver="lbfgs")], ids=str)
 def test_scikit_learns_own_checks(estimator):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = check_estimator(estimator, on_fail=None, on_skip=None)
     assert [result["check_name"] for result in found if result["status"] not in ("passed", "skipped")] == []
-    assert {result["check_name"] for result in found if result["status"] == "skipped"} <= {
-        "check_array_api_input",  # where SCIPY_ARRAY_API is not set
-        "check_classifiers_multilabel_output_format_decision_function",  # there is none, as of MLPClassifier
-    }
-    assert len(found) > 50
+    reasons = [str(result["exception"]) for result in found if result["status"] == "skipped"]
+    assert [reason for reason in reasons if not any(known in reason for known in KNOWN_REASONS)] == []
+    assert sum(result["status"] == "passed" for result in found) > 45
 
 
 def scaled(load, dtype=np.float64):

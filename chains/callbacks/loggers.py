@@ -80,7 +80,7 @@ class TensorBoard(Callback):
         try:
             from tensorboardX import SummaryWriter
         except ImportError as error:
-            raise ImportError(f"TensorBoard needs tensorboardX: pip install tensorboardX ({error})") from error
+            raise ImportError(f"TensorBoard needs tensorboardX: pip install tensorboardX ({error})", name=error.name) from error
         self._writer = SummaryWriter(self.folder)
 
     def on_epoch_end(self, state: Any) -> None:

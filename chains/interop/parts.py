@@ -20,7 +20,7 @@ def needed(name: str, package: str = "") -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(f"this needs {name}: pip install {package or name} ({error})") from error
+        raise ImportError(f"this needs {name}: pip install {package or name} ({error})", name=name) from error
 
 
 @dataclass
