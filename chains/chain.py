@@ -18,7 +18,7 @@ from chains.layers.combine import last_layer
 from chains.layers.softmax import Softmax
 from chains.losses import Loss
 from chains.messages import counted, shown
-from chains.network import arguments, record
+from chains.network import arguments, ensembles, record
 from chains.network.host_calls import call_from_host
 from chains.network.objective import Objective
 from chains.network.programs import Programs, Shortcuts
@@ -74,7 +74,8 @@ class Chain(Streaming):
         "eval" or "train" (which switches dropout on, `seed` choosing what is dropped, and has batch normalisation use
         the batch's statistics). `state`, for networks that have one, is read in "eval" and updated in place in "train".
         `lengths` (batch,), for recurrent networks, says how many steps each sample has; what lies behind them is not looked at,
-        but must be finite.
+        but must be finite. Of many networks at once, `p` (members, n_params), outputs are (members, batch, *output_shape); `x`
+        is shared, or each member's own, (members, batch, *input_shape), and `state` is (members, n_state).
         Raises TypeError or ValueError, before anything is written, for arguments that do not fit.
         """
         training = arguments.check_mode(mode)
@@ -83,6 +84,8 @@ class Chain(Streaming):
         quick = self._shortcuts.find(kind, p, x) if plain else None
         if quick is not None and (found := quick(p, x, out)) is not None:
             return found
+        if ensembles.is_ensemble(p):
+            return ensembles.call(self, x, p, lengths=lengths, state=state, mode=mode, seed=seed, out=out)
         p = arguments.check_params(p, self.n_params)
         x = arguments.check_input(x, self.input_shape, ids=self.network.id_count)
         known = self.network.declaration
@@ -120,8 +123,8 @@ class Chain(Streaming):
         `x` is (batch, *input_shape), `t` the targets as `loss` wants them, `weights` (batch,) multiply the samples'
         losses; any finite numbers, see `chains.losses`. In the mode "train" dropout is on, `seed` choosing what is dropped, and
         `state` is updated in place; in "eval" it is off, and `state` read. With `check_finite`, an infinity or NaN in the data
-        raises ValueError.
-        Other arguments as in a call.
+        raises ValueError. Of many networks, `p` (members, n_params), values are (members,), gradients (members, n_params); data
+        are shared, or each member's own, with an axis of members in front. Other arguments as in a call.
         """
         training = arguments.check_mode(mode)
         kind = ("gradient", training)
@@ -133,9 +136,12 @@ class Chain(Streaming):
                 found = quick(p, x, t[:, None], out)
             if found is not None:
                 return found
+        if ensembles.is_ensemble(p):
+            rest = {"state": state, "mode": mode, "seed": seed, "penalty": penalty, "out": out, "check_finite": check_finite}
+            return ensembles.value_and_grad(self, p, x, t, loss, weights=weights, lengths=lengths, **rest)
         network = self.network
         p = arguments.check_params(p, network.layout.size)
-        data = arguments.together(p, self._data(x, t, loss, weights, lengths))
+        data = arguments.together(p, arguments.check_data(network.declaration, x, t, loss, weights, lengths))
         found_in = data["t"].shape[1:], weights is not None, lengths is not None
         run = self._programs_at(p).recent(
             (p.dtype, training, *found_in),
@@ -312,17 +318,8 @@ class Chain(Streaming):
         self, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None, lengths: Any = None
     ) -> tuple[dict[str, np.ndarray], record.Criterion]:
         """The checked data by buffer name, and what is minimised."""
-        data = self._data(x, t, loss, weights, lengths)
+        data = arguments.check_data(self.network.declaration, x, t, loss, weights, lengths)
         return data, self._objective(loss, data["t"].shape[1:], weights is not None, lengths is not None, penalty)
-
-    def _data(self, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any) -> dict[str, np.ndarray]:
-        declaration = self.network.declaration
-        x = arguments.check_input(x, declaration.input, ids=declaration.id_count)
-        arguments.check_loss(loss)
-        data = {"x": x, "t": arguments.check_targets(t, len(x), declaration.output_shape, loss)}
-        if weights is not None:
-            data["weights"] = arguments.check_weights(weights, len(x))
-        return data | arguments.lengths_of(lengths, x, declaration)
 
     def _objective(
         self, loss: Loss, target: SampleShape, weighted: bool, masked: bool, penalty: Penalty | None

@@ -10,7 +10,7 @@ from typing import Any, Self, overload
 import numpy as np
 
 from chains.backends.places import place_named
-from chains.checks import check_shape, whole
+from chains.checks import check_count, check_shape, whole
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.combine import Series
 from chains.lazy import lazy
@@ -104,6 +104,18 @@ class Architecture(Series):
         if not isinstance(seed, np.random.Generator):
             seed = np.random.default_rng(arguments.check_seed(seed, ", or a Generator"))
         return place_named(device).contiguous(self.layout.init(seed, arguments.check_dtype(dtype)))
+
+    def init_many(self, n: int, seed: int = 0, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
+        """The parameters of `n` networks, shape (n, n_params), for an ensemble.
+
+        Row i is ``net.init(np.random.default_rng([seed, i]))``: other seeds give other networks, and a larger `n` more of them.
+        Raises TypeError or ValueError for an `n` that is no whole number from 1, and as `init` does.
+        """
+        n, seed, dtype = check_count("n", n), arguments.check_seed(seed), arguments.check_dtype(dtype)
+        rows = np.empty((n, self.n_params), dtype)
+        for row, p in enumerate(rows):
+            p[...] = self.layout.init(np.random.default_rng([seed, row]), dtype)
+        return place_named(device).contiguous(rows)
 
     def init_state(self, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
         """A fresh state vector, shape (n_state,): running means of 0 and variances of 1. `dtype` is that of the parameters.

@@ -188,6 +188,16 @@ def _hint(given: tuple[int, ...], shape: tuple[int, ...], name: str) -> str:
     return ""
 
 
+def check_data(network: Declaration, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any) -> dict[str, np.ndarray]:
+    """The data of a problem by buffer name. Raises TypeError or ValueError where they do not fit."""
+    x = check_input(x, network.input, ids=network.id_count)
+    check_loss(loss)
+    data = {"x": x, "t": check_targets(t, len(x), network.output_shape, loss)}
+    if weights is not None:
+        data["weights"] = check_weights(weights, len(x))
+    return data | lengths_of(lengths, x, network)
+
+
 def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name: str = "t", x: str = "x") -> np.ndarray:
     """`t` as targets for outputs of this shape; for one output, (batch,) means (batch, 1). Raises TypeError or ValueError."""
     t = as_array(name, t)

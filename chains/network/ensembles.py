@@ -1,0 +1,174 @@
+"""Many networks of one structure at once: each row of an array (members, n_params) is the parameter vector of one.
+
+A member has the bits that it would have alone. Data are shared, or each member's own, with the members' axis in front:
+(members, batch, ...).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from chains.arrays import as_array
+from chains.backends.places import place_of
+from chains.losses import Loss
+from chains.messages import counted
+from chains.network import arguments
+
+
+def is_ensemble(p: Any) -> bool:
+    """Whether these are the parameters of many networks."""
+    return getattr(p, "ndim", 1) == 2
+
+
+def check_members(p: Any, size: int, *, trained: bool = False) -> np.ndarray:
+    """`p` as rows of `size` parameters, to be updated in place where they are `trained`. Raises TypeError or ValueError."""
+    p = as_array("p", p)
+    if p.shape[1] != size or not len(p):
+        raise ValueError(
+            f"`p` must have shape ({size},), a vector of {counted(size, 'parameter')} of this network, or (members, {size}), "
+            f"one for each of many networks, got {p.shape}"
+        )
+    if not p.flags.c_contiguous:
+        raise ValueError("`p` must be contiguous, got a strided view; try np.ascontiguousarray(p)")
+    if trained:
+        arguments.check_trained(p.reshape(-1))
+    else:
+        arguments.check_params(p.reshape(-1), p.size)
+    return p
+
+
+class Members:
+    """Arrays that the members of an ensemble share, or of which each has its own."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.arrays: dict[str, Any] = {}
+        self.own: set[str] = set()  # the names of those with the members' axis
+
+    def add(self, name: str, array: Any, own: bool) -> None:
+        """Keep an array by name. Raises ValueError where it is the members' own, but not as many as they are."""
+        if own and len(array) != self.count:
+            raise ValueError(f"`{name}` has shape {array.shape}: its first axis is the members', of which `p` has {self.count}")
+        self.arrays[name] = array
+        if own:
+            self.own.add(name)
+
+    def of(self, member: int) -> dict[str, Any]:
+        """The arrays of one member."""
+        return {name: array[member] if name in self.own else array for name, array in self.arrays.items()}
+
+
+def call(net: Any, x: Any, p: Any, *, lengths: Any, state: Any, mode: str, seed: int, out: np.ndarray | None) -> np.ndarray:
+    """The outputs of all members, shape (members, batch, *output_shape)."""
+    p = check_members(p, net.n_params)
+    members = Members(len(p))
+    samples = _add_inputs(members, net, x, lengths)
+    _add_state(members, net, state, p, arguments.check_mode(mode))
+    arguments.together(p, members.arrays, move=False)
+    shape = (len(p), samples, *net.output_shape)
+    y = (
+        place_of(p).empty(shape, p.dtype)
+        if out is None
+        else arguments.check_out(out, shape, p.dtype, members.arrays | {"p": p})
+    )
+    for member in range(len(p)):
+        given = members.of(member)
+        net(given.pop("x"), p[member], **given, mode=mode, seed=seed, out=y[member])
+    return y
+
+
+def value_and_grad(
+    net: Any, p: Any, x: Any, t: Any, loss: Loss, *, weights: Any, lengths: Any, state: Any, mode: str, out: np.ndarray | None,
+    check_finite: bool, **rest: Any,
+) -> tuple[Any, np.ndarray]:  # fmt: skip
+    """The losses of all members, shape (members,), float64, and their gradients, shape (members, n_params)."""
+    p = check_members(p, net.n_params)
+    members = check_data(net, len(p), x, t, loss, weights, lengths)
+    if check_finite:
+        arguments.check_finite(p.dtype, p=p, **members.arrays)
+    _add_state(members, net, state, p, arguments.check_mode(mode))
+    arguments.together(p, members.arrays, move=False)
+    given = members.arrays | {"p": p}
+    g = place_of(p).empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, given)
+    values = np.empty(len(p))
+    for member in range(len(p)):
+        data = members.of(member)
+        x, t = data.pop("x"), data.pop("t")
+        values[member], _ = net.value_and_grad(p[member], x, t, loss, **data, mode=mode, out=g[member], **rest)
+    return values, g
+
+
+def check_data(net: Any, count: int, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any) -> Members:
+    """The data of so many members. Raises TypeError or ValueError where they do not fit.
+
+    Targets are the members' own where inputs are. Where inputs are shared, targets may be either.
+    """
+    members = Members(count)
+    samples = _add_inputs(members, net, x, lengths)
+    arguments.check_loss(loss)
+    t, output = as_array("t", t), net.output_shape
+    own = "x" in members.own or (t.shape[:2] == (count, samples) and not _fits(t, samples, output, loss))
+    flat = _flat("t", t, count, samples) if own else t
+    checked = arguments.check_targets(flat, count * samples if own else samples, output, loss)
+    members.add("t", checked.reshape(count, samples, *checked.shape[1:]) if own else checked, own)
+    if weights is not None:
+        weights = as_array("weights", weights)
+        if weights.ndim == 2:
+            arguments.check_weights(_flat("weights", weights, count, samples), count * samples)
+        members.add("weights", weights if weights.ndim == 2 else arguments.check_weights(weights, samples), weights.ndim == 2)
+    return members
+
+
+def _add_inputs(members: Members, net: Any, x: Any, lengths: Any) -> int:
+    """Add the inputs, and the lengths of sequences. Returns the number of samples of a member."""
+    x, shape, ids = as_array("x", x), net.input_shape, net.network.id_count
+    own = x.ndim == len(shape) + 2 and x.shape[2:] == shape
+    if own:
+        samples = x.shape[1]
+        arguments.check_input(_flat("x", x, members.count, samples), shape, ids=ids)
+    else:
+        x = arguments.check_input(x, shape, ids=ids)
+        samples = len(x)
+    members.add("x", x, own)
+    if lengths is not None:
+        lengths = as_array("lengths", lengths)
+        flat = _flat("lengths", lengths, members.count, samples) if lengths.ndim == 2 else lengths
+        arguments.lengths_of(flat, np.broadcast_to(np.empty(()), flat.shape[:1]), net.network.declaration)
+        if len(flat) != samples * (members.count if lengths.ndim == 2 else 1):
+            raise ValueError(f"`lengths` has shape {lengths.shape}, but `x` is a batch of {samples}")
+        members.add("lengths", lengths, lengths.ndim == 2)
+    return samples
+
+
+def _add_state(members: Members, net: Any, state: Any, p: Any, training: bool) -> None:
+    """Add the members' states, shape (members, n_state), where there are any."""
+    if state is None:
+        return
+    state = as_array("state", state)
+    shape = (members.count, net.n_state)
+    if state.shape != shape:
+        raise ValueError(f"`state` must have shape {shape}, a state for each member, got {state.shape}")
+    for row in state:
+        arguments.check_state(row, net.state_layout, p.dtype, training, members.arrays | {"p": p})
+    members.add("state", state, True)
+
+
+def _flat(name: str, array: Any, count: int, samples: int) -> Any:
+    """The samples of all members behind one another. Raises ValueError unless each member has so many."""
+    if array.shape[:2] != (count, samples):
+        raise ValueError(
+            f"`{name}` must have shape ({count}, {samples}, ...), {counted(samples, 'sample')} for each of "
+            f"{counted(count, 'member')}, got {array.shape}"
+        )
+    return array.reshape(count * samples, *array.shape[2:])
+
+
+def _fits(t: Any, samples: int, output: tuple[int, ...], loss: Loss) -> bool:
+    """Whether these can be targets that all members share."""
+    try:
+        arguments.check_targets(t, samples, output, loss)
+    except (TypeError, ValueError):
+        return False
+    return True
