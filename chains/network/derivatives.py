@@ -22,37 +22,20 @@ from chains.checks import check_flags
 from chains.losses import Loss
 from chains.messages import shown
 from chains.network import arguments, record, record_derivatives
-from chains.network.architecture import Architecture
-from chains.network.programs import Shortcuts
+from chains.network.recorded import Recorded
 from chains.penalties import Penalty
 from chains.program.program import Program
-from chains.program.settings import Tunable
 from chains.residuals.loss import ResidualLoss
 
 MOST_ORDER = 4
 DIRECTIONS_AT_ONCE = 16  # directions, or cotangents, in one program; more take several calls
 
 
-class Derivatives(Architecture):
+class Derivatives(Recorded):
     """A network that is derived by its inputs and by its parameters."""
-
-    _shortcuts: Shortcuts
 
     @abstractmethod
     def __call__(self, x: Any, p: Any, *, state: Any = None) -> np.ndarray: ...
-
-    @abstractmethod
-    def _program(self, beside: Any, kind: tuple[Any, ...], make: Callable[[], Program], *parts: Tunable) -> Executable: ...
-
-    @abstractmethod
-    def state_for(
-        self, program: Program, state: Any, dtype: Any, updates: bool, inputs: dict[str, Any]
-    ) -> dict[str, np.ndarray]: ...
-
-    @abstractmethod
-    def problem(
-        self, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None
-    ) -> tuple[dict[str, np.ndarray], record.Criterion]: ...
 
     # By the inputs
 
