@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from chains.activations import identity
+from chains.backends.places import on_host
 from chains.chain import Chain
 from chains.layers import Activation, Conv, ConvTranspose, Dense, Layer
 from chains.layers.base import SampleShape
+from chains.network import arguments
 from chains.params import Layout
 
 
@@ -21,6 +23,17 @@ def needed(name: str, package: str = "") -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(f"this needs {name}: pip install {package or name} ({error})", name=name) from error
+
+
+def arrays_by_name(net: Chain, p: Any, state: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The checked parameters of a network on the host, and all its arrays, those of its state too, by name."""
+    p = on_host(arguments.check_params(p, net.n_params))
+    arrays = dict(net.views(p))
+    if net.n_state:
+        if state is None:
+            raise ValueError(f"`state` is missing: this network has one ({net.state_layout[0].name}, ...)")
+        arrays |= net.state_views(on_host(arguments.check_state(state, net.state_layout, p.dtype, False, {})))
+    return p, arrays
 
 
 @dataclass

@@ -3,54 +3,46 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from chains import layers
-from chains.activations import Activation, identity, make_elu, make_leaky_relu
-from chains.backends.places import on_host
 from chains.chain import Chain
-from chains.expr.formulas import trace
-from chains.interop.parts import needed
-from chains.layers.base import Declaration
-from chains.layers.norm import Normalization
+from chains.checks import check_flags
+from chains.interop import onnx_sequences
+from chains.interop.onnx_nodes import Nodes
+from chains.interop.parts import arrays_by_name, needed
+from chains.layers.base import Declaration, SampleShape
 from chains.network import arguments
 from chains.version import __version__
 
-OPSET, IR = 20, 9
-# Activations that ONNX has; others, custom ones too, are written as their formulas.
-NATIVE = {
-    "relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid", "softplus": "Softplus", "softsign": "Softsign", "sin": "Sin",
-    "gelu": "Gelu", "mish": "Mish",
-}  # fmt: skip
-# Scalar operations of formulas.
-OPERATIONS = {
-    "neg": "Neg", "abs": "Abs", "sign": "Sign", "floor": "Floor", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "tanh": "Tanh",
-    "sin": "Sin", "cos": "Cos", "erf": "Erf", "not": "Not", "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div",
-    "pow": "Pow", "min": "Min", "max": "Max", "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual",
-    "eq": "Equal", "and": "And", "or": "Or", "where": "Where",
-}  # fmt: skip
+OPSET, IR = 21, 10
+AFFINE = (("weight", 1.0), ("bias", 0.0))  # of a normalisation, and what they are where they are left out
 
 
-def to_onnx(net: Chain, p: Any, state: Any = None, *, path: str | os.PathLike[str] | None = None) -> Any:
+def to_onnx(net: Chain, p: Any, state: Any = None, *, lengths: bool = False, path: str | os.PathLike[str] | None = None) -> Any:
     """An ONNX model of a network in its mode "eval", for any number of samples.
 
     Parameters
     ----------
     net : Chain
-        The network, of built-in layers, except recurrent ones; activations may be custom.
+        The network, of built-in layers; activations may be custom, except within an RNN.
     p : array, shape (n_params,)
         Its parameters; their type is that of the model.
     state : array, shape (n_state,), optional
         Its state, for networks that have one.
+    lengths : bool
+        Whether the model takes a second input, "lengths" of shape (batch,): how many steps each sample has.
     path : str or path, optional
         A file to write the model to as well.
 
     Returns
     -------
     onnx.ModelProto
-        The model, with the input "x" and the output "y", of opset 20. Parameters stand in it by their names in `net.layout`.
+        The model, with the input "x" and the output "y", of opset 21. Parameters stand in it by their names in `net.layout`;
+        those of recurrent layers are stacked, and their gates ordered, as ONNX has them.
 
     Raises
     ------
@@ -61,21 +53,22 @@ def to_onnx(net: Chain, p: Any, state: Any = None, *, path: str | os.PathLike[st
     """
     onnx = needed("onnx")
     arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
-    p = on_host(arguments.check_params(p, net.n_params))
-    arrays = dict(net.views(p))
-    if net.n_state:
-        if state is None:
-            raise ValueError(f"`state` is missing: this network has one ({net.state_layout[0].name}, ...)")
-        arrays |= net.state_views(on_host(arguments.check_state(state, net.state_layout, p.dtype, False, {})))
-    writer = _Writer(onnx, arrays, p.dtype)
+    check_flags(lengths=lengths)
+    p, arrays = arrays_by_name(net, p, state)
+    if lengths and not net.network.declaration.takes_lengths:
+        raise ValueError("`lengths` (=True) must be False: no layer of this network has a time axis")
+    writer = _Writer(onnx, arrays, p.dtype, "lengths" if lengths else None)
     y = writer.sequence(net.network.declaration, "x")
-    helper, kind = onnx.helper, helper_type(onnx, p.dtype)
+    helper, kind = onnx.helper, writer.kind
     writer.nodes.append(helper.make_node("Identity", [y], ["y"]))
     x_kind = kind if net.network.id_count is None else onnx.TensorProto.INT64
+    inputs = [helper.make_tensor_value_info("x", x_kind, ["batch", *net.input_shape])]
+    if lengths:
+        inputs.append(helper.make_tensor_value_info("lengths", onnx.TensorProto.INT64, ["batch"]))
     graph = helper.make_graph(
         writer.nodes,
         "chains",
-        [helper.make_tensor_value_info("x", x_kind, ["batch", *net.input_shape])],
+        inputs,
         [helper.make_tensor_value_info("y", kind, ["batch", *net.output_shape])],
         writer.constants,
     )
@@ -92,48 +85,8 @@ def to_onnx(net: Chain, p: Any, state: Any = None, *, path: str | os.PathLike[st
     return model
 
 
-def helper_type(onnx: Any, dtype: Any) -> int:
-    """ONNX's number of a NumPy type."""
-    return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
-
-
-class _Writer:
+class _Writer(Nodes):
     """Makes nodes of declared layers; a method takes the name of its input and returns that of its output."""
-
-    def __init__(self, onnx: Any, arrays: dict[str, np.ndarray], dtype: np.dtype[Any]) -> None:
-        self.onnx, self.arrays, self.dtype = onnx, arrays, dtype
-        self.nodes: list[Any] = []
-        self.constants: list[Any] = []
-        self.known: set[str] = set()
-        self.count = 0
-
-    def node(self, operation: str, *inputs: str, **attributes: Any) -> str:
-        self.count += 1
-        name = f"{operation}_{self.count}"
-        self.nodes.append(self.onnx.helper.make_node(operation, list(inputs), [name], name=name, **attributes))
-        return name
-
-    def constant(self, name: str, value: Any, dtype: Any = None) -> str:
-        """The name of an array in the model, by this name; it is written once."""
-        if name not in self.known:
-            array = np.ascontiguousarray(np.asarray(value, dtype=self.dtype if dtype is None else dtype))
-            self.constants.append(self.onnx.numpy_helper.from_array(array.reshape(np.shape(value)), name))
-            self.known.add(name)
-        return name
-
-    def integers(self, *values: int) -> str:
-        return self.constant("shape_" + "_".join(map(str, values)), np.array(values, np.int64), np.int64)
-
-    def number(self, value: float) -> str:
-        return self.constant(f"number_{float(value).hex()}", value)
-
-    def array(self, d: Declaration, name: str, shape: tuple[int, ...] | None = None) -> str:
-        """A parameter or an array of the state, in another shape where one is given."""
-        value = self.arrays[f"{d.name}.{name}"]
-        return self.constant(f"{d.name}.{name}", value if shape is None else value.reshape(shape))
-
-    def reshaped(self, x: str, *shape: int) -> str:
-        return self.node("Reshape", x, self.integers(-1, *shape))
 
     def sequence(self, d: Declaration, x: str) -> str:
         for child in d.children:
@@ -142,10 +95,10 @@ class _Writer:
 
     def layer(self, d: Declaration, x: str) -> str:
         layer = d.layer
-        for kind, method in METHODS.items():
-            if isinstance(layer, kind):
-                result: str = getattr(self, method)(d, layer, x)
-                return result
+        if type(layer).forward.__module__.startswith("chains.layers."):  # else it is a custom layer's
+            for kind, write in WRITERS.items():
+                if isinstance(layer, kind):
+                    return write(self, d, layer, x)
         raise TypeError(f"there is no operator of ONNX for {layer!r}")
 
     def series(self, d: Declaration, layer: Any, x: str) -> str:
@@ -178,6 +131,10 @@ class _Writer:
         pads = [before for before, _ in layer.padding] + [after for _, after in layer.padding]
         return {"kernel_shape": layer.kernel, "strides": layer.stride, "pads": pads}
 
+    def filled(self, shape: SampleShape, value: float) -> str:
+        """An array of one number."""
+        return self.constant(f"all_{value}_" + "_".join(map(str, shape)), np.full(shape, value))
+
     def max_pool(self, d: Declaration, layer: Any, x: str) -> str:
         return self.node("MaxPool", x, **self.window(layer))
 
@@ -188,32 +145,27 @@ class _Writer:
         return self.reshaped(self.node("GlobalAveragePool", x), *d.output_shape)
 
     def batch_norm(self, d: Declaration, layer: Any, x: str) -> str:
-        count = layer.channels
-        scale, shift = (
-            self.array(d, name) if layer.affine else self.constant(f"{name}_{count}", np.full(count, value))
-            for name, value in (("weight", 1.0), ("bias", 0.0))
-        )
+        shape = (layer.channels,)
+        scale, shift = (self.array(d, name) if layer.affine else self.filled(shape, value) for name, value in AFFINE)
         statistics = self.array(d, "running_mean"), self.array(d, "running_var")
         return self.node("BatchNormalization", x, scale, shift, *statistics, epsilon=layer.eps)
 
-    def normalization(self, d: Declaration, layer: Any, x: str) -> str:
-        """As the layer sees its samples: groups of values that share their statistics, and parameters beside them."""
-        grid = layer.grid(d.input)
-        axes = [
-            k + 1
-            for k, (one, many) in enumerate(zip(grid.statistics, grid.values, strict=True))
-            if one == 1 and many >= 1 and k
-        ]
-        x = self.reshaped(x, *grid.values)
-        over = self.integers(*axes)
-        if not isinstance(layer, layers.RMSNorm):
-            x = self.node("Sub", x, self.node("ReduceMean", x, over))
-        variance = self.node("ReduceMean", self.node("Mul", x, x), over)
-        y = self.node("Div", x, self.node("Sqrt", self.node("Add", variance, self.number(layer.eps))))
-        for operation, name in (("Mul", "weight"), ("Add", "bias")):
-            if name in d.slices:
-                y = self.node(operation, y, self.array(d, name, grid.parameters))
-        return self.reshaped(y, *d.output_shape)
+    def layer_norm(self, d: Declaration, layer: Any, x: str) -> str:
+        shape = layer.parameter_shape(d.input)
+        affine = [self.array(d, name) if layer.affine else self.filled(shape, value) for name, value in AFFINE]
+        return self.node("LayerNormalization", x, *affine, axis=-len(shape), epsilon=layer.eps, stash_type=self.kind)
+
+    def rms_norm(self, d: Declaration, layer: Any, x: str) -> str:
+        axes = self.integers(*range(-len(layer.parameter_shape(d.input)), 0))
+        mean = self.node("ReduceMean", self.node("Mul", x, x), axes)
+        y = self.node("Div", x, self.node("Sqrt", self.node("Add", mean, self.number(layer.eps))))
+        return self.node("Mul", y, self.array(d, "weight")) if layer.affine else y
+
+    def group_norm(self, d: Declaration, layer: Any, x: str) -> str:
+        affine = [self.array(d, name) if layer.affine else self.filled((layer.channels,), value) for name, value in AFFINE]
+        shape = (*d.input, 1) if len(d.input) == 1 else d.input  # the operator wants positions
+        settings = {"num_groups": layer.groups, "epsilon": layer.eps, "stash_type": self.kind}
+        return self.reshaped(self.node("GroupNormalization", self.reshaped(x, *shape), *affine, **settings), *d.output_shape)
 
     def nothing(self, d: Declaration, layer: Any, x: str) -> str:
         return x
@@ -253,53 +205,31 @@ class _Writer:
     def embedding(self, d: Declaration, layer: Any, x: str) -> str:
         return self.node("Gather", self.array(d, "weight"), x)
 
-    def activation(self, f: Activation, x: str) -> str:
-        if f is identity:
-            return x
-        if f._recipe is not None and f.name in NATIVE:
-            return self.node(NATIVE[f.name], x)
-        make, settings = f._recipe or (None, ())
-        if make in (make_elu, make_leaky_relu):
-            return self.node("Elu" if make is make_elu else "LeakyRelu", x, alpha=settings[0])
-        formula = trace(f.function, 1)
-        names = [x]
-        for step in formula.instructions:
-            names.append(self.instruction(step, [names[operand] for operand in step.operands]))
-        return names[formula.outputs[0]]
-
-    def instruction(self, step: Any, operands: list[str]) -> str:
-        if step.operation == "const":
-            return self.number(step.value)
-        if step.operation == "log1p":
-            return self.node("Log", self.node("Add", self.number(1.0), *operands))
-        if step.operation == "expm1":
-            return self.node("Sub", self.node("Exp", *operands), self.number(1.0))
-        if step.operation == "ne":
-            return self.node("Not", self.node("Equal", *operands))
-        return self.node(OPERATIONS[step.operation], *operands)
-
 
 # By the kinds of layers; the first one that fits counts.
-METHODS: dict[type, str] = {
-    layers.Series: "series",
-    layers.Residual: "residual",
-    layers.Parallel: "parallel",
-    layers.Dense: "dense",
-    layers.Conv: "convolution",
-    layers.ConvTranspose: "convolution",
-    layers.MaxPool: "max_pool",
-    layers.AvgPool: "mean_pool",
-    layers.GlobalAvgPool: "global_pool",
-    layers.BatchNorm: "batch_norm",
-    Normalization: "normalization",
-    layers.Dropout: "nothing",
-    layers.Activation: "elementwise",
-    layers.Scale: "scale",
-    layers.Shift: "shift",
-    layers.Append: "append",
-    layers.Reshape: "reshape",
-    layers.Softmax: "softmax",
-    layers.Upsample: "upsample",
-    layers.Pad: "pad",
-    layers.Embedding: "embedding",
+WRITERS: dict[type, Callable[[Any, Declaration, Any, str], str]] = {
+    **onnx_sequences.WRITERS,
+    layers.Series: _Writer.series,
+    layers.Residual: _Writer.residual,
+    layers.Parallel: _Writer.parallel,
+    layers.Dense: _Writer.dense,
+    layers.Conv: _Writer.convolution,
+    layers.ConvTranspose: _Writer.convolution,
+    layers.MaxPool: _Writer.max_pool,
+    layers.AvgPool: _Writer.mean_pool,
+    layers.GlobalAvgPool: _Writer.global_pool,
+    layers.BatchNorm: _Writer.batch_norm,
+    layers.RMSNorm: _Writer.rms_norm,
+    layers.LayerNorm: _Writer.layer_norm,
+    layers.GroupNorm: _Writer.group_norm,
+    layers.Dropout: _Writer.nothing,
+    layers.Activation: _Writer.elementwise,
+    layers.Scale: _Writer.scale,
+    layers.Shift: _Writer.shift,
+    layers.Append: _Writer.append,
+    layers.Reshape: _Writer.reshape,
+    layers.Softmax: _Writer.softmax,
+    layers.Upsample: _Writer.upsample,
+    layers.Pad: _Writer.pad,
+    layers.Embedding: _Writer.embedding,
 }

@@ -8,9 +8,8 @@ import numpy as np
 
 from chains import layers
 from chains.activations import Activation, identity, make_elu, make_leaky_relu
-from chains.backends.places import on_host
 from chains.chain import Chain
-from chains.interop.parts import needed
+from chains.interop.parts import arrays_by_name, needed
 from chains.layers.base import Declaration
 from chains.network import arguments
 
@@ -47,12 +46,7 @@ def to_torch(net: Chain, p: Any, state: Any = None) -> Any:
     """
     torch = needed("torch")
     arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
-    p = on_host(arguments.check_params(p, net.n_params))
-    arrays = dict(net.views(p))
-    if net.n_state:
-        if state is None:
-            raise ValueError(f"`state` is missing: this network has one ({net.state_layout[0].name}, ...)")
-        arrays |= net.state_views(on_host(arguments.check_state(state, net.state_layout, p.dtype, False, {})))
+    _, arrays = arrays_by_name(net, p, state)
     return _Writer(torch, arrays).sequence(net.network.declaration)
 
 

@@ -6,7 +6,20 @@ import numpy as np
 import pytest
 
 import chains
-from chains import BatchNorm, Chain, Conv, Dense, Flatten, activation
+from chains import (
+    GRU,
+    LSTM,
+    RNN,
+    Attention,
+    BatchNorm,
+    CausalConv,
+    Chain,
+    Conv,
+    Dense,
+    Flatten,
+    activation,
+    make_leaky_relu,
+)
 from chains.activations import ACTIVATIONS
 from chains.expr import maximum, where
 from chains.interop import from_onnx, from_torch, to_onnx
@@ -17,29 +30,55 @@ pytestmark = pytest.mark.by_day(few=12)
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
 
-OTHERS = (  # words in the names of cases that ONNX has no operators for here
-    "Recurrent", "RNN", "LSTM", "GRU", "Attention", "Positional", "Causal", "Transformer", "own-", "reads-dy",
-)  # fmt: skip
+# Words in the names of cases that ONNX has no operators for: custom layers and cells, and gelu within a recurrence.
+OTHERS = ("Recurrent", "own-", "reads-dy", "RNN-sequences-needs-input")
 CASES = [case for case in harness.LAYERS if not any(word in f"{case.name} {case.layers}" for word in OTHERS)]
 
 
-def run(model, x):
+def run(model, x, **more):
     session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(["y"], {"x": x})[0]
+    return session.run(["y"], {"x": x, **more})[0]
+
+
+def problem_of(case, dtype):
+    """A network with parameters, state and input of a type; ids are int64."""
+    net, problem = case.net("auto"), case.problem(3)
+    x = problem.x.astype(np.int64 if problem.x.dtype.kind in "iu" else dtype)
+    return net, problem.p.astype(dtype), problem.state.astype(dtype) if net.n_state else None, x
+
+
+def assert_close(y, expected):
+    assert y.shape == expected.shape
+    tolerance = 1e-6 if y.dtype == np.float32 else 1e-13
+    np.testing.assert_allclose(y, expected, rtol=2 * tolerance, atol=tolerance * max(1.0, abs(expected).max()))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_onnxruntime_computes_the_same(case):
-    net = case.net("auto")
-    problem = case.problem(3)
-    p, state = problem.p.astype(np.float32), problem.state.astype(np.float32)
-    x = problem.x if problem.x.dtype.kind in "iu" else problem.x.astype(np.float32)
-    model = to_onnx(net, p, state if net.n_state else None)
-    y = run(model, x.astype(np.int64) if x.dtype.kind in "iu" else x)
-    expected = net(x, p, state=state if net.n_state else None)
-    assert y.shape == expected.shape
-    np.testing.assert_allclose(y, expected, rtol=2e-6, atol=1e-6 * max(1.0, abs(expected).max()))
-    assert run(model, (x.astype(np.int64) if x.dtype.kind in "iu" else x)[:1]).shape == expected[:1].shape  # any batch
+    net, p, state, x = problem_of(case, np.float32)
+    model = to_onnx(net, p, state)
+    expected = net(x, p, state=state)
+    assert_close(run(model, x), expected)
+    assert_close(run(model, x[:1]), expected[:1])  # any batch
+
+
+SEQUENCES = [
+    (GRU(3, 2, return_sequences=True, bidirectional=True), GRU(4, 3, reset_after=False), Dense(3, 2)),
+    (LSTM(3, 4, bidirectional=True, initial_state="parameter"),),
+    (RNN(3, 4, make_leaky_relu(0.3), return_sequences=True), CausalConv(4, 2, 2, dilation=2)),
+    (Dense(3, 6), Attention(6, 3, causal=True), chains.TransformerBlock(6, 2), RNN(6, 2)),
+]
+
+
+@pytest.mark.parametrize("layers", SEQUENCES, ids=lambda layers: type(layers[0]).__name__)
+def test_lengths_are_a_second_input(layers):
+    net = Chain(*layers, input_shape=(5, 3), backend="numpy")
+    rng = np.random.default_rng(1)
+    p = rng.normal(0.0, 0.5, net.n_params).astype(np.float32)
+    x, lengths = rng.normal(size=(4, *net.input_shape)).astype(np.float32), np.array([5, 1, 3, 2])
+    model = to_onnx(net, p, lengths=True)
+    assert_close(run(model, x, lengths=lengths), net(x, p, lengths=lengths))
+    assert_close(run(model, x, lengths=np.full(4, 5)), net(x, p))
 
 
 OWN = [
@@ -135,3 +174,24 @@ def test_what_cannot_be_written_is_refused():
     net = Chain(harness.Double(), input_shape=(2,))
     with pytest.raises(TypeError, match="no operator of ONNX for"):
         to_onnx(net, net.init())
+    with pytest.raises(ValueError, match=r"`lengths` \(=True\) must be False"):
+        to_onnx(net, net.init(), lengths=True)
+    for layer, reason in (
+        (RNN(2, 3, "gelu"), "the operator RNN of ONNX does not have the activation gelu"),
+        (chains.Recurrent(harness.Decay()), "no operator of ONNX for"),
+        (Doubled(2, 3), "no operator of ONNX for Doubled"),
+    ):
+        net = Chain(layer, input_shape=(4, 2))
+        with pytest.raises(TypeError, match=reason):
+            to_onnx(net, net.init())
+
+
+class Doubled(Dense):
+    """A custom layer, though it inherits from a built-in one."""
+
+    def forward(self, ops, x, y, p, s):
+        super().forward(ops, x, y, p, s)
+        ops.map(y, lambda y: 2.0 * y, y)
+
+    def __repr__(self):
+        return "Doubled()"
