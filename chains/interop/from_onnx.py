@@ -11,21 +11,21 @@ import numpy as np
 from chains import layers
 from chains.activations import make_elu, make_leaky_relu
 from chains.chain import Chain
-from chains.interop.parts import Part, assembled, needed
-
-ACTIVATIONS = {
-    "Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softplus": "softplus", "Softsign": "softsign", "Sin": "sin",
-    "Gelu": "gelu", "Mish": "mish", "Selu": "selu", "Identity": "identity",
-}  # fmt: skip
+from chains.interop.onnx_graph import Graph, called
+from chains.interop.onnx_patterns import NAMES, PATTERNS
+from chains.interop.parts import Part, assembled, joined, needed
+from chains.layers.attention import sinusoids
 
 
 def from_onnx(model: Any, *, backend: str = "auto") -> tuple[Chain, np.ndarray, np.ndarray | None]:
-    """A network with the structure and the weights of an ONNX model whose nodes follow one another.
+    """A network with the structure and the weights of an ONNX model.
 
     Parameters
     ----------
     model : onnx.ModelProto, str or path
-        The model, or its file. Its input has the batch as its first axis; the other lengths are known.
+        The model, or its file. Its input has the batch as its first axis; the other lengths are known. A second input "lengths"
+        is for the `lengths` of calls. Branches that begin at one array and are added or concatenated become `Residual` and
+        `Parallel`, operations on single numbers custom activations.
     backend : str
         That of the network; see `chains.Chain`.
 
@@ -41,57 +41,84 @@ def from_onnx(model: Any, *, backend: str = "auto") -> tuple[Chain, np.ndarray, 
     Raises
     ------
     ValueError
-        For models with branches, and for operators and attributes that there is nothing like here, naming the node.
+        For operators, attributes and branches that there is nothing like here, naming the node.
     ImportError
         Where onnx is missing.
     """
     onnx = needed("onnx")
     if isinstance(model, (str, os.PathLike)):
         model = onnx.load(os.fspath(model))
-    graph = model.graph
-    arrays = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
-    inputs = [each for each in graph.input if each.name not in arrays]
-    if len(inputs) != 1 or len(graph.output) != 1:
-        raise ValueError(f"the model must have one input and one output, got {len(inputs)} and {len(graph.output)}")
-    tensor = inputs[0].type.tensor_type
-    shape = tuple(axis.dim_value for axis in tensor.shape.dim)[1:]
+    known = {each.name for each in model.graph.initializer}
+    inputs = [each for each in model.graph.input if each.name not in known and each.name != "lengths"]
+    if len(inputs) != 1 or len(model.graph.output) != 1:
+        raise ValueError(f"the model must have one input and one output, got {len(inputs)} and {len(model.graph.output)}")
+    (first,), (last,) = inputs, model.graph.output
+    shape = tuple(axis.dim_value for axis in first.type.tensor_type.shape.dim)[1:]
     if not all(shape):
         raise ValueError(f"the lengths of the input's shape (batch, ...) must be known, got {shape}")
-    reader = _Reader(onnx, arrays, inputs[0].name)
-    for node in graph.node:
-        reader.add(node)
-    if reader.current != graph.output[0].name:
-        raise ValueError("the nodes of the model must follow one another, from its input to its output")
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-    return assembled(reader.parts, shape, backend, np.float64 if dtype == np.float64 else np.float32)
+    graph = Graph(onnx, model.graph, first.name)
+    if last.name != first.name and last.name not in graph.nodes:
+        raise ValueError(f"the output {last.name!r} does not depend on the input {first.name!r}")
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(last.type.tensor_type.elem_type)
+    parts = _parts(graph, first.name, last.name)
+    return assembled(parts, shape, backend, np.float64 if dtype == np.float64 else np.float32)
 
 
-class _Reader:
-    """Goes through the nodes; `current` is the name of what the last one gave."""
+def _parts(graph: Graph, start: str, end: str) -> list[Part]:
+    """The layers between two arrays, the first of which lies on every way to the second."""
+    steps: list[Part | Any] = []  # from the end to the start; a node of one branch becomes a layer when those before are known
+    while end != start:
+        node = graph.nodes[end]
+        found = next((found for pattern in PATTERNS if (found := pattern(graph, end)) is not None), None)
+        if found is not None:
+            before, part = found
+            graph.take(*graph.between(before, end))
+            steps.append(part)
+        elif len(graph.data(node)) == 1:
+            (before,) = graph.data(node)
+            graph.take(node)
+            steps.append(node)
+        else:
+            before = graph.source(end)
+            graph.take(node)
+            steps.append(_join(graph, node, [_parts(graph, before, name) for name in graph.data(node)]))
+        end = before
+    parts: list[Part] = []
+    for step in reversed(steps):
+        made = step if isinstance(step, Part) else _part(graph, step, parts)
+        if made is not None:
+            parts.append(made)
+    return joined(parts)
 
-    def __init__(self, onnx: Any, arrays: dict[str, np.ndarray], first: str) -> None:
-        self.onnx, self.arrays, self.current = onnx, arrays, first
-        self.parts: list[Part] = []
 
-    def add(self, node: Any) -> None:
-        attributes = {each.name: self.onnx.helper.get_attribute_value(each) for each in node.attribute}
-        if node.op_type == "Constant":
-            self.arrays[node.output[0]] = self.onnx.numpy_helper.to_array(attributes["value"])
-            return
-        names = [name for name in node.input if name]
-        data = [name for name in names if name not in self.arrays]
-        if data != [self.current]:
-            raise ValueError(f"the node {node.name or node.op_type} must take what the one before gave, and constants")
-        self.current = node.output[0]
-        made = MAKERS.get(node.op_type)
-        if made is None:
-            raise ValueError(f"there is nothing like the operator {node.op_type} of the node {node.name!r} here")
-        try:
-            part = made([self.arrays[name] for name in names if name in self.arrays], attributes, self.parts)
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"the node {node.name or node.op_type}: {error}") from error
-        if part is not None:
-            self.parts.append(part)
+def _part(graph: Graph, node: Any, parts: list[Part]) -> Part | None:
+    """The layer that a node is, behind these; None where it changes the last of them, or nothing."""
+    made = MAKERS.get(node.op_type)
+    if made is None:
+        raise ValueError(f"there is nothing like the operator {node.op_type} of the node {node.name!r} here")
+    if node.op_type in ("Gemm", "MatMul") and node.input[0] in graph.arrays:
+        raise ValueError(f"{called(node)} must multiply its input by a constant, not a constant by its input")
+    try:
+        return made(graph.constants(node), graph.attributes(node), parts)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{called(node)}: {error}") from error
+
+
+def _join(graph: Graph, node: Any, branches: list[list[Part]]) -> Part:
+    """The layer that joins branches."""
+    params = [array for branch in branches for part in branch for array in part.params]
+    state = [array for branch in branches for part in branch for array in part.state]
+    if node.op_type == "Add":
+        inner, shortcut = sorted(branches, key=len, reverse=True) if not branches[0] else branches
+        short = layers.Series(*(part.layer for part in shortcut)) if shortcut else None
+        return Part(layers.Residual(*(part.layer for part in inner), shortcut=short), params, state)
+    series = [layers.Series(*(part.layer for part in branch)) if len(branch) != 1 else branch[0].layer for branch in branches]
+    if node.op_type == "Sum":
+        return Part(layers.Parallel(*series, join="sum"), params, state)
+    if node.op_type == "Concat" and not graph.constants(node):
+        axis = graph.attributes(node)["axis"]
+        return Part(layers.Parallel(*series, axis=axis - 1 if axis > 0 else axis), params, state)
+    raise ValueError(f"{called(node)} joins branches by {node.op_type}, which no layer here does")
 
 
 Make = Callable[[list[np.ndarray], dict[str, Any], list[Part]], Part | None]
@@ -121,6 +148,8 @@ def _add(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part
         last.layer = layers.Dense(last.layer.inputs, last.layer.outputs)
         last.params.append(bias)
         return None
+    if bias.ndim == 2 and np.array_equal(bias, sinusoids(*bias.shape).astype(bias.dtype)):
+        return Part(layers.PositionalEncoding())
     return Part(layers.Shift(), [bias])
 
 
@@ -177,11 +206,43 @@ def _batch_norm(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) 
 
 
 def _layer_norm(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
-    if a.get("axis", -1) != -1 and a["axis"] != -arrays[0].ndim:
-        raise ValueError(f"axis must be -1, got {a['axis']}")
+    if a.get("axis", -1) != -arrays[0].ndim:
+        raise ValueError(f"axis must be {-arrays[0].ndim}, got {a.get('axis', -1)}")
     scale = arrays[0]
     shift = arrays[1] if len(arrays) > 1 else np.zeros_like(scale)
     return Part(layers.LayerNorm(scale.shape, eps=a.get("epsilon", 1e-5)), [scale, shift])
+
+
+def _group_norm(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
+    return Part(layers.GroupNorm(a["num_groups"], len(arrays[0]), eps=a.get("epsilon", 1e-5)), arrays)
+
+
+def _append(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
+    if a["axis"] != -1 or len(arrays) != 1 or arrays[0].ndim != 1:
+        raise ValueError("what is concatenated must be an array of one axis, behind the last axis of the input")
+    return Part(layers.Append(**{f"value_{k}": float(value) for k, value in enumerate(arrays[0])}), list(arrays[0][:, None]))
+
+
+def _upsample(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
+    how = a.get("mode", b"nearest"), a.get("coordinate_transformation_mode", b""), a.get("nearest_mode", b"")
+    scales = arrays[-1]
+    if how != (b"nearest", b"asymmetric", b"floor") or (scales != np.floor(scales)).any() or (scales[:2] != 1).any():
+        raise ValueError("scales must be whole, the mode nearest, asymmetric and floor")
+    return Part(layers.Upsample(tuple(map(int, scales[2:]))))
+
+
+def _pad(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
+    pads, *value = arrays
+    before, after = np.split(pads, 2)
+    if a.get("mode", b"constant") != b"constant" or any(value) or any((*before[:2], *after[:2])):
+        raise ValueError("the padding must be zeros, and none at the batch and the channels")
+    return Part(layers.Pad(tuple(zip(before[2:].tolist(), after[2:].tolist(), strict=True))))
+
+
+def _embedding(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
+    if a.get("axis", 0) != 0 or arrays[0].ndim != 2:
+        raise ValueError("the table must have two axes, and rows must be taken")
+    return Part(layers.Embedding(*arrays[0].shape), arrays)
 
 
 def _reshape(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
@@ -239,6 +300,12 @@ MAKERS: dict[str, Make] = {
     "GlobalAveragePool": _global_pool,
     "BatchNormalization": _batch_norm,
     "LayerNormalization": _layer_norm,
+    "GroupNormalization": _group_norm,
+    "Concat": _append,
+    "Sum": _activation("identity"),  # of one
+    "Resize": _upsample,
+    "Pad": _pad,
+    "Gather": _embedding,
     "Reshape": _reshape,
     "Flatten": _flatten,
     "Softmax": _softmax(layers.Softmax),
@@ -246,5 +313,5 @@ MAKERS: dict[str, Make] = {
     "Elu": _elu,
     "LeakyRelu": _leaky_relu,
     "Dropout": _dropout,
-    **{operator: _activation(name) for operator, name in ACTIVATIONS.items()},
+    **{operator: _activation(name) for operator, name in NAMES.items()},
 }

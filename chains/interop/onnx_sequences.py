@@ -17,7 +17,7 @@ from chains.layers.attention import FORBIDDEN, sinusoids
 from chains.layers.base import Declaration
 
 # The gates of each cell: their order here, as ONNX wants them.
-GATES = {RNNCell: [0], LSTMCell: [0, 3, 1, 2], GRUCell: [1, 0, 2]}
+GATES: dict[type, list[int]] = {RNNCell: [0], LSTMCell: [0, 3, 1, 2], GRUCell: [1, 0, 2]}
 # Activations that ONNX has within its operator RNN.
 WITHIN = {
     "tanh": "Tanh", "relu": "Relu", "sigmoid": "Sigmoid", "softplus": "Softplus", "softsign": "Softsign",

@@ -163,9 +163,11 @@ class _Writer(Nodes):
 
     def group_norm(self, d: Declaration, layer: Any, x: str) -> str:
         affine = [self.array(d, name) if layer.affine else self.filled((layer.channels,), value) for name, value in AFFINE]
-        shape = (*d.input, 1) if len(d.input) == 1 else d.input  # the operator wants positions
         settings = {"num_groups": layer.groups, "epsilon": layer.eps, "stash_type": self.kind}
-        return self.reshaped(self.node("GroupNormalization", self.reshaped(x, *shape), *affine, **settings), *d.output_shape)
+        if len(d.input) > 1:
+            return self.node("GroupNormalization", x, *affine, **settings)
+        positions = self.reshaped(x, *d.input, 1)  # the operator wants an axis of them
+        return self.reshaped(self.node("GroupNormalization", positions, *affine, **settings), *d.output_shape)
 
     def nothing(self, d: Declaration, layer: Any, x: str) -> str:
         return x

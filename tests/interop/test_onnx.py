@@ -62,6 +62,13 @@ def test_onnxruntime_computes_the_same(case):
     assert_close(run(model, x[:1]), expected[:1])  # any batch
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_is_written_is_read(case):
+    net, p, state, x = problem_of(case, np.float32)
+    back, q, again = from_onnx(to_onnx(net, p, state), backend="numpy")
+    assert_close(back(x, q, state=again), net(x, p, state=state))
+
+
 SEQUENCES = [
     (GRU(3, 2, return_sequences=True, bidirectional=True), GRU(4, 3, reset_after=False), Dense(3, 2)),
     (LSTM(3, 4, bidirectional=True, initial_state="parameter"),),
@@ -79,6 +86,8 @@ def test_lengths_are_a_second_input(layers):
     model = to_onnx(net, p, lengths=True)
     assert_close(run(model, x, lengths=lengths), net(x, p, lengths=lengths))
     assert_close(run(model, x, lengths=np.full(4, 5)), net(x, p))
+    back, q, _ = from_onnx(model, backend="numpy")
+    assert_close(back(x, q, lengths=lengths), net(x, p, lengths=lengths))
 
 
 OWN = [
@@ -153,10 +162,65 @@ def test_models_that_pytorch_might_write():
         from_onnx(h.make_model(graph))
 
 
-def test_a_branch_is_refused():
-    net = Chain(chains.Residual(Dense(2, 2, "tanh")))
-    with pytest.raises(ValueError, match="must take what the one before gave"):
-        from_onnx(to_onnx(net, net.init()))
+READ_AS_WRITTEN = [
+    Chain(Dense(3, 4, "silu"), chains.Residual(Dense(4, 4, "tanh"), Dense(4, 4)), chains.RMSNorm(4)),
+    Chain(chains.Residual(Dense(3, 4, "elu"), shortcut=chains.Series(Dense(3, 4))), chains.LayerNorm(4), input_shape=(3,)),
+    Chain(chains.Parallel(Dense(3, 2), chains.Residual(Dense(3, 3))),
+          chains.Parallel(Dense(5, 2), Dense(5, 2), join="sum")),
+    Chain(chains.Embedding(9, 4), chains.PositionalEncoding(), *chains.TransformerBlock(4, 2, causal=True).layers, GRU(4, 3),
+          input_shape=(5,)),
+    Chain(LSTM(2, 3, bidirectional=True, return_sequences=True), GRU(6, 2, reset_after=False, initial_state="parameter"),
+          input_shape=(4, 2)),
+    Chain(RNN(2, 3, "relu", return_sequences=True), CausalConv(3, 2, 3, dilation=2), input_shape=(4, 2)),
+    Chain(Conv(2, 4, 3), chains.GroupNorm(2, 4), chains.Upsample((1, 2)), chains.Pad(((1, 0), (2, 1))), input_shape=(2, 4, 5)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("net", READ_AS_WRITTEN, ids=lambda net: type(net.layers[0]).__name__)
+def test_the_layers_are_those_that_were_written(net):
+    p = net.init(seed=1)
+    back, q, _ = from_onnx(to_onnx(net, p))
+    assert repr(back) == repr(net)
+    np.testing.assert_array_equal(q, p)
+
+
+def graph_of(*nodes, **arrays):
+    """A model of nodes ("Relu", ["x"], ["y"]), with the input x and the output y, both of length 2."""
+    h, value = onnx.helper, onnx.helper.make_tensor_value_info
+    arrays = {"w": np.ones((2, 2), np.float32), "two": np.float32(2.0), **arrays}
+    constants = [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()]
+    made = [
+        h.make_node(operator, ins, outs, name=f"{operator}-{outs[0]}", **dict(*rest)) for operator, ins, outs, *rest in nodes
+    ]
+    graph = h.make_graph(made, "g", [value("x", 1, ["n", 2])], [value("y", 1, ["n", 2])], constants)
+    return h.make_model(graph, opset_imports=[h.make_opsetid("", 20)], ir_version=9)
+
+
+def test_numbers_and_one_array_are_an_activation():
+    model = graph_of(
+        ("MatMul", ["x", "w"], ["a"]), ("Elu", ["a"], ["b"]), ("Mul", ["b", "two"], ["c"]), ("Max", ["c", "a"], ["d"]),
+        ("Erf", ["d"], ["y"]),
+    )  # fmt: skip
+    net, p, _ = from_onnx(model)
+    assert len(net.layers) == 1
+    x = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
+    np.testing.assert_allclose(net(x, p), run(model, x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        ([("MatMul", ["x", "w"], ["a"]), ("Mul", ["a", "x"], ["y"])], "the node Mul-y joins branches by Mul"),
+        ([("MatMul", ["w", "x"], ["y"])], "the node MatMul-y must multiply its input by a constant"),
+        ([("MatMul", ["x", "w"], ["a"]), ("Add", ["a", "x"], ["b"]), ("MatMul", ["a", "w"], ["c"]), ("Add", ["b", "c"], ["y"])],
+         "the node MatMul-a is in two branches"),
+        ([("MatMul", ["x", "w"], ["a"]), ("Identity", ["w"], ["y"])], "the output 'y' does not depend on the input 'x'"),
+        ([("LayerNormalization", ["x", "w"], ["y"], {"axis": 0})], "the node LayerNormalization-y: axis must be -2, got 0"),
+    ],
+)  # fmt: skip
+def test_branches_and_nodes_that_are_no_layers_are_refused(nodes, reason):
+    with pytest.raises(ValueError, match=reason):
+        from_onnx(graph_of(*nodes))
 
 
 def test_from_pytorch_to_onnxruntime():
