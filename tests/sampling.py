@@ -1,19 +1,22 @@
 """Which cases run today: compiling the programs of all of them takes longer than a change should wait.
 
-NumPy runs every case. Of a test with many cases on native a part runs, by the type of the parameters and the case, another part
-every day, so that all have run within sixty-four days; likewise of a test with the mark `by_day`. With ``--all-cases`` all run.
+NumPy runs every case in float64. Of the harness's cases in float32, and of a test with many cases on native, a part runs, another
+part every day, so that all have run within sixty-four days; likewise of a test with the mark `by_day`. With ``--all-cases`` all run.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from zlib import crc32
 
+import numpy as np
 import pytest
 
 from tests.harness import Case
 
-FEW = 4  # cases of a test that run every day
+FEW = 4  # cases of a test on native that run every day
+FEW_FLOAT32 = 64  # cases of the harness on NumPy in float32 that run every day
 MOST_PARTS = 64  # a power of two, as all numbers of parts are: what runs of one in sixty-four is among what runs of one in two
 
 
@@ -25,9 +28,9 @@ def parts(cases: int, few: int = FEW) -> int:
     return count
 
 
-def of_the_day(key: str, count: int, seed: int) -> bool:
-    """Whether something is in the part of the day. Seeds that follow each other go through all parts."""
-    return (crc32(key.encode()) + seed) % count == 0
+def of_the_day(number: int, count: int, seed: int) -> bool:
+    """Whether something with this number is in the part of the day. Seeds that follow each other go through all parts."""
+    return (number + seed) % count == 0
 
 
 def parameters(item: pytest.Item) -> dict:
@@ -40,10 +43,10 @@ def case_of(item: pytest.Item) -> str | None:
     return case.name if isinstance(case, Case) else None
 
 
-def subject(item: pytest.Item) -> str:
-    """What an item compiles: tests of one case and type share their programs, whatever the batch."""
-    name = case_of(item)
-    return item.nodeid if name is None else f"{name} {parameters(item).get('dtype')}"
+def number_of(item: pytest.Item, seen: int) -> int:
+    """What tells an item's day, the `seen`-th of its test: tests of one case and type share their programs, whatever the batch."""
+    case, test = case_of(item), item.nodeid.partition("[")[0]
+    return crc32(test.encode()) + seen if case is None else crc32(f"{case} {parameters(item).get('dtype')}".encode())
 
 
 def few_of(item: pytest.Item) -> int | None:
@@ -51,17 +54,23 @@ def few_of(item: pytest.Item) -> int | None:
     mark = item.get_closest_marker("by_day")
     if mark is not None:
         return mark.kwargs.get("few", FEW)
-    return FEW if parameters(item).get("backend_name") == "native" else None
+    given = parameters(item)
+    if given.get("backend_name") == "native":
+        return FEW
+    return FEW_FLOAT32 if case_of(item) is not None and given.get("dtype") is np.float32 else None
 
 
 def chosen(items: list[pytest.Item], seed: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """The items that run today, and the others."""
-    cases = Counter(item.function for item in items if few_of(item))
+    few = [few_of(item) for item in items]
+    cases = Counter((item.function, most) for item, most in zip(items, few, strict=True))
+    seen: Counter[Callable[..., None]] = Counter()
     today, others = [], []
-    for item in items:
-        few = few_of(item)
-        runs = few is None or of_the_day(subject(item), parts(cases[item.function], few), seed)
+    for item, most in zip(items, few, strict=True):
+        count = 1 if most is None else parts(cases[item.function, most], most)
+        runs = of_the_day(number_of(item, seen[item.function]), count, seed)
         (today if runs else others).append(item)
+        seen[item.function] += 1
     return today, others
 
 

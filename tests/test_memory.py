@@ -223,7 +223,7 @@ def bound_to(name, program, net, batch):
 # The calls
 
 
-@pytest.mark.by_day(few=16)
+@pytest.mark.by_day(few=8)
 @pytest.mark.parametrize("batch", [1, 200, 40_000])
 @every_net
 def test_a_gradient_into_out_makes_no_array(make, batch, backend_name):

@@ -1,18 +1,19 @@
-"""The part of the day: every case has its day, tests of one case have theirs together, and NumPy runs all of them."""
+"""The part of the day: every case has its day, tests of one case have theirs together, and NumPy runs all in float64."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tests import sampling
 from tests.harness import Case
 
 
-def item(function, number, backend, case=None, mark=None):
+def item(function, number, backend, case=None, mark=None, dtype=np.float32):
     given = {"backend_name": backend, "number": number}
-    given |= {} if case is None else {"case": Case(case, None, ()), "dtype": "float32"}
+    given |= {} if case is None else {"case": Case(case, None, ()), "dtype": dtype}
     name = f"{function}[{number}-{backend}]"
     call = SimpleNamespace(params=given)
     return SimpleNamespace(function=function, nodeid=name, path="file", callspec=call, get_closest_marker=lambda name: mark)
@@ -40,6 +41,13 @@ def test_numpy_runs_every_case():
     assert 100 < len(today) < 115
 
 
+def test_numpy_runs_every_case_of_the_harness_in_float64_and_some_in_float32():
+    cases = [item("f", k, "numpy", f"case {k}", dtype=dtype) for k in range(600) for dtype in (np.float32, np.float64)]
+    today = [each.callspec.params["dtype"] for each in sampling.chosen(cases, 7)[0]]
+    assert today.count(np.float64) == 600
+    assert 20 < today.count(np.float32) < 60
+
+
 def test_what_runs_of_one_case_runs_on_one_day():
     many = [item("many", k, "native", f"case {k}") for k in range(400)]
     some = [item("some", k, "native", f"case {k}") for k in range(40)]
@@ -59,7 +67,7 @@ def test_a_mark_says_how_many_run():
 def test_what_prints_as_an_address_is_told_by_the_name_of_its_test():
     found = item("f", 1, "native")
     found.callspec.params["case"] = lambda: None
-    assert sampling.subject(found) == found.nodeid
+    assert sampling.number_of(found, 3) == sampling.number_of(item("f", 2, "native"), 3)
 
 
 def test_one_case_after_the_other():

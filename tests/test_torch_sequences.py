@@ -9,7 +9,7 @@ import chains
 from chains import Attention, CausalConv, Chain, Embedding, TransformerBlock
 from tests.harness import BACKENDS, SEED, assert_close
 
-pytestmark = pytest.mark.by_day(few=12)
+pytestmark = pytest.mark.by_day(few=4)
 
 torch = pytest.importorskip("torch")
 

@@ -23,7 +23,7 @@ from tests.harness import CASES, OPTIMIZERS, assert_close, assert_same_bits, run
 GROUPS = [CASES[start : start + 60] for start in range(0, len(CASES), 60)]
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.by_day(few=1)
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 @pytest.mark.parametrize("group", range(len(GROUPS)))
@@ -131,6 +131,7 @@ def test_a_long_sum_is_split_among_blocks():
     assert [step.grid(1_000_000) for step in steps] == [(1, 489), (1, 1)]
 
 
+@pytest.mark.by_day(few=8)
 @needs_compiler
 @pytest.mark.parametrize("case", CASES[::5], ids=str)
 def test_order_of_threads_does_not_matter(case):

@@ -22,6 +22,7 @@ def undefined(path):
     return subprocess.run([tool("nm"), "-u", str(path)], capture_output=True, text=True, check=True).stdout.split()
 
 
+@pytest.mark.by_day(few=2)
 @pytest.mark.parametrize("target", LINUX)
 def test_nothing_is_undefined_and_little_is_long(target, tmp_path):
     (path, *_) = chains.export(NET, tmp_path / "model.o", target=target, header=False, fortran=False)
@@ -37,6 +38,7 @@ def test_powers_and_sines_need_no_library(tmp_path):
     assert undefined(path) == []
 
 
+@pytest.mark.by_day(few=2)
 @pytest.mark.parametrize("target", [name for name in TARGETS if name not in LINUX])
 def test_code_is_written_for_every_target(target):
     code = object_code(interface(NET), target)
@@ -80,6 +82,7 @@ def test_parameters_and_state_may_be_part_of_the_code(tmp_path):
     chains.export(net, tmp_path / "model.h.o", p, state=state)
 
 
+@pytest.mark.by_day(few=2)
 @pytest.mark.parametrize("gradient", ["parameters", "inputs", "both", None])
 def test_gradients_are_those_asked_for(gradient):
     functions = loaded(interface(NET, gradient=gradient, loss=SquaredLoss()))

@@ -93,6 +93,7 @@ def test_numba(tmp_path):
     assert same(run(tmp_path, sys.executable, "with_numba.py"), wanted)
 
 
+@pytest.mark.by_day(few=1)
 @pytest.mark.parametrize("target", CROSS)
 def test_other_processors(target, tmp_path):
     qemu, gcc = tool(CROSS[target]), tool(f"{target}-linux-gnu-gcc")

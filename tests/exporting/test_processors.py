@@ -112,7 +112,7 @@ def test_kernels_compute_what_numpy_computes(target, tmp_path, request):
     program, sources = Program(tmp_path), []
     whole = request.config.getoption("--all-cases")
     for number, case in enumerate(CASES):
-        if not whole and not of_the_day(case.name, PARTS, SEED):
+        if not whole and not of_the_day(crc32(case.name.encode()), PARTS, SEED):
             continue
         dtype = types_of(case)
         loss = {"loss": case.loss, "target_shape": case.problem(1).t.shape[1:]}

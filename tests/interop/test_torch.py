@@ -86,6 +86,7 @@ def test_a_network_of_many_layers_there_and_back(dtype):
     assert q.dtype == again.dtype == dtype
 
 
+@pytest.mark.by_day(few=4)
 @pytest.mark.parametrize("number", range(8))
 def test_random_architectures(number):
     """Drawn anew every day."""

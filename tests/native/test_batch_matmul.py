@@ -18,7 +18,7 @@ from chains.backends.native.plan.passes import plan_of
 from chains.backends.native.plan.tiles import TILE_ROWS
 from tests.native.support import assert_equal_results, random_arrays, run_on
 
-pytestmark = pytest.mark.by_day(few=8)
+pytestmark = pytest.mark.by_day(few=4)
 
 SIZES = [(1, 1, 1), (2, 7, 3), (5, 8, 17), (7, 33, 4), (32, 8, 32)]
 

@@ -190,6 +190,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.by_day(few=2)
 @pytest.mark.parametrize("whose", ["code", "program"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_is_replaced(damage, whose, folder):

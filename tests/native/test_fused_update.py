@@ -116,7 +116,7 @@ def test_weights_that_are_still_to_be_read_are_not_changed(monkeypatch):
     assert finished(step(NETWORKS["of wide layers"], SGD(0.1))) == ([(130, 120)], 33 * 101 + 100 * 121 + 120)
 
 
-@pytest.mark.by_day(few=12)
+@pytest.mark.by_day(few=3)
 @floats
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *CLIPPED])
@@ -134,7 +134,7 @@ def test_the_same_bits_as_afterwards(net, optimizer, penalty, kind, changed_comp
             assert array.tobytes() == results[batch][name].tobytes(), f"{name}, batch {batch}"
 
 
-@pytest.mark.by_day(few=8)
+@pytest.mark.by_day(few=2)
 @floats
 @pytest.mark.parametrize("simd", INSTRUCTIONS)
 @pytest.mark.parametrize("net", NETWORKS)
@@ -150,6 +150,7 @@ def test_steps_equal_numpy_within_their_buffers(net, simd, kind):
         assert_equal_results(actual, wanted, kind, f"batch {batch}", factor=4)
 
 
+@pytest.mark.by_day(few=2)
 @floats
 @pytest.mark.parametrize("simd", INSTRUCTIONS)
 def test_steps_of_large_products_equal_numpy_within_their_buffers(simd, kind):

@@ -83,7 +83,7 @@ def test_a_network_of_convolutions_at_odd_batches(kind, simd, eager):
         assert_equals_numpy(program, batch, kind, simd=simd)
 
 
-@pytest.mark.by_day(few=8)
+@pytest.mark.by_day(few=3)
 @every_instruction_set
 @floats
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_training_a_network_of_convolutions_on_two_threads_repeats_its_bits(eage
 THIN = block_shapes.block_shapes(32).gemm.thin_rows
 
 
-@pytest.mark.by_day(few=6)
+@pytest.mark.by_day(few=2)
 @every_instruction_set
 @floats
 @pytest.mark.parametrize("activation", [tanh, relu], ids=str)

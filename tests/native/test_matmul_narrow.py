@@ -32,7 +32,7 @@ from tests.native.support import (
     run_on,
 )
 
-pytestmark = pytest.mark.by_day(few=16)
+pytestmark = pytest.mark.by_day(few=6)
 
 widths = pytest.mark.parametrize("simd", INSTRUCTIONS)
 BATCHES = (1, 3, 7, 16, 17, 33, 50, 100)

@@ -29,6 +29,8 @@ from tests.native.support import (
 from tests.native.team import assert_same_bits, fed, problem, program_of, states
 from tests.native.test_shared_weights import Recurrence
 
+pytestmark = pytest.mark.by_day(few=3)
+
 
 def deep(layers, width=16, activation=tanh):
     return Chain(*(Dense(width, width, activation) for _ in range(layers)))

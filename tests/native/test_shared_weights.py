@@ -30,6 +30,8 @@ from tests.native.support import (
 )
 from tests.native.team import assert_same_bits, fed, problem, program_of, states
 
+pytestmark = pytest.mark.by_day(few=3)
+
 
 class Recurrence(Layer):
     """h_t = tanh(x_t W + h_{t-1} U + b) over the steps of a sequence, unrolled; the output is the last h.

@@ -52,7 +52,7 @@ def sized(triple, kind):
     return vjp_program(triple, kind)
 
 
-@pytest.mark.by_day(few=6)
+@pytest.mark.by_day(few=2)
 @pytest.mark.parametrize(("sizes", "kind"), [(t, "float32") for t in TRIPLES] + [(t, "float64") for t in TRIPLES[::2]], ids=str)
 def test_odd_sizes_equal_numpy_within_their_buffers(sizes, kind, eager):
     program, wide = sized(sizes, kind), vjp_program(sizes, "float64")

@@ -79,6 +79,7 @@ def test_a_history_is_drawn(net, tmp_path):
     pytest.importorskip("matplotlib").use("agg")
     from matplotlib import pyplot
 
+    pyplot.close("all")  # what other tests have drawn
     history = run(net, epochs=3, validation=make_data(4), metrics=[lambda t, y: 0.5])[1]
     ax = history.plot()
     assert pyplot.get_fignums() == [ax.figure.number]  # so that notebooks show it
