@@ -1,7 +1,8 @@
 """Which cases run today: compiling the programs of all of them takes longer than a change should wait.
 
-NumPy runs every case in float64. Of the harness's cases in float32, and of a test with many cases on native, a part runs, another
-part every day, so that all have run within sixty-four days; likewise of a test with the mark `by_day`. With ``--all-cases`` all run.
+NumPy runs every case in float64. Of the harness's cases in float32, and of a test with many cases on native, a part runs,
+another part every day, so that all have run within sixty-four days; likewise of a test with the mark `by_day`. With
+``--all-cases`` all run.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def case_of(item: pytest.Item) -> str | None:
 
 
 def number_of(item: pytest.Item, seen: int) -> int:
-    """What tells an item's day, the `seen`-th of its test: tests of one case and type share their programs, whatever the batch."""
+    """What tells the day of an item, the `seen`-th of its test; all of one case and type share it, as they share programs."""
     case, test = case_of(item), item.nodeid.partition("[")[0]
     return crc32(test.encode()) + seen if case is None else crc32(f"{case} {parameters(item).get('dtype')}".encode())
 

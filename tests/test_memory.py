@@ -159,6 +159,7 @@ def test_batch_statistics_make_no_array(samples, batch, backend_name):
     assert epoch_peak(net, {"x": x, "t": t}, SquaredLoss(), batch, backend_name) < CEILING
 
 
+@pytest.mark.by_day(few=12)
 @pytest.mark.parametrize(("samples", "batch"), [(64, 1), (1000, 10), (2050, 1000), (2000, 2000)])
 @every_net
 def test_an_epoch_makes_no_array(make, samples, batch, backend_name):

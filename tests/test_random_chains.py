@@ -164,7 +164,7 @@ modes = st.sampled_from(["eval", "train"])
 batches = st.sampled_from([1, 2, 5])
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(cases(), batches, modes, backends)
 def test_gradients_are_central_differences(case, batch, mode, name):
     net, problem = case.net(name), case.problem(batch, seed=batch)
@@ -181,7 +181,7 @@ def test_gradients_are_central_differences(case, batch, mode, name):
     assert_close(g, wanted, 3e-8)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(cases(), batches, modes, backends)
 def test_pullbacks_are_central_differences(case, batch, mode, name):
     net, problem = case.net(name), case.problem(batch, seed=batch)
@@ -204,7 +204,7 @@ def test_pullbacks_are_central_differences(case, batch, mode, name):
     assert_close(dx, wanted_x, 3e-8, "dx")
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     cases(),
     st.sampled_from([1, 2, 17]),
@@ -226,7 +226,7 @@ def test_nothing_is_read_before_it_is_written(case, batch, training, name, optim
         assert all(np.isfinite(array).all() for array in clean.values())
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(cases(), batches, backends)
 def test_float32_equals_float64(case, batch, name):
     problem, net = case.problem(batch), case.net(name)
@@ -239,7 +239,7 @@ def test_float32_equals_float64(case, batch, name):
     assert_close(g, wanted_g, 1e-3)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(cases(), backends, st.data())
 def test_nesting_changes_nothing(case, name, data):
     """A chain of chains has the layout, and the numbers, of one chain."""

@@ -1,4 +1,7 @@
-"""The documentation site builds from a clean copy without a warning, offline, and has every public name."""
+"""The documentation site builds from a clean copy without a warning, offline, and has every public name.
+
+The tutorials are not run for it: `test_tutorials.py` runs them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def site(tmp_path_factory) -> Path:
         place = folder / path.relative_to(ROOT)
         place.parent.mkdir(exist_ok=True)
         shutil.copy(path, place)
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "docs", "build/site"]
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-D", "plot_gallery=False", "docs", "build/site"]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         command, cwd=folder, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False

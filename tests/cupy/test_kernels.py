@@ -37,6 +37,7 @@ def test_kernels_of_every_case_compile(group, architecture):
     assert all(kernel.name.encode() in code for kernel in source.kernels.values())
 
 
+@pytest.mark.by_day(few=2)
 @needs_nvrtc
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)

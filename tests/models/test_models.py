@@ -211,7 +211,7 @@ def test_full_size_as_in_torch(torch, make, peer):
     assert_as_in_torch(torch, make(), peer(torch), 5, np.float64, 1e-9)
 
 
-@pytest.mark.by_day(few=4)
+@pytest.mark.by_day(few=1)
 @pytest.mark.parametrize(("make", "peer"), SMALL, ids=IDS)
 def test_small_ones_as_in_torch(torch, make, peer, dtype, backend_name):
     tolerance = 1e-11 if dtype == np.float64 else 5e-3  # gradients of the first layers almost cancel

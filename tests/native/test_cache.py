@@ -211,6 +211,7 @@ def test_a_folder_in_the_place_of_a_file(folder):
     assert not compiled_again()
 
 
+@pytest.mark.by_day(few=2)
 @pytest.mark.parametrize("word", ["off", "OFF", "0", "no"])
 def test_the_cache_can_be_switched_off(word, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

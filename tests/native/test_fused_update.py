@@ -88,6 +88,7 @@ def test_which_large_products_do_the_step():
     assert all(kept for _, _, kept in large(step(mostly_small, SGD(0.1))))
 
 
+@pytest.mark.by_day(few=3)
 @floats
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("optimizer", ["SGD", "momentum"])

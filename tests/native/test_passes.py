@@ -121,6 +121,7 @@ OPTIONAL = {
 }
 
 
+@pytest.mark.by_day(few=2)
 @pytest.mark.parametrize("left_out", OPTIONAL, ids=name_of)
 def test_a_pass_may_be_left_out(left_out, changed_compiler, monkeypatch):
     """Without it there is another plan, which means the same."""

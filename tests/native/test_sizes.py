@@ -114,6 +114,7 @@ def guard_pages(kind, behind):
     print(json.dumps("done"), flush=True)
 
 
+@pytest.mark.by_day(few=1)
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mprotect") if os.name == "posix" else True, reason="needs mprotect")
 @pytest.mark.parametrize(("kind", "behind"), [("float32", True), ("float64", True), ("float32", False)])
 def test_guard_pages_are_not_touched(kind, behind):

@@ -45,6 +45,7 @@ def test_split_products_equal_numpy_and_have_the_same_bits_alone(name, threads, 
         assert_equal_results(alone, fed(NumpyBackend(), program, batch, arrays, sources, order), kind, name, factor=100)
 
 
+@pytest.mark.by_day(few=6)
 @pytest.mark.parametrize("simd", INSTRUCTIONS)
 @pytest.mark.parametrize("name", [*SPLIT, *(f"tiled {name}" for name in TILED)])
 def test_every_width_of_vectors(name, simd, many):
