@@ -24,7 +24,7 @@ MOST_PARTS = 64  # a power of two, as all numbers of parts are: what runs of one
 def parts(cases: int, few: int = FEW) -> int:
     """Into how many parts so many cases of a test are divided, of which one runs a day."""
     count = 1
-    while count < MOST_PARTS and cases // count > few:
+    while count < MOST_PARTS and cases > few * count:
         count *= 2
     return count
 

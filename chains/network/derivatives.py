@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -33,9 +32,6 @@ DIRECTIONS_AT_ONCE = 16  # directions, or cotangents, in one program; more take 
 
 class Derivatives(Recorded):
     """A network that is derived by its inputs and by its parameters."""
-
-    @abstractmethod
-    def __call__(self, x: Any, p: Any, *, state: Any = None) -> np.ndarray: ...
 
     # By the inputs
 
@@ -307,9 +303,6 @@ class Derivatives(Recorded):
         for sample, output in itertools.product(range(len(x)), range(outputs)):
             rows[sample, output] = self.vjp(p, x[sample : sample + 1], eye[output], state=state)[0]
         return result
-
-    @abstractmethod
-    def vjp(self, p: Any, x: Any, dy: Any, *, state: Any = None) -> tuple[np.ndarray, np.ndarray]: ...
 
     def _product(
         self, name: str, make: Callable[..., Program], p: Any, x: Any, t: Any, loss: Loss, v: Any, weights: Any,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -38,6 +39,12 @@ class Recorded(Architecture):
         self._programs = Programs(self.runner)
         self._elsewhere: dict[Backend, Programs] = {}  # for arrays on GPUs
         self._shortcuts = Shortcuts(self.runner)
+
+    @abstractmethod
+    def __call__(self, x: Any, p: Any, *, state: Any = None) -> np.ndarray: ...
+
+    @abstractmethod
+    def vjp(self, p: Any, x: Any, dy: Any, *, state: Any = None) -> tuple[np.ndarray, np.ndarray]: ...
 
     def program(
         self,
