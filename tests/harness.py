@@ -24,7 +24,8 @@ import chains
 from chains import expr, losses, schedules
 from chains import initializers as initial
 from chains.activations import ACTIVATIONS
-from chains.layers.base import Layer, Node, Vectors
+from chains.layers.base import Layer
+from chains.layers.node import Node, Vectors
 from chains.models import Bottleneck, DenseBlock, Transition
 from chains.network import record
 from chains.network.architecture import Architecture

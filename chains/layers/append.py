@@ -14,11 +14,13 @@ from chains.program.view import View
 
 
 class Append(Layer):
-    """``y = (x, values)``: numbers that depend on nothing and are trained along, behind the last axis of a sample.
+    """``y = (x, values)``: trained numbers behind the last axis of a sample, such as the unknown coefficients of a model.
+
+    Samples (..., n) become (..., n + len(values)). The numbers do not depend on the input.
 
     Parameters
     ----------
-    values : float
+    **values : float
         The starting values by name, one at least: ``Append(viscosity=0.02)`` has a parameter ``viscosity`` of shape (1,).
 
     Raises

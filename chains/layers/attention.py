@@ -25,17 +25,17 @@ FORBIDDEN = -1e30  # the score of what may not be looked at: its share of the at
 class Attention(Layer):
     """Multi-head self-attention: each step of a sequence takes a mean of all steps, weighted by how well they match.
 
-    Queries, keys and values are ``x @ in_weight + in_bias``, in this order. Each head has a part of the features, of which it
-    makes ``softmax(queries @ keys.T / sqrt(features / heads)) @ values``. The heads side by side, ``@ out_weight + out_bias``,
-    are the output. As PyTorch's MultiheadAttention, whose weights are the transposed ones. Where a call passes `lengths`,
-    nothing behind a sample's length is seen; outputs there mean nothing. Source: Vaswani et al. 2017.
+    Queries, keys and values are ``x @ in_weight + in_bias``, in this order. Each head has a part of the features and makes
+    ``softmax(queries @ keys.T / sqrt(features / heads)) @ values`` of it. The heads side by side, ``@ out_weight + out_bias``,
+    are the output. As PyTorch's MultiheadAttention, whose weights are the transposed ones. Where a call passes `lengths`, no
+    step behind a sample's length is seen, and outputs there mean nothing. Source: Vaswani et al. 2017.
 
     Parameters
     ----------
     features : int
-        The last length of samples (time, features), which come out as they are.
+        The last length of samples (time, features); the output has the same shape.
     heads : int
-        How many parts of the features attend on their own; they divide the features.
+        How many parts of the features attend on their own; a divisor of the features.
     causal : bool
         Whether a step sees itself and earlier steps only.
     bias : bool
@@ -46,7 +46,7 @@ class Attention(Layer):
     Raises
     ------
     TypeError, ValueError
-        For lengths that are not positive, heads that do not divide the features, and other settings that are none.
+        For settings that are not valid, by name.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Attention(Layer):
 class TransformerBlock(Series):
     """``x = x + attention(norm(x))``, then ``x + dense(activation(dense(norm(x))))``: a block of an encoder, norms first.
 
-    As PyTorch's TransformerEncoderLayer(norm_first=True), but that attention's shares are never dropped.
+    As PyTorch's TransformerEncoderLayer(norm_first=True), but without dropout of attention's shares.
 
     Parameters
     ----------
@@ -169,12 +169,12 @@ class TransformerBlock(Series):
     causal : bool
         As of `Attention`.
     dropout : float
-        The share of the elements that is dropped behind attention, behind the activation, and at the end.
+        The rate of `Dropout` behind attention, behind the activation, and at the end.
 
     Raises
     ------
     TypeError, ValueError
-        For settings that are none.
+        For settings that are not valid, by name.
     """
 
     def __init__(
@@ -216,6 +216,8 @@ class TransformerBlock(Series):
 class PositionalEncoding(Layer):
     """``y = x + encoding``, which tells the steps of a sequence apart; samples are (time, features).
 
+    Source: Vaswani et al. 2017.
+
     Parameters
     ----------
     kind : str
@@ -227,9 +229,7 @@ class PositionalEncoding(Layer):
     Raises
     ------
     TypeError, ValueError
-        For another kind, and an initializer that is none.
-
-    Source: Vaswani et al. 2017.
+        For settings that are not valid, by name.
     """
 
     def __init__(self, kind: str = "sinusoidal", *, init: InitializerLike = "normal") -> None:

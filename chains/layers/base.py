@@ -16,21 +16,16 @@ several chains, and twice in the same one; each place has its own parameters.
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import wraps
-from types import SimpleNamespace
 from typing import Any
 
 from chains.checks import check_count, check_settings, check_shape, signature
 from chains.initializers import InitializerLike, initializer
-from chains.messages import listed, meant, shown
+from chains.messages import shown
 from chains.params import LayoutBuilder, Slice
-from chains.program.alias import meet
-from chains.program.operations import Operation
 from chains.program.recorder import Recorder
 from chains.program.view import View
 
@@ -78,25 +73,51 @@ class Layer(ABC):
 
     @abstractmethod
     def declare(self, d: Declaration) -> None:
-        """State the parameters, the output's shape (required) and scratch arrays for samples of shape ``d.input``.
+        """State the parameters, the output's shape (required) and scratch arrays for samples of one shape.
 
-        Raises ValueError, naming the setting and its value, where such an input does not fit.
+        Parameters
+        ----------
+        d : Declaration
+            Takes them down; ``d.input`` is the shape of a sample.
+
+        Raises
+        ------
+        ValueError
+            For an input that does not fit; the error names the setting and its value.
         """
 
     @abstractmethod
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
-        """Record how `y` is filled from `x`. `p` has the parameters by name, `s` the scratch arrays.
+        """Record how `y` is filled from `x`.
 
-        A layer with state reads it from ``s.state.<name>``, and while training may fill ``s.new_state.<name>``, which may
-        be the same memory: read first. Where a call leaves the state as it is, the new one is never computed.
+        A layer with state reads it from ``s.state.<name>``. While training it may fill ``s.new_state.<name>``, which may be the
+        same memory: read first. Where a call leaves the state as it is, the new one is never computed.
+
+        Parameters
+        ----------
+        ops : Recorder
+            The operations.
+        x, y : View, shapes (batch, *d.input) and (batch, *output)
+            Input and output; `x` may not be written to.
+        p, s
+            Parameters and scratch arrays by name, ``p.weight``.
         """
 
     @abstractmethod
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
         """Record how ``g.<parameter>`` and `dx` are filled from `dy`, the gradient with respect to `y`.
 
-        All of them are filled, none is added to. `dy` may be overwritten; `x` and `y` may not. What turns
-        out not to be needed (the first layer's `dx`, a frozen gradient) is never computed.
+        All of them are filled, none is added to. Gradients without a use (the first layer's `dx`, those of frozen parameters)
+        are never computed.
+
+        Parameters
+        ----------
+        ops : Recorder
+            The operations.
+        x, y, dy, dx : View
+            Input and output, which may not be written to, and their gradients; `dy` may be overwritten.
+        p, g, s
+            Parameters, their gradients, and scratch arrays by name.
         """
 
     def __call__(self, *_: Any, **__: Any) -> Any:
@@ -114,8 +135,19 @@ class Layer(ABC):
 class Declaration:
     """What one layer in one place of a network needs; filled by `Layer.declare`.
 
-    Shapes are tuples of positive lengths, ``(3,)`` or ``()``, as everywhere. Raises TypeError or ValueError, naming the layer
-    and the array, for others, for names that are taken, and for initial values that do not fit.
+    Shapes are those of one sample, tuples of positive lengths, ``(3,)`` or ``()``. All methods raise TypeError or ValueError,
+    with layer and array, for other shapes, for names that are taken, and for initial values that do not fit.
+
+    Parameters
+    ----------
+    layer : Layer
+        The layer.
+    input : tuple of int
+        The shape of its input.
+    layout, state_layout : LayoutBuilder
+        Where parameters and state get their slices.
+    name : str
+        The place in the network, such as "0.inner".
     """
 
     def __init__(
@@ -137,55 +169,134 @@ class Declaration:
         self._layout = layout
         self._state_layout = state_layout
         self._output: SampleShape | None = None
-        with _noted(self, "declare"):
+        with noted(self, "declare"):
             layer.declare(self)
         vars(layer)["_chains_declared"] = True
 
     def param(self, name: str, shape: SampleShape, init: InitializerLike) -> None:
-        """A parameter array: the next slice of the flat vector."""
+        """Declare a parameter: the next slice of the flat vector.
+
+        Parameters
+        ----------
+        name : str
+            What `forward` and `pullback` call it: ``p.<name>``, ``g.<name>``.
+        shape : tuple of int
+            Its shape, without the batch.
+        init : initializer
+            Its starting values, or the name of an initializer.
+        """
         of, shape = self._declared("parameter", name, shape, self.slices)
         self.slices[name] = self._layout.add(self._full(name), shape, initializer(init, "init", of, shape))
 
     def state(self, name: str, shape: SampleShape, init: InitializerLike) -> None:
-        """An array that training updates, but not along a gradient: the next slice of the network's state."""
+        """Declare an array that training updates, but not along a gradient: the next slice of the network's state.
+
+        Parameters
+        ----------
+        name, shape, init
+            As of `param`; `forward` reads ``s.state.<name>`` and fills ``s.new_state.<name>``.
+        """
         of, shape = self._declared("state", name, shape, self.state_slices)
         self.state_slices[name] = self._state_layout.add(self._full(name), shape, initializer(init, "init", of, shape))
 
     def output(self, shape: SampleShape) -> None:
-        """The shape of the output of one sample."""
+        """Declare the output.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Of one sample.
+        """
         self._output = check_shape("shape", shape, f" of the output in {type(self.layer).__name__}.declare")
 
     def saved(self, name: str, shape: SampleShape) -> None:
-        """A scratch array for each sample that the forward fills and the pullback reads."""
+        """Declare a scratch array for each sample that the forward fills and the pullback reads.
+
+        Parameters
+        ----------
+        name, shape
+            ``s.<name>``, and the shape for one sample.
+        """
         self.saved_shapes[name] = self._scratch(name, shape)
 
     def shared(self, name: str, shape: SampleShape) -> None:
-        """A scratch array for the whole batch that the forward fills and the pullback reads."""
+        """Declare a scratch array for the whole batch that the forward fills and the pullback reads.
+
+        Parameters
+        ----------
+        name, shape
+            ``s.<name>``, and the shape.
+        """
         self.shared_shapes[name] = self._scratch(name, shape)
 
     def temporary(self, name: str, shape: SampleShape) -> None:
-        """A scratch array for each sample; forward and pullback each have their own."""
+        """Declare a scratch array for each sample; forward and pullback each have their own.
+
+        Parameters
+        ----------
+        name, shape
+            ``s.<name>``, and the shape for one sample.
+        """
         self.temporary_shapes[name] = self._scratch(name, shape)
 
     def carry(self, name: str, shape: SampleShape) -> None:
-        """An array of each sample that a cell hands on from step to step; the first one is its output."""
+        """Declare an array of each sample that a cell hands on from step to step; the first one is its output.
+
+        Parameters
+        ----------
+        name, shape
+            ``s.before.<name>`` and ``s.after.<name>``, and the shape for one sample.
+        """
         self.carried_shapes[name] = self._scratch(name, shape)
         self._output = self._output or self.carried_shapes[name]
 
     def freeze(self, name: str) -> None:
-        """Leave a parameter of this layer, or of a part of it ("0.weight"), out of training."""
+        """Leave a parameter out of training.
+
+        Parameters
+        ----------
+        name : str
+            Of this layer, or of a part of it: "0.weight".
+        """
         self._layout.frozen.add(self._full(name))
 
     def batch_at_least(self, samples: int) -> None:
-        """Have smaller batches refused while training."""
+        """Have smaller batches refused while training.
+
+        Parameters
+        ----------
+        samples : int
+            The smallest batch.
+        """
         self.smallest_batch = check_count("samples", samples)
 
     def takes_ids(self, count: int) -> None:
-        """Have the input hold ids, whole numbers from 0 up to `count`, exclusive, in place of real numbers."""
+        """Have the input hold ids, whole numbers from 0, in place of real numbers.
+
+        Parameters
+        ----------
+        count : int
+            How many ids there are: they are below it.
+        """
         self.id_count = check_count("count", count)
 
     def child(self, name: str, layer: Layer, input: SampleShape) -> SampleShape:
-        """Make `layer` a part of this one and return the shape of its output."""
+        """Make another layer a part of this one.
+
+        Parameters
+        ----------
+        name : str
+            Its name in this layer; that of its weight is then "<name>.weight".
+        layer : Layer
+            The part.
+        input : tuple of int
+            The shape of its input.
+
+        Returns
+        -------
+        tuple of int
+            The shape of its output.
+        """
         if not isinstance(layer, Layer):
             raise TypeError(
                 f"`layer` (={shown(layer)}) of the part `{name}` in {type(self.layer).__name__}.declare must be a layer"
@@ -197,17 +308,20 @@ class Declaration:
 
     @property
     def output_shape(self) -> SampleShape:
+        """The shape of the output of one sample."""
         if self._output is None:
             raise ValueError(f"{type(self.layer).__name__}.declare must call d.output(shape)")
         return self._output
 
     @property
     def n_params(self) -> int:
+        """How many parameters the layer has, with its parts."""
         own = sum(entry.stop - entry.start for entry in self.slices.values())
         return own + sum(child.n_params for child in self.children)
 
     @property
     def n_state(self) -> int:
+        """How many numbers of the state the layer has, with its parts."""
         own = sum(entry.stop - entry.start for entry in self.state_slices.values())
         return own + sum(child.n_state for child in self.children)
 
@@ -240,19 +354,8 @@ class Declaration:
         return f"{self.name}.{name}" if self.name and name else self.name or name
 
 
-@dataclass(frozen=True)
-class Vectors:
-    """The flat vectors of a program being recorded: parameters, their gradient, the state before and after."""
-
-    p: View
-    g: View
-    state: View
-    new_state: View
-    frozen: frozenset[str]
-
-
 @contextmanager
-def _noted(declaration: Declaration, function: str) -> Iterator[None]:
+def noted(declaration: Declaration, function: str) -> Iterator[None]:
     """Errors raised inside say in which function of which layer they were; of layers within layers, the innermost."""
     try:
         yield
@@ -261,125 +364,3 @@ def _noted(declaration: Declaration, function: str) -> Iterator[None]:
             layer = declaration.layer
             error.add_note(f"in {type(layer).__name__}.{function}, of layer {declaration.name}, {layer!r}")
         raise
-
-
-class Names(SimpleNamespace):
-    """Views by name, as attributes. A name that the layer did not declare is refused, and so is an assignment."""
-
-    __slots__ = ("_layer", "_prefix", "_what")
-
-    def __init__(self, layer: str, prefix: str, what: str, views: Mapping[str, Any]) -> None:
-        vars(self).update(views)
-        for name, text in zip(self.__slots__, (layer, prefix, what), strict=True):
-            object.__setattr__(self, name, text)
-
-    def __getattr__(self, name: str) -> Any:
-        declared = [other for other in vars(self) if other != "children"]
-        raise AttributeError(
-            f"`{self._prefix}.{name}`: {self._layer}.declare declares no {self._what} of that name, but {listed(declared)}"
-            f"{meant(name, declared)}"
-        )
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(
-            f"`{self._prefix}.{name} = ...` fills no array: record an operation that does, such as "
-            f"ops.copy({self._prefix}.{name}, ...) in {self._layer}"
-        )
-
-
-class Node:
-    """A declared layer in a program being recorded: the layer with its parameter, gradient, state and scratch views."""
-
-    def __init__(self, declaration: Declaration, ops: Recorder, vectors: Vectors) -> None:
-        self.declaration = declaration
-        self.children = [Node(child, ops, vectors) for child in declaration.children]
-        self.p = self._names("p", "parameters", _windows(vectors.p, declaration.slices))
-        gradients = _windows(vectors.g, declaration.slices)
-        for name, entry in declaration.slices.items():
-            if entry.name in vectors.frozen:  # the gradient goes to scratch that is never read, and so is never computed
-                gradients[name] = ops.scratch(f"{entry.name}.frozen", entry.shape, batched=False)
-        self.g = self._names("g", "parameters", gradients)
-        with ops.label(declaration.name):
-            self._saved: dict[str, Any] = {name: ops.scratch(name, shape) for name, shape in declaration.saved_shapes.items()}
-            for name, shape in declaration.shared_shapes.items():
-                self._saved[name] = ops.scratch(name, shape, batched=False)
-        if declaration.state_slices:
-            for name in ("state", "new_state"):
-                views = _windows(getattr(vectors, name), declaration.state_slices)
-                self._saved[name] = self._names(f"s.{name}", "state", views)
-
-    def at_a_step(self, part: Callable[[View], View], gradient: Callable[[str, View], View], arrays: dict[str, Any]) -> Node:
-        """The layer as the cell of a loop: with a `part` of each saved array, the `gradient` of a step, and more `arrays`."""
-        twin = copy.copy(self)
-        twin.children = [child.at_a_step(part, gradient, {}) for child in self.children]
-        twin.g = self._names("g", "parameters", {name: gradient(name, view) for name, view in vars(self.g).items()})
-        twin._saved = {name: part(view) for name, view in self._saved.items()} | {
-            name: self._names(f"s.{name}", "carried arrays", views) for name, views in arrays.items()
-        }
-        return twin
-
-    def forward(self, ops: Recorder, x: View, y: View) -> None:
-        begun = len(ops.operations)
-        self._check_kind(x)
-        with _noted(self.declaration, "forward"), ops.label(self._label("")):
-            self.declaration.layer.forward(ops, x, y, self.p, self._scratch(ops))
-            check_filled(self._name("forward"), ops.operations[begun:], {"y": y})
-            self._check_kept("forward", ops.operations[begun:], {"x": x})
-
-    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View) -> None:
-        begun = len(ops.operations)
-        with _noted(self.declaration, "pullback"), ops.label(self._label("'")):
-            self.declaration.layer.pullback(ops, x, y, dy, dx, self.p, self.g, self._scratch(ops))
-            wanted = {"dx": dx} | {f"g.{name}": view for name, view in vars(self.g).items()}
-            if dx.buffer is not dy.buffer:
-                check_filled(self._name("pullback"), ops.operations[begun:], wanted)
-            self._check_kept("pullback", ops.operations[begun:], {"x": x, "y": y})
-
-    def _check_kind(self, x: View) -> None:
-        """Raise TypeError unless `x` holds ids where the layer takes them, and real numbers where it does not."""
-        takes_ids = self.declaration.id_count is not None
-        if takes_ids != (x.dtype.kind == "i"):
-            wanted, given = ("ids", "real numbers") if takes_ids else ("real numbers", "ids")
-            layer = f"layer {self.declaration.name}, {self.declaration.layer!r},"
-            raise TypeError(f"{layer} takes {wanted}, but its input holds {given}")
-
-    def _check_kept(self, function: str, recorded: Sequence[Operation], views: dict[str, View]) -> None:
-        kept = views | {f"p.{name}": view for name, view in vars(self.p).items()}
-        check_kept(self._name(function), recorded, kept, "declare an array of its own with d.temporary(name, shape)")
-
-    def _name(self, function: str) -> str:
-        return f"{type(self.declaration.layer).__name__}.{function}"
-
-    def _label(self, mark: str) -> str:
-        name = self.declaration.name
-        return f"{name}.{type(self.declaration.layer).__name__}{mark}" if name else ""
-
-    def _names(self, prefix: str, what: str, views: Mapping[str, Any]) -> Names:
-        return Names(f"{type(self.declaration.layer).__name__}", prefix, what, views)
-
-    def _scratch(self, ops: Recorder) -> Names:
-        with ops.label(self.declaration.name):
-            temporaries = {name: ops.scratch(name, shape) for name, shape in self.declaration.temporary_shapes.items()}
-        return self._names("s", "scratch arrays", {**self._saved, **temporaries, "children": self.children})
-
-
-def check_filled(function: str, recorded: Sequence[Operation], views: Mapping[str, View]) -> None:
-    """Raise ValueError, naming the function that recorded them, unless some operation writes to each of the views."""
-    written = [out for operation in recorded for out in operation.writes]
-    for name, view in views.items():
-        if view.sample_size and not any(meet(out, view) for out in written):
-            raise ValueError(f"{function} does not fill `{name}`")
-
-
-def check_kept(function: str, recorded: Sequence[Operation], views: Mapping[str, View], remedy: str) -> None:
-    """Raise ValueError, naming the function that recorded them, where some operation writes to one of the views."""
-    written = [out for operation in recorded for out in operation.writes]
-    for name, view in views.items():
-        if any(meet(out, view) for out in written):
-            raise ValueError(f"{function} writes to `{name}`, which may only be read: {remedy}")
-
-
-def _windows(vector: View, slices: Mapping[str, Slice]) -> dict[str, View]:
-    """The slices of a flat vector, each in its shape, by name."""
-    views = {name: vector.slice(0, entry.start, entry.stop).reshape(*entry.shape) for name, entry in slices.items()}
-    return {name: view.named(f"{vector.buffer.name}.{slices[name].name}") for name, view in views.items()}

@@ -15,14 +15,28 @@ from chains.program.view import View
 
 
 class BatchNorm(Layer):
-    """``y = (x - mean) / sqrt(variance + eps) * weight + bias``, with a mean and a variance for each channel.
+    """``y = (x - mean) / sqrt(variance + eps) * weight + bias``, with a mean and a variance for each channel. As in PyTorch.
 
-    Samples are (channels,) or (channels, length, ...); weight and bias, left out without `affine`, have shape (channels,).
-    While training, mean and biased variance are those of the batch over samples and positions, and the gradient goes
-    through them. At evaluation they are ``running_mean`` and ``running_var``, two slices of the network's state, which
-    training updates: ``running = (1 - momentum) * running + momentum * new``, with the unbiased variance. As in PyTorch.
-    Freezing parameters leaves these updates alone. Raises ValueError unless momentum is from 0 to 1 and eps positive;
-    while training, calls refuse a single number a channel. Source: Ioffe and Szegedy 2015.
+    While training, mean and biased variance are those of the batch, over samples and positions, and the gradient goes through
+    them. At evaluation they are ``running_mean`` and ``running_var``, two slices of the network's state. Training updates
+    these, of frozen layers too: ``running = (1 - momentum) * running + momentum * new``, with the unbiased variance. Source:
+    Ioffe and Szegedy 2015.
+
+    Parameters
+    ----------
+    channels : int
+        The first length of samples (channels,) or (channels, length, ...).
+    momentum : float
+        The weight of a batch in the running statistics, from 0 to 1.
+    eps : float
+        Added to the variance; positive.
+    affine : bool
+        Whether there are a weight and a bias, of shape (channels,).
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name; while training, for batches with a single number a channel.
     """
 
     def __init__(self, channels: int, *, momentum: float = 0.1, eps: float = 1e-5, affine: bool = True) -> None:

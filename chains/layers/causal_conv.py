@@ -17,28 +17,28 @@ from chains.program.view import View
 
 
 class CausalConv(Series):
-    """A dense layer on each step together with earlier ones, of which there are zeros before the first step.
+    """A dense layer on each step of a sequence together with earlier steps. Before the first step there are zeros.
 
-    Samples are (time, inputs) and become (time, outputs). As PyTorch's Conv1d behind so many zeros. Several of them with
-    dilations 1, 2, 4, ... see far back. Source: van den Oord et al. 2016.
+    Samples (time, inputs) become (time, outputs). As PyTorch's Conv1d behind so many zeros. A series of them with dilations
+    1, 2, 4, ... sees far back. Source: van den Oord et al. 2016.
 
     Parameters
     ----------
     inputs, outputs : int
-        Features of a step.
+        Features of a step, before and after.
     kernel : int
         How many steps an output sees, itself the last one.
     activation : activation or str
         Of the outputs.
     dilation : int
-        The distance between the steps that it sees.
+        The distance between these steps.
     bias, weight_init, bias_init
         As of `Dense`. The weight has shape (kernel * inputs, outputs), the rows of the earliest step first.
 
     Raises
     ------
     TypeError, ValueError
-        For lengths that are not positive, and other settings that are none.
+        For settings that are not valid, by name.
     """
 
     def __init__(

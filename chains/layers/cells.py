@@ -67,10 +67,23 @@ class _Gated(Cell):
 
 
 class RNNCell(_Gated):
-    """``h' = activation(x @ weight + h @ recurrent_weight + bias)``. As PyTorch's RNNCell, whose two biases are added here.
+    """``h' = activation(x @ weight + h @ recurrent_weight + bias)``. As PyTorch's RNNCell, whose two biases are one here.
 
-    Raises TypeError or ValueError, naming the setting, for lengths that are not positive, and for an activation and
-    initializers that are none. Source: Elman 1990.
+    Source: Elman 1990.
+
+    Parameters
+    ----------
+    inputs, units : int
+        The lengths of a step's input `x` and of the state `h`.
+    activation : activation or str
+        Of the state.
+    **inits : initializer
+        `weight_init`, `recurrent_init` and `bias_init`, of (inputs, units), (units, units) and (units,).
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     def __init__(self, inputs: int, units: int, activation: Activation | str = tanh, **inits: InitializerLike) -> None:
@@ -109,8 +122,19 @@ class LSTMCell(_Gated):
     """Long short-term memory: a second state `c`, and gates i, f, g, o, in this order in the weights.
 
     ``a = x @ weight + h @ recurrent_weight + bias``; ``c' = σ(a_f) * c + σ(a_i) * tanh(a_g)``; ``h' = σ(a_o) * tanh(c')``. As
-    PyTorch's LSTMCell, whose two biases are added here. Raises TypeError or ValueError, naming the setting, for lengths that
-    are not positive and initializers that are none. Source: Hochreiter and Schmidhuber 1997, Gers et al. 2000.
+    PyTorch's LSTMCell, whose two biases are one here. Source: Hochreiter and Schmidhuber 1997, Gers et al. 2000.
+
+    Parameters
+    ----------
+    inputs, units : int
+        The lengths of a step's input `x` and of both states.
+    weight_init, recurrent_init, bias_init : initializer
+        Of (inputs, 4 units), (units, 4 units) and (4 units,).
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     gates = 4
@@ -150,13 +174,25 @@ class LSTMCell(_Gated):
 
 
 class GRUCell(_Gated):
-    """Gated recurrent unit, with gates r, z, n, in this order in the weights.
+    """Gated recurrent unit, with gates r, z, n, in this order in the weights: ``h' = (1 - z) * n + z * h``.
 
-    ``r = σ(a_r)``, ``z = σ(a_z)``, ``h' = (1 - z) * n + z * h``. With `reset_after`, as PyTorch and cuDNN have it, there are
-    two biases, ``a = x @ weight + bias``, ``q = h @ recurrent_weight + recurrent_bias``, the gates are of a + q, and
-    ``n = tanh(a_n + r * q_n)``. Without, as in the paper, there is one, and ``n = tanh(a_n + (r * h) @ recurrent_weight_n)``.
-    Raises TypeError or ValueError, naming the setting, for lengths that are not positive, a `reset_after` that is not True or
-    False, and initializers that are none. Source: Cho et al. 2014.
+    With ``a = x @ weight + bias`` and ``q = h @ recurrent_weight + recurrent_bias``, ``r = σ(a_r + q_r)``, ``z = σ(a_z + q_z)``
+    and ``n = tanh(a_n + r * q_n)``, as PyTorch and cuDNN have it. Source: Cho et al. 2014.
+
+    Parameters
+    ----------
+    inputs, units : int
+        The lengths of a step's input `x` and of the state `h`.
+    reset_after : bool
+        Whether r is applied behind the product, as above. Without, as in the paper, ``n = tanh(a_n + (r * h) @
+        recurrent_weight_n)``, and `bias` is the only one.
+    **inits : initializer
+        `weight_init`, `recurrent_init` and `bias_init`, of (inputs, 3 units), (units, 3 units) and (3 units,).
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     gates = 3
@@ -271,7 +307,17 @@ class _Named(Recurrent):
 
 
 class RNN(_Named):
-    """An `RNNCell` repeated along the time axis, (batch, steps, inputs). Settings as of that and of `Recurrent`."""
+    """An `RNNCell` repeated along the time axis: samples are (steps, inputs).
+
+    Parameters
+    ----------
+    inputs, units, activation
+        As of `RNNCell`.
+    return_sequences, bidirectional, initial_state
+        As of `Recurrent`.
+    **inits : initializer
+        As of `RNNCell`.
+    """
 
     cell: RNNCell
 
@@ -290,7 +336,17 @@ class RNN(_Named):
 
 
 class LSTM(_Named):
-    """An `LSTMCell` repeated along the time axis, (batch, steps, inputs). Settings as of that and of `Recurrent`."""
+    """An `LSTMCell` repeated along the time axis: samples are (steps, inputs).
+
+    Parameters
+    ----------
+    inputs, units : int
+        As of `LSTMCell`.
+    return_sequences, bidirectional, initial_state
+        As of `Recurrent`.
+    **inits : initializer
+        As of `LSTMCell`.
+    """
 
     def __init__(
         self, inputs: int, units: int, *, return_sequences: bool = False, bidirectional: bool = False,
@@ -303,7 +359,17 @@ class LSTM(_Named):
 
 
 class GRU(_Named):
-    """A `GRUCell` repeated along the time axis, (batch, steps, inputs). Settings as of that and of `Recurrent`."""
+    """A `GRUCell` repeated along the time axis: samples are (steps, inputs).
+
+    Parameters
+    ----------
+    inputs, units, reset_after
+        As of `GRUCell`.
+    return_sequences, bidirectional, initial_state
+        As of `Recurrent`.
+    **inits : initializer
+        As of `GRUCell`.
+    """
 
     cell: GRUCell
 

@@ -17,7 +17,18 @@ from chains.program.view import View
 
 
 class Series(Layer):
-    """Layers one after another. `chains.Chain` is this with the user's calls."""
+    """Layers one after another. `chains.Chain` is a series with the calls of a network.
+
+    Parameters
+    ----------
+    *layers : Layer
+        The layers, each of which takes the output of the one before; without any, ``y = x``.
+
+    Raises
+    ------
+    TypeError
+        For anything but layers.
+    """
 
     def __init__(self, *layers: Layer) -> None:
         check_layers(layers)
@@ -104,10 +115,21 @@ def last_layer(layer: Layer) -> Layer:
 
 
 class Residual(Layer):
-    """``y = activation(inner(x) + shortcut(x))``; several layers are taken one after another as `inner`.
+    """``y = activation(inner(x) + shortcut(x))``. Source: He et al. 2015.
 
-    `shortcut` is one layer, by default x itself: where `inner` changes the shape, a projection such as ``Conv(64, 256, 1)``
-    that changes it likewise. Raises ValueError where the two outputs differ in shape. Source: He et al. 2015.
+    Parameters
+    ----------
+    *layers : Layer
+        `inner`: one layer, or several, one after another.
+    shortcut : Layer, optional
+        By default x itself. Where `inner` changes the shape, a projection such as ``Conv(64, 256, 1)``.
+    activation : activation or str
+        Of the sum.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything but layers, and outputs that differ in shape.
     """
 
     def __init__(self, *layers: Layer, shortcut: Layer | None = None, activation: Activation | str = identity) -> None:
@@ -171,10 +193,21 @@ class Residual(Layer):
 
 
 class Parallel(Layer):
-    """Every layer on the same input, the outputs joined: concatenated along an axis, or summed.
+    """Several layers on one input, their outputs joined.
 
-    `join` is "concatenate" or "sum"; `axis` counts the axes of one sample (0: features or channels, -1: the
-    last). Raises ValueError where the outputs' shapes cannot be joined so.
+    Parameters
+    ----------
+    *layers : Layer
+        The layers, one at least.
+    join : str
+        "concatenate" or "sum".
+    axis : int
+        The axis of a sample to concatenate along: 0 for features or channels, -1 for the last.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, and outputs that cannot be joined.
     """
 
     def __init__(self, *layers: Layer, join: str = "concatenate", axis: int = 0) -> None:

@@ -132,13 +132,37 @@ class _Convolution(Sliding):
 
 
 class Conv(_Convolution):
-    """``y = activation(x * weight + bias)``, a convolution without flip, of images or signals, channels first.
+    """``y = activation(x * weight + bias)``, a convolution without flip of images or signals. As in PyTorch.
 
-    A `kernel` that is a number or a pair takes images (inputs, height, width), a kernel ``(length,)`` signals
-    (inputs, length). `weight` has shape (outputs, inputs / groups, *kernel), `bias` (outputs,). `stride`, `padding` and
-    `dilation` are numbers, or tuples with one for each axis; padding may also have a pair (before, after) for each, or be
-    "valid" (none) or "same" (the output is as large as the input; with stride 1 only). With `groups`, each group of
-    outputs sees its own group of inputs. All as in PyTorch. Raises ValueError, naming the setting, where they do not fit.
+    Images (inputs, height, width) become (outputs, rows, columns), signals (inputs, length) become (outputs, positions). The
+    output has ``floor((length + padding - dilation * (kernel - 1) - 1) / stride) + 1`` positions along an axis.
+
+    Parameters
+    ----------
+    inputs, outputs : int
+        Channels, before and after.
+    kernel : int or tuple of int
+        A length or a pair for images, ``(length,)`` for signals.
+    activation : activation or str
+        Of the outputs.
+    stride : int or tuple of int
+        Steps of the kernel: one number, or one for each axis.
+    padding : int, tuple or str
+        Zeros around the input: a number, or a number or pair (before, after) for each axis; "valid" for none; "same" for an
+        output as large as the input, with stride 1 only.
+    dilation : int or tuple of int
+        Distances between the kernel's entries: one number, or one for each axis.
+    groups : int
+        Parts of the channels, each on its own: every group of outputs sees its own group of inputs.
+    bias : bool
+        Whether there is a bias, of shape (outputs,).
+    weight_init, bias_init : initializer
+        Of the weight, (outputs, inputs / groups, *kernel), and of the bias.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     @property
@@ -157,12 +181,26 @@ class Conv(_Convolution):
 
 
 class ConvTranspose(_Convolution):
-    """The transpose of `Conv`: what turns that layer's outputs into inputs, such as larger images for a stride above 1.
+    """The transpose of `Conv`: it turns outputs of that layer into inputs, such as larger images for a stride above 1.
 
-    `weight` has shape (inputs, outputs / groups, *kernel), as in PyTorch; initializers see fans of that shape, as there.
-    The output's length is ``(length - 1) * stride + dilation * (kernel - 1) + 1 + output_padding`` less all padding;
-    `output_padding`, below the stride, chooses among the lengths that `Conv` would turn into this one. The other settings
-    are those of `Conv`. Raises ValueError, naming the setting, where they do not fit.
+    As in PyTorch. The output's length is ``(length - 1) * stride + dilation * (kernel - 1) + 1 + output_padding`` less all
+    padding.
+
+    Parameters
+    ----------
+    inputs, outputs, kernel, activation, stride, padding
+        As of `Conv`.
+    output_padding : int or tuple of int
+        Below the stride: chooses among the lengths that `Conv` would turn into the length of the input.
+    dilation, groups, bias
+        As of `Conv`.
+    weight_init, bias_init : initializer
+        Of the weight, (inputs, outputs / groups, *kernel), whose fans are those of this shape, and of the bias.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     def __init__(

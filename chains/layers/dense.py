@@ -13,11 +13,23 @@ from chains.program.view import View
 
 
 class Dense(Layer):
-    """``y = activation(x @ weight + bias)``, over the last axis of ``x``.
+    """``y = activation(x @ weight + bias)``, over the last axis: samples (..., inputs) become (..., outputs).
 
-    `inputs` and `outputs` are the lengths of that axis, `weight` has shape (inputs, outputs), `bias`
-    (outputs,). Initializers: see `chains.initializers`. Raises TypeError or ValueError, naming the setting, for lengths that
-    are not positive, a `bias` that is not True or False, and initializers that do not fit.
+    Parameters
+    ----------
+    inputs, outputs : int
+        The length of the last axis, before and after.
+    activation : activation or str
+        Of the outputs.
+    bias : bool
+        Whether there is a bias, of shape (outputs,).
+    weight_init, bias_init : initializer
+        Of the weight, (inputs, outputs), and of the bias. See `chains.initializers`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     def __init__(

@@ -12,11 +12,20 @@ from chains.program.view import View
 
 
 class Dropout(Layer):
-    """While training, zeroes each element with probability `rate` and divides the others by ``1 - rate``.
+    """While training, zeroes each element with probability `rate` and divides the others by ``1 - rate``. Otherwise ``y = x``.
 
-    Otherwise it passes its input on. Which elements are dropped depends only on the seed and the number of
-    the step (see `chains.program.operations.Random`), so that every backend drops the same ones. Source: Srivastava et
-    al. 2014, in the "inverted" form that PyTorch has. Raises ValueError unless 0 <= rate < 1.
+    Seed and number of the step alone decide which elements are dropped (see `chains.program.operations.Random`): they are the
+    same on every backend. Source: Srivastava et al. 2014, in the "inverted" form that PyTorch has.
+
+    Parameters
+    ----------
+    rate : float
+        From 0 to 1, exclusive.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For another rate.
     """
 
     def __init__(self, rate: float = 0.5) -> None:
@@ -53,8 +62,17 @@ class Dropout(Layer):
 class SpatialDropout(Dropout):
     """While training, zeroes each channel of a sample with probability `rate` and divides the others by ``1 - rate``.
 
-    Samples are (channels, ...), as for PyTorch's Dropout1d, Dropout2d and Dropout3d; all else is as in `Dropout`. Source:
-    Tompson et al. 2015. Raises ValueError unless 0 <= rate < 1, and for samples without an axis.
+    Samples are (channels, ...), as for PyTorch's Dropout1d, Dropout2d and Dropout3d. Source: Tompson et al. 2015.
+
+    Parameters
+    ----------
+    rate : float
+        As of `Dropout`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For another rate, and for samples without an axis.
     """
 
     def _factors(self, input: SampleShape) -> SampleShape:

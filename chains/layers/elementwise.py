@@ -13,7 +13,18 @@ from chains.program.view import View
 
 
 class Activation(Layer):
-    """``y = f(x)`` for an activation `f`, such as tanh, or its name."""
+    """``y = f(x)`` for an activation, element by element.
+
+    Parameters
+    ----------
+    f : activation or str
+        Such as `tanh`, or its name.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For another function or name.
+    """
 
     def __init__(self, f: Function | str) -> None:
         self.f = resolve(f)
@@ -32,7 +43,13 @@ class Activation(Layer):
 
 
 class Scale(Layer):
-    """``y = x * scale``, with a factor to learn for each feature of a sample; `scale` has the sample's shape."""
+    """``y = x * scale``, with a trained factor for each feature: the parameter `scale` has the sample's shape.
+
+    Parameters
+    ----------
+    scale_init : initializer
+        Of the factors.
+    """
 
     def __init__(self, *, scale_init: InitializerLike = "ones") -> None:
         self.scale_init = initializer(scale_init, "scale_init")
@@ -55,7 +72,13 @@ class Scale(Layer):
 
 
 class Shift(Layer):
-    """``y = x + shift``, with a term to learn for each feature of a sample; `shift` has the sample's shape."""
+    """``y = x + shift``, with a trained term for each feature: the parameter `shift` has the sample's shape.
+
+    Parameters
+    ----------
+    shift_init : initializer
+        Of the terms.
+    """
 
     def __init__(self, *, shift_init: InitializerLike = "zeros") -> None:
         self.shift_init = initializer(shift_init, "shift_init")

@@ -27,7 +27,15 @@ class Grid(NamedTuple):
 
 
 class Normalization(Layer):
-    """``y = (x - mean) / sqrt(variance + eps) * weight + bias``, with the mean and variance of parts of each sample."""
+    """``y = (x - mean) / sqrt(variance + eps) * weight + bias``, with the mean and biased variance of parts of each sample.
+
+    Parameters
+    ----------
+    eps : float
+        Added to the variance; positive.
+    affine : bool
+        Whether there are a weight and a bias.
+    """
 
     def __init__(self, *, eps: float = 1e-5, affine: bool = True) -> None:
         check_number("eps", eps, "in (0, inf)")
@@ -95,11 +103,23 @@ class Normalization(Layer):
 
 
 class LayerNorm(Normalization):
-    """Normalises each sample over its last axis, or over trailing axes of the given `shape` (a length or a tuple).
+    """``y = (x - mean) / sqrt(variance + eps) * weight + bias``, with mean and biased variance over the last axes of a sample.
 
-    ``y = (x - mean) / sqrt(variance + eps) * weight + bias``, with the biased variance; weight and bias, left out
-    without `affine`, have that shape. As in PyTorch. Raises ValueError for other shapes and unless eps is positive.
-    Source: Ba, Kiros and Hinton 2016.
+    As in PyTorch. Source: Ba, Kiros and Hinton 2016.
+
+    Parameters
+    ----------
+    shape : int or tuple of int, optional
+        The lengths of those axes, and the shape of weight and bias; by default of the last axis.
+    eps : float
+        Added to the variance; positive.
+    affine : bool
+        Whether there are a weight and a bias.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     def __init__(self, shape: int | SampleShape | None = None, *, eps: float = 1e-5, affine: bool = True) -> None:
@@ -132,10 +152,14 @@ class LayerNorm(Normalization):
 
 
 class RMSNorm(LayerNorm):
-    """``y = x / sqrt(mean(x^2) + eps) * weight``, each sample over its last axis or trailing axes of the given `shape`.
+    """``y = x / sqrt(mean(x^2) + eps) * weight``, with the mean over the last axes of a sample.
 
-    As in PyTorch, where eps must be given to be the same. Settings as of `LayerNorm`; there is no bias. Source: Zhang
-    and Sennrich 2019.
+    As in PyTorch with the same eps. Source: Zhang and Sennrich 2019.
+
+    Parameters
+    ----------
+    shape, eps, affine
+        As of `LayerNorm`; there is no bias.
     """
 
     def declare(self, d: Declaration) -> None:
@@ -176,12 +200,26 @@ class RMSNorm(LayerNorm):
 
 
 class GroupNorm(Normalization):
-    """Normalises each sample over `groups` equal parts of its channels, the first axis, with all positions of these.
+    """``y = (x - mean) / sqrt(variance + eps) * weight + bias``, with mean and biased variance over groups of channels.
 
-    Samples are (channels,) or (channels, length, ...). ``y = (x - mean) / sqrt(variance + eps) * weight + bias``, with
-    the biased variance; weight and bias, left out without `affine`, have shape (channels,). With a group for each channel
-    it is instance normalisation. As in PyTorch. Raises ValueError unless groups divide the channels, and eps is
-    positive. Source: Wu and He 2018.
+    A group spans all positions of its channels. With a group for each channel it is instance normalisation. As in PyTorch.
+    Source: Wu and He 2018.
+
+    Parameters
+    ----------
+    groups : int
+        How many parts of equal size; a divisor of the channels.
+    channels : int
+        The first length of samples (channels,) or (channels, length, ...), and the length of weight and bias.
+    eps : float
+        Added to the variance; positive.
+    affine : bool
+        Whether there are a weight and a bias.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     def __init__(self, groups: int, channels: int, *, eps: float = 1e-5, affine: bool = True) -> None:

@@ -55,21 +55,42 @@ class _Pooling(Sliding):
 
 
 class MaxPool(_Pooling):
-    """The largest entry of each window, of images (channels, height, width) or, with a kernel ``(length,)``, of signals.
+    """The largest entry of each window. Of equal ones the first, row by row, takes the gradient, as in PyTorch.
 
-    `stride`, by default the kernel's size, and `padding` are as in `Conv`; padding is never the largest. Of equal largest
-    entries the first, row by row, takes the gradient, as in PyTorch. Raises ValueError, naming the setting, where they do
-    not fit, and for padding of more than half a kernel.
+    Images (channels, height, width) or signals (channels, length) keep their channels.
+
+    Parameters
+    ----------
+    kernel : int or tuple of int
+        The window: a length or a pair for images, ``(length,)`` for signals.
+    stride : int or tuple of int, optional
+        Steps of the window; by default its size.
+    padding : int, tuple or str
+        As of `Conv`, at most half a kernel; it is never the largest entry.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     kind = "max"
 
 
 class AvgPool(_Pooling):
-    """The mean of each window, of images (channels, height, width) or, with a kernel ``(length,)``, of signals.
+    """The mean of each window, of images (channels, height, width) or signals (channels, length).
 
-    `stride`, by default the kernel's size, and `padding` are as in `Conv`. Without `count_padding` (PyTorch's
-    `count_include_pad`), a mean is over the entries that are no padding. Raises ValueError as `MaxPool` does.
+    Parameters
+    ----------
+    kernel, stride, padding
+        As of `MaxPool`.
+    count_padding : bool
+        Whether the zeros of the padding count in a mean, as PyTorch's `count_include_pad`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     kind = "mean"

@@ -24,7 +24,8 @@ import numpy as np
 
 from chains.checks import check_flags, check_word
 from chains.expr import where
-from chains.layers.base import Declaration, Layer, Node, check_filled, check_kept
+from chains.layers.base import Declaration, Layer
+from chains.layers.node import Node, check_filled, check_kept
 from chains.messages import shown
 from chains.program.recorder import Recorder
 from chains.program.steps import Steps
@@ -36,22 +37,36 @@ Arrays = dict[str, View]
 class Cell(Layer):
     """A step of a recurrence: a layer that finds the arrays it carries as the step before left them.
 
-    `declare` names these arrays by ``d.carry(name, shape)``; ``d.input`` is the shape of a sample's input at one step, and the
-    first of the arrays is the cell's output. `forward` fills `y`, which is the first of ``s.after.<name>``, and the others of
-    these, from `x` and ``s.before.<name>``. `pullback` fills `dx`, ``g.<parameter>`` and ``s.d_before.<name>`` from
-    ``s.d_after.<name>``, which may be overwritten; `dy` is the first of those. What ``d.saved`` declares is kept for each step.
+    `declare` names these arrays by ``d.carry(name, shape)``. ``d.input`` is the shape of a sample's input at one step; the
+    first of the arrays is the cell's output. `forward` reads `x` and ``s.before.<name>``; it fills `y`, which is the first of
+    ``s.after.<name>``, and the others of these. `pullback` reads ``s.d_after.<name>``, which may be overwritten, and of which
+    `dy` is the first; it fills `dx`, ``g.<parameter>`` and ``s.d_before.<name>``. What ``d.saved`` declares is kept for each
+    step.
     """
 
 
 class Recurrent(Layer):
-    """A cell repeated along the first axis of its samples: (steps, ...), so that a batch is (batch, steps, ...).
+    """A cell repeated along the first axis of its samples, (steps, ...).
 
-    The output is that of the last step or, with `return_sequences`, of all of them, (steps, ...). With `bidirectional` a second
-    cell of the same kind, with parameters of its own, goes from the end to the beginning, and its output is put behind that of
-    the first along the last axis. Where a call passes `lengths`, states stay as they are behind a sample's length, and outputs
-    of all steps are zero there, as PyTorch has it for packed sequences. `initial_state` is "zeros", or "parameter" for one that
-    is trained, from zeros on. Raises TypeError or ValueError for other settings, a `cell` that is none, and one with a state or
-    arrays of the whole batch.
+    Where a call passes `lengths`, states stay as they are behind a sample's length, and outputs of all steps are zero there, as
+    PyTorch has it for packed sequences.
+
+    Parameters
+    ----------
+    cell : Cell
+        A step: without a state of the network, and without arrays of the whole batch.
+    return_sequences : bool
+        Whether to return the outputs of all steps, (steps, ...), instead of the last one.
+    bidirectional : bool
+        Whether a second cell of the same kind, with its own parameters, goes from the end to the beginning. Its output stands
+        behind that of the first along the last axis.
+    initial_state : str
+        "zeros"; or "parameter" for one that is trained, from zeros on.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     def __init__(

@@ -11,9 +11,19 @@ from chains.program.view import View
 
 
 class Upsample(Layer):
-    """Each entry repeated `factor` times along every axis but the channels: PyTorch's `Upsample` with mode "nearest".
+    """Each entry repeated along every axis but the channels, as by PyTorch's `Upsample` with mode "nearest".
 
-    `factor` is a number or a tuple with one for each axis. Raises ValueError unless all are positive and whole.
+    Samples (channels, length, ...) become (channels, factor * length, ...).
+
+    Parameters
+    ----------
+    factor : int or tuple of int
+        How often: one number, or one for each axis.
+
+    Raises
+    ------
+    ValueError
+        For factors that are not positive whole numbers.
     """
 
     def __init__(self, factor: Number = 2) -> None:
@@ -48,9 +58,17 @@ class Upsample(Layer):
 
 
 class Pad(Layer):
-    """Zeros around images or signals: a number for all sides, or a tuple with a number or a pair (before, after) per axis.
+    """Zeros around images (channels, height, width) or signals (channels, length). The channels are not padded.
 
-    The channels are not padded. Raises ValueError, naming `padding`, unless all are whole numbers, 0 or more.
+    Parameters
+    ----------
+    padding : int or tuple
+        A number for all sides, or a tuple with a number or a pair (before, after) for each axis.
+
+    Raises
+    ------
+    ValueError
+        For numbers that are not whole, or below 0.
     """
 
     def __init__(self, padding: Padding) -> None:

@@ -13,7 +13,18 @@ from chains.program.view import View
 
 
 class Reshape(Layer):
-    """Each sample's elements, in C order, in another shape. One length may be -1: whatever is left."""
+    """Each sample's elements, in C order, in another shape.
+
+    Parameters
+    ----------
+    *shape : int
+        The lengths. One may be -1, for what the others leave.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For lengths that are not valid, and for samples with another number of elements.
+    """
 
     def __init__(self, *shape: int) -> None:
         if len(shape) == 1 and isinstance(shape[0], (tuple, list)):

@@ -22,7 +22,7 @@ def log_sum_exp(ops: Recorder, x: View) -> View:
 
 
 class Softmax(Layer):
-    """``exp(x) / sum(exp(x))``. For training a classifier leave it out: `CrossEntropyLoss` takes logits."""
+    """``y = exp(x) / sum(exp(x))``, over the last axis. Classifiers are trained without: `CrossEntropyLoss` takes logits."""
 
     def declare(self, d: Declaration) -> None:
         if not d.input:
@@ -44,7 +44,7 @@ class Softmax(Layer):
 
 
 class LogSoftmax(Softmax):
-    """The logarithm of softmax, computed without an exponential that overflows."""
+    """``y = x - log(sum(exp(x)))``, the logarithm of softmax over the last axis. No exponential overflows."""
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         ops.map(y, lambda x, total: x - total, x, log_sum_exp(ops, x))

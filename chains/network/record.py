@@ -18,7 +18,8 @@ import numpy as np
 
 from chains.jets.jet import Jet
 from chains.jets.series import indices
-from chains.layers.base import Declaration, Node, Vectors, check_filled, check_kept
+from chains.layers.base import Declaration
+from chains.layers.node import Node, Vectors, check_filled, check_kept
 from chains.lazy import lazy
 from chains.losses import Loss
 from chains.optimizers import Optimizer

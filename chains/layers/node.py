@@ -1,0 +1,150 @@
+"""A declared layer in a program that is being recorded: its views, and checks of what its functions record."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from chains.layers.base import Declaration, noted
+from chains.messages import listed, meant
+from chains.params import Slice
+from chains.program.alias import meet
+from chains.program.operations import Operation
+from chains.program.recorder import Recorder
+from chains.program.view import View
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The flat vectors of a program being recorded: parameters, their gradient, the state before and after."""
+
+    p: View
+    g: View
+    state: View
+    new_state: View
+    frozen: frozenset[str]
+
+
+class Names(SimpleNamespace):
+    """Views by name, as attributes. A name that the layer did not declare is refused, and so is an assignment."""
+
+    __slots__ = ("_layer", "_prefix", "_what")
+
+    def __init__(self, layer: str, prefix: str, what: str, views: Mapping[str, Any]) -> None:
+        vars(self).update(views)
+        for name, text in zip(self.__slots__, (layer, prefix, what), strict=True):
+            object.__setattr__(self, name, text)
+
+    def __getattr__(self, name: str) -> Any:
+        declared = [other for other in vars(self) if other != "children"]
+        raise AttributeError(
+            f"`{self._prefix}.{name}`: {self._layer}.declare declares no {self._what} of that name, but {listed(declared)}"
+            f"{meant(name, declared)}"
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(
+            f"`{self._prefix}.{name} = ...` fills no array: record an operation that does, such as "
+            f"ops.copy({self._prefix}.{name}, ...) in {self._layer}"
+        )
+
+
+class Node:
+    """A declared layer in a program being recorded: the layer with its parameter, gradient, state and scratch views."""
+
+    def __init__(self, declaration: Declaration, ops: Recorder, vectors: Vectors) -> None:
+        self.declaration = declaration
+        self.children = [Node(child, ops, vectors) for child in declaration.children]
+        self.p = self._names("p", "parameters", _windows(vectors.p, declaration.slices))
+        gradients = _windows(vectors.g, declaration.slices)
+        for name, entry in declaration.slices.items():
+            if entry.name in vectors.frozen:  # the gradient goes to scratch that is never read, and so is never computed
+                gradients[name] = ops.scratch(f"{entry.name}.frozen", entry.shape, batched=False)
+        self.g = self._names("g", "parameters", gradients)
+        with ops.label(declaration.name):
+            self._saved: dict[str, Any] = {name: ops.scratch(name, shape) for name, shape in declaration.saved_shapes.items()}
+            for name, shape in declaration.shared_shapes.items():
+                self._saved[name] = ops.scratch(name, shape, batched=False)
+        if declaration.state_slices:
+            for name in ("state", "new_state"):
+                views = _windows(getattr(vectors, name), declaration.state_slices)
+                self._saved[name] = self._names(f"s.{name}", "state", views)
+
+    def at_a_step(self, part: Callable[[View], View], gradient: Callable[[str, View], View], arrays: dict[str, Any]) -> Node:
+        """The layer as the cell of a loop: with a `part` of each saved array, the `gradient` of a step, and more `arrays`."""
+        twin = copy.copy(self)
+        twin.children = [child.at_a_step(part, gradient, {}) for child in self.children]
+        twin.g = self._names("g", "parameters", {name: gradient(name, view) for name, view in vars(self.g).items()})
+        twin._saved = {name: part(view) for name, view in self._saved.items()} | {
+            name: self._names(f"s.{name}", "carried arrays", views) for name, views in arrays.items()
+        }
+        return twin
+
+    def forward(self, ops: Recorder, x: View, y: View) -> None:
+        begun = len(ops.operations)
+        self._check_kind(x)
+        with noted(self.declaration, "forward"), ops.label(self._label("")):
+            self.declaration.layer.forward(ops, x, y, self.p, self._scratch(ops))
+            check_filled(self._name("forward"), ops.operations[begun:], {"y": y})
+            self._check_kept("forward", ops.operations[begun:], {"x": x})
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View) -> None:
+        begun = len(ops.operations)
+        with noted(self.declaration, "pullback"), ops.label(self._label("'")):
+            self.declaration.layer.pullback(ops, x, y, dy, dx, self.p, self.g, self._scratch(ops))
+            wanted = {"dx": dx} | {f"g.{name}": view for name, view in vars(self.g).items()}
+            if dx.buffer is not dy.buffer:
+                check_filled(self._name("pullback"), ops.operations[begun:], wanted)
+            self._check_kept("pullback", ops.operations[begun:], {"x": x, "y": y})
+
+    def _check_kind(self, x: View) -> None:
+        """Raise TypeError unless `x` holds ids where the layer takes them, and real numbers where it does not."""
+        takes_ids = self.declaration.id_count is not None
+        if takes_ids != (x.dtype.kind == "i"):
+            wanted, given = ("ids", "real numbers") if takes_ids else ("real numbers", "ids")
+            layer = f"layer {self.declaration.name}, {self.declaration.layer!r},"
+            raise TypeError(f"{layer} takes {wanted}, but its input holds {given}")
+
+    def _check_kept(self, function: str, recorded: Sequence[Operation], views: dict[str, View]) -> None:
+        kept = views | {f"p.{name}": view for name, view in vars(self.p).items()}
+        check_kept(self._name(function), recorded, kept, "declare an array of its own with d.temporary(name, shape)")
+
+    def _name(self, function: str) -> str:
+        return f"{type(self.declaration.layer).__name__}.{function}"
+
+    def _label(self, mark: str) -> str:
+        name = self.declaration.name
+        return f"{name}.{type(self.declaration.layer).__name__}{mark}" if name else ""
+
+    def _names(self, prefix: str, what: str, views: Mapping[str, Any]) -> Names:
+        return Names(f"{type(self.declaration.layer).__name__}", prefix, what, views)
+
+    def _scratch(self, ops: Recorder) -> Names:
+        with ops.label(self.declaration.name):
+            temporaries = {name: ops.scratch(name, shape) for name, shape in self.declaration.temporary_shapes.items()}
+        return self._names("s", "scratch arrays", {**self._saved, **temporaries, "children": self.children})
+
+
+def check_filled(function: str, recorded: Sequence[Operation], views: Mapping[str, View]) -> None:
+    """Raise ValueError, naming the function that recorded them, unless some operation writes to each of the views."""
+    written = [out for operation in recorded for out in operation.writes]
+    for name, view in views.items():
+        if view.sample_size and not any(meet(out, view) for out in written):
+            raise ValueError(f"{function} does not fill `{name}`")
+
+
+def check_kept(function: str, recorded: Sequence[Operation], views: Mapping[str, View], remedy: str) -> None:
+    """Raise ValueError, naming the function that recorded them, where some operation writes to one of the views."""
+    written = [out for operation in recorded for out in operation.writes]
+    for name, view in views.items():
+        if any(meet(out, view) for out in written):
+            raise ValueError(f"{function} writes to `{name}`, which may only be read: {remedy}")
+
+
+def _windows(vector: View, slices: Mapping[str, Slice]) -> dict[str, View]:
+    """The slices of a flat vector, each in its shape, by name."""
+    views = {name: vector.slice(0, entry.start, entry.stop).reshape(*entry.shape) for name, entry in slices.items()}
+    return {name: view.named(f"{vector.buffer.name}.{slices[name].name}") for name, view in views.items()}
