@@ -227,7 +227,7 @@ class StepwiseIntake(Intake):
 
 
 def caller_arrays(program: Program, batch: int, arrays: Arrays) -> dict[str, np.ndarray]:
-    """The caller's arrays by name, with constants, 1 / batch, and uninitialised arrays for those not given.
+    """The caller's arrays by name, with constants, and, for those not given, 1 / batch and uninitialised arrays.
 
     Raises ValueError for an array that does not fit its buffer: compiled code would read and write beside it.
     """
@@ -243,11 +243,13 @@ def caller_arrays(program: Program, batch: int, arrays: Arrays) -> dict[str, np.
         if buffer.role == "constant":
             assert buffer.data is not None
             result[name] = buffer.data
-        elif buffer.data is not None and name not in result:
+        elif name in arrays:
+            continue
+        elif buffer.data is not None:
             result[name] = buffer.data.copy()
         elif name == "inverse_batch":
             result[name] = np.array(1.0 / batch, program.dtype)
-        elif name not in result:
+        else:
             result[name] = np.empty(concrete(buffer.shape, batch), buffer.dtype)
     return result
 

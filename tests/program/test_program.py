@@ -16,7 +16,7 @@ from chains.program.operations import Copy, Fill, Map, MatMul, Operation, Random
 from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.view import Batch, View, concrete
-from tests.harness import LAYERS, OPTIMIZERS, run_program
+from tests.harness import BACKENDS, LAYERS, OPTIMIZERS, run_program
 
 
 @pytest.fixture
@@ -389,6 +389,18 @@ def test_an_unknown_operation_is_refused_by_name(backend_name):
     program = Program("odd", np.dtype(np.float64), (Teleport((view,), (), label="3.Gate"),))
     with pytest.raises(UnsupportedOperationError, match=r"teleport.*3\.Gate"):
         backend(backend_name).bind(program, 1, {})
+
+
+@pytest.mark.parametrize("name", [*BACKENDS, "emulated"])
+def test_one_over_the_batch_may_be_given(name):
+    """As where the batch is a part of one that others have parts of too."""
+    net, rng = Chain(Dense(3, 2)), np.random.default_rng(0)
+    arrays = {"p": net.init(dtype=np.float64), "x": rng.normal(size=(4, 3)), "t": rng.normal(size=(4, 2))}
+    program = record.gradient(net.network, record.Criterion(SquaredLoss(), (2,)), np.dtype(np.float64), True)
+    alone = run_program(program, name, 4, arrays)
+    half = run_program(program, name, 4, {**arrays, "inverse_batch": np.array(1 / 8)})
+    for result in ("value", "g"):
+        np.testing.assert_allclose(half[result], alone[result] / 2, rtol=1e-14)
 
 
 def test_what_authors_of_layers_see_can_be_printed():

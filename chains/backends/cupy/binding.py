@@ -139,7 +139,7 @@ def launch(
 
 
 def device_arrays(device: Device, program: Program, batch: int, arrays: Arrays) -> dict[str, Array]:
-    """The caller's arrays by name, with constants, 1 / batch, and uninitialised arrays for those not given.
+    """The caller's arrays by name, with constants, and, for those not given, 1 / batch and uninitialised arrays.
 
     Raises ValueError for an array that does not fit its buffer: kernels would read and write beside it.
     """
@@ -154,12 +154,13 @@ def device_arrays(device: Device, program: Program, batch: int, arrays: Arrays) 
                 f"`{name}` must be {size} contiguous {buffer.dtype} numbers, got {array.dtype} of shape {array.shape}"
             )
     for name, buffer in program.buffers.items():
-        if buffer.role == "constant" or (buffer.data is not None and name not in result):
-            assert buffer.data is not None
+        if name in arrays and buffer.role != "constant":
+            continue
+        if buffer.data is not None:
             result[name] = device.array(buffer.data)
         elif name == "inverse_batch":
             result[name] = device.array(np.array(1.0 / batch, program.dtype))
-        elif name not in result:
+        else:
             result[name] = device.empty(concrete(buffer.shape, batch), buffer.dtype)
     return result
 
@@ -173,7 +174,8 @@ class HostBinding(Binding):
         self._device = inner.device
         self.arrays = caller_arrays(program, batch, arrays)
         roles = {name: program.buffers[name].role for name in self.arrays}
-        self._ins = [name for name, role in roles.items() if role in ("input", "state") and name != "inverse_batch"]
+        known = {"inverse_batch"} - arrays.keys()
+        self._ins = [name for name, role in roles.items() if role in ("input", "state") and name not in known]
         self._outs = [name for name, role in roles.items() if role in ("output", "state")]
 
     def run(self) -> None:
