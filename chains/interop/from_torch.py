@@ -10,6 +10,7 @@ import numpy as np
 from chains import activations, layers
 from chains.chain import Chain
 from chains.interop.parts import Part, assembled, needed
+from chains.interop.torch_sequences import attention_part, block_part, recurrent_parts, sequence_modules
 from chains.layers.base import SampleShape
 from chains.messages import shown
 
@@ -27,7 +28,8 @@ def from_torch(
     Parameters
     ----------
     module : torch.nn.Module
-        An `nn.Sequential`, whose parts may be of that kind again, or one layer.
+        An `nn.Sequential`, whose parts may be of that kind again, or one layer. A recurrent module gives its output at all
+        steps, unless `to_torch` made it; `nn.MultiheadAttention` attends to its one input.
     input_shape : tuple of int, optional
         The shape of one sample, where the first layer does not fix it.
     backend : str
@@ -53,21 +55,48 @@ def from_torch(
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"`module` (={shown(module)}) must be a module of PyTorch")
     dtypes = {parameter.dtype for parameter in module.parameters()}
-    return assembled(_parts(module), input_shape, backend, np.float64 if torch.float64 in dtypes else np.float32)
+    return assembled(_parts(torch, module), input_shape, backend, np.float64 if torch.float64 in dtypes else np.float32)
 
 
-def _parts(module: Any) -> list[Part]:
-    name = type(module).__name__
+def _parts(torch: Any, module: Any) -> list[Part]:
+    name, own = type(module).__name__, sequence_modules(torch)
+    if isinstance(module, own.Recurrence):
+        return recurrent_parts(module.module, module.return_sequences, module.initial)
+    if isinstance(module, own.SelfAttention):
+        return [_attending(torch, module.module, module.causal)]
     if not type(module).__module__.startswith("torch.nn."):
         raise TypeError(f"{name} is not a layer of PyTorch: from_torch takes nn.Sequential and the layers of torch.nn")
     if name == "Sequential":
-        return [part for child in module for part in _parts(child)]
+        return [part for child in module for part in _parts(torch, child)]
+    if name == "TransformerEncoder":
+        children = [*module.layers, *([module.norm] if module.norm is not None else [])]
+        return [part for child in children for part in _parts(torch, child)]
+    if name in ("MultiheadAttention", "TransformerEncoderLayer"):
+        return [_attending(torch, module, False)]
     if name in ACTIVATIONS:
         return [Part(layers.Activation(ACTIVATIONS[name]))]
     if name not in MAKERS:
         raise TypeError(f"there is no layer like torch.nn.{name} here")
     made = MAKERS[name](module)
     return [made] if isinstance(made, Part) else made
+
+
+def _attending(torch: Any, module: Any, causal: bool) -> Part:
+    activation: Any
+    if isinstance(module, torch.nn.MultiheadAttention):
+        return attention_part(module, causal)
+    if isinstance(module.activation, torch.nn.Module):
+        (made,) = _parts(torch, module.activation) or [Part(layers.Activation("identity"))]
+        activation = made.layer.f if isinstance(made.layer, layers.Activation) else None
+    else:
+        functional = torch.nn.functional
+        names = {functional.relu: "relu", functional.gelu: "gelu", torch.tanh: "tanh", torch.sigmoid: "sigmoid"}
+        activation = names.get(module.activation)
+    if activation is None:
+        raise ValueError(
+            f"`activation` (={shown(module.activation)}) of TransformerEncoderLayer must be a module, or relu or gelu"
+        )
+    return block_part(module, activation, causal)
 
 
 def _must(module: Any, **wanted: Any) -> None:
@@ -221,4 +250,5 @@ MAKERS: dict[str, Callable[[Any], Part | list[Part]]] = {
     "ELU": lambda m: Part(layers.Activation(activations.make_elu(m.alpha))),
     "LeakyReLU": lambda m: Part(layers.Activation(activations.make_leaky_relu(m.negative_slope))),
     "Embedding": _embedding,
+    **dict.fromkeys(("RNN", "LSTM", "GRU"), recurrent_parts),
 }

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from chains import layers
-from chains.activations import Activation, identity, make_elu, make_leaky_relu
+from chains.activations import Activation, identity, make_elu, make_leaky_relu, relu, tanh
 from chains.chain import Chain
 from chains.interop.parts import arrays_by_name, needed
+from chains.interop.torch_sequences import Arrays
 from chains.layers.base import Declaration
 from chains.network import arguments
 
@@ -26,7 +27,8 @@ def to_torch(net: Chain, p: Any, state: Any = None) -> Any:
     Parameters
     ----------
     net : Chain
-        The network, of layers that PyTorch has too.
+        The network, of layers that PyTorch has too. Recurrent layers and attention become modules with one of PyTorch within,
+        `module`, since those take or give more than one tensor.
     p : array, shape (n_params,)
         Its parameters; they are copied.
     state : array, shape (n_state,), optional
@@ -50,18 +52,19 @@ def to_torch(net: Chain, p: Any, state: Any = None) -> Any:
     return _Writer(torch, arrays).sequence(net.network.declaration)
 
 
-class _Writer:
-    """Makes modules of declared layers; `arrays` are those of the network by name."""
-
-    def __init__(self, torch: Any, arrays: dict[str, np.ndarray]) -> None:
-        self.torch, self.nn, self.arrays = torch, torch.nn, arrays
+class _Writer(Arrays):
+    """Makes modules of declared layers."""
 
     def sequence(self, d: Declaration) -> Any:
         return self.nn.Sequential(*(module for child in d.children for module in self.modules(child)))
 
     def modules(self, d: Declaration) -> list[Any]:
         layer, nn = d.layer, self.nn
-        if isinstance(layer, layers.Series):
+        if not type(layer).forward.__module__.startswith("chains.layers."):
+            raise TypeError(f"{layer!r} is a custom layer: as_torch(net) makes a module of the whole network")
+        if isinstance(layer, layers.TransformerBlock):
+            return [self.block(d, layer, *(self.activation(layer.activation) or [nn.Identity()]))]
+        if isinstance(layer, layers.Series) and not isinstance(layer, layers.CausalConv):
             return [self.sequence(d)]
         if isinstance(layer, layers.Dense):
             linear = self.filled(nn.Linear(layer.inputs, layer.outputs, bias=layer.bias), d, transposed=True)
@@ -110,6 +113,11 @@ class _Writer:
             return nn.Upsample(scale_factor=tuple(map(float, layer.factor * (ndim if len(layer.factor) == 1 else 1))))
         if isinstance(layer, layers.Embedding):
             return self.filled(nn.Embedding(layer.count, layer.features, layer.padding), d)
+        if isinstance(layer, layers.Attention):
+            return self.attention(d, layer)
+        plain = isinstance(layer, (layers.LSTM, layers.GRU, layers.RNN)) and getattr(layer, "reset_after", True)
+        if plain and (not isinstance(layer, layers.RNN) or layer.activation in (relu, tanh)):
+            return self.recurrence(d, layer)
         raise TypeError(f"PyTorch has no layer like {layer!r}: as_torch(net) makes a module of the whole network")
 
     def convolution(self, layer: Any, d: Declaration) -> list[Any]:

@@ -10,7 +10,6 @@ from chains import (
     BatchNorm,
     Chain,
     Conv,
-    ConvTranspose,
     Dense,
     Dropout,
     Embedding,
@@ -22,7 +21,6 @@ from chains import (
     tanh,
 )
 from chains.interop import as_torch, from_torch, to_torch
-from tests import harness
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -84,48 +82,6 @@ def test_a_network_of_many_layers_there_and_back(dtype):
     back, q, again = from_torch(module, (2, 5, 6))
     np.testing.assert_allclose(back(x, q, state=again), net(x, p, state=state), rtol=tolerance, atol=tolerance)
     assert q.dtype == again.dtype == dtype
-
-
-@pytest.mark.by_day(few=4)
-@pytest.mark.parametrize("number", range(8))
-def test_random_architectures(number):
-    """Drawn anew every day."""
-    rng = np.random.default_rng([harness.SEED, number])
-    names = [
-        "relu",
-        "tanh",
-        "sigmoid",
-        "silu",
-        "mish",
-        "selu",
-        "softsign",
-        "gelu",
-        "softplus",
-        "identity",
-        chains.elu,
-        chains.leaky_relu,
-    ]
-    layers, channels, side = [], int(rng.integers(1, 4)), 8
-    shape = (channels, side, side)
-    for _ in range(int(rng.integers(1, 4))):
-        outputs, kernel, f = int(rng.integers(1, 5)), int(rng.integers(1, 4)), names[rng.integers(len(names))]
-        layers.append(Conv(channels, outputs, kernel, f, padding=int(rng.integers(0, 2)), bias=bool(rng.integers(2))))
-        channels = outputs
-        choices = [BatchNorm(channels)], [MaxPool(2, stride=1)], [ConvTranspose(channels, channels, 2)], []
-        layers += choices[rng.integers(4)]
-    layers.append(Flatten())
-    size = Chain(*layers, input_shape=shape).output_shape[0]
-    for outputs in rng.integers(1, 9, 2):
-        layers.append(Dense(size, int(outputs), names[rng.integers(len(names))]))
-        size = int(outputs)
-    net = Chain(*layers, input_shape=shape)
-    p = net.init(seed=number)
-    state = net.init_state() if net.n_state else None
-    x = rng.normal(size=(3, *shape)).astype(np.float32)
-    module = to_torch(net, p, state)
-    compared(net, p, state, module, x, 1e-5)  # of float32, over deep networks
-    back, q, again = from_torch(module, shape)
-    np.testing.assert_allclose(back(x, q, state=again), module(torch.from_numpy(x)).detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_layers_of_pytorch():
