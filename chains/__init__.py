@@ -104,6 +104,7 @@ from chains.threads import get_num_threads as get_num_threads
 from chains.threads import num_threads as num_threads
 from chains.threads import set_num_threads as set_num_threads
 from chains.training.checkpoint import Checkpoint as Checkpoint
+from chains.training.ensemble_history import EnsembleHistory as EnsembleHistory
 from chains.training.history import History as History
 from chains.training.run import TrainingState as TrainingState
 from chains.training.train import train as train

@@ -80,6 +80,7 @@ NOT_MADE = {
     chains.FallbackWarning,
     chains.Cell,
     chains.Declaration,
+    chains.EnsembleHistory,
     chains.History,
     chains.Objective,
     chains.Optimizer,

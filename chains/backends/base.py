@@ -75,6 +75,17 @@ class Feed(ABC):
         """
 
 
+class MemberFeed(ABC):
+    """Bound training steps of the members of an ensemble, and the data they fetch their batches from."""
+
+    @abstractmethod
+    def __call__(self, first: int, values: np.ndarray, members: np.ndarray) -> np.ndarray:
+        """Do the steps ``first, first + 1, ...`` of each of these `members` (int64), as `Feed` does those of one network.
+
+        Row m of `values` (float64) receives the losses of member m. Returns how many steps each of these members has done.
+        """
+
+
 class Intake(ABC):
     """A bound training step for batches that come one by one. All within the backend's `running()` context."""
 
@@ -159,6 +170,16 @@ class Backend(ABC):
         `order` (int64) is read at each step, so that it may be shuffled between calls.
         """
         return StepwiseFeed(binding, sources, order)
+
+    def member_feed(
+        self, program: Program, batch: int, arrays: Arrays, sources: Arrays, orders: np.ndarray, own: Collection[str]
+    ) -> MemberFeed | None:
+        """Feed the training steps of many networks; None where one after another will do (`member_feed.OneByOne`).
+
+        Of the `arrays` of the program and of the `sources` that are named in `own`, each member has a row, as it has of
+        `orders`, unless all share one. Rows of what the program updates are updated.
+        """
+        return None
 
     def sources(self, data: Arrays) -> dict[str, np.ndarray]:
         """Data sets as `feed` takes them, where its steps reach them best."""

@@ -48,9 +48,8 @@ class CSVLogger(Callback):
             csv.writer(file).writerow(self._names)
 
     def on_epoch_end(self, state: Any) -> None:
-        columns = state.history.columns()
         with self.path.open("a", newline="") as file:
-            csv.writer(file).writerow([state.epoch, *(columns[name][-1] for name in self._names[1:])])
+            csv.writer(file).writerow([state.epoch, *(state.history.latest(name) for name in self._names[1:])])
 
     def __repr__(self) -> str:
         return f"CSVLogger({str(self.path)!r}, append={self.append})"
@@ -84,9 +83,9 @@ class TensorBoard(Callback):
         self._writer = SummaryWriter(self.folder)
 
     def on_epoch_end(self, state: Any) -> None:
-        for name, values in state.history.columns().items():
-            self._writer.add_scalar(name.replace(" ", "/"), values[-1], state.epoch)
-        if self.histograms:
+        for name in state.history.columns():
+            self._writer.add_scalar(name.replace(" ", "/"), state.history.latest(name), state.epoch)
+        if self.histograms and state.p.ndim == 1:
             for name, array in state.net.views(state.p).items():
                 self._writer.add_histogram(name, array, state.epoch)
         self._writer.flush()

@@ -44,6 +44,7 @@ class Members:
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self.samples = 0  # of a member
         self.arrays: dict[str, Any] = {}
         self.own: set[str] = set()  # the names of those with the members' axis
 
@@ -65,7 +66,7 @@ def call(net: Any, x: Any, p: Any, *, lengths: Any, state: Any, mode: str, seed:
     p = check_members(p, net.n_params)
     members = Members(len(p))
     samples = _add_inputs(members, net, x, lengths)
-    _add_state(members, net, state, p, arguments.check_mode(mode))
+    add_state(members, net, state, p, arguments.check_mode(mode))
     arguments.together(p, members.arrays, move=False)
     shape = (len(p), samples, *net.output_shape)
     y = (
@@ -88,7 +89,7 @@ def value_and_grad(
     members = check_data(net, len(p), x, t, loss, weights, lengths)
     if check_finite:
         arguments.check_finite(p.dtype, p=p, **members.arrays)
-    _add_state(members, net, state, p, arguments.check_mode(mode))
+    add_state(members, net, state, p, arguments.check_mode(mode))
     arguments.together(p, members.arrays, move=False)
     given = members.arrays | {"p": p}
     g = place_of(p).empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, given)
@@ -131,6 +132,7 @@ def _add_inputs(members: Members, net: Any, x: Any, lengths: Any) -> int:
     else:
         x = arguments.check_input(x, shape, ids=ids)
         samples = len(x)
+    members.samples = samples
     members.add("x", x, own)
     if lengths is not None:
         lengths = as_array("lengths", lengths)
@@ -142,8 +144,8 @@ def _add_inputs(members: Members, net: Any, x: Any, lengths: Any) -> int:
     return samples
 
 
-def _add_state(members: Members, net: Any, state: Any, p: Any, training: bool) -> None:
-    """Add the members' states, shape (members, n_state), where there are any."""
+def add_state(members: Members, net: Any, state: Any, p: Any, updated: bool) -> None:
+    """Add the members' states, shape (members, n_state), where there are any, to be read or to be `updated` in place."""
     if state is None:
         return
     state = as_array("state", state)
@@ -151,7 +153,7 @@ def _add_state(members: Members, net: Any, state: Any, p: Any, training: bool) -
     if state.shape != shape:
         raise ValueError(f"`state` must have shape {shape}, a state for each member, got {state.shape}")
     for row in state:
-        arguments.check_state(row, net.state_layout, p.dtype, training, members.arrays | {"p": p})
+        arguments.check_state(row, net.state_layout, p.dtype, updated, members.arrays | {"p": p})
     members.add("state", state, True)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from chains import encoding, storage
 from chains.checks import check_count, check_number, check_word, is_real, whole
 from chains.messages import listed, shown
+from chains.training.ensemble_history import EnsembleHistory
 from chains.training.history import History, Position, names_from
 from chains.training.optimizer_state import COUNTS, OptimizerState
 
@@ -191,7 +192,8 @@ def written(
         "steps": history.steps,
         "optimizer": history.optimizer,
         "stopped": history.stopped,
-        "position": {key: value for key, value in history.position.to_dict().items() if key != "losses"},
+        **({"ended": sorted(history.ended.items())} if isinstance(history, EnsembleHistory) else {}),
+        "position": {key: value for key, value in vars(history.position).items() if key != "losses"},
         "best": {key: encoding.encoded([value])[0] for key, value in best.items()},
         "callbacks": texts,
     }
@@ -227,14 +229,15 @@ def _read(path: Path) -> Saved:
 def _saved(path: Path, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> Saved:
     """Raises one of several errors for what is no checkpoint."""
     column = {name.removeprefix("history."): a for name, a in arrays.items() if name.startswith("history.")}
-    if any(array.dtype != np.float64 or array.shape != column["loss"].shape for array in column.values() if array.size):
+    if any(array.dtype != np.float64 or len(array) != len(column["loss"]) for array in column.values() if array.size):
         raise ValueError("the lists of its history have several lengths")
     position = Position.from_dict({**about["position"], "losses": []})
+    lists = {name: array.tolist() if array.ndim == 1 else list(array) for name, array in column.items()}
     history = History(
-        column["loss"].tolist(),
-        column["validation loss"].tolist(),
-        {name.removeprefix("metric."): values.tolist() for name, values in column.items() if name.startswith("metric.")},
-        column["seconds"].tolist(),
+        lists["loss"],
+        lists["validation loss"],
+        {name.removeprefix("metric."): values for name, values in lists.items() if name.startswith("metric.")},
+        lists["seconds"],
         encoding.as_count(about["steps"]),
         str(about["optimizer"]),
         str(about["stopped"]),
@@ -242,6 +245,9 @@ def _saved(path: Path, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> 
         Position(position.step, arrays["position.losses"], position.source_epoch, position.data, position.seconds),
         names_from(about["layout"]),
     )
+    if "ended" in about:
+        ended = {encoding.as_count(member): (encoding.as_count(epochs), str(why)) for member, (epochs, why) in about["ended"]}
+        history = EnsembleHistory(**vars(history), members=len(arrays["p"]), ended=ended)
     best = {str(key): encoding.decoded([value])[0] for key, value in about["best"].items()}
     callbacks = [_callback(number, saved, arrays) for number, saved in enumerate(about["callbacks"])]
     return Saved(path, arrays["p"], arrays.get("state"), history, dict(about["run"]), best, callbacks)

@@ -43,20 +43,33 @@ class Rates:
         return min(good, count)
 
 
+def loss_text(loss: float, step: int) -> str:
+    """That the loss of a step is not finite."""
+    return (
+        f"the loss is {loss} at step {step}: the parameters or the data are out of range; "
+        "try a lower learning rate or clip_norm, or look for extreme values in the data"
+    )
+
+
+def parameter_text(p: np.ndarray, step: int) -> str:
+    """That the last step has made a parameter infinite or NaN; empty where it has not. Of those before, the loss tells."""
+    if place_of(p) is not HOST or np.isfinite(p).all():
+        return ""
+    position = int(np.argmin(np.isfinite(p)))
+    return (
+        f"`p` holds {p[position]} at index {position} after step {step}: the step was too large; "
+        "try a lower learning rate or clip_norm, or look for extreme values in the data"
+    )
+
+
 def check_loss(loss: float, step: int) -> None:
     """Raise FloatingPointError where the loss of a step is not finite."""
     if not math.isfinite(loss):
-        raise FloatingPointError(
-            f"the loss is {loss} at step {step}: the parameters or the data are out of range; "
-            "try a lower learning rate or clip_norm, or look for extreme values in the data"
-        )
+        raise FloatingPointError(loss_text(loss, step))
 
 
 def check_parameters(p: np.ndarray, step: int) -> None:
-    """Raise FloatingPointError where the last step has made a parameter infinite or NaN; of those before, the loss tells."""
-    if place_of(p) is HOST and not np.isfinite(p).all():
-        position = int(np.argmin(np.isfinite(p)))
-        raise FloatingPointError(
-            f"`p` holds {p[position]} at index {position} after step {step}: the step was too large; "
-            "try a lower learning rate or clip_norm, or look for extreme values in the data"
-        )
+    """Raise FloatingPointError where the last step has made a parameter infinite or NaN."""
+    text = parameter_text(p, step)
+    if text:
+        raise FloatingPointError(text)

@@ -80,6 +80,10 @@ class History:
         columns = {"loss": self.loss, "validation loss": self.validation_loss, **self.metrics, "seconds": self.seconds}
         return {name: values for name, values in columns.items() if values}
 
+    def latest(self, name: str) -> float:
+        """The newest number of this name."""
+        return self.columns()[name][-1]
+
     def __getattr__(self, name: str) -> Any:
         hint = "; did you mean `validation_loss`?" if name == "val_loss" else ""
         raise AttributeError(f"a History has no attribute {name!r}{hint}", name=name, obj=self)
@@ -151,7 +155,7 @@ class History:
     def __str__(self) -> str:
         columns = self.columns()
         lines = ["  ".join(["epoch", *(f"{name:>15}" for name in columns)])]
-        for epoch in _shown(self.epochs):
+        for epoch in shown_epochs(self.epochs):
             if epoch < 0:
                 lines.append("  ...")
                 continue
@@ -214,7 +218,7 @@ def _check_follows(first: History, later: History) -> None:
     if later.optimizer != first.optimizer:
         raise ValueError(f"a history of {later.optimizer} does not go on from one of {first.optimizer}")
     check_names("the first history is that", first.layout, later.layout)
-    steps = [int(history.optimizer_state["step"]) for history in (first, later) if history.optimizer_state]
+    steps = [int(on_host(history.optimizer_state["step"]).max()) for history in (first, later) if history.optimizer_state]
     if len(steps) == 2 and steps[1] - later.steps != steps[0]:
         raise ValueError(
             f"the later history began after {counted(steps[1] - later.steps, 'step')}, but the first one ended after {steps[0]}"
@@ -223,7 +227,7 @@ def _check_follows(first: History, later: History) -> None:
         raise ValueError(f"one history records {listed(sorted(other))} and the other does not")
 
 
-def _shown(epochs: int, most: int = 20) -> Iterator[int]:
+def shown_epochs(epochs: int, most: int = 20) -> Iterator[int]:
     """The epochs to print, -1 for a gap."""
     if epochs <= most:
         yield from range(epochs)

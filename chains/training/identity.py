@@ -14,7 +14,7 @@ SOURCE = "len(x)"  # the number of batches a pass, which only a source has
 SETTINGS = ("samples", "batch_size", "shuffle", "seed", "drop_last", "augment", "scale")
 
 
-def data_of(samples: int, batch_size: int, drop_last: bool, shuffle: bool, seed: int) -> dict[str, Any]:
+def data_of(samples: int, batch_size: int, drop_last: bool, shuffle: bool, seed: Any) -> dict[str, Any]:
     """What decides the batches of an epoch on arrays, by the names that users know."""
     return {
         "samples": samples,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,7 +57,7 @@ class Judge:
                     _value(metric, on_host(t[:1]), np.zeros((1, *net.output_shape)))
             self._pieces = _pieces(net, p, len(x))
 
-    def __call__(self) -> dict[str, float]:
+    def __call__(self) -> dict[str, Any]:
         """The numbers by name; none without validation data."""
         if self._data is None:
             return {}
@@ -63,6 +65,18 @@ class Judge:
         x, t = self._data
         means = [(net.loss(p, x[piece], t[piece], loss, penalty=penalty, state=state), len(x[piece])) for piece in self._pieces]
         return {"validation loss": sum(mean * size for mean, size in means) / len(x), **self._measured()}
+
+    @property
+    def nothing(self) -> dict[str, Any]:
+        """What stands in the place of the numbers where they are not computed."""
+        return dict.fromkeys(self.names, math.nan)
+
+    def of(self, p: np.ndarray, state: np.ndarray | None) -> Judge:
+        """The same of another network of the structure."""
+        twin = copy.copy(self)
+        net, _, _, loss, penalty = self._arguments
+        twin._arguments = (net, p, state, loss, penalty)
+        return twin
 
     @property
     def data(self) -> dict[str, np.ndarray]:

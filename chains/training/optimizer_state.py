@@ -53,7 +53,7 @@ class OptimizerState(Mapping[str, Any]):
     def __repr__(self) -> str:
         if not self:
             return "<no optimiser's state>"
-        moments, steps = self["moments"], counted(int(self["step"]), "step")
+        moments, steps = self["moments"], counted(int(on_host(self["step"]).max()), "step")
         return f"<an optimiser's state after {steps}: {counted(moments.size, 'moment')} in {moments.dtype}>"
 
 
@@ -66,8 +66,9 @@ def _read_only(array: Any) -> Any:
 
 
 def begin(optimizer: Optimizer, p: np.ndarray) -> State:
-    """The state before the first step, where `p` lies."""
-    state = {"moments": np.zeros(optimizer.n_states * p.size, p.dtype), **{name: np.zeros(()) for name in COUNTS}}
+    """The state before the first step, where `p` lies; of an ensemble, with moments and steps for each member."""
+    rows, size = p.shape[:-1], p.shape[-1]
+    state = {"moments": np.zeros((*rows, optimizer.n_states * size), p.dtype), "step": np.zeros(rows), "epoch": np.zeros(())}
     return {name: place_of(p).contiguous(array) for name, array in state.items()}
 
 
@@ -93,8 +94,8 @@ def copied(name: str, state: Any, optimizer: Optimizer, p: np.ndarray) -> State:
                 f"{counted(p.size, 'parameter')} of {p.dtype}, got {array.dtype} {array.shape}"
             )
     for part in COUNTS:
-        count = float(state[part])
-        if not (count >= 0 and count.is_integer()):
-            raise ValueError(f"`{name}[{part!r}]` must be a whole number, zero or positive, got {count:g}")
+        for count in np.ravel(on_host(state[part])).tolist():
+            if not (count >= 0 and count.is_integer()):
+                raise ValueError(f"`{name}[{part!r}]` must be a whole number, zero or positive, got {count:g}")
     place = place_of(p)
     return {part: place.array(state[part] if place.owns(state[part]) else on_host(state[part])) for part in fresh}

@@ -19,6 +19,7 @@ from chains.optimizers import Optimizer
 from chains.training import checkpoint as checkpoints
 from chains.training import optimizer_state
 from chains.training.checkpoint import Checkpoint, Saved
+from chains.training.ensemble_history import EnsembleHistory
 from chains.training.history import History, Position, check_names, names_of
 from chains.training.identity import SOURCE, network_text, text_of
 from chains.training.optimizer_state import OptimizerState, State
@@ -53,8 +54,8 @@ class Beginning:
             self.optimizer_state["epoch"] += left.step > 0  # one that was begun is left
             left = START
         numbers = 2 if SOURCE in data and left.step else left.step
-        if len(left.losses) != numbers:
-            raise ValueError(f"`resume` must hold {numbers} numbers in `position.losses`, got {len(left.losses)}")
+        if left.losses.shape[-1] != numbers:
+            raise ValueError(f"`resume` must hold {numbers} numbers in `position.losses`, got {left.losses.shape[-1]}")
         epoch = source_epoch if left.source_epoch is None else left.source_epoch
         seconds = 0.0 if self.saved is None else left.seconds
         self.position = self.history.position = Position(left.step, left.losses, epoch, data, seconds)
@@ -108,21 +109,41 @@ def begin(
         left = resume
     else:
         state = optimizer_state.begin(optimizer, p)
-        return Beginning(_history(optimizer, state, START, names), state, START, run)
+        return Beginning(_history(optimizer, p, state, START, names), state, START, run)
+    _check_members(left, p)
     state = _state_of(left, names, p, optimizer)
     if saved is None:
-        return Beginning(_history(optimizer, state, left.position, names), state, left.position, run)
+        history = _history(optimizer, p, state, left.position, names)
+        if isinstance(history, EnsembleHistory) and isinstance(left, EnsembleHistory):
+            for member, (_, reason) in left.ended.items():
+                history.end(member, 0, reason)
+        return Beginning(history, state, left.position, run)
     left.optimizer_state, left.stopped = OptimizerState(state), ""
     return Beginning(left, state, left.position, run, saved)
 
 
-def _history(optimizer: Optimizer, state: State, position: Position, names: Any) -> History:
-    return History(optimizer=type(optimizer).__name__, optimizer_state=OptimizerState(state), position=position, layout=names)
+def _history(optimizer: Optimizer, p: np.ndarray, state: State, position: Position, names: Any) -> History:
+    about = {
+        "optimizer": type(optimizer).__name__,
+        "optimizer_state": OptimizerState(state),
+        "position": position,
+        "layout": names,
+    }
+    return History(**about) if p.ndim == 1 else EnsembleHistory(**about, members=len(p))
+
+
+def _check_members(history: History, p: np.ndarray) -> None:
+    """Raise ValueError where a history is not of as many networks as there are now."""
+    then, now = getattr(history, "members", None), len(p) if p.ndim > 1 else None
+    if then != now:
+        texts = ["one network" if count is None else f"an ensemble of {count}" for count in (then, now)]
+        raise ValueError(f"`resume` is the history of {texts[0]}, but `p` is {texts[1]}")
 
 
 def _run(net: Chain, p: np.ndarray, loss: Loss, optimizer: Optimizer) -> dict[str, Any]:
     """What a run is of, by the names of the arguments."""
-    return {"net": network_text(net), "p": str(p.dtype), "loss": text_of(loss), "optimizer": type(optimizer).__name__}
+    kind = str(p.dtype) if p.ndim == 1 else f"{p.dtype}, {len(p)} members"
+    return {"net": network_text(net), "p": kind, "loss": text_of(loss), "optimizer": type(optimizer).__name__}
 
 
 def _saved(resume: Any, checkpoint: Checkpoint | None) -> Saved | None:
@@ -185,15 +206,17 @@ def _state_of(resume: History, names: Any, p: np.ndarray, optimizer: Optimizer) 
         check_names("`resume` is the history", resume.layout, names)
     if not resume.optimizer_state:
         raise ValueError("`resume` must be a history that train returned, got one without an optimiser's state")
-    check_position(resume.position)
+    check_position(resume.position, p.shape[:-1])
     return optimizer_state.copied("resume", resume.optimizer_state, optimizer, p)
 
 
-def check_position(position: Any) -> None:
-    """Raise TypeError or ValueError unless this is a position: a whole number of steps and float64 losses."""
+def check_position(position: Any, rows: tuple[int, ...] = ()) -> None:
+    """Raise TypeError or ValueError unless this is a position: whole steps and float64 losses, in rows of members."""
     if not isinstance(position, Position):
         raise TypeError(f"`resume.position` must be a position of train's, got {shown(position)}")
     check_count("resume.position.step", position.step, 0)
     losses = position.losses
-    if not isinstance(losses, np.ndarray) or losses.dtype != np.float64 or losses.ndim != 1:
-        raise ValueError(f"`resume.position.losses` must be an array of float64, shape (n,), got {shown(losses)}")
+    fits = isinstance(losses, np.ndarray) and losses.dtype == np.float64 and losses.ndim > 0
+    if not fits or losses.shape[:-1] != (rows if position.step else ()):
+        shape = ", ".join([*map(str, rows), "n"]) + "," * (not rows)
+        raise ValueError(f"`resume.position.losses` must be an array of float64, shape ({shape}), got {shown(losses)}")

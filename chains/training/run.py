@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -11,12 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from chains.chain import Chain
+from chains.checks import whole
 from chains.messages import counted, shown
 from chains.progress import Progress
-from chains.training.finite import check_parameters
+from chains.training.ensemble_history import EnsembleHistory
 from chains.training.history import History
 from chains.training.interrupts import Interrupts
 from chains.training.judge import Judge, name_of
+from chains.training.member_judge import MemberJudge
 from chains.training.saver import Saver
 from chains.training.steps import UNLIMITED_STEPS, Steps
 
@@ -32,12 +33,13 @@ class TrainingState:
     state: np.ndarray | None = None
 
     def __repr__(self) -> str:
-        numbers = ", ".join(f"{name} {values[-1]:.4g}" for name, values in self.history.columns().items())
+        numbers = ", ".join(f"{name} {self.history.latest(name):.4g}" for name in self.history.columns())
         return f"<{self.net!r} after {counted(self.epoch, 'epoch')}: {numbers}>"
 
 
-# Called after each epoch; where it returns a text, training stops with that as the reason.
-Callback = Callable[[TrainingState], str | None]
+# Called after each epoch; where it returns a text, training stops with that as the reason. A dictionary of texts by the numbers
+# of members stops these members of an ensemble.
+Callback = Callable[[TrainingState], str | dict[int, str] | None]
 
 
 class Run:
@@ -54,7 +56,7 @@ class Run:
         steps: Steps,
         history: History,
         epochs: int,
-        judge: Judge,
+        judge: Judge | MemberJudge,
         callbacks: Sequence[Callback],
         progress: bool | None,
         saver: Callable[..., Saver] | None = None,
@@ -125,31 +127,39 @@ class Run:
             if saver is not None and saver.due():
                 saver.write()
             interrupts.check()
-        check_parameters(self._p, steps.done)
+        steps.check_parameters(self._p)
 
     def _end_epoch(self, allowed: AbstractContextManager[object]) -> None:
         """Look at the validation data, write the numbers down, and call the callbacks; unless the loss is not finite."""
         steps, history, bar = self._steps, self._history, self._bar
-        finite = math.isfinite(steps.loss)
+        sound = steps.sound
         judgement = {}
-        if self._judge.names and finite:
+        if self._judge.names and sound:
             with allowed:
                 judgement = self._judge()
         losses = steps.take()
         history.loss += losses
         if self._judge.names:
-            history.add(judgement or dict.fromkeys(self._judge.names, math.nan))
+            history.add(judgement or self._judge.nothing)
         history.seconds += [time.perf_counter() - self._start] * len(losses)
-        if self._saver is not None and finite:
+        if self._saver is not None and sound:
             self._saver.look()
-        if self._callbacks and finite:
+        if self._callbacks and sound:
             history.steps, history.position = self._earlier_steps + steps.done, steps.position()
             with allowed:
                 for callback in self._callbacks:
-                    reason = _reason(callback, self._seen())
-                    history.stopped = history.stopped or reason
+                    self._end(_reason(callback, self._seen(), history))
         if bar.due() or history.epochs == self._epochs:
             bar.show(_newest(history, self._epochs))
+
+    def _end(self, reason: str | dict[int, str]) -> None:
+        """End training, or that of some members, where a callback has a reason."""
+        history = self._history
+        if isinstance(reason, str):
+            history.stopped = history.stopped or reason
+        elif isinstance(history, EnsembleHistory):
+            for member, text in reason.items():
+                history.end(member, history.epochs, text)
 
     def _note(self) -> None:
         """Write down where the run stands."""
@@ -165,9 +175,16 @@ def interrupted(history: History) -> str:
     return f"interrupted by the user in epoch {history.epochs + 1}"
 
 
-def _reason(callback: Callback, state: TrainingState) -> str:
-    """Why a callback would have training stop; empty where it would not. Raises TypeError where it returns something else."""
+def _reason(callback: Callback, state: TrainingState, history: History) -> str | dict[int, str]:
+    """Why a callback would have training stop, or some members of an ensemble; empty where it would not.
+
+    Raises TypeError where it returns something else.
+    """
     reason = callback(state)
+    if isinstance(history, EnsembleHistory) and isinstance(reason, dict):
+        if all(whole(m, 0) is not None and m < history.members and isinstance(why, str) for m, why in reason.items()):
+            return reason
+        raise TypeError(f"the callback {name_of(callback)} returned {shown(reason)}: return texts by the numbers of members")
     if not isinstance(reason, (str, type(None))):
         raise TypeError(f"the callback {name_of(callback)} returned {shown(reason)}: return a string to stop, or None")
     return reason or ""
@@ -175,5 +192,5 @@ def _reason(callback: Callback, state: TrainingState) -> str:
 
 def _newest(history: History, epochs: int) -> dict[str, str]:
     """The numbers of the last epoch, for people."""
-    numbers = {name: f"{values[-1]:.4g}" for name, values in history.columns().items() if name != "seconds"}
+    numbers = {name: f"{history.latest(name):.4g}" for name in history.columns() if name != "seconds"}
     return {"epoch": f"{history.epochs}/{epochs}", **numbers}

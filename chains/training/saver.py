@@ -86,7 +86,7 @@ class Saver:
         """Look at the epoch that was finished: it may be the best one."""
         if not self._watched:
             return
-        value = self._history.columns()[self._watched][-1]
+        value = self._history.latest(self._watched)
         least = self._best.get("value", np.inf if self._checkpoint.mode == "min" else -np.inf)
         if value < least if self._checkpoint.mode == "min" else value > least:
             self._best = {"value": value, "epoch": float(self._history.epochs)}
@@ -116,7 +116,8 @@ class Saver:
     def _write(self) -> None:
         start, folder, steps = time.monotonic(), self._checkpoint.folder, self._steps.total
         now = self._snapshot(on_host)
-        if np.isfinite(now.p).all():  # otherwise the next loss ends training, and the checkpoint before is the one to keep
+        # Otherwise the next loss ends training, and the checkpoint before is the one to keep. Of an ensemble, others go on.
+        if now.p.ndim > 1 or np.isfinite(now.p).all():
             if self._unwritten is not None:
                 storage.write(folder / checkpoints.BEST, *self._contents(self._unwritten, []))
                 self._unwritten = None

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from chains.backends import Executable, Feed
-from chains.backends.places import place_of
+from chains.backends import Executable
+from chains.backends.places import on_host, place_of
 from chains.optimizers import Optimizer
-from chains.training.finite import Rates, check_loss
+from chains.training.finite import Rates, check_loss, check_parameters
 from chains.training.history import Position
 from chains.training.identity import data_of
 from chains.training.optimizer_state import State
@@ -37,7 +37,7 @@ class Steps(ABC):
     per_epoch: int | None  # steps an epoch, where that is known
     finished = False  # whether all steps of the epoch are done
     known = 0  # steps of this call whose losses are known
-    loss = 0.0  # of the last of these
+    loss: Any = 0.0  # of the last of these; of an ensemble, shape (members,)
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Steps(ABC):
         trained: Arrays,
         optimizer: Optimizer,
         *,
-        seed: int,
+        seed: int | Sequence[int],
         optimizer_state: State,
         position: Position = START,
         data: Mapping[str, Any],
@@ -58,10 +58,11 @@ class Steps(ABC):
         self.done = 0  # in this call
         self.allowed: AbstractContextManager[object] = nullcontext()  # entered where users' functions run
         place = place_of(p)
-        self._first_step = int(optimizer_state["step"])
+        counts = on_host(optimizer_state["step"])
+        self._first_step = int(counts.max())
         self._rates = Rates(optimizer)
         self._runner, self._program = executable.backend, executable.program
-        random = np.array([seed, self._first_step], np.uint64)
+        random = np.stack(np.broadcast_arrays(np.array(seed, np.uint64), counts.astype(np.uint64)), axis=-1)
         own = {"value": place.contiguous(np.zeros((), p.dtype)), "random": place.contiguous(random)}
         self._shared = self._used({**trained, **own, **optimizer_state, **executable.settings})
 
@@ -77,7 +78,7 @@ class Steps(ABC):
     @property
     def counted(self) -> int:
         """How many steps the program did in this call: on a GPU a few more, behind a loss that is not finite."""
-        return int(self.optimizer_state["step"]) - self._first_step
+        return int(self.optimizer_state["step"].max()) - self._first_step
 
     @abstractmethod
     def advance(self, epochs: int, steps: int) -> int:
@@ -88,9 +89,18 @@ class Steps(ABC):
         rate is negative or not finite.
         """
 
+    @property
+    def sound(self) -> bool:
+        """Whether the last loss is finite."""
+        return math.isfinite(self.loss)
+
     def check(self) -> None:
         """Raise FloatingPointError where the last loss is not finite."""
         check_loss(self.loss, self.known)
+
+    def check_parameters(self, p: np.ndarray) -> None:
+        """Raise FloatingPointError where the last step has made a parameter infinite or NaN."""
+        check_parameters(p, self.done)
 
     def take(self) -> list[float]:
         """The mean losses of the epochs that were finished; the next epoch begins."""
@@ -132,22 +142,23 @@ class ArraySteps(Steps):
         batch_size: int,
         drop_last: bool = False,
         shuffle: bool = True,
-        seed: int,
+        seed: int | Sequence[int],
         optimizer_state: State,
         position: Position = START,
+        samples: int | None = None,
     ) -> None:
-        settings = data_of(len(data["x"]), batch_size, drop_last, shuffle, seed)
+        self._samples = len(data["x"]) if samples is None else samples
+        settings = data_of(self._samples, batch_size, drop_last, shuffle, seed)
         super().__init__(
             executable, trained, optimizer, seed=seed, optimizer_state=optimizer_state, position=position, data=settings
         )
         self._seed, self._shuffle = seed, shuffle
-        self._samples = len(data["x"])
+        self._whole_batch = batch_size == self._samples
         self._sorted = np.arange(self._samples)
-        self._order = self._sorted.copy()
+        self._order = self._unordered()
         self._ordered = -1  # the epoch whose order it is
         place = place_of(trained["p"])
         data = self._used(data)
-        self._whole_batch = batch_size == self._samples
         if self._whole_batch:  # bound as they are: nothing to fetch
             kinds = {name: self._program.buffers[name].dtype for name in data}
             self._shared |= {name: place.contiguous(array, kinds[name]) for name, array in data.items()}
@@ -161,25 +172,36 @@ class ArraySteps(Steps):
         if self.step > self.per_epoch:
             raise ValueError(f"`resume.position.step` must be at most {self.per_epoch}, an epoch's steps, got {self.step}")
         self._between = Position(data=self.data)  # two epochs
-        self._losses = np.empty(self.per_epoch)  # of the epoch's steps
-        self._losses[: self.step] = position.losses
+        self._losses = np.empty((*self._rows, self.per_epoch))  # of the epoch's steps
+        self._losses[..., : self.step] = position.losses if self.step else np.nan
         self.finished = self.step == self.per_epoch
         self._chunks, self._batch_size = executable.chunks, batch_size
         self._chunk = max(1, self._chunks.get(batch_size, 0) // 4)  # steps between two looks at the clock
 
+    @property
+    def _rows(self) -> tuple[int, ...]:
+        """The axes of losses in front of that of the steps."""
+        return ()
+
+    def _unordered(self) -> np.ndarray:
+        """Memory for the order of an epoch."""
+        return self._sorted.copy()
+
     def _part(self, data: State, batch: int, first: int, steps: int) -> _Part:
-        binding = self._runner.bind(self._program, batch, self._shared)
         start = self._parts[0].batch * first if first else 0
-        feed = self._runner.feed(binding, data, self._order[start : start + steps * batch])
-        return _Part(feed, batch, first, first + steps)
+        return _Part(self._feed_of(data, batch, slice(start, start + steps * batch)), batch, first, first + steps)
+
+    def _feed_of(self, data: State, batch: int, order: slice) -> Any:
+        """What does the steps of a part."""
+        return self._runner.feed(self._runner.bind(self._program, batch, self._shared), data, self._order[order])
 
     def advance(self, epochs: int, steps: int) -> int:
         if self.finished:
             return 0
         if self._whole_batch:
-            losses = np.empty(min(epochs, steps, self._chunk))
-            self._losses = losses[: self._do(self._parts[0].feed, 0, losses)]
-            self.step = len(self._losses)
+            losses = np.empty((*self._rows, min(epochs, steps, self._chunk)))
+            self._losses = losses[..., : self._do(self._parts[0].feed, 0, losses)]
+            self.step = self._losses.shape[-1]
             self.finished = True
             return self.step
         self._arrange()
@@ -187,44 +209,54 @@ class ArraySteps(Steps):
         for part in self._parts:
             while self.step < part.stop and done < steps:
                 asked = min(self._chunk, part.stop - self.step, steps - done)
-                did = self._do(part.feed, self.step - part.first, self._losses[self.step : self.step + asked])
+                did = self._do(part.feed, self.step - part.first, self._losses[..., self.step : self.step + asked])
                 self.step += did
                 done += did
                 self.finished = self.step == self.per_epoch
-                if self.step < part.stop or not math.isfinite(self.loss):
+                if self.step < part.stop or not self.sound:
                     return done
         return done
 
-    def _do(self, feed: Feed, first: int, losses: np.ndarray) -> int:
+    def _do(self, feed: Any, first: int, losses: np.ndarray) -> int:
         """So many steps of a part, or fewer; their losses. Returns their number."""
-        count = self._rates.good(self._first_step + self.done, len(losses))
+        count = self._rates.good(self._first_step + self.done, losses.shape[-1])
         start = time.perf_counter()
         with self._runner.running():
-            done = feed(first, losses[:count])
+            done = self._run(feed, first, losses[..., :count])
         elapsed = time.perf_counter() - start
         self.done += done
         self.known = self.done
-        self.loss = float(losses[done - 1])
+        self.loss = losses[..., done - 1].copy() if self._rows else float(losses[done - 1])
         self._chunk = self._chunks[self._batch_size] = max(1, min(16 * self._chunk, int(done * RUN_SECONDS / (elapsed + 1e-9))))
+        return done
+
+    def _run(self, feed: Any, first: int, losses: np.ndarray) -> int:
+        """Do steps for these losses."""
+        done: int = feed(first, losses)
         return done
 
     def _arrange(self) -> None:
         """Put the samples in the order of the epoch."""
         if self._shuffle and self._ordered != self.epoch:
-            self._order[:] = self._sorted
-            np.random.default_rng([self._seed, self.epoch]).shuffle(self._order)
+            self._order[...] = self._sorted
+            self._shuffle_all()
             self._ordered = self.epoch
+
+    def _shuffle_all(self) -> None:
+        """Shuffle the samples, which are in their own order, by the seed and the epoch."""
+        np.random.default_rng([self._seed, self.epoch]).shuffle(self._order)
 
     def _means(self) -> list[float]:
         if self._whole_batch:
             return self._losses.tolist()  # one or more epochs
-        total = sum(self._losses[part.first : part.stop].sum() * part.batch for part in self._parts)
-        return [float(total) / sum((part.stop - part.first) * part.batch for part in self._parts)]
+        total: Any = sum(self._losses[..., part.first : part.stop].sum(-1) * part.batch for part in self._parts)
+        mean = total / sum((part.stop - part.first) * part.batch for part in self._parts)
+        return [mean if self._rows else float(mean)]
 
     def position(self, seconds: float = 0.0) -> Position:
         if not self.step and not seconds:
             return self._between
-        losses = self._losses[: self.step].copy() if self.step else START.losses
+        losses = self._losses[..., : self.step].copy() if self.step else START.losses
         return Position(self.step, losses, None, self.data, seconds)
 
 
@@ -232,7 +264,7 @@ class ArraySteps(Steps):
 class _Part:
     """A part of an epoch: its steps from `first` to `stop` have batches of one size."""
 
-    feed: Feed
+    feed: Any  # a `Feed`, or a `MemberFeed`
     batch: int
     first: int
     stop: int

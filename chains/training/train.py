@@ -12,14 +12,18 @@ import numpy as np
 from chains.chain import Chain
 from chains.checks import check_count, check_flags
 from chains.losses import Loss
-from chains.network import arguments
+from chains.messages import shown
+from chains.network import arguments, ensembles
 from chains.network.record import Criterion
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.training.checkpoint import Checkpoint, as_checkpoint
+from chains.training.ensemble import Ensemble
 from chains.training.history import History
 from chains.training.identity import data_of, source_data
 from chains.training.judge import Judge, Metric
+from chains.training.member_judge import MemberJudge
+from chains.training.member_steps import MemberSteps
 from chains.training.resume import Resume, begin
 from chains.training.run import Callback, Run, interrupted
 from chains.training.saver import Saver, watched
@@ -33,11 +37,11 @@ def train(
     x: Any,
     t: Any,
     loss: Loss,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     *,
     epochs: int = 1,
     batch_size: int | None = None,
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     shuffle: bool = True,
     drop_last: bool = False,
     weights: Any = None,
@@ -53,13 +57,17 @@ def train(
     every: int | float | str | None = None,
     resume: Resume | None = None,
 ) -> History:
-    """Train a network, updating its parameter vector, and its state if it has one, in place.
+    """Train a network, or an ensemble of them, updating the parameters, and the state if there is one, in place.
+
+    Of an ensemble, `p` (members, n_params), each member is trained as it would be alone, to the bit, and ends alone where its
+    loss is not finite or a callback says so. `x`, `t`, `weights`, `lengths` and `validation` are shared or have an axis of
+    members in front; `state` has one. There may be a `seed` and an optimiser for each.
 
     Parameters
     ----------
     net : Chain
         The network.
-    p : array, shape (n_params,), float32 or float64
+    p : array, shape (n_params,) or (members, n_params), float32 or float64
         The parameters, updated in place. Their type is that of the computation.
     x : array, shape (samples, *input_shape), or iterable
         The inputs. Or a source of batches (x, t) or (x, t, weights), such as `data.Batches` or a list, with `t` None:
@@ -69,13 +77,13 @@ def train(
         The targets, in the shape that the loss takes.
     loss : Loss
         What training minimises, with the `penalty`.
-    optimizer : Optimizer
-        How parameters move along the gradient.
+    optimizer : Optimizer, or a list of them
+        How parameters move along the gradient; for members of an ensemble, optimisers of one kind with numbers of their own.
     epochs : int
         How many times all samples are used; with a history or a folder, see `resume`.
     batch_size : int, optional
         Samples a step; None for all of them. A last, smaller batch is used too unless `drop_last`.
-    seed : int
+    seed : int, or a list of them
         Decides the order of the samples and what dropout drops: the same seed gives the same run.
     shuffle, drop_last : bool
         Whether every epoch has a new order; whether a last, smaller batch is left out.
@@ -112,8 +120,8 @@ def train(
     Returns
     -------
     History
-        One entry an epoch. Ctrl-C ends training after a step: `p` and `state` are those of that step, ``history.stopped``
-        says why.
+        One entry an epoch; of an ensemble an `EnsembleHistory`. Ctrl-C ends training after a step: `p` and `state` are those of
+        that step, ``history.stopped`` says why.
 
     Raises
     ------
@@ -124,10 +132,18 @@ def train(
         For arguments that do not fit, before anything is written.
     """
     arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
-    p = arguments.check_trained(p, net.n_params)
-    seed = arguments.check_seed(seed)
+    ensemble: Ensemble | None = None
+    seeds: Any = seed
+    if ensembles.is_ensemble(p):
+        p = ensembles.check_members(p, net.n_params, trained=True)
+        ensemble = Ensemble(p, seed, optimizer)
+        seeds, optimizer = ensemble.seed, ensemble.optimizers[0]
+    else:
+        p = arguments.check_trained(p, net.n_params)
+        seeds = arguments.check_seed(seed)
     arguments.check_loss(loss)
-    arguments.check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"`optimizer` (={shown(optimizer)}) must be an optimiser such as Adam(1e-3)")
     arguments.check_functions("callbacks", callbacks, "functions to call with a `TrainingState`", 1)
     arguments.check_functions("metrics", metrics, "functions of targets and outputs", 2)
     epochs = check_count("epochs", epochs, 0)
@@ -136,35 +152,47 @@ def train(
         check_flags(progress=progress)
     checkpoint = as_checkpoint(checkpoint, every)
     start = begin(net, p, loss, optimizer, resume, checkpoint)
-    history = start.history
+    history: Any = start.history  # of an ensemble, an `EnsembleHistory`
     try:
         data: dict[str, np.ndarray] = {}
         steps_through: Callable[..., Steps]
         if t is None:
+            if ensemble is not None:
+                raise ValueError("`t` is missing: an ensemble is trained on arrays, not on a source of batches")
             given = {"batch_size": batch_size, "shuffle": not shuffle, "drop_last": drop_last, "weights": weights}
             given["lengths"] = lengths
-            settings = source_data(_check_source(x, given), seed)
+            settings = source_data(_check_source(x, given), seeds)
             position = start.position_in(settings, source_epoch(x))
             stream = Stream(x, _batch_problem(net, p, loss, penalty, check_finite), epochs - history.epochs, position)
             objective, steps_through = stream.objective, partial(StreamSteps, stream, data=settings)
         else:
             if hasattr(x, "__iter__") and not isinstance(x, (list, tuple)) and not hasattr(x, "shape"):
                 raise TypeError(f"`t` must be None: `x` (a {type(x).__name__}) is a source of batches, which gives targets too")
-            data, objective = net.problem(x, t, loss, weights, penalty, lengths)
+            problem = net.problem if ensemble is None else partial(ensemble.problem, net)
+            data, objective = problem(x, t, loss, weights, penalty, lengths)
+            samples = len(data["x"]) if ensemble is None else ensemble.members.samples
             if lengths is not None and validation is not None:
                 raise ValueError("`validation` must be left out with `lengths`: its samples would have none")
-            batch_size = _check_batch_size(net, len(data["x"]), batch_size, drop_last)
+            batch_size = _check_batch_size(net, samples, batch_size, drop_last)
             data = arguments.together(p, data, move=False)
-            position = start.position_in(data_of(len(data["x"]), batch_size, drop_last, shuffle, seed))
-            steps_through = partial(ArraySteps, data, batch_size=batch_size, drop_last=drop_last, shuffle=shuffle)
+            position = start.position_in(data_of(samples, batch_size, drop_last, shuffle, seeds))
+            made = ArraySteps if ensemble is None else partial(MemberSteps, ensemble, objective, history)
+            steps_through = partial(made, data, batch_size=batch_size, drop_last=drop_last, shuffle=shuffle)
         step = net.training_step(p, objective, optimizer)
-        state = net.state_for(step.program, state, p.dtype, False, {"p": p, **data}).get("state")
-        judge = Judge(net, p, state, loss, penalty, validation, metrics)
+        judge: Judge | MemberJudge
+        if ensemble is None:
+            state = net.state_for(step.program, state, p.dtype, False, {"p": p, **data}).get("state")
+            judge = Judge(net, p, state, loss, penalty, validation, metrics)
+        else:
+            state = ensemble.check_state(net, step, state)
+            judge = MemberJudge(net, p, state, loss, penalty, validation, metrics, history)
         trained = {"p": p} if state is None else {"p": p, "state": state}
         for name, array in trained.items():
             arguments.check_apart(name, array, {**data, **judge.data})
         if check_finite:
             own = {"p": p, "state": state} if start.saved is None else {"p": start.saved.p, "state": start.saved.state}
+            if ensemble is not None:
+                own = {name: None if rows is None else rows[history.running] for name, rows in own.items()}
             arguments.check_finite(p.dtype, **own, **data, **judge.data)
         names = ["loss", *judge.names, "seconds"]
         start.check_columns(names)
@@ -178,7 +206,7 @@ def train(
                 ready(names)
         start.load_callbacks(callbacks)
         start.restore(p, state)
-        steps = steps_through(step, trained, optimizer, seed=seed, optimizer_state=start.optimizer_state, position=position)
+        steps = steps_through(step, trained, optimizer, seed=seeds, optimizer_state=start.optimizer_state, position=position)
         run = Run(net, p, state, steps, history, epochs, judge, callbacks, progress, saver)
         run.go()
         run.finish()

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from weakref import WeakKeyDictionary, WeakSet
 
 import llvmlite.binding as llvm
 import numpy as np
 
-from chains.backends.base import Arrays, Backend, Binding, Feed
+from chains.backends.base import Arrays, Backend, Binding, Feed, MemberFeed
 from chains.backends.native.binding import NativeBinding
 from chains.backends.native.compiled import CompiledProgram, compiled_program, listing_of
 from chains.backends.native.feed import NativeFeed
 from chains.backends.native.following import FollowingBinding, FollowingFeed, following_function
 from chains.backends.native.llvm import cache
 from chains.backends.native.llvm.target import processor
+from chains.backends.native.member_feed import NativeMemberFeed
 from chains.backends.native.runtime.epoch import SOURCES
 from chains.backends.native.runtime.fastcall import python_function
 from chains.backends.native.runtime.shared import worker_pool
@@ -102,6 +103,18 @@ class NativeBackend(Backend):
         if known and isinstance(binding, NativeBinding):
             return NativeFeed(binding, sources, order)
         return super().feed(binding, sources, order)
+
+    def member_feed(
+        self, program: Program, batch: int, arrays: Arrays, sources: Arrays, orders: np.ndarray, own: Collection[str]
+    ) -> MemberFeed | None:
+        if not all(source.dtype in SOURCES for source in sources.values()):
+            return None
+
+        def bind(given: Arrays) -> NativeBinding:
+            threads = self.threads
+            return NativeBinding(program, self.compile(program, batch, threads), batch, given, threads, None)
+
+        return NativeMemberFeed(bind, lambda: self.threads, program, arrays, sources, orders, own)
 
     def function(self, binding: Binding, ins: Sequence[str], outs: Sequence[str]) -> Callable | None:
         if isinstance(binding, FollowingBinding) and binding.work <= MOST_LOCKED_OPERATIONS:

@@ -117,6 +117,10 @@ class NativeBinding(Binding):
         finally:
             self._words[position] = before
 
+    def stay_alone(self) -> None:
+        """Have the caller do all parts from now on."""
+        ARGUMENTS.write(self._words, parallel=runtime().address("serial"))
+
     def indexed_source(self, sources: Mapping[str, np.ndarray]) -> str | None:
         """The name of the input whose samples can be read where they lie in these data sets."""
         name = self.native.signature.indexed

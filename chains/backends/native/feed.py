@@ -40,11 +40,11 @@ class NativeFeed(Feed):
         self._keep = [dict(sources), order]
         gathers = []
         code = runtime()
-        direct = binding.indexed_source(sources)
+        self._direct = direct = binding.indexed_source(sources)
+        self._gathered = [name for name in sources if name != direct]
         self._indexed_data = sources[direct].ctypes.data if direct else 0
-        for name, source in sources.items():
-            if name == direct:
-                continue
+        for name in self._gathered:
+            source = sources[name]
             target = binding.arrays[name]
             function = gatherer(source.dtype, target.dtype)
             places = {"source": source.ctypes.data, "target": target.ctypes.data}
@@ -53,9 +53,10 @@ class NativeFeed(Feed):
                 binding.gathers_late()
         self._gathers = np.array(gathers, np.int64)
         widest = np.zeros((len(binding.prefetch), 3), np.int64)  # the samples to prefetch
-        if sources:
+        self._widest = max(sources, key=lambda name: sources[name][0].nbytes, default=None)
+        if self._widest is not None:
             fetchers = len(widest) if direct else 1  # all threads read samples by row pointers, the first one gathers
-            widest[:fetchers] = row_shares(max(sources.values(), key=lambda source: source[0].nbytes), fetchers)
+            widest[:fetchers] = row_shares(sources[self._widest], fetchers)
         self._prefetched = dict(zip(("data", "nbytes", "lines"), widest.T, strict=True))
         value, random = binding.arrays["value"], binding.arrays.get("random")
         self._orders = order.ctypes.data
@@ -89,6 +90,29 @@ class NativeFeed(Feed):
             return done
         return done + self._timed(trial, first + done, values[done:], trial.together)
 
+    def job_alone(self) -> np.ndarray:
+        """The `JOB` of a thread that does all parts by itself, without the words that change from run to run."""
+        self._begin()
+        JOB.write(self._job, run=self._binding.run_address)
+        return self._job
+
+    def places(self, name: str) -> list[int]:
+        """Where machine code looks up the address of a data set."""
+        places = []
+        if name == self._direct:
+            places.append(self._binding.row_pointers.ctypes.data + 8 * ROW_POINTERS.positions["data"])
+        else:
+            gather = self._gathers[self._gathered.index(name)]
+            places.append(gather.ctypes.data + 8 * GATHER.positions["source"])
+        if name == self._widest:
+            places += [words.ctypes.data + 8 * PREFETCH.positions["data"] for words in self._binding.prefetch]
+        return places
+
+    def _begin(self) -> None:
+        """Have samples read and prefetched from these data sets: other feeds may share the binding."""
+        ROW_POINTERS.write(self._binding.row_pointers, data=self._indexed_data)
+        PREFETCH.write(self._binding.prefetch, **self._prefetched)
+
     def _timed(self, trial: ThreadTrial, first: int, values: np.ndarray, together: bool) -> int:
         start = time.perf_counter()
         done = self._run(first, values, together)
@@ -97,8 +121,7 @@ class NativeFeed(Feed):
 
     def _run(self, first: int, values: np.ndarray, together: bool) -> int:
         binding, job = self._binding, self._job_address
-        ROW_POINTERS.write(binding.row_pointers, data=self._indexed_data)
-        PREFETCH.write(binding.prefetch, **self._prefetched)
+        self._begin()
         order = self._orders + 8 * first * binding.batch
         JOB.write(self._job, order=order, steps=len(values), values=values.ctypes.data)
         if together and binding.stays_together and len(values) >= LEAST_TEAM_STEPS:

@@ -1,0 +1,159 @@
+"""The record of a training run of an ensemble."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from chains.backends.places import on_host
+from chains.messages import counted, listed
+from chains.training.history import History, Position, shown_epochs
+from chains.training.optimizer_state import OptimizerState
+
+MOST_LINES = 20  # of members that are drawn one by one
+BAND = (0.05, 0.95)  # quantiles of the members' numbers
+
+
+@dataclass(eq=False)
+class EnsembleHistory(History):
+    """What happened to each member in each epoch: the entries of a `History`'s lists are arrays, shape (members,).
+
+    ``history[m]`` is the history of member m as it would be alone. `ended` says of members that ended before the others after
+    how many epochs, and why; their numbers are NaN from then on. ``print(history)`` shows means and extremes of the others.
+    """
+
+    members: int = 0
+    ended: dict[int, tuple[int, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.ended = dict(self.ended)
+
+    @property
+    def running(self) -> np.ndarray:
+        """The numbers of the members that have not ended."""
+        return np.array([member for member in range(self.members) if member not in self.ended], np.int64)
+
+    def end(self, member: int, epochs: int, reason: str) -> None:
+        """Note that a member has ended; with the last one, training does."""
+        self.ended.setdefault(member, (epochs, reason))
+        if len(self.ended) == self.members:
+            self.stopped = self.stopped or "all members have ended"
+
+    def latest(self, name: str) -> float:
+        """The newest number of this name: the mean over the members that train, NaN where none does."""
+        values = np.asarray(self.columns()[name][-1])
+        kept = values[self.running] if values.ndim else values
+        return float(kept.mean()) if kept.size else float("nan")
+
+    def __getitem__(self, member: int) -> History:
+        """The history of a member, as it would be alone. Raises IndexError where there is no such member."""
+        if not -self.members <= member < self.members:
+            raise IndexError(f"there is no member {member}: this is the history of {counted(self.members, 'member')}")
+        member = range(self.members)[member]
+        epochs, reason = self.ended.get(member, (self.epochs, self.stopped))
+        state = {name: on_host(array) for name, array in self.optimizer_state.items()}
+        own = {name: array[member, ...] if array.ndim else array for name, array in state.items()}
+        if state:
+            own["epoch"] = state["epoch"] - (self.epochs - epochs)
+        position = self.position
+        losses = position.losses[member] if position.step and member not in self.ended else np.empty(0)
+        return History(
+            _column(self.loss[:epochs], member),
+            _column(self.validation_loss[:epochs], member),
+            {name: _column(values[:epochs], member) for name, values in self.metrics.items()},
+            self.seconds[:epochs],
+            self.steps - int(state["step"].max() - own["step"]) if state else self.steps,
+            self.optimizer,
+            reason,
+            OptimizerState(own),
+            replace(position, step=len(losses), losses=losses, data=_seed_of(position, member)),
+            self.layout,
+        )
+
+    def __iter__(self) -> Iterator[History]:
+        return (self[member] for member in range(self.members))
+
+    def __add__(self, later: History) -> History:
+        if not isinstance(later, EnsembleHistory):
+            return NotImplemented
+        if later.members != self.members:
+            raise ValueError(f"the later history is of {counted(later.members, 'member')}, but the first one of {self.members}")
+        whole = super().__add__(later)
+        assert isinstance(whole, EnsembleHistory)
+        moved = {member: (self.epochs + epochs, reason) for member, (epochs, reason) in later.ended.items()}
+        whole.ended = moved | self.ended
+        return whole
+
+    def to_dict(self) -> dict[str, Any]:
+        """The histories of all members as JSON has them; `from_dict` of `History` reads each."""
+        return {"members": [history.to_dict() for history in self]}
+
+    def __str__(self) -> str:
+        columns = self.columns()
+        heads = [f"{name:>15}  {'least':>11}  {'largest':>11}" for name in columns if name != "seconds"]
+        lines = ["  ".join(["epoch", *heads, *(f"{name:>11}" for name in columns if name == "seconds")])]
+        for epoch in shown_epochs(self.epochs):
+            if epoch < 0:
+                lines.append("  ...")
+                continue
+            numbers = [
+                _summary(values[epoch]) if name != "seconds" else f"{values[epoch]:11.6g}" for name, values in columns.items()
+            ]
+            lines.append("  ".join([f"{epoch + 1:5}", *numbers]))
+        if self.ended:
+            first = [f"member {m} after {counted(e, 'epoch')}: {why}" for m, (e, why) in sorted(self.ended.items())[:3]]
+            lines.append(f"{len(self.ended)} of {counted(self.members, 'member')} ended before the others; {listed(first)}")
+        if self.stopped:
+            lines.append(f"stopped after {counted(self.epochs, 'epoch')}: {self.stopped}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<history of {counted(self.members, 'member')} after {counted(self.epochs, 'epoch')}, {len(self.ended)} ended>"
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the losses over the epochs with matplotlib: a line for each of few members, median and 90 % of them of many.
+
+        `ax` and the result are as for `History`.
+        """
+        if ax is None:
+            from matplotlib import pyplot
+
+            ax = pyplot.subplots(figsize=(6, 4), layout="constrained")[1]
+        epochs = range(1, self.epochs + 1)
+        for number, (name, values) in enumerate((("training", self.loss), ("validation", self.validation_loss))):
+            if not values:
+                continue
+            rows, color = np.array(values), f"C{number}"
+            if self.members <= MOST_LINES:
+                lines = ax.plot(epochs, rows, color=color, linewidth=0.8)
+                lines[0].set_label(name)
+                continue
+            low, middle, high = np.nanquantile(rows, [BAND[0], 0.5, BAND[1]], axis=1)
+            ax.plot(epochs, middle, color=color, label=f"{name}, median")
+            ax.fill_between(epochs, low, high, color=color, alpha=0.25, linewidth=0, label=f"{name}, 90 % of members")
+        if all(np.nanmin(values, initial=np.inf) > 0 for values in (self.loss, self.validation_loss) if values):
+            ax.set_yscale("log")
+        ax.set(xlabel="epoch", ylabel="loss")
+        ax.legend()
+        return ax
+
+
+def _column(values: Iterable[Any], member: int) -> list[float]:
+    return [float(row[member]) for row in values]
+
+
+def _seed_of(position: Position, member: int) -> dict[str, Any]:
+    """What decides the batches of a member."""
+    seeds = position.data.get("seed")
+    return position.data | ({"seed": seeds[member]} if isinstance(seeds, list) else {})
+
+
+def _summary(values: Any) -> str:
+    """Mean, least and largest of the numbers that are there."""
+    known = values[~np.isnan(values)]
+    if not known.size:
+        return f"{'nan':>15}  {'':>11}  {'':>11}"
+    return f"{known.mean():15.6g}  {known.min():11.5g}  {known.max():11.5g}"

@@ -1,0 +1,71 @@
+"""What is computed on the validation data of an ensemble after each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from chains.chain import Chain
+from chains.losses import Loss
+from chains.penalties import Penalty
+from chains.training.ensemble_history import EnsembleHistory
+from chains.training.judge import Judge, Metric
+
+
+class MemberJudge:
+    """Computes the loss and the metrics of each member that has not ended, on shared validation data or its own."""
+
+    def __init__(
+        self,
+        net: Chain,
+        p: np.ndarray,
+        state: np.ndarray | None,
+        loss: Loss,
+        penalty: Penalty | None,
+        validation: Any,
+        metrics: Sequence[Metric],
+        history: EnsembleHistory,
+    ) -> None:
+        self._history = history
+        states = [None] * len(p) if state is None else state
+        if _are_own(validation, net):
+            self._check(validation, len(p))
+            pairs = list(zip(*validation, strict=True))
+            self._judges = [Judge(net, p[m], states[m], loss, penalty, pairs[m], metrics) for m in range(len(p))]
+            self.data = dict(zip(("validation[0]", "validation[1]"), map(np.asarray, validation), strict=True))
+        else:
+            first = Judge(net, p[0], states[0], loss, penalty, validation, metrics)
+            self._judges = [first.of(p[m], states[m]) for m in range(len(p))]
+            self.data = first.data
+        self.names = self._judges[0].names
+
+    @staticmethod
+    def _check(validation: Any, count: int) -> None:
+        """Raise ValueError unless there are data for each member."""
+        for name, array in zip(("validation[0]", "validation[1]"), validation, strict=True):
+            if len(array) != count:
+                raise ValueError(f"`{name}` has an axis of {len(array)} members in front, but `p` has {count}")
+
+    @property
+    def nothing(self) -> dict[str, Any]:
+        """What stands in the place of the numbers where they are not computed."""
+        return {name: np.full(self._history.members, np.nan) for name in self.names}
+
+    def __call__(self) -> dict[str, Any]:
+        """The numbers by name, each of shape (members,), NaN for members that have ended; none without validation data."""
+        numbers = self.nothing
+        if numbers:
+            for member in self._history.running:
+                for name, number in self._judges[member]().items():
+                    numbers[name][member] = number
+        return numbers
+
+
+def _are_own(validation: Any, net: Chain) -> bool:
+    """Whether inputs have an axis of members in front."""
+    if not isinstance(validation, (tuple, list)) or len(validation) != 2:
+        return False
+    shape = np.shape(validation[0])
+    return len(shape) == len(net.input_shape) + 2 and shape[2:] == net.input_shape
