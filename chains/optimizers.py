@@ -4,22 +4,25 @@ A learning rate is a number or a schedule: a function of the number of updates m
 the functions of `chains.expr` (``lambda step: 1e-3 * 0.99 ** step``), such as those of `chains.schedules`.
 
 Every optimiser takes `clip_norm`: where the gradient's Euclidean norm exceeds it, the gradient is scaled down
-to it first, as PyTorch's clip_grad_norm_ does.
+to it first, as PyTorch's clip_grad_norm_ does. And every one takes `sparse`, which says what a step does to the rows of an
+`Embedding` that no id of the batch names: "exact", what the formula says of a gradient of zero; "lazy", nothing. Then their
+parameters and moments stay as they are, as with PyTorch's SparseAdam, and a step costs what the other rows cost.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from chains.checks import check_number, check_settings
+from chains.checks import check_number, check_settings, check_word
 from chains.expr import Expr, minimum, sqrt
 from chains.expr.replay import kept
 from chains.program.recorder import Recorder
+from chains.program.rows import RowGradient, row_gradients, update_of_rows
 from chains.program.settings import Tunable
 from chains.program.view import View
 
@@ -35,6 +38,7 @@ class Optimizer(Tunable, ABC):
 
     learning_rate: Rate
     clip_norm: float | None = field(default=None, kw_only=True)
+    sparse: str = field(default="exact", kw_only=True)
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
         if args or settings:  # there are none where one is copied
@@ -49,11 +53,17 @@ class Optimizer(Tunable, ABC):
             check_number("learning_rate", self.learning_rate, "in [0, inf)", ", or a function of the step")
         if self.clip_norm is not None:
             check_number("clip_norm", self.clip_norm, "in (0, inf)", ", or None")
+        check_word("sparse", self.sparse, "exact", "lazy")
 
     @property
     @abstractmethod
     def n_states(self) -> int:
         """How many vectors as long as the parameters the optimiser keeps; they start at zero."""
+
+    @property
+    def rests(self) -> bool:
+        """Whether a gradient of zero leaves parameters and moments as they are, to the bit."""
+        return False
 
     def scalars(self, step: Any) -> tuple[Any, ...]:
         """The numbers that `update` needs and that change with `step`, the count of updates made before.
@@ -75,13 +85,47 @@ class Optimizer(Tunable, ABC):
         size = p.sample_size
         moments = ops.external("moments", (self.n_states * size,), role="state")
         step = ops.external("step", (), role="state", dtype=np.float64)
+        tables = self._tables(ops, g)
         scalars = [ops.scratch("scalar", (), batched=False) for _ in self.scalars(Expr("input"))]
         if self.clip_norm is not None:
             self._clip(ops, [g.slice(0, *run) for run in ranges], self.clip_norm)
         ops.map((*scalars, step), lambda step: (*self.scalars(step), step + 1.0), step)
-        for start, stop in ranges:
+
+        def update(start: int, stop: int) -> None:
             states = [moments.slice(0, k * size + start, k * size + stop) for k in range(self.n_states)]
             self.update(ops, p.slice(0, start, stop), g.slice(0, start, stop), states, scalars)
+
+        for start, stop in ranges:
+            for table in [each for each in tables if start <= each.start < stop]:
+                if start < table.start:
+                    update(start, table.start)
+                start = table.stop
+            if start < stop:
+                update(start, stop)
+        for table in tables:
+            begun = len(ops.operations)
+            update(table.start, table.stop)
+            every = self.sparse == "exact" and not self.rests
+            rows = update_of_rows(ops.operations[begun:], g.slice(0, table.start, table.stop), table, every=every)
+            if rows is not None:
+                ops.operations[begun:] = [rows]
+                if table.alone:
+                    ops.operations = [each for each in ops.operations if all(each is not made for made in table.operations)]
+            elif self.sparse == "lazy":
+                raise ValueError(f"the update of {self!r} is more than maps of parameters, gradient and states: none is lazy")
+
+    def _tables(self, ops: Recorder, g: View) -> list[RowGradient]:
+        """The parts of the gradient that are updated row by row."""
+        found = row_gradients(ops.operations, g)
+        if self.sparse == "exact":
+            return [each for each in found if each.alone and self.clip_norm is None]
+        for each in found:
+            if not each.alone:
+                raise ValueError(
+                    f"{type(self).__name__}(sparse='lazy') moves the rows that ids name, but the gradient of a table of shape "
+                    f"{each.table.sample_shape} has other parts: leave the table out of penalties, or use sparse='exact'"
+                )
+        return [replace(each, alone=self.clip_norm is None) for each in found]  # what is clipped is a whole gradient
 
     @staticmethod
     def _clip(ops: Recorder, runs: Sequence[View], largest: float) -> None:
@@ -119,6 +163,10 @@ class SGD(Optimizer):
     @property
     def n_states(self) -> int:
         return 1 if self.momentum else 0
+
+    @property
+    def rests(self) -> bool:
+        return not self.momentum
 
     def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
         mu = self.momentum
@@ -237,6 +285,10 @@ class Adagrad(Optimizer):
     @property
     def n_states(self) -> int:
         return 1
+
+    @property
+    def rests(self) -> bool:
+        return True
 
     def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
         eps = self.eps

@@ -36,7 +36,10 @@ class Operation:
 
     @property
     def over_batch(self) -> str | None:
-        """How the results of parts of the batch make those of the whole: "sum" or "max"; None where each sample has its own."""
+        """How the results of parts of the batch make those of the whole: "sum" or "max", or "whole" where they do not.
+
+        None where each sample has its own.
+        """
         batched = any(view.batched for view in self.ins) and not any(view.batched for view in self.outs)
         return "sum" if batched else None
 

@@ -49,6 +49,7 @@ from chains.program.operations import (
     ScatterAdd,
 )
 from chains.program.program import Program
+from chains.program.rows import UpdateRows
 from chains.program.scratch import Lifetime, ScratchPlan, plan_scratch
 from chains.program.view import Batch, Buffer, View, c_strides
 
@@ -216,6 +217,10 @@ class Compiled:
             raise UnsupportedOperationError(cannot_run("cupy", operation)) from None
         return lower(self, operation)
 
+    def _update_rows(self, operation: UpdateRows) -> list[Command]:
+        """Through all rows: a GPU's memory is fast, and steps would wait for each other while one row is found."""
+        return self._body(operation.in_parts())
+
     def _reduce(self, operation: Reduce) -> list[Command]:
         return reduction(self.source, operation, None, lambda buffer: True, self._temporary)
 
@@ -262,6 +267,7 @@ LOWERINGS: dict[type[Operation], Callable[..., list[Command]]] = {
     PoolInput: _of_operation(pool_input),
     Gather: _of_operation(gather),
     ScatterAdd: _of_operation(scatter_add),
+    UpdateRows: Compiled._update_rows,
     Random: _of_operation(random),
     Loop: Compiled._loop,
 }

@@ -160,10 +160,12 @@ class Compiler:
                 pack(frame, source, packed)
 
     def _product(self, step: PlanStep, frame: Frame) -> None:
+        if not step.fused_product:
+            lower(frame, step, self.plan)
+            return
         f = frame.f
         _, scratch, *_, thread, threads = f.arguments
         space = f.address(scratch, integer(self.plan.workspace_offset), Type("i8"))
-        assert step.fused_product
         lower_large(frame, step.fused_product, space, thread, threads)
 
     def _share(self, work: Work, frame: Frame) -> None:

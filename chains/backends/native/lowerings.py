@@ -16,6 +16,7 @@ from chains.backends.native.kernels.loop import lower_loop
 from chains.backends.native.kernels.matmul import lower_matmul
 from chains.backends.native.kernels.philox import lower_random
 from chains.backends.native.kernels.relayout import Relayout, lower_relayout
+from chains.backends.native.kernels.rows import lower_update_rows
 from chains.backends.native.llvm.emit import Type, Value, integer
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.program.operations import (
@@ -36,6 +37,7 @@ from chains.program.operations import (
     Reduce,
     ScatterAdd,
 )
+from chains.program.rows import UpdateRows
 
 Lowering = Callable[[Frame, PlanStep, ExecutionPlan], None]
 
@@ -90,6 +92,12 @@ def _scatter_add(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
     lower_scatter_add(frame, step.operation, step.continued)
 
 
+def _update_rows(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
+    assert isinstance(step.operation, UpdateRows)
+    *_, thread, threads = frame.f.arguments
+    lower_update_rows(frame, step.operation, thread, threads)
+
+
 def _of_operation(lowering: Callable[[Frame, Any], None]) -> Lowering:
     """A kernel that needs the operation alone."""
     return lambda frame, step, plan: lowering(frame, step.operation)
@@ -119,6 +127,7 @@ LOWERINGS: dict[type[Operation], Lowering] = {
     PoolInput: _of_operation(lower_pool),
     Gather: _of_operation(lower_gather),
     ScatterAdd: _scatter_add,
+    UpdateRows: _update_rows,
     Random: _of_operation(lower_random),
     Relayout: _relayout,
     Loop: _loop,

@@ -28,6 +28,7 @@ from chains.program.operations import (
     ScatterAdd,
 )
 from chains.program.program import Program
+from chains.program.rows import UpdateRows
 from chains.program.view import Batch, View
 
 IMAGES = (Convolve, ConvolveInput, ConvolveWeight, Pool)
@@ -135,6 +136,12 @@ def _scatter_add(operation: Operation) -> str | None:
     return _rows(*operation.outs, *operation.ins)
 
 
+def _update_rows(operation: Operation) -> str | None:
+    assert isinstance(operation, UpdateRows)
+    table = operation.tables[0]
+    return _rows(table, operation.index, table)
+
+
 # Why there is no code for an operation of each kind; None where there is.
 LIMITS: dict[type[Operation], Callable[[Operation], str | None]] = {
     MatMul: _matmul,
@@ -148,6 +155,7 @@ LIMITS: dict[type[Operation], Callable[[Operation], str | None]] = {
     PoolInput: _one_type,
     Gather: _gather,
     ScatterAdd: _scatter_add,
+    UpdateRows: _update_rows,
     Random: _random,
     Copy: _copy,
     Fill: _one_type,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from chains.backends.base import UnsupportedOperationError, cannot_run
-from chains.backends.numpy.formulas import UFUNCS, Register, scalar_call, sequence_calls
+from chains.backends.numpy.formulas import UFUNCS, CallSequence, Register, scalar_call, sequence_calls
 from chains.backends.numpy.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.numpy.memory import Memory
+from chains.backends.numpy.rows import update_rows
 from chains.program.operations import (
     BatchMatMul,
     Convolve,
@@ -30,6 +31,7 @@ from chains.program.operations import (
     Reduce,
     ScatterAdd,
 )
+from chains.program.rows import UpdateRows
 from chains.program.view import View
 
 Call = Callable[[], Any]
@@ -100,6 +102,11 @@ def _map(memory: Memory, operation: Map) -> list[Call]:
     dying = {j for j, view in enumerate(operation.ins) if memory.dies(view, operation)}
     shapes = [array.shape for array in ins]
     sequence = sequence_calls(operation.formula, memory.program.dtype, shapes, outs[0].shape, conflicts, known, dying)
+    return formula_calls(memory, sequence, outs, ins)
+
+
+def formula_calls(memory: Memory, sequence: CallSequence, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray]) -> list[Call]:
+    """The calls of a sequence on these arrays."""
 
     def array(register: Register) -> np.ndarray:
         if register.kind == "const":
@@ -172,6 +179,10 @@ def _scatter_add(memory: Memory, operation: ScatterAdd) -> list[Call]:
     return [partial(np.clip, index, 0, len(out) - 1, inside), partial(np.add.at, out, inside, source)]
 
 
+def _update_rows(memory: Memory, operation: UpdateRows) -> list[Call]:
+    return update_rows(memory, operation, formula_calls)
+
+
 def _random(memory: Memory, operation: Random) -> list[Call]:
     out, key = (memory.array(view) for view in operation.views)
     bits = np.random.Philox(key=[0, 0])
@@ -215,6 +226,7 @@ LOWERINGS: dict[type[Operation], Callable[..., list[Call]]] = {
     PoolInput: pool_input,
     Gather: _gather,
     ScatterAdd: _scatter_add,
+    UpdateRows: _update_rows,
     Random: _random,
     Copy: _copy,
     Fill: _fill,

@@ -17,6 +17,7 @@ from chains.backends.native.kernels.outline import Likeness
 from chains.backends.native.llvm.target import Processor
 from chains.program.operations import Map, Operation
 from chains.program.program import Program
+from chains.program.rows import UpdateRows
 from chains.program.scratch import ScratchPlan
 from chains.program.view import Buffer, View, c_strides
 
@@ -200,8 +201,8 @@ class ExecutionPlan:
         return self.processor.lanes(self.program.dtype.itemsize)
 
     def is_large(self, operation: Operation) -> bool:
-        """Whether an operation is a product that sees the whole batch."""
-        return not self.laned and is_large(operation)
+        """Whether an operation sees the whole batch: a large product, or an update of rows."""
+        return isinstance(operation, UpdateRows) or (not self.laned and is_large(operation))
 
     # Steps of the segments
 

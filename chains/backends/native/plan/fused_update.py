@@ -66,7 +66,7 @@ def fuse_update_into_large_products(plan: ExecutionPlan) -> ExecutionPlan:
     A product whose weights are still to be read goes behind what reads them, if it may.
     """
     steps = plan.steps
-    if not any(plan.is_large(step.operation) for step in steps):
+    if not any(isinstance(step.operation, MatMul) and plan.is_large(step.operation) for step in steps):
         return plan
     end = 1 + max(position for position, step in enumerate(steps) if step.batched)
     body = list(steps[:end])
@@ -118,7 +118,7 @@ def _gradient(on_samples: Sequence[Operation], maps: Sequence[Operation], steps:
 
     None if another operation uses it, or if the tiles write anything else that the maps read.
     """
-    sums = [operation for operation in on_samples if operation.sums_over_batch]
+    sums = [operation for operation in on_samples if operation.over_batch == "sum"]
     summed = {view.buffer for operation in sums for view in operation.outs}
     found = {view for operation in maps for view in operation.ins if view.buffer in summed}
     if len(found) != 1:

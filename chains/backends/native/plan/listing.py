@@ -72,7 +72,7 @@ def _segment(segment: Segment, plan: ExecutionPlan) -> Iterator[str]:
         thread = f" of thread {each.thread}" if partitioned else ""
         yield from work(f"tile, function {position}{thread}", each, partitioned and next(barriers, False))
     if segment.product:
-        yield from work("on the whole batch, columns shared among threads", Work((segment.product,)), False)
+        yield from work("on the whole batch, shared among threads", Work((segment.product,)), False)
     for run in segment.sums:
         yield f"add up what threads have: {run.kind} of {run.buffer.name}[{run.start}:{run.stop}]"
     for position, each in enumerate(segment.once):

@@ -49,7 +49,8 @@ def place_tile_scratch(plan: ExecutionPlan) -> ExecutionPlan:
     plan = replace(plan, scratch=scratch, tile=tile, room=tile if plan.laned else tile * 9 // 8)
     spaces = [winograd.workspace(step.operation, lanes, plan.processor.registers) for step in plan.steps]
     spaces += [batch_matmul.workspace(step.operation, lanes) for step in plan.steps]
-    spaces += [workspace(lanes, itemsize, plan.processor.registers)] if any(plan.products) else []
+    packs = any(step.fused_product for step in plan.products)
+    spaces += [workspace(lanes, itemsize, plan.processor.registers)] if packs else []
     return replace(plan, tile_bytes=plan.workspace_offset + max(spaces, default=0) * itemsize)
 
 

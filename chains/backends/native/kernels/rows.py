@@ -1,0 +1,140 @@
+"""Updates of rows: each thread has blocks of rows, whose gradients it adds up and which it updates.
+
+A mark says for a row where in the batch its id came first. Marks begin as anything: one that does not lead to an equal id
+before the present one is none (Briggs and Torczon, "An efficient representation for sparse sets", 1993).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from chains.backends.native.kernels.elementwise import AxisLoop, Frame, evaluate, nest
+from chains.backends.native.llvm.emit import I64, Type, Value, integer, number, real_type
+from chains.backends.native.support import INDICES
+from chains.program.rows import UpdateRows
+from chains.program.view import View
+
+Formula = Callable[[list[Value], Type], list[Value]]
+
+BLOCK = 16  # rows that lie together and belong to one thread
+
+
+def lower_update_rows(frame: Frame, operation: UpdateRows, thread: Value, threads: Value) -> None:
+    """This thread's share of an update."""
+    _Update(frame, operation, thread, threads).write()
+
+
+class _Update:
+    def __init__(self, frame: Frame, operation: UpdateRows, thread: Value, threads: Value) -> None:
+        self.frame, self.f, self.operation = frame, frame.f, operation
+        self.thread, self.threads = thread, threads
+        self.dtype = operation.gradient.dtype
+        self.real = real_type(self.dtype)
+        self.rows, self.width = operation.tables[0].sample_shape
+        self.count = frame.extent(operation.index.shape[0])
+        self.marks = frame.base(operation.marks)
+
+    def write(self) -> None:
+        f = self.f
+        f.loop(integer(0), self.count, 1, lambda i, _: self._if_mine(i, self._collect))
+        if not self.operation.every:
+            f.loop(integer(0), self.count, 1, lambda i, _: self._if_mine(i, self._update_first))
+            return
+
+        def block(k: Value, _: list[Value]) -> None:
+            begin = f.mul(k, BLOCK)
+            f.loop(begin, f.least(f.add(begin, BLOCK), integer(self.rows)), 1, lambda row, _: self._update_any(row))
+
+        f.loop(self.thread, integer(-(-self.rows // BLOCK)), self.threads, block)
+
+    def _if_mine(self, i: Value, body: Callable[[Value, Value], None]) -> None:
+        """Call `body` with a place in the batch and its row, where the row is this thread's."""
+        f, small = self.f, Type("i32")
+        row = self._row(i)
+        block = f.cast("trunc", f.binary("lshr", row, integer(BLOCK.bit_length() - 1)), small)
+        owner = f.binary("urem", block, f.cast("trunc", self.threads, small))
+        f.when(f.compare("eq", owner, f.cast("trunc", self.thread, small)), lambda: body(i, row))
+
+    def _row(self, i: Value) -> Value:
+        """The row of the table that is meant at a place in the batch."""
+        f, index = self.f, self.operation.index
+        whole = Type(INDICES[index.dtype])
+        n = f.load(whole, f.address(self.frame.base(index), f.mul(i, index.strides[0]), whole))
+        n = n if whole == I64 else f.cast("sext", n, I64)
+        n = f.select(f.compare("slt", n, integer(0)), integer(0), n)
+        last = integer(self.rows - 1)
+        return f.select(f.compare("sgt", n, last), last, n)
+
+    def _mark(self, row: Value) -> Value:
+        return self.f.address(self.marks, row, I64)
+
+    def _found(self, row: Value, before: Value) -> tuple[Value, Value]:
+        """The place to which a row's mark leads, and whether it is one before `before` that means this row."""
+        f = self.f
+        mark = f.load(I64, self._mark(row))
+        inside = f.compare("ult", mark, before)
+        place = f.select(inside, mark, integer(0))
+        return place, f.binary("and", inside, f.compare("eq", self._row(place), row))
+
+    def _gradient(self, place: Value) -> Value:
+        """The address of the gradient at a place in the batch, or of a row of a table."""
+        gradient = self.operation.gradient
+        return self.f.address(self.frame.base(gradient), self.f.mul(place, gradient.strides[0]), self.real)
+
+    def _collect(self, i: Value, row: Value) -> None:
+        """Mark the first place of an id, and add the gradients of the others to that one's."""
+        f, padding = self.f, self.operation.padding
+        place, found = self._found(row, i)
+
+        def add() -> None:
+            first, other = self._gradient(place), self._gradient(i)
+            self._map([first, first, other], 1, [True] * 3, lambda ins, type: [f.binary("fadd", *ins)])
+
+        def clear() -> None:
+            self._map([self._gradient(i)], 1, [True], lambda ins, type: [number(type, 0.0)])
+
+        def begin() -> None:
+            f.store(i, self._mark(row))
+            if self.operation.gradient.batched and padding is not None:
+                f.when(f.compare("eq", row, integer(padding)), clear)
+
+        def follow() -> None:
+            if self.operation.gradient.batched and padding is not None:
+                f.when(f.compare("ne", row, integer(padding)), add)
+            elif self.operation.gradient.batched:
+                add()
+
+        f.when(found, follow, begin)
+
+    def _update_first(self, i: Value, row: Value) -> None:
+        first = self.f.compare("eq", self.f.load(I64, self._mark(row)), i)
+        place = i if self.operation.gradient.batched else row
+        self.f.when(first, lambda: self._update(row, self._gradient(place)))
+
+    def _update_any(self, row: Value) -> None:
+        place, found = self._found(row, self.count)
+        zeros = self.f.module.zeros(self.width, self.real)
+        self._update(row, self.f.select(found, self._gradient(place), zeros))
+
+    def _update(self, row: Value, gradient: Value) -> None:
+        operation, f = self.operation, self.f
+
+        def address(view: View) -> Value:
+            base = self.frame.base(view)
+            return f.address(base, f.mul(row, view.strides[0]), self.real) if view.ndim else base
+
+        outs, operands = operation.tables, operation.operands
+        pointers = [*map(address, outs), gradient, *map(address, operands)]
+        varies = [True] * (len(outs) + 1) + [bool(view.ndim) for view in operands]
+        self._map(pointers, len(outs), varies, lambda ins, type: evaluate(f, operation.formula, ins, type))
+
+    def _map(self, pointers: list[Value], n_outs: int, varies: list[bool], formula: Formula) -> None:
+        """Fill rows by a formula of others, and of scalars, which do not vary."""
+        f = self.f
+
+        def body(pointers: list[Value], fixed: dict[int, Value], type: Type, mask: Value | None) -> None:
+            ins = [fixed[k] if k in fixed else f.load(type, pointers[k], mask) for k in range(n_outs, len(pointers))]
+            for pointer, result in zip(pointers, formula(ins, type), strict=False):
+                f.store(result, pointer, mask)
+
+        nest(self.frame, [AxisLoop(self.width, [int(each) for each in varies])], pointers, self.dtype, n_outs, body)
