@@ -22,6 +22,7 @@ PROBLEMS = (
     "derivatives",
     "recurrent",
     "attention",
+    "rosetta_rnn",
 )  # one module each, with `contests(options)`
 
 
