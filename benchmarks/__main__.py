@@ -23,6 +23,7 @@ PROBLEMS = (
     "recurrent",
     "attention",
     "rosetta_rnn",
+    "ensemble",
 )  # one module each, with `contests(options)`
 
 
