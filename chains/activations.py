@@ -20,7 +20,21 @@ from chains.messages import meant
 
 
 class Activation:
-    """An elementwise function with its derivative; call it on numbers, arrays, or symbols of a formula."""
+    """An elementwise function with its derivative; call it on numbers, arrays, or symbols of a formula.
+
+    Parameters
+    ----------
+    name : str
+        How it is printed.
+    function : callable
+        The function of one number.
+    derivative : callable
+        Its derivative, with arguments named ``x`` (the input), ``y`` (the output), or both.
+    recipe : tuple, optional
+        A function and its arguments that make an equal activation, where the functions cannot be pickled.
+    note : str
+        More of the docstring.
+    """
 
     def __init__(
         self,
@@ -47,7 +61,13 @@ class Activation:
         return self.function(x)
 
     def slope(self, x: Any, y: Any) -> Any:
-        """The derivative at input `x` with output `y`; the one it does not need may be anything."""
+        """The derivative.
+
+        Parameters
+        ----------
+        x, y : number, array or symbol
+            Input and output. The one that the derivative does not need may be anything.
+        """
         values = {"x": x, "y": y}
         return self.derivative(*(values[name] for name in self._needs))
 
@@ -170,7 +190,18 @@ selu = _built_in(
 
 
 def make_leaky_relu(slope: float = 0.01) -> Activation:
-    """x above zero, ``slope * x`` below. Raises ValueError unless the slope is positive."""
+    """x above zero, ``slope * x`` below. Source: Maas, Hannun and Ng 2013.
+
+    Parameters
+    ----------
+    slope : float
+        Positive.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For another slope.
+    """
     check_number("slope", slope, "in (0, inf)", "; for zero use relu")
     return Activation(
         f"leaky_relu({slope:g})",
@@ -182,7 +213,18 @@ def make_leaky_relu(slope: float = 0.01) -> Activation:
 
 
 def make_elu(alpha: float = 1.0) -> Activation:
-    """x above zero, ``alpha * (exp(x) - 1)`` below (Clevert et al. 2016). Raises ValueError unless alpha is positive."""
+    """x above zero, ``alpha * (exp(x) - 1)`` below. Source: Clevert et al. 2016.
+
+    Parameters
+    ----------
+    alpha : float
+        Positive.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For another alpha.
+    """
     check_number("alpha", alpha, "in (0, inf)")
     return Activation(
         f"elu({alpha:g})",

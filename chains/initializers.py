@@ -38,9 +38,17 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Normal:
-    """Normal numbers with a mean and a standard deviation.
+    """Normal numbers.
 
-    Raises TypeError or ValueError unless both are finite numbers, and for a negative deviation.
+    Parameters
+    ----------
+    mean, std : float
+        Mean and standard deviation, which is 0 or more.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     mean: float = 0.0
@@ -58,7 +66,15 @@ class Normal:
 class Uniform:
     """Uniform numbers in [low, high).
 
-    Raises TypeError or ValueError for bounds that are no finite numbers, and a `low` above `high`.
+    Parameters
+    ----------
+    low, high : float
+        The bounds, of which `low` is not above `high`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     low: float = -1.0
@@ -76,7 +92,18 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Constant:
-    """One number everywhere, or the given array, broadcast. Raises TypeError or ValueError unless it holds finite numbers."""
+    """One number everywhere, or a given array.
+
+    Parameters
+    ----------
+    value : float or array
+        Finite numbers; an array is broadcast.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything else.
+    """
 
     value: Any = 0.0
 
@@ -89,12 +116,23 @@ class Constant:
 
 @dataclass(frozen=True)
 class VarianceScaling:
-    """Zero-mean numbers of variance scale / fan, `fan` being "in", "out" or "average".
+    """Numbers of mean zero and variance scale / fan.
 
-    `distribution` is "normal" or "uniform". Raises TypeError or ValueError for other words, and a scale that is not
-    positive and finite.
-    Sources: Glorot and Bengio 2010 (scale 1, average), He et al. 2015 (scale 2, in), LeCun et al. 1998
-    (scale 1, in).
+    Sources: Glorot and Bengio 2010 (scale 1, average), He et al. 2015 (scale 2, in), LeCun et al. 1998 (scale 1, in).
+
+    Parameters
+    ----------
+    scale : float
+        Positive.
+    fan : str
+        "in", "out" or "average": inputs of an output, outputs of an input, or the mean of both.
+    distribution : str
+        "normal" or "uniform".
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     scale: float

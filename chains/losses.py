@@ -37,7 +37,13 @@ class Loss(Recorded, ABC):
     takes_logits = False  # whether outputs are logits, so that a softmax before the loss would be a mistake
 
     def check_target(self, output: SampleShape, target: SampleShape) -> None:
-        """Raise ValueError unless targets of this sample shape go with outputs of that one."""
+        """Raise ValueError unless targets of this sample shape go with outputs of that one.
+
+        Parameters
+        ----------
+        output, target : tuple of int
+            The shapes of one sample's outputs and of its target.
+        """
         if target != output:
             hint = ""
             if (*target, 1) == output:
@@ -47,13 +53,32 @@ class Loss(Recorded, ABC):
             raise ValueError(f"targets must have the sample shape of the outputs, {output}, got {target}{hint}")
 
     def check_values(self, t: np.ndarray, output: SampleShape) -> None:
-        """Raise ValueError where the targets hold values that the loss is not defined for."""
+        """Raise ValueError where the targets hold values that the loss is not defined for.
+
+        Parameters
+        ----------
+        t : array, shape (batch, ...)
+            The targets.
+        output : tuple of int
+            The shape of one sample's outputs.
+        """
 
     @abstractmethod
     def record(self, ops: Recorder, y: View, t: View, w: View | None, value: View, dy: View) -> None:
-        """Record how `value` (a scalar) and `dy` (shaped like `y`) are filled; `w` are sample weights (batch,).
+        """Record how the loss and its gradient are filled. Other views may not be written to.
 
-        `y`, `t` and `w` may not be overwritten.
+        Parameters
+        ----------
+        ops : Recorder
+            The operations.
+        y, t : View, shapes (batch, *output) and (batch, *target)
+            Outputs and targets.
+        w : View, shape (batch,), or None
+            Weights of the samples.
+        value : View, shape ()
+            Filled with the loss.
+        dy : View, shape (batch, *output)
+            Filled with its gradient.
         """
 
 
@@ -177,9 +202,17 @@ class _Huber:
 
 
 class HuberLoss(ElementwiseLoss):
-    """The mean of d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2), for differences d.
+    """The mean of d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2), for differences d. Source: Huber 1964.
 
-    Raises ValueError unless delta is positive.
+    Parameters
+    ----------
+    delta : float
+        Where the square ends; positive.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For another delta.
     """
 
     def __init__(self, delta: float = 1.0) -> None:
@@ -198,8 +231,8 @@ def _bce_slope(y: Any, t: Any) -> Any:
 class BCEWithLogitsLoss(ElementwiseLoss):
     """The mean binary cross-entropy of sigmoid(y) against targets in [0, 1], over all outputs and samples.
 
-    The outputs y are logits: the last layer has no sigmoid, which this loss applies itself. They are above 0 where class 1 is
-    the likelier one: as a metric, ``partial(accuracy, threshold=0)``.
+    The outputs y are logits: the loss itself applies the sigmoid. They are above 0 where class 1 is the likelier one; the
+    metric is ``partial(accuracy, threshold=0)``.
     """
 
     takes_logits = True
@@ -215,12 +248,12 @@ class BCEWithLogitsLoss(ElementwiseLoss):
 
 @dataclass(frozen=True)
 class CrossEntropyLoss(Loss):
-    """The cross-entropy of softmax(logits), over the last axis, against integer labels or probabilities (one-hot).
+    """The cross-entropy of softmax(logits), over the last axis, against labels or probabilities.
 
-    Logits have sample shape (*positions, classes); labels (*positions), probabilities (*positions, classes).
-    The mean over samples and positions. Rows of probabilities need not sum to one, as in PyTorch: their sums weigh the
-    positions, and a row of zeros leaves its position out. Raises ValueError for numbers that are no labels, for negative
-    probabilities, and for a single class, whose cross-entropy is always 0.
+    It is the mean over samples and positions. Logits have sample shape (*positions, classes); labels (*positions), whole
+    numbers from 0; probabilities (*positions, classes). Rows of probabilities need not sum to one, as in PyTorch: their sums
+    weigh the positions, and a row of zeros leaves its position out. Raises ValueError for numbers that are no labels, for
+    negative probabilities, and for a single class, whose cross-entropy is always 0.
     """
 
     takes_logits = True

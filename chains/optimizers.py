@@ -32,7 +32,15 @@ Rate = float | Schedule
 
 @dataclass(frozen=True)
 class Optimizer(Tunable, ABC):
-    """How parameters move along a gradient; the settings only, no state. Use it with `train` or `Updater`."""
+    """How parameters move along a gradient; the settings only, no state. Use it with `train` or `Updater`.
+
+    Parameters
+    ----------
+    learning_rate : float or callable
+        A number, or a function of the number of updates made before.
+    clip_norm : float, optional
+        The largest norm of a gradient.
+    """
 
     settings: ClassVar[tuple[str, ...]] = ("learning_rate", "clip_norm")
 
@@ -66,18 +74,41 @@ class Optimizer(Tunable, ABC):
         return False
 
     def scalars(self, step: Any) -> tuple[Any, ...]:
-        """The numbers that `update` needs and that change with `step`, the count of updates made before.
+        """The numbers that `update` needs and that change from step to step.
 
         They are computed once a step, in double precision.
+
+        Parameters
+        ----------
+        step : number or symbol
+            How many updates were made before.
         """
         return (self.rate(step),)
 
     @abstractmethod
     def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
-        """Record the update of one run of parameters `p` by the gradient `g`, which may be overwritten."""
+        """Record the update of one run of parameters.
+
+        Parameters
+        ----------
+        ops : Recorder
+            The operations.
+        p, g : View, shape (n,)
+            Parameters and gradient, which may be overwritten.
+        states : sequence of View, each of shape (n,)
+            What the optimiser remembers: `n_states` vectors.
+        scalars : sequence of View, each of shape ()
+            The numbers that `scalars` has computed for this step.
+        """
 
     def rate(self, step: Any) -> Any:
-        """The learning rate after `step` updates."""
+        """The learning rate of a step.
+
+        Parameters
+        ----------
+        step : number or symbol
+            How many updates were made before.
+        """
         return self.learning_rate(step) if callable(self.learning_rate) else self.learning_rate
 
     def record(self, ops: Recorder, p: View, g: View, ranges: Sequence[tuple[int, int]]) -> None:
@@ -142,9 +173,23 @@ class Optimizer(Tunable, ABC):
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """p -= rate * v, where v = momentum * v + g (no unit gain: g is not multiplied by 1 - momentum).
+    """p -= rate * v, where v = momentum * v + g; with `nesterov`, p -= rate * (g + momentum * v). As in PyTorch.
 
-    With `nesterov`, p -= rate * (g + momentum * v). As in PyTorch. Raises ValueError unless 0 <= momentum < 1.
+    Parameters
+    ----------
+    learning_rate : float or callable
+        A number, or a function of the number of updates made before.
+    momentum : float
+        From 0 to 1, exclusive. The gradient is not multiplied by 1 - momentum.
+    nesterov : bool
+        Whether the step looks ahead along v.
+    clip_norm : float, optional
+        The largest norm of a gradient; longer ones are scaled down.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     settings: ClassVar[tuple[str, ...]] = (*Optimizer.settings, "momentum")
@@ -183,7 +228,24 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam (Kingma and Ba 2015), with bias correction, as in PyTorch. Raises ValueError unless 0 <= beta < 1 and eps > 0."""
+    """Adam with bias correction, as in PyTorch. Source: Kingma and Ba 2015.
+
+    Parameters
+    ----------
+    learning_rate : float or callable
+        A number, or a function of the number of updates made before.
+    beta1, beta2 : float
+        The decay of the averages of g and g^2, from 0 to 1, exclusive.
+    eps : float
+        Added to the root of the average of g^2; positive.
+    clip_norm : float, optional
+        The largest norm of a gradient; longer ones are scaled down.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
+    """
 
     settings: ClassVar[tuple[str, ...]] = (*Optimizer.settings, "beta1", "beta2", "eps")
 
@@ -222,7 +284,17 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with decoupled weight decay: p is first multiplied by 1 - rate * weight_decay (Loshchilov and Hutter 2019)."""
+    """Adam with decoupled weight decay: p is first multiplied by 1 - rate * weight_decay. Source: Loshchilov and Hutter 2019.
+
+    Parameters
+    ----------
+    learning_rate, beta1, beta2, eps
+        As of `Adam`.
+    weight_decay : float
+        The rate of the decay, 0 or more. All trained parameters decay, biases too.
+    clip_norm : float, optional
+        As of `Adam`.
+    """
 
     settings: ClassVar[tuple[str, ...]] = (*Adam.settings, "weight_decay")
 
@@ -242,7 +314,24 @@ class AdamW(Adam):
 
 @dataclass(frozen=True)
 class RMSProp(Optimizer):
-    """p -= rate * g / (sqrt(v) + eps), v the decaying average of g^2 (Hinton 2012), as in PyTorch."""
+    """p -= rate * g / (sqrt(v) + eps), v the decaying average of g^2, as in PyTorch. Source: Hinton 2012.
+
+    Parameters
+    ----------
+    learning_rate : float or callable
+        A number, or a function of the number of updates made before.
+    decay : float
+        Of the average, from 0 to 1, exclusive.
+    eps : float
+        Positive.
+    clip_norm : float, optional
+        The largest norm of a gradient; longer ones are scaled down.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
+    """
 
     settings: ClassVar[tuple[str, ...]] = (*Optimizer.settings, "decay", "eps")
 
@@ -271,7 +360,22 @@ class RMSProp(Optimizer):
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """p -= rate * g / (sqrt(v) + eps), v the sum of all g^2 so far (Duchi et al. 2011), as in PyTorch."""
+    """p -= rate * g / (sqrt(v) + eps), v the sum of all g^2 so far, as in PyTorch. Source: Duchi et al. 2011.
+
+    Parameters
+    ----------
+    learning_rate : float or callable
+        A number, or a function of the number of updates made before.
+    eps : float
+        Positive.
+    clip_norm : float, optional
+        The largest norm of a gradient; longer ones are scaled down.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
+    """
 
     settings: ClassVar[tuple[str, ...]] = (*Optimizer.settings, "eps")
 

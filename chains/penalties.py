@@ -35,7 +35,19 @@ class Penalty(Recorded, Tunable, ABC):
 
     @abstractmethod
     def record(self, ops: Recorder, at: Selection, p: View, g: View, value: View) -> None:
-        """Record additions to `value` (a scalar) and to the gradient `g`."""
+        """Record additions to the loss and to the gradient.
+
+        Parameters
+        ----------
+        ops : Recorder
+            The operations.
+        at : Selection
+            The names of the parameters that the penalty may apply to, and of those that are frozen.
+        p, g : View, shape (n_params,)
+            Parameters and gradient.
+        value : View, shape ()
+            The loss.
+        """
 
     def __add__(self, other: Penalty) -> Penalty:
         if not isinstance(other, Penalty):
@@ -92,7 +104,20 @@ class _Norm(Penalty):
 
 
 class L2Penalty(_Norm):
-    """strength * the sum of squares (SimpleChains.jl's L2Penalty; PyTorch's weight_decay is twice the strength)."""
+    """strength * the sum of squares, as SimpleChains.jl's L2Penalty. PyTorch's weight_decay is twice the strength.
+
+    Parameters
+    ----------
+    strength : float
+        0 or more.
+    patterns : str or tuple of str
+        The names of the parameters, in the shell's sense: ``"*.weight"``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
+    """
 
     def _add_value(self, ops: Recorder, p: View, total: View) -> None:
         row = p.reshape(1, p.sample_size)
@@ -103,7 +128,13 @@ class L2Penalty(_Norm):
 
 
 class L1Penalty(_Norm):
-    """strength * the sum of absolute values."""
+    """strength * the sum of absolute values.
+
+    Parameters
+    ----------
+    strength, patterns
+        As of `L2Penalty`.
+    """
 
     def _add_value(self, ops: Recorder, p: View, total: View) -> None:
         magnitude = ops.scratch("magnitude", p.sample_shape, batched=False)
@@ -116,9 +147,17 @@ class L1Penalty(_Norm):
 
 @dataclass(frozen=True)
 class FrontLastPenalty(Penalty):
-    """One penalty for all layers but the last that has parameters, another for that one (as in SimpleChains.jl).
+    """One penalty for the last layer that has parameters, another for all layers before it, as in SimpleChains.jl.
 
-    Either may be None.
+    Parameters
+    ----------
+    front, last : Penalty or None
+        For the layers before, and for the last one.
+
+    Raises
+    ------
+    TypeError
+        For anything else.
     """
 
     front: Penalty | None

@@ -17,7 +17,17 @@ Schedule = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class exponential(Tunable):
-    """``rate * decay ** (step / every)``: the rate falls by the factor `decay` over each `every` updates."""
+    """``rate * decay ** (step / every)``: the rate falls by a factor over each `every` updates.
+
+    Parameters
+    ----------
+    rate : float
+        The rate at step 0.
+    decay : float
+        The factor; positive.
+    every : float
+        Updates.
+    """
 
     settings: ClassVar[tuple[str, ...]] = ("rate", "decay", "every")
 
@@ -36,7 +46,13 @@ class exponential(Tunable):
 
 @dataclass(frozen=True)
 class stepwise(Tunable):
-    """``rate * decay ** floor(step / every)``: constant for `every` updates, then lower by the factor `decay`."""
+    """``rate * decay ** floor(step / every)``: constant for `every` updates, then lower by a factor.
+
+    Parameters
+    ----------
+    rate, decay, every
+        As of `exponential`.
+    """
 
     settings: ClassVar[tuple[str, ...]] = ("rate", "decay", "every")
 
@@ -55,7 +71,17 @@ class stepwise(Tunable):
 
 @dataclass(frozen=True)
 class cosine(Tunable):
-    """From `rate` down to `final` along half a cosine over `steps` updates, then `final` (Loshchilov and Hutter 2017)."""
+    """From `rate` down to `final` along half a cosine, then `final`. Source: Loshchilov and Hutter 2017.
+
+    Parameters
+    ----------
+    rate : float
+        The rate at step 0.
+    steps : float
+        Updates until the final rate.
+    final : float
+        The final rate.
+    """
 
     settings: ClassVar[tuple[str, ...]] = ("rate", "steps", "final")
 
@@ -74,7 +100,15 @@ class cosine(Tunable):
 
 @dataclass(frozen=True)
 class warmup(Tunable):
-    """From ``1 / steps`` of the rate up to it in equal parts over `steps` updates, then `schedule` from its start."""
+    """From ``1 / steps`` of the rate up to it in equal parts, then another schedule from its start.
+
+    Parameters
+    ----------
+    schedule : float or callable
+        The rate, or a function of the number of updates made after the warm-up.
+    steps : float
+        Updates of the warm-up.
+    """
 
     settings: ClassVar[tuple[str, ...]] = ("schedule", "steps")
 

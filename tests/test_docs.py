@@ -7,6 +7,7 @@ import inspect
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,10 +95,15 @@ def described() -> list[object]:
     return list(found.values())
 
 
+def parameters(thing: Any) -> list[str]:
+    """The names of what a function takes, or the constructor of a class."""
+    function = thing.__init__ if inspect.isclass(thing) else thing
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
 @pytest.mark.parametrize("thing", described(), ids=lambda thing: thing.__qualname__)
 def test_docstrings_list_the_parameters_there_are(thing):
-    names = [name for name in inspect.signature(thing).parameters if name != "self"]
-    assert documented(thing.__doc__) == names
+    assert documented(thing.__doc__) == parameters(thing)
 
 
 def test_train_is_described():

@@ -102,10 +102,19 @@ class Formula:
 
 
 def trace(function: Callable[..., Any], inputs: int | None = None) -> Formula:
-    """Call `function` once with symbols and return what it computes as a `Formula`.
+    """Call a function once with symbols and return what it computes as a `Formula`.
 
-    `inputs` is the number of arguments, needed only where the signature does not say it (``*args``).
-    Raises TypeError, naming what was called, where the function does something that is no formula.
+    Parameters
+    ----------
+    function : callable
+        In arithmetic and the functions of `chains.expr`, or NumPy's ufuncs of the same names.
+    inputs : int, optional
+        The number of arguments, where the signature does not say it (``*args``).
+
+    Raises
+    ------
+    TypeError
+        Where the function does something that no formula can, naming what was called.
     """
     return trace_with_settings(function, inputs)[0]
 

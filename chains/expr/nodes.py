@@ -209,7 +209,7 @@ def _function(operation: str, doc: str) -> Callable[[Any], Any]:
         return _unary(operation, x) if isinstance(x, Expr) else on_arrays(x)
 
     function.__name__ = function.__qualname__ = operation
-    function.__doc__ = doc
+    function.__doc__ = f"{doc}\n\nParameters\n----------\nx : Expr, number or array\n    The argument."
     return function
 
 
@@ -235,7 +235,15 @@ floor = _function("floor", "The largest integer not above x.")
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
-    """`a` where `condition` holds, else `b`; both sides are computed."""
+    """One number or another; both are computed.
+
+    Parameters
+    ----------
+    condition : Expr, number or array
+        A comparison; of numbers, those but 0 hold.
+    a, b : Expr, number or array
+        Where the condition holds, and elsewhere.
+    """
     if not any(isinstance(operand, Expr) for operand in (condition, a, b)):
         return np.where(condition, a, b)
     condition, a, b = as_expr(condition), as_expr(a), as_expr(b)
@@ -247,12 +255,24 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 
 
 def minimum(a: Any, b: Any) -> Any:
-    """The smaller of two numbers, NaN if either is NaN."""
+    """The smaller of two numbers, NaN if either is NaN.
+
+    Parameters
+    ----------
+    a, b : Expr, number or array
+        The numbers.
+    """
     return _binary("min", a, b) if isinstance(a, Expr) or isinstance(b, Expr) else np.minimum(a, b)
 
 
 def maximum(a: Any, b: Any) -> Any:
-    """The larger of two numbers, NaN if either is NaN."""
+    """The larger of two numbers, NaN if either is NaN.
+
+    Parameters
+    ----------
+    a, b : Expr, number or array
+        The numbers.
+    """
     return _binary("max", a, b) if isinstance(a, Expr) or isinstance(b, Expr) else np.maximum(a, b)
 
 

@@ -20,10 +20,19 @@ BOTTLENECK = 4  # the channels between a dense layer's two convolutions, in grow
 
 
 class DenseBlock(Series):
-    """`count` layers, each of which adds `growth` channels, made of all channels before them, to its input.
+    """Layers each of which adds channels to its input, made of all channels before them.
 
-    Each makes them by batch normalisation, relu and a convolution 1x1 to 4 `growth` channels, then the same with one 3x3.
+    They are made by batch normalisation, relu and a convolution 1x1 to 4 `growth` channels, then by the same with one 3x3.
     Samples are (inputs, height, width), outputs (inputs + count * growth, height, width). Source: Huang et al. 2017.
+
+    Parameters
+    ----------
+    inputs : int
+        Channels of the input.
+    count : int
+        How many layers.
+    growth : int
+        How many channels each of them adds.
     """
 
     def __init__(self, inputs: int, count: int, growth: int = 32) -> None:
@@ -37,7 +46,12 @@ class DenseBlock(Series):
 class Transition(Series):
     """Batch normalisation, relu, a convolution 1x1 to half the channels, and the means of windows 2x2.
 
-    Samples are (inputs, height, width). Source: Huang et al. 2017.
+    Samples (inputs, height, width) become (inputs // 2, height // 2, width // 2). Source: Huang et al. 2017.
+
+    Parameters
+    ----------
+    inputs : int
+        Channels of the input.
     """
 
     def __init__(self, inputs: int) -> None:
@@ -49,7 +63,13 @@ class Transition(Series):
 
 
 def densenet121(classes: int = 1000, input_shape: SampleShape = (3, 224, 224), *, backend: str = "auto") -> Chain:
-    """DenseNet-121: 7,978,856 parameters for 1,000 classes. Arguments as for `densenet`."""
+    """DenseNet-121: 7,978,856 parameters for 1,000 classes.
+
+    Parameters
+    ----------
+    classes, input_shape, backend
+        As of `densenet`.
+    """
     return densenet((6, 12, 24, 16), classes, input_shape, backend=backend)
 
 
@@ -61,13 +81,29 @@ def densenet(
     growth: int = 32,
     backend: str = "auto",
 ) -> Chain:
-    """A densely connected network: `blocks` are the layers of each dense block; half of the channels go on to the next.
+    """A densely connected network. Its outputs, (classes,), are logits.
 
-    Samples have shape `input_shape`, (channels, height, width); the outputs, (classes,), are logits. `growth` is the
-    number of channels each layer adds; ``blocks=(6, 12, 32, 32)`` is DenseNet-169, ``(6, 12, 48, 32)`` DenseNet-201. The
-    network without its head, ``net[:-1]``, gives features after average pooling: 1,024 of them in DenseNet-121.
-    Raises TypeError or ValueError, naming the argument, unless all are positive whole numbers.
-    Source: Huang et al. 2017, table 1.
+    The network without its head, ``net[:-1]``, gives features after average pooling: 1,024 of them in DenseNet-121. Source:
+    Huang et al. 2017, table 1.
+
+    Parameters
+    ----------
+    blocks : sequence of int
+        The layers of each dense block: (6, 12, 24, 16) for DenseNet-121, (6, 12, 32, 32) for DenseNet-169, (6, 12, 48, 32) for
+        DenseNet-201. Between them half of the channels go on.
+    classes : int
+        The number of outputs.
+    input_shape : tuple of int
+        (channels, height, width).
+    growth : int
+        How many channels each layer adds.
+    backend : str
+        As of `Chain`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
     check_channels_first(input_shape)
     blocks, classes, growth = check_counts("blocks", blocks), check_count("classes", classes), check_count("growth", growth)

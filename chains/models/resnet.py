@@ -24,9 +24,18 @@ HE = VarianceScaling(2.0, "out", "normal")
 class Bottleneck(Residual):
     """``y = relu(inner(x) + shortcut(x))``: inner is a convolution 1x1 to `width` channels, one 3x3, and one 1x1 to 4 `width`.
 
-    Batch normalisation follows each of them, and relu the first two. `stride` is that of the 3x3. The shortcut is x itself
-    where that has the output's shape, and otherwise a convolution 1x1 with batch normalisation. Samples are
-    (inputs, height, width). Source: He et al. 2015, figure 5.
+    Batch normalisation follows each of them, and relu the first two. The shortcut is x itself where that has the output's
+    shape, otherwise a convolution 1x1 with batch normalisation. Samples are (inputs, height, width). Source: He et al. 2015,
+    figure 5.
+
+    Parameters
+    ----------
+    inputs : int
+        Channels of the input.
+    width : int
+        Channels of the convolution 3x3.
+    stride : int
+        Of that convolution.
     """
 
     def __init__(self, inputs: int, width: int, *, stride: int = 1) -> None:
@@ -46,7 +55,13 @@ class Bottleneck(Residual):
 
 
 def resnet50(classes: int = 1000, input_shape: SampleShape = (3, 224, 224), *, backend: str = "auto") -> Chain:
-    """ResNet-50: 25,557,032 parameters for 1,000 classes. Arguments as for `resnet`."""
+    """ResNet-50: 25,557,032 parameters for 1,000 classes.
+
+    Parameters
+    ----------
+    classes, input_shape, backend
+        As of `resnet`.
+    """
     return resnet((3, 4, 6, 3), classes, input_shape, backend=backend)
 
 
@@ -58,13 +73,29 @@ def resnet(
     width: int = 64,
     backend: str = "auto",
 ) -> Chain:
-    """A residual network: `blocks` are the bottleneck blocks of each stage, which has twice the width of the stage before.
+    """A residual network. Its outputs, (classes,), are logits.
 
-    Samples have shape `input_shape`, (channels, height, width); the outputs, (classes,), are logits. `width` is that of
-    the first stage; ``blocks=(3, 4, 23, 3)`` is ResNet-101, ``(3, 8, 36, 3)`` ResNet-152. The network without its head,
-    ``net[:-1]``, gives features after average pooling: ``32 * width`` of them for four stages, 2,048 in ResNet-50.
-    Raises TypeError or ValueError, naming the argument, unless all are positive whole numbers.
-    Source: He et al. 2015, table 1, with their initialisation of kernels (by fan out, as in torchvision).
+    The network without its head, ``net[:-1]``, gives features after average pooling: ``32 * width`` of them for four stages,
+    2,048 in ResNet-50. Source: He et al. 2015, table 1, with their initialisation of kernels (by fan out, as in torchvision).
+
+    Parameters
+    ----------
+    blocks : sequence of int
+        The bottleneck blocks of each stage: (3, 4, 6, 3) for ResNet-50, (3, 4, 23, 3) for ResNet-101, (3, 8, 36, 3) for
+        ResNet-152.
+    classes : int
+        The number of outputs.
+    input_shape : tuple of int
+        (channels, height, width).
+    width : int
+        That of the first stage, the convolutions 3x3; each further stage has twice the width of the one before.
+    backend : str
+        As of `Chain`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
     check_channels_first(input_shape)
     blocks, classes, width = check_counts("blocks", blocks), check_count("classes", classes), check_count("width", width)
