@@ -2,11 +2,6 @@
 
 A learning rate is a number or a schedule: a function of the number of updates made before, in arithmetic and
 the functions of `chains.expr` (``lambda step: 1e-3 * 0.99 ** step``), such as those of `chains.schedules`.
-
-Every optimiser takes `clip_norm`: where the gradient's Euclidean norm exceeds it, the gradient is scaled down
-to it first, as PyTorch's clip_grad_norm_ does. And every one takes `sparse`, which says what a step does to the rows of an
-`Embedding` that no id of the batch names: "exact", what the formula says of a gradient of zero; "lazy", nothing. Then their
-parameters and moments stay as they are, as with PyTorch's SparseAdam, and a step costs what the other rows cost.
 """
 
 from __future__ import annotations
@@ -37,9 +32,18 @@ class Optimizer(Tunable, ABC):
     Parameters
     ----------
     learning_rate : float or callable
-        A number, or a function of the number of updates made before.
+        A number, or a function of the number of updates made before: a schedule.
     clip_norm : float, optional
-        The largest norm of a gradient.
+        The largest Euclidean norm of a gradient. Longer ones are first scaled down to it, as by PyTorch's clip_grad_norm_.
+    sparse : str
+        What a step does to the rows of an `Embedding` that no id of the batch names. "exact": what the formula says of a
+        gradient of zero. "lazy": nothing; their parameters and moments stay as they are, as with PyTorch's SparseAdam, and a
+        step costs what the other rows cost.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("learning_rate", "clip_norm")
@@ -177,19 +181,14 @@ class SGD(Optimizer):
 
     Parameters
     ----------
-    learning_rate : float or callable
-        A number, or a function of the number of updates made before.
+    learning_rate
+        As of `Optimizer`.
     momentum : float
         From 0 to 1, exclusive. The gradient is not multiplied by 1 - momentum.
     nesterov : bool
         Whether the step looks ahead along v.
-    clip_norm : float, optional
-        The largest norm of a gradient; longer ones are scaled down.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For settings that are not valid, by name.
+    clip_norm, sparse
+        As of `Optimizer`.
     """
 
     settings: ClassVar[tuple[str, ...]] = (*Optimizer.settings, "momentum")
@@ -232,19 +231,14 @@ class Adam(Optimizer):
 
     Parameters
     ----------
-    learning_rate : float or callable
-        A number, or a function of the number of updates made before.
+    learning_rate
+        As of `Optimizer`.
     beta1, beta2 : float
         The decay of the averages of g and g^2, from 0 to 1, exclusive.
     eps : float
         Added to the root of the average of g^2; positive.
-    clip_norm : float, optional
-        The largest norm of a gradient; longer ones are scaled down.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For settings that are not valid, by name.
+    clip_norm, sparse
+        As of `Optimizer`.
     """
 
     settings: ClassVar[tuple[str, ...]] = (*Optimizer.settings, "beta1", "beta2", "eps")
@@ -292,8 +286,8 @@ class AdamW(Adam):
         As of `Adam`.
     weight_decay : float
         The rate of the decay, 0 or more. All trained parameters decay, biases too.
-    clip_norm : float, optional
-        As of `Adam`.
+    clip_norm, sparse
+        As of `Optimizer`.
     """
 
     settings: ClassVar[tuple[str, ...]] = (*Adam.settings, "weight_decay")
@@ -318,19 +312,14 @@ class RMSProp(Optimizer):
 
     Parameters
     ----------
-    learning_rate : float or callable
-        A number, or a function of the number of updates made before.
+    learning_rate
+        As of `Optimizer`.
     decay : float
         Of the average, from 0 to 1, exclusive.
     eps : float
         Positive.
-    clip_norm : float, optional
-        The largest norm of a gradient; longer ones are scaled down.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For settings that are not valid, by name.
+    clip_norm, sparse
+        As of `Optimizer`.
     """
 
     settings: ClassVar[tuple[str, ...]] = (*Optimizer.settings, "decay", "eps")
@@ -364,17 +353,12 @@ class Adagrad(Optimizer):
 
     Parameters
     ----------
-    learning_rate : float or callable
-        A number, or a function of the number of updates made before.
+    learning_rate
+        As of `Optimizer`.
     eps : float
         Positive.
-    clip_norm : float, optional
-        The largest norm of a gradient; longer ones are scaled down.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For settings that are not valid, by name.
+    clip_norm, sparse
+        As of `Optimizer`.
     """
 
     settings: ClassVar[tuple[str, ...]] = (*Optimizer.settings, "eps")
