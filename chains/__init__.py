@@ -47,6 +47,7 @@ from chains.initializers import VarianceScaling as VarianceScaling
 from chains.layers import (
     GRU,
     LSTM,
+    ODE,
     RNN,
     Activation,
     Append,
@@ -60,6 +61,7 @@ from chains.layers import (
     Dense,
     Dropout,
     Embedding,
+    Equations,
     Flatten,
     GlobalAvgPool,
     GroupNorm,
@@ -116,6 +118,7 @@ from chains.version import __version__ as __version__
 __all__ = [
     "GRU",
     "LSTM",
+    "ODE",
     "RNN",
     "SGD",
     "Activation",
@@ -137,6 +140,7 @@ __all__ = [
     "Dropout",
     "EarlyStopping",
     "Embedding",
+    "Equations",
     "Flatten",
     "FrontLastPenalty",
     "GRUCell",

@@ -257,6 +257,31 @@ LAYERS += [
 ]
 
 
+def _pendulum() -> chains.Equations:
+    """Two of the three changes known, the third one learned, with a parameter and a forcing."""
+    learned = chains.Series(_dense(5, 3), _dense(3, 1, chains.gelu))
+    names = ("q", "v", "length", "t", "wind")
+    return chains.Equations(
+        lambda q, v, length, t, wind, drag, push: (v, push - expr.sin(q) / (2.0 + length * length) - drag * v + wind * t),
+        inputs=names, network=learned, outputs=("push",), parameters={"drag": 0.25},
+    )  # fmt: skip
+
+
+_FORCED = {"given": 1, "time": True, "forcing": ([0.0, 0.5, 1.0], [0.0, 1.0, -0.5])}
+LAYERS += [
+    _layer("Equations",
+           chains.Equations(lambda a, c, b, k: (k * a * b, expr.tanh(c), 3.0), ("a", "b", "c"), parameters={"k": 0.5})),
+    _layer("Equations-network", _pendulum(), (5,)),
+    _layer("ODE", chains.ODE(chains.Series(_dense(3, 2), _dense(2, 3)), (0.0, 0.5, 1.0), "midpoint", 2)),
+    _layer("ODE-needs-input", chains.ODE(_dense(3, 3, chains.gelu), (0.0, 0.5), "euler")),
+    _layer("ODE-forced", chains.ODE(_pendulum(), (0.0, 0.25, 1.0), "midpoint", 2, **_FORCED)),
+    _layer("ODE-leapfrog", chains.ODE(chains.Equations(lambda q, v: (v, -q * q), ("q", "v")), (0.0, 0.5), "leapfrog", 3), (2,)),
+    Case("ODE-frozen", chains.ODE, (chains.ODE(_pendulum(), (0.0, 0.25), "rk4", **_FORCED),), (3,),
+         frozen=("0.drag", "0.network.0.weight")),
+    Case("ODE-trained-start", chains.ODE, (chains.Embedding(4, 3), chains.ODE(_dense(), (0.0, 0.5), "euler", 2)), ()),
+]  # fmt: skip
+
+
 def _conv(inputs: int = 2, outputs: int = 2, kernel: Any = 2, f: Any = chains.tanh, **rest: Any) -> chains.Conv:
     return chains.Conv(inputs, outputs, kernel, f, **rest)
 

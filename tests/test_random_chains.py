@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 import chains
 from chains import Chain, Dense, Dropout, Parallel, Reshape, Residual, Series
+from chains.expr import trace
+from chains.expr.replay import Replay
 from chains.network import record
 from tests.harness import (
     BACKENDS,
@@ -36,7 +38,7 @@ def plain(draw, shape):
         return of_encoders(draw, shape[1]) if draw(st.booleans()) else of_sequences(draw, shape[1])
     kind = draw(
         st.sampled_from(
-            ["Dense", "Dense", "Activation", "Scale", "Shift", "Append", "Dropout", "Softmax", "Reshape", "Norm", "own"]
+            ["Dense", "Dense", "Activation", "Scale", "Shift", "Append", "Dropout", "Softmax", "Reshape", "Norm", "ODE", "own"]
         )
     )
     if kind == "Dense":
@@ -46,6 +48,8 @@ def plain(draw, shape):
         return chains.Activation(draw(st.sampled_from(SMOOTH)))
     if kind == "Append":
         return chains.Append(**{name: draw(st.sampled_from([-1.0, 0.5])) for name in draw(st.sampled_from(["a", "ab"]))})
+    if kind == "ODE":
+        return of_equations(draw, math.prod(shape))
     if kind == "Dropout":
         return Dropout(draw(st.sampled_from([0.0, 0.3, 0.7])))
     if kind == "Softmax":
@@ -59,6 +63,17 @@ def plain(draw, shape):
     if kind == "own":
         return draw(st.sampled_from([Double(), Boost(1.5), Boost(-0.5), DyUser()]))
     return getattr(chains, kind)()
+
+
+def of_equations(draw, size):
+    """A solution of differential equations whose state has this length, behind what flattens an input."""
+    rhs = Dense(size, size, draw(st.sampled_from(SMOOTH)))
+    if draw(st.booleans()):
+        known = Replay(trace(lambda *v: (v[-2] - v[-1] * v[0], *(-x for x in v[1:size])), size + 2))
+        *names, u, k = known.formula.inputs
+        rhs = chains.Equations(known, names, network=Dense(size, 1, rhs.activation), outputs=(u,), parameters={k: 0.5})
+    method, steps = draw(st.sampled_from(["euler", "midpoint", "rk4"])), draw(st.integers(1, 3))
+    return Series(chains.Flatten(), chains.ODE(rhs, (0.0, 0.25, 1.0)[: draw(st.integers(2, 3))], method, steps))
 
 
 def of_sequences(draw, inputs):

@@ -1,8 +1,9 @@
 """A network as JSON, and back: each layer by its name and its settings. Nothing that is read is ever evaluated.
 
 A setting is a number, a text, a list, or one of these: ``{"layer": "Dense", "inputs": 2, ...}``, ``{"activation": "tanh"}``,
-``{"initializer": "Normal", ...}``, ``{"array": ...}``. A custom activation is the list of instructions that its formula was
-traced to. Of custom layers and initializers there are the names: ``{"custom_layer": "mine.Double"}``.
+``{"initializer": "Normal", ...}``, ``{"array": ...}``, ``{"formula": ...}``, ``{"mapping": ...}``. A formula, such as that of
+a custom activation, is the list of instructions that it was traced to. Of custom layers and initializers there are the names:
+``{"custom_layer": "mine.Double"}``.
 """
 
 from __future__ import annotations
@@ -77,6 +78,10 @@ def _described(value: Any) -> Any:
         return value.item()
     if isinstance(value, np.ndarray):
         return {"array": encoding.encoded_array(value)}
+    if isinstance(value, dict):
+        return {"mapping": {name: _described(part) for name, part in value.items()}}
+    if isinstance(value, Replay):
+        return {"formula": _formula(value.formula)}
     if isinstance(value, Layer):
         return _layer(value)
     if isinstance(value, Activation):
@@ -119,14 +124,14 @@ def _setting(layer: Layer, name: str, kind: Any) -> Any:
 
 def _activation(f: Activation) -> Any:
     if f._recipe is None:
-        parts = {name: _formula(getattr(f, name), f"activation {f.name}, {name}") for name in ("function", "derivative")}
+        both = ("function", "derivative")
+        parts = {name: _formula(traced(f"activation {f.name}, {name}", getattr(f, name))) for name in both}
         return {"name": f.name, **parts}
     make, arguments = f._recipe
     return arguments[0] if make is resolve else {"make": make.__name__, "arguments": list(arguments)}
 
 
-def _formula(function: Callable[..., Any], what: str) -> dict[str, Any]:
-    formula = traced(what, function)
+def _formula(formula: Formula) -> dict[str, Any]:
     steps = [[step.operation, list(step.operands), *encoding.encoded([step.value])] for step in formula.instructions]
     return {"inputs": list(formula.inputs), "instructions": steps, "outputs": list(formula.outputs)}
 
@@ -148,6 +153,10 @@ def _built(value: Any) -> Any:
         return _known(INITIALIZERS, settings.pop("initializer"), "initializer")(**_built_settings(settings))
     if "array" in settings:
         return encoding.decoded_array(settings["array"])
+    if "mapping" in settings:
+        return _built_settings(settings["mapping"])
+    if "formula" in settings:
+        return Replay(_built_formula(settings["formula"]))
     if "custom_initializer" in settings:
         return LostInitializer(str(settings["custom_initializer"]))
     if "custom_layer" in settings:
@@ -188,11 +197,12 @@ def _built_activation(value: Any) -> Activation:
         return _known(ACTIVATIONS, value, "activation")
     if "make" in value:
         return _known(MAKERS, value["make"], "function for activations")(*value["arguments"])
-    function, derivative = (_built_formula(value[name]) for name in ("function", "derivative"))
+    function, derivative = (_built_formula(value[name], 1) for name in ("function", "derivative"))
     return Activation(str(value["name"]), Replay(function), Replay(derivative))
 
 
-def _built_formula(value: Mapping[str, Any]) -> Formula:
+def _built_formula(value: Mapping[str, Any], count: int | None = None) -> Formula:
+    """A formula of so many outputs, or of any number."""
     inputs = tuple(map(str, value["inputs"]))
     instructions = []
     for number, (name, operands, constant) in enumerate(value["instructions"], len(inputs)):
@@ -201,10 +211,10 @@ def _built_formula(value: Mapping[str, Any]) -> Formula:
         if any(encoding.as_count(operand) >= number for operand in operands):
             raise ValueError(f"`{name}` has an operand that comes after it")
         instructions.append(Instruction(name, tuple(operands), *encoding.decoded([constant])))
-    output, *more = (encoding.as_count(number) for number in value["outputs"])
-    if more or output >= len(inputs) + len(instructions):
-        raise ValueError("a formula has one output")
-    return Formula(inputs, tuple(instructions), (output,))
+    outputs = tuple(encoding.as_count(number) for number in value["outputs"])
+    if len(outputs) != (count or max(len(outputs), 1)) or max(outputs) >= len(inputs) + len(instructions):
+        raise ValueError("a formula has one output" if count == 1 else "a formula has outputs, which are among its results")
+    return Formula(inputs, tuple(instructions), outputs)
 
 
 def _known(table: Mapping[str, Any], name: Any, what: str) -> Any:

@@ -12,7 +12,9 @@ from chains.layers.dense import Dense
 from chains.layers.dropout import Dropout, SpatialDropout
 from chains.layers.elementwise import Activation, Scale, Shift
 from chains.layers.embedding import Embedding
+from chains.layers.equations import Equations
 from chains.layers.norm import GroupNorm, LayerNorm, RMSNorm
+from chains.layers.ode import ODE
 from chains.layers.pool import AvgPool, GlobalAvgPool, MaxPool
 from chains.layers.recurrent import Cell, Recurrent
 from chains.layers.resample import Pad, Upsample
@@ -22,6 +24,7 @@ from chains.layers.softmax import LogSoftmax, Softmax
 __all__ = [
     "GRU",
     "LSTM",
+    "ODE",
     "RNN",
     "Activation",
     "Append",
@@ -36,6 +39,7 @@ __all__ = [
     "Dense",
     "Dropout",
     "Embedding",
+    "Equations",
     "Flatten",
     "GRUCell",
     "GlobalAvgPool",

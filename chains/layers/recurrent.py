@@ -92,7 +92,7 @@ class Recurrent(Layer):
                 raise ValueError(f"{self.cell!r} carries nothing from step to step: it must call d.carry(name, shape)")
             if self.bidirectional and not output:
                 raise ValueError("`bidirectional` (=True) needs outputs with an axis to put the two directions along")
-            _keep_each_step(d.children[-1], steps)
+            keep_each_step(d.children[-1], steps)
             for array, shape in carried.items():
                 if self.initial_state == "parameter":
                     d.param(_joined("initial", name, array), shape, "zeros")
@@ -258,13 +258,16 @@ def _divided(m: Any, d: Any) -> tuple[Any, Any]:
     return where(m > 0.0, d, 0.0), where(m > 0.0, 0.0, d)
 
 
-def _keep_each_step(declaration: Declaration, steps: int) -> None:
-    """Have a cell's saved arrays kept for each step. Raises ValueError for a cell that has arrays of the whole batch."""
+def keep_each_step(declaration: Declaration, *axes: int) -> None:
+    """Have a layer's saved arrays kept for each step of a loop. Raises ValueError for one with arrays of the whole batch.
+
+    `axes` are the steps, and what of a step there is more of than one.
+    """
     if declaration.shared_shapes or declaration.state_slices:
-        raise ValueError(f"{declaration.layer!r} has a state or arrays of the whole batch, which no step of a cell may have")
-    declaration.saved_shapes = {name: (steps, *shape) for name, shape in declaration.saved_shapes.items()}
+        raise ValueError(f"{declaration.layer!r} has a state or arrays of the whole batch, which no step of a loop may have")
+    declaration.saved_shapes = {name: (*axes, *shape) for name, shape in declaration.saved_shapes.items()}
     for child in declaration.children:
-        _keep_each_step(child, steps)
+        keep_each_step(child, *axes)
 
 
 def _joined(kind: str, direction: str, name: str) -> str:

@@ -12,6 +12,7 @@ import chains
 from chains import SGD, Adam, Chain, Dense, SquaredLoss, train
 from tests.bad_input.support import GOOD, NET, Calls, assert_refused
 
+RATE = Dense(2, 2)
 SETTINGS = {
     "Dense-inputs": (lambda: Dense(0, 2), "`inputs` (=0)"),
     "Dense-outputs": (lambda: Dense(3, -1), "`outputs` (=-1)"),
@@ -37,6 +38,27 @@ SETTINGS = {
     "LSTM-init": (lambda: chains.LSTM(3, 2, weight_init="glorot"), "`weight_init` (='glorot')"),
     "RNN-initial": (lambda: chains.RNN(3, 2, initial_state="ones"), "`initial_state` (='ones')"),
     "Recurrent-cell": (lambda: chains.Recurrent(chains.Cell), "`cell` (=<class 'chains.layers.recurrent.Cell'>)"),
+    "ODE-rhs": (lambda: chains.ODE(chains.tanh, (0, 1)), "`rhs` (=<activation tanh"),
+    "ODE-method": (lambda: chains.ODE(RATE, (0, 1), "rk5"), "`method` (='rk5')"),
+    "ODE-steps": (lambda: chains.ODE(RATE, (0, 1), steps=0), "`steps` (=0)"),
+    "ODE-descending": (lambda: chains.ODE(RATE, (0, 2, 2)), "`times` must ascend, but 2 comes after 2"),
+    "ODE-infinite": (lambda: chains.ODE(RATE, (0, math.inf)), "`times` must be finite, but time 1 is not"),
+    "ODE-one-time": (lambda: chains.ODE(RATE, (0,)), "`times` has shape (1,)"),
+    "ODE-text": (lambda: chains.ODE(RATE, "now"), "`times` (='now')"),
+    "ODE-given": (lambda: chains.ODE(RATE, (0, 1), given=-1), "`given` (=-1)"),
+    "ODE-time": (lambda: chains.ODE(RATE, (0, 1), time=0.5), "`time` (=0.5)"),
+    "ODE-forcing": (lambda: chains.ODE(RATE, (0, 1), forcing=3), "`forcing` (=3)"),
+    "ODE-forcing-shape": (lambda: chains.ODE(RATE, (0, 1), forcing=([0, 1], [1])), "`forcing[1]` has shape (1,)"),
+    "ODE-forcing-times": (lambda: chains.ODE(RATE, (0, 1), forcing=([1, 0], [1, 2])), "`forcing[0]` must ascend"),
+    "ODE-forcing-nan": (lambda: chains.ODE(RATE, (0, 1), forcing=([0, 1], [1, math.nan])), "`forcing[1]` must be finite"),
+    "Equations-name": (lambda: chains.Equations(lambda x, z: z, ("x", "y")), "`formula` takes `z`, but there are only x, y"),
+    "Equations-twice": (lambda: chains.Equations(lambda x: x, "xy", parameters={"x": 1}), "`inputs` (='xy')"),
+    "Equations-both": (lambda: chains.Equations(lambda x: x, ("x",), parameters={"x": 1}), "`x` is the name of two things"),
+    "Equations-nothing": (lambda: chains.Equations(lambda: 1.0, ()), "`inputs` (=())"),
+    "Equations-value": (lambda: chains.Equations(lambda x: x, ("x",), parameters={"k": math.nan}), "`parameters['k']` (=nan)"),
+    "Equations-network": (lambda: chains.Equations(lambda x: x, ("x",), network=RATE), "`outputs` (=())"),
+    "Equations-formula": (lambda: chains.Equations(3, ("x",)), "`formula` (=3)"),
+    "Equations-control": (lambda: chains.Equations(lambda x: x if x > 0 else 0, ("x",)), "`formula`: "),
     "AvgPool-count": (lambda: chains.AvgPool(2, count_padding="no"), "`count_padding` (='no')"),
     "Conv-inputs": (lambda: chains.Conv(0, 2, 3), "`inputs` (=0)"),
     "Conv-outputs": (lambda: chains.Conv(1, 2.5, 3), "`outputs` (=2.5)"),

@@ -94,6 +94,31 @@ def test_recurrent_repeats_any_cell(sequence):
     assert_close(y, each_state(lambda x, h: (x + 0.5 * p["0.w"] * h,), sequence, (np.zeros((5, 3)),)), 1e-14)
 
 
+def test_equations():
+    layer = chains.Equations(
+        lambda b, a, u, k: (a * u, k - b), ("a", "b"), network=Dense(2, 1, tanh), outputs=["u"], parameters={"k": 2}
+    )
+    x = np.random.default_rng(1).normal(size=(5, 2))
+    y, p = run(layer, x)
+    learned = np.tanh(x @ p["0.network.weight"] + p["0.network.bias"])[:, 0]
+    assert_close(y, np.stack([x[:, 0] * learned, p["0.k"] - x[:, 1]], 1), 1e-14)
+    assert Chain(layer).init().tolist()[0] == 2.0
+
+
+def test_ode():
+    x = np.random.default_rng(1).normal(size=(5, 2))
+    y, p = run(chains.ODE(Dense(2, 2, tanh), (1.0, 1.5, 1.75), "midpoint", 3), x)
+
+    def rhs(x):
+        return np.tanh(x @ p["0.weight"] + p["0.bias"])
+
+    states = [x]
+    for h in [0.5 / 3] * 3 + [0.25 / 3] * 3:
+        x = x + h * rhs(x + 0.5 * h * rhs(x))
+        states.append(x)
+    assert_close(y, np.stack(states[::3], 1), 1e-14)
+
+
 def test_recurrent_layers_at_150_steps_on_every_backend():
     x = np.random.default_rng(3).normal(size=(3, 150, 2))
     dy = np.random.default_rng(4).normal(size=(3, 150, 6))
