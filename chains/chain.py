@@ -12,6 +12,7 @@ from chains.checks import check_flags
 from chains.losses import Loss
 from chains.messages import counted, shown
 from chains.network import arguments, ensembles, record
+from chains.network.bound import Bound
 from chains.network.host_calls import call_from_host
 from chains.network.objective import Objective
 from chains.network.second_order import SecondOrder
@@ -290,8 +291,7 @@ class Chain(Streaming):
                 f"`dy` has shape {dy.shape}, but `x` is a batch of {len(x)}: both need {counted(len(x), 'sample')}"
             )
         masked, more = lengths is not None, arguments.lengths_of(lengths, x, self.network.declaration)
-        make = partial(record.vjp, self.network, p.dtype, training, masked=masked)
-        run = self._program(p, ("vjp", p.dtype, training, masked), make)
+        run = self.backward_pass(p, training, masked)
         inputs = {"p": p, **arguments.together(p, {"x": x, "dy": dy, **more})}
         inputs |= self.state_for(run.program, state, p.dtype, training, inputs)
         if out is None:
@@ -304,6 +304,38 @@ class Chain(Streaming):
         if plain:
             self._shortcuts.add(kind, run, {"p": p, "x": x, "dy": dy}, ["g", "dx"])
         return g, dx
+
+    def bound(self, p: Any, *, state: Any = None) -> Bound:
+        """The network with these parameters as a function of one sample, for the solvers of others.
+
+        >>> f = net.bound(p)
+        >>> solution = solve_ivp(lambda t, y: f(y), (0, 10), start)
+
+        Parameters
+        ----------
+        p : array, shape (n_params,)
+            The parameters, which are copied; their type is that of the computation.
+        state : array, shape (n_state,), optional
+            That of a network that has one, copied too.
+
+        Returns
+        -------
+        Bound
+            ``f(x)`` and ``f.vjp(x, dy)``, of arrays without an axis of the batch, and ``f.c_function()``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For arguments that do not fit, and for parameters on a GPU.
+        """
+        p = arguments.check_params(p, self.n_params)
+        if is_elsewhere(p):
+            raise TypeError(
+                "`p` lies on a GPU, where calls for single samples take longer than the samples: pass cupy.asnumpy(p)"
+            )
+        known = self.state_for(self.forward_pass(p, False).program, state, p.dtype, False, {})
+        own = {name: np.array(array, p.dtype) for name, array in known.items()}
+        return Bound(self, np.array(p), own.get("state"))
 
     def objective(
         self,

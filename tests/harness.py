@@ -276,7 +276,7 @@ LAYERS += [
     _layer("ODE-needs-input", chains.ODE(_dense(3, 3, chains.gelu), (0.0, 0.5), "euler")),
     _layer("ODE-forced", chains.ODE(_pendulum(), (0.0, 0.25, 1.0), "midpoint", 2, **_FORCED)),
     _layer("ODE-leapfrog", chains.ODE(chains.Equations(lambda q, v: (v, -q * q), ("q", "v")), (0.0, 0.5), "leapfrog", 3), (2,)),
-    Case("ODE-frozen", chains.ODE, (chains.ODE(_pendulum(), (0.0, 0.25), "rk4", **_FORCED),), (3,),
+    Case("ODE-frozen", chains.ODE, (chains.ODE(_pendulum(), (0.0, 0.25), "euler", **_FORCED),), (3,),
          frozen=("0.drag", "0.network.0.weight")),
     Case("ODE-trained-start", chains.ODE, (chains.Embedding(4, 3), chains.ODE(_dense(), (0.0, 0.5), "euler", 2)), ()),
 ]  # fmt: skip

@@ -33,6 +33,7 @@ def owners() -> dict[str, Any]:
     history, program = chains.History(), net.program()
     return {
         "net": net,
+        "bound": net.bound(p),
         "layout": net.layout,
         "history": history,
         "state": chains.TrainingState(net, p, 1, history),
@@ -59,7 +60,8 @@ LATER = ("interop", "sklearn")  # modules that users import themselves, since th
 # Public by their names, but for the package itself; of a network also what it has as a layer, which stands at `layer`.
 INSIDE = {
     "testing": "Checked Kink filled",
-    "net": "brief declare fixed_input forward forward_pass network problem pullback "
+    "bound": "net p state",
+    "net": "backward_pass brief declare fixed_input forward forward_pass network problem pullback "
     "residuals_and_jacobian runner state_for training_step",
     "layout": "count index what",
     "program": "settings tuned",

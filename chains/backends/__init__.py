@@ -8,7 +8,7 @@ from functools import partial
 import array_api_compat
 
 from chains.backends.auto import AutoBackend
-from chains.backends.base import Backend, Binding, FallbackWarning, Feed, Intake, UnsupportedOperationError
+from chains.backends.base import Backend, Binding, FallbackWarning, Feed, Intake, Single, UnsupportedOperationError
 from chains.backends.executable import Executable
 from chains.backends.numpy.backend import NumpyBackend
 from chains.backends.places import add_place, promise_place
@@ -64,4 +64,14 @@ def backend(name: str) -> Backend:
 
 promise_place("cuda", array_api_compat.is_cupy_array, partial(backend, "cupy"))
 
-__all__ = ["Backend", "Binding", "Executable", "FallbackWarning", "Feed", "Intake", "UnsupportedOperationError", "backend"]
+__all__ = [
+    "Backend",
+    "Binding",
+    "Executable",
+    "FallbackWarning",
+    "Feed",
+    "Intake",
+    "Single",
+    "UnsupportedOperationError",
+    "backend",
+]

@@ -103,6 +103,17 @@ class Intake(ABC):
         """End all that was begun, so that the caller's arrays are up to date. Losses left unread are forgotten."""
 
 
+class Single(ABC):
+    """A program bound for single samples; the arrays of its batch of one come and go without that axis."""
+
+    function: Callable | None  # as of `Backend.function`
+    data: int  # what functions of C get as their last argument
+
+    @abstractmethod
+    def address(self, name: str) -> int:
+        """The address of a function of C, "derivative" or "integrand" (see `chains.network.bound`)."""
+
+
 class Backend(ABC):
     """A way to execute programs."""
 
@@ -161,6 +172,13 @@ class Backend(ABC):
         It takes arrays that are exactly as the program's buffers of these names, and None for an output to be made; it
         returns the value as a float, if the program has one, and the outputs, or None for arguments that it does not take.
         From now on the binding serves the function alone; what else the program reads lies in the binding's arrays.
+        """
+        return None
+
+    def single(self, program: Program, arrays: Arrays, ins: Sequence[str], outs: Sequence[str]) -> Single | None:
+        """A program bound for single samples and one thread; None where the backend has nothing quicker than calls of a batch.
+
+        `arrays` are those of the buffers that are neither of `ins` nor of `outs`.
         """
         return None
 

@@ -136,11 +136,12 @@ class _Function:
                 yield f"{ctype(buffer.dtype)} value[1] = {{0}};"
         if interface.workspace:
             yield f"char *place = (char *)work + (-(uintptr_t)work & {ALIGNMENT - 1});"
+        sums = {view.buffer for op in self.call.program.operations if op.sums_over_batch for view in op.outs}
         for buffer in (*self.fixed, *self.of_tile, *self.whole):
             kind, name = ctype(buffer.dtype), self._name(buffer)
             size = max(1, buffer.size) * (self.tile if buffer in self.of_tile else 1)
             if not interface.workspace:
-                yield f"{kind} {name}[{size}];"
+                yield f"{kind} {name}[{size}]{' = {0}' if buffer in sums else ''};"  # for no samples at all
                 continue
             length = f"(size_t)n * {buffer.nbytes}" if buffer in self.whole else str(size * buffer.dtype.itemsize)
             yield f"{kind} *restrict {name} = ({kind} *)(void *)place;"

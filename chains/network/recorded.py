@@ -200,6 +200,11 @@ class Recorded(Architecture):
         make = partial(record.forward, self.network, p.dtype, training, masked=masked)
         return self._program(p, ("forward", p.dtype, training, masked), make)
 
+    def backward_pass(self, p: Any, training: bool = False, masked: bool = False) -> Executable:
+        """The pullback of a call with these parameters, recorded the first time."""
+        make = partial(record.vjp, self.network, p.dtype, training, masked=masked)
+        return self._program(p, ("vjp", p.dtype, training, masked), make)
+
     def training_step(self, p: Any, objective: record.Criterion, optimizer: Optimizer) -> Executable:
         """A step of training from `p`, recorded the first time; for training loops."""
         make = partial(record.training_step, self.network, objective, optimizer, p.dtype)

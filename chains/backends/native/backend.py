@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import llvmlite.binding as llvm
 import numpy as np
 
-from chains.backends.base import Arrays, Backend, Binding, Feed, MemberFeed
+from chains.backends.base import Arrays, Backend, Binding, Feed, MemberFeed, Single
 from chains.backends.native.binding import NativeBinding
 from chains.backends.native.compiled import CompiledProgram, compiled_program, listing_of
 from chains.backends.native.feed import NativeFeed
@@ -22,6 +22,7 @@ from chains.backends.native.member_feed import NativeMemberFeed
 from chains.backends.native.runtime.epoch import SOURCES
 from chains.backends.native.runtime.fastcall import python_function
 from chains.backends.native.runtime.shared import worker_pool
+from chains.backends.native.single import NativeSingle
 from chains.backends.native.support import LIMITS, unsupported
 from chains.program.program import Program
 from chains.threads import MOST_THREADS, get_num_threads
@@ -123,6 +124,9 @@ class NativeBackend(Backend):
             worker_pool().ensure(binding.threads)
             return python_function(binding, ins, outs)
         return None
+
+    def single(self, program: Program, arrays: Arrays, ins: Sequence[str], outs: Sequence[str]) -> Single:
+        return NativeSingle(NativeBinding(program, self.compile(program, 1, 1), 1, arrays, 1, None), ins, outs)
 
     def compile(self, program: Program, batch: int | None = None, threads: int | None = None) -> CompiledProgram:
         """A program compiled for a batch size, or for any; found or made the first time."""

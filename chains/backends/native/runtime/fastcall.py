@@ -41,11 +41,14 @@ PYTHON_API = {
 ZERO = np.zeros(1, np.int64)
 
 
-def python_function(binding: NativeBinding, ins: Sequence[str], outs: Sequence[str]) -> Callable[..., Any] | None:
+def python_function(
+    binding: NativeBinding, ins: Sequence[str], outs: Sequence[str], *, single: bool = False
+) -> Callable[..., Any] | None:
     """``function(*ins, *outs)`` runs the program of a binding on these arrays, and returns None where it declines them.
 
     For each of `outs` None may be passed, which makes a fresh array. The result is that of `outs`, or a tuple of several;
-    where the program has a value, it comes first, as a float. None where such functions cannot be had.
+    where the program has a value, it comes first, as a float. With `single`, a batch of one comes and goes without its axis.
+    None where such functions cannot be had.
     """
     buffers = [binding.program.buffers[name] for name in (*ins, *outs)]
     if (api := _api()) is None or any(buffer.dtype not in OTHER for buffer in buffers) or len(outs) > MOST_RESULTS:
@@ -62,7 +65,7 @@ def python_function(binding: NativeBinding, ins: Sequence[str], outs: Sequence[s
         is_single=value is not None and value.itemsize == 4,
         **api,
     )
-    shapes = [concrete(buffer.shape, binding.batch) for buffer in buffers]
+    shapes = [concrete(buffer.shape[int(single and buffer.batched) :], binding.batch) for buffer in buffers]
     slots = [binding.slots(buffer.name) for buffer in buffers]
     lists = np.array([number for both in zip(shapes, slots, strict=True) for part in both for number in part], np.int64)
     next_list = lists.ctypes.data

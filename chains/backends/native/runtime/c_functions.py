@@ -1,0 +1,106 @@
+"""A bound program as functions of C, for solvers that take an address: of one sample, in float64.
+
+    void derivative(double t, const double *y, double *dy, void *data);
+    double integrand(int n, double *x, void *data);
+
+`data` is the list of words that a function works from, so that their code is the same for all programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from chains.backends.native.binding import NativeBinding
+from chains.backends.native.llvm.emit import I32, I64, PTR, Function, Module, Type, Value, integer
+from chains.backends.native.llvm.jit import Code, machine_code
+from chains.backends.native.llvm.struct import Struct
+from chains.backends.native.llvm.target import processor
+
+_DOUBLE = Type("double")
+_C_CALL = Struct(
+    {
+        "run": "ptr",  # the program
+        "words": "ptr",  # its argument
+        "in_slots": "ptr",  # where the program looks up the addresses of input and output
+        "in_count": "i64",
+        "out_slots": "ptr",
+        "out_count": "i64",
+        "timed": "i64",  # whether the time is the last of the input's features
+        "states": "i64",  # how many there are before it
+        "input": "ptr",  # the binding's own arrays
+        "output": "ptr",
+    }
+)
+
+
+def c_words(binding: NativeBinding, input: str, output: str) -> np.ndarray:
+    """What the functions of C work from; the result, whose address is their `data`, and the binding must be kept."""
+    ins, outs = (np.array(binding.slots(name), np.int64) for name in (input, output))
+    features, results = binding.arrays[input].size, binding.arrays[output].size
+    words = _C_CALL.pack(
+        run=binding.run_address, words=binding.words_address,
+        in_slots=0, in_count=len(ins), out_slots=0, out_count=len(outs),
+        timed=int(features == results + 1), states=min(features, results),
+        input=binding.addresses[input], output=binding.addresses[output],
+    )  # fmt: skip
+    whole = np.concatenate([words, ins, outs])
+    first = whole.ctypes.data + 8 * len(words)
+    _C_CALL.write(whole, in_slots=first, out_slots=first + 8 * len(ins))
+    return whole
+
+
+def c_address(name: str) -> int:
+    """The address of "derivative" or "integrand"."""
+    return _code().address(name)
+
+
+@cache
+def _code() -> Code:
+    module = Module()
+    for function in (_derivative(module), _integrand(module)):
+        module.add(function)
+    return machine_code(module.text(), ["derivative", "integrand"], processor())
+
+
+def _derivative(module: Module) -> Function:
+    f = Function(module, "derivative", [(_DOUBLE, "t"), (PTR, "y"), (PTR, "dy"), (PTR, "data")])
+    t, y, dy, data = f.arguments
+
+    def with_time() -> Value:
+        own, states = _C_CALL.load(f, data, "input"), _C_CALL.load(f, data, "states")
+
+        def copy(k: Value, _: Sequence[Value]) -> None:
+            f.store(f.load(_DOUBLE, f.address(y, k, _DOUBLE)), f.address(own, k, _DOUBLE))
+
+        f.loop(integer(0), states, 1, copy)
+        f.store(t, f.address(own, states, _DOUBLE))
+        return own
+
+    timed = f.compare("eq", _C_CALL.load(f, data, "timed"), integer(1))
+    _run_at(f, data, f.either(timed, with_time, lambda: y), dy)
+    f.line("ret void")
+    return f
+
+
+def _integrand(module: Module) -> Function:
+    f = Function(module, "integrand", [(I32, "n"), (PTR, "x"), (PTR, "data")], "double")
+    _, x, data = f.arguments
+    output = _C_CALL.load(f, data, "output")
+    _run_at(f, data, x, output)
+    f.line(f"ret {f.load(_DOUBLE, output)}")
+    return f
+
+
+def _run_at(f: Function, data: Value, input: Value, output: Value) -> None:
+    """Run the program on an input and an output where they lie."""
+    for name, place in (("in", input), ("out", output)):
+        slots = _C_CALL.load(f, data, f"{name}_slots")
+
+        def store(k: Value, _: Sequence[Value], slots: Value = slots, place: Value = place) -> None:
+            f.store(place, f.load(PTR, f.address(slots, k, I64)))
+
+        f.loop(integer(0), _C_CALL.load(f, data, f"{name}_count"), 1, store)
+    f.line(f"call void {_C_CALL.load(f, data, 'run').text}({_C_CALL.load(f, data, 'words')})")

@@ -1,0 +1,153 @@
+"""A network with its parameters as a function of one sample, for the solvers of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from chains.arrays import as_array
+from chains.backends import Executable, Single
+from chains.messages import shown
+
+
+class Bound:
+    """``f(x)`` is the network's output for one sample, arrays without an axis of the batch. Made by `Chain.bound`.
+
+    Solvers call such functions some hundred thousand times: ``solve_ivp(lambda t, y: f(y), ...)``. Calls from several threads
+    are safe; those of the functions of C are not.
+    """
+
+    def __init__(self, net: Any, p: np.ndarray, state: np.ndarray | None) -> None:
+        self.net, self.p, self.state = net, p, state
+        self._single = self._made(net.forward_pass(p, False), ("x",), ("y",))
+        self._quick = None if self._single is None else self._single.function
+        self._quick_vjp: Callable[..., Any] | None = None
+        self._has_vjp = False
+
+    def __call__(self, x: Any, out: np.ndarray | None = None) -> np.ndarray:
+        """The output, shape (*output_shape,), at `x` of shape (*input_shape,).
+
+        Parameters
+        ----------
+        x : array, shape (*input_shape,)
+            One sample.
+        out : array, shape (*output_shape,), optional
+            Filled and returned; a fresh array where it is missing.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For arrays that do not fit.
+        """
+        quick = self._quick
+        if quick is not None and (found := quick(x, out)) is not None:
+            return found
+        x = self._one("x", x, self.net.input_shape)
+        if out is None:
+            return self.net(x[None], self.p, state=self.state)[0]
+        self.net(x[None], self.p, state=self.state, out=self._one("out", out, self.net.output_shape)[None])
+        return out
+
+    def vjp(self, x: Any, dy: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Pull a cotangent of the output back to the parameters and to the sample.
+
+        Parameters
+        ----------
+        x : array, shape (*input_shape,)
+            One sample.
+        dy : array, shape (*output_shape,)
+            What is pulled back.
+
+        Returns
+        -------
+        array, shape (n_params,), and array, shape (*input_shape,)
+            The gradients of ``sum(dy * f(x))``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For arrays that do not fit.
+        """
+        if not self._has_vjp:
+            single = self._made(self.net.backward_pass(self.p), ("x", "dy"), ("g", "dx"))
+            self._quick_vjp, self._has_vjp = None if single is None else single.function, True
+        quick = self._quick_vjp
+        if quick is not None and (found := quick(x, dy, None, None)) is not None:
+            return found
+        x, dy = self._one("x", x, self.net.input_shape), self._one("dy", dy, self.net.output_shape)
+        g, dx = self.net.vjp(self.p, x[None], dy[None], state=self.state)
+        return g, dx[0]
+
+    def c_function(self, kind: str = "derivative") -> tuple[int, int]:
+        """The network as a function of C, in float64, for solvers that take addresses: Numba's, SUNDIALS'.
+
+        ``void derivative(double t, const double *y, double *dy, void *data)``; the time is the network's last feature where
+        there is one more input than outputs, and is not looked at otherwise.
+        ``double integrand(int n, double *x, void *data)`` is for networks of one output. No two threads may call them at once.
+
+        Parameters
+        ----------
+        kind : str
+            "derivative" or "integrand".
+
+        Returns
+        -------
+        int, int
+            The addresses of the function and of its `data`. Both are good for as long as there is this object.
+
+        Raises
+        ------
+        ValueError
+            For another `kind`, parameters that are not float64, shapes that do not fit, and where there is no machine code.
+        """
+        (inputs,), (outputs,) = (shape if len(shape) == 1 else (-1,) for shape in (self.net.input_shape, self.net.output_shape))
+        fits = {"derivative": 0 < outputs <= inputs <= outputs + 1, "integrand": outputs == 1 and inputs > 0}
+        if kind not in fits:
+            raise ValueError(f'`kind` (={shown(kind)}) must be "derivative" or "integrand"')
+        if not fits[kind]:
+            shapes = f"from {self.net.input_shape} to {self.net.output_shape}"
+            wanted = "as many outputs as inputs, or one less" if kind == "derivative" else "one output"
+            raise ValueError(f'`kind` (="{kind}") wants a network of {wanted}, but this one is {shapes}')
+        if self.p.dtype != np.float64:
+            raise ValueError(f"`p` is {self.p.dtype}, but functions of C take float64: net.bound(p.astype(np.float64))")
+        if self._single is None:
+            raise ValueError(f"the backend {self.net.backend!r} has no machine code for this network")
+        return self._single.address(kind), self._single.data
+
+    def low_level_callable(self) -> Any:
+        """The network of one output as a `scipy.LowLevelCallable`, which `scipy.integrate.quad` and `nquad` take.
+
+        It is good for as long as there is this object. Raises ValueError as `c_function` does.
+        """
+        import ctypes
+
+        from scipy import LowLevelCallable
+
+        address, data = self.c_function("integrand")
+        kind = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_int, ctypes.POINTER(ctypes.c_double), ctypes.c_void_p)
+        return LowLevelCallable(kind(address), ctypes.c_void_p(data))
+
+    def _made(self, run: Executable, ins: tuple[str, ...], outs: tuple[str, ...]) -> Single | None:
+        """The program for single samples, where its backend has that."""
+        known = {"p": self.p} | ({} if self.state is None else {"state": self.state})
+        if not run.takes(ins, outs, known):
+            return None
+        buffers = run.program.buffers
+        arrays = {name: array for name, array in known.items() if name in buffers} | run.settings
+        if any(buffers[name].dtype.kind != "f" for name in (*ins, *outs)):
+            return None
+        return run.backend.single(run.program, arrays, ins, outs)
+
+    def _one(self, name: str, array: Any, shape: tuple[int, ...]) -> np.ndarray:
+        array = as_array(name, array)
+        if array.shape != shape:
+            raise ValueError(f"`{name}` has shape {array.shape}, but one sample has {shape}, without an axis of the batch")
+        return array
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Bound, (self.net, self.p, self.state)
+
+    def __repr__(self) -> str:
+        return f"<one sample {self.net.input_shape} to {self.net.output_shape}, of {self.net!r}>"
