@@ -30,8 +30,8 @@ pytestmark = pytest.mark.by_day(few=12)
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
 
-# Words in the names of cases that ONNX has no operators for: custom layers and cells, and gelu within a recurrence.
-OTHERS = ("Recurrent", "own-", "reads-dy", "RNN-sequences-needs-input")
+# Words in the names of cases that ONNX has no operators for: custom layers and cells, formulas, and gelu within a recurrence.
+OTHERS = ("Recurrent", "own-", "reads-dy", "RNN-sequences-needs-input", "Equations", "ODE")
 CASES = [case for case in harness.LAYERS if not any(word in f"{case.name} {case.layers}" for word in OTHERS)]
 
 
