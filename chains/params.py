@@ -65,9 +65,17 @@ class Layout(Sequence[Slice]):
         return iter(self._slices)
 
     def names(self, *patterns: str) -> frozenset[str]:
-        """The names that match any of the patterns, in the shell's sense ("0.*", "*.bias").
+        """The names that match, a frozenset.
 
-        Raises ValueError naming a pattern that matches nothing.
+        Parameters
+        ----------
+        *patterns : str
+            In the shell's sense: "0.*", "*.bias".
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a pattern that is no text or matches nothing.
         """
         found: set[str] = set()
         for pattern in patterns:
@@ -80,7 +88,13 @@ class Layout(Sequence[Slice]):
         return frozenset(found)
 
     def ranges(self, without: frozenset[str] = frozenset()) -> list[tuple[int, int]]:
-        """The longest runs (start, stop) of the vector that hold none of the slices named in `without`."""
+        """The longest runs (start, stop) of the vector without some of the slices.
+
+        Parameters
+        ----------
+        without : frozenset of str
+            The names of these slices.
+        """
         runs: list[tuple[int, int]] = []
         for entry in self._slices:
             if entry.name in without or entry.start == entry.stop:
@@ -92,14 +106,30 @@ class Layout(Sequence[Slice]):
         return runs
 
     def views(self, vector: np.ndarray) -> dict[str, np.ndarray]:
-        """Each slice of `vector` as an array of its own shape, sharing memory."""
+        """Each slice as an array of its own shape, sharing memory, by name.
+
+        Parameters
+        ----------
+        vector : array, shape (size,)
+            The vector.
+        """
         return Views((entry.name, vector[entry.start : entry.stop].reshape(entry.shape)) for entry in self._slices)
 
     def init(self, rng: np.random.Generator, dtype: Any) -> np.ndarray:
         """A fresh vector, each slice filled by its initializer. The draws are those of float64, then rounded.
 
-        Raises TypeError or ValueError naming the slice whose initializer returned another shape than the slice has, or anything
-        but finite real numbers.
+        Parameters
+        ----------
+        rng : Generator
+            NumPy's.
+        dtype : type
+            float32 or float64.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Where an initializer returns another shape than the slice has, or anything but finite real numbers; the error names
+            the slice.
         """
         vector = np.empty(self.size, dtype)
         for entry in self._slices:

@@ -273,9 +273,21 @@ class Kink(Exception):  # noqa: N818 - no error, but a place
 
 
 def central_difference(f: Callable[[np.ndarray], float], at: np.ndarray, step: float = 1e-3) -> np.ndarray:
-    """The gradient of `f`, a number, at a float64 array: central differences, extrapolated to step zero.
+    """The gradient of a function at an array: central differences, extrapolated to step zero.
 
-    Raises Kink where steps of different lengths disagree, as they do where a slope or a curvature jumps.
+    Parameters
+    ----------
+    f : callable
+        A function of an array that returns a number.
+    at : array of float64
+        Where.
+    step : float
+        The longest step.
+
+    Raises
+    ------
+    Kink
+        Where steps of different lengths disagree, as they do where a slope or a curvature jumps.
     """
     gradient = np.empty(at.shape)
     for index in np.ndindex(at.shape):
@@ -295,7 +307,15 @@ def _slope(f: Callable[[np.ndarray], float], at: np.ndarray, index: tuple[int, .
 
 
 def away_from_kinks(make: Callable[[int], T], first: int = 0, tries: int = 12) -> T:
-    """``make(seed)`` for the first seed that raises no Kink. Raises AssertionError where all of them do."""
+    """``make(seed)`` for the first seed that raises no Kink. Raises AssertionError where all of them do.
+
+    Parameters
+    ----------
+    make : callable
+        A function of a seed.
+    first, tries : int
+        The first seed, and how many of them.
+    """
     for seed in range(first, first + tries):
         try:
             return make(seed)
@@ -305,7 +325,17 @@ def away_from_kinks(make: Callable[[int], T], first: int = 0, tries: int = 12) -
 
 
 def assert_close(actual: Any, wanted: Any, tolerance: float, what: str = "") -> None:
-    """Raise AssertionError unless equal within `tolerance` times the scale of `wanted` (at least 1)."""
+    """Raise AssertionError unless two arrays are equal, to within `tolerance` times the scale of `wanted` (at least 1).
+
+    Parameters
+    ----------
+    actual, wanted : array
+        The arrays.
+    tolerance : float
+        The difference allowed.
+    what : str
+        Of what the message speaks.
+    """
     actual, wanted = np.asarray(actual, np.float64), np.asarray(wanted, np.float64)
     if actual.shape != wanted.shape:
         raise AssertionError(f"{what}: must have shape {wanted.shape}, got {actual.shape}")
@@ -319,9 +349,27 @@ def assert_close(actual: Any, wanted: Any, tolerance: float, what: str = "") -> 
 def run_program(
     program: Program, name: str, batch: int, arrays: Mapping[str, np.ndarray], fill: int = 0, runs: int = 1
 ) -> dict[str, np.ndarray]:
-    """Run a program with scratch filled by the byte `fill` first; returns what it wrote, by buffer name.
+    """Run a program on arrays. Outputs hold NaN beforehand.
 
-    `arrays` are the inputs and states (which are copied); outputs are filled by NaN first.
+    Parameters
+    ----------
+    program : Program
+        The program.
+    name : str
+        The backend.
+    batch : int
+        The number of samples.
+    arrays : mapping of array
+        The inputs and states by name; states are copied.
+    fill : int
+        The byte that scratch memory holds beforehand.
+    runs : int
+        How often it is run.
+
+    Returns
+    -------
+    dict of array
+        What it wrote, by name.
     """
     own = {}
     for buffer in program.buffers.values():

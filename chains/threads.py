@@ -64,10 +64,20 @@ def get_num_threads() -> int:
 
 
 def set_num_threads(n: int) -> None:
-    """Have compiled programs use at most `n` threads, 1 to 64, in all threads of this process, from their next call on.
+    """Have compiled programs use at most so many threads, in all threads of this process, from their next call on.
 
-    Within a block of `num_threads`, until that block ends. Networks, objectives and training under way follow; results are
-    the same bits whenever the number is the same. Raises TypeError or ValueError for other numbers.
+    Within a block of `num_threads`, until that block ends. Networks, objectives and training under way follow; results are the
+    same bits whenever the number is the same.
+
+    Parameters
+    ----------
+    n : int
+        1 to 64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For other numbers.
     """
     n = _checked(n)
     with _number.lock:
@@ -79,10 +89,20 @@ def set_num_threads(n: int) -> None:
 
 
 def num_threads(n: int) -> AbstractContextManager[None]:
-    """``with num_threads(2): ...`` has compiled programs use at most `n` threads within the block, as `set_num_threads` does.
+    """``with num_threads(2): ...`` does what `set_num_threads` does, within the block.
 
     Blocks of several Python threads may overlap: the one that began last holds, and the end of each takes back its own number
-    only. Raises TypeError or ValueError for numbers other than 1 to 64.
+    only.
+
+    Parameters
+    ----------
+    n : int
+        1 to 64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For other numbers.
     """
     return _block(_checked(n))
 

@@ -15,12 +15,27 @@ from chains.messages import counted, listed, meant
 
 
 class EarlyStopping:
-    """Ends training when a quantity has not improved for `patience` epochs, and puts the best parameters back.
+    """Ends training when a quantity has not improved for some epochs, and puts the best parameters back.
 
-    `monitor` is "validation loss", "loss" or the name of a metric; `mode` is "min" or "max", what counts as
-    better. An improvement is more than `min_delta`. With `restore`, `p`, and the state of a network that has one, are
-    those of the best epoch at the end. Of an ensemble, each member ends alone. Each training starts it anew. Raises TypeError
-    or ValueError for other settings, and ValueError at the beginning of a training that does not record the quantity.
+    Each training starts it anew.
+
+    Parameters
+    ----------
+    patience : int
+        How many epochs without an improvement end training.
+    monitor : str
+        The quantity: "validation loss", "loss" or the name of a metric.
+    mode : str
+        "min" or "max": what counts as better.
+    min_delta : float
+        An improvement is larger than this.
+    restore : bool
+        Whether `p`, and the state of a network that has one, are those of the best epoch at the end.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name, and at the beginning of a training that does not record the quantity.
     """
 
     def __init__(

@@ -25,7 +25,12 @@ WORSE = 4.0  # times the smallest loss, where the search ends
 class LearningRates:
     """The losses of steps with rising learning rates.
 
-    `rates` and `losses`, smoothed, are arrays of one entry a step; `suggestion` is the rate at which the loss falls fastest.
+    Parameters
+    ----------
+    rates, losses : array, shape (steps,)
+        The rates, and the losses, smoothed.
+    suggestion : float
+        The rate at which the loss falls fastest.
     """
 
     rates: np.ndarray

@@ -12,15 +12,23 @@ from chains.checks import as_unmasked, check_count, check_flags
 
 @dataclass(frozen=True)
 class Augment:
-    """Random changes to images: `flip` mirrors half of them, left to right; `shift` moves them by up to so many pixels.
+    """Random flips and shifts of images, for `Batches(..., augment=Augment())`, or a call ``augment(images, rng)``.
 
-    A shift is drawn for each image, both ways, uniformly; what moves in is zero, which is the same as a random crop of the
-    image padded with `shift` zeros. For `Batches(..., augment=Augment())`, or a call ``augment(images, rng)``, with
-    images of shape (n, ..., rows, columns), which are left as they are; the result is fresh, of the same shape and type.
+    Images (n, ..., rows, columns) are left as they are; the result is fresh, of the same shape and type. Source: He, Zhang, Ren
+    and Sun, "Deep residual learning for image recognition", 2016, section 4.2.
 
-    Raises TypeError or ValueError for a flip that is not True or False, and a shift that is no whole number from 0 up to the
-    images' size, exclusive.
-    Source: He, Zhang, Ren and Sun, "Deep residual learning for image recognition", 2016, section 4.2.
+    Parameters
+    ----------
+    flip : bool
+        Whether half of the images, drawn at random, are mirrored, left to right.
+    shift : int
+        By how many pixels an image moves at most, uniformly in both directions. What moves in is zero: this is a random crop of
+        the image padded with `shift` zeros.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, and images that are no larger than the shift.
     """
 
     flip: bool = True

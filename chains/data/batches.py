@@ -18,18 +18,34 @@ Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 class Batches:
     """Arrays of as many samples each, batch by batch: every pass over it is an epoch.
 
-    `arrays` have the samples along their first axis; a batch is a tuple of as many arrays, of `batch_size`
-    samples each. With `shuffle`, every pass takes the samples in a new order, which `seed` and the number of the
-    pass decide, and a batch is a copy of its samples; without, it is a view. The data set itself is
-    never copied. A last, smaller batch is given too unless `drop_last`. ``len()`` is the number of batches a pass.
-    `augment`, an `Augment` or a function of images and a random generator, changes the first array of each batch; it draws
-    from the seed and the number of the pass too, so that the same seed gives the same batches. After that, `scale` multiplies
-    the first array, which becomes float32 unless it is float64: pixels are bytes from 0 to 255 in the data sets here and stay
-    so, and ``scale=1 / 255`` makes them numbers from 0 to 1. Scale those for validation alike: ``x * np.float32(1 / 255)``.
+    A batch is a tuple of as many arrays: copies of its samples where they are shuffled, otherwise views. The data set itself is
+    never copied. ``len()`` is the number of batches a pass.
 
-    Raises TypeError or ValueError for no arrays, masked arrays, lengths that disagree, a batch size, seed or scale that
-    makes no sense, or an augmentation that does not fit the first array.
+    Parameters
+    ----------
+    *arrays : array, shape (samples, ...)
+        Such as inputs and targets.
+    batch_size : int
+        Samples of a batch. A last, smaller batch is given too unless `drop_last`.
+    shuffle : bool
+        Whether every pass takes the samples in a new order.
+    seed : int
+        Decides, with the number of the pass, the order and what `augment` draws.
+    drop_last : bool
+        Whether a last, smaller batch is left out.
+    augment : callable, optional
+        An `Augment`, or a function of images and a random generator: it changes the first array of each batch.
+    scale : float, optional
+        Multiplies the first array, behind `augment`, which becomes float32 unless it is float64: ``scale=1 / 255`` makes
+        numbers from 0 to 1 of the bytes that pixels are. Scale images for validation alike: ``x * np.float32(1 / 255)``.
 
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments that do not fit, by name.
+
+    Examples
+    --------
     >>> for x, t in Batches(images, labels, batch_size=10):
     ...     value, g = net.value_and_grad(p, x, t, loss)
     >>> batches = Batches(images, labels, batch_size=64, augment=Augment(), scale=1 / 255)
@@ -80,9 +96,17 @@ class Batches:
         return self.pass_from(0)
 
     def pass_from(self, batch: int) -> Iterator[tuple[np.ndarray, ...]]:
-        """The next pass, from the batch of this number on, as it would come in a whole pass.
+        """The next pass from one of its batches on, each batch as it would come in a whole pass.
 
-        Raises TypeError or ValueError for a number that is no whole one from 0.
+        Parameters
+        ----------
+        batch : int
+            The number of the first batch, from 0.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For another number.
         """
         batch = check_count("batch", batch, 0)
         rng = np.random.default_rng((self.seed, self.epoch))
@@ -146,10 +170,26 @@ def _check_scale(scale: Any, array: np.ndarray) -> None:
 
 
 def one_hot(labels: Any, classes: int, dtype: Any = np.float32) -> np.ndarray:
-    """Rows of zeros with a one at each label: shape (*labels.shape, classes), of type `dtype`.
+    """Rows of zeros with a one at each label.
 
-    `labels` are integers from 0 up to `classes`, exclusive. Raises TypeError where they, or `classes`, are not integers or
-    `dtype` is no type of numbers, ValueError, naming the first one, where one is out of range or `classes` is not positive.
+    Parameters
+    ----------
+    labels : array of int
+        From 0 up to `classes`, exclusive.
+    classes : int
+        The length of a row.
+    dtype : type
+        Of the rows.
+
+    Returns
+    -------
+    array, shape (*labels.shape, classes)
+        The rows.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments that do not fit; for labels out of range with the first one.
     """
     labels = as_unmasked("labels", labels)
     if labels.dtype.kind not in "iu":

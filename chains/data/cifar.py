@@ -27,14 +27,30 @@ MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 def read_cifar10(path: str | PathLike[str], records: int | None = None) -> Examples:
     """The images and labels in a file of CIFAR-10's binary format, gzipped or plain (told by its first bytes).
 
-    A record is one byte with the label, from 0 to 9, and 3,072 with the pixels, by channel, row and column. Returns
-    fresh arrays: the images uint8 of shape (n, 3, 32, 32), the labels int64 of shape (n,). `records` is their
-    number in the file, None for any from 1 to 60,000, which is that of the whole data set.
+    A record is one byte with the label, from 0 to 9, and 3,072 with the pixels, by channel, row and column. Source: Krizhevsky,
+    "Learning multiple layers of features from tiny images", 2009, and the data set's page.
 
-    Raises OSError where there is no such file, or a directory or a pipe in its place; ValueError, naming the file, where it is
-    cut short, too long or damaged (with the sizes expected and found), or a record has another label (with its number, from
-    0); and TypeError or ValueError unless `records` is a positive whole number.
-    Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009, and the data set's page.
+    Parameters
+    ----------
+    path : str or path
+        The file.
+    records : int, optional
+        Their number in the file; None for any from 1 to 60,000, which is that of the whole data set.
+
+    Returns
+    -------
+    images : array of uint8, shape (records, 3, 32, 32)
+        From 0 to 255.
+    labels : array of int64, shape (records,)
+        From 0 to 9.
+
+    Raises
+    ------
+    OSError
+        Where there is no such file, or a directory or a pipe in its place.
+    TypeError, ValueError
+        For a file that is cut short, too long or damaged (with the sizes expected and found), another label (with its record,
+        from 0), and a number of records that is not positive.
     """
     if records is not None:
         records = check_count("records", records, also=", or None for any number up to 60,000")
@@ -54,14 +70,21 @@ def load_cifar10(folder: str | PathLike[str] | None = None) -> tuple[Examples, E
     """The photographs as ``((x_train, t_train), (x_test, t_test))``: 50,000 to train on and 10,000 to test on.
 
     The images are uint8, from 0 to 255, shape (n, 3, 32, 32): red, green and blue, then rows and columns; `scale=1 / 255` of
-    `Batches` makes them 0 to 1. The labels are int64, shape (n,), from 0 to 9; `chains.data.cifar.CLASSES` says what they
-    mean. The six files ``data_batch_1.bin`` to ``_5.bin`` and ``test_batch.bin``, gzipped or not, are looked for in `folder`
-    alone where it is given; else in ``$CHAINS_DATA/cifar10``, then in the user's cache; else their archive is downloaded
-    (170 MB) and unpacked into that cache.
-
-    Raises FileNotFoundError or ConnectionError where the files can neither be found nor downloaded, saying where to put
-    them, and ValueError, naming the file, where one is damaged or holds something else.
+    `Batches` makes them 0 to 1. The labels are int64, shape (n,), from 0 to 9; `chains.data.cifar.CLASSES` says what they mean.
     Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
+
+    Parameters
+    ----------
+    folder : str or path, optional
+        Where the six files ``data_batch_1.bin`` to ``_5.bin`` and ``test_batch.bin`` are, gzipped or not. By default
+        ``$CHAINS_DATA/cifar10``, then the user's cache, into which their archive (170 MB) is downloaded and unpacked at need.
+
+    Raises
+    ------
+    FileNotFoundError, ConnectionError
+        Where the files can neither be found nor downloaded, with the place to put them.
+    ValueError
+        Where a file is damaged or holds something else, by name.
     """
     from tqdm import tqdm
 

@@ -18,12 +18,25 @@ MOST_DIMENSIONS = 64  # NumPy's own limit
 def read_idx(path: str | PathLike[str]) -> np.ndarray:
     """The array in an IDX file, gzipped or plain (told by its first bytes, not by its name).
 
-    Returns a fresh array of the shape that the file states, in the machine's byte order: uint8, int8, int16,
-    int32, float32 or float64. No more is read than the file's first bytes promise, whatever it would unpack to.
+    No more is read than the file's first bytes promise, whatever it would unpack to. Source: "The IDX file format", at the foot
+    of LeCun, Cortes and Burges, "The MNIST database of handwritten digits".
 
-    Raises OSError where there is no such file, or a directory or a pipe in its place, and ValueError, naming the file with the
-    sizes expected and found, where it is cut short, too long, damaged or not an IDX file.
-    Source: "The IDX file format", at the foot of LeCun, Cortes and Burges, "The MNIST database of handwritten digits".
+    Parameters
+    ----------
+    path : str or path
+        The file.
+
+    Returns
+    -------
+    array
+        Fresh, of the shape that the file states, in the machine's byte order: uint8, int8, int16, int32, float32 or float64.
+
+    Raises
+    ------
+    OSError
+        Where there is no such file, or a directory or a pipe in its place.
+    ValueError
+        For a file that is cut short, too long, damaged or not an IDX file, with the sizes expected and found.
     """
     with Reader(path) as file:
         start = file.read(4)

@@ -24,13 +24,21 @@ FILES = (
 def load_mnist(folder: str | PathLike[str] | None = None) -> tuple[Examples, Examples]:
     """The digits as ``((x_train, t_train), (x_test, t_test))``: 60,000 to train on and 10,000 to test on.
 
-    The images are uint8, shape (n, 28, 28), from 0 for the paper to 255 for ink; the labels int64, shape (n,),
-    from 0 to 9. The four IDX files, gzipped or not, are looked for in `folder` alone where it is given; else in
-    ``$CHAINS_DATA/mnist``, then in the user's cache; else they are downloaded (11 MB) into that cache.
-
-    Raises FileNotFoundError or ConnectionError where the files can neither be found nor downloaded, saying where to put
-    them, and ValueError, naming the file, where one is damaged or holds something else.
+    The images are uint8, shape (n, 28, 28), from 0 for the paper to 255 for ink; the labels int64, shape (n,), from 0 to 9.
     Source: LeCun, Bottou, Bengio and Haffner, "Gradient-based learning applied to document recognition", 1998.
+
+    Parameters
+    ----------
+    folder : str or path, optional
+        Where the four IDX files are, gzipped or not. By default ``$CHAINS_DATA/mnist``, then the user's cache, into which they
+        are downloaded (11 MB) at need.
+
+    Raises
+    ------
+    FileNotFoundError, ConnectionError
+        Where the files can neither be found nor downloaded, with the place to put them.
+    ValueError
+        Where a file is damaged or holds something else, by name.
     """
     train_images, train_labels, test_images, test_labels = find("mnist", FILES, MIRRORS, folder)
     return _examples(train_images, train_labels), _examples(test_images, test_labels)

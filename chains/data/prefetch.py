@@ -16,17 +16,32 @@ Item = TypeVar("Item")
 
 
 def prefetch(batches: Iterable[Item], depth: int = 2) -> Prefetched[Item]:
-    """The same batches in the same order, of which up to `depth` are made ahead of time in a background thread.
+    """The same batches in the same order, made ahead of time in a background thread.
 
-    Each pass over the result is a pass over `batches`, with a thread of its own that lives as long: it ends with the
-    last batch, with an error, or after the batch it is making when the pass is left, by a break, an exception or the
-    end of a ``with`` block. An error in `batches` is raised where its batch would have come, with its own traceback.
-    ``len()`` is that of `batches`. Several threads may share a pass: each batch goes to one of them. It pays where making a
-    batch takes long and lets other threads run, as NumPy does on arrays and files do. Behaves like
+    It pays where making a batch takes long and lets other threads run, as NumPy does on arrays and files do. Behaves like
     PyTorch's DataLoader with one worker and this ``prefetch_factor``.
 
-    Raises TypeError or ValueError for a depth that is no positive whole number, or batches that cannot be gone through.
+    Parameters
+    ----------
+    batches : iterable
+        Each pass over the result is a pass over it, with its own thread.
+    depth : int
+        How many batches are made ahead at most.
 
+    Returns
+    -------
+    Prefetched
+        Its ``len()`` is that of `batches`. Several threads may share a pass: each batch goes to one of them. A pass ends with
+        the last batch, with an error, or after the batch under way when it is left, by a break, an exception or the end of a
+        ``with`` block. An error in `batches` is raised where its batch would have come, with its own traceback.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments that do not fit.
+
+    Examples
+    --------
     >>> history = train(net, p, prefetch(Batches(x, t, batch_size=64, augment=Augment())), None, loss, Adam(1e-3))
     """
     return Prefetched(batches, depth)

@@ -94,22 +94,53 @@ class Architecture(Series):
         return value_of((type(self), self.layers, self.input_shape, self.frozen))
 
     def init(self, seed: int | np.random.Generator = 0, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
-        """A fresh parameter vector, shape (n_params,), filled by the layers' initializers.
+        """A fresh parameter vector, filled by the layers' initializers.
 
-        The same seed gives the same numbers. `device` is "cpu", for a NumPy array, or "cuda", for CuPy's: whatever is
-        computed from it is then computed on the GPU. Raises TypeError or ValueError for a seed that is no whole number from 0
-        up to 2**64, exclusive, and no Generator; TypeError unless `dtype` is float32 or float64; ValueError for another
-        device and where there is no GPU to use.
+        Parameters
+        ----------
+        seed : int or Generator
+            A whole number from 0 up to 2**64, exclusive, or NumPy's generator. The same seed gives the same numbers.
+        dtype : type
+            float32 or float64.
+        device : str
+            "cpu", for a NumPy array, or "cuda", for CuPy's: computations from it are then done on the GPU.
+
+        Returns
+        -------
+        array, shape (n_params,)
+            The parameters.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For arguments that do not fit, and where there is no GPU to use.
         """
         if not isinstance(seed, np.random.Generator):
             seed = np.random.default_rng(arguments.check_seed(seed, ", or a Generator"))
         return place_named(device).contiguous(self.layout.init(seed, arguments.check_dtype(dtype)))
 
     def init_many(self, n: int, seed: int = 0, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
-        """The parameters of `n` networks, shape (n, n_params), for an ensemble.
+        """The parameters of several networks, for an ensemble.
 
-        Row i is ``net.init(np.random.default_rng([seed, i]))``: other seeds give other networks, and a larger `n` more of them.
-        Raises TypeError or ValueError for an `n` that is no whole number from 1, and as `init` does.
+        Parameters
+        ----------
+        n : int
+            How many networks.
+        seed : int
+            Row i is ``net.init(np.random.default_rng([seed, i]))``: other seeds give other networks, and a larger `n` more of
+            them.
+        dtype, device
+            As of `init`.
+
+        Returns
+        -------
+        array, shape (n, n_params)
+            The parameters, a row for each network.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For arguments that do not fit.
         """
         n, seed, dtype = check_count("n", n), arguments.check_seed(seed), arguments.check_dtype(dtype)
         rows = np.empty((n, self.n_params), dtype)
@@ -118,34 +149,68 @@ class Architecture(Series):
         return place_named(device).contiguous(rows)
 
     def init_state(self, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
-        """A fresh state vector, shape (n_state,): running means of 0 and variances of 1. `dtype` is that of the parameters.
+        """A fresh state vector, shape (n_state,): running means of 0 and variances of 1.
 
-        `device` is as for `init`. Raises TypeError unless `dtype` is float32 or float64.
+        Parameters
+        ----------
+        dtype, device
+            As of `init`; the type is that of the parameters.
         """
         return place_named(device).contiguous(self.state_layout.init(np.random.default_rng(0), arguments.check_dtype(dtype)))
 
     def state_views(self, state: np.ndarray) -> dict[str, np.ndarray]:
-        """Each array of the state by name, sharing the memory of `state`."""
+        """Each array of the state by name, sharing memory.
+
+        Parameters
+        ----------
+        state : array, shape (n_state,)
+            The state.
+        """
         return self.state_layout.views(arguments.check_state(state, self.state_layout, None, False, {}))
 
     def views(self, p: np.ndarray) -> dict[str, np.ndarray]:
-        """Each parameter by name, as an array of its own shape that shares the memory of `p`.
+        """Each parameter by name, as an array of its own shape that shares the memory of the vector.
 
-        Raises TypeError or ValueError where `p` is no vector of the parameters. For another name the result raises a KeyError
-        that says which there are.
+        Parameters
+        ----------
+        p : array, shape (n_params,)
+            The parameters.
+
+        Returns
+        -------
+        dict of array
+            For another name it raises a KeyError that says which there are.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For another vector.
         """
         return self.layout.views(arguments.check_params(p, self.n_params))
 
     def freeze(self, *patterns: str) -> Self:
-        """This network with the parameters that match also frozen: their gradient is zero, and no step moves them.
+        """This network with further parameters frozen: their gradient is zero, and no step moves them.
 
-        Patterns are those of the shell: ``net.freeze("0.*", "*.bias")``. Raises ValueError naming one that
-        matches nothing.
+        Parameters
+        ----------
+        *patterns : str
+            Of their names, in the shell's sense: ``net.freeze("0.*", "*.bias")``.
+
+        Raises
+        ------
+        ValueError
+            For a pattern that matches nothing.
         """
         return self._with_frozen(self.frozen | self.layout.names(*patterns))
 
     def train_only(self, *patterns: str) -> Self:
-        """This network with all parameters frozen but those that match: ``net.train_only("2.*")``."""
+        """This network with all parameters frozen but those that match: ``net.train_only("2.*")``.
+
+        Parameters
+        ----------
+        *patterns : str
+            As of `freeze`.
+        """
         return self._with_frozen(frozenset(entry.name for entry in self.layout) - self.layout.names(*patterns))
 
     def _with_frozen(self, frozen: frozenset[str]) -> Self:

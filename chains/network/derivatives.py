@@ -109,7 +109,15 @@ class Derivatives(Recorded):
         return tuple(results)
 
     def laplacian(self, p: Any, x: Any, *, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
-        """The sum of the second derivatives by each input, shape (batch, *output_shape). Arguments as of `derivatives`."""
+        """The sum of the second derivatives by each input, shape (batch, *output_shape).
+
+        Parameters
+        ----------
+        p, x, state
+            As of `derivatives`.
+        out : array, optional
+            Filled instead of a fresh one.
+        """
         p, x = self._point(p, x, real=True)
         size = math.prod(self.input_shape)
         inputs = {"p": p, "x": x}
@@ -126,7 +134,15 @@ class Derivatives(Recorded):
         return total
 
     def input_jacobian(self, p: Any, x: Any, *, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
-        """The derivatives of the outputs by the inputs, (batch, *output_shape, *input_shape), by the shorter of both ways."""
+        """The derivatives of the outputs by the inputs, (batch, *output_shape, *input_shape), by the shorter of both ways.
+
+        Parameters
+        ----------
+        p, x, state
+            As of `derivatives`.
+        out : array, optional
+            Filled instead of a fresh one.
+        """
         self._point(p, x, real=True)
         inputs, outputs = math.prod(self.input_shape), math.prod(self.output_shape)
         if inputs <= outputs and inputs <= DIRECTIONS_AT_ONCE:
@@ -141,9 +157,14 @@ class Derivatives(Recorded):
     # By the parameters
 
     def jacobian(self, p: Any, x: Any, *, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
-        """The derivatives of each sample's outputs by the parameters, shape (batch, *output_shape, n_params).
+        """The derivatives of each sample's outputs by the parameters, (batch, *output_shape, n_params); zero for frozen ones.
 
-        `p`, `x`, `state` as in a call of the network; `out` is filled where given. Columns of frozen parameters are zero.
+        Parameters
+        ----------
+        p, x, state
+            As of `derivatives`.
+        out : array, optional
+            Filled instead of a fresh one.
         """
         try:
             return self._pulled("j", record_derivatives.jacobian, p, x, (self.n_params,), state, out)
@@ -163,9 +184,18 @@ class Derivatives(Recorded):
         state: Any = None,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """The product of the loss's Hessian matrix at `p` with a vector `v`, shape (n_params,), exact.
+        """The product of the loss's Hessian matrix at `p` with a vector, shape (n_params,), exact.
 
-        Parameters as of `value_and_grad`, in the mode "eval". Frozen parameters have no part in the matrix.
+        Parameters
+        ----------
+        p, x, t, loss
+            As of `value_and_grad`, in the mode "eval".
+        v : array, shape (n_params,)
+            The vector. Frozen parameters have no part in the matrix.
+        weights, penalty, state
+            As of `value_and_grad`.
+        out : array, shape (n_params,), optional
+            Filled instead of a fresh one.
         """
         return self._product("hvp", record_derivatives.hessian_product, p, x, t, loss, v, weights, penalty, state, out)
 
@@ -184,8 +214,12 @@ class Derivatives(Recorded):
     ) -> np.ndarray:
         """The product of the Gauss-Newton matrix with a vector: that of the Hessian of the loss, with the network linearised.
 
-        For losses that are convex in the outputs the matrix has no negative eigenvalue. Arguments as of `hvp`; a penalty is
-        left out.
+        For losses that are convex in the outputs the matrix has no negative eigenvalue.
+
+        Parameters
+        ----------
+        p, x, t, loss, v, weights, penalty, state, out
+            As of `hvp`; the penalty is left out.
         """
         make = record_derivatives.gauss_newton_product
         return self._product("gauss_newton", make, p, x, t, loss, v, weights, None, state, out)
@@ -193,7 +227,15 @@ class Derivatives(Recorded):
     def sample_gradients(
         self, p: Any, x: Any, t: Any, loss: Loss, *, weights: Any = None, state: Any = None, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """The gradient of each sample's own loss, shape (batch, n_params): their mean is the gradient of `value_and_grad`."""
+        """The gradient of each sample's own loss, shape (batch, n_params): their mean is the gradient of `value_and_grad`.
+
+        Parameters
+        ----------
+        p, x, t, loss, weights, state
+            As of `value_and_grad`, in the mode "eval".
+        out : array, shape (batch, n_params), optional
+            Filled instead of a fresh one.
+        """
         p = arguments.check_params(p, self.n_params)
         data, problem = self.problem(x, t, loss, weights, None)
         inputs = {"p": p, **arguments.together(p, data)}

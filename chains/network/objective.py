@@ -56,9 +56,19 @@ class Objective:
         self._slow_calls = 0
 
     def __call__(self, p: Any) -> tuple[float, np.ndarray]:
-        """The value and the gradient at `p`, shape (n_params,), where `p` lies. Raises ValueError for another shape.
+        """The value and the gradient, where `p` lies.
 
         Data on a GPU stay there: from a NumPy array, as SciPy's optimisers pass it, only `p` and the gradient travel.
+
+        Parameters
+        ----------
+        p : array, shape (n_params,)
+            The parameters.
+
+        Raises
+        ------
+        ValueError
+            For another shape.
         """
         found: tuple[float, np.ndarray] | None = self._quick(p, None)
         if found is not None:
@@ -90,13 +100,27 @@ class Objective:
         return result
 
     def minimize(self, p: Any, method: str = "BFGS", *, progress: bool | None = None, **options: Any) -> Any:
-        """``scipy.optimize.minimize`` from `p`, converted to float64 first; returns its result.
+        """``scipy.optimize.minimize`` of the objective, from `p`, converted to float64 first.
 
-        `progress`: show a bar that counts evaluations; None shows one on terminals and in notebooks after half a second, True
-        lines of text elsewhere. `options` are SciPy's own keyword arguments, such as ``tol=1e-8`` or
-        ``options={"maxiter": 50}``; others raise TypeError. From a vector on a GPU, `chains.minimize` instead, which leaves it
-        there ("BFGS" and "L-BFGS"), with its options.
-        SciPy 1.17's TNC, SLSQP and Newton-CG fail, the last one silently, when they start from a float32 vector.
+        From a vector on a GPU, `chains.minimize` instead, which leaves it there ("BFGS" and "L-BFGS"), with its options. SciPy
+        1.17's TNC, SLSQP and Newton-CG fail, the last one silently, when they start from a float32 vector.
+
+        Parameters
+        ----------
+        p : array, shape (n_params,)
+            Where to begin.
+        method : str
+            Of SciPy.
+        progress : bool, optional
+            Whether to show a bar that counts evaluations. None shows one on terminals and in notebooks after half a second,
+            True lines of text elsewhere.
+        **options
+            SciPy's own keyword arguments, such as ``tol=1e-8`` or ``options={"maxiter": 50}``; others raise TypeError.
+
+        Returns
+        -------
+        scipy.optimize.OptimizeResult
+            SciPy's result.
         """
         if place_of(p) is not HOST:
             return minimize_in_place(self, p, method, progress=progress, **options)
@@ -125,32 +149,74 @@ class Objective:
         return result
 
     def value(self, p: Any) -> float:
-        """The value alone."""
+        """The value alone.
+
+        Parameters
+        ----------
+        p : array, shape (n_params,)
+            The parameters.
+        """
         return self(p)[0]
 
     def gradient(self, p: Any) -> np.ndarray:
-        """The gradient alone, fresh."""
+        """The gradient alone, fresh.
+
+        Parameters
+        ----------
+        p : array, shape (n_params,)
+            The parameters.
+        """
         return self(p)[1]
 
     def hessp(self, p: Any, v: Any) -> np.ndarray:
-        """The Hessian matrix at `p` times `v`, shape (n_params,), for SciPy's Newton-CG, trust-ncg and trust-krylov."""
+        """The Hessian matrix times a vector, shape (n_params,), for SciPy's Newton-CG, trust-ncg and trust-krylov.
+
+        Parameters
+        ----------
+        p, v : array, shape (n_params,)
+            The parameters and the vector.
+        """
         return self._second.hessian_product(self._vector("p", p), self._data, self._vector("v", v))
 
     def residuals(self, p: Any) -> np.ndarray:
         """What `scipy.optimize.least_squares` takes: half the sum of the squares is the value.
 
-        Shape (batch * outputs,); of a `ResidualProblem` (points * equations,), with the most equations that a term has, and
-        zeros for those that others lack. Raises ValueError unless the loss is a mean of squares, without a penalty or negative
-        weights.
+        Parameters
+        ----------
+        p : array, shape (n_params,)
+            The parameters.
+
+        Returns
+        -------
+        array, shape (batch * outputs,)
+            The residuals; of a `ResidualProblem` (points * equations,), with the most equations that a term has, and zeros for
+            those that others lack.
+
+        Raises
+        ------
+        ValueError
+            Unless the loss is a mean of squares, without a penalty or negative weights.
         """
         return self._second.residuals(self._vector("p", p), self._data)
 
     def jacobian(self, p: Any) -> np.ndarray:
-        """The derivatives of the residuals by the parameters, shape (len(residuals), n_params). Raises as they do."""
+        """The derivatives of the residuals by the parameters, shape (len(residuals), n_params). Raises as `residuals` does.
+
+        Parameters
+        ----------
+        p : array, shape (n_params,)
+            The parameters.
+        """
         return self._second.jacobian(self._vector("p", p), self._data)
 
     def normal_equations(self, p: Any) -> tuple[float, np.ndarray, np.ndarray]:
-        """The value r'r / 2, J'r and J'J for the residuals r and their Jacobian J, made a block of samples at a time."""
+        """The value r'r / 2, J'r and J'J for the residuals r and their Jacobian J, made a block of samples at a time.
+
+        Parameters
+        ----------
+        p : array, shape (n_params,)
+            The parameters.
+        """
         return self._second.normal_equations(self._vector("p", p), self._data)
 
     def _vector(self, name: str, given: Any) -> np.ndarray:

@@ -71,7 +71,13 @@ class Program:
         return used
 
     def flops(self, batch: int = 1) -> int:
-        """Floating-point operations of the matrix products and convolutions, a multiply-add counted as two."""
+        """Floating-point operations of the matrix products and convolutions, a multiply-add counted as two.
+
+        Parameters
+        ----------
+        batch : int
+            The number of samples.
+        """
         return sum(operation.flops(batch) for operation in self.operations)
 
     def __str__(self) -> str:

@@ -110,7 +110,17 @@ class ResidualProblem:
         )
 
     def evaluate(self, net: Any, p: np.ndarray, points: Any) -> dict[str, np.ndarray]:
-        """The outputs at `points`, shape (n, coordinates), by name, each of shape (n,), with the transform."""
+        """The outputs at some points, with the transform: by name, each of shape (n,).
+
+        Parameters
+        ----------
+        net : Chain
+            The network.
+        p : array, shape (n_params,)
+            Its parameters.
+        points : array, shape (n, coordinates)
+            The points.
+        """
         x = np.asarray(points)
         values = [*np.moveaxis(net(x, p), -1, 0)]
         if self.loss.transform is not None:

@@ -87,9 +87,22 @@ class Checkpoint:
         self.mode = mode
 
     def load(self, which: str = "last") -> Saved:
-        """The "last" checkpoint in the folder, or the "best" one.
+        """A checkpoint of the folder. Of the last ones, those that are damaged are left out, with a warning.
 
-        Of the last ones, those that are damaged are left out, with a warning. Raises ValueError where none is whole.
+        Parameters
+        ----------
+        which : str
+            "last" or "best".
+
+        Returns
+        -------
+        Saved
+            With `p`, `state` (None for networks without) and `history`.
+
+        Raises
+        ------
+        ValueError
+            Where none is whole.
         """
         check_word("which", which, "last", "best")
         return load(self.folder / BEST if which == "best" else self.folder)

@@ -49,20 +49,43 @@ class Position:
 class History:
     """What happened in each epoch: lists of equal length, one entry an epoch. ``print(history)`` shows a table.
 
-    It goes on where it ended as ``train(..., resume=history)``, and ``first + second`` are the two as one. It can be pickled,
-    and is JSON as ``json.dumps(history.to_dict())``.
+    Training goes on where it ended by ``train(..., resume=history)``; ``first + second`` are two histories as one. A history
+    can be pickled, and is JSON as ``json.dumps(history.to_dict())``.
+
+    Parameters
+    ----------
+    loss : list of float
+        The mean over the epoch's samples, each before its step.
+    validation_loss : list of float
+        After the epoch; empty without validation data.
+    metrics : dict of list of float
+        On the validation data, after the epoch.
+    seconds : list of float
+        Since training began, at the end of each epoch.
+    steps : int
+        How many steps were done.
+    optimizer : str
+        The optimiser's name.
+    stopped : str
+        Why training ended before the last epoch, or empty.
+    optimizer_state : mapping
+        What the optimiser remembers, to go on from.
+    position : Position
+        Where training stands within an epoch that was not finished.
+    layout : tuple
+        The names and shapes of the network's parameters.
     """
 
-    loss: list[float] = field(default_factory=list)  # mean over the epoch's samples, each before its step
-    validation_loss: list[float] = field(default_factory=list)  # after the epoch; empty without validation data
-    metrics: dict[str, list[float]] = field(default_factory=dict)  # on the validation data, after the epoch
-    seconds: list[float] = field(default_factory=list)  # since training began, at the end of each epoch
+    loss: list[float] = field(default_factory=list)
+    validation_loss: list[float] = field(default_factory=list)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
     steps: int = 0
-    optimizer: str = ""  # its name
-    stopped: str = ""  # why training ended before the last epoch, or empty
-    optimizer_state: Mapping[str, Any] = field(default_factory=dict, repr=False)  # for train(..., resume=history)
-    position: Position = field(default_factory=Position, repr=False)  # within the epoch that was not finished
-    layout: Names = field(default=(), repr=False)  # the names and shapes of the network's parameters
+    optimizer: str = ""
+    stopped: str = ""
+    optimizer_state: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    position: Position = field(default_factory=Position, repr=False)
+    layout: Names = field(default=(), repr=False)
 
     @property
     def epochs(self) -> int:
@@ -70,7 +93,13 @@ class History:
         return len(self.loss)
 
     def add(self, numbers: dict[str, float]) -> None:
-        """Append an epoch's numbers on the validation data."""
+        """Append an epoch's numbers on the validation data.
+
+        Parameters
+        ----------
+        numbers : dict of float
+            By name, such as "validation loss".
+        """
         for name, number in numbers.items():
             column = self.validation_loss if name == "validation loss" else self.metrics.setdefault(name, [])
             column.append(number)
@@ -130,7 +159,18 @@ class History:
 
     @classmethod
     def from_dict(cls, data: Any) -> History:
-        """The history that `to_dict` made these of. Raises ValueError for anything else."""
+        """A history from the dictionary that `to_dict` has made.
+
+        Parameters
+        ----------
+        data : dict
+            The dictionary, or what JSON has made of it.
+
+        Raises
+        ------
+        ValueError
+            For anything else.
+        """
         try:
             state = {str(name): encoding.decoded_array(array) for name, array in data["optimizer_state"].items()}
             return cls(
@@ -169,10 +209,13 @@ class History:
 
         Parameters
         ----------
-        ax
-            The `Axes` to draw on; by default those of a new figure of pyplot, which notebooks show.
+        ax : Axes, optional
+            Where to draw; by default on those of a new figure of pyplot, which notebooks show.
 
-        Returns the `Axes` of the losses. ``history.plot().figure.savefig("history.png")`` saves the figure.
+        Returns
+        -------
+        Axes
+            Those of the losses: ``history.plot().figure.savefig("history.png")`` saves the figure.
         """
         if ax is None:
             from matplotlib import pyplot

@@ -24,7 +24,21 @@ from chains.training.steps import UNLIMITED_STEPS, Steps
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a callback sees after an epoch, which count from 1: `p`, `history` and `state`, the network's, are the live ones."""
+    """What a callback sees after an epoch.
+
+    Parameters
+    ----------
+    net : Chain
+        The network.
+    p : array, shape (n_params,)
+        The live parameters: training goes on with what a callback writes there.
+    epoch : int
+        Epochs finished in this call, from 1.
+    history : History
+        As far as it goes.
+    state : array, shape (n_state,), optional
+        The live state of the network.
+    """
 
     net: Chain
     p: np.ndarray

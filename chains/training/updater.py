@@ -71,6 +71,13 @@ class Updater:
         raise AttributeError("`state` is given when an updater is made: Updater(optimizer, p, state)")
 
     def __call__(self, g: np.ndarray) -> None:
+        """Move the parameters by one step.
+
+        Parameters
+        ----------
+        g : array, shape (n,)
+            The gradient, which is left as it is.
+        """
         g = arguments.together(self.p, {"g": as_array("g", g)})["g"]
         if g.shape != self.p.shape:
             raise ValueError(f"`g` has shape {g.shape}, but the parameters have shape {self.p.shape}")
