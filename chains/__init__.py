@@ -102,6 +102,7 @@ from chains.program.program import Program as Program
 from chains.program.recorder import Recorder as Recorder
 from chains.program.view import View as View
 from chains.residuals.problem import ResidualProblem, Term
+from chains.samplers import SGLD, SWAG
 from chains.threads import get_num_threads as get_num_threads
 from chains.threads import num_threads as num_threads
 from chains.threads import set_num_threads as set_num_threads
@@ -121,6 +122,8 @@ __all__ = [
     "ODE",
     "RNN",
     "SGD",
+    "SGLD",
+    "SWAG",
     "Activation",
     "Adagrad",
     "Adam",

@@ -488,7 +488,9 @@ OPTIMIZERS = {
     "RMSProp": chains.RMSProp(0.01),
     "RMSProp-other": chains.RMSProp(0.01, decay=0.8, eps=1e-4),
     "Adagrad": chains.Adagrad(0.1),
+    "SWAG": chains.SWAG(0.05, momentum=0.9, start=3, every=2),
 }
+DRAWING = {"SGLD": chains.SGLD(0.01, 0.1)}  # random numbers, which an `Updater` does not
 CLIPPED = {f"{name}-clipped": replace(optimizer, clip_norm=0.4) for name, optimizer in OPTIMIZERS.items()}
 
 # A schedule, and what it should be at a number of updates made before.
@@ -525,7 +527,7 @@ def uncovered() -> list[str]:
         Layer: layer_types,
         losses.Loss: {type(case.loss) for case in CASES},
         chains.Penalty: penalty_types,
-        chains.Optimizer: {type(optimizer) for optimizer in OPTIMIZERS.values()},
+        chains.Optimizer: {type(optimizer) for optimizer in (OPTIMIZERS | DRAWING).values()},
     }
     missing = [c.__name__ for base, have in shown.items() for c in everything if issubclass(c, base) and c not in have]
     functions = {layer.f for case in CASES for layer in case.layers if isinstance(layer, chains.Activation)}

@@ -33,7 +33,7 @@ FLOORS = [
     ["params", "jets"],
     ["activations", "schedules", "optimizers", "backends"],
     ["arrays"],
-    ["layers", "penalties", "metrics", "levenberg_marquardt"],
+    ["layers", "penalties", "metrics", "levenberg_marquardt", "samplers"],
     ["losses", "minimize"],
     ["residuals"],
     ["network"],

@@ -36,7 +36,7 @@ class Updater:
     Raises
     ------
     TypeError, ValueError
-        For arguments that do not fit, before anything is written.
+        For arguments that do not fit, before anything is written; and for optimisers that draw random numbers.
     FloatingPointError
         On the processor, before a step for which a schedule gives a rate that is negative or not finite. An infinity or NaN in
         the gradient goes on into `p`: check the loss, as `train` does.
@@ -52,6 +52,8 @@ class Updater:
         ops.copy(own, ops.external("g", p.shape, role="input"))
         ops.symbolic(optimizer).record(ops, parameters, own, [(0, p.size)])
         program = ops.finish()
+        if "random" in program.buffers:
+            raise ValueError(f"`optimizer` (={optimizer!r}) draws random numbers, by the seed that train takes: use train")
         self.optimizer = optimizer
         self.p = p
         self._state = start
