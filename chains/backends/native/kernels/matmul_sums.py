@@ -14,12 +14,35 @@ from chains.backends.native.llvm.accumulators import accumulate, accumulators_fo
 from chains.backends.native.llvm.blocking import panels
 from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
 from chains.backends.native.llvm.shuffles import interleaved
+from chains.program.view import Batch
+
+PART_BYTES = 256 << 10  # of both operands, which stay in a second-level cache, and in the pages that are known
+LEAST_PART = 64  # rows of a part, whose sums are worth to be written and read again
 
 
 def lower_matmul_sums(frame: Frame, product: FusedProduct) -> None:
-    """Blocks of the result, each a sum over the samples of the tile."""
+    """Blocks of the result, each a sum over the samples of the tile.
+
+    Samples of many rows are gone through in parts, since every block of the result reads a few columns of all rows.
+    """
     product = product.turned(frame.lanes)
     frame = replace(frame, first=frame.begins(product.accumulate, product.continued))
+    f, summed = frame.f, product.a.shape[1]
+    count = frame.extent(summed)
+    length = PART_BYTES // (sum(product.out.sample_shape) * product.out.dtype.itemsize)
+    if product.maps or not isinstance(summed, Batch) or summed.per_sample == 1 or length < LEAST_PART:
+        _sum(frame, product, integer(0), count)
+        return
+
+    def part(begin: Value, _: list[Value]) -> None:
+        first = frame.first and f.binary("and", frame.first, f.compare("eq", begin, integer(0)))
+        _sum(replace(frame, first=first), product, begin, f.least(f.binary("sub", count, begin), integer(length)))
+
+    f.loop(integer(0), count, length, part)
+
+
+def _sum(frame: Frame, product: FusedProduct, begin: Value, count: Value) -> None:
+    """The sum over so many rows of the operands."""
     rows, columns = (int(extent) for extent in product.out.shape)  # type: ignore[arg-type]
     f = frame.f
     scalar = real_type(product.out.dtype)
@@ -33,14 +56,14 @@ def lower_matmul_sums(frame: Frame, product: FusedProduct) -> None:
         whole = rows // height * height
 
         def step(i: Value, _: list[Value]) -> list[Value]:
-            _sum_block(frame, product, i, height, column, masks, lanes, scalar)
+            _sum_block(frame, product, begin, count, i, height, column, masks, lanes, scalar)
             if prefetch:
                 prefetch_lines(frame)
             return []
 
         f.loop(integer(0), integer(whole), height, step)
         if rows > whole:
-            _sum_block(frame, product, integer(whole), rows - whole, column, masks, lanes, scalar)
+            _sum_block(frame, product, begin, count, integer(whole), rows - whole, column, masks, lanes, scalar)
 
     panels(frame.f, columns, lanes, panel, run_panel)
 
@@ -48,6 +71,8 @@ def lower_matmul_sums(frame: Frame, product: FusedProduct) -> None:
 def _sum_block(
     frame: Frame,
     product: FusedProduct,
+    begin: Value,
+    count: Value,
     row: Value,
     block: int,
     column: Value,
@@ -58,7 +83,8 @@ def _sum_block(
     f, out, a, b = frame.f, product.out, product.a, product.b
     type = Type(scalar.name, lanes)
 
-    def step(s: Value, sums: list[Value]) -> list[Value]:
+    def step(i: Value, sums: list[Value]) -> list[Value]:
+        s = f.add(begin, i)
         b_row = f.address(frame.row(b, s, b.strides[0]), f.mul(column, b.strides[1]), scalar)
         a_column = f.address(frame.row(a, s, a.strides[1]), f.mul(row, a.strides[0]), scalar)
         vectors = [
@@ -70,9 +96,8 @@ def _sum_block(
             results += [f.fma(x, v, sums[r * len(masks) + c]) for c, v in enumerate(vectors)]
         return results
 
-    samples = frame.extent(a.shape[1])
     start = [number(type, 0.0)] * (block * len(masks))
-    sums = accumulate(f, samples, accumulators_for(len(start)), step, start, start[0], partial(f.binary, "fadd"))
+    sums = accumulate(f, count, accumulators_for(len(start)), step, start, start[0], partial(f.binary, "fadd"))
 
     def add_interleaved() -> None:
         for c, mask in enumerate(masks):
