@@ -37,11 +37,6 @@ class _Gated(Cell):
         self.recurrent_init = initializer(recurrent_init, "recurrent_init", shape=(self.units, width))
         self.bias_init = initializer(bias_init, "bias_init", shape=(width,))
 
-    @property
-    def inits(self) -> dict[str, InitializerLike]:
-        """The initializers, under their names as settings."""
-        return {"weight_init": self.weight_init, "recurrent_init": self.recurrent_init, "bias_init": self.bias_init}
-
     def declare(self, d: Declaration) -> None:
         if d.input != (self.inputs,):
             raise ValueError(f"`inputs` (={self.inputs}) must be the length of a step's input, whose shape is {d.input}")
@@ -77,8 +72,8 @@ class RNNCell(_Gated):
         The lengths of a step's input `x` and of the state `h`.
     activation : activation or str
         Of the state.
-    **inits : initializer
-        `weight_init`, `recurrent_init` and `bias_init`, of (inputs, units), (units, units) and (units,).
+    weight_init, recurrent_init, bias_init : initializer
+        Of (inputs, units), (units, units) and (units,).
 
     Raises
     ------
@@ -86,8 +81,11 @@ class RNNCell(_Gated):
         For settings that are not valid, by name.
     """
 
-    def __init__(self, inputs: int, units: int, activation: Activation | str = tanh, **inits: InitializerLike) -> None:
-        super().__init__(inputs, units, **inits)
+    def __init__(
+        self, inputs: int, units: int, activation: Activation | str = tanh, *, weight_init: InitializerLike = "glorot_uniform",
+        recurrent_init: InitializerLike = "glorot_uniform", bias_init: InitializerLike = "zeros",
+    ) -> None:  # fmt: skip
+        super().__init__(inputs, units, weight_init=weight_init, recurrent_init=recurrent_init, bias_init=bias_init)
         self.activation = resolve(activation)
 
     def declare(self, d: Declaration) -> None:
@@ -186,8 +184,8 @@ class GRUCell(_Gated):
     reset_after : bool
         Whether r is applied behind the product, as above. Without, as in the paper, ``n = tanh(a_n + (r * h) @
         recurrent_weight_n)``, and `bias` is the only one.
-    **inits : initializer
-        `weight_init`, `recurrent_init` and `bias_init`, of (inputs, 3 units), (units, 3 units) and (3 units,).
+    weight_init, recurrent_init, bias_init : initializer
+        Of (inputs, 3 units), (units, 3 units) and (3 units,).
 
     Raises
     ------
@@ -197,8 +195,11 @@ class GRUCell(_Gated):
 
     gates = 3
 
-    def __init__(self, inputs: int, units: int, *, reset_after: bool = True, **inits: InitializerLike) -> None:
-        super().__init__(inputs, units, **inits)
+    def __init__(
+        self, inputs: int, units: int, *, reset_after: bool = True, weight_init: InitializerLike = "glorot_uniform",
+        recurrent_init: InitializerLike = "glorot_uniform", bias_init: InitializerLike = "zeros",
+    ) -> None:  # fmt: skip
+        super().__init__(inputs, units, weight_init=weight_init, recurrent_init=recurrent_init, bias_init=bias_init)
         check_flags(reset_after=reset_after)
         self.reset_after = reset_after
 
@@ -299,8 +300,16 @@ class _Named(Recurrent):
         return self.cell.units
 
     @property
-    def inits(self) -> dict[str, InitializerLike]:
-        return self.cell.inits
+    def weight_init(self) -> InitializerLike:
+        return self.cell.weight_init
+
+    @property
+    def recurrent_init(self) -> InitializerLike:
+        return self.cell.recurrent_init
+
+    @property
+    def bias_init(self) -> InitializerLike:
+        return self.cell.bias_init
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}{repr(self.cell).removeprefix(type(self.cell).__name__)[:-1]}{self._settings()})"
@@ -315,7 +324,7 @@ class RNN(_Named):
         As of `RNNCell`.
     return_sequences, bidirectional, initial_state
         As of `Recurrent`.
-    **inits : initializer
+    weight_init, recurrent_init, bias_init : initializer
         As of `RNNCell`.
     """
 
@@ -323,12 +332,13 @@ class RNN(_Named):
 
     def __init__(
         self, inputs: int, units: int, activation: Activation | str = tanh, *, return_sequences: bool = False,
-        bidirectional: bool = False, initial_state: str = "zeros", **inits: InitializerLike,
+        bidirectional: bool = False, initial_state: str = "zeros", weight_init: InitializerLike = "glorot_uniform",
+        recurrent_init: InitializerLike = "glorot_uniform", bias_init: InitializerLike = "zeros",
     ) -> None:  # fmt: skip
-        cell = RNNCell(inputs, units, activation, **inits)
-        super().__init__(
-            cell, return_sequences=return_sequences, bidirectional=bidirectional, initial_state=initial_state
+        cell = RNNCell(
+            inputs, units, activation, weight_init=weight_init, recurrent_init=recurrent_init, bias_init=bias_init
         )  # fmt: skip
+        super().__init__(cell, return_sequences=return_sequences, bidirectional=bidirectional, initial_state=initial_state)
 
     @property
     def activation(self) -> Activation:
@@ -344,18 +354,17 @@ class LSTM(_Named):
         As of `LSTMCell`.
     return_sequences, bidirectional, initial_state
         As of `Recurrent`.
-    **inits : initializer
+    weight_init, recurrent_init, bias_init : initializer
         As of `LSTMCell`.
     """
 
     def __init__(
         self, inputs: int, units: int, *, return_sequences: bool = False, bidirectional: bool = False,
-        initial_state: str = "zeros", **inits: InitializerLike,
+        initial_state: str = "zeros", weight_init: InitializerLike = "glorot_uniform",
+        recurrent_init: InitializerLike = "glorot_uniform", bias_init: InitializerLike = "zeros",
     ) -> None:  # fmt: skip
-        cell = LSTMCell(inputs, units, **inits)
-        super().__init__(
-            cell, return_sequences=return_sequences, bidirectional=bidirectional, initial_state=initial_state
-        )  # fmt: skip
+        cell = LSTMCell(inputs, units, weight_init=weight_init, recurrent_init=recurrent_init, bias_init=bias_init)
+        super().__init__(cell, return_sequences=return_sequences, bidirectional=bidirectional, initial_state=initial_state)
 
 
 class GRU(_Named):
@@ -367,7 +376,7 @@ class GRU(_Named):
         As of `GRUCell`.
     return_sequences, bidirectional, initial_state
         As of `Recurrent`.
-    **inits : initializer
+    weight_init, recurrent_init, bias_init : initializer
         As of `GRUCell`.
     """
 
@@ -375,12 +384,13 @@ class GRU(_Named):
 
     def __init__(
         self, inputs: int, units: int, *, reset_after: bool = True, return_sequences: bool = False,
-        bidirectional: bool = False, initial_state: str = "zeros", **inits: InitializerLike,
+        bidirectional: bool = False, initial_state: str = "zeros", weight_init: InitializerLike = "glorot_uniform",
+        recurrent_init: InitializerLike = "glorot_uniform", bias_init: InitializerLike = "zeros",
     ) -> None:  # fmt: skip
-        cell = GRUCell(inputs, units, reset_after=reset_after, **inits)
-        super().__init__(
-            cell, return_sequences=return_sequences, bidirectional=bidirectional, initial_state=initial_state
+        cell = GRUCell(
+            inputs, units, reset_after=reset_after, weight_init=weight_init, recurrent_init=recurrent_init, bias_init=bias_init
         )  # fmt: skip
+        super().__init__(cell, return_sequences=return_sequences, bidirectional=bidirectional, initial_state=initial_state)
 
     @property
     def reset_after(self) -> bool:

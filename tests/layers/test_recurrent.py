@@ -90,3 +90,9 @@ def test_lengths_are_those_of_packed_sequences(kind, draw, backend_name):
     gradients = torch_gradients(twin, layer, net)
     for name, gradient in net.views(dp).items():
         np.testing.assert_allclose(gradient, gradients[name], rtol=1e-10, atol=1e-10, err_msg=f"{name} of {layer!r}")
+
+
+@pytest.mark.parametrize("layer", [RNN, LSTM, GRU])
+def test_a_setting_that_is_none_is_named_with_the_layer(layer):
+    with pytest.raises(TypeError, match=rf"^{layer.__name__}: got an unexpected keyword argument 'lengths'"):
+        layer(3, 4, lengths=True)
