@@ -242,26 +242,26 @@ def check_weights(w: Any, batch: int) -> np.ndarray:
     return w
 
 
-def lengths_of(lengths: Any, x: Any, network: Declaration) -> dict[str, Any]:
-    """The checked lengths of the samples of `x` under their name; nothing for None.
+def lengths_of(lengths: Any, x: Any, network: Declaration, name: str = "lengths", of: str = "x") -> dict[str, Any]:
+    """The checked lengths of the samples of `x`, the argument `of`, as "lengths"; nothing for None.
 
     Raises TypeError or ValueError unless they are whole numbers from 1 to the steps of a network that has a time axis.
     """
     if lengths is None:
         return {}
-    lengths = as_array("lengths", lengths)
-    _check_batch("lengths", lengths, len(x))
+    lengths = as_array(name, lengths)
+    _check_batch(name, lengths, len(x), of)
     if not network.takes_lengths:
-        raise ValueError("`lengths` must be left out: no layer of this network has a time axis")
+        raise ValueError(f"`{name}` must be left out: no layer of this network has a time axis")
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
         raise TypeError(
-            f"`lengths` must have shape ({len(x)},), a whole number of steps for each sample, "
+            f"`{name}` must have shape ({len(x)},), a whole number of steps for each sample, "
             f"got {lengths.dtype} of shape {lengths.shape}"
         )
     steps = network.input[0]
     if lengths.min() < 1 or lengths.max() > steps:
         wrong = int(lengths.min()) if lengths.min() < 1 else int(lengths.max())
-        raise ValueError(f"`lengths` must be from 1 to {steps}, the steps of a sample, but there is {wrong}")
+        raise ValueError(f"`{name}` must be from 1 to {steps}, the steps of a sample, but there is {wrong}")
     return {"lengths": lengths}
 
 

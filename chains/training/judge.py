@@ -43,15 +43,21 @@ class Judge:
         self._arguments = (net, p, state, loss, penalty)
         self._metrics = dict(zip(names, metrics, strict=True))
         self.names = [] if validation is None else ["validation loss", *names]
-        self._data = None
+        self._data: dict[str, Any] | None = None
         if validation is not None:
-            if not isinstance(validation, (tuple, list)) or len(validation) != 2:
-                raise TypeError(f"`validation` (a {type(validation).__name__}) must be a pair of arrays (x, t)")
+            if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
+                raise TypeError(
+                    f"`validation` (a {type(validation).__name__}) must be a pair of arrays (x, t), or (x, t, lengths)"
+                )
             x = arguments.check_input(validation[0], net.input_shape, "validation[0]", ids=net.network.id_count)
             t = arguments.check_targets(validation[1], len(x), net.output_shape, loss, "validation[1]", "validation[0]")
-            both = arguments.together(p, {"validation[0]": x, "validation[1]": t})
-            kind = p.dtype if net.network.id_count is None else None
-            self._data = place_of(p).contiguous(both["validation[0]"], kind), both["validation[1]"]
+            given = {"x": x, "t": t}
+            if len(validation) == 3:
+                given |= arguments.lengths_of(validation[2], x, net.network.declaration, "validation[2]", "validation[0]")
+            self._names = {name: f"validation[{k}]" for k, name in enumerate(given)}
+            together = arguments.together(p, {self._names[name]: array for name, array in given.items()})
+            self._data = {name: together[self._names[name]] for name in given}
+            self._data["x"] = place_of(p).contiguous(self._data["x"], p.dtype if net.network.id_count is None else None)
             for metric in metrics:
                 if getattr(metric, "__module__", "") == accuracy.__module__:  # others may count their calls
                     _value(metric, on_host(t[:1]), np.zeros((1, *net.output_shape)))
@@ -62,9 +68,10 @@ class Judge:
         if self._data is None:
             return {}
         net, p, state, loss, penalty = self._arguments
-        x, t = self._data
-        means = [(net.loss(p, x[piece], t[piece], loss, penalty=penalty, state=state), len(x[piece])) for piece in self._pieces]
-        return {"validation loss": sum(mean * size for mean, size in means) / len(x), **self._measured()}
+        total = 0.0
+        for part in self._parts():
+            total += net.loss(p, loss=loss, penalty=penalty, state=state, **part) * len(part["x"])
+        return {"validation loss": total / len(self._data["x"]), **self._measured()}
 
     @property
     def nothing(self) -> dict[str, Any]:
@@ -81,15 +88,20 @@ class Judge:
     @property
     def data(self) -> dict[str, np.ndarray]:
         """The validation data by argument."""
-        return {} if self._data is None else {f"validation[{k}]": array for k, array in enumerate(self._data)}
+        return {} if self._data is None else {self._names[name]: array for name, array in self._data.items()}
+
+    def _parts(self) -> list[dict[str, Any]]:
+        """The data by argument, a piece at a time."""
+        assert self._data is not None
+        return [{name: array[piece] for name, array in self._data.items()} for piece in self._pieces]
 
     def _measured(self) -> dict[str, float]:
         """The metrics by name."""
         if self._data is None or not self._metrics:
             return {}
         net, p, state, *_ = self._arguments
-        x, t = self._data
-        y, t = np.concatenate([on_host(net(x[piece], p, state=state)) for piece in self._pieces]), on_host(t)
+        y = np.concatenate([on_host(net(part["x"], p, lengths=part.get("lengths"), state=state)) for part in self._parts()])
+        t = on_host(self._data["t"])
         return {name: _value(metric, t, y) for name, metric in self._metrics.items()}
 
 

@@ -34,7 +34,7 @@ class MemberJudge:
             self._check(validation, len(p))
             pairs = list(zip(*validation, strict=True))
             self._judges = [Judge(net, p[m], states[m], loss, penalty, pairs[m], metrics) for m in range(len(p))]
-            self.data = dict(zip(("validation[0]", "validation[1]"), map(np.asarray, validation), strict=True))
+            self.data = {f"validation[{k}]": np.asarray(array) for k, array in enumerate(validation)}
         else:
             first = Judge(net, p[0], states[0], loss, penalty, validation, metrics)
             self._judges = [first.of(p[m], states[m]) for m in range(len(p))]
@@ -44,9 +44,9 @@ class MemberJudge:
     @staticmethod
     def _check(validation: Any, count: int) -> None:
         """Raise ValueError unless there are data for each member."""
-        for name, array in zip(("validation[0]", "validation[1]"), validation, strict=True):
+        for k, array in enumerate(validation):
             if len(array) != count:
-                raise ValueError(f"`{name}` has an axis of {len(array)} members in front, but `p` has {count}")
+                raise ValueError(f"`validation[{k}]` has an axis of {len(array)} members in front, but `p` has {count}")
 
     @property
     def nothing(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class MemberJudge:
 
 def _are_own(validation: Any, net: Chain) -> bool:
     """Whether inputs have an axis of members in front."""
-    if not isinstance(validation, (tuple, list)) or len(validation) != 2:
+    if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
         return False
     shape = np.shape(validation[0])
     return len(shape) == len(net.input_shape) + 2 and shape[2:] == net.input_shape

@@ -90,12 +90,12 @@ def train(
     weights : array, shape (samples,), optional
         Factors of the samples' losses.
     lengths : array, shape (samples,), optional
-        How many steps each sample has, whole numbers, for recurrent networks. Not with `validation`.
+        How many steps each sample has, whole numbers, for recurrent networks.
     penalty : Penalty, optional
         Added to the loss.
     state : array, shape (n_state,)
         The state of a network that has one, updated in place.
-    validation : (x, t), optional
+    validation : (x, t) or (x, t, lengths), optional
         Data on which the loss (with the penalty) and the `metrics` are computed after each epoch.
     metrics : sequence of functions of targets and outputs
         Custom metrics are first called after the first epoch.
@@ -171,8 +171,8 @@ def train(
             problem = net.problem if ensemble is None else partial(ensemble.problem, net)
             data, objective = problem(x, t, loss, weights, penalty, lengths)
             samples = len(data["x"]) if ensemble is None else ensemble.members.samples
-            if lengths is not None and validation is not None:
-                raise ValueError("`validation` must be left out with `lengths`: its samples would have none")
+            if lengths is not None and isinstance(validation, (tuple, list)) and len(validation) == 2:
+                raise ValueError("`validation` must be (x, t, lengths) with `lengths`: its samples would have none")
             batch_size = _check_batch_size(net, samples, batch_size, drop_last)
             data = arguments.together(p, data, move=False)
             position = start.position_in(data_of(samples, batch_size, drop_last, shuffle, seeds))

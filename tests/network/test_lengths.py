@@ -88,10 +88,43 @@ def test_what_is_refused(net, problem, name):
 
 
 def test_networks_without_a_time_axis_have_no_lengths(problem):
-    _, x, t = problem
+    _, x, _ = problem
     dense = Chain(Dense(2, 1))
     with pytest.raises(ValueError, match="`lengths` must be left out: no layer of this network has a time axis"):
         dense(x[:, 0], dense.init(), lengths=LENGTHS)
-    net = Chain(GRU(2, 1), input_shape=(STEPS, 2))
-    with pytest.raises(ValueError, match="`validation` must be left out with `lengths`"):
-        train(net, net.init(), x, t, MSELoss(), SGD(0.1), lengths=LENGTHS, validation=(x, t), progress=False)
+
+
+@pytest.mark.parametrize("members", [None, 2])
+def test_validation_has_lengths_too(net, problem, members):
+    _, x, t = problem
+    p = net.init() if members is None else np.stack([net.init(seed=seed) for seed in range(members)])
+    seen = []
+
+    def size(t, y):
+        seen.append(y)
+        return float(len(y))
+
+    history = train(
+        net, p, x, t, MSELoss(), SGD(0.1), epochs=2, lengths=LENGTHS, validation=(x, t, LENGTHS), metrics=[size], progress=False
+    )
+    own = np.atleast_2d(p)
+    wanted = [net.loss(each, x, t, MSELoss(), lengths=LENGTHS) for each in own]
+    assert_close(np.ravel(history.validation_loss[-1]), np.array(wanted), 1e-6)
+    for y, each in zip(seen[-len(own) :], own, strict=True):
+        assert_close(y, net(x, each, lengths=LENGTHS), 1e-6)
+
+
+def test_validation_that_does_not_fit_is_refused(net, problem):
+    _, x, t = problem
+    p = net.init()
+    before = p.copy()
+    for validation, text in (
+        ((x, t), r"`validation` must be \(x, t, lengths\) with `lengths`: its samples would have none"),
+        ((x, t, LENGTHS[:2]), r"`validation\[2\]` has shape \(2,\), but `validation\[0\]` is a batch of 4"),
+        ((x, t, 0 * LENGTHS), r"`validation\[2\]` must be from 1 to 6, the steps of a sample, but there is 0"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            train(net, p, x, t, MSELoss(), SGD(0.1), lengths=LENGTHS, validation=validation, progress=False)
+    with pytest.raises(TypeError, match=r"must be a pair of arrays \(x, t\), or \(x, t, lengths\)"):
+        train(net, p, x, t, MSELoss(), SGD(0.1), validation=(x, t, LENGTHS, t), progress=False)
+    np.testing.assert_array_equal(p, before)
