@@ -127,9 +127,30 @@ def _peers(p: Problem, options: Options) -> list[Contestant | Absent]:
 # Accuracy
 
 
+def losses(p: Problem, batch: int = BATCH) -> tuple[np.ndarray, np.ndarray]:
+    """The losses of chains and of PyTorch, batch after batch, from the same weights."""
+    import torch
+
+    from benchmarks.rosetta_rnn_torch import Model
+
+    net, q, model, history = network(words=p.words), p.p.copy(), Model(p), None
+    own, theirs = [], []
+    for k in range(0, len(p.x), batch):
+        x, t = p.x[k : k + batch], p.t[k : k + batch]
+        history = chains.train(net, q, x, t, LOSS, Adam(RATE), shuffle=False, progress=False, resume=history)
+        own.append(history.loss[0])
+        theirs.append(model.step(torch.from_numpy(x), torch.from_numpy(t.astype(np.int64))).item())
+    return np.array(own), np.array(theirs)
+
+
 def accuracies(options: Options) -> Iterator[tuple[str, list[Criterion]]]:
     """Test accuracy of chains, then of PyTorch, from the same weights after each epoch; three epochs and seeds by default."""
     seeds, epochs = options.seeds or (0, 1, 2), options.epochs or 3
+    if "torch" in options.peers:
+        own, theirs = losses(problem(50 * BATCH))
+        difference = float(np.abs(own - theirs).max())
+        apart = Criterion("rosetta_rnn: largest difference of the first 50 losses from PyTorch's", difference, "<= 1e-4")
+        yield f"rosetta_rnn, losses of chains at steps 1, 25, 50: {own[0]:.6f} {own[24]:.6f} {own[49]:.6f}\n  {apart}", [apart]
     means: dict[str, list[float]] = {}
     for peer, run in (("chains", _chains_run), ("torch", _torch_run)):
         if peer not in options.peers:
