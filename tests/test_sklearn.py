@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains import SGD, Adam, BatchNorm, Chain, Dense, Reshape, tanh
+from chains import SGD, Adam, BatchNorm, Chain, CrossEntropyLoss, Dense, L2Penalty, Reshape, tanh
 
 pytest.importorskip("sklearn", "1.6")
 
@@ -24,6 +24,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from chains.sklearn import ChainClassifier, ChainRegressor
+from chains.sklearn.watch import Watch
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -143,6 +144,27 @@ def test_early_stopping_keeps_the_best_epoch():
     assert model.best_loss_ is None
     assert max(model.validation_scores_[-4:]) < model.best_validation_score_ + model.tol
     assert model.score(X, y) > 0.93
+
+
+def test_epochs_done_at_once_stop_where_single_ones_do():
+    """Full batches: losses are looked at when they may end training, with the same results."""
+    X, y = scaled(load_wine)
+    settings = {"hidden_layer_sizes": 10, "learning_rate_init": 0.1, "n_iter_no_change": 3, "tol": 1e-3, "random_state": 0}
+    model = ChainClassifier(**settings).fit(X, y)
+    assert 10 < model.n_iter_ < 200
+    calls = []
+    watch = Watch(
+        settings["tol"], settings["n_iter_no_change"], lambda state: calls.append(state.epoch) or -state.history.loss[-1]
+    )
+    seed = np.random.RandomState(0)
+    p = model.net_.init(int(seed.randint(2**31)), X.dtype)
+    problem = {"penalty": L2Penalty(0.5 * model.alpha / len(X), "*.weight"), "seed": int(seed.randint(2**31))}
+    history = chains.train(
+        model.net_, p, X, y, CrossEntropyLoss(), Adam(0.1), epochs=200, batch_size=len(X), callbacks=[watch], **problem
+    )
+    assert calls == list(range(1, model.n_iter_ + 1))
+    assert history.loss == model.loss_curve_
+    np.testing.assert_array_equal(p, model.p_)
 
 
 def test_training_stops_where_the_loss_makes_no_progress():

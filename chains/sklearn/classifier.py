@@ -43,7 +43,6 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
         check_classification_targets(y)
         if y.ndim == 2 and y.shape[1] == 1:
             y = column_or_1d(y, warn=True)
-        known = unique_labels(y)
         if first:
             self._labels = LabelBinarizer().fit(y if classes is None else classes)
             if classes is not None and type_of_target(y) == "multilabel-indicator":
@@ -52,7 +51,7 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
             if len(self.classes_) < 2:
                 raise ValueError(f"a classifier needs two classes at least, got one class: {self.classes_[0]!r}")
             self.n_outputs_ = 1 if self._labels.y_type_ == "binary" else len(self.classes_)
-        elif not np.isin(known, self.classes_).all():
+        elif not np.isin(known := unique_labels(y), self.classes_).all():
             raise ValueError(f"`y` has classes {known} that were not there in the first call, {self.classes_}")
         if self._labels.y_type_ == "multiclass":
             return np.searchsorted(self.classes_, y), CrossEntropyLoss()

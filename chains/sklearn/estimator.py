@@ -262,7 +262,7 @@ class ChainEstimator(BaseEstimator):
         self, X: np.ndarray, y: np.ndarray, t: np.ndarray, loss: Loss, weights: np.ndarray | None,
         random: np.random.RandomState, partial: bool,
     ) -> None:  # fmt: skip
-        score: Callable[[TrainingState], float] = lambda state: -state.history.loss[-1]  # noqa: E731
+        score: Callable[[TrainingState], float] | None = None
         if self.early_stopping and not partial:
             split = train_test_split(
                 np.arange(len(X)), test_size=self.validation_fraction, random_state=random, stratify=self._strata(y)
@@ -272,7 +272,7 @@ class ChainEstimator(BaseEstimator):
             score = lambda state: self._score(yv, self.net_(xv, state.p, state=state.state))  # noqa: E731
             X, t, weights = X[kept], t[kept], None if weights is None else weights[kept]
         batch = min(self.batch_size if isinstance(self.batch_size, int) else 200, len(X))
-        watch = Watch(self.tol, self.n_iter_no_change, score, self.early_stopping)
+        watch = Watch(self.tol, self.n_iter_no_change, score)
         history = train(
             self.net_, self.p_, X, t, loss, self._optimizer(),
             epochs=1 if partial else self.max_iter, batch_size=batch, seed=int(random.randint(2**31)), shuffle=self.shuffle,

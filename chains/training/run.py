@@ -52,7 +52,8 @@ class TrainingState:
 
 
 # Called after each epoch; where it returns a text, training stops with that as the reason. A dictionary of texts by the numbers
-# of members stops these members of an ensemble.
+# of members stops these members of an ensemble. A callback with an attribute `epochs_at_once` is content to be called when as
+# many are done, so that full batches take less time.
 Callback = Callable[[TrainingState], str | dict[int, str] | None]
 
 
@@ -119,12 +120,14 @@ class Run:
     def _train(self, interrupts: Interrupts) -> None:
         steps, history, tick = self._steps, self._history, self._tick
         saver, most = self._saver, UNLIMITED_STEPS
-        one_by_one = bool(self._callbacks or self._judge.names or (saver and saver.one_by_one))
+        one_by_one = bool(self._judge.names or (saver and saver.one_by_one))
         each_step = [callback.on_batch_end for callback in self._callbacks if hasattr(callback, "on_batch_end")]
         if saver is not None:
             saver.begin()
         while history.epochs < self._epochs and not history.stopped:
-            left = 1 if one_by_one else self._epochs - history.epochs
+            left = min(
+                1 if one_by_one else self._epochs - history.epochs, *map(_epochs_at_once, self._callbacks), UNLIMITED_STEPS
+            )
             if saver is not None:
                 epochs, most = saver.limits()
                 left = min(left, epochs)
@@ -187,6 +190,10 @@ class Run:
 def interrupted(history: History) -> str:
     """Why a run ended that Ctrl-C ended."""
     return f"interrupted by the user in epoch {history.epochs + 1}"
+
+
+def _epochs_at_once(callback: Callback) -> int:
+    return getattr(callback, "epochs_at_once", 1)
 
 
 def _reason(callback: Callback, state: TrainingState, history: History) -> str | dict[int, str]:
