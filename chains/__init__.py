@@ -101,6 +101,7 @@ from chains.penalties import Penalty as Penalty
 from chains.program.program import Program as Program
 from chains.program.recorder import Recorder as Recorder
 from chains.program.view import View as View
+from chains.queueing.queue import Queue as Queue
 from chains.residuals.problem import ResidualProblem, Term
 from chains.samplers import SGLD, SWAG
 from chains.threads import get_num_threads as get_num_threads

@@ -31,6 +31,8 @@ def owners() -> dict[str, Any]:
     net = chains.Chain(chains.Dense(2, 1), backend="numpy")
     p, x, loss = net.init(), np.zeros((3, 2)), chains.SquaredLoss()
     history, program = chains.History(), net.program()
+    with chains.Queue() as queue:
+        result = queue.call(np.zeros, 3)
     return {
         "net": net,
         "bound": net.bound(p),
@@ -39,6 +41,8 @@ def owners() -> dict[str, Any]:
         "state": chains.TrainingState(net, p, 1, history),
         "objective": net.objective(x, x[:, :1], loss),
         "checkpoint": chains.Checkpoint("folder"),
+        "q": queue,
+        "result": result,
         "update": chains.Updater(chains.SGD(0.1), p),
         "program": program,
         "batches": data.Batches(x, batch_size=2),
@@ -61,6 +65,7 @@ LATER = ("interop", "sklearn")  # modules that users import themselves, since th
 INSIDE = {
     "testing": "Checked Kink filled",
     "bound": "net p state",
+    "result": "accesses ended error followers held name owner place value waits work",
     "net": "backward_pass brief declare fixed_input forward forward_pass network problem pullback "
     "residuals_and_jacobian runner state_for training_step",
     "layout": "count index what",

@@ -14,7 +14,7 @@ from tests.test_examples import write_cifar10
 
 FOLDER = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = ("coming_from", "files", "interop", "recipes", "scikit-learn")
+PAGES = ("coming_from", "files", "interop", "queue", "recipes", "scikit-learn")
 # A snippet that needs one of these is left out where it is missing, with those after it under the same heading.
 OPTIONAL = {
     "dask", "jax", "joblib", "keras", "mlflow", "onnx", "onnxruntime", "optuna", "safetensors", "sklearn", "tensorboardX",

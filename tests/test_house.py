@@ -39,7 +39,7 @@ FLOORS = [
     ["network"],
     ["chain"],
     ["training", "models", "exporting"],
-    ["callbacks", "testing"],
+    ["callbacks", "queueing", "testing"],
     ["files", "interop", "sklearn"],
     ["commands"],
     ["__main__"],

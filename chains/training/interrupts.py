@@ -8,12 +8,19 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
+_thread = threading.local()  # `.stop` is the event that ends training there
+
+
+def stop_by(event: threading.Event) -> None:
+    """Have an event end what this thread trains as Ctrl-C does in the main one, which alone gets signals."""
+    _thread.stop = event
+
 
 class Interrupts:
     """While entered, SIGINT is answered at `check` and within ``with interrupts.allowed:`` alone, by the handler there was.
 
-    Python's own handler raises KeyboardInterrupt. Without a handler in Python, and in other threads than the main one, which
-    no signal reaches, nothing is changed.
+    Python's own handler raises KeyboardInterrupt. Without a handler in Python nothing is changed; nor in other threads than the
+    main one, which no signal reaches, but that the event of `stop_by` raises KeyboardInterrupt at `check`.
     """
 
     def __init__(self) -> None:
@@ -21,11 +28,14 @@ class Interrupts:
         self._handler: Callable[[int, FrameType | None], Any] | None = None
         self._held = True
         self._pending = False
+        self._stop: threading.Event | None = getattr(_thread, "stop", None)
 
     def check(self) -> None:
         """Answer a signal that came since the last time."""
         if self._pending:
             self._answer(None)
+        if self._stop is not None and self._stop.is_set():
+            raise KeyboardInterrupt
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():

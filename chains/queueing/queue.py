@@ -1,0 +1,278 @@
+"""`Queue`: calls return at once; workers run them, in order where they share memory, side by side where they do not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+import numpy as np
+
+from chains.arrays import as_array
+from chains.chain import Chain
+from chains.checks import check_count
+from chains.losses import Loss
+from chains.messages import counted, shown
+from chains.network import arguments
+from chains.optimizers import Optimizer
+from chains.queueing.outputs import Outputs
+from chains.queueing.result import Pending, Result
+from chains.queueing.scheduler import Scheduler
+from chains.training.train import train
+
+MOST_PENDING = 256  # calls
+
+
+class Queue:
+    """Queued calls: each returns a `Result` at once, and reading that waits.
+
+    Calls that share memory, one of which writes it, run in the order in which they were queued; so does a call with the result
+    of another one as an argument. All others may run side by side. Until its call has ended, an array may be read by others,
+    but must not be changed but through the queue.
+
+    Parameters
+    ----------
+    workers : int
+        How many calls run at once. Compiled programs take ``get_num_threads() // workers`` threads each while the queue is
+        open: with one worker, results have the bits of calls without a queue.
+    pending : int
+        How many calls may wait; a further one waits itself until there is room. So it does where arguments that nobody else
+        holds any more take over 32 MB: memory stays flat however much is queued.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For numbers that are not whole and positive.
+
+    Examples
+    --------
+    >>> with chains.Queue() as q:
+    ...     r = q.value_and_grad(net, p, x, t, loss)  # returns at once
+    ...     value, gradient = r.wait()
+    """
+
+    def __init__(self, workers: int = 1, pending: int = MOST_PENDING) -> None:
+        self._workers = check_count("workers", workers)
+        self._scheduler = Scheduler(self._workers, check_count("pending", pending))
+        self._outputs = Outputs()
+
+    # Calls
+
+    def __call__(self, net: Chain, x: Any, p: Any, **options: Any) -> Result:
+        """Queue ``net(x, p, **options)``.
+
+        Parameters
+        ----------
+        net : Chain
+            The network.
+        x, p : array or Result
+            As in a call of the network.
+        **options
+            As in a call of the network.
+
+        Returns
+        -------
+        Result
+            The outputs.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For inputs and parameters that do not fit the network. Other arguments are checked when the call runs.
+        """
+        p, x = self._checked(net, p, x)
+        return self._add("a network", self._forward, (net, x, p), options, _changing(options, "eval"))
+
+    def value_and_grad(self, net: Chain, p: Any, x: Any, t: Any, loss: Loss, **options: Any) -> Result:
+        """Queue ``net.value_and_grad(p, x, t, loss, **options)``.
+
+        Parameters
+        ----------
+        net : Chain
+            The network.
+        p, x, t, loss, **options
+            As in `Chain.value_and_grad`; arrays may be results.
+
+        Returns
+        -------
+        Result
+            The value and the gradient. ``result[1]`` is the gradient, as an argument of further calls.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As in a call.
+        """
+        p, x = self._checked(net, p, x)
+        arguments.check_loss(loss)
+        return self._add("value_and_grad", self._gradient, (net, p, x, t, loss), options, _changing(options, "train"))
+
+    def vjp(self, net: Chain, p: Any, x: Any, dy: Any, **options: Any) -> Result:
+        """Queue ``net.vjp(p, x, dy, **options)``.
+
+        Parameters
+        ----------
+        net : Chain
+            The network.
+        p, x, dy, **options
+            As in `Chain.vjp`; arrays may be results.
+
+        Returns
+        -------
+        Result
+            The gradients with respect to the parameters and to the inputs.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As in a call.
+        """
+        p, x = self._checked(net, p, x)
+        return self._add("vjp", net.vjp, (p, x, dy), options, _changing(options, None))
+
+    def train(self, net: Chain, p: np.ndarray, x: Any, t: Any, loss: Loss, optimizer: Optimizer, **options: Any) -> Result:
+        """Queue ``train(net, p, x, t, loss, optimizer, **options)``, without a progress bar unless asked for.
+
+        Parameters
+        ----------
+        net, p, x, t, loss, optimizer, **options
+            As in `train`.
+
+        Returns
+        -------
+        Result
+            The history. Training that is under way when the queue is left by an exception ends after a step, as by Ctrl-C.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a network and parameters that do not fit each other. Other arguments are checked when training begins.
+        """
+        arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
+        arguments.check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
+        arguments.check_loss(loss)
+        if np.ndim(p) != 2:
+            p = arguments.check_trained(p, net.n_params)
+        given = {"progress": False, **options}
+        return self._add("train", train, (net, p, x, t, loss, optimizer), given, [p, options.get("state")])
+
+    def call(self, function: Callable[..., Any], *args: Any, reads: Any = (), writes: Any = (), **options: Any) -> Result:
+        """Queue ``function(*args, **options)``, for a custom function.
+
+        Parameters
+        ----------
+        function : callable
+            What to call. It must not wait for results of the queue; those among its arguments are there when it runs.
+        *args
+            Its arguments, as are `options`. It may read the arrays among them, and the arrays in lists and tuples among them.
+        reads, writes : array or iterable of arrays
+            Further arrays that it reads, and all that it changes, whether they are arguments or not.
+        **options
+            Its arguments by name.
+
+        Returns
+        -------
+        Result
+            What the function returns.
+
+        Raises
+        ------
+        TypeError
+            For what cannot be called.
+        """
+        if not callable(function):
+            raise TypeError(f"`function` (={shown(function)}) must be a function")
+        read, changed = ([arrays] if hasattr(arrays, "shape") else list(arrays) for arrays in (reads, writes))
+        return self._add(getattr(function, "__name__", "a function"), function, args, options, changed, read)
+
+    # Waiting
+
+    def wait(self, progress: bool | None = False) -> None:
+        """Wait until all calls have ended.
+
+        Parameters
+        ----------
+        progress : bool, optional
+            Whether to show a bar of the calls; None shows one on terminals and in notebooks.
+
+        Raises
+        ------
+        Exception
+            The first error that nobody has been told of yet.
+        """
+        self._scheduler.wait_for_all(progress)
+        self._scheduler.raise_first()
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Wait until all calls have ended, and let the workers go.
+
+        Parameters
+        ----------
+        cancel : bool
+            Whether to leave out the calls that have not begun, and to end training under way after a step.
+        """
+        self._scheduler.close(cancel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(cancel=kind is not None)
+        if kind is None:
+            self._scheduler.raise_first()
+
+    def __len__(self) -> int:
+        """How many calls have not ended."""
+        return len(self._scheduler.pending)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        state = self._scheduler.closed or f"{counted(len(self), 'call')} pending"
+        return f"<Queue of {counted(self._workers, 'worker')}, {state}>"
+
+    # Inside
+
+    def _checked(self, net: Any, p: Any, x: Any) -> tuple[Any, Any]:
+        """The parameters and inputs of a network as arrays, where they are no results."""
+        if not isinstance(net, Chain):
+            arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
+        if not isinstance(p, Pending) and (type(p) is not np.ndarray or p.shape != (net.n_params,)) and np.ndim(p) != 2:
+            p = arguments.check_params(p, net.n_params)
+        if not isinstance(x, Pending) and (type(x) is not np.ndarray or x.shape[1:] != net.input_shape):
+            x = as_array("x", x) if np.ndim(p) == 2 else arguments.check_input(x, net.input_shape, ids=net.network.id_count)
+        return p, x
+
+    def _forward(self, net: Chain, x: Any, p: Any, **options: Any) -> np.ndarray:
+        if options.get("out") is None and type(p) is np.ndarray and p.ndim == 1:
+            options["out"] = self._outputs.take((len(x), *net.output_shape), p.dtype)
+        return net(x, p, **options)
+
+    def _gradient(self, net: Chain, p: Any, x: Any, t: Any, loss: Loss, **options: Any) -> Any:
+        if options.get("out") is None and type(p) is np.ndarray and p.ndim == 1:
+            options["out"] = self._outputs.take(p.shape, p.dtype)
+        return net.value_and_grad(p, x, t, loss, **options)
+
+    def _add(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+        writes: list[Any],
+        reads: Iterable[Any] = (),
+    ) -> Result:
+        """Queue a call that the user's line calls through one method."""
+        frame = sys._getframe(2)
+        place = frame.f_code.co_filename, frame.f_lineno
+        return self._scheduler.add(name, place, (function, args, options, reads, writes))
+
+
+def _changing(options: dict[str, Any], mode: str | None) -> list[Any]:
+    """The arrays that a call of a network with these options changes; `mode` is that of a call that says none."""
+    out = options.get("out")
+    changed = list(out) if isinstance(out, tuple) else [out]
+    if mode is not None and options.get("mode", mode) == "train":
+        changed.append(options.get("state"))
+    return changed

@@ -1,0 +1,313 @@
+"""The order of queued calls: what each waits for, workers that run them, errors that nobody has been told of."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from chains.arrays import as_array
+from chains.progress import Progress
+from chains.queueing.hazards import Hazards, extent
+from chains.queueing.result import Pending, Result, Work, result_of
+from chains.threads import get_num_threads, num_threads
+from chains.training import interrupts
+
+MOST_HELD = 32 << 20  # bytes of arguments that nobody but the queue holds
+NEWEST = 16  # arguments, of the last calls, that are looked at again: whether somebody else still holds them
+HELD = 3  # references to an argument that nobody else holds: of its call, of the loop over the newest ones, of the question
+_working = threading.local()  # `.scheduler` is that of the worker that runs here
+
+
+class Scheduler:
+    """Runs calls on so many workers; at most so many calls are pending."""
+
+    def __init__(self, workers: int, most: int) -> None:
+        self._count, self._most = workers, most
+        self._lock = threading.Lock()
+        self._work, self._ended = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._incoming: deque[Result] = deque()  # in the order of the calls
+        self._ready: deque[Result] = deque()  # those that wait for nothing
+        self._hazards: Hazards[Result] = Hazards()
+        self.pending: dict[Result, None] = {}
+        self._failed: list[Result] = []  # in the order of their ends, until somebody is told of the error
+        self._newest: deque[tuple[Result, np.ndarray]] = deque(maxlen=NEWEST)  # arguments that others have held so far
+        self._held = 0  # bytes of arguments that nobody else holds
+        self._threads: list[threading.Thread] = []
+        self._share: Any = None  # of the processors, while open
+        self._closed = ""  # why
+        self._stop = threading.Event()
+        _SCHEDULERS.add(self)
+
+    def add(self, name: str, place: tuple[str, int], work: Work) -> Result:
+        """Queue a call. What it waits for is found by a worker, while Python goes on."""
+        result = Result(self, name, place, work)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"the queue {self._closed}: no further call can be queued")
+            if not self._threads:
+                self._begin()
+            self._make_room()
+            self._newest.extend((result, value) for value in work[1] if type(value) is np.ndarray and value.base is None)
+            self._incoming.append(result)
+            self.pending[result] = None
+            self._work.notify()
+        return result
+
+    def wait_for_all(self, progress: bool | None) -> None:
+        """Wait until all calls have ended."""
+        self._not_within("wait for its queue")
+        with self._lock:
+            left = len(self.pending)
+        with Progress(progress, left, "call") as bar, self._lock:
+            while self.pending:
+                self._ended.wait(0.1 if bar.begun else None)
+                bar.update(max(0, left - len(self.pending)))
+                left = min(left, len(self.pending))
+            bar.update(left)
+
+    def wait_for(self, result: Result, timeout: float | None) -> None:
+        """Wait until a call has ended. Raises TimeoutError where it has not by then."""
+        self._not_within("wait for another one")
+        end = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            while not result.ended:
+                if self._closed:
+                    raise RuntimeError(f"the queue {self._closed}: {result!r} never ends")
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0.0:
+                    raise TimeoutError(f"{result!r} has not ended within {timeout} s")
+                self._ended.wait(left)
+
+    def close(self, cancel: bool) -> None:
+        """Wait until all calls have ended, those that have begun where the others are to `cancel`; let the workers go."""
+        self._not_within("close its queue")
+        if cancel:
+            self._cancel("the queue was closed before it ran")
+        try:
+            with self._lock:
+                while self.pending:
+                    self._ended.wait()
+        except BaseException:
+            self._cancel("the queue was closed before it ran")
+            raise
+        finally:
+            with self._lock:
+                self._closed = self._closed or "is closed"
+                self._work.notify_all()
+            for thread in self._threads:
+                thread.join()
+            self._threads = []
+            if self._share is not None:
+                self._share.__exit__(None, None, None)
+                self._share = None
+
+    @property
+    def closed(self) -> str:
+        """Why no further call can be queued; empty while it can."""
+        return self._closed
+
+    def _make_room(self) -> None:
+        """Wait while too many calls are pending, or arguments that nobody else holds take too much memory."""
+        self._count_held()
+        if _working.__dict__.get("scheduler") is self:
+            return  # a worker that waited for itself would wait for ever
+        while len(self.pending) >= self._most or self._held > MOST_HELD:
+            self._ended.wait()
+            if self._closed:
+                raise RuntimeError(f"the queue {self._closed}: no further call can be queued")
+
+    def _count_held(self) -> None:
+        """Look for arguments that nobody else holds any more, such as the last batch of a loop."""
+        newest = self._newest
+        for _ in range(len(newest)):
+            result, array = newest.popleft()
+            if sys.getrefcount(array) == HELD:
+                result.held += array.nbytes
+                self._held += array.nbytes
+            else:
+                newest.append((result, array))
+
+    def _sort(self) -> None:
+        """Have each call that has come wait for those that it depends on, or be ready."""
+        while self._incoming:
+            result = self._incoming.popleft()
+            try:
+                self._note(result)
+            except Exception as error:  # of an argument that is not what it seems
+                result.error = error
+            if not result.waits:
+                self._ready.append(result)
+                self._work.notify()
+
+    def _note(self, result: Result) -> None:
+        """Find what a call waits for."""
+        assert result.work is not None
+        _, args, options, reads, writes = result.work
+        arrays: list[Any] = []
+        sources: set[Result] = set()
+        _collect(args, arrays, sources)
+        _collect((*options.values(), *reads), arrays, sources)
+        changed = [extent(as_array("writes", array)) for array in writes if array is not None]
+        more, others = self._hazards.add(result, list(map(extent, arrays)), changed)
+        sources |= more
+        for before in sources | others:
+            needed = before in sources
+            if not before.ended and before.owner is not self:
+                result.error = ValueError(f"{before!r} is of another queue; wait for it before it is an argument here")
+            elif not before.ended:
+                before.followers.append((result, needed))
+                result.waits += 1
+            elif needed and result.error is None:
+                result.error = before.error
+
+    def _begin(self) -> None:
+        """Start the workers."""
+        if self._count > 1:
+            self._share = num_threads(max(1, get_num_threads() // self._count))
+            self._share.__enter__()
+        for number in range(self._count):
+            thread = threading.Thread(target=self._run, name=f"chains-queue-{number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _run(self) -> None:
+        """What a worker does."""
+        _working.scheduler = self
+        interrupts.stop_by(self._stop)
+        while True:
+            with self._lock:
+                self._sort()
+                while not self._ready:
+                    if self._closed:
+                        return
+                    self._work.wait()
+                    self._sort()
+                result = self._ready.popleft()
+                work, result.work = result.work, None
+            if result.error is None and work is not None:
+                try:
+                    result.value = _call(*work[:3])
+                except BaseException as error:
+                    error.add_note("queued at {}, line {}".format(*result.place))
+                    result.error = error
+            del work  # and the arguments
+            with self._lock:
+                self._end(result)
+            del result
+
+    def _end(self, result: Result) -> None:
+        """Let those that wait for a call go on."""
+        result.ended = True
+        self._held -= result.held
+        self._newest = deque((each for each in self._newest if each[0] is not result), NEWEST)
+        self.pending.pop(result, None)
+        if result.error is None:
+            self._hazards.end(result)
+        else:
+            self._failed.append(result)
+        for follower, needed in result.followers:
+            follower.waits -= 1
+            if needed and follower.error is None:
+                follower.error = result.error
+            if not follower.waits:
+                self._ready.append(follower)
+                self._work.notify()
+        result.followers.clear()
+        self._ended.notify_all()
+
+    def _cancel(self, why: str) -> None:
+        """Leave out the calls that have not begun, and ask training under way to end."""
+        self._stop.set()
+        with self._lock:
+            for result in self.pending:
+                if result.work is not None and result.error is None:
+                    result.error = RuntimeError(f"{result!r} was left out: {why}")
+
+    def told(self, error: BaseException) -> None:
+        """Somebody knows of an error: what has failed by it may be written and read anew."""
+        with self._lock:
+            for result in self._failed:
+                if result.error is error:
+                    self._hazards.end(result)
+            self._failed = [result for result in self._failed if result.error is not error]
+
+    def raise_first(self) -> None:
+        """Raise the first error that nobody has been told of."""
+        if self._failed:
+            error = self._failed[0].error
+            assert error is not None
+            with self._lock:
+                for result in self._failed:
+                    self._hazards.end(result)
+                self._failed = []
+            raise error
+
+    def _not_within(self, what: str) -> None:
+        """Raise RuntimeError in a worker of this queue."""
+        if _working.__dict__.get("scheduler") is self:
+            raise RuntimeError(f"a queued function cannot {what}: that might never end; pass results as arguments")
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return function(*map(_ready, args), **{name: _ready(value) for name, value in options.items()})
+
+
+def _ready(value: Any) -> Any:
+    """A value with results in place of what waited for them."""
+    if isinstance(value, Pending):
+        return value.wait()
+    if type(value) in (list, tuple) and any(isinstance(each, Pending) for each in value):
+        return type(value)(map(_ready, value))
+    return value
+
+
+def _collect(values: Iterable[Any], arrays: list[Any], sources: set[Result]) -> None:
+    """The arrays and the results among values, and among those in lists and tuples."""
+    for value in values:
+        kind = type(value)
+        if kind is np.ndarray:
+            arrays.append(value)
+        elif kind is list or kind is tuple:
+            _collect(value, arrays, sources)
+        elif isinstance(value, Pending):
+            sources.add(result_of(value))
+        elif isinstance(value, np.ndarray):
+            arrays.append(value)
+        elif hasattr(value, "__dlpack__"):
+            arrays.append(as_array("an argument", value))
+
+
+_SCHEDULERS: weakref.WeakSet[Scheduler] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """At the end of the process: no worker may go on in machine code that is unloaded."""
+    for scheduler in list(_SCHEDULERS):
+        if not scheduler._closed:
+            scheduler.close(cancel=True)
+
+
+def _after_fork() -> None:
+    """In a forked process, which has none of the workers."""
+    for scheduler in list(_SCHEDULERS):
+        if not scheduler._closed and scheduler._threads:
+            scheduler._closed, scheduler._threads = "was made by another process", []
+            scheduler._lock = threading.Lock()
+            scheduler._work, scheduler._ended = threading.Condition(scheduler._lock), threading.Condition(scheduler._lock)
+            scheduler.pending = {}
+            if scheduler._share is not None:
+                scheduler._share.__exit__(None, None, None)
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
