@@ -38,10 +38,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="turns of each contestant (default 11, with --quick 3)")
     parser.add_argument("--seconds", type=float, help="length of a turn (default 0.2, with --quick 0.05)")
     parser.add_argument(
-        "--accuracy", action="store_true", help="test accuracy of mnist_mlp, lenet5, rosetta_cnn instead of times"
+        "--accuracy", action="store_true", help="test accuracy of mnist_mlp, lenet5, rosetta_cnn, rosetta_rnn instead of times"
     )
     parser.add_argument("--seeds", type=int, nargs="+", help="with --accuracy: of the runs (five for mnist_mlp, else three)")
-    parser.add_argument("--epochs", type=int, help="with --accuracy: of a run (lenet5 10, rosetta_cnn 1)")
+    parser.add_argument("--epochs", type=int, help="with --accuracy: of a run (lenet5 10, rosetta_cnn 1, rosetta_rnn 3)")
     parser.add_argument("--json", metavar="FILE", help="write everything measured")
     parser.add_argument("--plot", metavar="FILE", help="draw a bar chart (needs matplotlib)")
     arguments = parser.parse_args()

@@ -74,16 +74,18 @@ class Model(nn.Module):
 def rows(problem: Any) -> list[Contestant]:
     """Steps with Adam as it is by default and fused, on one thread and on all."""
     found = []
-    x, t = torch.from_numpy(problem.x), torch.from_numpy(problem.t.astype(np.int64))
+    batches = [(torch.from_numpy(x), torch.from_numpy(t)) for x, t in problem.batches]
     counts = [("1 thread", partial(torch.set_num_threads, 1)), ("all threads", partial(torch.set_num_threads, cores()))]
     for text, fused in (("eager", False), ("eager, fused Adam", True)):
         model = Model(problem, fused=fused)
 
         def run(steps: int, model: Model = model) -> None:
-            for _ in range(steps):
-                model.step(x, t)
+            for k in range(steps):
+                model.step(*batches[k % len(batches)])
 
-        found += in_modes(Contestant(f"PyTorch {text}", model.begin, run, lambda model=model: model.flat), counts)
+        found += in_modes(
+            Contestant(f"PyTorch {text}", model.begin, run, lambda model=model: model.flat, chunk=len(batches)), counts
+        )
     return found
 
 
