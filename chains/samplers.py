@@ -35,6 +35,8 @@ class SGLD(Optimizer):
         As of `Optimizer`; half the step size of the paper, times the number of samples.
     temperature : float
         Positive, or 0 for plain descent.
+    clip_norm, sparse
+        As of `Optimizer`.
 
     Raises
     ------
@@ -85,6 +87,8 @@ class SWAG(SGD):
         As of `SGD`.
     start, every : int
         The step behind which parameters count first, and how many steps lie between two of them.
+    clip_norm, sparse
+        As of `Optimizer`.
 
     Raises
     ------
