@@ -22,6 +22,8 @@ PROBLEMS = (
     "derivatives",
     "recurrent",
     "attention",
+    "ude",
+    "solver",
     "rosetta_rnn",
     "ensemble",
 )  # one module each, with `contests(options)`

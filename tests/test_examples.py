@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chains import Adam, Chain, CrossEntropyLoss, Dense, Flatten, backends, train
+from chains import ODE, Adam, Chain, CrossEntropyLoss, Dense, Flatten, backends, train
 from chains.data import cifar, mnist
 from tests.cupy import emulated
 from tests.data.test_sequences import write_imdb
@@ -308,3 +308,21 @@ def test_lenet5_against_torch():
     np.testing.assert_allclose(value, expected.item(), rtol=1e-12)
     flat = np.concatenate([tensor.grad.numpy().ravel() for tensor in tensors])
     np.testing.assert_allclose(g, flat, rtol=1e-10, atol=1e-12)
+
+
+def test_lynx_hare(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("scipy")
+    pytest.importorskip("matplotlib")
+    (tmp_path / "sciml").mkdir()
+    rows = [f"{1900 + k}, {20 + 10 * np.sin(k):.1f}, {30 + 10 * np.cos(k):.1f}" for k in range(7)]
+    text = "\n".join(["# counts", "# made up", "Year, Lynx, Hare", *rows])
+    (tmp_path / "sciml" / "hudson-bay-lynx-hare.csv").write_text(text)
+    monkeypatch.setenv("CHAINS_DATA", str(tmp_path))
+    quick = ["--years", "4", "--starts", "1", "--adam", "20", "--bfgs", "5", "--plot", str(tmp_path / "plot.png")]
+    module = load("lynx_hare")
+    monkeypatch.setattr(module, "ODE", lambda rhs, times, steps: ODE(rhs, times, "euler", steps))  # a sixth of the code
+    module.main(quick)
+    text = capsys.readouterr().out
+    assert "best start 0: mean squared error" in text
+    assert "in 4 years" in text
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
