@@ -20,8 +20,10 @@ from chains import (
     Embedding,
     Flatten,
     L2Penalty,
+    Parallel,
     Reshape,
     RMSProp,
+    Series,
     train,
 )
 from chains.backends.numpy import NumpyBackend
@@ -265,3 +267,29 @@ def test_steps_are_those_of_pytorch(kind):
                 optimizer.step()
     for name, place in places.items():
         np.testing.assert_allclose(arrays[name], place.detach().numpy(), rtol=1e-8, atol=1e-10, err_msg=name)
+
+
+@every_backend
+def test_batches_from_elsewhere_lengths_and_weights(backend):
+    """Ids of 32 bits, a batch at a time, as arrays of 64 bits; samples have lengths and weights."""
+    net, x, t, lazy = network(backend), IDS["some"], np.arange(13) % 3, Adam(0.01, sparse="lazy")
+    p, q = (net.init(seed=1, dtype=np.float64) for _ in range(2))
+    train(net, p, x, t, LOSS, lazy, epochs=2, batch_size=6, shuffle=False, progress=False)
+    batches = [(x[k : k + 6].astype(np.int32), t[k : k + 6]) for k in range(0, 13, 6)]
+    train(net, q, batches, None, LOSS, lazy, epochs=2, progress=False)
+    np.testing.assert_array_equal(p, q)
+    found = []
+    for each in (backend, "numpy"):
+        found.append(net.init(seed=1, dtype=np.float64))
+        lengths, weights = np.arange(13) % STEPS + 1, np.linspace(0.5, 1.5, 13)
+        train(network(each), found[-1], x, t, LOSS, lazy, lengths=lengths, weights=weights, batch_size=6, progress=False)
+    np.testing.assert_allclose(*found, rtol=1e-9, atol=1e-12)
+
+
+@every_backend
+def test_two_tables_of_the_same_ids(backend, dense):
+    def net() -> Chain:
+        tables = Series(Embedding(COUNT, 3), Flatten()), Series(Embedding(COUNT, 4, padding=2), Flatten())
+        return Chain(Parallel(*tables), Dense(35, 3), input_shape=(STEPS,), backend=backend)
+
+    np.testing.assert_array_equal(trained(net(), Adagrad(0.1)), dense(net(), Adagrad(0.1)))
