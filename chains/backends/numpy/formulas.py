@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,15 +29,16 @@ def _slow_erf(x: Any, out: np.ndarray | None = None) -> Any:
     return out
 
 
-def _erf() -> Any:
+@cache
+def ufunc(operation: str) -> Any:
+    """NumPy's function for a scalar operation. The error function is SciPy's, where that is installed."""
+    if operation != "erf":
+        return OPERATIONS[operation].ufunc
     try:
-        from scipy.special import erf
+        from scipy.special import erf  # which takes long
     except ImportError:
         return _slow_erf
     return erf
-
-
-UFUNCS: dict[str, Any] = {row.name: row.ufunc for row in OPERATIONS.values() if row.ufunc is not None} | {"erf": _erf()}
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class _Sequencer:
             return
         if operation != "where" and all(source.kind == "const" for source in sources):
             with np.errstate(all="ignore"):
-                folded = UFUNCS[operation](*(source.value for source in sources))
+                folded = ufunc(operation)(*(source.value for source in sources))
             kind = np.bool_ if operation in COMPARISONS else self.dtype.type
             self.where.append(Register("const", number, value=kind(folded)))
             return
@@ -252,5 +254,5 @@ def _by_ufuncs(formula: Formula, ins: Sequence[np.ndarray]) -> list[Any]:
         if instruction.operation == "const":
             values.append(np.float64(instruction.value))
         else:
-            values.append((np.where if instruction.operation == "where" else UFUNCS[instruction.operation])(*operands))
+            values.append((np.where if instruction.operation == "where" else ufunc(instruction.operation))(*operands))
     return [values[output] for output in formula.outputs]

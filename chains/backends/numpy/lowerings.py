@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends.base import UnsupportedOperationError, cannot_run
-from chains.backends.numpy.formulas import UFUNCS, CallSequence, Register, scalar_call, sequence_calls
+from chains.backends.numpy.formulas import CallSequence, Register, scalar_call, sequence_calls, ufunc
 from chains.backends.numpy.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.numpy.memory import Memory
 from chains.backends.numpy.rows import update_rows
@@ -127,9 +127,9 @@ def formula_calls(memory: Memory, sequence: CallSequence, outs: Sequence[np.ndar
                 calls.append(partial(np.copyto, target, other))
             calls.append(partial(np.copyto, target, chosen, "same_kind", condition))
         elif call.operation in ("min", "max", "erf"):  # which take `out` by name only
-            calls.append(partial(UFUNCS[call.operation], *sources, out=target))
+            calls.append(partial(ufunc(call.operation), *sources, out=target))
         else:
-            calls.append(partial(UFUNCS[call.operation], *sources, target))
+            calls.append(partial(ufunc(call.operation), *sources, target))
     return calls
 
 
