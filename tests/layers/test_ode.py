@@ -82,7 +82,7 @@ def test_gradients_are_central_differences(name, method):
     known = Equations(
         lambda x, v, c, t, u, k: (v, u - k * x * c + sin(t)),
         inputs=("x", "v", "c", "t"),
-        network=Chain(Dense(4, 3, tanh), Dense(3, 1)),
+        network=Dense(4, 1, tanh),
         outputs=("u",),
         parameters={"k": 0.7},
     )
