@@ -139,6 +139,19 @@ def test_forces(capsys):
     assert table_row(text, "forces and one energy")[3] < 0.5 * table_row(text, "energies ")[3]
 
 
+def test_posterior(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    load("posterior").main(["--draws", "12", "--epochs", "150", "--plot", str(tmp_path / "plot.png")])
+    text = capsys.readouterr().out
+    assert "97 parameters, 60 points, 12 networks" in text
+    for name in ("ensemble", "Hamiltonian"):
+        _, inside, beside, error, energy = table_row(text, name)
+        assert 0.0 < beside < inside
+        assert error < 0.5
+        assert energy > 20.0
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_levenberg_marquardt(capsys):
     load("levenberg_marquardt").main(["--samples", "40", "--epochs", "100", "--bfgs", "30", "--lm", "15"])
     text = capsys.readouterr().out

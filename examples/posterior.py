@@ -1,0 +1,168 @@
+"""Error bars of a small network: what five ways know, and know not, about a curve with a gap in its data.
+
+Sixty noisy points of sin(3 x), none between -0.4 and 0.5; a network 1-8-8-1 with a normal prior on its parameters. The ways:
+
+- an ensemble: networks from several starts, each on its own bootstrap of the data;
+- SWAG: the moments of one descent's last part;
+- SGLD: many noisy descents at once, each of which ends at a draw;
+- Hamiltonian Monte Carlo: many chains at once, whose leaps are calls of `net.value_and_grad` on all of them;
+- emcee's stretch moves, where it is installed, whose walkers are an ensemble that `net` is called with.
+
+    python examples/posterior.py --plot posterior.png
+
+takes half a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+
+import numpy as np
+
+from chains import SGLD, SWAG, Adam, Chain, Dense, L2Penalty, SquaredLoss, schedules, tanh, train
+
+NOISE, PRIOR, SAMPLES = 0.1, 1.0, 60  # standard deviations of noise and of parameters
+GAP = (-0.4, 0.5)
+LOSS = SquaredLoss()
+TEMPERATURE = NOISE**2 / SAMPLES  # of a mean over the samples
+PENALTY = L2Penalty(TEMPERATURE / (2 * PRIOR**2))
+
+
+class Problem:
+    """The data, and the posterior as a function of parameters in rows."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.x = np.concatenate([rng.uniform(-1.2, GAP[0], SAMPLES // 2), rng.uniform(GAP[1], 1.2, SAMPLES // 2)])[:, None]
+        self.t = np.sin(3 * self.x) + NOISE * rng.normal(size=self.x.shape)
+        self.net = Chain(Dense(1, 8, tanh), Dense(8, 8, tanh), Dense(8, 1))
+        self.rng = rng
+
+    def energy(self, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Minus the logarithm of the posterior's density, and its gradient, for each row."""
+        values, g = self.net.value_and_grad(p, self.x, self.t, LOSS, penalty=PENALTY)
+        return values / TEMPERATURE, g / TEMPERATURE
+
+    def descend(self, count: int, epochs: int) -> np.ndarray:
+        """Networks at the posterior's maxima, from several starts."""
+        p = self.net.init_many(count, seed=1, dtype=np.float64)
+        train(self.net, p, self.x, self.t, LOSS, Adam(schedules.cosine(0.02, epochs)), epochs=epochs, penalty=PENALTY)
+        return p
+
+
+def ensemble(problem: Problem, draws: int, epochs: int) -> np.ndarray:
+    p = problem.net.init_many(draws, seed=2, dtype=np.float64)
+    weights = problem.rng.multinomial(SAMPLES, np.full(SAMPLES, 1 / SAMPLES), draws)
+    optimizer = Adam(schedules.cosine(0.02, epochs))
+    train(problem.net, p, problem.x, problem.t, LOSS, optimizer, epochs=epochs, weights=weights, penalty=PENALTY)
+    return p
+
+
+def swag(problem: Problem, draws: int, epochs: int) -> np.ndarray:
+    (p,) = problem.descend(1, epochs)
+    optimizer = SWAG(0.005, momentum=0.9, every=10)
+    history = train(problem.net, p, problem.x, problem.t, LOSS, optimizer, epochs=epochs, batch_size=10, penalty=PENALTY)
+    return optimizer.draw(history.optimizer_state, draws)
+
+
+def sgld(problem: Problem, draws: int, epochs: int) -> np.ndarray:
+    p = problem.descend(draws, epochs)
+    optimizer = SGLD(0.02, TEMPERATURE)
+    train(problem.net, p, problem.x, problem.t, LOSS, optimizer, epochs=10 * epochs, penalty=PENALTY, seed=range(draws))
+    return p
+
+
+def hamiltonian(problem: Problem, draws: int, epochs: int, step: float = 0.003, leaps: int = 50) -> np.ndarray:
+    """Hamiltonian Monte Carlo, a chain in each row (Duane et al. 1987)."""
+    p, rng = problem.descend(draws, epochs), problem.rng
+    energy, g = problem.energy(p)
+    for _ in range(2 * epochs // leaps):
+        momentum = rng.normal(size=p.shape)
+        q, before = p.copy(), energy + (momentum**2).sum(1) / 2
+        slope = g.copy()
+        for _ in range(leaps):
+            momentum -= step / 2 * slope
+            q += step * momentum
+            after, slope = problem.energy(q)
+            momentum -= step / 2 * slope
+        accepted = np.log(rng.uniform(size=draws)) < before - after - (momentum**2).sum(1) / 2
+        p[accepted], energy[accepted], g[accepted] = q[accepted], after[accepted], slope[accepted]
+    return p
+
+
+def stretched(problem: Problem, draws: int, epochs: int) -> np.ndarray:
+    """emcee's affine-invariant sampler (Goodman and Weare 2010)."""
+    from emcee import EnsembleSampler
+
+    p = problem.descend(max(draws, 2 * problem.net.n_params + 2), epochs)
+
+    def density(rows: np.ndarray) -> np.ndarray:
+        rows = np.ascontiguousarray(rows)
+        errors = ((problem.net(problem.x, rows) - problem.t) ** 2).sum((1, 2)) / NOISE**2
+        return -(errors + (rows**2).sum(1) / PRIOR**2) / 2
+
+    sampler = EnsembleSampler(*p.shape, density, vectorize=True)
+    return np.asarray(sampler.run_mcmc(p, epochs).coords[:draws])
+
+
+WAYS: dict[str, Callable[[Problem, int, int], np.ndarray]] = {
+    "ensemble": ensemble,
+    "SWAG": swag,
+    "SGLD": sgld,
+    "Hamiltonian": hamiltonian,
+    "emcee": stretched,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--draws", type=int, default=200, help="networks drawn in each way")
+    parser.add_argument("--epochs", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--plot", metavar="FILE", help="draw the bands (needs matplotlib)")
+    chosen = parser.parse_args(arguments)
+
+    problem = Problem(chosen.seed)
+    grid = np.linspace(-1.4, 1.4, 141)[:, None]
+    gap = ((grid > GAP[0]) & (grid < GAP[1])).ravel()
+    bands = {}
+    print(f"{problem.net.n_params} parameters, {SAMPLES} points, {chosen.draws} networks; standard deviations of their outputs")
+    print(f"{'':12}{'seconds':>9}{'in the gap':>12}{'beside it':>11}{'error':>9}{'energy':>9}")
+    for name, draw in WAYS.items():
+        if name == "emcee" and find_spec("emcee") is None:
+            print(f"{name:12}not installed")
+            continue
+        begin = time.perf_counter()
+        p = draw(problem, chosen.draws, chosen.epochs)
+        seconds = time.perf_counter() - begin
+        y = problem.net(grid, np.ascontiguousarray(p))[..., 0]
+        bands[name] = y.mean(0), y.std(0)
+        inside = np.abs(grid.ravel()) < 1.2
+        error = np.sqrt(((y.mean(0) - np.sin(3 * grid.ravel()))[inside] ** 2).mean())
+        spread = y.std(0)
+        energy = problem.energy(p)[0].mean()
+        line = f"{spread[gap].max():12.3f}{spread[inside & ~gap].mean():11.3f}{error:9.3f}{energy:9.1f}"
+        print(f"{name:12}{seconds:9.2f}{line}")
+    if chosen.plot:
+        _plot(chosen.plot, problem, grid.ravel(), bands)
+
+
+def _plot(file: str, problem: Problem, grid: np.ndarray, bands: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(bands), figsize=(3 * len(bands), 3), sharey=True, layout="constrained")
+    for ax, (name, (mean, spread)) in zip(np.atleast_1d(axes), bands.items(), strict=True):
+        ax.plot(grid, np.sin(3 * grid), color="0.6", linewidth=1)
+        ax.plot(grid, mean, color="C0")
+        ax.fill_between(grid, mean - 2 * spread, mean + 2 * spread, color="C0", alpha=0.25, linewidth=0)
+        ax.plot(problem.x, problem.t, ".", color="black", markersize=3)
+        ax.set(title=name, xlabel="x", ylim=(-2, 2))
+    figure.savefig(file, dpi=150)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    main()
