@@ -87,6 +87,7 @@ def test_no_dense_gradient_is_filled(optimizer, padding):
     assert not any(view.sample_size >= COUNT * FEATURES for each in operations if isinstance(each, Fill) for view in each.outs)
 
 
+@pytest.mark.by_day(few=6)
 @every_backend
 @pytest.mark.parametrize("optimizer", [SGD(0.1), Adagrad(0.1), Adam(0.01), AdamW(0.01), RMSProp(0.01), SGD(0.1, 0.9)], ids=str)
 def test_exact_steps_have_the_bits_of_dense_ones(backend, optimizer, dense):
@@ -94,6 +95,7 @@ def test_exact_steps_have_the_bits_of_dense_ones(backend, optimizer, dense):
     np.testing.assert_array_equal(trained(net, optimizer), dense(network(backend, padding=3), optimizer))
 
 
+@pytest.mark.by_day(few=8)
 @every_backend
 @pytest.mark.parametrize("ids", IDS)
 @pytest.mark.parametrize("batch_size", [1, 13])
