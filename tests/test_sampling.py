@@ -19,7 +19,7 @@ def item(function, number, backend, case=None, mark=None, dtype=np.float32):
     return SimpleNamespace(function=function, nodeid=name, path="file", callspec=call, get_closest_marker=lambda name: mark)
 
 
-@pytest.mark.parametrize(("cases", "count"), [(1, 1), (4, 1), (5, 2), (17, 8), (40, 16), (200, 64), (5000, 64)])
+@pytest.mark.parametrize(("cases", "count"), [(1, 1), (2, 1), (3, 2), (9, 8), (40, 32), (200, 64), (5000, 64)])
 def test_few_cases_run_every_day(cases, count):
     assert sampling.parts(cases) == count
 
