@@ -13,6 +13,7 @@ import pytest
 
 import chains
 from tests.harness import package_modules
+from tests.test_api_page import ROWS, found
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
@@ -97,6 +98,8 @@ def described() -> list[object]:
 
 def parameters(thing: Any) -> list[str]:
     """The names of what a function takes, or the constructor of a class."""
+    if inspect.isclass(thing) and thing.__init__ is object.__init__:
+        return []
     function = thing.__init__ if inspect.isclass(thing) else thing
     return [name for name in inspect.signature(function).parameters if name != "self"]
 
@@ -104,6 +107,13 @@ def parameters(thing: Any) -> list[str]:
 @pytest.mark.parametrize("thing", described(), ids=lambda thing: thing.__qualname__)
 def test_docstrings_list_the_parameters_there_are(thing):
     assert documented(thing.__doc__) == parameters(thing)
+
+
+@pytest.mark.parametrize("name", sorted({name for name, written in ROWS if written}))
+def test_public_names_list_their_parameters(name):
+    thing = found(name)
+    thing = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing).__call__
+    assert documented(inspect.getdoc(thing) or "") == parameters(thing)
 
 
 def test_train_is_described():

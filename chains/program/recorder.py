@@ -14,6 +14,7 @@ import numpy as np
 from chains.checks import check_count, is_real
 from chains.expr import Expr, key_of, trace_with_settings
 from chains.messages import counted, shown
+from chains.program.operands import check_broadcast, check_convolution, check_pool, check_views
 from chains.program.operations import (
     BatchMatMul,
     Convolve,
@@ -43,7 +44,15 @@ T = TypeVar("T")
 
 
 class Recorder:
-    """Records operations and checks that shapes fit; `finish` makes the `Program`."""
+    """Records operations and checks that shapes fit; `finish` makes the `Program`. Outputs come first among the operands.
+
+    Parameters
+    ----------
+    name, dtype : str, type
+        Of the program, and of all its arrays but ids.
+    training : bool
+        Whether layers do what they do while training.
+    """
 
     def __init__(self, name: str, dtype: Any, *, training: bool = False) -> None:
         self.name = name
@@ -72,14 +81,28 @@ class Recorder:
         return self._buffers[name]
 
     def scratch(self, name: str, shape: tuple[int, ...], *, batched: bool = True) -> View:
-        """Private memory, live from the first operation that uses it to the last."""
+        """Private memory, live from the first operation that uses it to the last.
+
+        Parameters
+        ----------
+        name, shape : str, tuple of int
+            The name, for people, and the shape of one sample or, unless `batched`, of the array.
+        batched : bool
+            Whether there is such an array for each sample.
+        """
         if not isinstance(shape, (tuple, list)):
             raise TypeError(f"scratch: the shape of `{name}` (={shown(shape)}) must be a tuple such as (3,)")
         label = f"{self._label}.{name}" if self._label else name
         return self._view(label, "scratch", shape, batched)
 
     def constant(self, name: str, data: np.ndarray) -> View:
-        """Numbers that are part of the program."""
+        """Numbers that are part of the program.
+
+        Parameters
+        ----------
+        name, data : str, array
+            The name, for people, and the numbers.
+        """
         data = np.ascontiguousarray(data, dtype=self.dtype).reshape(np.shape(data))
         used = self._constants.setdefault(name, [])
         for view in used:
@@ -118,7 +141,13 @@ class Recorder:
 
     @contextmanager
     def label(self, label: str) -> Iterator[None]:
-        """Operations and scratch buffers recorded inside carry this name when the program is printed."""
+        """Operations and scratch buffers recorded inside carry a name when the program is printed.
+
+        Parameters
+        ----------
+        label : str
+            The name.
+        """
         before, self._label = self._label, label
         yield
         self._label = before
@@ -127,9 +156,14 @@ class Recorder:
 
     @contextmanager
     def loop(self, steps: int, *, backwards: bool = False) -> Iterator[Steps]:
-        """What is recorded inside is done once for each of so many steps of a time axis, from its end on if `backwards`.
+        """What is recorded inside is done once for each step of a time axis.
 
         ``with ops.loop(7) as steps: ops.map(steps.now(y, 1), f, steps.now(x, 1))`` goes along axis 1 of both.
+
+        Parameters
+        ----------
+        steps, backwards : int, bool
+            How many steps, and whether they begin at the end of the axis.
         """
         around, self.operations = self.operations, []
         self._depth += 1
@@ -141,11 +175,17 @@ class Recorder:
             self._depth -= 1
 
     def matmul(self, out: View, a: View, b: View, *, accumulate: bool = False) -> None:
-        """out = a @ b (or += with `accumulate`); matrices, each possibly transposed.
+        """out = a @ b, or out += a @ b.
 
-        With three axes or more, each of the matrices in the last two; the axes before are the same for all three.
+        Parameters
+        ----------
+        out, a, b : View
+            Matrices, each possibly transposed; with three axes or more, stacks of matrices in the last two, of equal axes
+            before.
+        accumulate : bool
+            Whether to add to `out`.
         """
-        _check_views("matmul", out, a, b)
+        check_views("matmul", out, a, b)
         if out.ndim > 2:
             self._batch_matmul(out, a, b, accumulate)
             return
@@ -161,9 +201,19 @@ class Recorder:
         self._record(BatchMatMul((out,), (a, b), accumulate=accumulate, label=self._label))
 
     def map(self, outs: View | tuple[View, ...], function: Callable[..., Any], *ins: View) -> None:
-        """outs = function(*ins) element by element. `function` is traced; operands broadcast to the outs."""
+        """outs = function(*ins), element by element.
+
+        Parameters
+        ----------
+        outs : View or tuple of View
+            One for each result of the function.
+        function : callable
+            Traced once: arithmetic and the functions of `chains.expr`.
+        *ins : View
+            Its arguments, which broadcast to the outs.
+        """
         outs = outs if isinstance(outs, tuple) else (outs,)
-        _check_views("map", *outs, *ins)
+        check_views("map", *outs, *ins)
         if not callable(function):
             raise TypeError(f"map: `function` (={shown(function)}) must be a formula: ops.map(y, lambda x: 2 * x, x)")
         formula, settings = trace_with_settings(function, len(ins))
@@ -172,7 +222,7 @@ class Recorder:
         if len(formula.outputs) != len(outs):
             raise ValueError(f"map: the formula gives {len(formula.outputs)} results for {len(outs)} outs")
         for view in ins:
-            _check_broadcast("map", view, outs[0])
+            check_broadcast("map", view, outs[0])
         if any(view.dtype != self.dtype and view.ndim for view in (*outs, *ins)):
             raise ValueError(f"map: operands must be {self.dtype}, or all be scalars: {', '.join(map(str, (*outs, *ins)))}")
         if any(out.shape != outs[0].shape for out in outs):
@@ -183,57 +233,123 @@ class Recorder:
             self._record(Map(outs, ins, formula, label=self._label))
 
     def sum(self, out: View, a: View) -> None:
-        """out = the sum of `a` over the axes `out` lacks or has with length 1."""
+        """out = the sum of `a` over the axes `out` lacks or has with length 1.
+
+        Parameters
+        ----------
+        out, a : View
+            The sum, and what is added up.
+        """
         self._reduce("sum", out, a)
 
     def max(self, out: View, a: View) -> None:
-        """out = the largest of `a` over the axes `out` lacks or has with length 1."""
+        """out = the largest of `a` over the axes `out` lacks or has with length 1.
+
+        Parameters
+        ----------
+        out, a : View
+            The largest entries, and what they are looked for in.
+        """
         self._reduce("max", out, a)
 
     def _reduce(self, kind: str, out: View, a: View) -> None:
-        _check_views(kind, out, a)
-        _check_broadcast(kind, out, a)
+        check_views(kind, out, a)
+        check_broadcast(kind, out, a)
         self._record(Reduce((out,), (a,), kind, label=self._label))
 
     def convolve(self, y: View, x: View, w: View, window: Window, *, groups: int = 1) -> None:
-        """y = the convolution of the images x with the kernels w (see `chains.program.operations.Convolve`)."""
-        _check_convolution("convolve", x, w, y, window, groups)
+        """y = the convolution of the images x with the kernels w (see `chains.program.operations.Convolve`).
+
+        Parameters
+        ----------
+        y, x, w : View
+            (batch, outputs, rows, columns), (batch, inputs, height, width) and (outputs, inputs / groups, *window).
+        window, groups : Window, int
+            Size, stride, padding and dilation; parts of the channels, each on its own.
+        """
+        check_convolution("convolve", x, w, y, window, groups)
         self._record(Convolve((y,), (x, w), window, groups, label=self._label))
 
     def convolve_input(self, dx: View, dy: View, w: View, window: Window, *, groups: int = 1) -> None:
-        """dx = the gradient of `convolve` with respect to x, given that with respect to y."""
-        _check_convolution("convolve_input", dx, w, dy, window, groups)
+        """dx = the gradient of `convolve` with respect to x.
+
+        Parameters
+        ----------
+        dx, dy, w, window, groups
+            As of `convolve`; `dy` is the gradient with respect to y.
+        """
+        check_convolution("convolve_input", dx, w, dy, window, groups)
         self._record(ConvolveInput((dx,), (dy, w), window, groups, label=self._label))
 
     def convolve_weight(self, dw: View, x: View, dy: View, window: Window, *, groups: int = 1) -> None:
-        """dw = the gradient of `convolve` with respect to w, given that with respect to y."""
-        _check_convolution("convolve_weight", x, dw, dy, window, groups)
+        """dw = the gradient of `convolve` with respect to w.
+
+        Parameters
+        ----------
+        dw, x, dy, window, groups
+            As of `convolve`; `dy` is the gradient with respect to y.
+        """
+        check_convolution("convolve_weight", x, dw, dy, window, groups)
         self._record(ConvolveWeight((dw,), (x, dy), window, groups, label=self._label))
 
     def pool(self, kind: str, y: View, x: View, window: Window, *, count_padding: bool = True) -> None:
-        """y = the "max" or "mean" of each window of x (see `chains.program.operations.Pool`)."""
-        _check_pool(kind, x, y, window)
+        """y = the largest or the mean entry of each window of x (see `chains.program.operations.Pool`).
+
+        Parameters
+        ----------
+        kind : str
+            "max" or "mean".
+        y, x : View
+            (batch, channels, rows, columns) and (batch, channels, height, width).
+        window, count_padding : Window, bool
+            Size, stride and padding; whether zeros of the padding count in a mean.
+        """
+        check_pool(kind, x, y, window)
         self._record(Pool((y,), (x,), kind, window, count_padding, label=self._label))
 
     def pool_input(
         self, kind: str, dx: View, dy: View, x: View, y: View, window: Window, *, count_padding: bool = True
     ) -> None:
-        """dx = the gradient of `pool` with respect to x, given that with respect to y."""
-        _check_pool(kind, x, y, window)
+        """dx = the gradient of `pool` with respect to x.
+
+        Parameters
+        ----------
+        kind, dx, dy, x, y, window, count_padding
+            As of `pool`; `dy` is the gradient with respect to y.
+        """
+        check_pool(kind, x, y, window)
         ins = (dy, x, y) if kind == "max" else (dy,)
         self._record(PoolInput((dx,), ins, kind, window, count_padding, label=self._label))
 
     def gather(self, out: View, table: View, index: View) -> None:
-        """out[i] = table[index[i]]."""
+        """out[i] = table[index[i]].
+
+        Parameters
+        ----------
+        out, table, index : View
+            Rows, the table that they are taken from, and their numbers in it.
+        """
         self._record(Gather((out,), (table, index), label=self._label))
 
     def scatter_add(self, out: View, index: View, source: View) -> None:
-        """out[index[i]] += source[i]."""
+        """out[index[i]] += source[i].
+
+        Parameters
+        ----------
+        out, index, source : View
+            The table, numbers of its rows, and what is added to them.
+        """
         self._record(ScatterAdd((out,), (index, source), label=self._label))
 
     def random(self, out: View) -> None:
-        """out = uniform numbers in [0, 1) that depend only on the caller's seed and step (see `Random`)."""
-        _check_views("random", out)
+        """out = uniform numbers in [0, 1) that depend only on the caller's seed and step (see `Random`).
+
+        Parameters
+        ----------
+        out : View
+            Filled.
+        """
+        check_views("random", out)
         if self._depth:
             raise ValueError(f"random: every step of a loop would draw the same numbers for `{out}`: draw them before the loop")
         key = self.external("random", (2,), role="input", dtype=np.uint64)
@@ -241,15 +357,27 @@ class Recorder:
         self._draws += 1
 
     def copy(self, out: View, a: View) -> None:
-        """out = a; nothing is recorded where they are the same memory."""
-        _check_views("copy", out, a)
-        _check_broadcast("copy", a, out)
+        """out = a; nothing is recorded where they are the same memory.
+
+        Parameters
+        ----------
+        out, a : View
+            Of which `a` broadcasts to `out`.
+        """
+        check_views("copy", out, a)
+        check_broadcast("copy", a, out)
         if out != a:
             self._record(Copy((out,), (a,), label=self._label))
 
     def fill(self, out: View, value: float) -> None:
-        """out = value, a number."""
-        _check_views("fill", out)
+        """out = value.
+
+        Parameters
+        ----------
+        out, value : View, float
+            The array and the number.
+        """
+        check_views("fill", out)
         if not is_real(value):
             raise TypeError(f"`value` (={shown(value)}) must be a number, such as 0.0")
         self._record(Fill((out,), (), float(value), label=self._label))
@@ -269,40 +397,3 @@ class Recorder:
         """The program of the recorded operations, without results that are never read."""
         settings = tuple((view.buffer.name, node) for view, node in self._settings.values())
         return Program(self.name, self.dtype, tuple(simplified(self.operations)), settings)
-
-
-def _check_views(name: str, *views: Any) -> None:
-    """Raise TypeError unless all of these are arrays of a program."""
-    for view in views:
-        if not isinstance(view, View):
-            raise TypeError(
-                f"{name}: `{shown(view)}` is not an array of this program: write numbers in the formula, as in "
-                "ops.map(y, lambda x: 2 * x, x), and make other arrays part of the program with ops.constant(name, array)"
-            )
-
-
-def _check_broadcast(name: str, small: View, large: View) -> None:
-    """Raise unless `small` broadcasts to the shape of `large` by NumPy's rule."""
-    pairs = list(zip(reversed(small.shape), reversed(large.shape), strict=False))
-    if small.ndim > large.ndim or any(a not in (b, 1) for a, b in pairs):
-        raise ValueError(f"{name}: {small} does not broadcast to {large}")
-
-
-def _check_convolution(name: str, x: View, w: View, y: View, window: Window, groups: int) -> None:
-    """Raise unless images, kernels and window fit together."""
-    _check_views(name, x, w, y)
-    fits = x.ndim == y.ndim == w.ndim == 4 and x.batched and y.batched
-    if fits:
-        (channels, *inputs), (outputs, *positions) = x.sample_shape, y.sample_shape
-        fits = w.shape == (outputs, channels // groups, *window.size) and channels % groups == outputs % groups == 0
-        fits = fits and window.outputs((inputs[0], inputs[1])) == tuple(positions)
-    if not fits:
-        raise ValueError(f"{name}: images {x.text} and {y.text} do not fit kernels {w.text}, window {window}, {groups} groups")
-
-
-def _check_pool(kind: str, x: View, y: View, window: Window) -> None:
-    """Raise unless images and window fit together."""
-    _check_views(f"{kind} pool", x, y)
-    fits = kind in ("max", "mean") and x.ndim == y.ndim == 4 and x.batched and x.shape[:2] == y.shape[:2]
-    if not fits or window.outputs((x.sample_shape[1], x.sample_shape[2])) != y.sample_shape[1:]:
-        raise ValueError(f"{kind} pool: images {x.text} and {y.text} do not fit the window {window}")

@@ -140,16 +140,27 @@ class View:
         return self._reshaped((Batch(self.sample_size) if self.batched else self.sample_size,))
 
     def reshape(self, *sample_shape: int) -> View:
-        """The same elements with another sample shape; the batch axis stays in front."""
+        """The same elements with another sample shape; the batch axis stays in front.
+
+        Parameters
+        ----------
+        *sample_shape : int
+            The lengths.
+        """
         if not self.batched or self.contiguous:
             return self._reshaped((Batch(), *sample_shape) if self.batched else sample_shape)
         sample = replace(self, shape=self.shape[1:], strides=self.strides[1:])._reshaped(sample_shape)  # with gaps behind it
         return replace(sample, shape=(self.shape[0], *sample.shape), strides=(self.strides[0], *sample.strides))
 
     def split(self, axis: int, parts: int) -> View:
-        """An axis, which must not be the batch, as two: so many parts, and what each of them holds.
+        """An axis as two: the parts, and the entries of each.
 
-        Raises ValueError for the batch, and where the parts would not be equal.
+        Parameters
+        ----------
+        axis : int
+            Not the batch.
+        parts : int
+            How many. Raises ValueError unless they are equal.
         """
         axis = self._axis(axis)
         extent = self.shape[axis]
@@ -160,7 +171,13 @@ class View:
         return replace(self, shape=shape, strides=(*self.strides[:axis], length * stride, stride, *self.strides[axis + 1 :]))
 
     def swap(self, first: int, second: int) -> View:
-        """The view with two axes exchanged, neither of which may be the batch."""
+        """The view with two axes exchanged.
+
+        Parameters
+        ----------
+        first, second : int
+            The axes, neither of them the batch.
+        """
         first, second = self._axis(first), self._axis(second)
         if any(isinstance(self.shape[axis], Batch) for axis in (first, second)):
             text = f"axes {first} and {second} of a view of shape {shape_text(self.shape)}"
@@ -170,7 +187,13 @@ class View:
         return replace(self, shape=tuple(self.shape[k] for k in order), strides=tuple(self.strides[k] for k in order))
 
     def expand(self, axis: int) -> View:
-        """A new axis of length 1 in front of `axis` (negative: counted from the new end)."""
+        """The view with a further axis of length 1.
+
+        Parameters
+        ----------
+        axis : int
+            Where it stands in the result; negative ones count from its end.
+        """
         axis = axis if axis >= 0 else axis + self.ndim + 1
         shape, strides = list(self.shape), list(self.strides)
         shape.insert(axis, 1)
@@ -178,11 +201,25 @@ class View:
         return replace(self, shape=tuple(shape), strides=tuple(strides))
 
     def named(self, name: str) -> View:
-        """The same view under another name."""
+        """The same view under another name.
+
+        Parameters
+        ----------
+        name : str
+            For people.
+        """
         return replace(self, name=name)
 
     def slice(self, axis: int, start: int, stop: int) -> View:
-        """Entries start..stop of one axis, which must not be the batch."""
+        """A part of one axis.
+
+        Parameters
+        ----------
+        axis : int
+            Not the batch.
+        start, stop : int
+            Its first entry, and the entry behind its last one.
+        """
         axis = self._axis(axis)
         extent = self.shape[axis]
         if isinstance(extent, Batch) or not 0 <= start <= stop <= extent:
@@ -191,9 +228,17 @@ class View:
         return replace(self, shape=shape, offset=self.offset + start * self.strides[axis])
 
     def index(self, axis: int, k: int) -> View:
-        """Entry k of one axis, without that axis. As in NumPy, a negative `axis` or `k` counts from the end.
+        """One entry of an axis, without that axis.
 
-        Raises ValueError for an axis or an entry that does not exist and for the batch, TypeError where `k` is no whole number.
+        Parameters
+        ----------
+        axis, k : int
+            The axis, which is not the batch, and the entry. As in NumPy, negative ones count from the end.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For an axis or an entry that does not exist.
         """
         axis = self._axis(axis)
         extent = self.shape[axis]

@@ -21,7 +21,14 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
     """A network for classification by the cross-entropy, with the parameters of `sklearn.neural_network.MLPClassifier`.
 
     Two classes have one output, a logit, several one each; the network gives logits. Targets that are rows of zeros and ones
-    (n_samples, n_classes) are labels that do not exclude each other. The parameters are those of `ChainRegressor`.
+    (n_samples, n_classes) are labels that do not exclude each other.
+
+    Parameters
+    ----------
+    hidden_layer_sizes, activation, solver, alpha, batch_size, learning_rate_init, max_iter, shuffle, random_state, tol, verbose
+        As of `ChainRegressor`.
+    warm_start, early_stopping, validation_fraction, n_iter_no_change, network, n_jobs, backend
+        As of `ChainRegressor`.
 
     Attributes
     ----------

@@ -43,7 +43,13 @@ class EnsembleHistory(History):
             self.stopped = self.stopped or "all members have ended"
 
     def latest(self, name: str) -> float:
-        """The newest number of this name: the mean over the members that train, NaN where none does."""
+        """The newest number of a name: the mean over the members that train, NaN where none does.
+
+        Parameters
+        ----------
+        name : str
+            Such as "loss".
+        """
         values = np.asarray(self.columns()[name][-1])
         kept = values[self.running] if values.ndim else values
         return float(kept.mean()) if kept.size else float("nan")

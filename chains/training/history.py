@@ -110,7 +110,13 @@ class History:
         return {name: values for name, values in columns.items() if values}
 
     def latest(self, name: str) -> float:
-        """The newest number of this name."""
+        """The newest number of a name.
+
+        Parameters
+        ----------
+        name : str
+            Such as "loss".
+        """
         return self.columns()[name][-1]
 
     def __getattr__(self, name: str) -> Any:
