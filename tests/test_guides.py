@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,8 @@ from tests.test_examples import write_cifar10
 
 FOLDER = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = ("coming_from", "files", "interop", "queue", "recipes", "scikit-learn")
+PAGES = ("coming_from", "derivatives", "files", "interop", "queue", "recipes", "scikit-learn")
+DIALOGUES = ("models", "sequences")  # pages that show answers
 # A snippet that needs one of these is left out where it is missing, with those after it under the same heading.
 OPTIONAL = {
     "dask", "jax", "joblib", "keras", "mlflow", "onnx", "onnxruntime", "optuna", "safetensors", "sklearn", "tensorboardX",
@@ -50,6 +52,18 @@ def test_snippets_run(page, tmp_path, monkeypatch, capsys):
                 break
     assert len(left_out) < len(OPTIONAL)
     assert sum(map(len, sections(page))) >= 2
+
+
+@pytest.mark.parametrize("page", DIALOGUES)
+def test_dialogues_give_what_they_show(page):
+    dialogues = [(line, code) for snippets in sections(page) for line, code in snippets if code.startswith(">>> ")]
+    runner, session = doctest.DocTestRunner(), {}
+    for line, code in dialogues:
+        dialogue = doctest.DocTestParser().get_doctest(code, session, page, f"docs/{page}.md", line)
+        runner.run(dialogue, clear_globs=False)
+        session = dialogue.globs
+    assert runner.tries > 20
+    assert runner.failures == 0
 
 
 def test_the_photographs_of_what_is_included(tmp_path, monkeypatch):
