@@ -279,6 +279,17 @@ def test_the_summary_shows_long_layers_part_by_part():
     assert sum(counts) + 8 == net.n_params
 
 
+def test_the_summary_counts_what_a_layer_has_beside_its_parts():
+    rhs = chains.Equations(
+        lambda prey, hunter, u, v, birth, death: (birth * prey + u, v - death * hunter), inputs=("prey", "hunter"),
+        network=Chain(Dense(2, 5, tanh), Dense(5, 2)), outputs=("u", "v"), parameters={"birth": 0.5, "death": 0.8},
+    )  # fmt: skip
+    lines = [line.split() for line in Chain(rhs).freeze("0.birth").summary().splitlines()]
+    assert lines[2] == ["0", "Equations", "(2,)", "2", "(1", "frozen)"]
+    assert lines[3][-1] == "27"
+    assert lines[5][-3:] == ["29", "(1", "frozen)"]
+
+
 def test_the_summary_cuts_no_name():
     net = Chain(chains.Conv(1, 2, (3, 5), "leaky_relu", stride=(2, 1), padding=((1, 2), (0, 1)), dilation=(1, 2)),
                 input_shape=(1, 9, 9))  # fmt: skip

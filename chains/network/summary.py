@@ -33,12 +33,13 @@ def _rows(network: Network, parent: Declaration, indent: str = "") -> Iterator[t
         parted = len(text) > MOST_LAYER_CHARACTERS and bool(child.children)
         name = f"{indent}{_short(child):>{digits}}  {type(child.layer).__name__ if parted else text}"
         if parted:
-            yield name, str(child.output_shape), "", ""
+            own = _parameters(child.slices.values(), network.frozen) if child.slices else ""
+            yield name, str(child.output_shape), own, ""
             yield from _rows(network, child, indent + "    ")
         else:
-            own = [entry for entry in network.layout if entry.name.startswith(f"{child.name}.")]
+            entries = [entry for entry in network.layout if entry.name.startswith(f"{child.name}.")]
             state = f"{child.n_state:,}" if child.n_state else ""
-            yield name, str(child.output_shape), _parameters(own, network.frozen), state
+            yield name, str(child.output_shape), _parameters(entries, network.frozen), state
 
 
 def _short(declaration: Declaration) -> str:
