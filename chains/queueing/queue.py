@@ -229,7 +229,7 @@ class Queue:
         return True
 
     def __repr__(self) -> str:
-        state = self._scheduler.closed or f"{counted(len(self), 'call')} pending"
+        state = self._scheduler.closed.removeprefix("is ") or f"{counted(len(self), 'call')} pending"
         return f"<Queue of {counted(self._workers, 'worker')}, {state}>"
 
     # Inside

@@ -47,6 +47,11 @@ class Term:
     data: Mapping[str, Any] | None = None
     weight: float = 1.0
 
+    def __repr__(self) -> str:
+        name = getattr(self.residual, "__name__", shown(self.residual))
+        data = f", data {', '.join(self.data)}" if self.data else ""
+        return f"<term: {name} at {shown(self.points)}{data}, weight {self.weight}>"
+
 
 class ResidualProblem:
     """Equations and conditions as a training problem: points `x`, numbers `t` and a `loss`.

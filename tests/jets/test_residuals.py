@@ -190,4 +190,6 @@ def test_data_of_another_problem_and_batch_statistics_are_refused():
 def test_printed_problem():
     problem = ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.x, POINTS), Term(lambda u: u, EDGE)])
     assert repr(problem) == "<residual problem of u in t, x: 2 terms, 37 points>"
+    assert repr(problem.terms[1]) == "<term: <lambda> at an array of float64, shape (7, 2), weight 1.0>"
+    assert repr(Term(math.sin, [[0.5]], {"f": [1.0]}, 2)) == "<term: sin at [[0.5]], data f, weight 2>"
     assert chains.Term is Term

@@ -452,7 +452,7 @@ def test_a_closed_queue_takes_no_calls():
     with pytest.raises(RuntimeError, match="the queue is closed"):
         q.call(int)
     q.close()
-    assert repr(q) == "<Queue of 1 worker, is closed>"
+    assert repr(q) == "<Queue of 1 worker, closed>"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("chains-queue")]
 
 
