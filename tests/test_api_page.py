@@ -65,7 +65,7 @@ LATER = ("interop", "sklearn")  # modules that users import themselves, since th
 INSIDE = {
     "testing": "Checked Kink filled",
     "bound": "net p state",
-    "result": "accesses ended error followers held name owner place value waits work",
+    "result": "accesses ended error followers fresh held name owner place readers value waits work",
     "net": "backward_pass brief declare fixed_input forward forward_pass network problem pullback "
     "residuals_and_jacobian runner state_for training_step",
     "layout": "count index what",

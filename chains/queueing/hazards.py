@@ -64,7 +64,7 @@ class Hazards(Generic[T]):
         return sum(len(stretch.entries) for stretch in self._stretches.values())
 
     def add(self, call: T, reads: Iterable[Extent], writes: Iterable[Extent]) -> tuple[set[T], set[T]]:
-        """Note the accesses of a call. Returns the calls whose results it reads, and others that it must wait for."""
+        """Note the accesses of a call. Returns the calls that write what it reads, and those that access what it writes."""
         sources: set[T] = set()
         others: set[T] = set()
         reading, writing = ([each for each in extents if each[0] < each[1]] for extents in (reads, writes))
@@ -81,12 +81,18 @@ class Hazards(Generic[T]):
             entry = self._entry(each)
             entry.writer, entry.readers = call, {}
             call.accesses.append((each, entry))
-        for each in reading:
+        self.read(call, reading)
+        return sources - {call}, others - {call}
+
+    def read(self, call: T, reads: Iterable[Extent]) -> None:
+        """Note that a call reads more, which nobody writes that it has to wait for."""
+        for each in reads:
+            if each[0] == each[1]:
+                continue
             entry = self._entry(each)
             if entry.writer is not call:
                 entry.readers[call] = None
                 call.accesses.append((each, entry))
-        return sources - {call}, others - sources - {call}
 
     def end(self, call: T) -> None:
         """Forget the accesses of a call."""

@@ -81,7 +81,7 @@ class Queue:
             For inputs and parameters that do not fit the network. Other arguments are checked when the call runs.
         """
         p, x = self._checked(net, p, x)
-        return self._add("a network", self._forward, (net, x, p), options, _changing(options, "eval"))
+        return self._add("a network", self._forward, (net, x, p), options, _changing(options, "eval"), fresh=_fresh(options))
 
     def value_and_grad(self, net: Chain, p: Any, x: Any, t: Any, loss: Loss, **options: Any) -> Result:
         """Queue ``net.value_and_grad(p, x, t, loss, **options)``.
@@ -105,7 +105,8 @@ class Queue:
         """
         p, x = self._checked(net, p, x)
         arguments.check_loss(loss)
-        return self._add("value_and_grad", self._gradient, (net, p, x, t, loss), options, _changing(options, "train"))
+        writes = _changing(options, "train")
+        return self._add("value_and_grad", self._gradient, (net, p, x, t, loss), options, writes, fresh=_fresh(options))
 
     def vjp(self, net: Chain, p: Any, x: Any, dy: Any, **options: Any) -> Result:
         """Queue ``net.vjp(p, x, dy, **options)``.
@@ -128,7 +129,7 @@ class Queue:
             As in a call.
         """
         p, x = self._checked(net, p, x)
-        return self._add("vjp", net.vjp, (p, x, dy), options, _changing(options, None))
+        return self._add("vjp", net.vjp, (p, x, dy), options, _changing(options, None), fresh=_fresh(options))
 
     def train(self, net: Chain, p: np.ndarray, x: Any, t: Any, loss: Loss, optimizer: Optimizer, **options: Any) -> Result:
         """Queue ``train(net, p, x, t, loss, optimizer, **options)``, without a progress bar unless asked for.
@@ -154,7 +155,7 @@ class Queue:
         if np.ndim(p) != 2:
             p = arguments.check_trained(p, net.n_params)
         given = {"progress": False, **options}
-        return self._add("train", train, (net, p, x, t, loss, optimizer), given, [p, options.get("state")])
+        return self._add("train", train, (net, p, x, t, loss, optimizer), given, [p, options.get("state")], fresh=True)
 
     def call(self, function: Callable[..., Any], *args: Any, reads: Any = (), writes: Any = (), **options: Any) -> Result:
         """Queue ``function(*args, **options)``, for a custom function.
@@ -178,12 +179,14 @@ class Queue:
         Raises
         ------
         TypeError
-            For what cannot be called.
+            For what cannot be called, and for `reads` and `writes` that are no arrays.
         """
         if not callable(function):
             raise TypeError(f"`function` (={shown(function)}) must be a function")
-        read, changed = ([arrays] if hasattr(arrays, "shape") else list(arrays) for arrays in (reads, writes))
-        return self._add(getattr(function, "__name__", "a function"), function, args, options, changed, read)
+        read, changed = _arrays("reads", reads), _arrays("writes", writes)
+        if any(isinstance(array, Pending) for array in changed):
+            raise TypeError("`writes` must hold arrays, not results: result.array waits for the array of one")
+        return self._add(getattr(function, "__name__", "a function"), function, args, options, changed, read, fresh=False)
 
     # Waiting
 
@@ -241,7 +244,11 @@ class Queue:
         if not isinstance(p, Pending) and (type(p) is not np.ndarray or p.shape != (net.n_params,)) and np.ndim(p) != 2:
             p = arguments.check_params(p, net.n_params)
         if not isinstance(x, Pending) and (type(x) is not np.ndarray or x.shape[1:] != net.input_shape):
-            x = as_array("x", x) if np.ndim(p) == 2 else arguments.check_input(x, net.input_shape, ids=net.network.id_count)
+            x = (
+                as_array("x", x)
+                if isinstance(p, Pending) or np.ndim(p) == 2
+                else arguments.check_input(x, net.input_shape, ids=net.network.id_count)
+            )
         return p, x
 
     def _forward(self, net: Chain, x: Any, p: Any, **options: Any) -> np.ndarray:
@@ -262,11 +269,28 @@ class Queue:
         options: dict[str, Any],
         writes: list[Any],
         reads: Iterable[Any] = (),
+        *,
+        fresh: bool,
     ) -> Result:
         """Queue a call that the user's line calls through one method."""
         frame = sys._getframe(2)
         place = frame.f_code.co_filename, frame.f_lineno
-        return self._scheduler.add(name, place, (function, args, options, reads, writes))
+        return self._scheduler.add(name, place, (function, args, options, reads, writes), fresh=fresh)
+
+
+def _arrays(name: str, given: Any) -> list[Any]:
+    """One array or several as a list."""
+    if hasattr(given, "shape") or isinstance(given, Pending):
+        return [given]
+    try:
+        return list(given)
+    except TypeError:
+        raise TypeError(f"`{name}` (={shown(given)}) must be an array, or several in a list") from None
+
+
+def _fresh(options: dict[str, Any]) -> bool:
+    """Whether a call of a network with these options has its results in memory of their own."""
+    return options.get("out") is None
 
 
 def _changing(options: dict[str, Any], mode: str | None) -> list[Any]:

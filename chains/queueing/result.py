@@ -84,8 +84,9 @@ _PARTS = "; take a part of it, such as result[0]"
 class Result(Pending):
     """The result of a queued call, such as ``q(net, x, p)``. Made by a `Queue`."""
 
-    def __init__(self, owner: Owner, name: str, place: tuple[str, int], work: Work) -> None:
+    def __init__(self, owner: Owner, name: str, place: tuple[str, int], work: Work, *, fresh: bool) -> None:
         self.owner = owner
+        self.fresh = fresh  # whether the value has memory of its own
         self.name, self.place = name, place
         self.work: Work | None = work  # None once it has begun
         self.value: Any = None
@@ -94,6 +95,7 @@ class Result(Pending):
         self.ended = False
         self.waits = 0  # calls before it that have not ended
         self.followers: list[tuple[Result, bool]] = []  # those that wait for it, and whether they need its value
+        self.readers: list[Result] = []  # those that have it among their arguments, until it has ended
         self.accesses: list[tuple[tuple[int, int], _Entry[Result]]] = []
 
     def wait(self, timeout: float | None = None) -> Any:

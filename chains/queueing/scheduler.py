@@ -16,7 +16,7 @@ import numpy as np
 
 from chains.arrays import as_array
 from chains.progress import Progress
-from chains.queueing.hazards import Hazards, extent
+from chains.queueing.hazards import Extent, Hazards, extent
 from chains.queueing.result import Pending, Result, Work, result_of
 from chains.threads import get_num_threads, num_threads
 from chains.training import interrupts
@@ -47,9 +47,12 @@ class Scheduler:
         self._stop = threading.Event()
         _SCHEDULERS.add(self)
 
-    def add(self, name: str, place: tuple[str, int], work: Work) -> Result:
-        """Queue a call. What it waits for is found by a worker, while Python goes on."""
-        result = Result(self, name, place, work)
+    def add(self, name: str, place: tuple[str, int], work: Work, *, fresh: bool) -> Result:
+        """Queue a call. What it waits for is found by a worker, while Python goes on.
+
+        `fresh`: whether its value has memory of its own; else it may be a view of what the call reads and writes.
+        """
+        result = Result(self, name, place, work, fresh=fresh)
         with self._lock:
             if self._closed:
                 raise RuntimeError(f"the queue {self._closed}: no further call can be queued")
@@ -153,12 +156,21 @@ class Scheduler:
         assert result.work is not None
         _, args, options, reads, writes = result.work
         arrays: list[Any] = []
-        sources: set[Result] = set()
-        _collect(args, arrays, sources)
-        _collect((*options.values(), *reads), arrays, sources)
+        given: set[Result] = set()
+        _collect(args, arrays, given)
+        _collect((*options.values(), *reads), arrays, given)
         changed = [extent(as_array("writes", array)) for array in writes if array is not None]
-        more, others = self._hazards.add(result, list(map(extent, arrays)), changed)
-        sources |= more
+        read = {*map(extent, arrays)}
+        for before in given:
+            if before.ended:
+                read.update(_memory(before.value))
+            elif not before.fresh:  # the value may lie in all that the call accesses
+                read.update(each for each, _ in before.accesses)
+        writers, overwritten = self._hazards.add(result, read, changed)
+        sources, others = given | writers, overwritten | _readers_of_values(overwritten)
+        for before in given:
+            if not before.ended:
+                before.readers.append(result)
         for before in sources | others:
             needed = before in sources
             if not before.ended and before.owner is not self:
@@ -212,8 +224,12 @@ class Scheduler:
         self.pending.pop(result, None)
         if result.error is None:
             self._hazards.end(result)
+            memory = _memory(result.value) if result.readers else []
+            for reader in result.readers:
+                self._hazards.read(reader, memory)
         else:
             self._failed.append(result)
+        result.readers.clear()
         for follower, needed in result.followers:
             follower.waits -= 1
             if needed and follower.error is None:
@@ -284,6 +300,27 @@ def _collect(values: Iterable[Any], arrays: list[Any], sources: set[Result]) -> 
             arrays.append(value)
         elif hasattr(value, "__dlpack__"):
             arrays.append(as_array("an argument", value))
+
+
+def _memory(value: Any) -> list[Extent]:
+    """The memory of the arrays in the value of a call."""
+    arrays: list[Any] = []
+    try:
+        _collect((value,), arrays, set())
+        return list(map(extent, arrays))
+    except Exception:  # of an object that does not tell
+        return []
+
+
+def _readers_of_values(overwritten: Iterable[Result]) -> set[Result]:
+    """Of calls whose memory is written again: those that read the values, which may be views of it, and the values of these."""
+    found: set[Result] = set()
+    left = [before for before in overwritten if not before.fresh]
+    while left:
+        new = set(left.pop().readers) - found
+        found |= new
+        left += [reader for reader in new if not reader.fresh]
+    return found
 
 
 _SCHEDULERS: weakref.WeakSet[Scheduler] = weakref.WeakSet()

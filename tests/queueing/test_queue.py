@@ -142,6 +142,63 @@ def test_order_is_that_of_the_calls(workers):
     assert memory.tobytes() == alone.tobytes()
 
 
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_values_that_are_views_are_memory_too(workers):
+    """Random calls whose values are views of what they read, against the same ones run one after the other."""
+    rng = np.random.default_rng(workers)
+    memory = np.arange(32.0)
+    alone = memory.copy()
+
+    def part(of, start):
+        return of[start : start + 16]
+
+    def change(out, factor):
+        time.sleep(0.0)
+        out *= 0.5
+        out += np.sin(factor + np.arange(len(out)))
+        return out
+
+    def added(of):
+        time.sleep(0.0)
+        return float(np.sum(of))
+
+    with chains.Queue(workers) as q:
+        queued, values = [memory], [alone]
+        results, wanted = [], []
+        for _ in range(2000):
+            k, start, kind = rng.integers(len(queued)), rng.integers(0, 8), rng.integers(4)
+            if kind == 0:
+                queued.append(q.call(part, queued[k], start))
+                values.append(part(values[k], start))
+            elif kind == 1:
+                out = slice(2 * start, 2 * start + 8)
+                queued.append(q.call(change, memory[out], start, writes=memory[out]))
+                values.append(change(alone[out], start))
+            elif kind == 2 and k and queued[k].done:
+                written = queued[k].array
+                q.call(change, written, 1.0, writes=written)
+                change(values[k], 1.0)
+            else:
+                results.append(q.call(added, queued[k]))
+                wanted.append(added(values[k]))
+            if len(queued) > 12:
+                del queued[1], values[1]
+    assert [result.wait() for result in results] == wanted
+    assert memory.tobytes() == alone.tobytes()
+
+
+def test_an_output_is_written_again_once_nobody_reads_it(net, p, gate):
+    out = np.empty(T.shape, np.float32)
+    with chains.Queue(workers=2) as q:
+        reader = q.call(lambda y, _: y.copy(), q(net, X, p, out=out), held_up(q, gate))
+        again = q(net, 2.0 * X, p, out=out)
+        time.sleep(0.02)
+        assert not again.done
+        gate.set()
+        assert reader.array.tobytes() == net(X, p).tobytes()
+        assert again.array.tobytes() == net(2.0 * X, p).tobytes()
+
+
 def test_calls_that_share_nothing_run_side_by_side():
     meeting = threading.Barrier(3, timeout=60)
     with chains.Queue(workers=3) as q:
