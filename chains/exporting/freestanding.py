@@ -32,6 +32,8 @@ def freestanding(text: str) -> str:
     for type, name, mangled in wanted:
         module.add(_each(module, name, mangled, type), "internal")
     own, _, _ = module.text().rpartition("attributes")
+    declared = set(re.findall(r"^declare .*\n", text, re.MULTILINE))
+    own = "".join(line for line in own.splitlines(keepends=True) if line not in declared)
     return text.replace("attributes #0", own.replace("@table", "@chains.table") + "attributes #0")
 
 

@@ -35,6 +35,22 @@ def products(program):
 # Operations, each run on its own
 
 
+@pytest.mark.parametrize("stride", [1, 2, 4, 8, 16])
+def test_numbers_that_lie_apart_change_their_signs(stride, dtype, backend_name):
+    """NumPy 2.4's own negation is wrong where numbers lie 64 bytes apart."""
+    ops = Recorder("test", dtype)
+    a, y = (ops.external(name, (Batch(), stride), role=role) for name, role in (("a", "input"), ("y", "output")))
+    own = ops.scratch("own", (stride,))
+    ops.copy(own, a)
+    first = own.slice(1, 0, 1)
+    ops.map(first, lambda x: -x, first)
+    ops.copy(y, own)
+    given = np.random.default_rng(0).normal(size=(9, stride)).astype(dtype)
+    wanted = given.copy()
+    wanted[:, 0] *= -1
+    np.testing.assert_array_equal(run_program(ops.finish(), backend_name, 9, {"a": given})["y"], wanted)
+
+
 def test_matmul_of_transposed_and_accumulated(ops, backend_name):
     rng = np.random.default_rng(0)
     a, b = ops.external("a", (4, 3), role="input"), ops.external("b", (5, 4), role="input")

@@ -126,6 +126,8 @@ def formula_calls(memory: Memory, sequence: CallSequence, outs: Sequence[np.ndar
             if other is not target:
                 calls.append(partial(np.copyto, target, other))
             calls.append(partial(np.copyto, target, chosen, "same_kind", condition))
+        elif call.operation == "neg":  # NumPy 2.4's `negative` is wrong for arrays whose elements lie 64 bytes apart
+            calls.append(partial(np.multiply, sources[0], memory.program.dtype.type(-1), target))
         elif call.operation in ("min", "max", "erf"):  # which take `out` by name only
             calls.append(partial(ufunc(call.operation), *sources, out=target))
         else:
