@@ -1,8 +1,8 @@
-"""When the threads of a team must meet.
+"""Barriers: the places where the threads of a team must meet.
 
-A team goes through many steps of training together. To call workers for each part of a step would take longer than to
-meet them. So all threads go through the whole step: each does its part of shared work, the first one does the rest, and
-they meet only where one thread needs the results of another.
+A team runs many training steps together. Calling workers for each part of a step would take longer than a barrier. So all
+threads go through the whole step: each does its part of shared work, the first thread does the rest, and they meet only where
+one thread needs the results of another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from chains.program.view import Buffer
 
 
 def list_sums(plan: ExecutionPlan) -> ExecutionPlan:
-    """List what the threads have to add up behind the tiles of each segment."""
+    """List the sums that the threads must combine after the tiles of each segment."""
 
     def listed(segment: Segment) -> Segment:
         operations = [operation for step in segment.tiled_steps for operation in step.operations]
@@ -35,7 +35,7 @@ def list_sums(plan: ExecutionPlan) -> ExecutionPlan:
 
 
 def _joined(runs: Iterable[SumRun], positions: Mapping[Buffer, int]) -> list[SumRun]:
-    """The runs, with those of one kind that touch made one."""
+    """The runs, where adjacent runs of one kind are merged."""
     result: list[SumRun] = []
     for run in sorted(runs, key=lambda run: (run.kind, positions[run.buffer], run.start)):
         last = result[-1] if result else None
@@ -47,7 +47,7 @@ def _joined(runs: Iterable[SumRun], positions: Mapping[Buffer, int]) -> list[Sum
 
 
 def place_barriers(plan: ExecutionPlan) -> ExecutionPlan:
-    """Decide before which works the threads of a team meet."""
+    """Decide where the threads of a team meet: before which works."""
     partitioned = plan.parts > 1
     return replace(
         plan,
@@ -59,7 +59,7 @@ def place_barriers(plan: ExecutionPlan) -> ExecutionPlan:
 
 
 def works_in_turn(segment: Segment) -> tuple[Work, ...]:
-    """The works of a segment in order, where products are partitioned: the early one, the tile's, then those done once."""
+    """The works of a segment in order, where products are partitioned: `early`, then `tiled`, then `once`."""
     once = list(segment.once)
     if segment.fused_update:
         position, rest = segment.fused_update
@@ -70,11 +70,11 @@ def works_in_turn(segment: Segment) -> tuple[Work, ...]:
 def barriers(works: Sequence[Work], sums: Iterable[SumRun] = ()) -> tuple[bool, ...]:
     """For each of these works, done in order, whether all threads must meet before it.
 
-    They meet as early as they may, directly behind the last work that one waits for. Before all works each thread has added
-    up its part of the long runs of `sums`, and the first thread the short ones.
+    Each barrier comes as early as possible: directly after the last work whose results a later work needs. Before the works,
+    each thread has added up its part of the long runs of `sums`, and the first thread the short runs.
     """
     runs = list(sums)
-    met = 0  # the first work behind their last meeting
+    met = 0  # the first work after the last barrier
     meet = [False] * len(works)
     for position, work in enumerate(works):
         waits = [each + 1 for each in range(met, position) if _depends(works[each], work)]
@@ -87,7 +87,7 @@ def barriers(works: Sequence[Work], sums: Iterable[SumRun] = ()) -> tuple[bool, 
 
 
 def read_by_others(plan: ExecutionPlan) -> frozenset[str]:
-    """The inputs that other threads than the first one read behind the last barrier of a segment."""
+    """The inputs that threads other than the first read after the last barrier of a segment."""
     if plan.parts == 1:
         return frozenset()
     names: set[str] = set()
@@ -114,7 +114,7 @@ def _adds_alike(runs: Sequence[SumRun], work: Work) -> bool:
 
 
 def _depends(a: Work, b: Work) -> bool:
-    """Whether a thread needs for `b` what another thread does in `a`, which comes before."""
+    """Whether work `b` of one thread needs what another thread does in the earlier work `a`."""
     if not a.length and not b.length and a.thread == b.thread:
         return False
     if a.length and a.length == b.length and all(side_by_side(a.steps, step) for step in b.steps):

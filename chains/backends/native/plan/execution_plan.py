@@ -1,6 +1,7 @@
-"""What runs where, in which order, and where everything lies: what the assembly of a program is written from.
+"""The plan of a program: which thread runs which step, in which order, and the place of every buffer in memory.
 
-A plan is made by passes (`passes.py`). Each takes one and returns another, since nothing here changes.
+The compiler writes the assembly of a program from its plan. Passes (`passes.py`) make a plan: each takes a plan and returns
+a new one, since plans are immutable.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from chains.program.view import Buffer, View, c_strides
 
 
 class PackedWeights(NamedTuple):
-    """Weights, and the place of their copy in the order in which a kernel reads them."""
+    """Weights, and the place of a copy that has the order in which a kernel reads them."""
 
     source: View
     copy: View
@@ -31,14 +32,14 @@ class PackedWeights(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanStep:
-    """An operation, with the maps that are done to its results while these are in registers.
+    """An operation, with maps that are applied to its results while these are in registers.
 
-    `fused` are maps that follow it in the program. `update` is an optimiser's step on its results: in a tile it is done
-    only where the tile holds the whole batch. `origins` are the positions in the program of the operation and of both
-    kinds of maps. `owner` is the thread that does a part of a product, `packed` are weights to copy before the
-    tiles, and `fused_product` describes a product with its maps. A step is `continued` where it adds to a sum over the
-    samples that an earlier step of its tile has begun. Steps of equal `likeness` have their code written once;
-    `packing_likeness` is that of the code that copies a step's weights. `body` are the steps of a loop.
+    `fused` are maps that follow the operation in the program. `update` is an optimiser's step on its results; in a tile it is
+    done only if the tile holds the whole batch. `origins` are the positions of the operation and of all these maps in the
+    program. `owner` is the thread that does a part of a product. `packed` are weights to copy before the tiles.
+    `fused_product` describes a product with its maps. A step is `continued` if it adds to a sum over the samples that an
+    earlier step of its tile has begun. Steps of equal `likeness` share code; `packing_likeness` says the same of the code
+    that copies a step's weights. `body` are the steps of a loop.
     """
 
     operation: Operation
@@ -55,13 +56,13 @@ class PlanStep:
 
     @property
     def all(self) -> Iterator[PlanStep]:
-        """The step and those of its body."""
+        """The step and all steps of its body."""
         yield self
         for step in self.body:
             yield from step.all
 
     def changed(self, change: Callable[[PlanStep], PlanStep]) -> PlanStep:
-        """The step, and every one of its body, changed."""
+        """The step, with the change applied to it and to every step of its body."""
         return change(replace(self, body=tuple(step.changed(change) for step in self.body)) if self.body else self)
 
     @property
@@ -76,8 +77,9 @@ class PlanStep:
 
 @dataclass(frozen=True)
 class Work:
-    """Steps that make one function: one `thread` does them or, where they go through vectors of one `length`, all threads
-    do, each a part of every vector.
+    """The steps of one function.
+
+    One `thread` does them. If they go through vectors of one `length`, all threads do a part of every vector.
     """
 
     steps: tuple[PlanStep, ...]
@@ -90,7 +92,7 @@ class Work:
 
 
 class SumRun(NamedTuple):
-    """Entries start..stop of a buffer, which threads add up or ("max") compare."""
+    """Entries start..stop of a buffer, which threads add up, or compare (kind "max")."""
 
     buffer: Buffer
     start: int
@@ -99,19 +101,20 @@ class SumRun(NamedTuple):
 
 
 class FusedUpdate(NamedTuple):
-    """A work of `Segment.once` that products do in their tile, where it holds the whole batch, but for a `rest`."""
+    """A work of `Segment.once` that products of a tile do if it holds the whole batch, except for a `rest`."""
 
-    work: int  # its position
-    rest: tuple[tuple[int, int], ...]  # the runs (begin, end) of elements that no product does
+    work: int  # position of the work
+    rest: tuple[tuple[int, int], ...]  # runs (begin, end) of elements that no product updates
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps done once that need nothing of the samples; steps on tiles of samples, or a large product, which sees the whole
-    batch; then steps done once that may need sums over the samples.
+    """Three groups of steps in order: `early`, then `tiled` or a large `product`, then `once`.
 
-    `sums` are what the threads have to add up behind the tiles. `barriers` tells for each work of `once` whether a team's
-    threads must meet before it; where products are partitioned, for `early`, each work of `tiled` and each of `once`.
+    `early` runs once and needs no samples. `tiled` runs on tiles of samples; `product` sees the whole batch. `once` may need
+    sums over the samples. `sums` lists the sums that the threads combine after the tiles. `barriers` tells for each work of
+    `once` whether a team's threads must meet before it; where products are partitioned, it has an entry for `early`, for
+    each work of `tiled` and for each work of `once`.
     """
 
     early: tuple[PlanStep, ...] = ()
@@ -128,19 +131,19 @@ class Segment:
 
     @cached_property
     def steps(self) -> tuple[PlanStep, ...]:
-        """All of them, in order."""
+        """All steps, in order."""
         product = (self.product,) if self.product else ()
         return (*self.early, *self.tiled_steps, *product, *(step for work in self.once for step in work.steps))
 
     @cached_property
     def summed(self) -> tuple[Buffer, ...]:
-        """The buffers of sums over the samples of tiles: each thread has its own."""
+        """The buffers of sums over the samples of tiles. Each thread has its own copy."""
         sums = [operation for step in self.tiled_steps for operation in step.operations if operation.sums_over_batch]
         return tuple(dict.fromkeys(view.buffer for operation in sums for view in operation.outs))
 
     @property
     def packing(self) -> tuple[tuple[int, PlanStep], ...]:
-        """The steps whose weights are packed before the tiles, each with the thread that does so."""
+        """The steps whose weights are packed before the tiles, each with the thread that packs them."""
         return tuple((outer.owner or 0, step) for outer in self.tiled_steps for step in outer.all if step.packed)
 
     @property
@@ -167,19 +170,19 @@ class Segment:
 
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """A program being arranged for a processor.
+    """A program arranged for a processor.
 
-    `steps` are its operations as they were rewritten, one a step, in an order in which they may be run; `segments` are what
-    became of them. `parts` is the number of threads among which products are partitioned; where it is more than one, a tile
-    is the whole batch. A thread's table of addresses holds those of `table`, those of its own sums, then of what it
-    prefetches, of what says which samples are read, and of its list of rows.
+    `steps` are the rewritten operations, one per step, in an order in which they may run; `segments` are made of these
+    steps. `parts` is the number of threads among which products are partitioned; with more than one, a tile is the whole
+    batch. A thread's table of addresses holds, in order: the buffers of `table`, the thread's own sums, its `PREFETCH`, the
+    `ROW_POINTERS`, and its list of rows.
     """
 
     program: Program
     processor: Processor
     parts: int = 1
     steps: tuple[PlanStep, ...] = ()
-    laned: frozenset[Buffer] = frozenset()  # the buffers laid out in lanes: where there are any, tiles have one size
+    laned: frozenset[Buffer] = frozenset()  # the buffers laid out in lanes: if there are any, all tiles have one size
     segments: tuple[Segment, ...] = ()
     whole: frozenset[Buffer] = frozenset()  # batched scratch buffers that hold the whole batch
     table: tuple[Buffer, ...] = ()
@@ -191,7 +194,7 @@ class ExecutionPlan:
 
     @classmethod
     def of(cls, program: Program, processor: Processor, parts: int = 1) -> ExecutionPlan:
-        """A program of which nothing is decided yet."""
+        """The plan of a program before the first pass."""
         steps = tuple(PlanStep(operation, origins=(position,)) for position, operation in enumerate(program.operations))
         return cls(program, processor, parts, steps)
 
@@ -224,12 +227,12 @@ class ExecutionPlan:
 
     @cached_property
     def positions(self) -> dict[Buffer, int]:
-        """Where the address of a buffer is in the table."""
+        """The position of each buffer's address in the table."""
         return {buffer: position for position, buffer in enumerate(self.table)}
 
     @cached_property
     def sum_positions(self) -> dict[Buffer, int]:
-        """Where the address of a thread's own block of sums is."""
+        """The position of the address of a thread's own sums, for each buffer of sums."""
         return {buffer: len(self.table) + position for position, buffer in enumerate(self.summed)}
 
     @property
@@ -247,13 +250,13 @@ class ExecutionPlan:
     # The scratch memory of a tile
 
     def offset(self, buffer: Buffer) -> int | None:
-        """Where a buffer begins, in bytes; None if it is no part of tiles."""
+        """The offset of a buffer in a tile's memory, in bytes; None if it is not in tiles."""
         assert self.scratch is not None
         return self.scratch.offset(buffer, self.room) if buffer in self.scratch.batched else None
 
     @property
     def workspace_offset(self) -> int:
-        """Where the workspace of kernels begins, in bytes."""
+        """The offset of the workspace of kernels, in bytes."""
         assert self.scratch is not None
         return self.scratch.nbytes(self.room) if self.scratch.batched else 0
 

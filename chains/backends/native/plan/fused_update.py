@@ -1,12 +1,12 @@
-"""Steps of an optimiser done to blocks of the gradient while these are in registers.
+"""Optimiser steps fused into products: blocks of the gradient update the weights while they are in registers.
 
-An optimiser's step goes through the whole gradient and all parameters, once, behind the tiles. Where one tile holds the
-batch, the product that gives a weight gradient can update the weights block by block. The gradient is then neither stored
-nor read again. Elements that no product gives, those of biases for example, are updated afterwards.
+An optimiser's step goes once through the whole gradient and all parameters, after the tiles. If one tile holds the batch,
+the product that computes a weight gradient can update the weights block by block. The gradient is then neither stored nor
+read again. Elements that no product computes, such as gradients of biases, are updated afterwards.
 
-This is done for plain steps down the gradient: their results take the registers of their operands. Optimisers that keep
-moments would need several registers for each number of a block. Large products (`gemm.py`) see the whole batch at any size
-of it, so they always do this.
+This is done for plain gradient descent, where results take the registers of operands. Optimisers with moments would need
+several registers for each number of a block. Large products (`gemm.py`) see the whole batch at any batch size, so their
+updates are always fused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from chains.program.alias import conflict, meet
 from chains.program.operations import Map, MatMul, Operation
 from chains.program.view import View
 
-LEAST_ELEMENTS = 1024  # of a product worth it; together they should be half of the gradient
+LEAST_ELEMENTS = 1024  # of a product that is worth an update; such products together should give half of the gradient
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class _Update:
         return [step.operation for step in self.steps if isinstance(step.operation, Map)]
 
     def on(self, step: PlanStep) -> PlanStep:
-        """The product, with this update of the elements that it gives."""
+        """The product, with this update of the elements that it computes."""
         out = step.operation.outs[0]
 
         def slice(view: View) -> View:
@@ -49,7 +49,7 @@ class _Update:
         return replace(step, update=maps, origins=(*step.origins, *(each.origins[0] for each in self.steps)))
 
     def rest(self, done: Sequence[View]) -> tuple[tuple[int, int], ...] | None:
-        """The runs of elements of the gradient between those that are done; None where they are half of it or more."""
+        """The runs of gradient elements that are not in `done`; None if they are half of the gradient or more."""
         runs, begin = [], 0
         for out in sorted(done, key=lambda out: out.offset):
             stop = out.offset - self.gradient.offset
@@ -61,9 +61,9 @@ class _Update:
 
 
 def fuse_update_into_large_products(plan: ExecutionPlan) -> ExecutionPlan:
-    """Have large products do their part of an optimiser's step, and leave the rest of it.
+    """Fuse an optimiser's step into large products, and leave the rest of the step.
 
-    A product whose weights are still to be read goes behind what reads them, if it may.
+    If later steps read the weights that a product updates, the product moves behind these steps, where the order allows.
     """
     steps = plan.steps
     if not any(isinstance(step.operation, MatMul) and plan.is_large(step.operation) for step in steps):
@@ -88,7 +88,7 @@ def fuse_update_into_large_products(plan: ExecutionPlan) -> ExecutionPlan:
 
 
 def fuse_update_into_tiles(plan: ExecutionPlan) -> ExecutionPlan:
-    """Have the products of a tile do their part of an optimiser's step where the tile is the whole batch."""
+    """Fuse an optimiser's step into the products of tiles, for runs where one tile is the whole batch."""
     return replace(plan, segments=tuple(_with_update(segment, plan) for segment in plan.segments))
 
 
@@ -102,7 +102,7 @@ def _with_update(segment: Segment, plan: ExecutionPlan) -> Segment:
 
 
 def _find(on_samples: Sequence[Operation], once: Sequence[Work], steps: Sequence[PlanStep]) -> _Update | None:
-    """The first work that goes through the gradient, if nothing before it has to do with it."""
+    """The first work that goes through the gradient, if it conflicts with no work before it."""
     before: list[Operation] = []
     for position, work in enumerate(once):
         maps = work.operations
@@ -114,9 +114,9 @@ def _find(on_samples: Sequence[Operation], once: Sequence[Work], steps: Sequence
 
 
 def _gradient(on_samples: Sequence[Operation], maps: Sequence[Operation], steps: Sequence[PlanStep]) -> View | None:
-    """The vector of sums that these maps go through to change one other vector.
+    """The vector of sums that these maps read to change one other vector.
 
-    None if another operation uses it, or if the tiles write anything else that the maps read.
+    None if another operation uses the sums, or if operations on samples write any other operand of the maps.
     """
     sums = [operation for operation in on_samples if operation.over_batch == "sum"]
     summed = {view.buffer for operation in sums for view in operation.outs}
@@ -137,9 +137,9 @@ def _gradient(on_samples: Sequence[Operation], maps: Sequence[Operation], steps:
 
 
 def _postpone(body: list[PlanStep], product: PlanStep, changed: PlanStep) -> bool:
-    """Replace a product by one with an update, behind the last step that uses what the update writes.
+    """Replace a product by one with an update, after the last step that uses what the update writes.
 
-    Returns whether the product may go there.
+    Returns whether the product may move there.
     """
     begin = next(position for position, step in enumerate(body) if step is product)
     written = [view for each in changed.update for view in each.outs]
@@ -157,7 +157,7 @@ def _postpone(body: list[PlanStep], product: PlanStep, changed: PlanStep) -> boo
 
 
 def _gives_part(step: PlanStep, gradient: View, steps: Sequence[PlanStep]) -> bool:
-    """Whether this is a product over the samples that gives a run of the gradient, to which no other one of `steps` adds."""
+    """Whether a product over the samples gives a run of the gradient that no other step of `steps` writes."""
     operation = step.operation
     if not (isinstance(operation, MatMul) and operation.sums_over_batch and not operation.accumulate):
         return False
@@ -169,7 +169,7 @@ def _gives_part(step: PlanStep, gradient: View, steps: Sequence[PlanStep]) -> bo
 
 
 def _updated(position: int, segment: Segment, update: _Update, lanes: int) -> PlanStep:
-    """A step on a tile, with its update if it is a product, and no later step reads what the update writes."""
+    """A step on a tile, with the update if it is a product and no later step reads what the update writes."""
     step = segment.tiled_steps[position]
     large = step.operation.outs[0].sample_size >= LEAST_ELEMENTS
     if not large or not _gives_part(step, update.gradient, segment.tiled_steps):
@@ -182,7 +182,7 @@ def _updated(position: int, segment: Segment, update: _Update, lanes: int) -> Pl
 
 
 def _reads(step: PlanStep) -> list[View]:
-    """What a step reads, not counting weights of which it has a packed copy."""
+    """The views that a step reads, without weights that it reads from a packed copy."""
     own = [view for view in step.operation.ins if not step.packed or view is not step.operation.ins[1]]
     return own + [view for fused in step.fused for view in fused.ins]
 
@@ -194,7 +194,7 @@ def _as_it_is(product: PlanStep, lanes: int) -> bool:
 
 
 def left_over(rest: Sequence[tuple[int, int]], steps: Sequence[PlanStep]) -> tuple[PlanStep, ...]:
-    """Steps through long vectors, on these runs of elements only."""
+    """Steps through long vectors, limited to these runs of elements."""
 
     def part(views: Sequence[View], begin: int, stop: int) -> tuple[View, ...]:
         shape = (stop - begin,)

@@ -1,9 +1,9 @@
-"""A bound program as functions of C, for solvers that take an address: of one sample, in float64.
+"""A program bound to one float64 sample, as C functions for solvers that take an address.
 
     void derivative(double t, const double *y, double *dy, void *data);
     double integrand(int n, double *x, void *data);
 
-`data` is the list of words that a function works from, so that their code is the same for all programs.
+`data` points to a list of words that describes the binding. So all programs share the code of these functions.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _C_CALL = Struct(
     {
         "run": "ptr",  # the program
         "words": "ptr",  # its argument
-        "in_slots": "ptr",  # where the program looks up the addresses of input and output
+        "in_slots": "ptr",  # where the program looks up the address of the input; `out_slots` likewise
         "in_count": "i64",
         "out_slots": "ptr",
         "out_count": "i64",
         "timed": "i64",  # whether the time is the last of the input's features
-        "states": "i64",  # how many there are before it
+        "states": "i64",  # the features before the time
         "input": "ptr",  # the binding's own arrays
         "output": "ptr",
     }
@@ -37,7 +37,7 @@ _C_CALL = Struct(
 
 
 def c_words(binding: NativeBinding, input: str, output: str) -> np.ndarray:
-    """What the functions of C work from; the result, whose address is their `data`, and the binding must be kept."""
+    """The list of words that the C functions take as `data`. The caller must keep it and the binding alive."""
     ins, outs = (np.array(binding.slots(name), np.int64) for name in (input, output))
     features, results = binding.arrays[input].size, binding.arrays[output].size
     words = _C_CALL.pack(
@@ -95,7 +95,7 @@ def _integrand(module: Module) -> Function:
 
 
 def _run_at(f: Function, data: Value, input: Value, output: Value) -> None:
-    """Run the program on an input and an output where they lie."""
+    """Run the program on the caller's input and output, without copies."""
     for name, place in (("in", input), ("out", output)):
         slots = _C_CALL.load(f, data, f"{name}_slots")
 

@@ -16,7 +16,7 @@ SOURCES: dict[np.dtype[Any], str] = {
 
 
 def gather(source: str, target: str) -> str:
-    """A function that copies rows by number, converting their elements."""
+    """A function that copies rows by number and converts their elements."""
     types = {"f32": "float", "f64": "double", "u8": "i8", "i32": "i32", "i64": "i64"}
     a, b = types[source], types[target]
     convert = {
@@ -72,29 +72,29 @@ end:
 """
 
 
-# What `steps` works from.
+# The argument of `steps`.
 JOB = Struct(
     {
         "run": "ptr",  # the step
         "words": "ptr",  # its argument
-        "order": "ptr",  # the numbers of the samples, those of a step behind those of the one before
-        "steps": "i64",  # how many to do
-        "batch": "i64",  # samples of a step
+        "order": "ptr",  # the numbers of the samples, step after step
+        "steps": "i64",  # how many steps to run
+        "batch": "i64",  # samples per step
         "gathers": "i64",  # how many inputs to gather
         "list": "ptr",  # their `GATHER`s
         "value": "ptr",  # the step's loss
         "value_bytes": "i64",  # 4 or 8
-        "values": "ptr",  # where the steps' losses go (double)
-        "random": "i64",  # the address of the number of the step in the random numbers, or 0
+        "values": "ptr",  # where the losses of the steps are stored (double)
+        "random": "i64",  # the address of the step number that the random numbers use, or 0
         "prefetch": "ptr",  # the first thread's `PREFETCH`
         "prefetched": "i64",  # samples to fetch for the next step
         "row_pointers": "ptr",  # `ROW_POINTERS`
-        "takes_rows": "i64",  # whether samples are read by them
+        "takes_rows": "i64",  # whether samples are read by row pointers
     }
 )
-GATHER = Struct({"function": "ptr", "source": "ptr", "target": "ptr", "width": "i64"})  # width: elements of a sample
+GATHER = Struct({"function": "ptr", "source": "ptr", "target": "ptr", "width": "i64"})  # width: elements per sample
 
-# Returns how many steps were done; stops behind one whose value is not finite.
+# Returns the number of steps done; stops after a step whose loss is not finite.
 STEPS = f"""
 define i64 @steps(ptr %job) {{
 entry:

@@ -1,10 +1,10 @@
-"""Functions of Python in machine code: a call checks its arrays, runs a program on them where they lie, and makes the results.
+"""Python functions in machine code: a call checks its arrays, runs a program on them without copies, and makes the results.
 
-What a call of a small network costs is otherwise Python's own bookkeeping. Such a function is one of the kind METH_FASTCALL;
-it reads arrays as NumPy's public C structures describe them. Inputs of the other float type are converted; whatever else
-is not exactly an array as expected it declines, by returning None, and slower code converts or refuses it. It keeps the
-interpreter's lock, so that one binding serves all threads. Where the interpreter or NumPy is not laid out as expected,
-there are no such functions.
+In a small network, most of the time of a call is otherwise Python's bookkeeping. The functions use the calling convention
+METH_FASTCALL and read arrays through NumPy's public C structures. Inputs of the other float type are converted. A function
+declines every other unexpected argument: it returns None, and slower code converts or refuses the argument. It keeps the
+interpreter's lock, so that one binding serves all threads. If the interpreter or NumPy has another memory layout than
+expected, these functions are not available.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 OTHER: dict[np.dtype[Any], np.dtype[Any]] = {SINGLE: DOUBLE, DOUBLE: SINGLE}
-READABLE, WRITABLE = 0x101, 0x501  # NPY_ARRAY_C_CONTIGUOUS and _ALIGNED; _WRITEABLE beside them
-NEW_ARRAY = 93  # the place of PyArray_New in NumPy's table of functions (numpy/__multiarray_api.h)
+READABLE, WRITABLE = 0x101, 0x501  # NPY_ARRAY_C_CONTIGUOUS and _ALIGNED; also _WRITEABLE
+NEW_ARRAY = 93  # the index of PyArray_New in NumPy's table of functions (numpy/__multiarray_api.h)
 METH_FASTCALL = 0x80
 PYTHON_API = {
     "new_tuple": "PyTuple_New",
@@ -44,11 +44,11 @@ ZERO = np.zeros(1, np.int64)
 def python_function(
     binding: NativeBinding, ins: Sequence[str], outs: Sequence[str], *, single: bool = False
 ) -> Callable[..., Any] | None:
-    """``function(*ins, *outs)`` runs the program of a binding on these arrays, and returns None where it declines them.
+    """A function whose call ``function(*ins, *outs)`` runs the program of a binding on these arrays.
 
-    For each of `outs` None may be passed, which makes a fresh array. The result is that of `outs`, or a tuple of several;
-    where the program has a value, it comes first, as a float. With `single`, a batch of one comes and goes without its axis.
-    None where such functions cannot be had.
+    A call returns None where it declines its arguments. Instead of an output, None may be passed; the call then makes a new
+    array. The call returns the output, or a tuple of several. If the program has a value, it comes first, as a float. With
+    `single`, the arrays of a batch of one have no batch axis. Returns None where such functions are not available.
     """
     buffers = [binding.program.buffers[name] for name in (*ins, *outs)]
     if (api := _api()) is None or any(buffer.dtype not in OTHER for buffer in buffers) or len(outs) > MOST_RESULTS:
@@ -97,21 +97,21 @@ def python_function(
 
 
 def decline_all(words: _Words) -> None:
-    """Have a function of these words decline all calls."""
+    """Make the function with these words decline all calls."""
     CALL.write(words, arrays=-1)
 
 
 def move(words: _Words, to: _Words) -> None:
-    """Have the function of one list of words do what that of another one does, which takes the same arrays."""
-    to.data[:] = words.data  # which keeps the interpreter's lock, so that no call sees half of it
+    """Copy the words of one function to another function that takes the same arrays, which then does the same."""
+    to.data[:] = words.data  # the copy keeps the interpreter's lock, so that no call sees half of it
     to.keep = words.keep
 
 
 class _Words(np.ndarray):
-    """The words of a function, which hold on to what they point to."""
+    """The words of a function. They keep alive what they point to."""
 
     keep: list[Any]
-    method: _Method  # of which Python has but the address, for as long as there is the function
+    method: _Method  # Python holds only its address, as long as the function exists
 
 
 class _Method(ctypes.Structure):
@@ -139,7 +139,7 @@ def _new_function() -> Any:
 
 @cache
 def _api() -> dict[str, int] | None:
-    """The addresses of the functions called, as `CALL` names them; None where arrays are not laid out as expected."""
+    """The addresses of the called functions, by their names in `CALL`; None if arrays have an unexpected memory layout."""
     if (
         sys.implementation.name != "cpython"
         or sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -161,7 +161,7 @@ def _api() -> dict[str, int] | None:
 
 
 def _as_expected(array: np.ndarray) -> bool:
-    """Whether this array lies in memory as `PyArrayObject_fields` says."""
+    """Whether this array has the memory layout of `PyArrayObject_fields`."""
     at = {name: id(array) + 8 * position for name, position in ARRAY_OBJECT.positions.items()}
     wide, narrow = ctypes.c_int64.from_address, ctypes.c_int32.from_address
     return (

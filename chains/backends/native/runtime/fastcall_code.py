@@ -24,17 +24,17 @@ ARRAY_OBJECT = Struct(
         "flags": "i32",
     }
 )
-# What a function works from, and for each of its arrays, which follow.
+# The words of a function. An `ARRAY` for each of its arrays follows them.
 CALL = Struct(
     {
         "run": "ptr",  # the program
         "words": "ptr",  # its argument
-        "ndarray": "ptr",  # objects of Python
+        "ndarray": "ptr",  # Python objects
         "none": "ptr",
-        "inputs": "i64",  # how many
-        "arrays": "i64",  # inputs and outputs
+        "inputs": "i64",  # number of inputs
+        "arrays": "i64",  # number of inputs and outputs
         "value": "ptr",  # the program's value, or null
-        "is_single": "i64",  # whether that is a float32
+        "is_single": "i64",  # whether the value is a float32
         "zero": "ptr",  # the number of a row to convert
         "new_array": "ptr",  # functions of NumPy and Python
         "new_tuple": "ptr",
@@ -46,19 +46,19 @@ CALL = Struct(
 )
 ARRAY = Struct(
     {
-        "descr": "ptr",  # the element type, an object of Python
+        "descr": "ptr",  # the element type, a Python object
         "dimensions": "i64",
         "lengths": "ptr",  # of the dimensions
-        "flags": "i64",  # that an array must have
-        "slots": "ptr",  # where the program looks up its address
+        "flags": "i64",  # flags that an array must have
+        "slots": "ptr",  # where the program looks up the array's address
         "slot_count": "i64",
         "type_number": "i64",  # NumPy's
         "nbytes": "i64",
         "elements": "i64",
         "own": "ptr",  # the binding's own array, for converted elements
-        "other_descr": "ptr",  # the type that is converted
+        "other_descr": "ptr",  # the element type that is converted
         "other_nbytes": "i64",
-        "convert": "ptr",  # the function that does it
+        "convert": "ptr",  # the function that converts
     }
 )
 
@@ -83,7 +83,7 @@ def _object(f: Function, objects: Value, k: Value) -> Value:
 
 
 def _fits(module: Module) -> Function:
-    """``fits(object, array, ndarray, other)``: 1 where the object is an array as described, if of the `other` type."""
+    """``fits(object, array, ndarray, other)``: 1 if the object is an array as described, or one of type `other`."""
     f = Function(module, "fits", [(PTR, "object"), (PTR, "array"), (PTR, "ndarray"), (PTR, "other")], "i64")
     thing, array, ndarray, other = f.arguments
 
@@ -113,7 +113,7 @@ def _fits(module: Module) -> Function:
 
 
 def _apart(module: Module) -> Function:
-    """``apart(words, objects, k)``: 1 where array k shares no memory with any before it."""
+    """``apart(words, objects, k)``: 1 if array k shares no memory with the arrays before it."""
     f = Function(module, "apart", [(PTR, "words"), (PTR, "objects"), (I64, "k")], "i64")
     words, objects, k = f.arguments
 
@@ -141,7 +141,7 @@ def _apart(module: Module) -> Function:
 
 
 def _enter(module: Module) -> Function:
-    """``enter(self, objects, count)``: METH_FASTCALL's signature; `self` is an array of the words."""
+    """``enter(self, objects, count)``: the signature of METH_FASTCALL; `self` is the array of the words."""
     f = Function(module, "enter", [(PTR, "self"), (PTR, "objects"), (I64, "count")], "ptr")
     self, objects, count = f.arguments
     results = f.assign(PTR, f"alloca [{MOST_RESULTS} x ptr], align 8")
@@ -170,7 +170,7 @@ def _enter(module: Module) -> Function:
             return [f.binary("and", carried[0], f.either(given, own, lambda: integer(1)))]
 
         read = f.loop(integer(0), inputs, 1, input, [integer(1)])[1][0]
-        # Outputs are compared with inputs, which must be arrays for that.
+        # Outputs are compared with inputs, so the inputs must be known to be arrays.
         return f.either(
             f.compare("eq", read, integer(1)),
             lambda: f.loop(inputs, arrays, 1, output, [integer(1)])[1][0],
@@ -189,7 +189,7 @@ def _enter(module: Module) -> Function:
 
 
 def _answer(f: Function, words: Value, objects: Value, results: Value) -> Value:
-    """Make the outputs, run the program on the arrays, and return its results; null where memory is out."""
+    """Make the outputs, run the program on the arrays, and return its results; null if memory runs out."""
     none, null = CALL.load(f, words, "none"), Value("null", PTR)
     inputs, arrays = CALL.load(f, words, "inputs"), CALL.load(f, words, "arrays")
     made = f.binary("sub", arrays, inputs)

@@ -1,29 +1,29 @@
 """The loop over the members of an ensemble, in LLVM's assembly: each thread takes one member after another.
 
-What a member only reads is read where it lies: `PLACE`s say where its address is to be written. What it updates is copied to
-memory of the thread's own and back, so that no two threads write to one cache line.
+A member's read-only data is not copied: each `PLACE` says where to write the address of such data. Data that a member updates
+is copied to the thread's own memory and back, so that no two threads write to one cache line.
 """
 
 from __future__ import annotations
 
 from chains.backends.native.llvm.struct import Struct
 
-# What a thread works from.
+# The argument of a thread.
 LANE = Struct(
     {
         "job": "ptr",  # the steps, a `JOB`
-        "next": "ptr",  # the position of the next member, which all threads count up
+        "next": "ptr",  # the position of the next member, a counter that all threads share
         "count": "i64",  # members
-        "members": "ptr",  # their numbers
-        "done": "ptr",  # how many steps each of them has done
+        "members": "ptr",  # the numbers of the members
+        "done": "ptr",  # how many steps each member has done
         "places": "ptr",  # `PLACE`s
         "place_count": "i64",
         "copies": "ptr",  # `COPY`s
         "copy_count": "i64",
     }
 )
-PLACE = Struct({"word": "ptr", "first": "i64", "stride": "i64"})  # the address of member 0, and how far the next one is
-COPY = Struct({"target": "ptr", "rows": "ptr", "nbytes": "i64"})  # nbytes: of a row
+PLACE = Struct({"word": "ptr", "first": "i64", "stride": "i64"})  # first: the address for member 0; stride: bytes to the next
+COPY = Struct({"target": "ptr", "rows": "ptr", "nbytes": "i64"})  # nbytes: bytes of a row
 
 MEMBERS = f"""
 define internal void @copy_rows(ptr %copies, i64 %copy_count, i64 %member, i64 %back) {{

@@ -1,4 +1,4 @@
-"""What all compiled programs share: the machine code of threads and of loops over batches, and the threads themselves."""
+"""Parts that all compiled programs share: worker threads, and the machine code of threads and of loops over batches."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from chains.backends.native.runtime.epoch import SOURCES, STEPS, gather
 from chains.backends.native.runtime.members import MEMBERS
 from chains.backends.native.runtime.workers import CLOSED, WORKER_POOL, WORKER_POOL_WORDS
 
-_gatherers: list[Code] = []  # machine code lives as long as these
+_gatherers: list[Code] = []  # machine code lives as long as these objects
 _making = {"once": threading.Lock()}
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _making.update(once=threading.Lock()))
 
 
 def runtime() -> Code:
-    """The machine code of this module, made once a process."""
-    with _making["once"]:  # a second one, made at the same time and dropped, would take its code along
+    """The shared machine code, made once per process."""
+    with _making["once"]:  # two threads must not make it at once: the copy that is dropped would release its code
         return _runtime()
 
 
@@ -60,7 +60,7 @@ class WorkerPool:
             os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        """Begin without workers: a forked process has the memory but not the threads."""
+        """Begin without workers: a forked process inherits the memory but not the threads."""
         self._words[:] = 0
         WORKER_POOL.write(self._words, claim=CLOSED)
         self._starting = threading.Lock()
@@ -71,7 +71,7 @@ class WorkerPool:
         return self._words.ctypes.data
 
     def ensure(self, threads: int) -> None:
-        """Have at least ``threads - 1`` workers."""
+        """Start workers until there are at least ``threads - 1``."""
         if self.workers >= threads - 1:
             return
         work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(runtime().address("worker"))

@@ -1,9 +1,9 @@
 """Teams: workers that stay with the caller for many short steps, in machine code.
 
-`form` asks for a worker for each further thread. Workers that sleep take up to a millisecond to come. Until then the caller
-does the steps as single steps are done, with the same results to the bit. Then each member of the team runs the program's
+`form` requests one worker for each further thread. Sleeping workers take up to a millisecond to wake. Until they come, the
+caller runs each step as a single step, with the same results to the bit. Then each member of the team runs the program's
 `member` for each step. Members `meet` before each step and where `member` says so; a meeting takes some tenth of a microsecond.
-If the system stops a member, so that a meeting takes long, the team is disbanded, and the caller goes on alone.
+If the system suspends a member and a meeting takes long, the team is disbanded and the caller goes on alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from chains.backends.native.runtime.epoch import JOB
 from chains.backends.native.runtime.workers import CLOSED, MEMBER, PAUSE, WORKER_POOL
 
 GATHERING, OPEN, DISBANDED = 0, 1, 2  # states of a team
-LATE_PAUSES = 20_000  # of a meeting, a quarter of a millisecond: longer than any part of a step
+LATE_PAUSES = 20_000  # a meeting this long, a quarter of a millisecond, is late: no part of a step takes longer
 
 
 TEXT = f"""

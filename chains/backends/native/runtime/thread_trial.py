@@ -1,30 +1,30 @@
-"""Whether steps are faster by several threads than by one, tried now and then.
+"""Regular trials of whether steps are faster with several threads or with one.
 
-Nothing says so beforehand: it depends on what else the processors do, and two processors of a virtual machine may be one core.
-Results are the same to the bit.
+The answer cannot be known beforehand: it depends on the other load of the processors, and two processors of a virtual machine
+may be one core. Results are the same to the bit.
 """
 
 from __future__ import annotations
 
-FIRST_WAIT_SECONDS = 0.05  # between two trials; after each that changes nothing, twice as long, up to:
+FIRST_WAIT_SECONDS = 0.05  # between two trials; doubled after each trial that changes nothing, up to:
 LONGEST_WAIT_TOGETHER_SECONDS, LONGEST_WAIT_ALONE_SECONDS = 0.2, 0.5
-TRIAL_SECONDS = 0.002  # of a trial, which is one step at least
-STEPS_BEFORE_TRIAL = 200  # at least, so that a trial of one long step costs little
-COUNTED_SECONDS = 1e-4  # calls that are shorter do not count: starting them takes too large a part of the time
-CHANGE_BELOW = 0.95  # of the time
+TRIAL_SECONDS = 0.002  # length of a trial, but at least one step
+STEPS_BEFORE_TRIAL = 200  # fewest steps between trials, so that a trial of one long step costs little
+COUNTED_SECONDS = 1e-4  # shorter calls do not count: their start takes too large a part of the time
+CHANGE_BELOW = 0.95  # change sides where a trial takes less than this part of the time
 
 
 class ThreadTrial:
-    """The seconds that steps take, by several threads together and by one alone. Several callers may share one."""
+    """Measured seconds of steps, by several threads together and by one alone. Several callers may share one trial."""
 
     def __init__(self) -> None:
         self.together = True
         self._since = 0, 0.0  # steps since the last trial, and their seconds
         self._wait = FIRST_WAIT_SECONDS
-        self._pause = FIRST_WAIT_SECONDS  # without threads, once they are found slower; longer each time
+        self._pause = FIRST_WAIT_SECONDS  # time on one thread after several were found slower; longer each time
 
     def trial(self, steps: int) -> int:
-        """How many of the coming steps to do the other way, to see how long they take."""
+        """How many of the coming steps to run the other way as a trial; 0 for none."""
         before, seconds = self._since
         if before < STEPS_BEFORE_TRIAL or seconds < self._wait:
             return 0
@@ -32,7 +32,7 @@ class ThreadTrial:
         return count if count <= steps else 0
 
     def note(self, together: bool, steps: int, seconds: float) -> None:
-        """Take into account how long steps took."""
+        """Record the time that steps took, and change sides if a trial was faster."""
         before, elapsed = self._since
         if together is self.together:
             if seconds > COUNTED_SECONDS:

@@ -1,7 +1,6 @@
-"""What threadpoolctl knows of the threads: ``threadpool_info`` shows them, ``threadpool_limits`` limits them.
+"""Support for threadpoolctl: ``threadpool_info`` shows the threads, ``threadpool_limits`` limits them.
 
-threadpoolctl looks for shared libraries by their names. Compiled programs are none, so that of llvmlite, which they come from,
-stands for them.
+threadpoolctl finds shared libraries by name. Compiled programs are not shared libraries; llvmlite's library stands for them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from chains.threads import get_num_threads, limit_num_threads
 
 
 def register_controller() -> None:
-    """Tell threadpoolctl, where it is installed."""
+    """Register the threads with threadpoolctl, if it is installed."""
     try:
         from threadpoolctl import LibController, register
     except ImportError:  # or older than 3.2

@@ -1,13 +1,13 @@
 """Worker threads parked in machine code.
 
-A task is cut into numbered parts, whose results do not depend on who does them. The caller and the workers claim parts
-one after another from a word that holds the number of the task and of the next part; the caller then waits for the
-parts that others have begun. A worker that the system does not let run is thus not waited for. A caller that finds another
-one's task under way does all its parts alone. Workers look for a new task for some fifty microseconds, then sleep in the kernel
-(Linux: a futex; elsewhere: short naps). A task wakes as many as it has parts.
+A task is cut into numbered parts. Any thread may do a part, with the same result. The caller and the workers claim parts one
+after another from a word that holds the numbers of the task and of its next part. The caller then waits for parts that
+workers have begun; it never waits for a worker that the system does not let run. If another caller's task is under way, a
+caller does all parts of its own task alone. Workers poll for a new task for some fifty microseconds, then sleep in the kernel
+(Linux: a futex; elsewhere: short naps). A task wakes as many workers as it has parts.
 
-Where other programs are busy too, the system may have a worker run on its caller's own processor. Threads that wait for more
-than some microseconds therefore let others run there now and then: a worker that did not would stop its caller.
+On a busy machine the system may run a worker on its caller's processor. A worker that spins there would stop its caller, so
+threads that wait for more than some microseconds yield the processor now and then.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ WORKER_POOL = Struct(
     {"sleepers": "i64"},  # workers that sleep in the kernel
     {"claim": "i64"},  # the number of the task, and in the last 16 bits the part that is next
     {"finished": "i64"},  # parts of the task
-    {"busy": "i64"},  # whether a caller has the workers
+    {"busy": "i64"},  # whether a caller's task is under way
     {"team_state": "i64", "late": "i64"},  # the state of a team, and whether one of its meetings took long
     {"joined": "i64"},  # workers that have come to the team
     padded=True,
 )
-MEMBER = Struct({"meetings": "i64"}, padded=True)  # of each thread of a team, behind the pool: how often it has come to meet
+MEMBER = Struct({"meetings": "i64"}, padded=True)  # one for each thread of a team, after the pool: the meetings it has come to
 WORKER_POOL_WORDS = WORKER_POOL.size + MOST_THREADS * MEMBER.size
 CLOSED = 0xFFFF  # no part is left to claim
-# Pauses (13 ns each on the machine that docs/performance.md names) of a worker before it sleeps, of any thread before it first
-# lets others run, and between this and the next time.
+# Numbers of pauses (13 ns each on the machine that docs/performance.md names): of a worker before it sleeps, of any thread
+# before it first yields the processor, and between two yields.
 WORKER_PAUSES, POLITE_PAUSES, PAUSES_BETWEEN = 4000, 512, 64
 
 _ARM = platform.machine() in ("aarch64", "arm64")
