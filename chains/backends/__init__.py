@@ -28,7 +28,7 @@ def _cupy(precision: str = "float32", convolutions: str = "auto") -> Backend:
     from chains.backends.cupy.device.cuda import CudaDevice
 
     made = CupyBackend(CudaDevice(precision, convolutions))
-    if (precision, convolutions) == ("float32", "auto"):  # the one that stands for the GPU where a network names none
+    if (precision, convolutions) == ("float32", "auto"):  # the GPU's default backend, for networks that name none
         add_place(made.on_device.device, made.on_device)
     return made
 
@@ -50,9 +50,9 @@ _loaded: dict[str, Backend] = {}
 
 
 def backend(name: str) -> Backend:
-    """The backend of this name; "auto" is the fastest one for arrays in the computer's own memory.
+    """The backend of this name; "auto" is the fastest one for arrays in host memory.
 
-    Raises ValueError, listing those there are, for an unknown name.
+    Raises ValueError for an unknown name; the message lists the known ones.
     """
     if not isinstance(name, str) or name not in _BACKENDS:
         hint = meant(name, _BACKENDS) if isinstance(name, str) else ""

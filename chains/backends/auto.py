@@ -1,4 +1,4 @@
-"""The backend "auto": for each program, the one that runs it fastest on this computer."""
+"""The backend "auto": it gives each program to the backend that runs it fastest on this computer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chains.program.program import Program
 
 
 class AutoBackend(Backend):
-    """Machine code, and NumPy for what cannot be compiled."""
+    """Machine code for programs that can be compiled, NumPy for the others."""
 
     name = "auto"
     lowered = NumpyBackend.lowered
@@ -24,9 +24,9 @@ class AutoBackend(Backend):
         self.has_functions = self._native is not None
 
     def choose(self, program: Program) -> Backend:
-        """Machine code where there is any. Where there is none, a FallbackWarning says why."""
+        """The native backend if it supports the program, else NumPy; then a FallbackWarning says why."""
         reason = self.fallback(program)
-        if reason is not None and self._native is not None:  # that there is no machine code at all was said before
+        if reason is not None and self._native is not None:  # a missing native backend was reported before
             text = f"NumPy runs the program '{program.name}', several times slower than machine code: {reason}"
             warnings.warn(text, FallbackWarning, stacklevel=_outside())
         return self._numpy if reason is not None or self._native is None else self._native
@@ -35,7 +35,7 @@ class AutoBackend(Backend):
         return self._missing if self._native is None else self._native.unsupported(program)
 
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
-        """The program as the backend that runs it does so, after the reason where that is NumPy."""
+        """The listing of the backend that runs the program; if that is NumPy, the reason comes first."""
         reason = self.fallback(program)
         if reason is None and self._native is not None:
             return self._native.listing(program, passes=passes, batch=batch)
@@ -56,7 +56,7 @@ def _native() -> tuple[Backend | None, str | None]:
 
 
 def _outside() -> int:
-    """How many calls lie between the caller of this and code that is not of this package."""
+    """The number of calls between the caller of this function and the first code outside this package."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("chains."):
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""What a backend is: it binds a program to arrays and runs it. It knows operations, and no layer."""
+"""The interface of backends. A backend binds a program to arrays and runs it. It knows operations, but no layers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from chains.program.view import concrete
 
 Arrays = Mapping[str, np.ndarray]
 
-# Arrays up to this size are copied in and out of a program that stays bound to arrays of its own; the program
-# is bound anew to larger ones, which takes some 0.1 ms.
+# Arrays up to this size are copied to and from the private arrays of a bound program. For larger arrays, the program is
+# bound again, which takes about 0.1 ms.
 COPIED_BYTES = 1 << 20
 
 
@@ -29,137 +29,137 @@ class UnsupportedOperationError(NotImplementedError):
 
 
 class FallbackWarning(UserWarning):
-    """The backend "auto" gives a program to NumPy, since there is no machine code for it; the message says why.
+    """The backend "auto" gives a program to NumPy, because it cannot be compiled; the message says why.
 
-    It is shown where it is asked for: ``warnings.simplefilter("default", chains.FallbackWarning)``.
+    It is hidden by default. To show it: ``warnings.simplefilter("default", chains.FallbackWarning)``.
     """
 
 
-warnings.simplefilter("ignore", FallbackWarning, append=True)  # behind all that users say
+warnings.simplefilter("ignore", FallbackWarning, append=True)  # appended: filters of users come first
 
 
 class Binding(ABC):
-    """A program bound to arrays and scratch memory at one batch size: calling `run` executes it."""
+    """A program bound to arrays and scratch memory at one batch size; `run` executes it."""
 
     program: Program
     batch: int
-    arrays: dict[str, np.ndarray]  # the caller's buffers by name, those it did not provide made by the binding
+    arrays: dict[str, np.ndarray]  # the caller's buffers by name; the binding makes those that the caller did not give
 
     @abstractmethod
     def run(self) -> None:
-        """Execute the program once; within the backend's `running()` context."""
+        """Execute the program once. The backend's `running()` context must be active."""
 
     def __call__(self) -> None:
-        """Execute the program once, whatever the context."""
+        """Execute the program once; no context is needed."""
         self.run()
 
     def release(self, names: Iterable[str]) -> bool:
-        """Let go of the arrays of these names: from now on `run_at` is given others. Whether the binding can do that."""
+        """Release the arrays of these names; `run_at` then gets others. Returns whether the binding can do that."""
         return False
 
     def run_at(self, arrays: Arrays) -> bool:
-        """Execute the program on these arrays in place of those released, whatever the context; whether it was done."""
+        """Execute the program on these arrays instead of the released ones; no context is needed. Returns whether it ran."""
         return False
 
 
 class Feed(ABC):
-    """A bound training step and the data it fetches its batches from."""
+    """A bound training step and the data from which it takes its batches."""
 
     @abstractmethod
     def __call__(self, first: int, values: np.ndarray) -> int:
-        """Do the steps ``first, first + 1, ...``, one for each entry of `values` (float64), which receive the losses.
+        """Do the steps ``first, first + 1, ...``, one for each entry of `values` (float64), and write the losses there.
 
-        Step k fetches the samples numbered ``order[k * batch : (k + 1) * batch]``; without data sets to fetch from,
-        every step uses the arrays the program is bound to. Within the backend's `running()`
-        context. Returns how many steps were done: a loss that is not finite is the last.
+        Step k takes the samples with the numbers ``order[k * batch : (k + 1) * batch]``. Without data sets, every step uses
+        the arrays that the program is bound to. The backend's `running()` context must be active. Returns the number of
+        steps done: it stops after a loss that is not finite.
         """
 
 
 class MemberFeed(ABC):
-    """Bound training steps of the members of an ensemble, and the data they fetch their batches from."""
+    """Bound training steps of the members of an ensemble, and the data from which they take their batches."""
 
     @abstractmethod
     def __call__(self, first: int, values: np.ndarray, members: np.ndarray) -> np.ndarray:
-        """Do the steps ``first, first + 1, ...`` of each of these `members` (int64), as `Feed` does those of one network.
+        """Do the steps ``first, first + 1, ...`` of each of these `members` (int64), as `Feed` does for one network.
 
-        Row m of `values` (float64) receives the losses of member m. Returns how many steps each of these members has done.
+        The losses of member m are written to row m of `values` (float64). Returns the number of steps done by each member.
         """
 
 
 class Intake(ABC):
-    """A bound training step for batches that come one by one. All within the backend's `running()` context."""
+    """A bound training step for batches that come one by one. The backend's `running()` context must be active."""
 
-    most_unread = 0  # steps whose losses may be left unread
+    most_unread = 0  # the number of steps whose losses may be left unread
 
     @abstractmethod
     def start(self, batch: Arrays) -> None:
-        """Start the step on these arrays by buffer name, which may be overwritten afterwards."""
+        """Start the step on these arrays by buffer name. The arrays may be overwritten afterwards."""
 
     @abstractmethod
     def loss(self) -> float:
         """The loss of the first step whose loss has not been read."""
 
     def finish(self) -> None:  # noqa: B027 - most have nothing under way
-        """End all that was begun, so that the caller's arrays are up to date. Losses left unread are forgotten."""
+        """End all started steps, so that the caller's arrays are up to date. Unread losses are forgotten."""
 
 
 class Single(ABC):
-    """A program bound for single samples; the arrays of its batch of one come and go without that axis."""
+    """A program bound for single samples: arrays are passed and returned without the batch axis."""
 
     function: Callable | None  # as of `Backend.function`
-    data: int  # what functions of C get as their last argument
+    data: int  # the last argument of the C functions
 
     @abstractmethod
     def address(self, name: str) -> int:
-        """The address of a function of C, "derivative" or "integrand" (see `chains.network.bound`)."""
+        """The address of a C function, "derivative" or "integrand" (see `chains.network.bound`)."""
 
 
 class Backend(ABC):
     """A way to execute programs."""
 
     name: str
-    lowered: ClassVar[Collection[type[Operation]]] = ()  # the classes of operations that it has code for
-    has_functions = False  # whether `function` gives any
-    copied_bytes = COPIED_BYTES  # the largest array to copy, rather than to bind a program anew
+    lowered: ClassVar[Collection[type[Operation]]] = ()  # the classes of operations that the backend has code for
+    has_functions = False  # whether `function` ever returns one
+    copied_bytes = COPIED_BYTES  # larger arrays are not copied; the program is bound again instead
 
     @abstractmethod
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> Binding:
-        """Bind a program to the caller's arrays, each C-contiguous, of its buffer's type and number of elements.
+        """Bind a program to the caller's arrays. Each is C-contiguous, with the type and size of its buffer.
 
-        Arrays not given are made, uninitialised. `scratch` is memory to use, at least `scratch_bytes` long.
-        Raises UnsupportedOperationError, naming it, for an operation the backend lacks.
+        Missing arrays are allocated, uninitialised. `scratch` is memory to use, at least `scratch_bytes` long.
+        Raises UnsupportedOperationError for an operation that the backend lacks; the message names it.
         """
 
     def choose(self, program: Program) -> Backend:
-        """The backend that is to run this program: itself, but for one that stands for several."""
+        """The backend that runs this program: this one, unless it stands for several backends."""
         return self
 
     def fallback(self, program: Program) -> str | None:
-        """Why `choose` gives a program to a slower backend than it would like, in a sentence; None where it does not."""
+        """The reason, a sentence, why `choose` gives a program to a slower backend; None where it does not."""
         return None
 
     def unsupported(self, program: Program) -> str | None:
-        """Why the backend cannot run a program, in a sentence that names the operation and its layer; None where it can."""
+        """The reason why the backend cannot run a program, a sentence with operation and layer; None where it can."""
         unknown = (operation for operation in program.operations if type(operation) not in self.lowered)
         return next((cannot_run(self.name, operation) for operation in unknown), None)
 
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
-        """The program as the backend runs it, for people to read; with `passes`, what each pass made of it on the way there.
+        """The program as the backend runs it, as text; with `passes`, also the program after each pass.
 
-        It may depend on the size of a batch.
+        The text may depend on the batch size.
         """
         return str(program)
 
     def about(self) -> dict[str, str]:
-        """What there is to say about it in a bug report, by name."""
+        """Facts about the backend for a bug report, by name."""
         return {self.name: "available"}
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
-        """How much scratch memory a program needs at a batch size."""
+        """The bytes of scratch memory that a program needs at a batch size."""
         return program.scratch.nbytes(batch)
 
     def adopted(self, array: np.ndarray) -> np.ndarray:
-        """A NumPy array as one that programs can be bound to."""
+        """A NumPy array as an array to which programs can be bound."""
         return array
 
     def allocate(self, nbytes: int) -> np.ndarray:
@@ -167,52 +167,53 @@ class Backend(ABC):
         return aligned(nbytes)
 
     def function(self, binding: Binding, ins: Sequence[str], outs: Sequence[str]) -> Callable | None:
-        """``function(*ins, *outs)``, the quickest way to call a small program; None where the backend has none.
+        """``function(*ins, *outs)``, the fastest way to call a small program; None where the backend has none.
 
-        It takes arrays that are exactly as the program's buffers of these names, and None for an output to be made; it
-        returns the value as a float, if the program has one, and the outputs, or None for arguments that it does not take.
-        From now on the binding serves the function alone; what else the program reads lies in the binding's arrays.
+        The function takes arrays with the type and shape of the program's buffers of these names; None for an output makes
+        a fresh array. It returns the value as a float, if the program has one, and the outputs. For arguments that do not
+        fit it returns None. From now on only the function uses the binding; the program's other inputs are the arrays of
+        the binding.
         """
         return None
 
     def single(self, program: Program, arrays: Arrays, ins: Sequence[str], outs: Sequence[str]) -> Single | None:
-        """A program bound for single samples and one thread; None where the backend has nothing quicker than calls of a batch.
+        """A program bound for single samples and one thread; None where the backend has nothing faster than batch calls.
 
-        `arrays` are those of the buffers that are neither of `ins` nor of `outs`.
+        `arrays` are the arrays of all buffers that are in neither `ins` nor `outs`.
         """
         return None
 
     def feed(self, binding: Binding, sources: Arrays, order: np.ndarray) -> Feed:
         """Feed a bound training step from data sets: arrays of samples by buffer name, C-contiguous.
 
-        `order` (int64) is read at each step, so that it may be shuffled between calls.
+        `order` (int64) is read at each step, so it may be shuffled between calls.
         """
         return StepwiseFeed(binding, sources, order)
 
     def member_feed(
         self, program: Program, batch: int, arrays: Arrays, sources: Arrays, orders: np.ndarray, own: Collection[str]
     ) -> MemberFeed | None:
-        """Feed the training steps of many networks; None where one after another will do (`member_feed.OneByOne`).
+        """Feed the training steps of many networks; None where `member_feed.OneByOne` is as good.
 
-        Of the `arrays` of the program and of the `sources` that are named in `own`, each member has a row, as it has of
-        `orders`, unless all share one. Rows of what the program updates are updated.
+        The `arrays` of the program and the `sources` that `own` names have a row for each member. `orders` have a row for
+        each member too, or one row for all. The rows of arrays that the program updates are updated.
         """
         return None
 
     def sources(self, data: Arrays) -> dict[str, np.ndarray]:
-        """Data sets as `feed` takes them, where its steps reach them best."""
+        """Data sets for `feed`, in the memory that its steps reach fastest."""
         return {name: np.ascontiguousarray(array) for name, array in data.items()}
 
     def intake(self, binding: Binding, like: Arrays) -> Intake:
-        """Take in batches for a bound training step, whose arrays are in places and of types as these by buffer name."""
+        """An intake of batches for a bound training step. Their arrays have the places and types of `like`, by buffer name."""
         return StepwiseIntake(binding, self.feed(binding, {}, np.arange(binding.batch)))
 
     def in_pieces(self, program: Program, batch: int, arrays: Arrays) -> bool:
-        """Run a program on one piece of the batch after another, where that is the way; whether it was done."""
+        """Run a program on one piece of the batch after another, if the backend does so. Returns whether it ran."""
         return False
 
     def running(self) -> AbstractContextManager[object]:
-        """A context that every `Binding.run` must be inside; entered once around many runs."""
+        """The context that every `Binding.run` needs; it is entered once around many runs."""
         return nullcontext()
 
 
@@ -250,7 +251,7 @@ class StepwiseFeed(Feed):
 
 
 class StepwiseIntake(Intake):
-    """Each batch copied to where the step is bound to, and its loss read at once."""
+    """Copies each batch to the arrays of the bound step, and reads its loss at once."""
 
     def __init__(self, binding: Binding, feed: Feed) -> None:
         self._arrays, self._feed = binding.arrays, feed
@@ -266,9 +267,9 @@ class StepwiseIntake(Intake):
 
 
 def caller_arrays(program: Program, batch: int, arrays: Arrays) -> dict[str, np.ndarray]:
-    """The caller's arrays by name, with constants, and, for those not given, 1 / batch and uninitialised arrays.
+    """The caller's arrays and the constants by name. Missing arrays are made: 1 / batch, and uninitialised ones.
 
-    Raises ValueError for an array that does not fit its buffer: compiled code would read and write beside it.
+    Raises ValueError for an array that does not fit its buffer: compiled code would read and write out of bounds.
     """
     result = dict(arrays)
     for name, array in arrays.items():

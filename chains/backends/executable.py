@@ -1,4 +1,4 @@
-"""Programs that are called with arrays: bindings are kept and used again, and small arrays copied in and out of them."""
+"""Programs that are called with arrays. Bindings are kept and reused; small arrays are copied to and from them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 from chains.backends.base import Arrays, Backend, Binding
 from chains.program.program import Program
 
-KEPT_BINDINGS = 8  # batch sizes of one program, and threads of each
+KEPT_BINDINGS = 8  # the most batch sizes of a program, and the most bindings (one a thread) of each size
 
 
 class Executable:
-    """A program that can be called with arrays, from any number of threads: bindings are kept and used again."""
+    """A program that can be called with arrays, from any number of threads. Bindings are kept and reused."""
 
     def __init__(self, backend: Backend, program: Program) -> None:
         self.backend = backend.choose(program)
         self.program = program
         self.settings: dict[str, np.ndarray] = {}  # arrays for inputs that callers do not give
-        self.chunks: dict[int, int] = {}  # by batch size, how many steps take a twentieth of a second, as last seen
-        # Bindings at rest, by batch size. Threads take from and give to these lists, which is atomic.
+        self.chunks: dict[int, int] = {}  # by batch size: steps in a twentieth of a second, as last measured
+        # Idle bindings by batch size. Threads pop from these lists and append to them, which is atomic.
         self._idle: dict[int, list[_Kept]] = {}
-        self._large: list[_Kept] = []  # the last one to arrays in place
+        self._large: list[_Kept] = []  # the last binding to the caller's arrays
 
     def tuned(self, numbers: Sequence[float]) -> Executable:
         """The same program with other settings; bindings are shared."""
@@ -50,7 +50,7 @@ class Executable:
             idle.append(kept)
 
     def function(self, batch: int, ins: Sequence[str], outs: Sequence[str]) -> Callable:
-        """As `Backend.function`, from a binding at rest; `decline` where there is none, or the program reads more arrays."""
+        """As `Backend.function`, of an idle binding; `decline` where there is no function, or the program needs more arrays."""
         if not self.takes(ins, outs):
             return decline
         idle = self._idle.get(batch, [])
@@ -66,12 +66,12 @@ class Executable:
         return found or decline
 
     def takes(self, ins: Sequence[str], outs: Sequence[str], known: Collection[str] = ()) -> bool:
-        """Whether the program uses all these arrays, and none of a caller's beside them and the `known` ones."""
+        """Whether the program uses all these arrays, and no others of the caller's but the `known` ones."""
         needed = {name for name, buffer in self.program.buffers.items() if buffer.data is None}
         return {*ins, *outs} <= needed <= {*ins, *outs, *known, "inverse_batch", "value"}
 
     def in_pieces(self, batch: int, arrays: Arrays) -> bool:
-        """Run the program piece by piece on arrays that may be large and lie elsewhere; False where that is not the way."""
+        """Run the program piece by piece on arrays that may be large and in other memory; False where the backend does not."""
         return self.backend.in_pieces(self.program, batch, {**arrays, **self.settings})
 
     def _new_size(self, batch: int) -> list[_Kept]:
@@ -84,7 +84,7 @@ class Executable:
         return max(fixed, batch * per_sample) > self.backend.copied_bytes
 
     def _run_in_place(self, batch: int, arrays: Arrays) -> None:
-        """Run on the caller's arrays where they lie; those of another type or with gaps are copied."""
+        """Run on the caller's arrays themselves. Arrays of another type, or with gaps, are copied."""
         fitting = {name: array for name, array in arrays.items() if self._fits(name, array)}
         kept = self._last_in_place()
         if kept is None or not kept.run_at(batch, arrays, fitting):
@@ -100,7 +100,7 @@ class Executable:
             return None
 
     def _block(self, batch: int, old: np.ndarray | None) -> np.ndarray:
-        """Scratch memory: that of another binding where it fits."""
+        """Scratch memory: the `old` block, from another binding, if its size fits, else a new one."""
         nbytes = self.backend.scratch_bytes(self.program, batch)
         return old if old is not None and nbytes <= old.nbytes <= 2 * nbytes else self.backend.allocate(nbytes)
 
@@ -110,13 +110,13 @@ class Executable:
 
 
 def decline(*_: object) -> None:
-    """What stands for a function that cannot be had, so that it is not looked for again."""
+    """The placeholder where no function is available, so that it is not looked for again."""
 
 
 class _Kept:
-    """A binding with the copies that a call needs: in before it, out after it.
+    """A binding, with the copies that a call makes: inputs before the run, outputs after it.
 
-    What is `in_place` is the caller's own, of which the binding lets go where it can.
+    The arrays named by `in_place` are the caller's. The binding releases them after a run, if it can.
     """
 
     def __init__(self, binding: Binding, in_place: Collection[str] = (), block: np.ndarray | None = None) -> None:
@@ -130,7 +130,7 @@ class _Kept:
         self._outs = [(name, copied[name]) for name, role in roles.items() if role in ("output", "state")]
 
     def run(self, arrays: Arrays) -> None:
-        """Run on what the binding is bound to."""
+        """Run on the arrays of the binding."""
         self._copy_in(arrays)
         self.binding()
         self._copy_out(arrays)
@@ -138,7 +138,7 @@ class _Kept:
             self._movable = self.binding.release(self._in_place)
 
     def run_at(self, batch: int, arrays: Arrays, in_place: Arrays) -> bool:
-        """Run on other arrays in place than the first time; whether that was possible."""
+        """Run on other arrays of the caller's than the first time. Returns whether that was possible."""
         if not self._movable or batch != self.binding.batch or in_place.keys() != self._in_place:
             return False
         self._copy_in(arrays)

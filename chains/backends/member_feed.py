@@ -12,12 +12,12 @@ from chains.program.program import Program
 
 
 def updated(program: Program, own: Collection[str]) -> list[str]:
-    """Which of the members' own arrays a step changes: those of the program's state, and the number of the random draw."""
+    """The names in `own` of the arrays that a step changes: the program's state, and the number of the random draw."""
     return [name for name in own if name == "random" or (name in program.buffers and program.buffers[name].role == "state")]
 
 
 class OneByOne(MemberFeed):
-    """One binding for all members: the rows of each are copied there for its steps, and what has changed is copied back."""
+    """One binding for all members. A member's rows are copied to it before the steps; changed rows are copied back."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Where arrays lie: in the computer's memory, or in that of a GPU. The parameter vector's place decides where work is done."""
+"""Where arrays lie: in host memory or on a GPU. The place of the parameter vector decides where computations run."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ Array = Any  # an array of the place's library, with the attributes of NumPy's
 
 
 class Place(ABC):
-    """A memory, and how arrays in it are made."""
+    """A memory, and functions that make arrays in it."""
 
     name: str
 
     @abstractmethod
     def owns(self, array: Any) -> bool:
-        """Whether this is an array that lies here."""
+        """Whether this is an array in this memory."""
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """A C-ordered array, uninitialised. Raises MemoryError, saying how much was asked for, where there is no room."""
+        """A C-ordered array, uninitialised. Raises MemoryError, with the size asked for, where there is no room."""
 
     @abstractmethod
     def contiguous(self, array: Any, dtype: Any = None) -> Array:
-        """The array, from wherever it is, here, in C order and of a type; the same one where it is so already."""
+        """The array, from any memory, as an array here in C order and of this type; itself where it is that already."""
 
     @abstractmethod
     def assign(self, target: Any, source: Any) -> None:
-        """Copy an array to another of its size, of which one is here; converted to the target's type."""
+        """Copy an array to another of the same size, converted to its type. One of the two lies here."""
 
     @abstractmethod
     def address(self, array: Array) -> int:
-        """Where an array begins."""
+        """The address of the first element of an array."""
 
     def array(self, source: Any) -> Array:
-        """A copy here."""
+        """A copy in this memory."""
         result = self.empty(source.shape, source.dtype)
         self.assign(result, source)
         return result
 
 
 class Host(Place):
-    """The computer's own memory: NumPy's arrays."""
+    """Host memory: NumPy arrays."""
 
     name = "cpu"
 
@@ -67,17 +67,17 @@ class Host(Place):
 
 
 HOST = Host()
-_OTHERS: list[tuple[Place, Backend]] = []  # places beside the host, and what runs programs on their arrays
-_PROMISED: dict[str, tuple[Callable[[Any], bool], Callable[[], object]]] = {}  # by name, until they are asked for
+_OTHERS: list[tuple[Place, Backend]] = []  # places other than the host, each with the backend for its arrays
+_PROMISED: dict[str, tuple[Callable[[Any], bool], Callable[[], object]]] = {}  # by name, until first needed
 
 
 def add_place(place: Place, runner: Backend) -> None:
-    """Make a place known: arrays that it owns are accepted, and `runner` runs programs on them."""
+    """Register a place: its arrays are accepted from now on, and `runner` runs programs on them."""
     _OTHERS.append((place, runner))
 
 
 def promise_place(name: str, owns: Callable[[Any], bool], make: Callable[[], object]) -> None:
-    """Have `make`, which adds the place of this name, called when its name or an array that it `owns` is first seen."""
+    """Register a place to be added later: `make` adds it when its name, or an array that it `owns`, is first seen."""
     _PROMISED[name] = owns, make
 
 
@@ -111,13 +111,13 @@ def is_elsewhere(array: Any) -> bool:
 
 
 def place_of(array: Any) -> Place:
-    """Where an array lies; whatever is no array on a GPU counts as lying on the host."""
+    """The place of an array. Everything but arrays on a GPU counts as lying on the host."""
     known = None if type(array) is np.ndarray else _known(array)
     return HOST if known is None else known[0]
 
 
 def on_host(array: Any) -> np.ndarray:
-    """The array, or what it holds, as NumPy array."""
+    """The array, or its contents, as a NumPy array."""
     if not is_elsewhere(array):
         return np.asarray(array)
     result = np.empty(array.shape, array.dtype)
@@ -126,7 +126,7 @@ def on_host(array: Any) -> np.ndarray:
 
 
 def runner_of(array: Any, runner: Backend) -> Backend:
-    """What runs programs on arrays beside this one: `runner` on the host, and on a GPU where it is meant for that GPU."""
+    """The backend for arrays where this one lies: `runner` on the host; on a GPU `runner.on_device`, or the GPU's backend."""
     known = None if type(array) is np.ndarray else _known(array)
     if known is None:
         return runner

@@ -1,4 +1,4 @@
-"""The backend for GPUs: what it compiles and keeps."""
+"""The backends for GPUs, and the compiled programs that they keep."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from chains.program.program import Program
 class DeviceBackend(Backend):
     """Runs programs on arrays in a GPU's memory.
 
-    `fused`: whether to run a program as one kernel over tiles of samples; None does so where its parameters fit into a
-    block's shared memory, True wherever that is possible, False nowhere.
+    `fused`: whether to run a program as one kernel over tiles of samples. None: if its parameters fit into a block's shared
+    memory. True: wherever possible. False: nowhere.
     """
 
     name = "cupy"
@@ -50,9 +50,9 @@ class DeviceBackend(Backend):
         return DeviceBinding(device, self.commands(program, batch, aligned), batch, arrays, scratch)
 
     def compile(self, program: Program, batch: int = 1, aligned: bool = True) -> Compiled:
-        """The commands of a program and the text of its kernels, made the first time.
+        """The commands of a program and the source of its kernels, compiled the first time.
 
-        Other ones for large batches where these get bfloat16 factors, and without cuDNN for arrays that it cannot take.
+        There are separate ones for large batches with bfloat16 factors, and for arrays that cuDNN cannot take.
         """
         library = self.device.convolutions if aligned else None
         half = self.device.precision == "bf16" and batch >= LEAST_BFLOAT16_LENGTH
@@ -64,7 +64,7 @@ class DeviceBackend(Backend):
             return known[key]
 
     def commands(self, program: Program, batch: int, aligned: bool = True) -> Compiled:
-        """The commands to run at a batch size: few kernels that do everything, or those of `compile`."""
+        """The commands to run at a batch size: a few fused kernels, or the commands of `compile`."""
         compiled = self.compile(program, batch, aligned)
         if self.fused is False:
             return compiled
@@ -80,7 +80,7 @@ class DeviceBackend(Backend):
             return kept[tiling] or compiled
 
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
-        """The program, then its kernels in CUDA C: one pass makes them."""
+        """The program, then its kernels in CUDA C. There is only one pass."""
         return f"{program}\n\n{self.compile(program).text(1)}"
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
@@ -93,13 +93,13 @@ class DeviceBackend(Backend):
         return self.device.empty((nbytes,), np.uint8)
 
     def feed(self, binding: Binding, sources: Arrays, order: np.ndarray) -> Feed:
-        """Data sets of the host are streamed."""
+        """A feed; data sets in host memory are streamed."""
         assert isinstance(binding, DeviceBinding)
         streamed = not all(self.device.owns(array) for array in sources.values())
         return StreamedFeed(binding, sources, order) if streamed else DeviceFeed(binding, sources, order)
 
     def sources(self, data: Arrays) -> dict[str, np.ndarray]:
-        """Data sets on the GPU, if they fit there with room to spare, else where they are."""
+        """The data sets, copied to the GPU if they fit there with room to spare."""
         if fit(self.device, data):
             kinds = {name: None if readable(array.dtype) else np.float32 for name, array in data.items()}
             try:
@@ -120,9 +120,9 @@ class DeviceBackend(Backend):
 
 
 class CupyBackend(Backend):
-    """Runs programs on a GPU for arrays in the computer's memory, which are copied there and back at every run.
+    """Runs programs on a GPU for arrays in host memory, which are copied there and back at every run.
 
-    `on_device` is the backend for arrays that already lie there; `fused` as for that.
+    `on_device` is the backend for arrays that already lie on the GPU; `fused` is an argument of it.
     """
 
     name = "cupy"

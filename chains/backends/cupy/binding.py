@@ -1,4 +1,4 @@
-"""A program bound to a GPU's memory: work to start, which becomes one graph."""
+"""A program bound to a GPU's memory: a list of work, which becomes one CUDA graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chains.program.view import Buffer, View, concrete
 
 
 class DeviceBinding(Binding):
-    """A program with the arrays it works on: a list of `work` to start, which becomes one graph when it is run again."""
+    """A program and its arrays as a list of `work`, which becomes one CUDA graph when it runs again."""
 
     def __init__(self, device: Device, compiled: Compiled, batch: int, arrays: Arrays, scratch: Any = None) -> None:
         self.program = compiled.program
@@ -34,8 +34,8 @@ class DeviceBinding(Binding):
         self._index: type[np.generic] = np.int64 if "long long Index" in compiled.text(batch) else np.int32
         kernels = list(compiled.source.kernels.values())
         functions = device.compile(compiled.text(batch), kernels)
-        self._masks: set[Buffer] = set()  # those that a product fills
-        self._steps: tuple[int, ...] = ()  # of the loops around what is being bound
+        self._masks: set[Buffer] = set()  # masks that a product fills
+        self._steps: tuple[int, ...] = ()  # the current step of each loop around the command
         self.work: list[Work] = []
         for step, self._steps in compiled.at(batch):
             self.work += self._bound(step, functions)
@@ -47,7 +47,7 @@ class DeviceBinding(Binding):
             self._graph()
             return
         self._runs += 1
-        if self._runs == 2 and self.work:  # the first time, kernels are loaded, which a graph cannot wait for
+        if self._runs == 2 and self.work:  # the first run loads kernels, which a capture cannot do
             self._graph = self.device.capture(self.work)
             self._graph()
             return
@@ -59,7 +59,7 @@ class DeviceBinding(Binding):
             self.run()
 
     def _bound(self, step: Command, functions: dict[str, Any]) -> list[Work]:
-        """What does a step."""
+        """The work of a command."""
         if isinstance(step, Launch):
             work = launch(self.device, step, functions, self.batch, self._index, self.address)
             return [] if work is None else [work]
@@ -75,7 +75,7 @@ class DeviceBinding(Binding):
         return [each for plain in step.plain for each in self._bound(plain, functions)]
 
     def _fused(self, step: Fused) -> Work | None:
-        """A product with its epilogue, None where the device refuses it, or that with the mask it needs."""
+        """A product with its epilogue; None where the device refuses it, or the product that fills its mask."""
         mask = step.mask
         if mask is not None and mask.buffer in step.reads and mask.buffer not in self._masks:
             return None
@@ -110,7 +110,7 @@ class DeviceBinding(Binding):
         return self.address(view.buffer) + view.offset * view.dtype.itemsize
 
     def address(self, buffer: Buffer) -> int:
-        """Where a buffer of the program begins or, of what stands for it in a loop, that which this step sees of it."""
+        """The address of a buffer; of a stand-in for a buffer in a loop, the address of the part for the current step."""
         if buffer in self.compiled.advances:
             whole, moves = self.compiled.advances[buffer]
             ahead = sum(step * move for step, move in zip(self._steps, moves, strict=False))
@@ -129,7 +129,7 @@ def launch(
     address: Callable[[Buffer], int],
     more: Sequence[int] = (),
 ) -> Work | None:
-    """What does a step at a batch size, None where it is left out; `number` makes the kernels' numbers, with `more` last."""
+    """The work of a launch at a batch size; None where there is none. `number` converts the arguments, `more` are the last."""
     grid = step.grid(batch)
     if grid is None:
         return None
@@ -139,9 +139,9 @@ def launch(
 
 
 def device_arrays(device: Device, program: Program, batch: int, arrays: Arrays) -> dict[str, Array]:
-    """The caller's arrays by name, with constants, and, for those not given, 1 / batch and uninitialised arrays.
+    """The caller's arrays and the constants by name. Missing arrays are made: 1 / batch, and uninitialised ones.
 
-    Raises ValueError for an array that does not fit its buffer: kernels would read and write beside it.
+    Raises ValueError for an array that does not fit its buffer: kernels would read and write out of bounds.
     """
     result = dict(arrays)
     for name, array in arrays.items():
@@ -166,7 +166,7 @@ def device_arrays(device: Device, program: Program, batch: int, arrays: Arrays) 
 
 
 class HostBinding(Binding):
-    """A binding on the GPU with NumPy arrays before it: copied there before a run, and back after it."""
+    """A binding for NumPy arrays, around one on the GPU: it copies arrays there before a run, and back after it."""
 
     def __init__(self, inner: DeviceBinding, arrays: Arrays) -> None:
         self.inner = inner
@@ -188,11 +188,11 @@ class HostBinding(Binding):
             self.run()
 
     def upload(self, names: Sequence[str] | None = None) -> None:
-        """Copy inputs and states, or those of these names, to the GPU."""
+        """Copy inputs and states to the GPU: all of them, or those that `names` lists."""
         for name in self._ins if names is None else names:
             self._device.assign(self.inner.arrays[name], self.arrays[name])
 
     def download(self, names: Sequence[str] | None = None) -> None:
-        """Copy outputs and states, or those of these names, from the GPU."""
+        """Copy outputs and states from the GPU: all of them, or those that `names` lists."""
         for name in self._outs if names is None else names:
             self._device.assign(self.arrays[name], self.inner.arrays[name])

@@ -1,4 +1,4 @@
-"""Calls on data of the host that are large: piece by piece to the GPU, and results back, while it computes."""
+"""Calls on large data in host memory: pieces are copied to the GPU, and results back, while it computes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ PIECE_BYTES = 32 << 20  # of inputs and outputs
 
 
 def separable(program: Program) -> bool:
-    """Whether each sample's results depend on that sample and on what all samples share, and on nothing else."""
+    """Whether the results of a sample depend only on that sample and on arrays that all samples share."""
     whole = {"random", "inverse_batch"} & program.buffers.keys()
     changes = any(buffer.role == "state" for buffer in program.buffers.values())
     return not whole and not changes and not any(operation.sums_over_batch for operation in program.operations)
 
 
 def piece_size(program: Program, batch: int) -> int:
-    """How many samples go through at once."""
+    """The number of samples in a piece."""
     width = sum(b.nbytes for b in program.buffers.values() if b.batched and b.role in ("input", "output"))
     return max(1, min(batch, PIECE_BYTES // max(1, width)))
 
 
 def in_pieces(backend: Backend, device: Device, program: Program, batch: int, arrays: Arrays) -> bool:
-    """Run a program on samples of the host in pieces, where they are many or results go there; whether it was done."""
+    """Run a program in pieces if samples on the host are many, or results go there. Returns whether it ran."""
     buffers = program.buffers
     arrays = {name: array for name, array in arrays.items() if name in buffers}
     outwards = any(not device.owns(array) for name, array in arrays.items() if buffers[name].role == "output")
@@ -45,9 +45,9 @@ def in_pieces(backend: Backend, device: Device, program: Program, batch: int, ar
 
 
 def _run_in_pieces(binding: DeviceBinding, batch: int, arrays: Arrays) -> None:
-    """All samples through a binding whose batch is a piece; `arrays` are batched inputs and outputs, wherever they lie.
+    """Run all samples through a binding for one piece. `arrays` are the batched inputs and outputs, on the host or the GPU.
 
-    The last piece begins early where it would be shorter, and its first samples are computed twice.
+    If the last piece would be shorter, it begins earlier, and its first samples are computed twice.
     """
     device, size, own = binding.device, binding.batch, binding.arrays
     roles = {name: (binding.program.buffers[name].role, device.owns(array)) for name, array in arrays.items()}
@@ -76,7 +76,7 @@ def _run_in_pieces(binding: DeviceBinding, batch: int, arrays: Arrays) -> None:
 
 
 class Outlet:
-    """Arrays of one shape after another, copied from the GPU into parts of arrays of the host."""
+    """A stream of arrays of one shape, copied from the GPU into parts of arrays on the host."""
 
     def __init__(self, device: Device, targets: Arrays, size: int) -> None:
         self._device, self._targets, self._size = device, targets, size
@@ -84,11 +84,11 @@ class Outlet:
         self._places = [{name: device.empty(*kind) for name, kind in shapes.items()} for _ in range(SLOTS)]
         self._pinned = [{name: device.pinned(*kind) for name, kind in shapes.items()} for _ in range(SLOTS)]
         self._ready, self._copied = ([device.event() for _ in range(SLOTS)] for _ in range(2))
-        self._starts: list[int] = []  # of the parts on their way
+        self._starts: list[int] = []  # of the parts that are being copied
         self._sent = 0
 
     def send(self, results: Mapping[str, Array], start: int) -> None:
-        """Start to copy results into the part that begins at `start`, and store those of the call before."""
+        """Start to copy results into the part that begins at `start`, and store the results of the previous call."""
         if not self._targets:
             return
         device, place = self._device, self._sent % SLOTS
@@ -106,7 +106,7 @@ class Outlet:
             self._store()
 
     def finish(self) -> None:
-        """Wait for all that are on their way, and store them."""
+        """Wait for all copies, and store the results."""
         while self._starts:
             self._store()
 

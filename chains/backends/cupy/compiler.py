@@ -1,4 +1,4 @@
-"""A program as commands on a GPU: elementwise operations fused, everything else a kernel or a product of its own."""
+"""A program as commands on a GPU: elementwise operations are fused, any other operation is a kernel or a product."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ from chains.program.view import Batch, Buffer, View, c_strides
 
 Stored = Callable[[Buffer], bool]  # whether a buffer's numbers are to be written to memory
 
-LEAST_WIDE_ELEMENTS = 1 << 30  # elements of an array from which on kernels count with 64 bits
+LEAST_WIDE_ELEMENTS = 1 << 30  # from this array size on, kernels use 64-bit indices
 
 
 class Compiled:
-    """The commands of a program, the text of their kernels, and the scratch memory they need; for any batch size.
+    """The commands of a program, the source of their kernels, and the scratch memory they need; for any batch size.
 
-    `convolutions` does these where it can; `epilogues`: whether products do what follows them, where they can; `half`: whether
-    large ones get bfloat16 factors.
+    `convolutions` is a library for convolutions, where it can do them. `epilogues`: whether products include the operations
+    that follow them, where they can. `half`: whether large products get bfloat16 factors.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Compiled:
         self._sizes: dict[Buffer, Callable[[int], int]] = {}  # elements of this backend's own scratch buffers
         self._epilogues, self._half = epilogues, half
         self._advancing: dict[tuple[Buffer, tuple[int, ...]], Buffer] = {}
-        self.advances: dict[Buffer, tuple[Buffer, tuple[int, ...]]] = {}  # what stands for a buffer where views of it advance
+        self.advances: dict[Buffer, tuple[Buffer, tuple[int, ...]]] = {}  # by stand-in: the buffer, and its advances
         operations = self._ready(program.operations)
         self._last: dict[Buffer, int] = {}  # the last operation that touches a buffer
         for position, operation in enumerate(operations):
@@ -89,7 +89,7 @@ class Compiled:
         self.commands = self._lower(operations, self._needed)
 
     def scratch_plan(self, batch: int) -> ScratchPlan[Buffer]:
-        """Where each scratch buffer lies at a batch size. A buffer that lives in registers only has no place."""
+        """The offsets of the scratch buffers at a batch size. Buffers that live in registers only have none."""
         used: dict[Buffer, tuple[int, int]] = {}
         for position, command in enumerate(self.commands):
             for buffer in (*command.reads, *command.writes):
@@ -98,17 +98,17 @@ class Compiled:
         return plan_scratch(Lifetime(b, self.elements(b, batch) * b.dtype.itemsize, False, *life) for b, life in used.items())
 
     def at(self, batch: int) -> Iterator[tuple[Command, tuple[int, ...]]]:
-        """The launches and products at a batch size, each with the numbers of the steps of loops that it is in."""
+        """The launches and products at a batch size, each with the current steps of the loops around it."""
         return unrolled(untiled(self.commands, batch))
 
     def elements(self, buffer: Buffer, batch: int) -> int:
-        """How many elements a buffer has at a batch size."""
+        """The number of elements of a buffer at a batch size."""
         if buffer in self._sizes:
             return self._sizes[buffer](batch)
         return buffer.size * batch if buffer.batched else buffer.size
 
     def text(self, batch: int) -> str:
-        """The text of all kernels; at large batch sizes with numbers of 64 bits."""
+        """The source of all kernels; at large batch sizes with 64-bit indices."""
         buffers = {buffer for command in self.commands for buffer in (*command.reads, *command.writes)}
         return self.source.text(max((self.elements(buffer, batch) for buffer in buffers), default=0) >= LEAST_WIDE_ELEMENTS)
 
@@ -128,18 +128,18 @@ class Compiled:
     # Lowering
 
     def _ready(self, operations: Sequence[Operation]) -> list[Operation]:
-        """The operations as ones that have a kernel each."""
+        """The operations, rewritten so that each has a kernel."""
         given = with_epilogues(operations) if self._epilogues else operations
         ready = [each for operation in given for each in self._prepared(operation)]
         return with_bfloat16(ready) if self._half else ready
 
     def _loop(self, operation: Loop) -> list[Command]:
-        """The steps of a loop, in which a buffer stands for what views that advance alike see of another one."""
+        """The steps of a loop. In its body, all views of a buffer that advance alike become views of one stand-in buffer."""
         moves: dict[Buffer, set[tuple[int, ...]]] = {}
         for view in (view for each in operation.body for view in each.views):
             moves.setdefault(view.buffer, set()).add(view.moves)
         written = {view.buffer for each in operation.body for view in each.writes}
-        if any(len(moves[buffer]) > 1 for buffer in written):  # nobody could tell when these meet
+        if any(len(moves[buffer]) > 1 for buffer in written):  # whether two such views overlap depends on the step
             return [step for number in range(operation.steps) for step in self._body(operation.at(number))]
         body = self._body([each.on(self._standing) for each in operation.body])
         reads, writes = (tuple(dict.fromkeys(self.real(b) for step in body for b in each(step))) for each in (_reads, _writes))
@@ -158,11 +158,11 @@ class Compiled:
         return replace(view, buffer=self._advancing[key], moves=())
 
     def real(self, buffer: Buffer) -> Buffer:
-        """The buffer, or that which it stands for."""
+        """The buffer itself; for a stand-in, the buffer that it replaces."""
         return self.advances[buffer][0] if buffer in self.advances else buffer
 
     def _prepared(self, operation: Operation) -> list[Operation]:
-        """The operation as ones that have a kernel."""
+        """One operation, rewritten as operations that have a kernel."""
         first = [operation]
         if isinstance(operation, MatMul):
             first = prepared(operation, self._like)
@@ -191,7 +191,7 @@ class Compiled:
         return lambda buffer: buffer.role != "scratch" or self._last[buffer] >= positions.stop
 
     def _fused(self, operation: FusedMatMul) -> list[Command]:
-        """The product with its epilogue, and without."""
+        """The product in both forms: with its epilogue, and followed by separate commands."""
         after = self._lower(operation.after, lambda positions: lambda buffer: True)
         whole = product(operation.product)
         plain = [whole, *after]
@@ -218,21 +218,21 @@ class Compiled:
         return lower(self, operation)
 
     def _update_rows(self, operation: UpdateRows) -> list[Command]:
-        """Through all rows: a GPU's memory is fast, and steps would wait for each other while one row is found."""
+        """Update all rows: a GPU's memory is fast, and steps would wait for each other while single rows are found."""
         return self._body(operation.in_parts())
 
     def _reduce(self, operation: Reduce) -> list[Command]:
         return reduction(self.source, operation, None, lambda buffer: True, self._temporary)
 
     def _convolve(self, operation: AnyConvolution) -> list[Command]:
-        """The convolution by the device's library, where there is one."""
+        """The convolution by the device's library, if there is one."""
         own = partial(self._convolution, operation)
         if self._library is None:
             return own(self._temporary)
         return library_convolutions.lowered(operation, self._library, self._temporary, own)
 
     def _convolution(self, operation: AnyConvolution, temporary: Temporary) -> list[Command]:
-        """The convolution by this backend's own kernels and cuBLAS."""
+        """The convolution by kernels of this backend and cuBLAS."""
         if is_product(operation):
             return Lowering(self.source, operation, temporary).commands()
         if isinstance(operation, Convolve):
@@ -251,7 +251,7 @@ def _writes(step: Command) -> tuple[Buffer, ...]:
 
 
 def _of_operation(kernel: Callable[..., list[Command]]) -> Callable[..., list[Command]]:
-    """A kernel that needs the operation alone."""
+    """A lowering that needs only the operation."""
     return lambda compiled, operation: kernel(compiled.source, operation)
 
 

@@ -1,7 +1,8 @@
 """Training on a GPU: the data, their order and the losses stay there, and a step is one graph.
 
-Before the program, kernels fetch the step's batch by the numbers in `order`; after it, one notes the loss and counts on. All
-that changes from step to step is in the GPU's memory, so that the same graph does every step and the host only launches.
+Before the program, kernels gather the step's batch by the numbers in `order`. After it, a kernel stores the loss and counts
+the step. Everything that changes from step to step is in the GPU's memory: one graph does every step, the host only
+launches it.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from chains.program.view import Buffer
 
 
 class DeviceFeed(Feed):
-    """Many steps of a bound program on data in the GPU's memory; no transfer but of the order and of the losses.
+    """Many steps of a bound program on data in the GPU's memory. Only the order and the losses are transferred.
 
-    Where one block does a step alone, it does all those asked for in one launch. Otherwise each is a graph, and of those asked
-    for at once, steps beyond a loss that is not finite are done too. After `cycle` steps, if given, the device counts from 0
-    again.
+    Where one block does a whole step, one launch does all steps of a call. Otherwise each step is a launch of the graph; a
+    call then does all its steps, even after a loss that is not finite. After `cycle` steps, if given, the device counts from
+    0 again.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class DeviceFeed(Feed):
 
     def __call__(self, first: int, values: np.ndarray) -> int:
         device, own, batch, count = self._device, self.own, self._binding.batch, len(values)
-        if not self._sources:  # the same batch every time: losses are counted from the call's first step
+        if not self._sources:  # the same batch at every step: losses are counted from the first step of the call
             first = 0
             if own["losses"].size < count:
                 own["losses"], self._step = device.empty((count,), np.float64), None
@@ -69,7 +70,7 @@ class DeviceFeed(Feed):
         return count if finite.all() else int(np.argmin(finite)) + 1
 
     def _on_end(self, program: FusedProgram, first: int, count: int) -> None:
-        """So many steps in one launch."""
+        """Do `count` steps in one launch."""
         binding, arrays = self._binding, self._arrays()
         if self._launch is None:
             source = Source()
@@ -90,7 +91,7 @@ class DeviceFeed(Feed):
         return {**self._binding.arrays, **self.own} | {f"all {name}": array for name, array in self._sources.items()}
 
     def one(self) -> None:
-        """A step: at first call by call, then as one graph."""
+        """Do a step: the first time launch by launch, later as one graph."""
         if self._step is None:
             work = self._work()
             if self._ran:
@@ -103,7 +104,7 @@ class DeviceFeed(Feed):
         self._step()
 
     def _work(self) -> list[Work]:
-        """What a step consists of."""
+        """The work of a step."""
         binding, arrays = self._binding, self._arrays()
         source = Source()
         before = [_fetch(source, name, data, binding) for name, data in self._sources.items()]
@@ -122,7 +123,7 @@ class DeviceFeed(Feed):
 
 
 def _sized(source: Source, arrays: Iterable[Any]) -> tuple[str, type[np.generic]]:
-    """The text of kernels on these arrays, and the type of its numbers."""
+    """The source of kernels on these arrays, and the type of its indices."""
     wide = any(array.size >= LEAST_WIDE_ELEMENTS for array in arrays)
     return source.text(wide), np.int64 if wide else np.int32
 
@@ -132,14 +133,14 @@ def _buffer(name: str, dtype: Any) -> Buffer:
 
 
 def _in_place(device: Device, data: Any, wanted: np.dtype[Any]) -> Any:
-    """The data in the GPU's memory, as they are where kernels can read them, else of the type wanted."""
+    """The data in the GPU's memory: unchanged if kernels can read them, else converted to the type `wanted`."""
     if not device.owns(data) and not readable(data.dtype):
         data = data.astype(wanted)
     return device.contiguous(data)
 
 
 def _fetch(source: Source, name: str, data: Any, binding: DeviceBinding) -> Launch:
-    """The samples of a step: row i of the input is the sample with the number order[cursor * batch + i]."""
+    """Gather the samples of a step: row i of the input is the sample with the number order[cursor * batch + i]."""
     target = binding.program.buffers[name]
     width = target.size
     pointers = Pointers()
@@ -154,7 +155,7 @@ def _fetch(source: Source, name: str, data: Any, binding: DeviceBinding) -> Laun
 
 
 def _count(source: Source, binding: DeviceBinding, cycle: int | None) -> Launch:
-    """Note the loss, and count the step and the draws of random numbers."""
+    """Store the loss, and count the step and the draws of random numbers."""
     pointers, buffers = Pointers(), binding.program.buffers
     value, losses, cursor = (
         pointers(buffers["value"]),
@@ -170,7 +171,7 @@ def _count(source: Source, binding: DeviceBinding, cycle: int | None) -> Launch:
 
 
 class HostFeed(Feed):
-    """A feed on the GPU for parameters in the computer's memory, brought up to date after every call."""
+    """A feed on the GPU for parameters in host memory, which every call brings up to date."""
 
     def __init__(self, binding: HostBinding, feed: Feed, sources: Iterable[str]) -> None:
         self._binding = binding
@@ -186,7 +187,7 @@ class HostFeed(Feed):
 
 
 def exchanged(binding: HostBinding, sources: Iterable[str]) -> tuple[list[str], list[str]]:
-    """What the host gives to steps beside their samples, and what steps change, by name."""
+    """The names of the arrays that the host gives to steps beside the samples, and of the arrays that steps change."""
     roles = {name: binding.program.buffers[name].role for name in binding.arrays}
     changing = [name for name, role in roles.items() if role == "state" or name == "random"]
     known = {*sources, *changing, "inverse_batch"}

@@ -1,8 +1,8 @@
-"""Training on data of the host: batches are copied to the GPU while it computes.
+"""Training on data in host memory: batches are copied to the GPU while it computes.
 
-The host gathers a batch in pinned memory; a queue of its own copies it; the main queue computes. Each batch has one of two
-places in pinned memory and on the GPU, and events say when these may be filled again. So two batches are under way
-at most, and a steady step allocates nothing.
+The host gathers a batch in pinned memory; a separate queue copies it; the main queue computes. Each batch uses one of two
+slots in pinned memory and on the GPU, and events tell when a slot may be filled again. So at most two batches are under way,
+and a step in steady state allocates nothing.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from chains.backends.cupy.feed import DeviceFeed, exchanged
 from chains.backends.cupy.source.c_source import readable
 from chains.backends.places import Array
 
-SLOTS = 2  # for batches: one being copied, one being computed on
-MOST_UNREAD = 4  # steps whose losses have not been read
+SLOTS = 2  # of batches: one is copied while the other is used
+MOST_UNREAD = 4  # the most steps whose losses have not been read
 CYCLE_STEPS = 8  # steps after which the GPU counts from 0 again: a multiple of `SLOTS`, more than `MOST_UNREAD`
 MEMORY_SHARE = 0.5  # of the GPU's free memory: larger data sets are not copied there whole
 
 
 def fit(device: Device, data: Arrays) -> bool:
-    """Whether data sets of the host may be copied to the GPU whole."""
+    """Whether data sets in host memory are small enough to be copied to the GPU whole."""
     return sum(array.nbytes for array in data.values() if not device.owns(array)) <= MEMORY_SHARE * device.room()
 
 
 class Inlet:
-    """Arrays of one shape and type after another, by name, copied to the GPU through pinned memory.
+    """A stream of batches, arrays by name with fixed shapes and types, copied to the GPU through pinned memory.
 
-    ``places`` are where they lie there, `SLOTS` in turn. For each: `room`, whose arrays are to be filled; `send`; then
-    `take`, before work on them is asked for; `taken`, after it.
+    ``places`` are the arrays on the GPU, `SLOTS` used in turn. For each batch: fill the arrays of `room`; call `send`; call
+    `take` before work on the batch is queued, and `taken` after it.
     """
 
     def __init__(self, device: Device, kinds: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
         self._device = device
         self._pinned = [{name: device.pinned(*kind) for name, kind in kinds.items()} for _ in range(SLOTS)]
-        # Each name's places are one block, so that a kernel can find them by number.
+        # All slots of a name form one block, so that a kernel can address them by number.
         self.blocks = {name: device.empty((SLOTS * shape[0], *shape[1:]), dtype) for name, (shape, dtype) in kinds.items()}
         self.places = [
             {name: block[k * len(block) // SLOTS : (k + 1) * len(block) // SLOTS] for name, block in self.blocks.items()}
@@ -54,13 +54,13 @@ class Inlet:
         self.sent = self.done = 0
 
     def room(self) -> dict[str, np.ndarray]:
-        """Pinned arrays to fill, once the copies that were made from them are over."""
+        """Pinned arrays to fill. Waits until the last copy from them has ended."""
         place = self.sent % SLOTS
         self._copied[place].wait()
         return self._pinned[place]
 
     def send(self) -> None:
-        """Start to copy what was filled in, once the GPU has done with what was there before."""
+        """Start to copy the filled arrays, as soon as the GPU no longer needs the previous batch in that slot."""
         place, queue = self.sent % SLOTS, self._device.to_device
         queue.wait(self._free[place])
         for name, array in self._pinned[place].items():
@@ -69,28 +69,28 @@ class Inlet:
         self.sent += 1
 
     def take(self) -> dict[str, Array]:
-        """Have the main queue wait for the oldest arrays sent."""
+        """Make the main queue wait for the oldest batch sent."""
         place = self.done % SLOTS
         self._device.main.wait(self._copied[place])
         return self.places[place]
 
     def taken(self) -> None:
-        """What was asked of the main queue so far is all that is done with these arrays."""
+        """Declare that all work on this batch is in the main queue."""
         self._device.main.record(self._free[self.done % SLOTS])
         self.done += 1
 
     def forget(self) -> None:
-        """Take back what was sent and not taken."""
+        """Drop the batches that were sent and not taken."""
         self.sent = self.done
 
     def finish(self) -> None:
-        """Wait until neither memory is used any more."""
+        """Wait until neither the pinned memory nor the GPU's is in use."""
         for event in (*self._copied, *self._free):
             event.wait()
 
 
 class StreamedStep:
-    """A bound training step on one batch of the host after another."""
+    """A bound training step on a stream of batches from the host."""
 
     def __init__(self, binding: DeviceBinding, like: Arrays) -> None:
         device, batch = binding.device, binding.batch
@@ -107,7 +107,7 @@ class StreamedStep:
         self.read = 0  # losses
 
     def start(self) -> None:
-        """Start the step on the oldest batch sent, and the way of its loss to the host."""
+        """Start the step on the oldest batch sent, and the copy of its loss to the host."""
         inlet, number = self.inlet, self.inlet.done % CYCLE_STEPS
         inlet.take()
         self._step.one()
@@ -116,14 +116,14 @@ class StreamedStep:
         self._main.record(self._noted[number])
 
     def loss(self) -> float:
-        """The first loss that has not been read; waits for its step, and for no other."""
+        """The first unread loss; waits only for its step."""
         number = self.read % CYCLE_STEPS
         self._noted[number].wait()
         self.read += 1
         return float(self._losses[number])
 
     def finish(self) -> None:
-        """Wait for all steps, and forget unread losses and batches that were sent for later steps."""
+        """Wait for all steps; drop unread losses, and batches that were sent for later steps."""
         self.inlet.forget()
         self.inlet.finish()
         for event in self._noted:
@@ -131,27 +131,27 @@ class StreamedStep:
         self.read = self.inlet.done
 
     def __del__(self) -> None:
-        with suppress(Exception):  # of a step that was not made, or at Python's end
-            self.finish()  # queues may still use the memory that is given back
+        with suppress(Exception):  # a step that was not fully made, or Python is shutting down
+            self.finish()  # queues may still use the memory that is about to be freed
 
 
 def sent_as(binding: DeviceBinding, name: str, array: np.ndarray) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """The shape and the type that data travel in: their own type, which may be smaller, where kernels can read it."""
+    """The shape and type in which data are copied: in their own, perhaps smaller, type if kernels can read it."""
     own = binding.arrays[name]
     return own.shape, array.dtype if readable(array.dtype) else own.dtype
 
 
 class StreamedFeed(Feed):
-    """Steps on data sets in the host's memory: the next batch is gathered and copied during the step on the one before.
+    """Steps on data sets in host memory: during a step, the next batch is gathered and copied.
 
-    Steps beyond a loss that is not finite are done too, a few.
+    A few steps are still done after a loss that is not finite.
     """
 
     def __init__(self, binding: DeviceBinding, sources: Arrays, order: np.ndarray) -> None:
         self._batch, self._sources, self._order = binding.batch, sources, order
         self._steps = StreamedStep(binding, sources)
         self._last = len(order) // binding.batch
-        self._next = 0  # the number of the first step whose batch was not sent
+        self._next = 0  # the first step whose batch has not been sent
 
     def __call__(self, first: int, values: np.ndarray) -> int:
         steps, inlet = self._steps, self._steps.inlet
@@ -188,7 +188,7 @@ class StreamedFeed(Feed):
 
 
 class DeviceIntake(Intake):
-    """Batches one by one: a step is done while the next batch is made. Arrays that lie on the GPU are copied there."""
+    """Batches one by one: the GPU does a step while the next batch is made. Arrays on the GPU are copied within it."""
 
     most_unread = MOST_UNREAD
 
@@ -214,7 +214,7 @@ class DeviceIntake(Intake):
 
 
 class HostIntake(Intake):
-    """Batches for parameters in the computer's memory, which are brought up to date at the end."""
+    """Batches for parameters in host memory, which are brought up to date at the end."""
 
     most_unread = MOST_UNREAD
 

@@ -1,7 +1,7 @@
 """The reference backend: a program as a list of NumPy calls that write into given arrays.
 
-`NumpyBackend.bind` makes the arrays of every view and turns each operation into one or more calls with all
-arguments fixed; a run is a loop over these calls.
+`NumpyBackend.bind` makes the arrays of all views. It turns each operation into calls with fixed arguments; a run is a loop
+over these calls.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NumpyBackend(Backend):
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
         known = self._scratch_bytes.setdefault(program, {})
-        if batch not in known:  # the temporary arrays of formulas are known once all calls are made
+        if batch not in known:  # which temporary arrays formulas need is known once all calls are made
             known[batch] = NumpyBinding(program, batch, {}, None).scratch_bytes
         return known[batch]
 
@@ -43,7 +43,7 @@ class NumpyBackend(Backend):
 
 
 class NumpyBinding(Binding):
-    """A program bound to arrays: `calls`, to be made in order. Without `scratch`, only to find out how much is needed."""
+    """A program bound to arrays: `calls`, made in order. Without `scratch`, it only finds out how much scratch is needed."""
 
     def __init__(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None) -> None:
         self.program = program
@@ -57,7 +57,7 @@ class NumpyBinding(Binding):
 
     @property
     def scratch_bytes(self) -> int:
-        """How much scratch memory the calls need."""
+        """The bytes of scratch memory that the calls need."""
         return self.memory.scratch_bytes
 
     def run(self) -> None:

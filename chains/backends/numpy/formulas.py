@@ -1,7 +1,7 @@
 """Formulas as NumPy ufunc calls with ``out=``.
 
-`sequence_calls` decides, for given shapes, in which order and into which arrays the instructions of a formula are
-written, so that few temporary arrays are needed and no operand is overwritten before its last use.
+`sequence_calls` decides, for given shapes, the order of a formula's instructions and the arrays for their results. Few
+temporary arrays are needed, and no operand is overwritten before its last use.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def _slow_erf(x: Any, out: np.ndarray | None = None) -> Any:
 
 @cache
 def ufunc(operation: str) -> Any:
-    """NumPy's function for a scalar operation. The error function is SciPy's, where that is installed."""
+    """NumPy's function for a scalar operation. The error function is SciPy's if SciPy is installed."""
     if operation != "erf":
         return OPERATIONS[operation].ufunc
     try:
-        from scipy.special import erf  # which takes long
+        from scipy.special import erf  # slow to import
     except ImportError:
         return _slow_erf
     return erf
@@ -43,7 +43,7 @@ def ufunc(operation: str) -> Any:
 
 @dataclass(frozen=True)
 class Register:
-    """An array that an instruction reads or writes: an "in", an "out", a "temp" or a "const" by number."""
+    """An array that an instruction reads or writes: a kind, "in", "out", "temp" or "const", and a number."""
 
     kind: str
     number: int
@@ -78,8 +78,8 @@ def sequence_calls(
 ) -> CallSequence:
     """Order the calls that compute `formula` over operands of shapes `ins` into results of shape `out`.
 
-    `conflicts[k][j]` says whether result k and operand j are "apart", the "same" elements, or in each other's
-    way ("across"). `known` are operands that are numbers fixed in advance, `dying` those that may be overwritten.
+    `conflicts[k][j]` says whether result k and operand j are "apart", have the "same" elements, or overlap otherwise
+    ("across"). `known` are operands that are numbers fixed in advance; `dying` are operands that may be overwritten.
     """
     return _Sequencer(formula, dtype, list(ins), out, conflicts, known, dying).run()
 
@@ -114,7 +114,7 @@ class _Sequencer:
         self.calls: list[FormulaCall] = []
         self.temporaries: list[Register] = []
         self.free: list[Register] = []
-        self.settled: set[int] = set()  # results that lie in their own out
+        self.settled: set[int] = set()  # results that are in their final array
 
     def run(self) -> CallSequence:
         for number, instruction in enumerate(self.formula.instructions, self.first):
@@ -127,7 +127,7 @@ class _Sequencer:
         return CallSequence(tuple(self.calls), tuple(self.temporaries))
 
     def _set_aside(self) -> None:
-        """Copy the operands that are results and that another result is going to overwrite."""
+        """Copy operands that are results themselves, and that another result will overwrite."""
         for k, output in enumerate(self.formula.outputs):
             source = self.where[output]
             others = [other for other in range(len(self.formula.outputs)) if other != k and other not in self.settled]
@@ -150,7 +150,7 @@ class _Sequencer:
             return
         boolean = operation in COMPARISONS
         shape = np.broadcast_shapes(*(source.shape for source in sources))
-        # `where` first writes its last operand, then the chosen part of the second: those it reads must lie elsewhere.
+        # `where` first writes its last operand, then the chosen part of the second: its other operands must lie elsewhere.
         dying = [o for o in operands if self.last_use[o] <= number]
         reusable = {self.where[o] for o in (operands[2:] if operation == "where" else operands) if o in dying}
         if operation == "where":
@@ -181,11 +181,11 @@ class _Sequencer:
         return register
 
     def _owned(self, register: Register) -> bool:
-        """Whether a register may be overwritten once what it holds is no longer needed."""
+        """Whether a register may be overwritten once its contents are no longer needed."""
         return register.kind == "temp" or (register.kind == "in" and register.number in self.dying)
 
     def _safe(self, k: int, number: int, operation: str, sources: tuple[Register, ...]) -> bool:
-        """Whether out k may be written now: no operand it touches is still to be read."""
+        """Whether out k may be written now: no operand that overlaps it will be read later."""
         for j, conflict in enumerate(self.conflicts[k]):
             if conflict == "apart":
                 continue
@@ -196,7 +196,7 @@ class _Sequencer:
         return True
 
 
-# How Python's own floats are computed with, where that is not as the table says: NumPy's NaN, floats alone.
+# Operations on Python floats that differ from the table's functions: they treat NaN as NumPy does, or take floats only.
 _FUNCTIONS: dict[str, Any] = PYTHON | {
     "pow": math.pow,
     "min": lambda a, b: a if a < b or a != a else b,
@@ -208,7 +208,7 @@ _FUNCTIONS: dict[str, Any] = PYTHON | {
 
 
 def scalar_call(formula: Formula, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray]) -> Callable[[], None]:
-    """A call that computes a formula of scalars in Python's floats, a fifth of the time of ufuncs on 0-d arrays."""
+    """A call that computes a formula of scalars with Python floats, in a fifth of the time of ufuncs on 0-d arrays."""
     texts = [f"x{j}" for j in range(len(ins))]
     lines = [f"x{j} = in{j}()" for j in range(len(ins))]
     for number, instruction in enumerate(formula.instructions, len(ins)):
@@ -220,7 +220,7 @@ def scalar_call(formula: Formula, outs: Sequence[np.ndarray], ins: Sequence[np.n
     body = "\n    ".join(lines)
     names: dict[str, Any] = {f"in{j}": array.item for j, array in enumerate(ins)}
     names |= {f"out{k}": array for k, array in enumerate(outs)} | _FUNCTIONS
-    exec(f"def compute():\n    {body}", names)  # the source is made of this module's own words and numbers only
+    exec(f"def compute():\n    {body}", names)  # the source consists of this module's text and of numbers only
     compute = names["compute"]
 
     def call() -> None:

@@ -1,8 +1,8 @@
 """Convolutions and pools for the NumPy backend.
 
-A convolution is a product of matrices: the kernels, a row for each output channel, times the patches of the images,
-a column for each sample and position of the window. Patches are many times larger than the images, so they are made
-for a few samples at a time, in a workspace that all operations of a program share.
+A convolution is a product of two matrices: the kernels, a row for each output channel, and the patches of the images, a
+column for each sample and window position. Patches are many times larger than the images. So they are made for a few
+samples at a time, in a workspace that all operations of a program share.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Call = Callable[[], Any]
 Shape = tuple[int, ...]
 Convolution = Convolve | ConvolveInput | ConvolveWeight
 
-# At most this much, or what one sample demands, for all of a program's convolutions and pools together.
+# The most memory, unless one sample needs more, that all convolutions and pools of a program share.
 WORKSPACE_BYTES = 1 << 20
 
 
 class Workspace:
-    """The arrays that an operation needs beside its own, for so many samples at a time as `WORKSPACE_BYTES` allow."""
+    """Temporary arrays of an operation, for as many samples at a time as fit into `WORKSPACE_BYTES`."""
 
     def __init__(self, operation: Operation, memory: Memory) -> None:
         self._memory = memory
@@ -42,14 +42,14 @@ class Workspace:
             self.nbytes += -(-self.samples * size // ALIGNMENT) * ALIGNMENT
 
     def array(self, name: str, tile: slice, axis: int = 0) -> np.ndarray:
-        """The array of this name for the samples of a tile, their axis being `axis`."""
+        """The array of this name for the samples of a tile, which lie along `axis`."""
         shape, dtype = self._shapes[name]
         shape = (*shape[:axis], tile.stop - tile.start, *shape[axis:])
         return np.ndarray(shape, dtype, self._memory.workspace, self._offsets[name])
 
     def by_tiles(self, calls: Callable[[slice], Iterator[Call]]) -> list[Call]:
-        """The calls for the batch, tile by tile. Where there is more than one tile, each one's calls are made when they are
-        due: otherwise a program bound to a large batch would be a large object itself.
+        """The calls for the batch, tile by tile. With several tiles, the calls of each are made when it is due: otherwise a
+        program bound to a large batch would itself be large.
         """
         batch, step = self._memory.batch, self.samples
         self._memory.workspace  # noqa: B018 - part of the scratch memory from now on
@@ -65,7 +65,7 @@ class Workspace:
 
 
 def _wanted(operation: Operation) -> dict[str, tuple[Shape, Any]]:
-    """The arrays an operation needs beside its own: shape for one sample, and type."""
+    """The temporary arrays of an operation by name: shape for one sample, and type."""
     if isinstance(operation, Convolution) and not _is_plain_product(operation):
         images, output = _images(operation)
         (channels, height, width), (outputs, *positions) = images.sample_shape, output.sample_shape
@@ -90,7 +90,7 @@ def _images(operation: Convolution) -> tuple[View, View]:
 
 
 def _is_plain_product(operation: Operation) -> bool:
-    """Whether the images are their own patches, and lie so that BLAS takes them."""
+    """Whether the images equal their patches, in a memory order that BLAS takes."""
     if not isinstance(operation, (Convolve, ConvolveInput)):
         return False
     window = operation.window
@@ -209,7 +209,7 @@ def _windows(images: np.ndarray, window: Window, positions: Shape) -> np.ndarray
 
 
 def _interior(padded: np.ndarray, window: Window, shape: Shape) -> np.ndarray:
-    """The part of padded images that is no padding."""
+    """Padded images without their padding."""
     (top, _), (left, _) = window.padding
     return padded[:, :, top : top + shape[2], left : left + shape[3]]
 
@@ -273,7 +273,7 @@ def _max_pool_input(memory: Memory, operation: PoolInput) -> list[Call]:
 
 
 def _entries(window: Window, inputs: Shape, outputs: Shape) -> Iterator[tuple[Any, Any]]:
-    """For each entry of the window, row by row: where it lies in the images, and the positions at which it does."""
+    """For each entry of the window, row by row: the part of the images that it covers, and the window positions there."""
     for entry in np.ndindex(window.size):
         inside, outside = [], []
         for k, (start, step) in enumerate(zip(entry, window.stride, strict=True)):
@@ -289,7 +289,7 @@ def _entries(window: Window, inputs: Shape, outputs: Shape) -> Iterator[tuple[An
 
 
 def _inverse_counts(operation: Pool, inputs: Shape, y: np.ndarray) -> np.ndarray:
-    """What each window's sum is multiplied by to be its mean."""
+    """The factor of each window that makes its sum its mean."""
     if operation.count_padding:
         return np.asarray(1.0 / operation.window.area, y.dtype)
     counts = np.zeros(y.shape[2:], y.dtype)

@@ -1,4 +1,4 @@
-"""Each operation as NumPy calls that write into given arrays, with all arguments fixed."""
+"""Operations as NumPy calls with fixed arguments that write into given arrays."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _longest_ones: dict[np.dtype[Any], np.ndarray] = {}
 
 
 def ones(length: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """A vector of ones to read; all that were asked for are parts of the longest."""
+    """A vector of ones, only to be read: a part of the longest such vector so far."""
     longest = _longest_ones.get(dtype)
     if longest is None or len(longest) < length:
         longest = _longest_ones[dtype] = np.ones(length, dtype)
@@ -80,7 +80,7 @@ def _batch_matmul(memory: Memory, operation: BatchMatMul) -> list[Call]:
 
 
 def _is_blas(matrix: np.ndarray) -> bool:
-    """Whether BLAS takes the matrix as it is, as it stands or transposed."""
+    """Whether BLAS takes the matrix without a copy, perhaps transposed."""
     (rows, columns), size = matrix.strides, matrix.itemsize
     return (columns == size and rows >= size * matrix.shape[1]) or (rows == size and columns >= size * matrix.shape[0])
 
@@ -128,7 +128,7 @@ def formula_calls(memory: Memory, sequence: CallSequence, outs: Sequence[np.ndar
             calls.append(partial(np.copyto, target, chosen, "same_kind", condition))
         elif call.operation == "neg":  # NumPy 2.4's `negative` is wrong for arrays whose elements lie 64 bytes apart
             calls.append(partial(np.multiply, sources[0], memory.program.dtype.type(-1), target))
-        elif call.operation in ("min", "max", "erf"):  # which take `out` by name only
+        elif call.operation in ("min", "max", "erf"):  # these take `out` by name only
             calls.append(partial(ufunc(call.operation), *sources, out=target))
         else:
             calls.append(partial(ufunc(call.operation), *sources, target))
@@ -136,7 +136,7 @@ def formula_calls(memory: Memory, sequence: CallSequence, outs: Sequence[np.ndar
 
 
 def _conflict(memory: Memory, out: View, view: View) -> str:
-    """How writing `out` touches `view`: see `sequence_calls`. NumPy copies an operand that may overlap with the result."""
+    """How `out` overlaps `view` (see `sequence_calls`). NumPy copies an operand that may overlap with the result."""
     if out == view:
         return "same"
     meet = out.buffer is view.buffer and np.may_share_memory(memory.array(out), memory.array(view))
@@ -147,7 +147,7 @@ def _reduce(memory: Memory, operation: Reduce) -> list[Call]:
     out, a = memory.array(operation.outs[0]), memory.array(operation.ins[0])
     missing = a.ndim - out.ndim
     axes = tuple(k for k in range(a.ndim) if k < missing or out.shape[k - missing] != a.shape[k])
-    rows = max(axes, default=-1) + 1  # the leading axes summed away, where these are all
+    rows = max(axes, default=-1) + 1  # the leading axes, if exactly these are summed away
     if operation.kind == "max":
         return [partial(np.maximum.reduce, a, axes, None, out.reshape(_kept(a, axes)), True)]
     if not axes:
@@ -177,7 +177,7 @@ def _gather(memory: Memory, operation: Gather) -> list[Call]:
 
 def _scatter_add(memory: Memory, operation: ScatterAdd) -> list[Call]:
     out, index, source = (memory.array(view) for view in operation.views)
-    inside = memory.temporary(index.shape, index.dtype)  # `gather` clips too, of which this is the gradient
+    inside = memory.temporary(index.shape, index.dtype)  # as `gather` does, whose gradient this is
     return [partial(np.clip, index, 0, len(out) - 1, inside), partial(np.add.at, out, inside, source)]
 
 

@@ -1,4 +1,4 @@
-"""The memory of a program at a batch size: the arrays of its views, and those for use within one operation."""
+"""The memory of a program at a batch size: the arrays of its views, and temporary arrays within one operation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from chains.program.view import View, concrete
 
 
 class Memory:
-    """The caller's arrays and scratch. Without `scratch`, only to find out how much of it is needed.
+    """The caller's arrays and scratch. Without `scratch`, it only finds out how much scratch is needed.
 
-    `scratch_bytes` grows with every temporary array that is asked for; `workspace_bytes` are to be set before the workspace is.
+    `scratch_bytes` grows with every temporary array. `workspace_bytes` must be set before the workspace is used.
     """
 
     def __init__(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None) -> None:
@@ -35,7 +35,7 @@ class Memory:
         self._last_use = {view.buffer: operation for operation in program.operations for view in operation.views}
 
     def array(self, view: View) -> np.ndarray:
-        """The array of a view; the same object each time, by which NumPy knows an operation to be in place."""
+        """The array of a view; always the same object, from which NumPy sees that an operation is in place."""
         if view not in self._arrays:
             self._arrays[view] = self._made(view)
         return self._arrays[view]
@@ -51,7 +51,7 @@ class Memory:
         return np.ndarray(shape, view.dtype, base, offset + view.offset * size, strides)
 
     def squeezed(self, array: np.ndarray, ndim: int) -> np.ndarray:
-        """`array` without the first of `ndim` axes, whose length is 1; the same object each time."""
+        """`array` without the first of `ndim` axes, whose length is 1; always the same object."""
         if array.ndim < ndim:
             return array
         return self._squeezed.setdefault(id(array), array.reshape(array.shape[1:]))
@@ -63,7 +63,7 @@ class Memory:
         return sum(other.buffer is view.buffer for other in operation.views) == 1
 
     def temporary(self, shape: tuple[int, ...], dtype: Any, number: int = 0) -> np.ndarray:
-        """An array for use within one operation; different numbers are different arrays."""
+        """A temporary array within one operation; different numbers give different arrays."""
         dtype = np.dtype(dtype)
         key = (shape, dtype, number)
         if key not in self._temporaries:
@@ -77,5 +77,5 @@ class Memory:
 
     @lazy
     def workspace(self) -> np.ndarray:
-        """Bytes for use within one convolution or pool: as many as the largest of them needs."""
+        """Temporary bytes of convolutions and pools, as many as the largest needs."""
         return self.temporary((self.workspace_bytes,), np.uint8)

@@ -1,4 +1,4 @@
-"""Updates of rows as NumPy calls: the rows that ids name are taken out, computed and put back."""
+"""Updates of table rows as NumPy calls: the rows of the ids are gathered, updated and written back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FormulaCalls = Callable[[Memory, CallSequence, Sequence[np.ndarray], Sequence[np
 
 
 def update_rows(memory: Memory, operation: UpdateRows, formula_calls: FormulaCalls) -> list[Call]:
-    """The calls of an update; `formula_calls` makes those of its formula."""
+    """The calls of an update; `formula_calls` makes the calls of its formula."""
     return _Update(memory, operation).calls(formula_calls)
 
 
@@ -59,11 +59,11 @@ class _Update:
                 rows.append(self._temporary(rows[0].shape, view.dtype, len(rows)))
                 outs.append(rows[-1])
         calls += formula_calls(self.memory, self._sequence(rows[0], operands), outs, [rows[0], *operands])
-        # Equal ids have equal rows, so that it does not matter which of them is put last.
+        # Equal ids have equal rows, so it does not matter which is written last.
         return calls + [partial(table.__setitem__, self.inside, made) for table, made in zip(self.tables, outs, strict=True)]
 
     def _sums(self, out: np.ndarray) -> list[Call]:
-        """For each id, the sum of the gradients of its equals."""
+        """For each entry of the index, the sum of the gradients of all entries with the same id."""
         marks = self.memory.array(self.operation.marks)
         same = self._temporary(self.index.shape, marks.dtype, 1)  # the position of one of the equal ids
         total = self._temporary(out.shape, out.dtype, FIRST)  # beside the rows
@@ -85,7 +85,7 @@ class _Update:
         return partial(np.take, table, index, 0, out, "clip")  # "clip": with "raise", NumPy buffers the result
 
     def _sequence(self, gradient: np.ndarray, operands: Sequence[np.ndarray]) -> CallSequence:
-        """The order of the calls of the formula, whose results take the places of operands that are the same table."""
+        """The sequence of the formula's calls. A result overwrites the operand that is the same table."""
         views, formula = self.operation.operands, self.operation.formula
         conflicts = [["apart", *("same" if view == out else "apart" for view in views)] for out in self.operation.tables]
         shapes = [array.shape for array in (gradient, *operands)]
