@@ -7,7 +7,8 @@ A universal differential equation, Rackauckas et al. 2020 (arXiv 2001.04385), on
 
     CHAINS_DATA=folder python examples/lynx_hare.py --plot lynx_hare.png
 
-reads sciml/hudson-bay-lynx-hare.csv of that folder, columns year, lynx, hare.
+reads sciml/hudson-bay-lynx-hare.csv of that folder: three lines of heading, then year, lynx, hare. The file is that of Stan's
+example models (github.com/stan-dev/example-models, knitr/lotka-volterra).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from chains import ODE, Adam, Chain, Dense, Equations, MSELoss, Normal, tanh, tr
 def counts() -> tuple[np.ndarray, np.ndarray]:
     """The years, and thousands of pelts of hares and lynxes, (years, 2)."""
     path = Path(os.environ.get("CHAINS_DATA", "data"), "sciml", "hudson-bay-lynx-hare.csv")
+    if not path.exists():
+        raise SystemExit(f"{path} is missing: get knitr/lotka-volterra/{path.name} of github.com/stan-dev/example-models")
     table = np.loadtxt(path, delimiter=",", skiprows=3)
     return table[:, 0], table[:, [2, 1]]
 

@@ -330,6 +330,9 @@ def test_lynx_hare(tmp_path, capsys, monkeypatch):
     rows = [f"{1900 + k}, {20 + 10 * np.sin(k):.1f}, {30 + 10 * np.cos(k):.1f}" for k in range(7)]
     text = "\n".join(["# counts", "# made up", "Year, Lynx, Hare", *rows])
     (tmp_path / "sciml" / "hudson-bay-lynx-hare.csv").write_text(text)
+    monkeypatch.setenv("CHAINS_DATA", str(tmp_path / "none"))
+    with pytest.raises(SystemExit, match=r"hudson-bay-lynx-hare.csv is missing: get "):
+        load("lynx_hare").main([])
     monkeypatch.setenv("CHAINS_DATA", str(tmp_path))
     quick = ["--years", "4", "--starts", "1", "--adam", "20", "--bfgs", "5", "--plot", str(tmp_path / "plot.png")]
     module = load("lynx_hare")
