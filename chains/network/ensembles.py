@@ -26,9 +26,10 @@ def check_members(p: Any, size: int, *, trained: bool = False) -> np.ndarray:
     """`p` as rows of `size` parameters, to be updated in place where they are `trained`. Raises TypeError or ValueError."""
     p = as_array("p", p)
     if p.shape[1] != size or not len(p):
+        hint = "; members are rows: np.ascontiguousarray(p.T)" if len(p) == size else ""
         raise ValueError(
             f"`p` must have shape ({size},), a vector of {counted(size, 'parameter')} of this network, or (members, {size}), "
-            f"one for each of many networks, got {p.shape}"
+            f"one for each of many networks, got {p.shape}{hint}"
         )
     if not p.flags.c_contiguous:
         raise ValueError("`p` must be contiguous, got a strided view; try np.ascontiguousarray(p)")

@@ -388,6 +388,7 @@ def test_bad_input(tmp_path):
 
     refused = [
         (run(P[:, :3].copy()), ["p", "(members, 26)"]),
+        (run(P.T.copy()), ["p", "(26, 3)", "members are rows"]),
         (run(P[:, ::-1]), ["p", "contiguous"]),
         (run(np.frombuffer(P.tobytes()).reshape(P.shape)), ["p", "read-only"]),
         (run(seed=[1, 2]), ["seed", "3 members"]),
