@@ -1,4 +1,4 @@
-"""Programs compiled to machine code, and kept."""
+"""The native backend: it compiles programs to machine code and keeps them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from chains.backends.native.support import LIMITS, unsupported
 from chains.program.program import Program
 from chains.threads import MOST_THREADS, get_num_threads
 
-MOST_PARTS, MOST_PARTITIONED_SAMPLES = 4, 15  # for which products are partitioned among threads (`plan/row_partition.py`)
-MOST_LOCKED_OPERATIONS = 10_000_000  # up to so many operations a call keeps the interpreter's lock: some thirty microseconds
-LEAST_PART_OPERATIONS = 300_000  # operations of a batch, each part's, from which on products of one tile are split
+MOST_PARTS, MOST_PARTITIONED_SAMPLES = 4, 15  # of products partitioned among threads (`plan/row_partition.py`)
+MOST_LOCKED_OPERATIONS = 10_000_000  # in a call that keeps the interpreter's lock: some thirty microseconds
+LEAST_PART_OPERATIONS = 300_000  # of a batch, per part: with fewer, products of one tile are not partitioned
 
 _backends: WeakSet[NativeBackend] = WeakSet()
 
 
 def _renew_locks() -> None:
-    """In a forked process: another thread may have held them."""
+    """Make new locks in a forked process: another thread may have held the old ones."""
     for each in _backends:
         each._lock = threading.Lock()
 
@@ -47,8 +47,8 @@ if hasattr(os, "register_at_fork"):
 class NativeBackend(Backend):
     """Compiles programs through llvmlite and runs them in machine code.
 
-    `threads` is the most threads to use: by default what `chains.get_num_threads` says at each call. `simd` is the instruction
-    set: by default CHAINS_SIMD, else the widest there is. Raises ValueError for others.
+    `threads` is the largest number of threads to use, by default the result of `chains.get_num_threads` at each call. `simd`
+    is the instruction set, by default CHAINS_SIMD, else the widest available. Raises ValueError for other values.
     """
 
     name = "native"
@@ -60,7 +60,7 @@ class NativeBackend(Backend):
             raise ValueError(f"`threads` (={threads!r}) must be a whole number from 1 to {MOST_THREADS}")
         self._threads = threads
         if threads is None:
-            get_num_threads()  # CHAINS_NUM_THREADS is looked at now
+            get_num_threads()  # reads and checks CHAINS_NUM_THREADS now
         self.processor = processor(simd)
         self._compiled: WeakKeyDictionary[Program, dict[int, CompiledProgram]] = WeakKeyDictionary()  # by parts
         self._work: WeakKeyDictionary[Program, int] = WeakKeyDictionary()
@@ -69,7 +69,7 @@ class NativeBackend(Backend):
 
     @property
     def threads(self) -> int:
-        """The most threads to use at present."""
+        """The largest number of threads to use at present."""
         return self._threads or get_num_threads()
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> Binding:
@@ -81,7 +81,7 @@ class NativeBackend(Backend):
         return unsupported(program)
 
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
-        """LLVM's assembly as it is written, then the processor's; or, with `passes`, the plan after each of them."""
+        """LLVM's assembly before optimisation, then the processor's assembly; with `passes`, the plan after each pass."""
         return listing_of(program, self.processor, _parts(self.threads, _work(program), batch), passes)
 
     def about(self) -> dict[str, str]:
@@ -129,7 +129,7 @@ class NativeBackend(Backend):
         return NativeSingle(NativeBinding(program, self.compile(program, 1, 1), 1, arrays, 1, None), ins, outs)
 
     def compile(self, program: Program, batch: int | None = None, threads: int | None = None) -> CompiledProgram:
-        """A program compiled for a batch size, or for any; found or made the first time."""
+        """A program compiled for a batch size, or for any size. It is compiled once, then reused."""
         threads = threads or self.threads
         with self._lock:
             if program not in self._compiled:
@@ -147,7 +147,7 @@ class NativeBackend(Backend):
 
 
 def _parts(threads: int, work: int, batch: int | None) -> int:
-    """The most parts that products are cut into, where a sample takes `work` operations."""
+    """The largest number of parts for products, in a program that takes `work` operations per sample."""
     if batch is None or batch > MOST_PARTITIONED_SAMPLES:
         return 1
     return max(1, min(threads, MOST_PARTS, work * batch // LEAST_PART_OPERATIONS))

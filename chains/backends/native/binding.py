@@ -1,4 +1,4 @@
-"""A compiled program bound to arrays: the addresses it works on, and the threads it uses."""
+"""A compiled program bound to arrays: the addresses of its data, and its threads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from chains.backends.native.runtime.thread_trial import ThreadTrial
 from chains.processors import processors
 from chains.program.program import Program
 
-MOST_TEAM_OPERATIONS = 20_000_000  # threads stay together for steps of less work than this, some fifty microseconds
+MOST_TEAM_OPERATIONS = 20_000_000  # of a step for which threads stay together: some fifty microseconds
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _NO_PREFETCH = PREFETCH.pack()
 
 
 class NativeBinding(Binding):
-    """Machine code with the addresses it works on."""
+    """Machine code with the addresses of its data."""
 
     def __init__(
         self, program: Program, native: CompiledProgram, batch: int, arrays: Arrays, threads: int, scratch: np.ndarray | None
@@ -48,7 +48,7 @@ class NativeBinding(Binding):
         own = [[addresses[number] for number in signature.sums]]  # the first thread's sums are the results
         own += [[base + offset for offset in sums] for sums in plan.sums]
         of_blocks = [[base + offset for offset in sums] for sums in plan.block_sums]
-        self.prefetch = np.zeros((signature.parts, PREFETCH.size), np.int64)  # of tiles, the first thread prefetches
+        self.prefetch = np.zeros((signature.parts, PREFETCH.size), np.int64)  # in tiles, only the first thread prefetches
         self.row_pointers = ROW_POINTERS.pack()
         prefetch, row_pointers = self.prefetch.ctypes.data, self.row_pointers.ctypes.data
         tables, block_tables = [], []
@@ -82,7 +82,7 @@ class NativeBinding(Binding):
         self._words = np.concatenate(words)
         self.words_address = self._words.ctypes.data
         self._call = partial(_RUN(self.run_address), self.words_address)
-        self._places: dict[str, list[int]] = {}  # in the tables, of the addresses of arrays that were released
+        self._places: dict[str, list[int]] = {}  # positions in the tables of the addresses of released arrays
 
     def run(self) -> None:
         if self.threads > 1:
@@ -108,7 +108,7 @@ class NativeBinding(Binding):
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Have the caller do all parts of what threads share."""
+        """Within the context, the caller alone does all parts of shared work."""
         position = ARGUMENTS.positions["parallel"]
         before = self._words[position]
         self._words[position] = runtime().address("serial")
@@ -118,11 +118,11 @@ class NativeBinding(Binding):
             self._words[position] = before
 
     def stay_alone(self) -> None:
-        """Have the caller do all parts from now on."""
+        """From now on, the caller alone does all parts of shared work."""
         ARGUMENTS.write(self._words, parallel=runtime().address("serial"))
 
     def indexed_source(self, sources: Mapping[str, np.ndarray]) -> str | None:
-        """The name of the input whose samples can be read where they lie in these data sets."""
+        """The name of the input whose samples can be read from these data sets without a copy; None if there is none."""
         name = self.native.signature.indexed
         source = None if name is None else sources.get(name)
         if name is None or source is None or source.dtype != self.arrays[name].dtype:
@@ -132,15 +132,15 @@ class NativeBinding(Binding):
 
     @property
     def late(self) -> tuple[str, ...]:
-        """The inputs that other threads than the first one may still read when this is done with a step."""
+        """The inputs that other threads may still read when the first thread has finished a step."""
         return self.native.signature.read_by_others
 
     def gathers_late(self) -> None:
-        """Have a team meet behind each step."""
+        """Make a team meet after each step."""
         ARGUMENTS.write(self._words, gathers=1)
 
     def slots(self, name: str) -> list[int]:
-        """Where machine code looks up the address of a caller's array: in each table, and among the first thread's sums."""
+        """The places where machine code looks up a caller's array: in each table, and among the first thread's sums."""
         table, sums = self.native.signature.table, self.native.signature.sums
         number = next(number for number, slot in enumerate(table) if slot.given and slot.name == name)
         found = [each + 8 * number for each in self._table_addresses]

@@ -1,8 +1,8 @@
-"""Programs as machine code: that of an equal program before, in this process or on the disk, or else compiled.
+"""Compiled programs: machine code found in this process or on the disk, or else newly compiled.
 
-Programs are known by their fingerprints, so that no assembly is written for one that was compiled before: to write it takes
-longer than to load the machine code. On the disk lie two files: what a program's caller must know with the name of its code,
-and the code itself, which programs of the same assembly share.
+The fingerprint of a program identifies its code. So no assembly is written for a program that was compiled before: writing
+it takes longer than loading the machine code. The disk holds two files for a program: its signature with the name of its
+code, and the code itself, which programs of the same assembly share.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _locks = {"making": RLock()}
 _loading = RLock()
 if hasattr(
     os, "register_at_fork"
-):  # a fork waits until no thread loads modules: the child has no thread that would end the loading
+):  # a fork waits until no thread loads modules: in the child, no thread would finish the loading
     os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
-if hasattr(os, "register_at_fork"):  # another thread may have held it
+if hasattr(os, "register_at_fork"):  # another thread may have held the lock
     os.register_at_fork(after_in_child=lambda: _locks.update(making=RLock()))
 
 
 class CompiledProgram:
-    """A program compiled for a processor. `work` is about how many operations a sample takes."""
+    """A program compiled for a processor. `work` is the approximate number of operations per sample."""
 
     def __init__(self, signature: Signature, code: Code, work: int) -> None:
         self.signature = signature
         self.code = code
         self.work = work
-        self.thread_trials: dict[tuple[int, int], ThreadTrial] = {}  # by the size of a batch and the number of threads
+        self.thread_trials: dict[tuple[int, int], ThreadTrial] = {}  # by batch size and number of threads
         self._plans: dict[tuple[int, int], MemoryPlan] = {}
 
     def memory_plan(self, batch: int, threads: int) -> MemoryPlan:
-        """How its scratch memory is divided; kept for the sizes asked for last, since a run may be short."""
+        """The layout of the scratch memory, kept for recent sizes, since a run may be short."""
         plan = self._plans.get((batch, threads))
         if plan is None:
             if len(self._plans) >= MOST_MEMORY_PLANS:
@@ -56,13 +56,13 @@ class CompiledProgram:
         return plan
 
 
-COMPILED: Recent[CompiledProgram] = Recent(64)  # by program, parts and processor; those in use are held by their users
+COMPILED: Recent[CompiledProgram] = Recent(64)  # by program, parts and processor; users keep alive those in use
 
 
 def compiled_program(program: Program, processor: Processor, parts: int, work: int) -> CompiledProgram:
-    """The program compiled, with products partitioned among so many threads if that is worth it.
+    """The compiled program, with products partitioned among `parts` threads if that is worth it.
 
-    Raises UnsupportedOperationError where it cannot be compiled.
+    Raises UnsupportedOperationError if the program cannot be compiled.
     """
     reason = unsupported(program)
     if reason is not None:
@@ -77,7 +77,7 @@ def compiled_program(program: Program, processor: Processor, parts: int, work: i
 
 
 def _kept(name: str, processor: Processor, work: int) -> CompiledProgram | None:
-    """What the disk has under the name of a program; None where that is not all there."""
+    """The compiled program that the disk has under this name; None if any of it is missing."""
     kept = files.load(name)
     if kept is None:
         return None
@@ -87,9 +87,9 @@ def _kept(name: str, processor: Processor, work: int) -> CompiledProgram | None:
 
 
 def _made(name: str, program: Program, processor: Processor, parts: int, work: int) -> CompiledProgram:
-    """A program compiled, and kept on the disk under this name."""
+    """Compile a program, and keep it on the disk under this name."""
     with _loading:
-        # Some thirty modules write assembly. They are loaded here, since most processes find all their programs on the disk.
+        # Some thirty modules write assembly. They are loaded only here: most processes find all their programs on the disk.
         from chains.backends.native.compiler import Compiler
         from chains.backends.native.plan.passes import plan_of
 
@@ -105,7 +105,7 @@ def _made(name: str, program: Program, processor: Processor, parts: int, work: i
 
 
 def listing_of(program: Program, processor: Processor, parts: int, passes: bool) -> str:
-    """LLVM's assembly as it is written, then the processor's; or, with `passes`, the plan after each of them."""
+    """LLVM's assembly before optimisation, then the processor's assembly; with `passes`, the plan after each pass."""
     from chains.backends.native.compiler import compile_program
     from chains.backends.native.plan.listing import passes_text
 

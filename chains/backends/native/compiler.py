@@ -1,4 +1,4 @@
-"""A plan as LLVM assembly: each work of a segment becomes a function.
+"""From a plan to LLVM assembly: each work of a segment becomes a function.
 
 All functions take a thread's table of addresses and the scratch memory of its tile.
 """
@@ -39,14 +39,14 @@ from chains.program.view import Buffer, View
 
 @dataclass(frozen=True)
 class Compiled:
-    """The assembly of a program, and what a caller must know to run it."""
+    """The assembly of a program, and the signature that a caller needs to run it."""
 
     text: str
     signature: Signature
 
 
 class Compiler:
-    """Writes the functions that a plan asks for."""
+    """Writes the functions of a plan."""
 
     def __init__(self, plan: ExecutionPlan) -> None:
         self.plan = plan
@@ -54,7 +54,7 @@ class Compiler:
         self.outlines = Outlines()
 
     def compiled(self, drive: Callable[[Module, ExecutionPlan], None] = write_driver) -> Compiled:
-        """The assembly of all works, and of what `drive` writes to have them done."""
+        """The assembly of all works, and of the functions of `drive`, which run the works."""
         plan = self.plan
         for number, segment in enumerate(plan.segments):
             self._write_segment(number, segment)
@@ -104,7 +104,7 @@ class Compiler:
     ) -> None:
         """Write a function on these views, with `more` arguments.
 
-        In a tile, `own` are the buffers of sums of which each thread has a block. Elsewhere it is None.
+        For a tile, `own` lists the buffers of sums that each thread has for itself. For other functions it is None.
         """
         plan = self.plan
         numbers = [(I64, each) for each in ("start", "count", "first", *more)]
@@ -121,7 +121,7 @@ class Compiler:
             return f.address(pointer, f.mul(start, buffer.size), element) if buffer.batched else pointer
 
         def base(view: View) -> Value:
-            # Written at the beginning of the function, so that every block may use it.
+            # Bases are written at the beginning of the function, so that every block may use them.
             buffer = view.buffer
             element = Type({4: "float", 8: "double"}[buffer.dtype.itemsize])
             if buffer not in bases:
@@ -169,7 +169,7 @@ class Compiler:
         lower_large(frame, step.fused_product, space, thread, threads)
 
     def _share(self, work: Work, frame: Frame) -> None:
-        """A thread's part of maps of long vectors."""
+        """Write a thread's part of maps of long vectors."""
         f = frame.f
         *_, thread, threads = f.arguments
         begin, end = share(f, work.length, self.plan.lanes, thread, threads)
@@ -178,7 +178,7 @@ class Compiler:
             lower_shared_map(frame, step.operation, begin, f.binary("sub", end, begin))
 
     def _rest(self, runs: Sequence[tuple[int, int]], steps: Sequence[PlanStep], frame: Frame) -> None:
-        """Maps of long vectors on the elements of these runs."""
+        """Write maps of long vectors for the elements of these runs."""
         for begin, stop in runs:
             for step in steps:
                 assert isinstance(step.operation, Map)
@@ -203,7 +203,7 @@ class Compiler:
 
 
 def signature_of(plan: ExecutionPlan) -> Signature:
-    """What a caller must know to run a program of this plan."""
+    """The facts that a caller needs to run a program of this plan."""
     packed = {step.packed.copy.buffer for segment in plan.segments for _, step in segment.packing if step.packed}
 
     def slot(buffer: Buffer) -> Slot:
@@ -225,9 +225,9 @@ def signature_of(plan: ExecutionPlan) -> Signature:
 
 
 def compile_program(program: Program, processor: Processor, parts: int = 1) -> Compiled:
-    """Write the assembly, with products partitioned among so many threads if that is worth it.
+    """Write the assembly of a program, with products partitioned among `parts` threads if that is worth it.
 
-    Raises UnsupportedOperationError, naming it, for an operation that cannot be compiled.
+    Raises UnsupportedOperationError, with the name of the operation, for an operation that cannot be compiled.
     """
     reason = unsupported(program)
     if reason is not None:

@@ -1,9 +1,10 @@
 """The functions that run a compiled program.
 
-`run` calls other threads for shared work. `member` is one thread's share of it all, for the threads of a team (`team.py`).
-Both take the address of a list of words: `ARGUMENTS`, then a `THREAD` for each thread. Each thread adds its own sums; the
-first thread's sums are the results, and the others' are added to them in order. A thread with very many tiles sums up each
-block of them by itself and adds that to its sums, so that errors of rounding hardly grow with the number of tiles.
+`run` calls other threads for shared work. `member` is one thread's share of a whole run, for the threads of a team
+(`team.py`). Both take the address of a list of words: `ARGUMENTS`, then a `THREAD` for each thread. Each thread adds its own
+sums. The first thread's sums are the results: the sums of the other threads are added to them in order. A thread with very
+many tiles sums up blocks of tiles first and then adds the sums of blocks, so that rounding errors hardly grow with the number
+of tiles.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def table_of(f: Function, words: Value, thread: Value | int) -> tuple[Value, Val
 
 
 def share(f: Function, length: int, lanes: int, thread: Value, threads: Value) -> tuple[Value, Value]:
-    """The begin and end of a thread's part of a vector: whole registers, but for the last part."""
+    """The begin and end of a thread's part of a vector: whole registers, except for the last part."""
 
     def bound(part: Value) -> Value:
         blocks = f.binary("sdiv", f.binary("mul", integer(-(-length // lanes)), part), threads)
@@ -39,8 +40,10 @@ def share(f: Function, length: int, lanes: int, thread: Value, threads: Value) -
 
 
 def write_driver(module: Module, plan: ExecutionPlan) -> None:
-    """Add `run`, `member` and what they need to a module that has, for every segment, the functions `prepare` of each
-    packer, `early`, `list`, each `tile` or the `product`, each `once`, and the `rest` of one of them.
+    """Add `run`, `member` and the functions that they call to a module.
+
+    The module has these functions for every segment, where they are needed: `prepare` for each packer, `early`, `list`, each
+    `tile` or the `product`, each `once`, and `rest`, which stands for one `once` where products do a part of it.
     """
     for k, segment in enumerate(plan.segments):
         if segment.product:
@@ -58,19 +61,19 @@ def write_driver(module: Module, plan: ExecutionPlan) -> None:
 
 
 def _do(f: Function, words: Value, name: str, more: str = "") -> None:
-    """Call a function of the whole batch."""
+    """Call a function on the whole batch."""
     table, scratch = table_of(f, words, 0)
     f.line(f"call void @{name}({table}, {scratch}, i64 0, {word(f, words, 'batch')}, i64 1{more})")
 
 
 def _write_run(module: Module, plan: ExecutionPlan) -> None:
-    """``run(words)``: the whole program; threads are called for each part that they share."""
+    """``run(words)``: the whole program. It calls other threads for each piece of shared work."""
     f = Function(module, "run", [(PTR, "words")])
     (words,) = f.arguments
     threads, sharing = word(f, words, "threads"), word(f, words, "sharing")
 
     def share(name: str, parts: Value, then: Callable[[], None] | None = None) -> None:
-        """Call a function of words and a part, for all parts."""
+        """Call a function with `words` and a part, for all parts."""
 
         def together() -> None:
             pool, parallel = word(f, words, "pool"), word(f, words, "parallel")
@@ -112,7 +115,7 @@ def _meet(f: Function, words: Value, thread: Value) -> None:
 
 
 def _write_member(module: Module, plan: ExecutionPlan) -> None:
-    """``member(words, thread)``: the share of one thread of a team. The team meets before and behind it."""
+    """``member(words, thread)``: one thread's share of a run by a team. The team meets before and after it."""
     f = Function(module, "member", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
     first = f.compare("eq", thread, integer(0))
@@ -150,7 +153,7 @@ def _write_member(module: Module, plan: ExecutionPlan) -> None:
 
 
 def _write_partitioned(module: Module, plan: ExecutionPlan) -> None:
-    """`member` where products are partitioned: each thread does the parts that it owns, and the first one all else."""
+    """`member` where products are partitioned: each thread does its parts, and the first thread all other work."""
     f = Function(module, "member", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
     table, scratch = table_of(f, words, thread)
@@ -193,7 +196,7 @@ def _write_partitioned(module: Module, plan: ExecutionPlan) -> None:
 
 
 def _write_share(module: Module, name: str) -> None:
-    """``share_name(words, thread)``: the thread's part of vectors that all threads share."""
+    """``share_name(words, thread)``: one thread's part of vectors that all threads share."""
     f = Function(module, f"share_{name}", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
     _do(f, words, f"once_{name}", f", {thread}, {word(f, words, 'threads')}")
@@ -202,7 +205,7 @@ def _write_share(module: Module, name: str) -> None:
 
 
 def _write_work(module: Module, k: int, segment: Segment, lists: bool) -> None:
-    """``work_k(words, thread)``: the thread's tiles. Each thread packs its own weights before them."""
+    """``work_k(words, thread)``: one thread's tiles. Each thread packs weights for itself before its tiles."""
     f = Function(module, f"work_{k}", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
     batch, tile, threads = (word(f, words, name) for name in ("batch", "tile", "sharing"))
@@ -243,7 +246,7 @@ def _write_work(module: Module, k: int, segment: Segment, lists: bool) -> None:
 
 
 def _write_product(module: Module, k: int) -> None:
-    """``work_k(words, thread)``: the thread's share of a large product."""
+    """``work_k(words, thread)``: one thread's share of a large product."""
     f = Function(module, f"work_{k}", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
     batch, threads = word(f, words, "batch"), word(f, words, "threads")
@@ -254,9 +257,9 @@ def _write_product(module: Module, k: int) -> None:
 
 
 def _write_add(module: Module, k: int, sums: Sequence[SumRun], plan: ExecutionPlan) -> None:
-    """``add_k(table, other, part, parts)``: add the sums of another table to those of a table, in a part of each long vector.
+    """``add_k(table, other, part, parts)``: add the sums of `other` to those of `table`, in a part of each long vector.
 
-    The first part has the short vectors. Of maxima, keep the larger.
+    The first part includes the short vectors. Of two maxima, the larger is kept.
     """
     f = Function(module, f"add_{k}", [(PTR, "table"), (PTR, "other"), (I64, "part"), (I64, "parts")])
     *tables, part, parts = f.arguments
@@ -295,9 +298,9 @@ def _write_add(module: Module, k: int, sums: Sequence[SumRun], plan: ExecutionPl
 
 
 def _write_reduce(module: Module, k: int) -> None:
-    """``reduce_k(words, part, parts)``: add the other threads' sums to those of the first, in a part of each long vector.
+    """``reduce_k(words, part, parts)``: add the other threads' sums to the first thread's, in a part of each long vector.
 
-    ``reduce_part_k(words, part)`` is a thread's part.
+    ``reduce_part_k(words, part)`` does the part of one thread.
     """
     f = Function(module, f"reduce_{k}", [(PTR, "words"), (I64, "part"), (I64, "parts")])
     words, part, parts = f.arguments

@@ -16,8 +16,8 @@ from chains.backends.native.runtime.epoch import GATHER, JOB
 from chains.backends.native.runtime.shared import gatherer, runtime, worker_pool
 from chains.backends.native.runtime.thread_trial import ThreadTrial
 
-# Threads stay together for so many steps; fewer take less time than workers to wake. The first one begins alone where
-# others do not come within so many pauses, some five microseconds.
+# The fewest steps for which threads form a team: fewer steps take less time than the workers need to wake. If the workers do
+# not come within `PATIENCE_PAUSES`, some five microseconds, the first thread begins alone.
 LEAST_TEAM_STEPS = 50
 PATIENCE_PAUSES = 400
 _STEPS = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
@@ -25,7 +25,7 @@ _TOGETHER = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, c
 
 
 def row_shares(source: np.ndarray, count: int) -> list[tuple[int, int, int]]:
-    """The samples of a data set for so many threads to fetch, each a share of every row: address, bytes and lines of a row."""
+    """Shares of every row of a data set for `count` threads to prefetch: address, bytes of a row, and lines of the share."""
     nbytes = source[0].nbytes
     lines = -(-nbytes // CACHE_LINE_BYTES)
     cuts = [lines * k // count for k in range(count + 1)]
@@ -33,7 +33,7 @@ def row_shares(source: np.ndarray, count: int) -> list[tuple[int, int, int]]:
 
 
 class NativeFeed(Feed):
-    """Many steps in one call of machine code: it gathers each batch, runs the step and notes the loss."""
+    """Many steps in one call of machine code: it gathers each batch, runs the step and stores the loss."""
 
     def __init__(self, binding: NativeBinding, sources: Mapping[str, np.ndarray], order: np.ndarray) -> None:
         self._binding = binding
@@ -55,7 +55,7 @@ class NativeFeed(Feed):
         widest = np.zeros((len(binding.prefetch), 3), np.int64)  # the samples to prefetch
         self._widest = max(sources, key=lambda name: sources[name][0].nbytes, default=None)
         if self._widest is not None:
-            fetchers = len(widest) if direct else 1  # all threads read samples by row pointers, the first one gathers
+            fetchers = len(widest) if direct else 1  # with row pointers all threads read samples; otherwise the first gathers
             widest[:fetchers] = row_shares(sources[self._widest], fetchers)
         self._prefetched = dict(zip(("data", "nbytes", "lines"), widest.T, strict=True))
         value, random = binding.arrays["value"], binding.arrays.get("random")
@@ -91,13 +91,13 @@ class NativeFeed(Feed):
         return done + self._timed(trial, first + done, values[done:], trial.together)
 
     def job_alone(self) -> np.ndarray:
-        """The `JOB` of a thread that does all parts by itself, without the words that change from run to run."""
+        """The `JOB` of a thread that does all parts alone, without the words that change from run to run."""
         self._begin()
         JOB.write(self._job, run=self._binding.run_address)
         return self._job
 
     def places(self, name: str) -> list[int]:
-        """Where machine code looks up the address of a data set."""
+        """The places where machine code looks up the address of a data set."""
         places = []
         if name == self._direct:
             places.append(self._binding.row_pointers.ctypes.data + 8 * ROW_POINTERS.positions["data"])
@@ -109,7 +109,7 @@ class NativeFeed(Feed):
         return places
 
     def _begin(self) -> None:
-        """Have samples read and prefetched from these data sets: other feeds may share the binding."""
+        """Set the data sets to read and prefetch: another feed may have used the binding meanwhile."""
         ROW_POINTERS.write(self._binding.row_pointers, data=self._indexed_data)
         PREFETCH.write(self._binding.prefetch, **self._prefetched)
 
@@ -125,7 +125,7 @@ class NativeFeed(Feed):
         order = self._orders + 8 * first * binding.batch
         JOB.write(self._job, order=order, steps=len(values), values=values.ctypes.data)
         if together and binding.stays_together and len(values) >= LEAST_TEAM_STEPS:
-            with binding.alone():  # when the team has parted
+            with binding.alone():  # after the team is disbanded
                 return int(self._team(job, binding.words_address, PATIENCE_PAUSES))
         if together and not binding.split:
             return int(self._steps(job))

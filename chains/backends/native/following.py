@@ -1,7 +1,7 @@
 """Bindings, feeds and functions for Python that follow the number of threads.
 
-Machine code works on memory that is divided among a number of threads. Where that number has changed, a program is bound anew
-to the same arrays before its next run. Whoever holds a binding, a feed or a function need not know.
+Machine code works on memory that is divided among a number of threads. If that number has changed, a program is bound anew
+to the same arrays before its next run. Users of a binding, a feed or a function need not care.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from chains.backends.native.runtime.shared import worker_pool
 from chains.program.program import Program
 from chains.threads import follow, get_num_threads, known_num_threads
 
-KEPT_NUMBERS = 2  # of threads, for which a binding keeps memory
+KEPT_NUMBERS = 2  # numbers of threads for which a binding keeps memory
 
 
 class FollowingBinding(Binding):
-    """A program bound for the numbers of threads that there have been; `compiled` gives its code for a number.
+    """A program bound for recent numbers of threads; `compiled` returns its code for a number of threads.
 
-    `scratch` is used where it is as large as the present number needs.
+    `scratch` is used if it is large enough for the present number of threads.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class FollowingBinding(Binding):
         self._compiled = compiled
         number = get_num_threads()
         if scratch is not None and self._nbytes(1) <= scratch.nbytes < self._nbytes(number):
-            scratch = None  # the number was another one when the caller asked how much is needed
+            scratch = None  # the number of threads has changed since the caller asked for the size
         first = NativeBinding(program, compiled(number), batch, arrays, number, scratch)
         self.arrays, self.work = first.arrays, first.work
         self._by_number = {number: first}
@@ -51,12 +51,12 @@ class FollowingBinding(Binding):
         return self._compiled(number).memory_plan(self.batch, number).nbytes
 
     def present(self) -> NativeBinding:
-        """The binding for the present number."""
+        """The binding for the present number of threads."""
         number = get_num_threads()
         return self._by_number.get(number) or self._bind(number)
 
     def _bind(self, number: int) -> NativeBinding:
-        """Bind the program for a number, unless it is bound for one that divides the memory alike."""
+        """Bind the program for a number of threads, or reuse a binding with the same division of memory."""
         native = self._compiled(number)
         layout = native.memory_plan(self.batch, number).layout
         others = [(other, bound) for other, bound in self._by_number.items() if other != number]
@@ -72,12 +72,12 @@ class FollowingBinding(Binding):
         return self.present().release(names)
 
     def run_at(self, arrays: Arrays) -> bool:
-        bound = self._by_number.get(get_num_threads())  # another number asks for another binding, to arrays that are there
+        bound = self._by_number.get(get_num_threads())  # a new binding would need the released arrays
         return bound is not None and bound.run_at(arrays)
 
 
 class FollowingFeed(Feed):
-    """A feed of the binding for the present number; `make` makes one."""
+    """A feed of the binding for the present number of threads; `make` makes the feed of a binding."""
 
     def __init__(self, binding: FollowingBinding, make: Callable[[NativeBinding], Feed]) -> None:
         self._binding, self._make = binding, make
@@ -92,7 +92,7 @@ class FollowingFeed(Feed):
 
 
 def following_function(binding: FollowingBinding, ins: Sequence[str], outs: Sequence[str]) -> Callable[..., Any] | None:
-    """As `python_function`, of the binding for the present number."""
+    """As `python_function`, always for the present number of threads."""
     bound = binding.present()
     worker_pool().ensure(bound.threads)
     function = python_function(bound, ins, outs)
@@ -100,12 +100,12 @@ def following_function(binding: FollowingBinding, ins: Sequence[str], outs: Sequ
         follower = _Follower(binding, bound, function, ins, outs)
         with _lock["functions"]:
             _followers.add(follower)
-            follower.update()  # the number may have changed meanwhile
+            follower.update()  # the number of threads may have changed meanwhile
     return function
 
 
 class _Follower:
-    """Keeps a function up to date; it lives as long as that."""
+    """Keeps a function up to date, and lives as long as the function."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _Follower:
         words = self._words()
         if words is None:
             return
-        if known_num_threads() is None:  # in a forked process: the next call goes the long way, which asks for the number
+        if known_num_threads() is None:  # in a forked process: the slow path of the next call asks for the number
             if self._bound is not None and self._bound.threads > 1:
                 self._bound = None
                 decline_all(words)
@@ -150,7 +150,7 @@ def _update_all() -> None:
 
 
 def _after_fork() -> None:
-    _lock.update(functions=threading.RLock())  # another thread may have held it
+    _lock.update(functions=threading.RLock())  # another thread may have held the lock
     if known_num_threads() is None:
         _update_all()
 

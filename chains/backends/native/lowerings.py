@@ -1,4 +1,4 @@
-"""Which kernel writes each operation."""
+"""Lowerings: the kernel that writes each operation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Lowering = Callable[[Frame, PlanStep, ExecutionPlan], None]
 
 
 def lower(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
-    """Write a step of a plan."""
+    """Write the code of a step."""
     LOWERINGS[type(step.operation)](frame, step, plan)
 
 
@@ -68,7 +68,7 @@ def _batch_matmul(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
 
 
 def _workspace(frame: Frame, plan: ExecutionPlan) -> Value:
-    """The memory of kernels, beside the buffers of a tile."""
+    """The address of the kernels' workspace, which follows the buffers of a tile."""
     return frame.f.address(frame.f.arguments[1], integer(plan.workspace_offset), Type("i8"))
 
 
@@ -99,12 +99,12 @@ def _update_rows(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
 
 
 def _of_operation(lowering: Callable[[Frame, Any], None]) -> Lowering:
-    """A kernel that needs the operation alone."""
+    """The lowering by a kernel that needs only the operation."""
     return lambda frame, step, plan: lowering(frame, step.operation)
 
 
 def _in_either_layout(lowering: Callable[[Frame, Any], None]) -> Lowering:
-    """A kernel that needs the operation alone, for samples in rows; one for samples in lanes is made of it."""
+    """The lowering by a kernel that needs only the operation, for samples in rows; samples in lanes go to `lower_laned`."""
 
     def write(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
         laned = any(view.buffer in plan.laned for view in step.operation.views)

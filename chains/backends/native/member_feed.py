@@ -1,4 +1,4 @@
-"""Training steps of the members of an ensemble, shared out among threads: each thread does a member's run of steps alone."""
+"""Training steps of the members of an ensemble, divided among threads: one thread does a member's whole run of steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_vo
 class NativeMemberFeed(MemberFeed):
     """One compiled program for all members. `bind` binds it to arrays, for the present number of threads.
 
-    A thread does all parts of a step by itself, so that the bits are those of a network that is trained alone.
+    A thread does all parts of a step alone, so that the results are the same, to the bit, as for a network trained alone.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class NativeMemberFeed(MemberFeed):
         self._arrays, self._sources, self._orders = arrays, sources, orders
         self._own = {*own} & {*arrays, *sources}
         self._updated = updated(program, self._own)
-        self._number = 0  # of threads that the lanes are for
+        self._number = 0  # number of threads, each with a lane
         self._lanes: list[_Lane] = []
         self._words = np.empty((0, LANE.size), np.int64)
         self._run = _PARALLEL(runtime().address("parallel"))
@@ -62,7 +62,7 @@ class NativeMemberFeed(MemberFeed):
 
 
 class _Lane:
-    """A thread's own binding, and where the rows of a member go in it."""
+    """A thread's own binding, and the places in it for the rows of a member."""
 
     def __init__(self, feed: NativeMemberFeed, arrays: Arrays, sources: Arrays, orders: np.ndarray) -> None:
         rows_of = {name: rows for name, rows in arrays.items() if name in feed._own}
@@ -91,7 +91,7 @@ class _Lane:
         )
 
     def prepare(self, first: int, values: np.ndarray) -> None:
-        """Get ready for a run of steps."""
+        """Set the words of a run of steps."""
         order, orders = self._orders.ctypes.data + 8 * first * self._batch, self._orders
         PLACE.write(self._places[0], first=order, stride=orders.strides[0] if len(orders) > 1 else 0)
         PLACE.write(self._places[1], first=values.ctypes.data, stride=values.strides[0])
@@ -99,12 +99,12 @@ class _Lane:
 
 
 def _copied(row: np.ndarray) -> np.ndarray:
-    """A copy that begins with a cache line."""
+    """A copy that begins at a cache line."""
     copy = aligned(row.nbytes).view(row.dtype).reshape(row.shape)
     copy[...] = row
     return copy
 
 
 def _at(word: int) -> int:
-    """What stands at an address."""
+    """The word at an address."""
     return ctypes.c_int64.from_address(word).value

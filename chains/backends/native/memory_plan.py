@@ -1,4 +1,4 @@
-"""How the scratch memory of a compiled program is divided, and how many threads use it."""
+"""The layout of a compiled program's scratch memory, and the number of threads that use it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from chains.backends.native.signature import Signature
 
 # Below this many operations a second thread costs more than it saves (a hand-over takes about a microsecond).
 LEAST_THREAD_OPERATIONS = 400_000
-LEAST_BLOCK_TILES = 128  # tiles of a thread up to which their sums are added one after another
+LEAST_BLOCK_TILES = 128  # a thread with no more tiles adds the sums of its tiles one after another
 ROW_BLOCK = 12  # rows that kernels take at once
-LEAST_EVEN_SAMPLES = 8  # of a thread: with so many, its share is at most `MOST_UNEVENNESS` times an even one
+LEAST_EVEN_SAMPLES = 8  # per thread: from here on, no share is more than `MOST_UNEVENNESS` times an even share
 MOST_UNEVENNESS = 1.02
 
 
 class MemoryPlan:
-    """Offsets in one block at a batch size: the slots that are no part of tiles, then each thread's packed weights, tile, list
-    of rows, own sums and, where it has several blocks of tiles, the sums of a block. No two threads write to one cache line.
-    `work` is about how many operations a sample takes.
+    """The offsets of all scratch memory in one block, for a batch size.
+
+    First come the slots outside of tiles. For the threads follow packed weights, tiles, lists of rows, their own sums and, if
+    a thread has several blocks of tiles, sums of a block. No two threads write to one cache line. `work` is the approximate
+    number of operations per sample.
     """
 
     def __init__(self, signature: Signature, batch: int, threads: int, work: int) -> None:
@@ -56,7 +58,7 @@ class MemoryPlan:
 
 
 def _tile(signature: Signature, batch: int, threads: int) -> int:
-    """The samples of a tile: whole blocks of rows, unless a thread would get much more than an even share of the batch."""
+    """The samples of a tile: whole blocks of rows, unless one thread would then get much more than an even share."""
     if threads == 1 or signature.one_size:
         return signature.tile
     share = -(-batch // threads)

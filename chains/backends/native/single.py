@@ -1,4 +1,4 @@
-"""A program on single samples, without an axis of the batch, by the thread that calls it."""
+"""A program on single samples without a batch axis, run by the calling thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chains.backends.native.runtime.fastcall import python_function
 
 
 class NativeSingle(Single):
-    """A binding of one sample, as a function of Python and as functions of C."""
+    """A binding of one sample, as a Python function and as C functions."""
 
     def __init__(self, binding: NativeBinding, ins: Sequence[str], outs: Sequence[str]) -> None:
         self._binding = binding

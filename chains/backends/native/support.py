@@ -1,4 +1,4 @@
-"""Which operations machine code can be written for: the limits of the lowerings, so that these need not look for themselves."""
+"""The limits of the lowerings: the operations that the native backend supports. Lowerings themselves need not check them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from chains.program.view import Batch, View
 
 IMAGES = (Convolve, ConvolveInput, ConvolveWeight, Pool)
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
-INDICES = {np.dtype(np.int32): "i32", np.dtype(np.int64): "i64"}  # what rows are numbered by, with LLVM's types
+INDICES = {np.dtype(np.int32): "i32", np.dtype(np.int64): "i64"}  # types of row numbers, with LLVM's names
 
 
-_reasons: WeakKeyDictionary[Program, str | None] = WeakKeyDictionary()  # since networks of one structure share programs
+_reasons: WeakKeyDictionary[Program, str | None] = WeakKeyDictionary()  # kept, since networks of one structure share programs
 
 
 def unsupported(program: Program) -> str | None:
-    """Why there is no machine code for a program, in a sentence; None where there is."""
+    """The reason why a program is not supported, in a sentence; None if it is supported."""
     if program not in _reasons:
         _reasons[program] = _reason(program)
     return _reasons[program]
@@ -55,13 +55,13 @@ def _reason(program: Program) -> str | None:
 
 
 def _why(operation: Operation) -> str | None:
-    """Why there is no machine code for an operation; empty where there is none for any of its kind."""
+    """The reason why an operation is not supported; None if it is supported, empty if none of its kind is."""
     limit = LIMITS.get(type(operation))
     return "" if limit is None else limit(operation)
 
 
 def _loop(operation: Operation) -> str | None:
-    """A loop over samples goes through tiles of them, so that each step must be on samples and on one sample at a time."""
+    """A loop over samples runs tile by tile, so each step must be on samples, and on one sample at a time."""
     assert isinstance(operation, Loop)
     for each in operation.body:
         if isinstance(each, IMAGES):
@@ -142,7 +142,7 @@ def _update_rows(operation: Operation) -> str | None:
     return _rows(table, operation.index, table)
 
 
-# Why there is no code for an operation of each kind; None where there is.
+# For each supported kind of operation, a function that returns why one is not supported, or None.
 LIMITS: dict[type[Operation], Callable[[Operation], str | None]] = {
     MatMul: _matmul,
     BatchMatMul: _one_type,

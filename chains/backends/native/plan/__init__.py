@@ -1,1 +1,1 @@
-"""The plan of a program: what runs where and in which order, decided before any assembly is written."""
+"""The plan of a program: threads, order and memory, decided before any assembly is written."""

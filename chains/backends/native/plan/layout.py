@@ -1,13 +1,13 @@
-"""Where the samples of a tile lie: each in one piece, or interleaved, a vector of samples for each element.
+"""The layout of the samples in a tile: one sample after another, or interleaved, a vector of samples for each element.
 
-Dense layers read the first, so that the vectors run along a sample's features; images the second, so that they run
-along the samples and no width, stride or padding leaves a lane idle. Interleaved buffers are `laned`; their views
-carry the strides to show it: 1 along the samples, a multiple of the lanes along everything else. Operations on
-images make their operands laned, and elementwise operations keep the layout of their operands. Where an operation reads
-the other layout of a buffer, a `Relayout` makes it.
+Dense layers read the first layout: vectors run along the features of a sample. Operations on images read the second: vectors
+run along the samples, so that no width, stride or padding leaves a lane idle. Interleaved buffers are `laned`. The strides of
+their views show it: 1 along the samples, a multiple of the lanes along every other axis. Operations on images make their
+operands laned; elementwise operations keep the layout of their operands. If an operation reads the other layout of a buffer,
+a `Relayout` makes that layout.
 
-Channels whose length in bytes is a multiple of a page would all fall into the same few sets of the caches; a vector is left
-free behind each of them, unless an operation reads the image as a flat array.
+Channels whose length in bytes is a multiple of a page would all fall into the same few sets of the caches. So one vector is
+left free after each channel, unless an operation reads the image as a flat array.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ def arrange_layout(plan: ExecutionPlan) -> ExecutionPlan:
 
 
 class _Arrangement:
-    """Operations being rewritten. A buffer of the program may have its contents in rows, in lanes, or both."""
+    """The operations under rewriting. A buffer of the program may have its contents in rows, in lanes, or both."""
 
     def __init__(self, operations: Sequence[Operation], lanes: int) -> None:
         self.lanes = lanes
         self.operations: list[Operation] = []
-        self.laned: dict[Buffer, Buffer] = {}  # where a buffer lies when it is laned
+        self.laned: dict[Buffer, Buffer] = {}  # the laned form of each buffer
         self._views: dict[Buffer, list[View]] = {}
         for operation in operations:
             for view in operation.views:
                 self._views.setdefault(view.buffer, []).append(view)
         self._images = {v.buffer for o in operations if isinstance(o, IMAGES) for v in o.views if v.batched}
-        self._valid: dict[Buffer, set[bool]] = {}  # the layouts, laned or not, that hold the contents
+        self._valid: dict[Buffer, set[bool]] = {}  # the layouts (laned or not) that hold the present contents
 
     def add(self, operation: Operation) -> None:
         if not any(view.batched for view in operation.views):
@@ -74,7 +74,7 @@ class _Arrangement:
             if view.batched and (operation.accumulates or not _is_whole(view)) and view.buffer in self._valid:
                 self._provide(view.buffer, wanted)
         outs = tuple(self._placed(view, wanted) for view in operation.outs)
-        repeated = isinstance(operation, Loop)  # its views are where they were
+        repeated = isinstance(operation, Loop)  # a loop keeps its views
         self.operations.append(operation if repeated else replace(operation, outs=outs, ins=ins))
         for buffer in dict.fromkeys(view.buffer for view in operation.outs if view.batched):
             self._valid[buffer] = {wanted}
@@ -106,7 +106,7 @@ class _Arrangement:
         return self._placed(view, wanted)
 
     def _provide(self, buffer: Buffer, laned: bool) -> None:
-        """Have the buffer's contents in this layout."""
+        """Make sure that the buffer's contents exist in this layout."""
         valid = self._valid[buffer]
         if laned in valid:
             return
@@ -118,7 +118,7 @@ class _Arrangement:
         valid.add(laned)
 
     def _placed(self, view: View, laned: bool) -> View:
-        """The view where its buffer lies in this layout."""
+        """The view on its buffer in this layout."""
         if not (laned and view.batched):
             return view
         strides, offset = list(view.strides), view.offset
@@ -144,7 +144,7 @@ class _Arrangement:
         return int(buffer.shape[1]) if len(buffer.shape) == 4 else 1  # type: ignore[arg-type]
 
     def _has_room(self, buffer: Buffer) -> bool:
-        """Whether a vector is left free behind each channel."""
+        """Whether a vector is left free after each channel."""
         if len(buffer.shape) != 4:
             return False
         channel = buffer.size // self._channels(buffer)

@@ -1,4 +1,4 @@
-"""Plans as text: what each pass made of a program, for people to read."""
+"""Plans as text: the result of each pass, for people to read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chains.program.view import Buffer, View, shape_text
 
 
 def passes_text(program: Program, processor: Processor, parts: int = 1) -> str:
-    """The plan after every pass, under the name of the pass: what is new is marked with +, what has gone with -."""
+    """The plan after every pass, under the name of the pass. New lines are marked with +, removed lines with -."""
     texts = [str(program)]
     last = ExecutionPlan.of(program, processor, parts)
     before = lines_of(last)
@@ -30,7 +30,7 @@ def passes_text(program: Program, processor: Processor, parts: int = 1) -> str:
 
 
 def marked(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
-    """The lines of two texts: those of both, of the first (-) and of the second (+)."""
+    """The lines of two texts: common lines, lines of the first alone (-) and lines of the second alone (+)."""
     for _, begin, end, start, stop in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         common = before[begin:end] == after[start:stop]
         yield from () if common else (f"- {line}" for line in before[begin:end])
@@ -38,7 +38,7 @@ def marked(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
 
 
 def lines_of(plan: ExecutionPlan) -> list[str]:
-    """A plan in lines: its steps or segments, then the buffers that they use."""
+    """The lines of a plan: its steps or segments, then the buffers that they use."""
     processor, parts = plan.processor, plan.parts
     lines = [f"for {processor.kind}: {plan.lanes} numbers in a vector, {processor.registers} registers"]
     lines += [f"products in parts for up to {parts} threads"] if parts > 1 else []
@@ -105,7 +105,7 @@ def _place(view: View) -> str:
 
 
 def _buffers(plan: ExecutionPlan) -> list[Buffer]:
-    """Those of the program, in the order of their first use, then packed weights."""
+    """The buffers of the program in the order of their first use, then packed weights."""
     used = [view.buffer for step in plan.steps for view in step.operation.views]
     steps = (step for segment in plan.segments for step in segment.tiled_steps)
     packed = [step.packed.copy.buffer for outer in steps for step in outer.all if step.packed]

@@ -1,7 +1,8 @@
-"""Which steps are alike, so that their code is written once, as a function that takes the addresses of their operands.
+"""Outlining: the code of steps that are alike is written once, as a function of the addresses of their operands.
 
-Layers of one size have such steps, and so has an unrolled recurrence: neither the code nor the time to compile it grows with
-their number. Images, layouts and random numbers are not looked at: their kernels are functions of their own anyway, or rare.
+Layers of one size have such steps, and so has an unrolled recurrence. Neither the code nor the time to compile it grows with
+the number of these steps. Operations on images, relayouts and random numbers are left out: their kernels are separate
+functions anyway, or rare.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from chains.program.operations import Copy, Fill, Gather, Map, MatMul, Reduce, S
 from chains.program.view import Buffer
 
 OUTLINED = (MatMul, Map, Reduce, Copy, Fill, Gather, ScatterAdd)
-LEAST_ALIKE = 3  # steps whose code is written once: a call takes some nanoseconds, compiling a product milliseconds
+LEAST_ALIKE = 3  # fewest steps that share code: a call takes some nanoseconds, compiling a product milliseconds
 
 
 def outline_alike(plan: ExecutionPlan) -> ExecutionPlan:
-    """Say of each step, and of each copy of weights, what it has in common with others that are alike, if there are enough."""
+    """Mark the steps, and the copies of weights, that share code with enough others: set their likenesses."""
 
     def known(buffer: Buffer) -> Hashable:
         return buffer in plan.laned, buffer is plan.indexed

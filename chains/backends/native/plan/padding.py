@@ -1,7 +1,7 @@
 """Rows of tiles padded to whole vectors.
 
-A row that ends within a vector is stored with a mask. The next row begins within the same vector, and the processor makes
-its loads wait for the masked store nearby.
+A row that ends within a vector is stored with a mask. The next row begins within the same vector, so the processor delays
+its loads until the masked store nearby is done.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.program.operations import Copy, Fill, Map, MatMul, Reduce, all_operations
 from chains.program.view import Batch, Buffer, View
 
-LEAST_SHARE = 0.5  # of a padded row that is in use: with less, it has more vectors than are worth it
+LEAST_SHARE = 0.5  # least part of a padded row that is in use: with less, the additional vectors cost more than they save
 
 
 def pad_rows(plan: ExecutionPlan) -> ExecutionPlan:
-    """Pad the rows of scratch buffers that all operations take row by row."""
+    """Pad the rows of scratch buffers, if all operations on a buffer go row by row."""
     if plan.laned:
         return plan
     by_rows: dict[Buffer, bool] = {}
@@ -45,5 +45,5 @@ def pad_rows(plan: ExecutionPlan) -> ExecutionPlan:
 
 
 def _is_rows(view: View) -> bool:
-    """Whether a view is columns of a matrix with a row a sample."""
+    """Whether a view is some columns of a matrix with one row per sample."""
     return view.buffer.shape == (Batch(), view.buffer.size) and view.ndim == 2 and view.shape.count(Batch()) == 1

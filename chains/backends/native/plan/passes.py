@@ -45,9 +45,9 @@ def name_of(function: Pass) -> str:
 def plan_of(
     program: Program, processor: Processor, parts: int = 1, watch: Callable[[str, ExecutionPlan], None] | None = None
 ) -> ExecutionPlan:
-    """The plan of a program, with products partitioned among so many threads if that is worth it.
+    """The plan of a program, with products partitioned among `parts` threads if that is worth it.
 
-    `watch` is called with the name of each pass and what it made. Raises UnsupportedOperationError for a product that no
+    `watch` is called with the name of each pass and the plan after it. Raises UnsupportedOperationError for a product that no
     kernel can do.
     """
     plan = ExecutionPlan.of(program, processor, parts)

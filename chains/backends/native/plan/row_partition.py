@@ -1,8 +1,8 @@
 """Products of few samples partitioned among the threads of a team.
 
-Where a batch is one tile, threads can share the products only. These are cut along the rows of their weights: each thread
-keeps its rows in its own cache, from the product to the gradient and the optimiser's step. Where a product sums along these
-rows, each thread has a sum of its own, and the first thread adds them up in order.
+If a batch is one tile, the threads can share only the products. A product is cut along the rows of its weights: each thread
+keeps its rows in its own cache, from the product to the gradient and the optimiser's step. If a product sums along these
+rows, each thread has a separate sum, and the first thread adds the sums up in order.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from chains.program.alias import conflict
 from chains.program.operations import Map, MatMul
 from chains.program.view import Buffer, View
 
-LEAST_WEIGHT_ELEMENTS = 1 << 13  # of a product that is partitioned: so many multiply-adds a sample
-FIRST_SHARE = 0.95  # of an even share, for the first thread, which has other things to do
+LEAST_WEIGHT_ELEMENTS = 1 << 13  # of a partitioned product; also its multiply-adds per sample
+FIRST_SHARE = 0.95  # of an even share, for the first thread: it has other work too
 
 
 def partition_rows(plan: ExecutionPlan) -> ExecutionPlan:
-    """Cut products into parts, at most one for each of `plan.parts` threads, with the threads as their owners.
+    """Cut products into parts, at most one for each of `plan.parts` threads; each thread owns its part.
 
-    Only where the operations change a state: what is run once does not wait for a team.
+    Only programs that change a state are partitioned: a single run does not wait for a team.
     """
     operations = [step.operation for step in plan.steps]
     trains = any(view.buffer.role == "state" for operation in operations for view in operation.outs)
@@ -44,7 +44,7 @@ def partition_rows(plan: ExecutionPlan) -> ExecutionPlan:
 
 
 def _postponed(steps: Sequence[PlanStep]) -> tuple[PlanStep, ...]:
-    """The steps, those that the parts of a product do not need moved behind the parts: other threads wait for these."""
+    """The steps in a new order: steps that the parts of a product do not need come after them, since other threads wait."""
     result: list[PlanStep] = []
     pending: list[PlanStep] = []  # steps of the first thread since the last part
     for owned, group in groupby(steps, lambda step: step.owner is not None):
@@ -62,7 +62,7 @@ def _postponed(steps: Sequence[PlanStep]) -> tuple[PlanStep, ...]:
 
 
 def _parts(step: PlanStep, plan: ExecutionPlan) -> list[PlanStep]:
-    """The parts of a product, as many as are worth it; none for another operation."""
+    """The parts of a product, as many as are worth it; none for other operations."""
     product = step.operation
     if not isinstance(product, MatMul):
         return []
@@ -70,7 +70,7 @@ def _parts(step: PlanStep, plan: ExecutionPlan) -> list[PlanStep]:
     weights = b if out.batched else out
     if weights.batched or weights.ndim != 2 or weights.sample_size < LEAST_WEIGHT_ELEMENTS:
         return []
-    axis = 0 if weights.strides[0] >= weights.strides[1] else 1  # along which the rows of the weights lie
+    axis = 0 if weights.strides[0] >= weights.strides[1] else 1  # the axis that numbers the rows of the weights
     length, lanes = int(weights.shape[axis]), plan.lanes  # type: ignore[arg-type]
     counts = (count for count in range(plan.parts, 1, -1) if _bounds(length, count, lanes)[1] >= 2 * lanes)
     if (count := next(counts, None)) is None:
@@ -99,13 +99,13 @@ def _bounds(length: int, parts: int, lanes: int) -> list[int]:
 
 
 def _own_sum(out: View, thread: int) -> View:
-    """A place of a thread's own for what it adds to `out`."""
+    """A separate sum for a thread, in place of `out`."""
     name = f"{out} of thread {thread}"
     return replace(out, buffer=Buffer(name, "scratch", out.dtype, out.buffer.shape), name=name)
 
 
 def _sum(parts: Sequence[PlanStep]) -> PlanStep:
-    """The sum of what the threads have, done by the first."""
+    """The step of the first thread that adds up the sums of all threads."""
     views = tuple(part.operation.outs[0] for part in parts)
 
     def total(*numbers: Any) -> Any:

@@ -1,7 +1,7 @@
-"""A program cut into segments: operations on samples, which may run tile by tile, then operations on none.
+"""A program cut into segments: operations on samples, which may run tile by tile, then operations without samples.
 
-Within a segment the first kind runs before the second. Products take along the maps that follow on their results. A
-large product is a segment of its own, which sees the whole batch.
+Within a segment, operations on samples run before the others. The maps that follow a product are joined to it. A large
+product has a segment for itself, which sees the whole batch.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from chains.program.alias import conflict, meet, same
 from chains.program.operations import Convolve, ConvolveInput, Loop, Map, MatMul, Operation
 from chains.program.view import Buffer, View
 
-MOST_FUNCTION_STEPS = 16  # of a function, at most: what it takes to compile grows faster than its length
-LEAST_SHARED_ELEMENTS = 1 << 14  # of vectors, from which on threads are called to share what is done to them
-LEAST_TEAM_ELEMENTS = 1 << 8  # from which on the threads of a team share it
+MOST_FUNCTION_STEPS = 16  # in one function: the time to compile a function grows faster than its length
+LEAST_SHARED_ELEMENTS = 1 << 14  # of vectors whose operations are worth calling other threads
+LEAST_TEAM_ELEMENTS = 1 << 8  # of vectors whose operations the threads of a team share
 
 
 @dataclass
 class _Draft:
-    """A segment being filled, with what `needs_results` asks for."""
+    """A segment under construction, with the lists that `needs_results` takes."""
 
     tiled: list[PlanStep] = field(default_factory=list)
     product: PlanStep | None = None
@@ -37,7 +37,7 @@ class _Draft:
         """Add a step on samples."""
         step = replace(step, continued=_continues(self.sums, step.operation))
         self.tiled.append(step)
-        if step.operation.sums_over_batch and not step.continued:  # which adds to one of these sums
+        if step.operation.sums_over_batch and not step.continued:  # a continued step adds to a known sum
             self.sums.append(step.operation)
 
     def finished(self) -> Segment:
@@ -47,7 +47,7 @@ class _Draft:
 
 
 def cut_into_segments(plan: ExecutionPlan) -> ExecutionPlan:
-    """As few segments as the order of the operations allows."""
+    """Cut the program into as few segments as the order of its operations allows."""
     drafts = [_Draft()]
     for step in plan.steps:
         step = with_body(step, plan.lanes)
@@ -75,7 +75,7 @@ def cut_into_segments(plan: ExecutionPlan) -> ExecutionPlan:
 
 
 def with_body(step: PlanStep, lanes: int) -> PlanStep:
-    """A loop with the steps of its body, maps joined to the product before them; any other step as it is."""
+    """A loop with the steps of its body, where maps are joined to the product before them; any other step as it is."""
     body: list[PlanStep] = []
     for operation in step.operation.body if isinstance(step.operation, Loop) else ():
         inner = with_body(PlanStep(operation, origins=step.origins), lanes)
@@ -87,7 +87,7 @@ def with_body(step: PlanStep, lanes: int) -> PlanStep:
 
 
 def _fused(product: PlanStep, step: PlanStep, lanes: int) -> PlanStep | None:
-    """The product with a map done to its results while these are in registers; None where that cannot be."""
+    """The product with a map that is applied to its results in registers; None if that is impossible."""
     candidate, operation = step.operation, product.operation
     if not isinstance(candidate, Map) or product.owner is not None or product.update:
         return None
@@ -106,7 +106,7 @@ def _joins(sums: Sequence[Operation], operation: Operation) -> bool:
 
 
 def _continues(sums: Sequence[Operation], operation: Operation) -> bool:
-    """Whether an operation adds to a sum over the samples that one of these has begun: in each tile, behind that one."""
+    """Whether an operation adds to a sum over the samples that one of these has begun. It runs after that one in each tile."""
     if not operation.accumulates or operation.over_batch != "sum":
         return False
     (out,) = operation.outs
@@ -115,14 +115,14 @@ def _continues(sums: Sequence[Operation], operation: Operation) -> bool:
 
 
 def _covers(a: View, b: View) -> bool:
-    """Whether a view without samples has all elements of another one."""
+    """Whether view `a` has all elements of view `b`; both without samples."""
     return a == b or all(any(start <= first and last <= stop for start, stop in a.runs) for first, last in b.runs)
 
 
 def divided(done_once: Sequence[PlanStep], others: Sequence[Operation]) -> tuple[tuple[PlanStep, ...], tuple[PlanStep, ...]]:
-    """The steps done once that do not depend on the `others`, which come before these, and those that come behind them.
+    """The early steps done once, which do not depend on the earlier `others`, and the late steps, which run after these.
 
-    What threads share is never early.
+    Steps that threads share are never early.
     """
     late, early, once = list(others), [], []
     for step in done_once:
@@ -135,7 +135,7 @@ def divided(done_once: Sequence[PlanStep], others: Sequence[Operation]) -> tuple
 
 
 def works_of(once: Sequence[PlanStep]) -> tuple[Work, ...]:
-    """The steps done once, in order, as works: one thread does a work, or all threads share its vectors of one length."""
+    """The steps done once, in order, grouped into works. One thread does a work, or all share its vectors of one length."""
     works: list[Work] = []
     for step in once:
         length = _shared_length(step.operation)
@@ -147,7 +147,7 @@ def works_of(once: Sequence[PlanStep]) -> tuple[Work, ...]:
 
 
 def _functions(tiled: Sequence[PlanStep]) -> tuple[Work, ...]:
-    """Steps on a tile in functions: those of one thread, and not too many of them."""
+    """Steps on a tile, grouped into functions: each has steps of one thread, and not too many."""
     groups = [(owner, tuple(steps)) for owner, steps in groupby(tiled, lambda step: step.owner)]
     return tuple(
         Work(steps[start : start + MOST_FUNCTION_STEPS], owner or 0)
@@ -157,7 +157,7 @@ def _functions(tiled: Sequence[PlanStep]) -> tuple[Work, ...]:
 
 
 def _shared_length(operation: Operation) -> int:
-    """The length of the long vectors that a map is made of; 0 for operations that are not worth sharing."""
+    """The length of the long vectors of a map; 0 for operations that are not worth sharing."""
     length = max(view.sample_size for view in operation.views)
     if not isinstance(operation, Map) or length < LEAST_TEAM_ELEMENTS:
         return 0
@@ -168,13 +168,13 @@ def _shared_length(operation: Operation) -> int:
 
 
 def side_by_side(steps: Sequence[PlanStep], step: PlanStep) -> bool:
-    """Whether element k of `step` depends on no other element of `steps` than k."""
+    """Whether element k of `step` depends only on elements k of `steps`."""
     before = [view for other in steps for view in other.operation.views]
     return all(same(a, b) or not meet(a, b) for a in step.operation.views for b in before)
 
 
 def _crossing(segments: Sequence[Segment]) -> frozenset[Buffer]:
-    """The batched scratch buffers that must hold the whole batch: those of large products and of more than one segment."""
+    """The batched scratch buffers that must hold the whole batch: large products or several segments use them."""
     seen: dict[Buffer, int] = {}
     across: set[Buffer] = set()
     for number, segment in enumerate(segments):

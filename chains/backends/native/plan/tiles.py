@@ -14,12 +14,12 @@ from chains.program.scratch import Lifetime, plan_scratch
 from chains.program.view import Batch, Buffer
 
 TILE_BYTES = 16 << 10  # scratch of a tile: half of a first-level cache
-TILE_ROWS = 48  # tiles are multiples of this, which the kernels' blocks of rows divide; those with images are one vector
+TILE_ROWS = 48  # tiles are multiples of this; the kernels' blocks of rows divide it. Tiles with images are one vector
 MOST_TILE_SAMPLES = 1024
 
 
 def list_buffers(plan: ExecutionPlan) -> ExecutionPlan:
-    """Number the buffers of the table of addresses: the caller's, scratch memory that is no part of a tile, packed weights."""
+    """List the buffers of the table of addresses: the caller's, scratch memory outside of tiles, and packed weights."""
     buffers = dict.fromkeys(plan.program.buffers.values())
     views = [view for step in plan.steps for view in step.operation.views]
     buffers |= dict.fromkeys(view.buffer for view in views if not is_of_tile(view.buffer, plan))
@@ -35,7 +35,7 @@ def is_of_tile(buffer: Buffer, plan: ExecutionPlan) -> bool:
 
 
 def place_tile_scratch(plan: ExecutionPlan) -> ExecutionPlan:
-    """Give every buffer of a tile its place, and a tile as many samples as fit."""
+    """Give every buffer of a tile its place, and choose the size of tiles: as many samples as fit."""
     used: dict[Buffer, tuple[int, int]] = {}
     for moment, step in moments(plan):
         for buffer in (view.buffer for operation in step.operations for view in operation.views):
@@ -55,7 +55,7 @@ def place_tile_scratch(plan: ExecutionPlan) -> ExecutionPlan:
 
 
 def _unit(plan: ExecutionPlan) -> int:
-    """The samples that tiles are multiples of: a sample that attends within itself is many rows, and so few samples will do."""
+    """The number of samples that tiles are multiples of. It is small with attention, where a sample has many rows."""
     operations = [step.operation for step in plan.steps]
     if not any(isinstance(operation, BatchMatMul) for operation in operations):
         return TILE_ROWS
@@ -65,7 +65,7 @@ def _unit(plan: ExecutionPlan) -> int:
 
 
 def moments(plan: ExecutionPlan) -> Iterator[tuple[int, PlanStep]]:
-    """The steps on tiles with numbers that grow where one is behind another: what threads do at the same time is one moment."""
+    """The steps on tiles, each with the number of its moment: threads may do steps of one moment at the same time."""
     moment = 0
     for segment in plan.segments:
         moment += 1
@@ -77,7 +77,7 @@ def moments(plan: ExecutionPlan) -> Iterator[tuple[int, PlanStep]]:
 
 
 def point_to_rows(plan: ExecutionPlan) -> ExecutionPlan:
-    """Find the input whose large samples are read where they lie in the caller's data set."""
+    """Find the input whose large samples are read from the caller's data set without a copy."""
     if plan.laned:
         return plan
     tiled = [o for segment in plan.segments for step in segment.tiled_steps for o in step.operations]

@@ -1,6 +1,6 @@
-"""What must hold of a plan after every pass, so that it means what its program means.
+"""Checks that a plan means the same as its program. They must hold after every pass.
 
-Each check looks at the plan alone, not at how a pass came to it. The tests call `verify` after every pass.
+Each check looks at the plan alone, not at the pass that made it. The tests call `verify` after every pass.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Problems = Iterator[str]
 
 
 class PlanError(AssertionError):
-    """A plan does not mean what its program means."""
+    """A plan does not mean the same as its program."""
 
 
 def verify(plan: ExecutionPlan) -> None:
-    """Raises PlanError, with the name of the check and what it found, for the first check that fails."""
+    """Run all checks. Raises PlanError for the first problem, with the name of the check."""
     for check in CHECKS:
         for problem in check(plan):
             raise PlanError(f"{check.__name__.replace('_', ' ')}: {problem}")
@@ -42,7 +42,7 @@ def verify(plan: ExecutionPlan) -> None:
 
 
 class Event(NamedTuple):
-    """What is read, then written, when an operation is done that comes from the one at position `origin` of the program."""
+    """The reads, then the writes, of one run of an operation that comes from position `origin` of the program."""
 
     origin: int
     operation: Operation
@@ -51,7 +51,7 @@ class Event(NamedTuple):
 
 
 def events(plan: ExecutionPlan, one_tile: bool) -> Iterator[Event]:
-    """What a run does, on one thread, where one tile holds the whole batch or where it does not."""
+    """The events of a run on one thread. `one_tile` tells whether one tile holds the whole batch."""
     if not plan.segments:
         for step in plan.steps:
             yield from _events(step)
@@ -79,12 +79,12 @@ def _events(step: PlanStep, updates: bool = True) -> Iterator[Event]:
     fused, update = step.fused, step.update if updates else ()
     yield Event(step.origins[0], operation, reads, () if update else operation.writes)
     for origin, each in zip(step.origins[1:], (*fused, *update), strict=len(update) == len(step.update)):
-        reads = tuple(view for view in each.reads if not (update and view in operation.outs))  # which are in registers
+        reads = tuple(view for view in each.reads if not (update and view in operation.outs))  # results in registers
         yield Event(origin, each, reads, each.writes)
 
 
 def _runs(plan: ExecutionPlan) -> list[bool]:
-    """The ways to run it: whether one tile holds the whole batch."""
+    """The ways to run a plan: the values of `one_tile` for `events`."""
     updates = any(segment.fused_update for segment in plan.segments)
     return [True] if plan.parts > 1 and plan.segments else [False, True] if updates else [False]
 
@@ -102,7 +102,7 @@ def _elements(memory: dict[Buffer, np.ndarray], view: View, plan: ExecutionPlan)
 
 
 def _all_steps(plan: ExecutionPlan) -> Iterator[PlanStep]:
-    """The steps of all segments, with those inside of loops."""
+    """The steps of all segments, and the steps inside loops."""
     return (each for segment in plan.segments for step in segment.steps for each in step.all)
 
 
@@ -132,7 +132,7 @@ def reads_follow_writes(plan: ExecutionPlan) -> Problems:
     for one_tile in _runs(plan):
         written: dict[Buffer, np.ndarray] = {}
         for event in events(plan, one_tile):
-            if isinstance(event.operation, Relayout):  # of what there is: the rest may be written to either layout later
+            if isinstance(event.operation, Relayout):  # copies what exists; the rest may be written later, in either layout
                 out, source = (_elements(written, view, plan) for view in (*event.writes, *event.reads))
                 out[...] = source[:1]
                 continue
@@ -160,7 +160,7 @@ def _in_conflict(a: Event, b: Event) -> bool:
 
 
 def results_are_complete(plan: ExecutionPlan) -> Problems:
-    """All that an operation writes to the caller's buffers is written, and what it changes in place is changed once."""
+    """All results in the caller's buffers are written, and buffers changed in place are changed once."""
     for one_tile in _runs(plan):
         counts: dict[int, dict[Buffer, np.ndarray]] = {}
         for event in events(plan, one_tile):
@@ -182,7 +182,7 @@ def results_are_complete(plan: ExecutionPlan) -> Problems:
 
 
 def tiles_wait_for_nothing(plan: ExecutionPlan) -> Problems:
-    """Steps on tiles are on samples, and need no sum over the batch and nothing done once in their segment."""
+    """Steps on tiles are on samples. They need no sum over the batch, and no step done once in their segment."""
     for segment in plan.segments:
         tiled = [operation for step in segment.tiled_steps for operation in (step.operation, *step.fused)]
         for step in (*segment.early, *(step for work in segment.once for step in work.steps)):
@@ -209,7 +209,7 @@ def tiles_wait_for_nothing(plan: ExecutionPlan) -> Problems:
 
 
 def tiles_share_nothing(plan: ExecutionPlan) -> Problems:
-    """What several segments use, or a large product, holds the whole batch."""
+    """Buffers that several segments or a large product use hold the whole batch."""
     users: dict[Buffer, int] = {}
     for number, segment in enumerate(plan.segments):
         products = segment.product.operations if segment.product else ()
@@ -281,7 +281,7 @@ def sums_are_listed(plan: ExecutionPlan) -> Problems:
 
 
 def barriers_keep_threads_apart(plan: ExecutionPlan) -> Problems:
-    """Between two barriers no thread needs what another one does."""
+    """Between two barriers, no thread needs results of another."""
     for segment in plan.segments if any(segment.barriers for segment in plan.segments) else ():
         partitioned = plan.parts > 1
         works = works_in_turn(segment) if partitioned else segment.once
@@ -309,7 +309,7 @@ def _independent(a: Work, b: Work) -> bool:
 
 
 def _added(segment: Segment, work: Work) -> bool:
-    """Whether each thread reads only sums that it has added itself: its part of long runs, or, for the first, short runs."""
+    """Whether each thread reads only sums that it has added itself: its part of long runs; the first thread, short runs."""
     for run in segment.sums:
         for view in (view for operation in work.operations for view in operation.views if view.buffer is run.buffer):
             long = run.stop - run.start >= LEAST_TEAM_ELEMENTS
@@ -337,7 +337,7 @@ def tables_hold_all_buffers(plan: ExecutionPlan) -> Problems:
 
 
 def tile_scratch_is_apart(plan: ExecutionPlan) -> Problems:
-    """Buffers of a tile that are in use at one time have no byte in common."""
+    """Buffers of a tile that are in use at the same time share no byte."""
     if plan.scratch is None:
         return
     samples = plan.room
@@ -365,7 +365,7 @@ def tile_scratch_is_apart(plan: ExecutionPlan) -> Problems:
 
 
 def _moments(plan: ExecutionPlan) -> Iterator[Sequence[PlanStep]]:
-    """The steps that threads may be doing at one time."""
+    """The steps of each moment: threads may do them at the same time."""
     for segment in plan.segments:
         if plan.parts == 1:
             yield from ((step,) for step in segment.tiled_steps)

@@ -1,4 +1,4 @@
-"""Which maps each product takes along, and which weights are packed: copied in the order in which their kernel reads them."""
+"""Products with the maps fused into them, and packed weights: copies in the order in which a kernel reads them."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def pack_weights(plan: ExecutionPlan) -> ExecutionPlan:
 
 
 def _copied(source: View, shape: Shape, used: Shape) -> PackedWeights:
-    """Weights and a place of this shape for their copy, of which `used` is filled."""
+    """Weights, and a new buffer of this shape for their copy, which fills the part `used`."""
     copy = View(Buffer(f"packed {source}", "scratch", source.dtype, shape), used, c_strides(shape))
     return PackedWeights(source, copy)
 
 
 def describe_products(plan: ExecutionPlan) -> ExecutionPlan:
-    """Say of each product what is done to its results, and which weights it reads.
+    """Describe each product: its operands, packed or not, and the maps on its results.
 
-    Raises UnsupportedOperationError for one that no kernel can do.
+    Raises UnsupportedOperationError for a product that no kernel can do.
     """
 
     def described(step: PlanStep) -> PlanStep:
