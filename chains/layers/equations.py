@@ -57,6 +57,8 @@ class Equations(Layer):
         self.inputs = _names("inputs", inputs)
         self.network = network
         self.outputs = _names("outputs", outputs)
+        if parameters is not None and not isinstance(parameters, Mapping):
+            raise TypeError(f'`parameters` (={shown(parameters)}) must be starting values by name, such as {{"birth": 0.5}}')
         self.parameters = {name: _start(name, value) for name, value in dict(parameters or {}).items()}
         names = (*self.inputs, *self.outputs, *_names("parameters", tuple(self.parameters)))
         twice = [name for k, name in enumerate(names) if name in names[:k]]
@@ -144,9 +146,11 @@ def _scaled(factor: Expr, cotangent: Any) -> Any:
 
 def _traced(function: Any, names: tuple[str, ...]) -> Formula:
     """The formula as one of all these names, in this order."""
-    if not callable(function):
-        raise TypeError(f"`formula` (={shown(function)}) must be a formula, such as lambda x, v: (v, -x)")
-    arguments = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        raise TypeError(f"`formula` (={shown(function)}) must be a formula, such as lambda x, v: (v, -x)") from None
+    arguments = [p.name for p in parameters if p.default is p.empty]
     for name in arguments:
         if name not in names:
             raise ValueError(f"`formula` takes `{name}`, but there are only {listed(names)}")
@@ -155,6 +159,8 @@ def _traced(function: Any, names: tuple[str, ...]) -> Formula:
         results = tuple(map(as_expr, results if isinstance(results, (tuple, list)) else (results,)))
     except (TypeError, AttributeError) as error:
         raise TypeError(f"`formula`: {error}") from error
+    if not results:
+        raise ValueError("`formula` returns no results: the output needs at least one feature")
     return trace_nodes(results, names)
 
 

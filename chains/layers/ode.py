@@ -265,7 +265,10 @@ def _forcing(given: Any) -> tuple[tuple[float, ...], tuple[Row, ...]]:
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise TypeError(f"`forcing` (={shown(given)}) must be a pair of arrays, times (m,) and values (m, features)")
     times = _ascending("forcing[0]", given[0], 1)
-    values = np.array(given[1], np.float64)
+    try:
+        values = np.array(given[1], np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"`forcing[1]` (={shown(given[1])}) must be numbers, an array (m, features)") from None
     if values.ndim == 1:
         values = values[:, None]
     if values.ndim != 2 or len(values) != len(times) or not values.shape[1]:

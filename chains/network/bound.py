@@ -47,6 +47,8 @@ class Bound:
         x = self._one("x", x, self.net.input_shape)
         if out is None:
             return self.net(x[None], self.p, state=self.state)[0]
+        if not isinstance(out, np.ndarray):
+            raise TypeError(f"`out` (={shown(out)}) must be an array to be filled")
         self.net(x[None], self.p, state=self.state, out=self._one("out", out, self.net.output_shape)[None])
         return out
 

@@ -111,6 +111,7 @@ def test_bad_input(backend_name):
         (lambda: f(np.ones(2)), r"`x` has shape \(2,\), but one sample has \(3,\)"),
         (lambda: f(np.ones((1, 3))), r"`x` has shape \(1, 3\)"),
         (lambda: f(np.ones(3), out), r"`out` has shape \(3,\), but one sample has \(2,\)"),
+        (lambda: f(np.ones(3), [0.0, 0.0]), r"`out` \(=\[0.0, 0.0\]\) must be an array to be filled"),
         (lambda: f.vjp(np.ones(3), np.ones(3)), r"`dy` has shape \(3,\)"),
         (lambda: net.bound(p[1:]), "`p` must have shape"),
         (lambda: f.c_function("hessian"), r"`kind` \(='hessian'\)"),
