@@ -1,4 +1,4 @@
-"""Programs: what they can say (`operations` over `view`s), how they are recorded, simplified and laid out in memory."""
+"""Programs: their `operations` on `view`s, and how they are recorded, simplified and laid out in memory."""
 
 from chains.program.program import Program
 from chains.program.recorder import Recorder

@@ -1,7 +1,7 @@
-"""When two views meet: the one place that knows whether memory is shared.
+"""Whether two views share memory. No other module decides this.
 
-A view has known strides and a batch of unknown length, so the answers hold at every batch size. That two views do not meet is
-certain; that they may is an upper bound. Windows of one array that lie side by side along an axis are told apart.
+The strides of a view are known, the length of its batch is not, so the answers hold at every batch size. "No" is certain;
+"yes" means that the views may share memory. Windows that lie side by side along an axis of one array are told apart.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def meet(a: View, b: View) -> bool:
     """Whether two views may have an element in common."""
     if a.buffer is not b.buffer or not a.sample_size or not b.sample_size:
         return False
-    if a.moves != b.moves:  # at some step or other
+    if a.moves != b.moves:  # they may meet at some step
         return True
     periods = dict.fromkeys((0, *a.strides, *b.strides))
     return a == b or not any(_apart(a, b, period) for period in periods)
@@ -26,9 +26,9 @@ def same(a: View, b: View) -> bool:
 
 
 def across(a: View, b: View) -> bool:
-    """Whether two views may meet other than element by element.
+    """Whether two views may overlap other than element by element.
 
-    Then an operation that goes through both in order may overwrite elements that it has still to read.
+    Then an operation that goes through both in order may overwrite elements before it reads them.
     """
     return a != b and meet(a, b)
 
@@ -40,14 +40,14 @@ def conflict(a: Operation, b: Operation) -> bool:
 
 
 def reach(view: View) -> tuple[int, int]:
-    """The first element of a view without samples, and that after the last."""
+    """The position of the first element of a view without samples, and the position after its last."""
     width = _width(view, 0)
     assert width is not None, f"{view.text} has samples"
     return view.offset, view.offset + width
 
 
 def _apart(a: View, b: View, period: int) -> bool:
-    """Whether two views take different places of each period, a row of a matrix for example; 0 is a period without end."""
+    """Whether two views use different places of each period, such as a row of a matrix; period 0 is the whole buffer."""
     first, second = _width(a, period), _width(b, period)
     if first is None or second is None:
         return False
@@ -58,7 +58,7 @@ def _apart(a: View, b: View, period: int) -> bool:
 
 
 def _width(view: View, period: int) -> int | None:
-    """How many places of a period a view takes, counted from its first to its last; None where the batch decides."""
+    """The distance within a period from a view's first place to its last, both included; None where the batch decides."""
     width = 1
     for extent, stride in zip(view.shape, view.strides, strict=True):
         if extent != 1 and (not period or stride % period):
@@ -69,7 +69,7 @@ def _width(view: View, period: int) -> int | None:
 
 
 def _merged(view: View) -> list[tuple[Extent, int]]:
-    """The axes as lengths and strides, those that lie in line made one."""
+    """The axes as lengths and strides; neighbouring axes without gaps are merged."""
     axes: list[tuple[Extent, int]] = []
     for extent, stride in zip(view.shape, view.strides, strict=True):
         if extent == 1:

@@ -1,7 +1,7 @@
-"""Arrays with an entry for each step of a loop that only this step needs: one entry for all steps.
+"""Contraction of arrays with an entry for each step of a loop: if only that step needs its entry, all steps share one.
 
-What a layer keeps for its pullback has an entry for each step. Where there is no pullback, or where it does not ask for it, all
-steps may use the same memory, which then stays in the cache.
+The arrays that a layer keeps for its pullback have an entry for each step. If no pullback reads them, all steps can use the
+same memory, which then stays in the cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chains.program.view import Batch, Buffer, View
 
 
 def contracted(operations: Sequence[Operation], outside: frozenset[Buffer] = frozenset()) -> list[Operation]:
-    """The same results with such arrays made smaller. `outside` are buffers that others than these operations use."""
+    """Operations with the same results and smaller arrays. `outside` are buffers that other operations use too."""
     result: list[Operation] = []
     for operation in operations:
         if isinstance(operation, Loop):
@@ -43,7 +43,7 @@ def _contracted(loop: Loop, around: frozenset[Buffer]) -> Loop:
 
 
 def _first_entry(loop: Loop, buffer: Buffer) -> int | None:
-    """Which entry of the time axis all views of a buffer show at the first step; None unless each step has its own."""
+    """The time entry that all views of a buffer show at the first step; None unless each step has an entry to itself."""
     sample = buffer.shape[int(buffer.batched) :]
     size = buffer.size // sample[0] if sample and isinstance(sample[0], int) and sample[0] else 0
     entries = set()
@@ -61,7 +61,7 @@ def _first_entry(loop: Loop, buffer: Buffer) -> int | None:
 
 
 def _moved(view: View, places: dict[Buffer, tuple[Buffer, int]]) -> View:
-    """A view of the entry that all steps use."""
+    """The view, moved to the entry that all steps share."""
     if view.buffer not in places:
         return view
     buffer, first = places[view.buffer]
@@ -70,7 +70,7 @@ def _moved(view: View, places: dict[Buffer, tuple[Buffer, int]]) -> View:
 
 
 def _is_fresh(loop: Loop, buffer: Buffer, place: tuple[Buffer, int]) -> bool:
-    """Whether each step fills what it reads of the buffer."""
+    """Whether each step fills the parts of the buffer before it reads them."""
     filled = np.zeros(place[0].size, bool)
     for operation in loop.body:
         for view in operation.reads:

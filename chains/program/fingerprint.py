@@ -1,4 +1,4 @@
-"""Fingerprints of programs: equal where a compiler makes equal code of them."""
+"""Fingerprints of programs: programs with equal fingerprints compile to equal code."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PLAIN = (int, float, str, bool, type(None))
 
 
 def fingerprint(program: Program) -> str:
-    """A hash of a program's operations: of equal ones, on views at equal places of buffers of equal kinds.
+    """A hash of a program's operations, with the places of their views and the kinds of their buffers.
 
-    Names and labels are left out, but for those of the caller's buffers, and so are the numbers that a program is given when it
-    is bound: constants and settings. Raises TypeError for an operation that holds a value of another type.
+    Names and labels are left out, except the names of the caller's buffers. The numbers that a program gets when it is bound,
+    constants and settings, are left out too. Raises TypeError for an operation with a value of an unknown type.
     """
     writer = _Writer()
     texts = [program.dtype.str, *(writer.text(operation) for operation in program.operations)]
@@ -25,7 +25,7 @@ def fingerprint(program: Program) -> str:
 
 
 class _Writer:
-    """Operations as texts. Buffers are numbered in the order in which they come, and described the first time."""
+    """Writes operations as texts. Buffers are numbered in order of appearance, and described the first time."""
 
     def __init__(self) -> None:
         self._numbers: dict[Buffer, int] = {}

@@ -1,8 +1,8 @@
-"""What a loop need not do step by step, done for all steps at once: before the loop or behind it.
+"""Hoisting: products and sums that need not run step by step are moved out of loops, and done for all steps at once.
 
 A recurrent cell multiplies its input by weights at every step, and sums the gradients of its weights over the steps. Neither
-waits for the state, so that the first becomes one product of (time x batch) rows before the loop, the second one product
-behind it. A scratch array that only the loop uses, such as that of the product's results, gets an entry for each step for this.
+waits for the state. So the first becomes one product of (time x batch) rows before the loop, the second one product after it.
+For this, a scratch array that only the loop uses, such as the results of the product, gets an entry for each step.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _MOVABLE = (MatMul, Map, Reduce, Copy, Fill)
 
 
 def hoisted(operations: Sequence[Operation], outside: frozenset[Buffer] = frozenset()) -> list[Operation]:
-    """The same results, with products and sums moved out of loops where they may be.
+    """Operations with the same results, with products and sums moved out of loops where possible.
 
-    `outside` are buffers that others than these operations use.
+    `outside` are buffers that other operations use too.
     """
     result = list(operations)
     position = 0
@@ -44,14 +44,14 @@ def hoisted(operations: Sequence[Operation], outside: frozenset[Buffer] = frozen
 
 
 class _Split:
-    """A loop, and what of its body is moved out."""
+    """A loop, and the operations of its body that are moved out."""
 
     def __init__(self, loop: Loop, around: frozenset[Buffer], later: Sequence[Operation]) -> None:
         self.loop = loop
         self.depth, self.steps = loop.depth, loop.steps
         self.body = loop.body
         self.later = later
-        self.totals: list[Reduce] = []  # sums over the steps that products behind the loop are instead
+        self.totals: list[Reduce] = []  # sums over the steps, replaced by products after the loop
         moves = [view.move(self.depth) for operation in loop.body for view in operation.views]
         self._backwards = min(moves, default=0) < 0 and max(moves) <= 0
         self._views: dict[Buffer, list[View]] = {}
@@ -61,10 +61,10 @@ class _Split:
         written = {view.buffer for operation in loop.body for view in operation.writes}
         inside = (buffer for buffer in written if buffer.role == "scratch" and buffer not in around)
         self._private = {buffer: self._expanded(buffer) for buffer in inside if self._is_fresh(buffer)}
-        self._sums: dict[Buffer, Reduce] = {}  # by a buffer with an entry for each step, what sums these up
+        self._sums: dict[Buffer, Reduce] = {}  # by buffer with an entry for each step: the sum of these
 
     def parts(self) -> tuple[list[Operation], list[Operation], list[Operation]]:
-        """What comes before the loop, the loop with the rest, and what comes behind it."""
+        """The operations before the loop, the loop with the rest, and the operations after it."""
         before = self._before()
         behind = self._behind(before)
         if not before and not behind:
@@ -81,7 +81,7 @@ class _Split:
     # What may move
 
     def _before(self) -> set[int]:
-        """The positions of products that need nothing of the loop, and of what they need."""
+        """The positions of products that do not depend on the loop, and of the operations that they need."""
         free: set[int] = set()
         for k, operation in enumerate(self.body):
             others = [other for j, other in enumerate(self.body) if j not in free and j != k]
@@ -101,7 +101,7 @@ class _Split:
         return chosen
 
     def _behind(self, before: set[int]) -> set[int]:
-        """The positions of products and sums that nothing of the loop needs, and of what needs them."""
+        """The positions of products and sums whose results the loop does not need, and of the operations that use them."""
         stay = set(before)
         while True:
             free: set[int] = set()
@@ -123,7 +123,7 @@ class _Split:
             stay |= lost
 
     def _moves(self, operation: Operation) -> bool:
-        """Whether there is a form of an operation for all steps at once."""
+        """Whether an operation has a form for all steps at once."""
         if not isinstance(operation, _MOVABLE):
             return False
         signs = {view.move(self.depth) > 0 for view in operation.views if view.move(self.depth)}
@@ -143,21 +143,21 @@ class _Split:
         return bool(view.move(self.depth)) or view.buffer in self._private
 
     def _has_rows(self, view: View) -> bool:
-        """Whether the samples of all steps are the rows, or columns, of one matrix."""
+        """Whether the samples of all steps form the rows, or the columns, of one matrix."""
         tall = view if isinstance(view.shape[0], Batch) else view.T
         if tall.shape[0] != Batch() or not self._varies(view):
             return False
         return view.buffer in self._private or tall.strides[0] == self.steps * abs(view.move(self.depth))
 
     def _has_slot(self, view: View) -> bool:
-        """Whether each step has its own part of the buffer, which no other step touches."""
+        """Whether each step has a part of the buffer that no other step touches."""
         if view.buffer in self._private:
             return True
         slots = {self._slot(other) for other in self._views[view.buffer]}
         return None not in slots and len(slots) == 1
 
     def _slot(self, view: View) -> tuple[int, int] | None:
-        """The advance of a view, and which entry of the time axis it shows first; None where that cannot be told."""
+        """The advance of a view, and its time entry at the first step; None where that is unknown."""
         move = view.move(self.depth)
         if not move:
             return None
@@ -172,7 +172,7 @@ class _Split:
         return (move, first) if inside + width <= abs(move) else None
 
     def _is_settled(self, view: View, k: int, kept: Sequence[int]) -> bool:
-        """Whether what operation k reads here is the same behind the loop."""
+        """Whether the elements that operation k reads here still have the same values after the loop."""
         for j in kept:
             for other in self.body[j].writes:
                 if other.buffer is not view.buffer:
@@ -190,14 +190,14 @@ class _Split:
         return True
 
     def _is_left(self, view: View, k: int, kept: Sequence[int]) -> bool:
-        """Whether nothing else in the loop needs what operation k writes here."""
+        """Whether nothing else in the loop needs the elements that operation k writes here."""
         if not self._varies(view):
             return False
         touching = [j for j in kept if any(other.buffer is view.buffer for other in self.body[j].views)]
         return self._has_slot(view) and not any(j > k for j in touching)
 
     def _finds_total(self, k: int, chosen: set[int]) -> bool:
-        """Whether what a sum over the samples gives at each step is summed over the steps, and nothing else."""
+        """Whether the sum over the samples at each step is used only in one sum over the steps, which is then noted."""
         (out,) = self.body[k].outs
         buffer = out.buffer
         writers = [j for j, other in enumerate(self.body) if any(view.buffer is buffer for view in other.views)]
@@ -224,7 +224,7 @@ class _Split:
     # The form for all steps at once
 
     def _is_fresh(self, buffer: Buffer) -> bool:
-        """Whether each step fills a buffer before it reads it, and all steps use the same part of it."""
+        """Whether each step fills a buffer before it reads it, and all steps use the same part."""
         if any(view.moves for view in self._views[buffer]):
             return False
         filled = np.zeros(buffer.size, bool)
@@ -238,7 +238,7 @@ class _Split:
         return True
 
     def _expanded(self, buffer: Buffer) -> View:
-        """A view of the first step's entry of a buffer with an entry for each step."""
+        """A new buffer with an entry for each step: the view of the first step's entry."""
         batch, sample = buffer.shape[: int(buffer.batched)], buffer.shape[int(buffer.batched) :]
         shape = (*batch, self.steps, *sample)
         made = Buffer(buffer.name, "scratch", buffer.dtype, shape)
@@ -247,7 +247,7 @@ class _Split:
         return View(made, shape, c_strides(shape)).index(len(batch), first).advancing(self.depth, move)
 
     def _entry(self, view: View, entries: dict[Buffer, View]) -> View:
-        """A view of a step's entry in place of one of a buffer that all steps shared."""
+        """The view, moved from a buffer that all steps shared to the step's entry."""
         entry = entries.get(view.buffer)
         if entry is None:
             return view
@@ -279,7 +279,7 @@ class _Split:
         return operation.on(whole)
 
     def _rows(self, view: View) -> View:
-        """A matrix with the samples of all steps for one with those of a step, in rows or columns."""
+        """The matrix with the samples of all steps in its rows or columns, for a matrix with the samples of one step."""
         if not isinstance(view.shape[0], Batch):
             return self._rows(view.T).T
         extents, strides = (Batch(self.steps), view.shape[1]), (abs(view.move(self.depth)), view.strides[1])

@@ -1,4 +1,4 @@
-"""The vocabulary: a dozen in-place operations on views. Each fills its `outs` and returns nothing."""
+"""The vocabulary of programs: a dozen in-place operations on views. Each fills its `outs` and returns nothing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from chains.program.window import Window
 class Operation:
     """One operation of a program: it fills `outs` from `ins`. `label` names the layer that recorded it.
 
-    A class declares its effects by these attributes. All code that drops, moves, fuses or splits operations relies on them.
-    Operations work sample by sample: a sample's results depend on the operands of that sample and on operands without
-    samples. Results without samples may be over the whole batch.
+    A class declares its effects with these attributes. All code that drops, moves, fuses or splits operations relies on them.
+    Operations work sample by sample: the results of a sample depend on the operands of that sample, and on operands without
+    samples. Results without samples may depend on the whole batch.
     """
 
-    elementwise: ClassVar[bool] = False  # whether each element depends on the operands' at the same place; outs may be ins
+    elementwise: ClassVar[bool] = False  # each element depends on the operands' elements at its place; outs may be ins
 
     outs: tuple[View, ...]
     ins: tuple[View, ...]
@@ -31,14 +31,14 @@ class Operation:
 
     @property
     def accumulates(self) -> bool:
-        """Whether the results are added to what `outs` hold, which is read then."""
+        """Whether the results are added to the contents of `outs`, which are then read too."""
         return False
 
     @property
     def over_batch(self) -> str | None:
-        """How the results of parts of the batch make those of the whole: "sum" or "max", or "whole" where they do not.
+        """How the results of parts of the batch combine to the result of the whole: "sum" or "max"; "whole" where they cannot.
 
-        None where each sample has its own.
+        None where each sample has results of its own.
         """
         batched = any(view.batched for view in self.ins) and not any(view.batched for view in self.outs)
         return "sum" if batched else None
@@ -63,16 +63,16 @@ class Operation:
 
     @property
     def batched(self) -> bool:
-        """Whether it works on samples."""
+        """Whether the operation works on samples."""
         return any(view.batched for view in self.views)
 
     @property
     def sums_over_batch(self) -> bool:
-        """Whether the results are over all samples, so that those of tiles of the batch add up to them."""
+        """Whether the results are sums over all samples, so that the results of tiles of the batch add up to them."""
         return self.over_batch is not None
 
     def on(self, change: Callable[[View], View]) -> Operation:
-        """The same operation on other views: on what `change` makes of each."""
+        """The same operation with `change` applied to each view."""
         return replace(self, outs=tuple(map(change, self.outs)), ins=tuple(map(change, self.ins)))
 
     def flops(self, batch: int) -> int:
@@ -107,7 +107,7 @@ class MatMul(Operation):
 
 @dataclass(frozen=True)
 class BatchMatMul(Operation):
-    """out = a @ b, or out += a @ b, for each of the matrices in the last two axes; all have the same axes before these."""
+    """out = a @ b, or out += a @ b, for the matrices in the last two axes; the axes before these are the same for all."""
 
     accumulate: bool = False
 
@@ -141,7 +141,7 @@ class Map(Operation):
 
 @dataclass(frozen=True)
 class Reduce(Operation):
-    """out = the "sum" or "max" of the one operand over the axes that `out` lacks or has with length 1."""
+    """out = the "sum" or "max" of the operand over the axes that `out` lacks or has with length 1."""
 
     kind: str
 
@@ -156,9 +156,9 @@ class Reduce(Operation):
 
 @dataclass(frozen=True)
 class _Convolution(Operation):
-    """What the convolution and its two gradients share. Images are (batch, channels, height, width), kernels
-    (outputs, channels / groups, *window.size); there is no flip, as in all networks. Output channel o reads the input
-    channels of its group only.
+    """The common part of the convolution and its two gradients. Images are (batch, channels, height, width), kernels
+    (outputs, channels / groups, *window.size). Kernels are not flipped, as usual in networks. An output channel reads only
+    the input channels of its group.
     """
 
     window: Window
@@ -217,8 +217,8 @@ class ConvolveWeight(_Convolution):
 class Pool(Operation):
     """y = the "max" or the "mean" of each window of the operand x, channel by channel.
 
-    Padding is never the largest. A mean divides by the size of the window, or, without `count_padding`, by the
-    number of its entries that are no padding.
+    Padding is never the largest entry. A mean divides by the size of the window or, without `count_padding`, by the
+    number of its entries outside the padding.
     """
 
     kind: str
@@ -237,8 +237,8 @@ class Pool(Operation):
 class PoolInput(Pool):
     """dx = the gradient of `Pool` with respect to x, for the operands (dy, x, y) of "max" and (dy,) of "mean".
 
-    Of several largest entries of a window the first, row by row, takes the gradient, as in PyTorch. A window of which no
-    entry equals y passes none on.
+    If a window has several largest entries, the first one, row by row, gets the gradient, as in PyTorch. A window without
+    an entry equal to y passes no gradient on.
     """
 
     @property
@@ -248,12 +248,12 @@ class PoolInput(Pool):
 
 @dataclass(frozen=True)
 class Gather(Operation):
-    """out[i, ...] = table[index[i], ...] for the two operands (table, index); an index outside is moved to the nearest row."""
+    """out[i, ...] = table[index[i], ...] for the operands (table, index); an index out of range means the nearest row."""
 
 
 @dataclass(frozen=True)
 class ScatterAdd(Operation):
-    """out[index[i], ...] += source[i, ...] for the two operands (index, source); an index outside is moved as in `Gather`."""
+    """out[index[i], ...] += source[i, ...] for the operands (index, source), with indices out of range as in `Gather`."""
 
     @property
     def accumulates(self) -> bool:
@@ -274,7 +274,7 @@ class Random(Operation):
 
 @dataclass(frozen=True)
 class Copy(Operation):
-    """out = the operand, which is broadcast and converted to out's type."""
+    """out = the operand, broadcast to out's shape and converted to its type."""
 
     elementwise = True
 
@@ -293,10 +293,11 @@ class Fill(Operation):
 
 @dataclass(frozen=True)
 class Loop(Operation):
-    """The operations of `body`, in order, once for each of so many `steps`, one step after another.
+    """The operations of `body`, in order, repeated `steps` times.
 
-    Their views advance with the steps (`View.moves`), and what a step leaves behind is there for later ones. A loop inside of
-    another one has the next `depth`. `outs` are all that the body writes, `ins` what it may read that is there before.
+    Their views advance with the steps (`View.moves`). Later steps can read the results of earlier ones. A loop inside
+    another has the next `depth`. `outs` are all views that the body writes, `ins` the views whose contents from before the
+    loop it may read.
     """
 
     steps: int
@@ -314,7 +315,7 @@ class Loop(Operation):
         for operation in body:
             for view in operation.reads:
                 if not made.covers(view):
-                    before = replace(view, offset=view.offset + view.move(depth))  # where the step before has it
+                    before = replace(view, offset=view.offset + view.move(depth))  # the place at the previous step
                     ins[view.at(depth, 0) if every.covers(before) else view.over(depth, steps)] = None
             made.add(operation)
         return cls(tuple(outs), tuple(ins), steps, tuple(body), depth, label=label)
@@ -342,7 +343,7 @@ class Loop(Operation):
 
 
 class _Made:
-    """What operations of a loop's body fill, of one sample, by buffer and advance."""
+    """The elements that operations of a loop's body fill, for one sample, by buffer and advance."""
 
     def __init__(self) -> None:
         self._filled: dict[tuple[Buffer, tuple[int, ...]], np.ndarray] = {}
@@ -360,7 +361,7 @@ class _Made:
 
 
 def all_operations(operations: Iterable[Operation]) -> Iterable[Operation]:
-    """The operations, with those inside of loops in their places."""
+    """The operations, with the bodies of loops in place of the loops."""
     for operation in operations:
         if isinstance(operation, Loop):
             yield from all_operations(operation.body)

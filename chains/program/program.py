@@ -26,16 +26,16 @@ from chains.program.view import Buffer
 class Program:
     """Operations in order, the buffers they use, and where the scratch buffers lie.
 
-    ``print(program)`` shows all of it: a line per operation, then a line per buffer.
+    ``print(program)`` shows everything: a line per operation, then a line per buffer.
     """
 
     name: str
     dtype: np.dtype[Any]
     operations: tuple[Operation, ...]
-    settings: tuple[tuple[str, Expr], ...] = ()  # the inputs computed from settings
+    settings: tuple[tuple[str, Expr], ...] = ()  # inputs that are computed from settings
 
     def tuned(self, numbers: Sequence[float]) -> dict[str, np.ndarray]:
-        """The inputs that hold settings, for these numbers in the order of `chains.program.settings.numbers_of`."""
+        """The inputs that hold settings, by name. `numbers` are in the order of `chains.program.settings.numbers_of`."""
         inputs = [(self.buffers[name], node) for name, node in self.settings if name in self.buffers]
         return {buffer.name: np.array(evaluate(node, numbers), buffer.dtype) for buffer, node in inputs}
 
@@ -46,7 +46,7 @@ class Program:
 
     @lazy
     def _largest(self) -> tuple[int, int]:
-        """The bytes of the largest buffer in `buffers`: of a fixed size, and for each sample."""
+        """The bytes of the largest buffers in `buffers`: of fixed size, and per sample."""
         sizes = {batched: [b.nbytes for b in self.buffers.values() if b.batched == batched] for batched in (False, True)}
         return max(sizes[False], default=0), max(sizes[True], default=0)
 
@@ -109,7 +109,7 @@ class Program:
 
 
 def _lines(operation: Operation, indent: str = "") -> Iterator[tuple[str, str]]:
-    """The label and the text of an operation, then those of what a loop repeats."""
+    """The label and the text of an operation; for a loop, those of its body follow."""
     yield operation.label, f"{indent}{operation}"
     for inner in operation.body if isinstance(operation, Loop) else ():
         yield from _lines(inner, indent + "  ")

@@ -1,6 +1,6 @@
 """The recorder: layers call it, and their calls become the operations of a program.
 
-Shapes are checked as the operations are recorded. `finish` drops results that are never read (`chains.program.simplify`).
+Shapes are checked when operations are recorded. `finish` drops results that are never read (`chains.program.simplify`).
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ T = TypeVar("T")
 
 
 class Recorder:
-    """Records operations and checks that shapes fit; `finish` makes the `Program`. Outputs come first among the operands.
+    """Records operations and checks that shapes fit; `finish` makes the `Program`. Among the operands, outputs come first.
 
     Parameters
     ----------
     name, dtype : str, type
-        Of the program, and of all its arrays but ids.
+        The name of the program, and the type of all its arrays except ids.
     training : bool
-        Whether layers do what they do while training.
+        Whether layers behave as in training.
     """
 
     def __init__(self, name: str, dtype: Any, *, training: bool = False) -> None:
         self.name = name
-        self.training = training  # whether layers that behave differently while training do so
-        self.lengths: View | None = None  # where the caller gives them: how many steps each sample has
-        self.carried: list[View] = []  # of a single step: what each cell finds and leaves, in order
+        self.training = training  # whether layers behave as in training
+        self.lengths: View | None = None  # the number of steps of each sample, if the caller gives lengths
+        self.carried: list[View] = []  # in a single step: the views that each cell reads and writes, in order
         self.dtype = np.dtype(dtype)
         self.operations: list[Operation] = []
         self._buffers: dict[str, View] = {}
         self._constants: dict[str, list[View]] = {}
-        self._numbers: list[float] = []  # the settings this program is recorded with
+        self._numbers: list[float] = []  # the settings when the program is recorded
         self._settings: dict[Any, tuple[View, Expr]] = {}
         self._label = ""
         self._draws = 0
@@ -75,7 +75,7 @@ class Recorder:
     # Buffers
 
     def external(self, name: str, shape: tuple[int, ...], *, role: str, batched: bool = False, dtype: Any = None) -> View:
-        """A buffer that the caller of the program provides; asking again for the same name gives the same view."""
+        """A buffer that the caller of the program provides. The same name always gives the same view."""
         if name not in self._buffers:
             self._buffers[name] = self._view(name, role, shape, batched, dtype)
         return self._buffers[name]
@@ -88,7 +88,7 @@ class Recorder:
         name, shape : str, tuple of int
             The name, for people, and the shape of one sample or, unless `batched`, of the array.
         batched : bool
-            Whether there is such an array for each sample.
+            Whether each sample has such an array.
         """
         if not isinstance(shape, (tuple, list)):
             raise TypeError(f"scratch: the shape of `{name}` (={shown(shape)}) must be a tuple such as (3,)")
@@ -112,13 +112,13 @@ class Recorder:
         return used[-1]
 
     def symbolic(self, thing: T) -> T:
-        """`thing` with its settings as symbols, which become inputs of the program where formulas use them."""
+        """`thing` with symbols for its settings. Symbols that formulas use become inputs of the program."""
         twin = symbolic(thing, len(self._numbers))
         self._numbers += numbers_of(thing)
         return twin
 
     def _setting(self, node: Expr, dtype: np.dtype[Any]) -> View:
-        """The scalar that holds what an expression of settings comes to."""
+        """The scalar that holds the value of an expression of settings."""
         key = (key_of(node), dtype)
         if key not in self._settings:
             text = f"({node})" if node.operands else repr(node)
@@ -141,12 +141,12 @@ class Recorder:
 
     @contextmanager
     def label(self, label: str) -> Iterator[None]:
-        """Operations and scratch buffers recorded inside carry a name when the program is printed.
+        """A context: operations and scratch buffers recorded inside have this label when the program is printed.
 
         Parameters
         ----------
         label : str
-            The name.
+            The label.
         """
         before, self._label = self._label, label
         yield
@@ -156,14 +156,14 @@ class Recorder:
 
     @contextmanager
     def loop(self, steps: int, *, backwards: bool = False) -> Iterator[Steps]:
-        """What is recorded inside is done once for each step of a time axis.
+        """A context: operations recorded inside are done once for each step of a time axis.
 
         ``with ops.loop(7) as steps: ops.map(steps.now(y, 1), f, steps.now(x, 1))`` goes along axis 1 of both.
 
         Parameters
         ----------
         steps, backwards : int, bool
-            How many steps, and whether they begin at the end of the axis.
+            The number of steps, and whether they run from the end of the axis to its start.
         """
         around, self.operations = self.operations, []
         self._depth += 1
@@ -180,8 +180,8 @@ class Recorder:
         Parameters
         ----------
         out, a, b : View
-            Matrices, each possibly transposed; with three axes or more, stacks of matrices in the last two, of equal axes
-            before.
+            Matrices, each possibly transposed. With three or more axes: stacks of matrices in the last two axes; the other
+            axes must be equal.
         accumulate : bool
             Whether to add to `out`.
         """
@@ -206,11 +206,11 @@ class Recorder:
         Parameters
         ----------
         outs : View or tuple of View
-            One for each result of the function.
+            An array for each result of the function.
         function : callable
-            Traced once: arithmetic and the functions of `chains.expr`.
+            It is traced once and may use arithmetic and the functions of `chains.expr`.
         *ins : View
-            Its arguments, which broadcast to the outs.
+            The arguments of the function, which broadcast to the outs.
         """
         outs = outs if isinstance(outs, tuple) else (outs,)
         check_views("map", *outs, *ins)
@@ -238,7 +238,7 @@ class Recorder:
         Parameters
         ----------
         out, a : View
-            The sum, and what is added up.
+            The sum, and the array to add up.
         """
         self._reduce("sum", out, a)
 
@@ -248,7 +248,7 @@ class Recorder:
         Parameters
         ----------
         out, a : View
-            The largest entries, and what they are looked for in.
+            The largest entries, and the array to look through.
         """
         self._reduce("max", out, a)
 
@@ -265,7 +265,7 @@ class Recorder:
         y, x, w : View
             (batch, outputs, rows, columns), (batch, inputs, height, width) and (outputs, inputs / groups, *window).
         window, groups : Window, int
-            Size, stride, padding and dilation; parts of the channels, each on its own.
+            Size, stride, padding and dilation; the number of groups of channels, each convolved separately.
         """
         check_convolution("convolve", x, w, y, window, groups)
         self._record(Convolve((y,), (x, w), window, groups, label=self._label))
@@ -327,7 +327,7 @@ class Recorder:
         Parameters
         ----------
         out, table, index : View
-            Rows, the table that they are taken from, and their numbers in it.
+            The rows, the table that contains them, and their numbers.
         """
         self._record(Gather((out,), (table, index), label=self._label))
 
@@ -337,7 +337,7 @@ class Recorder:
         Parameters
         ----------
         out, index, source : View
-            The table, numbers of its rows, and what is added to them.
+            The table, the numbers of its rows, and the rows to add.
         """
         self._record(ScatterAdd((out,), (index, source), label=self._label))
 
@@ -347,7 +347,7 @@ class Recorder:
         Parameters
         ----------
         out : View
-            Filled.
+            The array to fill.
         """
         check_views("random", out)
         if self._depth:
@@ -357,12 +357,12 @@ class Recorder:
         self._draws += 1
 
     def copy(self, out: View, a: View) -> None:
-        """out = a; nothing is recorded where they are the same memory.
+        """out = a; nothing is recorded if both are the same memory.
 
         Parameters
         ----------
         out, a : View
-            Of which `a` broadcasts to `out`.
+            The arrays; `a` broadcasts to `out`.
         """
         check_views("copy", out, a)
         check_broadcast("copy", a, out)
@@ -389,7 +389,7 @@ class Recorder:
         self.operations.append(operation)
 
     def taken(self) -> list[Operation]:
-        """Remove and return the operations recorded so far, to record them again in another way."""
+        """Remove and return the operations recorded so far, so that they can be recorded in another form."""
         operations, self.operations = self.operations, []
         return operations
 

@@ -1,8 +1,8 @@
-"""relu after max pooling instead of before it, where a program says it the other way round.
+"""Reordering: relu is moved from before a max pool to after it.
 
-The largest entry of a window is the same one before and after relu, and a window without a positive entry passes no
-gradient on either way. So the results are the same to the last bit (but for the sign of a zero that was negative), and
-relu with its pullback costs a quarter where windows are two by two.
+The largest entry of a window is the same before and after relu, and in both orders a window without a positive entry passes
+no gradient on. So the results are the same to the last bit, except for the sign of negative zeros. With windows of two by
+two, relu and its pullback then cost a quarter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PULLBACK = trace(lambda dy, y: dy * where(y <= 0.0, 0.0, 1.0))
 
 
 def relu_after_max_pool(operations: Sequence[Operation]) -> list[Operation]:
-    """The same results, with every relu whose output only a max pool and the two pullbacks read moved behind the pool."""
+    """Operations with the same results; a relu whose output only a max pool and both pullbacks read moves after the pool."""
     result = list(operations)
     touching = users(result)
     position = 0
@@ -35,7 +35,7 @@ def relu_after_max_pool(operations: Sequence[Operation]) -> list[Operation]:
 
 @dataclass(frozen=True, eq=False)
 class _Found:
-    """A relu, perhaps the end of a longer formula, the pool that reads it, and their pullbacks where there are any."""
+    """A relu, perhaps the end of a longer formula; the pool that reads it; and both pullbacks, if recorded."""
 
     relu: Map
     pool: Pool
@@ -43,7 +43,7 @@ class _Found:
     pullback: Map | None = None
 
     def moved(self, operation: Operation) -> list[Operation]:
-        """What stands in the operation's place once relu has moved."""
+        """The operations that replace this one when relu moves."""
         pooled = self.pool.outs[0]
         if operation is self.relu:
             return _without_relu(self.relu)
@@ -61,7 +61,7 @@ class _Found:
 
 
 def _found(operations: list[Operation], touching: Mapping[Buffer, list[int]], position: int) -> _Found | None:
-    """What would move with a relu at this position; None where there is none, or where moving might change a result."""
+    """The operations that move with a relu at this position; None if there is no relu, or a result might change."""
     relu = operations[position]
     if not isinstance(relu, Map) or _argument_of_relu(relu.formula) is None or relu.outs[0].buffer.role != "scratch":
         return None
@@ -94,7 +94,7 @@ def _found(operations: list[Operation], touching: Mapping[Buffer, list[int]], po
 
 
 def _argument_of_relu(formula: Formula) -> int | None:
-    """The number of the result that the formula's one output is relu of."""
+    """The number of the argument of relu, if the formula's only output is a relu."""
     number = formula.outputs[0] - len(formula.inputs)
     if len(formula.outputs) > 1 or number < 0 or formula.instructions[number].operation != "max":
         return None

@@ -1,8 +1,8 @@
-"""Updates of the rows of a table: what an optimiser does to an embedding, whose gradient is a few rows that ids name.
+"""Updates of table rows: a step of an optimiser on an embedding, whose gradient has only a few rows, those of its ids.
 
-The gradient of an embedding is the sum, for each id, of the rows of a cotangent. A dense step would fill a vector as long as
-the table with zeros, add the rows and go through all of it. `row_gradients` finds such gradients in what was recorded, and
-`update_of_rows` makes one operation of them and of the maps of an optimiser.
+The gradient of an embedding is, for each id, a sum of rows of a cotangent. A dense step would fill a vector as long as the
+table with zeros, add the rows, and go through the whole vector. `row_gradients` finds such gradients among the recorded
+operations; `update_of_rows` merges one with the maps of an optimiser into one operation.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _CHOICE = trace(lambda count, new, old: where(count > 0.0, new, old))
 
 @dataclass(frozen=True)
 class UpdateRows(Operation):
-    """tables[r] = formula(gradient[r], operands[r]) for rows r: those that the index names or, with `every`, all.
+    """tables[r] = formula(gradient[r], operands[r]) for the rows r in the index or, with `every`, for all rows.
 
-    `ins` are the index, the gradient and the operands, of which each is a table or a scalar. The gradient is a table too, or
-    has a row for each entry of the index: those of equal entries are added up, those of `padding` are zeros. `outs` are the
-    tables; marks, a whole number for each row of a table, which begin as anything; and a gradient that is added up, which is
-    overwritten. An index outside is moved to the nearest row.
+    `ins` are the index, the gradient and the operands. Each operand is a table or a scalar. The gradient is a table too, or it
+    has a row for each entry of the index: rows of equal entries are added up, rows of `padding` count as zeros. `outs` are
+    the tables; marks, a whole number for each row of a table, with any initial values; and a gradient with a row for each
+    entry, which is overwritten. An index out of range means the nearest row.
     """
 
     formula: Formula
@@ -45,7 +45,7 @@ class UpdateRows(Operation):
 
     @property
     def reads(self) -> tuple[View, ...]:
-        return self.ins if self.every else self.ins + self.tables  # which keep what no id names
+        return self.ins if self.every else self.ins + self.tables  # rows without an id keep their contents
 
     @property
     def tables(self) -> tuple[View, ...]:
@@ -68,7 +68,7 @@ class UpdateRows(Operation):
         return self.ins[2:]
 
     def in_parts(self) -> list[Operation]:
-        """The same by other operations, through all rows."""
+        """The same update as several other operations on all rows."""
         table = self.tables[0]
         gradient, parts = self.gradient, list[Operation]()
         if gradient.batched:
@@ -102,7 +102,7 @@ def _scratch(name: str, view: View, dtype: np.dtype | None = None) -> View:
 class RowGradient:
     """A part of a gradient to which rows of `source` are added by an index.
 
-    `operations` record it. `alone`: whether nothing else has to do with that part.
+    `operations` are the operations on that part. `alone`: whether index, source and padding alone determine that part.
     """
 
     table: View
@@ -151,7 +151,7 @@ def _padding(operation: Operation, table: View) -> int | None:
 
 
 def update_of_rows(maps: Sequence[Operation], gradient: View, rows: RowGradient, *, every: bool) -> UpdateRows | None:
-    """These maps of long vectors, among them the `gradient` of the table, as an update of its rows; None if they are more."""
+    """These maps of long vectors, one of them the `gradient` of the table, as an update of rows; None if impossible."""
     composed = _composed(maps, gradient)
     if composed is None:
         return None
@@ -170,7 +170,7 @@ def update_of_rows(maps: Sequence[Operation], gradient: View, rows: RowGradient,
 
 
 def _composed(maps: Sequence[Operation], gradient: View) -> tuple[list[View], list[View], Formula] | None:
-    """What is done by these maps one after another as one formula: results, operands (the gradient first) and the formula."""
+    """A sequence of maps as one formula: the results, the operands (the gradient first), and the formula."""
     ins, written = [gradient], dict[View, None]()
     for each in maps:
         if not isinstance(each, Map) or any(view.ndim and view.shape != gradient.shape for view in each.views):

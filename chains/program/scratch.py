@@ -1,4 +1,4 @@
-"""Lifetimes to offsets: every intermediate result of a program gets a place in one block of memory.
+"""Scratch memory: every intermediate result of a program gets an offset in one block, according to its lifetime.
 
 Two buffers may share bytes when no operation needs both. Placement is greedy by size, the largest first,
 each at the lowest offset that is free for its whole lifetime (Pisarchyk and Lee, "Efficient memory
@@ -35,7 +35,7 @@ class Lifetime(Generic[Key]):
 
 @dataclass(frozen=True)
 class ScratchPlan(Generic[Key]):
-    """Where each buffer lies: a fixed offset, or one that is multiplied by the (rounded) batch size."""
+    """The offsets of all buffers: fixed ones, and ones that are multiplied by the (rounded) batch size."""
 
     fixed: dict[Key, int]
     batched: dict[Key, int]
@@ -64,7 +64,7 @@ def rounded(batch: int) -> int:
 
 
 def plan_scratch(lifetimes: Iterable[Lifetime[Key]]) -> ScratchPlan[Key]:
-    """Place buffers so that those alive at the same operation share no byte."""
+    """Place buffers so that no two that are alive at the same operation share a byte."""
     lifetimes = list(lifetimes)
     fixed, fixed_bytes = _place([life for life in lifetimes if not life.batched], ALIGNMENT)
     batched, bytes_per_sample = _place([life for life in lifetimes if life.batched], 4)

@@ -1,7 +1,7 @@
-"""Numbers that people try many values of, such as learning rates: inputs of a program rather than parts of it.
+"""Settings: numbers of which users try many values, such as learning rates. They are inputs of a program, not parts of it.
 
-A `Tunable` names those of its fields. Programs are recorded with a symbol in the place of each, so that one program,
-compiled once, serves all values. Zero and None are no settings: they leave operations out, which is another program.
+A `Tunable` lists the fields that are settings. Programs are recorded with a symbol for each, so that one program, compiled
+once, serves all values. Zero and None are not settings: with them, operations are left out, and the program is another.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 
 class Tunable:
-    """A frozen dataclass with settings: the fields that `settings` names, and the settings of tunable fields."""
+    """A frozen dataclass with settings: the fields listed in `settings`, and the settings of tunable fields."""
 
     settings: ClassVar[tuple[str, ...]] = ()
 
 
 class Recorded:
-    """What programs are recorded of: attributes stay as they are from then on, since no program would follow a change."""
+    """Base class of objects that programs record. Afterwards, attributes cannot change: programs would not follow."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_chains_recorded" in self.__dict__ and hasattr(self, name):
@@ -40,7 +40,7 @@ class Recorded:
 
 
 def settle(thing: Any) -> None:
-    """Have `thing` and its parts stay as they are, where they would not do so by themselves, as frozen dataclasses do."""
+    """Make `thing` and its parts immutable; frozen dataclasses already are."""
     if isinstance(thing, tuple):
         for part in thing:
             settle(part)
@@ -53,7 +53,7 @@ def settle(thing: Any) -> None:
 
 
 class Setting(Expr):
-    """A number that is given each time a program is run, such as a learning rate; never zero."""
+    """The symbol of a number that is given at each run of a program, such as a learning rate; never zero."""
 
     __slots__ = ("name",)
     __hash__ = object.__hash__
@@ -70,7 +70,7 @@ class Setting(Expr):
 
 
 def evaluate(node: Expr, numbers: Sequence[float]) -> float:
-    """What an expression of settings comes to, given these numbers for them."""
+    """The value of an expression of settings, for these numbers."""
     if node.operation in ("const", "setting"):
         return float(node.value if node.operation == "const" else numbers[int(node.value)])
     operands = [evaluate(operand, numbers) for operand in node.operands]
@@ -78,7 +78,7 @@ def evaluate(node: Expr, numbers: Sequence[float]) -> float:
 
 
 def structure(thing: Any) -> Hashable:
-    """`thing` without the values of its settings: equal for those that one program serves."""
+    """`thing` without the values of its settings: equal for all things that one program serves."""
     if isinstance(thing, tuple):
         return tuple(map(structure, thing))
     if not _is_tunable(thing):

@@ -1,7 +1,7 @@
-"""Recorded operations without those that are not needed: copies of memory to itself, and results that are never read.
+"""Simplification: drop copies of memory to itself, and operations whose results are never read.
 
-Layers can therefore be written plainly. `Flatten` copies, and the copy disappears; every layer fills its
-input's gradient, which is never computed where the caller does not ask for it.
+So layers can be written plainly. `Flatten` copies, and the copy disappears. Every layer fills the gradient of its input, but
+that is computed only if the caller asks for it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from chains.program.view import Buffer, View
 
 
 def simplified(operations: Sequence[Operation]) -> list[Operation]:
-    """The same results from fewer operations."""
+    """Fewer operations with the same results."""
     return without_copies(relu_after_max_pool(contracted(hoisted(live(operations)))))
 
 
 def live(operations: Sequence[Operation], read: Iterable[Buffer] = ()) -> list[Operation]:
-    """The operations whose results reach the caller, or are `read` later, each without its unread results."""
+    """The operations whose results reach the caller or are in `read`; each without its unread results."""
     kept: list[Operation] = []
     read = set(read)
     for operation in reversed(operations):
@@ -41,7 +41,7 @@ def live(operations: Sequence[Operation], read: Iterable[Buffer] = ()) -> list[O
 
 
 def _live_loop(loop: Loop, read: Iterable[Buffer]) -> Loop:
-    """The loop without what neither a later step nor anybody behind it reads."""
+    """The loop without results that neither a later step nor an operation after the loop reads."""
     wanted, known = set(read), -1
     body: list[Operation] = []
     while len(wanted) > known:
@@ -52,7 +52,7 @@ def _live_loop(loop: Loop, read: Iterable[Buffer]) -> Loop:
 
 
 def without_copies(operations: Sequence[Operation]) -> list[Operation]:
-    """The operations with every scratch buffer that merely repeats another one replaced by that other one."""
+    """The operations without scratch buffers that are only copies: the original buffers take their place."""
     kept: dict[int, Operation] = dict(enumerate(operations))
     touching = users(operations)
     for position in range(len(operations)):
@@ -67,7 +67,7 @@ def without_copies(operations: Sequence[Operation]) -> list[Operation]:
 
 
 def _can_share(operations: Mapping[int, Operation], touching: Mapping[Buffer, list[int]], position: int) -> bool:
-    """Whether the copy at `position` may be dropped and both its buffers be one."""
+    """Whether the copy at `position` may be dropped, and its two buffers become one."""
     (out,), (original,) = operations[position].outs, operations[position].ins
     if out.buffer.role != "scratch" or out.dtype != original.dtype or out.batched != original.batched:
         return False
@@ -86,7 +86,7 @@ def _is_whole(view: View) -> bool:
 
 
 def _redirected(operation: Operation, old: Buffer, new: Buffer) -> Operation:
-    """The operation with every view of `old` made one of `new`."""
+    """The operation with all views of `old` turned into views of `new`."""
 
     def moved(view: View) -> View:
         return replace(view, buffer=new) if view.buffer is old else view

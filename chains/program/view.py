@@ -1,7 +1,7 @@
-"""Buffers and views of them: what the operations of a program read and fill.
+"""Buffers and views of buffers, which the operations of a program read and fill.
 
-Shapes are those of arrays, with `Batch(k)` for an axis that has k entries for each sample: a view is made
-once and stands for an array of any batch size.
+Shapes are like those of arrays, with `Batch(k)` for an axis of k entries for each sample: a view is made once and stands
+for an array of any batch size.
 """
 
 from __future__ import annotations
@@ -70,17 +70,17 @@ class Buffer:
 
 @dataclass(frozen=True)
 class View:
-    """A strided window on a buffer; strides and offset count elements. The batch axis, if any, is a `Batch`.
+    """A strided window on a buffer; strides and offset are in elements. The length of the batch axis, if any, is a `Batch`.
 
-    Inside of loops, shape and offset are those of the first step. With each further one the view advances by the element of
-    `moves` for that loop, the outermost first.
+    In loops, shape and offset are those of the first step. `moves` has an entry for each loop, the outermost first: the
+    number of elements by which the view advances with each step.
     """
 
     buffer: Buffer
     shape: Shape
     strides: tuple[int, ...]
     offset: int = 0
-    name: str = field(default="", compare=False)  # for people; by default that of the buffer
+    name: str = field(default="", compare=False)  # for people; by default the buffer's name
     moves: tuple[int, ...] = ()  # without zeros at the end
 
     @property
@@ -112,7 +112,7 @@ class View:
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """The elements' places in the buffer, as runs (start, stop) without gaps; for views without samples."""
+        """The view's elements as contiguous runs (start, stop) of the buffer; for views without samples."""
         runs, length = [self.offset], 1
         for extent, stride in sorted(zip(self.sample_shape, self.strides, strict=True), key=lambda axis: axis[1]):
             if stride == length and len(runs) == 1:
@@ -128,7 +128,7 @@ class View:
 
     @property
     def rows(self) -> View:
-        """All axes but the last merged into one: a matrix with a row per sample (and position)."""
+        """The view as a matrix, with all axes but the last merged: a row per sample (and position)."""
         if self.ndim == 2:
             return self
         size = math.prod(self.sample_shape[:-1])
@@ -145,7 +145,7 @@ class View:
         Parameters
         ----------
         *sample_shape : int
-            The lengths.
+            The lengths of the new axes.
         """
         if not self.batched or self.contiguous:
             return self._reshaped((Batch(), *sample_shape) if self.batched else sample_shape)
@@ -153,14 +153,14 @@ class View:
         return replace(sample, shape=(self.shape[0], *sample.shape), strides=(self.strides[0], *sample.strides))
 
     def split(self, axis: int, parts: int) -> View:
-        """An axis as two: the parts, and the entries of each.
+        """The view with an axis split into two: the parts, and the entries of each.
 
         Parameters
         ----------
         axis : int
             Not the batch.
         parts : int
-            How many. Raises ValueError unless they are equal.
+            The number of parts. Raises ValueError unless the axis divides evenly.
         """
         axis = self._axis(axis)
         extent = self.shape[axis]
@@ -187,12 +187,12 @@ class View:
         return replace(self, shape=tuple(self.shape[k] for k in order), strides=tuple(self.strides[k] for k in order))
 
     def expand(self, axis: int) -> View:
-        """The view with a further axis of length 1.
+        """The view with a new axis of length 1.
 
         Parameters
         ----------
         axis : int
-            Where it stands in the result; negative ones count from its end.
+            The position of the axis in the result; negative ones count from the end.
         """
         axis = axis if axis >= 0 else axis + self.ndim + 1
         shape, strides = list(self.shape), list(self.strides)
@@ -218,7 +218,7 @@ class View:
         axis : int
             Not the batch.
         start, stop : int
-            Its first entry, and the entry behind its last one.
+            The first entry, and the entry after the last one.
         """
         axis = self._axis(axis)
         extent = self.shape[axis]
@@ -255,7 +255,7 @@ class View:
         return replace(self, shape=tuple(shape), strides=tuple(strides), offset=offset)
 
     def advancing(self, depth: int, by: int) -> View:
-        """The view that goes on by so many elements with each step of the loop at this depth; 0 for one that stays."""
+        """The view, advancing `by` elements with each step of the loop at this depth; 0 for a view that stays."""
         moves = [*self.moves, *(0 for _ in range(len(self.moves), depth + 1))]
         moves[depth] = by
         while moves and moves[-1] == 0:
@@ -263,16 +263,16 @@ class View:
         return replace(self, moves=tuple(moves))
 
     def move(self, depth: int) -> int:
-        """By how many elements it advances with each step of the loop at this depth."""
+        """The number of elements by which the view advances with each step of the loop at this depth."""
         return self.moves[depth] if depth < len(self.moves) else 0
 
     def at(self, depth: int, step: int) -> View:
-        """The view at a step of the loop at this depth."""
+        """The view at one step of the loop at this depth."""
         move = self.move(depth)
         return replace(self.advancing(depth, 0), offset=self.offset + step * move) if move else self
 
     def over(self, depth: int, steps: int) -> View:
-        """All that it shows in so many steps of the loop at this depth: behind the batch, an axis in the order of memory."""
+        """The view over all `steps` of the loop at this depth, as a new axis after the batch, in memory order."""
         move = self.move(depth)
         if not move:
             return self
@@ -284,7 +284,7 @@ class View:
         return replace(self.advancing(depth, 0), shape=tuple(shape), strides=tuple(strides), offset=offset)
 
     def within(self, memory: np.ndarray) -> np.ndarray:
-        """The view's elements, at the first step and of one sample, in an array with an entry for each of the buffer."""
+        """The view's elements for one sample at the first step, in an array with an entry for each element of the buffer."""
         axes = [(n, stride) for n, stride in zip(self.shape, self.strides, strict=True) if not isinstance(n, Batch)]
         steps = [stride * memory.itemsize for _, stride in axes]
         return np.lib.stride_tricks.as_strided(memory[self.offset :], [n for n, _ in axes], steps)

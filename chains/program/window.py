@@ -1,4 +1,4 @@
-"""Windows that slide over the last two axes of images: what convolutions and pools have in common."""
+"""Windows that slide over the last two axes of images, for convolutions and pools."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Window:
-    """The size of a window and how it moves; each a pair, for rows and for columns.
+    """The size of a window and how it moves, each a pair: for rows and for columns.
 
     Entry `k` of the window at output position `o` lies at input position ``o * stride + k * dilation - padding[0]``;
-    positions outside of the input are padding, `padding[0]` of them in front of the input and `padding[1]` behind it.
+    positions outside the input are padding, `padding[0]` of them before the input and `padding[1]` after it.
     """
 
     size: Pair
@@ -23,13 +23,13 @@ class Window:
     dilation: Pair = (1, 1)
 
     def outputs(self, inputs: Pair) -> Pair:
-        """How many positions the window takes over an input of this height and width; not positive where it is too large."""
+        """The number of window positions over an input of this height and width; not positive if the window is too large."""
         rows, columns = ((inputs[k] + sum(self.padding[k]) - self.span[k]) // self.stride[k] + 1 for k in range(2))
         return rows, columns
 
     @lazy
     def span(self) -> Pair:
-        """The distance from the first entry of the window to the last, both included."""
+        """The extent of the window, from its first entry to its last, both included."""
         rows, columns = ((self.size[k] - 1) * self.dilation[k] + 1 for k in range(2))
         return rows, columns
 
