@@ -1,7 +1,7 @@
-"""Nodes made as simple as rules of algebra allow, equal ones once.
+"""Algebraic simplification of nodes; equal nodes become one.
 
-The rules are those of real numbers: they round differently from what they replace, by a last bit, and take 0 * x for 0. So they
-are for new formulas, such as derivatives, and not for those that people wrote.
+The rules are those of real numbers: a simplified node may differ from the original in the last bit, and 0 * x is 0. So the
+rules serve for new formulas, such as derivatives, and not for formulas of users.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ COMMUTATIVE = ("add", "mul", "min", "max", "eq", "ne", "and", "or")
 
 
 class Algebra:
-    """Makes nodes. Of equal ones there is one, which `same` compares by identity."""
+    """Makes nodes. Equal nodes are one object, so that identity tells whether two are equal."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], Expr] = {}
-        self._given: set[int] = set()  # by identity: symbols have no truth value to be compared by
+        self._given: set[int] = set()  # ids of nodes: comparing symbols gives no truth value
 
     def results(self, formula: Formula) -> list[Expr]:
-        """The inputs and results of a formula, in order, as they are written."""
+        """The nodes of a formula's inputs and results, in order, not simplified."""
         results = [self._one(Expr("input", value=k)) for k in range(len(formula.inputs))]
         for step in formula.instructions:
             results.append(self._one(Expr(step.operation, tuple(results[k] for k in step.operands), step.value)))
@@ -31,18 +31,18 @@ class Algebra:
         return results
 
     def is_given(self, node: Expr) -> bool:
-        """Whether the node is a result of a formula, and so is computed in any case."""
+        """Whether the node is a result of a formula, which is computed in any case."""
         return id(node) in self._given
 
     def constant(self, value: float) -> Expr:
         return self._one(as_expr(value))
 
     def simplified(self, node: Expr) -> Expr:
-        """The node with all that it is made of, simplified."""
+        """The node, simplified together with all nodes below it."""
         return self.make(node.operation, *map(self.simplified, node.operands)) if self._is_new(node) else self._one(node)
 
     def make(self, operation: str, *operands: Expr) -> Expr:
-        """An operation on nodes that were made here."""
+        """An operation on nodes of this object."""
         rule = _RULES.get(operation)
         simpler = self._chosen(operation, operands)
         if simpler is None and rule is not None:
@@ -53,7 +53,7 @@ class Algebra:
         return self._one(node) if node.operation == operation or not self._is_new(node) else self.simplified(node)
 
     def _chosen(self, operation: str, operands: Sequence[Expr]) -> Expr | None:
-        """An operation on constants, and on choices between constants by one condition, as one such choice."""
+        """An operation on constants and on choices between constants by one condition, as a single choice."""
         choices = [node for node in operands if node.operation == "where"]
         if operation == "where" or not choices or any(node.operands[0] is not choices[0].operands[0] for node in choices):
             return None
@@ -79,7 +79,7 @@ def _key(node: Expr) -> tuple[object, ...]:
 
 
 def _scaled(node: Expr) -> tuple[float, Expr]:
-    """A node as a constant times another; the constant is 1 where there is none."""
+    """A node as a constant times another node; the constant may be 1."""
     if node.operation == "neg":
         return -1.0, node.operands[0]
     if node.operation == "mul":

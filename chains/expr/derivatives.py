@@ -1,8 +1,8 @@
 """Symbolic derivatives of formulas.
 
-The derivatives of an operation with respect to its operands are in the table of scalar operations; the chain rule goes through
-the instructions of a formula in order, and what it makes is simplified (`chains.expr.algebra`), so that derivatives of high
-orders stay about as short as people write them.
+The table of scalar operations has the derivatives of each operation with respect to its operands. The chain rule goes through
+the instructions of a formula in order. Its results are simplified (`chains.expr.algebra`), so that derivatives of high orders
+stay about as short as people write them.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Term = Expr | None  # None for zero
 def derivative(formula: Formula, input: int = 0) -> Formula:
     """The derivatives of a formula's outputs with respect to the input at this position, as a formula of the same inputs.
 
-    At a kink it is the derivative from the left (see `chains.expr.scalar.ScalarOperation`), at a step 0.
-    The result can be differentiated again. Derivatives of ``f(x0 + e * x1 + e**2 * x2 + ...)`` with respect to e, at e = 0 and
-    divided by k!, are the coefficients of that Taylor series.
+    At a kink, it is the derivative from the left (see `chains.expr.scalar.ScalarOperation`); at a jump, it is 0. The result
+    can be differentiated again. The k-th derivative of ``f(x0 + e * x1 + e**2 * x2 + ...)`` with respect to e, at e = 0 and
+    divided by k!, is the coefficient of order k of that Taylor series.
     """
     chain = _Chain(formula)
     return trace_nodes(tuple(map(chain.number, chain.derivatives(input))), formula.inputs)
 
 
 def derivatives(formula: Formula, order: int, input: int = 0) -> Formula:
-    """A formula's outputs, their derivatives with respect to one input, and so on up to an order, as one formula.
+    """A formula's outputs and their derivatives with respect to one input, up to an order, as one formula.
 
-    What they have in common is computed once.
+    Common parts are computed once.
     """
     found = [formula]
     for _ in range(order):
@@ -42,7 +42,7 @@ def derivatives(formula: Formula, order: int, input: int = 0) -> Formula:
 
 
 def slope(formula: Formula) -> Formula:
-    """The derivative of ``y = f(x)`` as a formula of what it needs: of y alone, of x alone, or of x and y."""
+    """The derivative of ``y = f(x)``, as a formula of y alone, of x alone, or of x and y."""
     chain = _Chain(formula)
     x, y = chain.results[0], Expr("input", value=1)
     found = _replaced(chain.number(chain.derivatives(0)[0]), chain.outputs[0], y)
@@ -86,7 +86,7 @@ class _Chain:
         if y.operation == "div" and (exponent := self._exponent(self._operands(number)[1])) is not None:
             return self._logistic(y, changes[0], terms[exponent])
         operands = y.operands
-        if y.operation in COMMUTATIVE and operands[0].operation == "const":  # so that max(0, x) is max(x, 0)
+        if y.operation in COMMUTATIVE and operands[0].operation == "const":  # so that max(0, x) counts as max(x, 0)
             operands, changes = operands[::-1], changes[::-1]
         found = rule(y, *operands)
         if isinstance(found, Choice):
@@ -102,10 +102,10 @@ class _Chain:
                 total = term if total is None else self._algebra.make("add", total, term)
         return total
 
-    # Quotients whose divisors may overflow, as that of the logistic function does
+    # Quotients whose divisor may overflow, as in the logistic function
 
     def _exponent(self, number: int) -> int | None:
-        """The number of u, where the result of this number is the sum of a constant and exp(u)."""
+        """The number of u, if the result with this number is the sum of a constant and exp(u)."""
         if self.results[number].operation == "add":
             for one, other in (self._operands(number), self._operands(number)[::-1]):
                 if self.results[one].operation == "const" and self.results[other].operation == "exp":
@@ -128,7 +128,7 @@ class _Chain:
 
 
 def _below(node: Expr) -> Iterator[Expr]:
-    """The node and all that it is made of."""
+    """The node and all nodes below it."""
     seen: set[int] = set()
     left = [node]
     while left:
@@ -140,7 +140,7 @@ def _below(node: Expr) -> Iterator[Expr]:
 
 
 def _replaced(node: Expr, old: Expr, new: Expr) -> Expr:
-    """The node with another in the place of one that it is made of."""
+    """The node with `old` below it replaced by `new`."""
     known = {id(old): new}
 
     def moved(node: Expr) -> Expr:

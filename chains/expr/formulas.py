@@ -1,8 +1,8 @@
-"""Formulas: what a traced function computes, as a list of instructions.
+"""Formulas: the computation of a traced function as a list of instructions.
 
-``trace(lambda x, b: tanh(x + b))`` calls the function once with symbols and keeps what it did as a `Formula`: a short list of
-instructions in static single assignment form, equal subexpressions shared. A backend turns a formula into ufunc calls, vector
-instructions or a GPU kernel.
+``trace(lambda x, b: tanh(x + b))`` calls the function once with symbols, and returns its operations as a `Formula`: a short
+list of instructions in static single assignment form, with equal subexpressions shared. A backend turns a formula into ufunc
+calls, vector instructions or a GPU kernel.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 from chains.expr.nodes import Expr, as_expr, key_of, stripped, text_of
 
-MOST_WRITTEN_TERMS = 40  # of a formula that is written out in full
+MOST_WRITTEN_TERMS = 40  # longer formulas are not written out in full
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One scalar operation; its result is known by its position in `Formula.instructions`."""
+    """One scalar operation. Its position in `Formula.instructions` gives the number of its result."""
 
     operation: str
     operands: tuple[int, ...] = ()
@@ -29,9 +29,9 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Formula:
-    """A traced function: results are numbered inputs first, then one per instruction.
+    """A traced function. Its results are numbered: first the inputs, then a result for each instruction.
 
-    `outputs` are the numbers of the results the function returned. Equal functions give equal formulas.
+    `outputs` are the numbers of the results that the function returned. Equal functions give equal formulas.
     """
 
     inputs: tuple[str, ...]
@@ -40,13 +40,13 @@ class Formula:
 
     @property
     def copied_input(self) -> int | None:
-        """The position of the input this formula returns unchanged, or None when it computes something."""
+        """The position of the input that this formula returns unchanged; None if it computes something."""
         if len(self.outputs) == 1 and self.outputs[0] < len(self.inputs):
             return self.outputs[0]
         return None
 
     def only(self, outputs: Sequence[int]) -> tuple[Formula, list[int]]:
-        """The formula of only the outputs at these positions, and the positions of the inputs it still reads."""
+        """The formula of the outputs at these positions alone, and the positions of the inputs that it still reads."""
         kept = [self.outputs[position] for position in outputs]
         needed = set(kept)
         first = len(self.inputs)
@@ -66,7 +66,7 @@ class Formula:
     def text(self, names: Sequence[str] | None = None) -> str:
         """The formula as a person would write it, with `names` for the inputs.
 
-        What a long formula uses more than once has a name, which is explained behind the formula.
+        In a long formula, terms that are used more than once have names, which are explained after the formula.
         """
         texts = list(names or self.inputs)
         shared = self._shared() if self._terms() > MOST_WRITTEN_TERMS else set()
@@ -81,7 +81,7 @@ class Formula:
         return f"{formula} where {', '.join(meanings)}" if meanings else formula
 
     def _terms(self) -> int:
-        """How many operations there are where nothing is shared."""
+        """The number of operations if no result is shared."""
         terms = [0] * len(self.inputs)
         for instruction in self.instructions:
             terms.append(1 + sum(terms[operand] for operand in instruction.operands))
@@ -107,23 +107,23 @@ def trace(function: Callable[..., Any], inputs: int | None = None) -> Formula:
     Parameters
     ----------
     function : callable
-        In arithmetic and the functions of `chains.expr`, or NumPy's ufuncs of the same names.
+        It may use arithmetic and the functions of `chains.expr`, or NumPy's ufuncs of the same names.
     inputs : int, optional
-        The number of arguments, where the signature does not say it (``*args``).
+        The number of arguments, if the signature does not tell it (``*args``).
 
     Raises
     ------
     TypeError
-        Where the function does something that no formula can, naming what was called.
+        If the function does something that no formula can; the message names the call.
     """
     return trace_with_settings(function, inputs)[0]
 
 
 def trace_with_settings(function: Callable[..., Any], inputs: int | None = None) -> tuple[Formula, tuple[Expr, ...]]:
-    """As `trace`, with the expressions of settings that are the formula's last inputs."""
+    """As `trace`, together with the expressions of settings that become the formula's last inputs."""
     try:
         names = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_POSITIONAL]
-    except ValueError:  # a builtin or ufunc that does not tell
+    except ValueError:  # a builtin or ufunc without a signature
         names = []
     if inputs is not None and len(names) != inputs:
         names = [f"x{position}" for position in range(inputs)]
@@ -134,12 +134,12 @@ def trace_with_settings(function: Callable[..., Any], inputs: int | None = None)
 
 
 def trace_nodes(results: tuple[Expr, ...], names: tuple[str, ...]) -> Formula:
-    """Number the nodes under `results`, equal ones once."""
+    """The formula of these results; equal nodes become one instruction."""
     return _numbered(results, names)[0]
 
 
 def _numbered(results: tuple[Expr, ...], names: tuple[str, ...]) -> tuple[Formula, tuple[Expr, ...]]:
-    """The formula of these nodes, and what in it is made of settings alone, which becomes its last inputs."""
+    """The formula of these nodes, and the expressions of settings alone in them, which become its last inputs."""
     settings: dict[Any, Expr] = {}
     seen: set[int] = set()
 

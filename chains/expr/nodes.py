@@ -1,6 +1,6 @@
-"""Nodes of formulas: the symbols that stand for numbers while a formula is traced, and the functions that take them.
+"""Nodes of formulas: the symbols for numbers while a formula is traced, and the functions of symbols.
 
-The functions (`exp`, `where`, `maximum`, ...) also accept numbers and NumPy arrays, so that an activation can be tried at the
+The functions (`exp`, `where`, `maximum`, ...) also take numbers and NumPy arrays, so that users can try an activation at the
 prompt: ``σ(0.5)``.
 """
 
@@ -18,7 +18,7 @@ Scalar = Union["Expr", float, int]
 
 
 class Expr:
-    """A node of a formula being traced; built by arithmetic, comparisons and this module's functions."""
+    """A node of a formula that is traced. Arithmetic, comparisons and the functions of this module make nodes."""
 
     __slots__ = ("operands", "operation", "setting", "value")
     __hash__ = object.__hash__
@@ -27,7 +27,7 @@ class Expr:
         self.operation = operation
         self.operands = operands
         self.value = value  # the number of a "const", the position of an "input" or "setting"
-        # Whether it is made of settings and constants only, so that it is known before the program runs.
+        # Whether the node consists of settings and constants only: then its value is known before the program runs.
         known = all(operand.setting or operand.operation == "const" for operand in operands)
         self.setting: bool = operation == "setting" or (known and any(operand.setting for operand in operands))
 
@@ -106,7 +106,7 @@ class Expr:
         )
 
     def _reduced(self, *args: Any, **kwargs: Any) -> Expr:
-        """What NumPy's functions call, too: ``np.mean`` of a symbol would be the symbol."""
+        """Refuse reductions. NumPy's functions call these methods too: ``np.mean`` of a symbol would be the symbol."""
         raise TypeError(
             "a formula is of one element: it has no sum, mean, max or min over others; a loss sums over a sample's outputs, "
             "with average=True takes their mean, and averages over the batch"
@@ -128,7 +128,7 @@ class Expr:
 
 
 def key_of(node: Expr) -> tuple[Any, ...]:
-    """What equal expressions have in common."""
+    """A key that equal expressions share."""
     return (node.operation, node.value, *map(key_of, node.operands))
 
 
@@ -168,7 +168,7 @@ def _as_number(a: Expr) -> Expr:
 
 
 def _simplified(operation: str, a: Expr, b: Expr) -> Expr | None:
-    """A cheaper node of the same value, where there is an obvious one."""
+    """A cheaper node with the same value, if there is an obvious one."""
     if operation == "add" and _is(a, 0):
         return b
     if operation in ("add", "sub") and _is(b, 0):
@@ -193,7 +193,7 @@ def _is(node: Expr, number: float) -> bool:
 
 
 def _folded(operation: str, *operands: Expr) -> Expr | None:
-    """What an operation on constants comes to; None for others, and where the result is no number."""
+    """The value of an operation on constants; None for other operands, and if the result is no number."""
     if any(operand.operation != "const" for operand in operands):
         return None
     try:
@@ -235,14 +235,14 @@ floor = _function("floor", "The largest integer not above x.")
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
-    """One number or another; both are computed.
+    """One number or another, by a condition; both are computed.
 
     Parameters
     ----------
     condition : Expr, number or array
-        A comparison; of numbers, those but 0 hold.
+        A comparison, or a number: every number but 0 is true.
     a, b : Expr, number or array
-        Where the condition holds, and elsewhere.
+        The result where the condition holds, and the result elsewhere.
     """
     if not any(isinstance(operand, Expr) for operand in (condition, a, b)):
         return np.where(condition, a, b)
@@ -277,7 +277,7 @@ def maximum(a: Any, b: Any) -> Any:
 
 
 def text_of(operation: str, value: float, operands: Sequence[str]) -> str:
-    """An operation as people write it, in parentheses where it is one of two operands."""
+    """An operation as people write it; one with an operator stands in parentheses."""
     if operation == "const":
         return f"{value:g}"
     if operation in SYMBOLS:

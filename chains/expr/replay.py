@@ -13,13 +13,13 @@ from chains.expr.formulas import Formula, trace
 from chains.expr.nodes import erf, where
 from chains.expr.scalar import UFUNCS
 
-# Each operation on numbers, arrays and the symbols of another formula, which take NumPy's ufuncs too.
+# The operations as functions of numbers, arrays and symbols of another formula; symbols take NumPy's ufuncs too.
 FUNCTIONS: dict[str, Callable[..., Any]] = {name: ufunc for ufunc, name in UFUNCS.items()} | {"erf": erf, "where": where}
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A formula as a function. Unlike the lambda it was traced from, it can be pickled; equal formulas give equal functions."""
+    """A formula as a function. Unlike the traced lambda, it can be pickled. Equal formulas give equal functions."""
 
     formula: Formula
 
@@ -40,16 +40,16 @@ class Replay:
 
 
 def kept(what: str, function: Callable[..., Any], inputs: int | None = None) -> Callable[..., Any]:
-    """`function`, or its formula where it is a plain one, such as a lambda, that cannot be pickled.
+    """`function`, or its formula if it is a plain function that cannot be pickled, such as a lambda.
 
-    Raises TypeError or ValueError, which name it as `what`, where it cannot be traced.
+    Raises TypeError or ValueError if it cannot be traced; the message calls it `what`.
     """
     formula = traced(what, function, inputs)
     return Replay(formula) if isinstance(function, (FunctionType, partial)) else function
 
 
 def traced(what: str, function: Callable[..., Any], inputs: int | None = None) -> Formula:
-    """As `trace`, for a formula that users know as `what`. Raises TypeError or ValueError, which name it."""
+    """As `trace`, for a formula that users know as `what`. Raises TypeError or ValueError with this name."""
     try:
         formula = trace(function, inputs)
     except ValueError as error:

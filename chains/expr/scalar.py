@@ -1,4 +1,4 @@
-"""The table of scalar operations, of which formulas are made. Backends add how they write each of them, and nothing else."""
+"""The table of the scalar operations in formulas. Backends add only how they write each operation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Choice:
-    """The derivative of `where(condition, a, b)`, min and max: that of `a` where the condition holds, else that of `b`."""
+    """The derivative of `where(condition, a, b)`, min and max: the derivative of `a` if the condition holds, else of `b`."""
 
     condition: Any
 
@@ -24,12 +24,12 @@ Derivative = Callable[..., "tuple[Any, ...] | Choice"]
 class ScalarOperation:
     """One row of the table.
 
-    `python` computes the operation on Python's numbers; constants are folded with it. `ufunc` is NumPy's function, by which
-    tracing knows the operation. `symbol` is what people write between two operands. The result of a `truth` is a truth value.
+    `python` computes the operation on Python's numbers, also to fold constants. `ufunc` is NumPy's function; tracing
+    recognises the operation by it. `symbol` is what people write between two operands. If `truth`, the result is a truth value.
 
-    ``derivative(y, *operands)`` gives the derivatives of the result y with respect to the operands, or a `Choice`, in terms of
-    operators and ufuncs, which symbols of formulas take. There is none where the derivative is zero wherever it exists. At a
-    kink it is that from the left: for abs(x) at 0 it is -1; min and max of equal operands take the first for the smaller.
+    ``derivative(y, *operands)`` gives the derivatives of the result y with respect to the operands, or a `Choice`. It uses
+    operators and ufuncs, which take symbols. It is None if the derivative is zero wherever it exists. At a kink it is the
+    derivative from the left: -1 for abs(x) at 0. For min and max of equal operands, the first counts as the smaller.
     """
 
     name: str
@@ -51,7 +51,7 @@ def _comparison(name: str, symbol: str, ufunc: np.ufunc, python: Callable[..., A
 
 
 def _pow_derivative(y: Any, a: Any, b: Any) -> tuple[Any, ...]:
-    """Zero with respect to the base where the exponent is 0, and with respect to the exponent where the base is 0."""
+    """The derivatives of a power: zero by the base if the exponent is 0, zero by the exponent if the base is 0."""
     return (b != 0.0) * (b * a ** (b - 1.0)), (a != 0.0) * (y * np.log(a))
 
 
@@ -90,7 +90,7 @@ _ROWS = (
 
 OPERATIONS = {row.name: row for row in _ROWS}
 
-# The names by number of operands, those of the operations whose results are truth values, and columns by name.
+# The names by number of operands, the names of operations with truth values as results, and the columns by name.
 UNARY = tuple(row.name for row in _ROWS if row.arity == 1 and not row.truth)
 BINARY = tuple(row.name for row in _ROWS if row.arity == 2)
 TERNARY = tuple(row.name for row in _ROWS if row.arity == 3)

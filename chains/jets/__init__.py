@@ -1,1 +1,1 @@
-"""Derivatives of recorded programs: every array becomes a truncated Taylor series, every cotangent its adjoint."""
+"""Derivatives of recorded programs: arrays become truncated Taylor series, cotangents become their adjoints."""

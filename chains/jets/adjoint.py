@@ -1,8 +1,8 @@
 """Adjoints: the cotangents of the coefficients of a series, and the rules by which linear operations act on them.
 
 A cotangent c_k belongs to each coefficient y_k. Where y = h x for a series h, y_k is the sum of h_(k-j) x_j, and so the
-cotangent of x_j is the sum of h_(k-j) c_k over k: the product read backwards. By this rule, the operations that pull one
-cotangent back pull back those of all coefficients: the gradient of anything made of u, u', u'', ... in one pass.
+cotangent of x_j is the sum of h_(k-j) c_k over k: the product read backwards. With this rule, the operations that pull back
+one cotangent pull back the cotangents of all coefficients. One pass gives the gradient of any function of u, u', u'', ...
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from chains.jets.series import ZERO, Index, Orders, Series, apply, next_result
 
 @dataclass(frozen=True)
 class Linear:
-    """A sum of cotangents times series: the factors by the number of the cotangent among the inputs of a formula."""
+    """A sum of products, cotangent times series. `factors` are the series by the cotangent's position among the inputs."""
 
     factors: dict[int, Series]
 
     def transposed(self, inputs: Sequence[Series]) -> Series:
-        """The rows of the sum, for the rows of the inputs."""
+        """The rows of the sum, for these rows of the inputs."""
         rows: Series = {}
         for position, factor in self.factors.items():
             for k, i, j in adjoint_products(list(inputs[position]), list(factor)):
@@ -30,7 +30,7 @@ class Linear:
         return rows
 
     def times(self, operation: str, series: Series, orders: Orders) -> Linear:
-        """Multiplied or divided by a series."""
+        """The sum multiplied or divided by a series."""
         return Linear({position: apply(operation, [factor, series], orders) for position, factor in self.factors.items()})
 
     def negative(self, orders: Orders) -> Linear:
@@ -50,7 +50,7 @@ def adjoint_products(adjoint: Sequence[Index], series: Sequence[Index]) -> Itera
 def linear_parts(
     formula: Formula, inputs: Sequence[Series], is_adjoint: Sequence[bool], orders: Orders
 ) -> list[Series | Linear]:
-    """Each output of a formula: a series where no cotangent is in it, else a sum of cotangents times series.
+    """Each output of a formula: a series if it contains no cotangent, else a sum of products of cotangents and series.
 
     Raises ValueError where an output is not linear in the cotangents.
     """
@@ -69,7 +69,7 @@ def linear_parts(
 
 
 def _linear(operation: str, operands: Sequence[Series | Linear], orders: Orders) -> Linear:
-    """What an operation makes of operands of which at least one is linear in cotangents."""
+    """The result of an operation; at least one of the operands is linear in cotangents."""
     first, last = operands[0], operands[-1]
     if operation == "neg" and isinstance(first, Linear):
         return first.negative(orders)
@@ -103,7 +103,7 @@ def _sum(a: Series | Linear, b: Series | Linear, orders: Orders) -> Linear:
 
 
 def _as_linear(part: Series | Linear) -> Linear | None:
-    """A part of a sum; zero is the empty sum, and other series are none."""
+    """A term as a sum of cotangents: zero is the empty sum, None stands for any other series."""
     if isinstance(part, Linear):
         return part
     is_zero = list(part) == [ZERO] and part[ZERO].operation == "const" and part[ZERO].value == 0.0

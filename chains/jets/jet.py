@@ -1,10 +1,11 @@
-"""Programs on Taylor series: each operation recorded again for the coefficients of what it reads.
+"""Programs on Taylor series: each operation is recorded again, for the coefficients of its operands.
 
-`Jet.record` takes operations as layers recorded them. An array that depends on a perturbed one becomes a series, with an array
-for each coefficient: sums, copies and gathers act on each coefficient, products and convolutions become Cauchy products, and a
-map computes all coefficients of its results at once (`chains.jets.series`). A pullback is linear in its cotangent. Where that
-is an adjoint (`Jet.adjoint`), with an array for the cotangent of each coefficient, so is all that is made of it, and the rules
-are the transposed ones (`chains.jets.adjoint`). No layer knows of this, and results that are never read are dropped as ever.
+`Jet.record` takes operations as layers recorded them. An array that depends on a perturbed array becomes a series, with an
+array for each coefficient. Sums, copies and gathers act on each coefficient; products and convolutions become Cauchy products;
+a map computes all coefficients of its results at once (`chains.jets.series`). A pullback is linear in its cotangent. If the
+cotangent is an adjoint (`Jet.adjoint`), with an array for the cotangent of each coefficient, so are all arrays computed from
+it; their rules are the transposed ones (`chains.jets.adjoint`). Layers know nothing of this. Unread results are dropped as
+usual.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from chains.program.view import Buffer, View, c_strides
 
 
 class Jet:
-    """Records operations for series of these orders, one direction after another.
+    """Records operations on series; `orders` has the highest order along each direction.
 
     >>> jet = Jet(ops, (2,))
     >>> jet.perturb(x, (0, 1), direction)
@@ -53,32 +54,32 @@ class Jet:
         self.ops = ops
         self.orders = orders
         self._rows: dict[tuple[Buffer, Index], Buffer] = {}
-        self._written: dict[Buffer, set[Index]] = {}  # the coefficients of a buffer that are not zero, as things stand
+        self._written: dict[Buffer, set[Index]] = {}  # the coefficients of a buffer that are not zero so far
         self._adjoints: set[Buffer] = set()
-        self._zeros: set[Buffer] = set()  # those of which all that was written is zero
+        self._zeros: set[Buffer] = set()  # buffers to which only zeros were written
 
     # What is perturbed, and what is found
 
     def perturb(self, view: View, index: Index, coefficient: View) -> None:
-        """Let the array `view`, a whole buffer, have this coefficient."""
+        """Give the array `view`, a whole buffer, this coefficient."""
         self._rows[view.buffer, index] = coefficient.buffer
         self._written.setdefault(view.buffer, {ZERO}).add(index)
 
     def adjoint(self, view: View, rows: Iterable[Index]) -> None:
-        """Let the array `view`, a whole buffer, be an adjoint with these rows, which `row` gives to be filled."""
+        """Make the array `view`, a whole buffer, an adjoint with these rows. The caller fills them; `row` returns each."""
         self._adjoints.add(view.buffer)
         self._written[view.buffer] = set(rows)
 
     def place(self, view: View, index: Index, target: View) -> None:
-        """Have this coefficient of the array `view`, a whole buffer, written to the buffer of `target`."""
+        """Let this coefficient of the array `view`, a whole buffer, be written to the buffer of `target`."""
         self._rows[view.buffer, index] = target.buffer
 
     def coefficient(self, view: View, index: Index) -> View | None:
-        """The array of this coefficient; None where it is zero."""
+        """The array of this coefficient; None if it is zero."""
         return self.row(view, index) if index in self._present(view) else None
 
     def row(self, view: View, index: Index) -> View:
-        """The array of this coefficient, whether it has been written or not."""
+        """The array of this coefficient, written or not."""
         buffer = view.buffer
         if (buffer, index) not in self._rows:
             name = f"{buffer.name} {'' if len(self.orders) == 1 else index[0]}^{index[1]}"
@@ -108,18 +109,18 @@ class Jet:
         rule(self, operation)
 
     def _constant(self, operation: Operation) -> None:
-        """What depends on no series."""
+        """An operation that depends on no series."""
         zero = isinstance(operation, Fill) and operation.value == 0.0
         self._will_write(operation.outs[0], [ZERO], adjoint=False, zero=zero)
         self.ops.operations.append(operation)
 
     def _loop(self, loop: Loop) -> None:
-        """Step by step, written out: series of arrays that advance would have to be arranged for it."""
+        """A loop, unrolled: otherwise the series of advancing arrays would need a layout for it."""
         for step in range(loop.steps):
             self.record(loop.at(step))
 
     def _first(self, operation: Operation) -> None:
-        """What is linear in its first operand; the winners of a max pool are those of order zero."""
+        """An operation that is linear in its first operand. The winners of a max pool are those of order zero."""
         self._on_rows(operation, operation.ins[0])
 
     def _scatter_add(self, operation: ScatterAdd) -> None:
@@ -220,7 +221,7 @@ class Jet:
     # Maxima
 
     def _max(self, out: View, a: View) -> None:
-        """The largest entry, and the mean of the coefficients of those that are as large."""
+        """The largest entry, and the mean of the coefficients of all entries that equal it."""
         ops, rows = self.ops, self._present(a)
         ops.max(self.row(out, ZERO), self.row(a, ZERO))
         count = _scratch_like(out, f"winners of {out}")
@@ -236,7 +237,7 @@ class Jet:
             ops.map(target, lambda total, count: total / count, target, count)
 
     def _max_pool(self, operation: Pool) -> None:
-        """The winners of order zero, found by the pullback of ones, take their coefficients along."""
+        """The coefficients of the winners of order zero. The pullback of ones finds the winners."""
         ops, window = self.ops, operation.window
         (x,), (y,) = operation.ins, operation.outs
         if window.stride[0] < window.size[0] or window.stride[1] < window.size[1] or window.dilation != (1, 1):
@@ -259,7 +260,7 @@ class Jet:
     # What has been written
 
     def _will_write(self, out: View, rows: Iterable[Index], adjoint: bool, adds: bool = False, zero: bool = False) -> None:
-        """Take down that these rows of `out` are written; those that are not, or were not elsewhere, become zero."""
+        """Note that these rows of `out` are written. Other rows there, and new rows elsewhere, are filled with zeros."""
         buffer, rows = out.buffer, set(rows)
         before = self._written.get(buffer)
         if before is None or (_is_whole(out) and not adds):
@@ -314,7 +315,7 @@ def _scratch_like(view: View, name: str) -> View:
 
 
 def _aligned(small: View, large: View) -> View:
-    """A result of a reduction with the axes of its operand, so that it broadcasts."""
+    """The result of a reduction with as many axes as its operand, so that it broadcasts."""
     while small.ndim < large.ndim:
         small = small.expand(-1)
     return small

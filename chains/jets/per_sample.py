@@ -1,7 +1,7 @@
-"""Pullbacks with their sums over the batch left out: the gradient of each sample instead of the sum of them all.
+"""Pullbacks without their sums over the batch: they give the gradient of each sample instead of the sum.
 
-What a pullback sums over the samples, such as the gradient of a weight, becomes an array with a row for each sample, and so
-does all that is made of it. A product that sums over the samples becomes an outer product for each of them.
+An array that a pullback sums over the samples, such as the gradient of a weight, gets a row for each sample, and so do the
+arrays computed from it. A product that sums over the samples becomes an outer product for each sample.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from chains.program.operations import MatMul, Operation, Reduce
 from chains.program.recorder import Recorder
 from chains.program.view import Batch, Buffer, Shape, View, c_strides
 
-MOST_TERMS = 64  # positions of a sample that a product may sum over: each takes an operation
+MOST_TERMS = 64  # the most positions of a sample that a product sums over; each takes an operation
 
 
 class PerSample:
     """Records operations sample by sample.
 
-    `targets` are the arrays that take the place of buffers without samples: views of shape (batch, *buffer.shape).
-    Raises NotImplementedError for what there is no rule for.
+    `targets` are the arrays that replace buffers without samples: views of shape (batch, *buffer.shape).
+    Raises NotImplementedError for operations without a rule.
     """
 
     def __init__(self, ops: Recorder, targets: dict[Buffer, View]) -> None:
@@ -65,7 +65,7 @@ class PerSample:
         )
 
     def _lifted(self, view: View, axes: int) -> View:
-        """The view as an operand beside samples of so many axes."""
+        """The view as an operand beside samples with `axes` axes."""
         if view.batched or (view.buffer not in self._own and view.buffer.role != "scratch"):
             return view
         twin = self._twin(view) if view.buffer in self._own else view
@@ -101,7 +101,7 @@ class PerSample:
 
 
 def _samples(view: View) -> View:
-    """The view with an axis of its own for the positions of a sample, where samples and positions are one axis."""
+    """The view with a separate axis for the positions of a sample, if samples and positions share one axis."""
     extent = view.shape[0]
     assert isinstance(extent, Batch)
     if extent.per_sample == 1:

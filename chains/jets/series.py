@@ -1,8 +1,8 @@
-"""Taylor series of formulas: what f(x0 + e x1 + e^2 x2 + ...) comes to, coefficient by coefficient.
+"""Taylor series of formulas: the coefficients of f(x0 + e x1 + e^2 x2 + ...).
 
-A series has one coefficient of order zero and, along each of several directions, coefficients of orders 1, 2, ...: those of
-a curve that begins at the common point. A coefficient that is zero whatever the inputs is left out. Each scalar operation
-has a rule on the coefficients along one direction; most are recurrences from a differential equation that the operation
+A series has one coefficient of order zero. Along each of several directions it has coefficients of orders 1, 2, ..., those of
+a curve that starts at the common point. Coefficients that are zero for all inputs are left out. Each scalar operation has a
+rule for the coefficients along one direction. Most rules are recurrences, from a differential equation that the operation
 satisfies. Source: Griewank and Walther, "Evaluating Derivatives", 2nd edition, 2008, table 13.2.
 """
 
@@ -31,7 +31,7 @@ def indices(orders: Orders) -> Iterator[Index]:
 
 
 def products(orders: Orders, a: Sequence[Index], b: Sequence[Index]) -> Iterator[tuple[Index, Index, Index]]:
-    """The indices (result, of a, of b) of the terms of a product of two series that have these coefficients."""
+    """The indices (result, of a, of b) of the terms of a product of two series with these coefficients."""
     for i in a:
         for j in b:
             if i == ZERO or j == ZERO or i[0] == j[0]:
@@ -67,7 +67,7 @@ def apply(operation: str, operands: Sequence[Series], orders: Orders) -> Series:
 
 
 def _along_all(orders: Orders, zero: Expr, rule: Callable[..., Coefficients], operands: Sequence[Series]) -> Series:
-    """A scalar operation on series, whose coefficient of order zero is known, direction by direction."""
+    """A scalar operation on series, direction by direction; `zero` is the coefficient of order zero of the result."""
     result = {ZERO: zero}
     for direction, order in enumerate(orders):
         lists = [[a.get((direction, k) if k else ZERO) for k in range(order + 1)] for a in operands]
@@ -107,7 +107,7 @@ def _scaled(factor: float, a: Expr | None) -> Expr | None:
 
 
 def _factored(a: Expr) -> tuple[float, Expr]:
-    """A number and what it multiplies, so that the numbers of nested products become one."""
+    """A number and the node that it multiplies, so that the numbers of nested products are merged."""
     if a.operation == "mul" and a.operands[0].operation == "const":
         return float(a.operands[0].value), a.operands[1]
     return (-1.0, a.operands[0]) if a.operation == "neg" else (1.0, a)
@@ -122,7 +122,7 @@ def _convolved(u: Coefficients, v: Coefficients, k: int, first: int = 0, behind:
 
 
 def _squared(u: Coefficients, k: int, first: int = 0) -> Expr | None:
-    """The sum of ``u[j] * u[k - j]`` for j from `first` to ``k - first``; equal terms once."""
+    """The sum of ``u[j] * u[k - j]`` for j from `first` to ``k - first``; equal terms are computed once."""
     total: Expr | None = None
     for j in range(first, (k + 1) // 2):
         total = _plus(total, _times(u[j], u[k - j]))
@@ -138,16 +138,16 @@ def _integrated(u: Coefficients, v: Coefficients, k: int, behind: int = 0) -> Ex
     return total
 
 
-# Rules: the coefficients of a result along one direction, from its coefficient of order zero and the operands'
+# Rules: the coefficients of a result along one direction, from its coefficient of order zero and those of the operands
 
 
 def _constant(y: Expr, *operands: Coefficients) -> Coefficients:
-    """Of operations whose derivative is zero wherever there is one."""
+    """The rule of operations whose derivative is zero wherever it exists."""
     return [y] + [None] * (len(operands[0]) - 1)
 
 
 def _solved(y: Expr, order: int, step: Callable[[Coefficients, int], Expr | None]) -> Coefficients:
-    """The coefficients that `step` finds one after another, given those before."""
+    """The coefficients that `step` computes one after another, each from the ones before."""
     found: Coefficients = [y]
     for k in range(1, order + 1):
         found.append(step(found, k))
@@ -250,8 +250,8 @@ def _erf(y: Expr, u: Coefficients) -> Coefficients:
     return [y] + [_scaled(factor, _integrated(u, bell, k)) for k in range(1, len(u))]
 
 
-# At kinks, derivatives are those from the left, as in `chains.expr.scalar`: what is smooth and made of kinks, such as
-# max(x, 0) + log1p(exp(-abs(x))), has the right ones there.
+# At kinks, derivatives are those from the left, as in `chains.expr.scalar`: so smooth formulas with kinks in their parts, such
+# as max(x, 0) + log1p(exp(-abs(x))), have the right derivatives there.
 
 
 def _abs(y: Expr, u: Coefficients) -> Coefficients:
@@ -269,7 +269,7 @@ def _max(y: Expr, u: Coefficients, v: Coefficients) -> Coefficients:
 
 
 def _constant_last(u: Coefficients, v: Coefficients) -> tuple[Coefficients, Coefficients]:
-    """The operands of min or max, which of equal ones take the first for the smaller."""
+    """The operands of min or max, a constant last: of equal operands, the first counts as the smaller."""
     return (v, u) if _known(u[0]).operation == "const" else (u, v)
 
 
@@ -296,7 +296,7 @@ def _pow(y: Expr, u: Coefficients, v: Coefficients) -> Coefficients:
         factor = factor * (exponent - (m - 1.0)) / m
         node = as_expr(factor)
         derivatives.append(node * base ** (exponent - float(m)) if _is_there(node) else None)
-    power: Coefficients = [None, *u[1:]]  # of what u differs from its coefficient of order zero
+    power: Coefficients = [None, *u[1:]]  # of the difference of u from its coefficient of order zero
     change, total = power, _constant(y, u)
     for m in range(order):
         total = [total[0]] + [_plus(total[k], _times(derivatives[m], power[k])) for k in range(1, order + 1)]
@@ -317,7 +317,7 @@ _RULES: dict[str, Callable[..., Coefficients]] = {
 
 
 def exponent_of_logistic(formula: Formula, number: int) -> int | None:
-    """The number of u, where the result of this number is 1 / (1 + exp(u))."""
+    """The number of u, if the result with this number is 1 / (1 + exp(u))."""
 
     def instruction(k: int) -> Any:
         return formula.instructions[k - len(formula.inputs)] if k >= len(formula.inputs) else None
