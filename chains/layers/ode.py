@@ -208,7 +208,7 @@ class ODE(Layer):
         times = ", ".join(f"{t:g}" for t in self.times[:2]) + (f", ..., {self.times[-1]:g}" if len(self.times) > 2 else "")
         more = "".join(f", {name}={value}" for name, value in (("given", self.given), ("time", self.time)) if value)
         more += ", forcing=..." if self.forcing is not None else ""
-        return f"ODE({self.rhs!r}, ({times}), {self.method!r}, {self.steps}{more})"
+        return f"ODE({self.rhs!r}, ({times}), method={self.method!r}, steps={self.steps}{more})"
 
 
 def _combine(ops: Recorder, out: View, start: View | None, h: View | float, terms: Sequence[tuple[float, View]]) -> None:
