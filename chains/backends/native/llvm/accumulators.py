@@ -1,4 +1,4 @@
-"""Several accumulators for each of a few long sums, so that additions need not wait for one another."""
+"""Several accumulators for each of a few long sums, so that additions do not wait for one another."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from chains.backends.native.llvm.emit import Function, Value, integer
 
-ADDITIONS_IN_FLIGHT = 8  # additions under way at once: about their latency times the number that begin in a cycle
-MOST_ACCUMULATORS = 4  # accumulators of a sum
+ADDITIONS_IN_FLIGHT = 8  # additions under way at once: about their latency in cycles times the additions begun per cycle
+MOST_ACCUMULATORS = 4  # accumulators per sum
 
 
 def accumulators_for(sums: int) -> int:
-    """How many accumulators to give to each of so many sums."""
+    """The number of accumulators for each of `sums` sums."""
     return max(1, min(MOST_ACCUMULATORS, ADDITIONS_IN_FLIGHT // sums))
 
 
@@ -24,7 +24,7 @@ def accumulate(
     neutral: Value,
     combine: Callable[[Value, Value], Value],
 ) -> list[Value]:
-    """``for i in range(count): sums = step(i, sums)``, where each sum has so many accumulators, combined at the end."""
+    """``for i in range(count): sums = step(i, sums)``, with `accumulators` accumulators per sum, combined at the end."""
     width = len(sums)
 
     def steps(i: Value, carried: list[Value]) -> list[Value]:
@@ -38,7 +38,7 @@ def accumulate(
 
 
 def combined(accumulators: Sequence[Value], sums: int, combine: Callable[[Value, Value], Value]) -> list[Value]:
-    """So many sums: the first accumulators of all, combined with their second ones, and so on."""
+    """The sums: the first accumulator of each sum, combined with its second, and so on."""
     result = list(accumulators[:sums])
     for begin in range(sums, len(accumulators), sums):
         result = [combine(x, y) for x, y in zip(result, accumulators[begin : begin + sums], strict=True)]

@@ -1,4 +1,4 @@
-"""Loops over blocks of one size while they fit, then over what is left."""
+"""Loops over blocks of one size while they fit, then over the rest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from chains.backends.native.llvm.emit import Function, Value, integer
 
 
 def blocks(f: Function, length: int, size: int, body: Callable[[Value, int], None]) -> None:
-    """Call `body` for blocks of `size`, and for what is left."""
+    """Call `body` for blocks of `size`, then for the rest."""
     whole = length // size * size
     if whole:
         f.loop(integer(0), integer(whole), size, lambda i, _: body(i, size))
@@ -34,7 +34,7 @@ def panels(f: Function, columns: int, lanes: int, panel: int, run: Callable[[Val
 
 
 def row_blocks(f: Function, begin: Value, end: Value, sizes: Sequence[int], body: Callable[[Value, int], None]) -> None:
-    """Call `body` with the start and size of blocks from `begin` to `end`, of the first size while it fits, then the next."""
+    """Call `body` with the start and size of blocks from `begin` to `end`: the first size while it fits, then the next."""
     for size in sizes:
 
         def step(i: Value, _: list[Value], size: int = size) -> None:

@@ -1,12 +1,12 @@
 """Machine code kept on disk between processes.
 
-Files lie in ``$CHAINS_CACHE`` or the user's cache folder. A file's name is a hash of the assembly, the processor, the versions
-of LLVM and what is done with it (`jit.PIPELINE`). Each file carries a hash of its own contents, so that a damaged one is
-compiled anew. Files are written under another name and then renamed: whole or not at all. Past `LIMIT_BYTES` in all, those
-that were not used for longest go. ``CHAINS_CACHE=off`` switches the cache off; `clear` empties it.
+Files are kept in ``$CHAINS_CACHE`` or the user's cache folder. A file's name is a hash of the assembly, the processor, the
+versions of LLVM and the passes it runs (`jit.PIPELINE`). Each file has a hash of its own contents; a damaged file is compiled
+anew. Files are written under another name and then renamed, so that no file is incomplete. Above `LIMIT_BYTES` in total, the
+least recently used files are deleted. ``CHAINS_CACHE=off`` switches the cache off; `clear` empties it.
 
-Who writes a file here decides what this process executes. So a folder is made for its user alone, and only regular files
-are read. A folder or file that another user owns or may write is not used; a warning says so once.
+Whoever can write a file here decides what this process executes. So the folder is made for its user alone, and only regular
+files are read. A folder or file that another user owns or can write is not used; a warning says so once.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pathlib import Path
 
 LIMIT_BYTES = 256 << 20
 _MAGIC = b"chains native 1\n"
-_OURS = re.compile(r"[0-9a-f]{40}(\.o|-.*\.new)")  # the names of the cache's files: there may be others in the folder
+_OURS = re.compile(r"[0-9a-f]{40}(\.o|-.*\.new)")  # names of the cache's files; the folder may have others
 # A FIFO must not block; a link must not lead out of the folder. Windows has neither flag.
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _said: set[tuple[Path, str]] = set()
 
 
 def folder() -> Path | None:
-    """Where the files lie; None where the cache is switched off."""
+    """The folder of the files; None if the cache is switched off."""
     choice = os.environ.get("CHAINS_CACHE", "")
     if choice.lower() in ("off", "0", "no"):
         return None
@@ -38,12 +38,12 @@ def folder() -> Path | None:
     base = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
     try:
         return (Path(base) if base else Path.home() / ".cache") / "chains" / "native"
-    except RuntimeError:  # a user without a home
+    except RuntimeError:  # a user without a home folder
         return None
 
 
 def key(*parts: str) -> str:
-    """The name under which code made from all these texts is kept."""
+    """The name of the file with the code that these texts describe."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part.encode())
@@ -52,15 +52,15 @@ def key(*parts: str) -> str:
 
 
 def load(name: str) -> bytes | None:
-    """The code kept under this name; None where there is none, a damaged one, or one that others may have written."""
+    """The code kept under this name; None if it is missing, damaged, or in a file that others can write."""
     place = folder()
     if place is None:
         return None
     path = place / f"{name}.o"
     try:
         data = _read(path) if _is_private(place, place.stat()) else b""
-        with contextlib.suppress(OSError):  # a folder that may only be read
-            os.utime(path)  # used now
+        with contextlib.suppress(OSError):  # the folder may be read-only
+            os.utime(path)  # marks the file as used now
     except (OSError, ValueError):
         return None
     head = len(_MAGIC) + 32
@@ -70,7 +70,7 @@ def load(name: str) -> bytes | None:
 
 
 def store(name: str, code: bytes) -> None:
-    """Keep code under this name. Where the folder cannot be written to, nothing is kept, and nothing is said."""
+    """Keep code under this name. If the folder is not writable, nothing is kept, without a warning."""
     place = folder()
     if place is None:
         return
@@ -103,7 +103,7 @@ def clear() -> int:
 
 
 def about() -> str:
-    """Where the files lie, how many there are and their bytes, in a line."""
+    """One line with the folder, the number of files and their bytes."""
     place = folder()
     if place is None:
         return "off"
@@ -115,7 +115,7 @@ def about() -> str:
 
 
 def _files(place: Path) -> list[Path]:
-    """The cache's files, those that were never finished too."""
+    """The cache's files, with unfinished ones."""
     try:
         return [path for path in place.iterdir() if _OURS.fullmatch(path.name)]
     except OSError:
@@ -123,7 +123,7 @@ def _files(place: Path) -> list[Path]:
 
 
 def _read(path: Path) -> bytes:
-    """The contents of a regular file that only this user can have written; None for another file."""
+    """The contents of a regular file that only this user can write; empty for any other file."""
     handle = os.open(path, _READ)
     try:
         status = os.fstat(handle)
@@ -136,7 +136,7 @@ def _read(path: Path) -> bytes:
 
 
 def _is_private(path: Path, status: os.stat_result) -> bool:
-    """Whether this user owns it and no other may write to it; if not, a warning says so once."""
+    """Whether this user owns the file or folder and no other can write to it; if not, a warning says so once."""
     if not hasattr(os, "geteuid"):  # Windows: the user's cache folder is private, and files have no such modes
         return True
     if status.st_uid != os.geteuid():

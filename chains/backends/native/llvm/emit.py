@@ -14,7 +14,7 @@ from chains.lazy import lazy
 
 @dataclass(frozen=True)
 class Type:
-    """A scalar type or a vector of one, in LLVM's words."""
+    """A scalar type or a vector type, with LLVM's names."""
 
     name: str  # "float", "double", "i1", "i32", "i64", "ptr"
     lanes: int = 1
@@ -27,7 +27,7 @@ class Type:
         return self.text
 
     def of(self, name: str) -> Type:
-        """The same number of lanes of another scalar type."""
+        """The type with the same number of lanes and another scalar type."""
         return Type(name, self.lanes)
 
     @property
@@ -41,7 +41,7 @@ class Type:
 
     @property
     def mangled(self) -> str:
-        """As in the names of overloaded intrinsics."""
+        """The suffix of overloaded intrinsics for this type."""
         short = {"float": "f32", "double": "f64"}.get(self.name, self.name)
         return short if self.lanes == 1 else f"v{self.lanes}{short}"
 
@@ -113,14 +113,14 @@ class Function:
         return self.assign(a.type, f"select {condition}, {a}, {b}")
 
     def least(self, a: Value, b: Value) -> Value:
-        """The smaller one of two signed integers."""
+        """The smaller of two signed integers."""
         return self.select(self.compare("slt", a, b), a, b)
 
     def cast(self, operation: str, a: Value, type: Type) -> Value:
         return self.assign(type, f"{operation} {a} to {type}")
 
     def call(self, name: str, result: Type | None, *operands: Value | str, declaration: str | None = None) -> Value:
-        """Call an intrinsic or a function of the process, declaring it."""
+        """Call an intrinsic or a function of the process, and declare it."""
         types = ", ".join(str(o.type) if isinstance(o, Value) else o.split()[0] for o in operands)
         self.module.declare(name, declaration or f"declare {result or 'void'} @{name}({types})")
         text = f"call {result or 'void'} @{name}({', '.join(map(str, operands))})"
@@ -169,7 +169,7 @@ class Function:
         return Value("<" + ", ".join(f"i1 {int(k < used)}" for k in range(lanes)) + ">", Type("i1", lanes))
 
     def first_lanes(self, lanes: int, count: Value) -> Value:
-        """A mask of the first `count` lanes, known when the program runs."""
+        """A mask of the first `count` lanes, where `count` is known only when the program runs."""
         type = Type("i64", lanes)
         iota = Value("<" + ", ".join(f"i64 {k}" for k in range(lanes)) + ">", type)
         return self.compare("ult", iota, self.splat(count, lanes))
@@ -218,9 +218,9 @@ class Function:
         body: Callable[[Value, list[Value]], Sequence[Value] | None],
         carried: Sequence[Value] = (),
     ) -> tuple[Value, list[Value]]:
-        """``for i in range(start, stop, step)``: `body` gets i and the carried values and returns their successors.
+        """``for i in range(start, stop, step)``: `body` gets i and the carried values, and returns the next carried values.
 
-        Returns where i ended (the first value not below `stop`) and the carried values.
+        Returns the final i (the first value not below `stop`) and the carried values.
         """
         head, inside, after = self.label("head"), self.label("body"), self.label("after")
         entered = self._block
@@ -243,7 +243,7 @@ class Function:
         return i, phis
 
     def when(self, condition: Value, then: Callable[[], None], otherwise: Callable[[], None] | None = None) -> None:
-        """Run `then` where the condition holds, else `otherwise`."""
+        """Run `then` if the condition holds, else `otherwise`."""
         yes, no, after = self.label("then"), self.label("else"), self.label("after")
         self.branch(condition, yes, no if otherwise else after)
         self.begin(yes)
@@ -256,7 +256,7 @@ class Function:
         self.begin(after)
 
     def either(self, condition: Value, yes: Callable[[], Value], no: Callable[[], Value]) -> Value:
-        """The value of `yes` where the (scalar) condition holds, else that of `no`; only one of them is computed."""
+        """The value of `yes` if the (scalar) condition holds, else the value of `no`; only one of them is computed."""
         return self.choice(condition, lambda: [yes()], lambda: [no()])[0]
 
     def choice(self, condition: Value, yes: Callable[[], Sequence[Value]], no: Callable[[], Sequence[Value]]) -> list[Value]:
@@ -274,7 +274,7 @@ class Function:
         return [self.assign(value.type, f"phi {value.type} {first}, {second}") for (value, first), (_, second) in pairs]
 
     def drop_unused_arguments(self) -> list[int]:
-        """Leave out the arguments that no line mentions. Returns the positions of the others."""
+        """Remove the arguments that no line uses. Returns the positions of the others."""
         mentioned = set(re.findall(r"%[\w.]+", "\n".join(self._lines)))
         kept = [k for k, argument in enumerate(self.arguments) if argument.text in mentioned]
         self.arguments = [self.arguments[k] for k in kept]
@@ -301,21 +301,21 @@ class Module:
         self._functions.append(function.text(linkage))
 
     def table(self, numbers: Sequence[int]) -> Value:
-        """The address of constant 64-bit numbers; equal ones are kept once."""
+        """The address of a table of constant 64-bit numbers; equal tables are kept once."""
         text = f"private constant [{len(numbers)} x i64] [{', '.join(f'i64 {n}' for n in numbers)}], align 8"
         name = self._shared.setdefault(text, f"table{len(self._shared)}")
         self.declare(name, f"@{name} = {text}")
         return Value(f"@{name}", PTR)
 
     def zeros(self, count: int, type: Type) -> Value:
-        """The address of so many zeros."""
+        """The address of `count` zeros."""
         text = f"private constant [{count} x {type}] zeroinitializer, align 64"
         name = self._shared.setdefault(text, f"table{len(self._shared)}")
         self.declare(name, f"@{name} = {text}")
         return Value(f"@{name}", PTR)
 
     def outline(self, hint: str, types: Sequence[Type], write: Callable[[Function, list[Value]], None]) -> str:
-        """The name of an internal function with this body; equal ones are written once."""
+        """The name of an internal function with this body; equal functions are written once."""
         f = Function(self, "outlined", [(type, f"a{k}") for k, type in enumerate(types)])
         write(f, f.arguments)
         f.line("ret void")

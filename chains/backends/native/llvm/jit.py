@@ -16,13 +16,13 @@ import llvmlite.binding as llvm
 from chains.backends.native.llvm import cache as files
 from chains.backends.native.llvm.target import Processor
 
-# Part of the name of cached code: raise it whenever `Code` makes other code of the same assembly.
+# Part of the name of cached code: raise the number whenever the same assembly gives other code.
 PIPELINE = "2: loops rotated, global value numbering (passes of level 2 where vectorized), code of level 2"
 
 _locks = {"linking": Lock(), "making": Lock()}
-if hasattr(os, "register_at_fork"):  # another thread may have held them
+if hasattr(os, "register_at_fork"):  # another thread may have held the locks
     os.register_at_fork(after_in_child=lambda: _locks.update(linking=Lock(), making=Lock()))
-    _llvm: Any = getattr(llvm.ffi.lib, "_lock", None)  # llvmlite's own: a fork waits until no thread is inside LLVM
+    _llvm: Any = getattr(llvm.ffi.lib, "_lock", None)  # llvmlite's lock: a fork waits until no thread is inside LLVM
     if _llvm is not None:
         os.register_at_fork(
             before=_llvm.__enter__,
@@ -40,7 +40,7 @@ def _linker(processor: Processor) -> llvm.LLJIT:
 
 
 def code_name(processor: Processor, *parts: str) -> str:
-    """The name for code that is made of all these texts for this processor, by this version of LLVM."""
+    """The name for the code of these texts on this processor, by this version of LLVM."""
     versions = f"{llvmlite.__version__} {llvm.llvm_version_info}"
     return files.key(*parts, processor.cpu, processor.features, versions, PIPELINE)
 
@@ -59,13 +59,13 @@ def machine_code(text: str, functions: Sequence[str], processor: Processor, *, v
 
 
 def known_code(name: str, functions: Sequence[str], processor: Processor) -> Code | None:
-    """The machine code of this name, where this process or the disk has it."""
+    """The machine code of this name, if this process or the disk has it; else None."""
     with _locks["making"]:
         return _known(name, functions, processor)
 
 
 def assembly(text: str, processor: Processor) -> str:
-    """The processor's assembly of a module, for people."""
+    """The processor's assembly of a module, for people to read."""
     machine = processor.machine()
     return machine.emit_assembly(optimised(text, machine, vectorize=False))
 
@@ -78,7 +78,7 @@ def _known(name: str, functions: Sequence[str], processor: Processor) -> Code | 
 
 
 def optimised(text: str, machine: llvm.TargetMachine, vectorize: bool) -> llvm.ModuleRef:
-    """The module cleaned up: the assembly is good but for repeated addresses and for tests at the heads of loops."""
+    """The module after a few passes, which remove repeated addresses and move the tests of loops to their ends."""
     module = llvm.parse_assembly(text)
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=2)
@@ -97,7 +97,7 @@ def optimised(text: str, machine: llvm.TargetMachine, vectorize: bool) -> llvm.M
 
 
 class Code:
-    """The machine code of a module, `cached` where it comes from the disk. It lives as long as this object."""
+    """The machine code of a module, `cached` if it comes from the disk. It lives as long as this object."""
 
     def __init__(self, name: str, code: bytes, functions: Sequence[str], processor: Processor, *, cached: bool) -> None:
         self.name = name
@@ -107,7 +107,7 @@ class Code:
             library.export_symbol(function)
         with _locks["linking"]:
             self._library = library.link(_linker(processor), f"chains{next(_numbers)}")
-        self._addresses: dict[str, int] = {}  # LLVM takes longer to tell than it takes to bind a program
+        self._addresses: dict[str, int] = {}  # kept, since asking LLVM takes longer than binding a program
 
     def address(self, name: str) -> int:
         """The address of a function."""

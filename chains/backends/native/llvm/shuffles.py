@@ -1,6 +1,6 @@
 """Numbers moved between the lanes of vectors.
 
-Vectors are seen as pieces of 128 bits: what stays within its piece, or moves pieces as a whole, is fast.
+Vectors consist of pieces of 128 bits. Moves within a piece, and moves of whole pieces, are fast.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ from chains.backends.native.llvm.emit import Function, Type, Value
 
 
 def shuffled(f: Function, a: Value, b: Value | None, lanes: Sequence[int]) -> Value:
-    """The vector of these lanes of two vectors, those of `b` counted on from a's."""
+    """The vector of these lanes of `a` and `b`; the lanes of `b` are numbered after the lanes of `a`."""
     other = f"{a.type} poison" if b is None else str(b)
     indices = ", ".join(f"i32 {lane}" for lane in lanes)
     return f.assign(Type(a.type.name, len(lanes)), f"shufflevector {a}, {other}, <{len(lanes)} x i32> <{indices}>")
 
 
 def _piece(type: Type) -> int:
-    """The lanes of a piece."""
+    """The number of lanes in a piece."""
     return min(type.lanes, 16 // type.size)
 
 
 def _dealt(f: Function, a: Value, b: Value, unit: int) -> tuple[Value, Value]:
-    """Two vectors of blocks of `unit` lanes. One has the lower half of each piece, with blocks of `a` and of `b` in turn; the
-    other has the upper half. Where blocks are whole pieces, one has even blocks of `a`, then of `b`, the other the odd ones.
+    """Two vectors, dealt from blocks of `unit` lanes of `a` and `b`.
+
+    The first has the lower half of each piece, with blocks of `a` and `b` in turn; the second has the upper halves. If blocks
+    are whole pieces, the first has the even blocks of `a`, then of `b`; the second has the odd blocks.
     """
     lanes, piece = a.type.lanes, _piece(a.type)
     blocks = lanes // unit
@@ -45,14 +47,14 @@ def transposed(f: Function, vectors: Sequence[Value], unit: int = 1) -> list[Val
         return list(vectors)
     pairs = [_dealt(f, a, b, unit) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
     piece = _piece(vectors[0].type)
-    together = piece // unit // 2 if unit < piece else 1  # neighbouring columns that went to the same side
+    together = piece // unit // 2 if unit < piece else 1  # neighbouring columns on the same side
     low, high = (transposed(f, side, 2 * unit if unit < piece else unit) for side in zip(*pairs, strict=True))
     columns = zip(*(iter(low),) * together, *(iter(high),) * together, strict=True)
     return [column for some in columns for column in some]
 
 
 def sums_of_lanes(f: Function, vectors: Sequence[Value], unit: int = 1) -> Value:
-    """The sum of the lanes of each vector, as one vector. There are as many vectors as lanes."""
+    """The sum of the lanes of each vector, as one vector. The number of vectors is the number of lanes."""
     if len(vectors) == 1:
         return vectors[0]
     pairs = [_dealt(f, a, b, unit) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
@@ -61,7 +63,7 @@ def sums_of_lanes(f: Function, vectors: Sequence[Value], unit: int = 1) -> Value
 
 
 def interleaved(f: Function, vectors: Sequence[Value]) -> list[Value]:
-    """The first lanes of all vectors, then their second ones, and so on. There must be a power of two of them."""
+    """The first lanes of all vectors, then the second lanes, and so on. The number of vectors must be a power of two."""
     if len(vectors) == 1:
         return list(vectors)
     lanes, half = vectors[0].type.lanes, len(vectors) // 2
@@ -73,10 +75,10 @@ def interleaved(f: Function, vectors: Sequence[Value]) -> list[Value]:
 
 
 def spread(f: Function, vector: Value, lane: int, unit: int) -> Value:
-    """Each block of `unit` lanes filled with this lane of it."""
+    """Each block of `unit` lanes filled with its lane `lane`."""
     return shuffled(f, vector, None, [k // unit * unit + lane for k in range(vector.type.lanes)])
 
 
 def repeated(f: Function, row: Value, columns: int, lanes: int) -> Value:
-    """A vector that holds the first `columns` lanes of another one again and again."""
+    """A vector of `lanes` lanes that repeats the first `columns` lanes of `row`."""
     return shuffled(f, row, None, [k % columns for k in range(lanes)])

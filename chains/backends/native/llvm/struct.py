@@ -12,11 +12,11 @@ PADDED_WORDS = 16  # two cache lines: processors fetch lines in pairs
 
 
 class Struct:
-    """The names of a list's words, in order, each with the type of its contents in LLVM's words.
+    """The names of a list's words, in order, each with the LLVM type of its contents.
 
-    Words may come in several groups. Where the groups are `padded`, each fills whole pairs of cache lines, so that threads
-    that write to one group do not disturb those that read another. Machine code is written through `Function` by `address`,
-    `load` and `store`, or as text by `address_text` and `load_text`.
+    Words may come in several groups. If the groups are `padded`, each fills whole pairs of cache lines: threads that write to
+    one group do not disturb threads that read another. `address`, `load` and `store` write machine code through a `Function`;
+    `address_text` and `load_text` write it as text.
     """
 
     def __init__(self, *groups: Mapping[str, str], padded: bool = False) -> None:
@@ -34,14 +34,14 @@ class Struct:
     # In Python
 
     def pack(self, **values: int) -> np.ndarray:
-        """A new list with these values, and zeros elsewhere."""
+        """A new list with these values; all other words are zero."""
         words = [0] * self.size
         for name, value in values.items():
             words[self.positions[name]] = value
         return np.array(words, np.int64)
 
     def write(self, words: np.ndarray, /, **values: int | np.ndarray) -> None:
-        """Change some words of a list, or of each list of an array of them."""
+        """Change some words of a list, or of each list in an array of lists."""
         by_word = words.T
         for name, value in values.items():
             by_word[self.positions[name]] = value
@@ -49,7 +49,7 @@ class Struct:
     # In machine code
 
     def address(self, f: Function, words: Value, name: str, start: Value | None = None) -> Value:
-        """Where a word lies in the list at `words`, or so many words behind it."""
+        """The address of a word of the list at `words`, or of the list `start` words after it."""
         return f.address(words, f.add(start or integer(0), self.positions[name]), I64)
 
     def load(self, f: Function, words: Value, name: str, start: Value | None = None) -> Value:
@@ -59,19 +59,19 @@ class Struct:
         f.store(value, self.address(f, words, name))
 
     def element(self, f: Function, number: Value, before: Struct) -> Value:
-        """How many words lie before a list of this kind, of which several follow one another behind another list."""
+        """The number of words before list `number` of this kind, where such lists follow a list of kind `before`."""
         return f.add(f.mul(number, self.size), before.size)
 
     # In machine code written as text
 
     def address_text(self, base: str, *names: str) -> str:
-        """Lines that give the addresses of words of the list at %base, as ``%at_name``."""
+        """Lines that compute the addresses of words of the list at %base, as ``%at_name``."""
         return "\n".join(
             f"  %at_{name} = getelementptr i64, ptr %{base}, i64 {self.positions[name]}" for name in names or self.types
         )
 
     def load_text(self, base: str, *names: str) -> str:
-        """Lines that load words of the list at %base, as ``%name``: these, or all."""
+        """Lines that load these words of the list at %base, or all words, as ``%name``."""
         return "\n".join(
             f"{self.address_text(base, name)}\n  %{name} = load {self.types[name]}, ptr %at_{name}, align 8"
             for name in names or self.types

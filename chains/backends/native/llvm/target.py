@@ -15,7 +15,7 @@ llvm.initialize_native_asmprinter()
 
 @dataclass(frozen=True)
 class Processor:
-    """What a kernel needs to know: `width` bytes in a vector register, and how many such registers there are."""
+    """The processor's facts for kernels: the `width` of a vector register in bytes, and the number of these registers."""
 
     kind: str
     width: int
@@ -35,8 +35,8 @@ class Processor:
 def processor(kind: str | None = None) -> Processor:
     """The processor of this computer, or an instruction set that it also has: "avx512", "avx2", "sse2" or "neon".
 
-    Without a choice, the environment variable CHAINS_SIMD decides, then the widest there is. Raises ValueError for
-    an unknown one and for one that this processor lacks.
+    Without a choice, the environment variable CHAINS_SIMD decides, else the widest available is taken. Raises ValueError for
+    an unknown instruction set and for one that this processor lacks.
     """
     kind = kind or os.environ.get("CHAINS_SIMD") or None
     host, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from chains.backends.native.llvm.emit import Function, Type, Value, number
 
-# Largest error in units in the last place, (float, double), over all arguments but where said.
+# Largest error in units in the last place, (float, double), over all arguments unless a comment limits them.
 ERRORS = {
     "exp": (2, 2),
     "log": (2, 2),
@@ -100,13 +100,13 @@ def _is_constant(value: Value) -> bool:
 
 
 def minimum(f: Function, a: Value, b: Value) -> Value:
-    """The smaller one; NaN where either is. One comparison keeps a NaN of `a`; that of `b` takes another, but for constants."""
+    """The smaller value; NaN if either is NaN. One comparison keeps a NaN of `a`; a NaN of `b` needs another."""
     smaller = f.select(f.compare("olt", b, a), b, a)
     return smaller if _is_constant(b) else f.select(f.compare("uno", b, b), b, smaller)
 
 
 def maximum(f: Function, a: Value, b: Value) -> Value:
-    """The larger one; NaN where either is."""
+    """The larger value; NaN if either is NaN."""
     larger = f.select(f.compare("ogt", b, a), b, a)
     return larger if _is_constant(b) else f.select(f.compare("uno", b, b), b, larger)
 
@@ -117,7 +117,7 @@ def absolute(f: Function, x: Value) -> Value:
 
 def sign(f: Function, x: Value) -> Value:
     zero = number(x.type, 0.0)
-    one = f.select(f.compare("ogt", x, zero), number(x.type, 1.0), x)  # zero and NaN stay what they are
+    one = f.select(f.compare("ogt", x, zero), number(x.type, 1.0), x)  # zero and NaN stay as they are
     return f.select(f.compare("olt", x, zero), number(x.type, -1.0), one)
 
 
@@ -188,7 +188,7 @@ def log1p(f: Function, x: Value) -> Value:
 
 def tanh(f: Function, x: Value) -> Value:
     if x.type.name == "float":
-        near = _within(f, x, 9.1)  # where the quotient is above 1 by several units in the last place
+        near = _within(f, x, 9.1)  # there the quotient is above 1 by several units in the last place
         z = f.binary("fmul", near, near)
         above, below = (polynomial(f, z, coefficients) for coefficients in TANH)
         return _within(f, f.binary("fdiv", f.binary("fmul", near, above), below), 1.0)
@@ -199,7 +199,7 @@ def tanh(f: Function, x: Value) -> Value:
 
 
 def _within(f: Function, x: Value, limit: float) -> Value:
-    """The nearest number from -limit to limit."""
+    """The number nearest to x from -limit to limit."""
     return maximum(f, minimum(f, x, number(x.type, limit)), number(x.type, -limit))
 
 
@@ -225,7 +225,7 @@ def erf(f: Function, x: Value) -> Value:
 
 
 def _reduced(f: Function, x: Value, inverse: float, parts: Sequence[float]) -> tuple[Value, Value]:
-    """The nearest integer to x * inverse, and what is left of x. NaN stays NaN."""
+    """The nearest integer to x * inverse, and the remainder of x. NaN stays NaN."""
     single = x.type.name == "float"
     magic = number(x.type, 12582912.0 if single else 6755399441055744.0)  # 1.5 * 2^23: adding it rounds
     integer = x.type.of("i32" if single else "i64")
@@ -268,7 +268,7 @@ def circular_parts(f: Function, n: Value, r: Value) -> Value:
     return f.select(negative, f.assign(type, f"fneg {result}"), result)
 
 
-ELEMENTARY = ("exp", "log", "log1p", "expm1", "tanh", "sin", "cos", "erf")  # those that take a dozen instructions or more
+ELEMENTARY = ("exp", "log", "log1p", "expm1", "tanh", "sin", "cos", "erf")  # functions of a dozen instructions or more
 FUNCTIONS: dict[str, Callable[[Function, Value], Value]] = {
     "exp": exp,
     "log": log,
