@@ -1,7 +1,8 @@
-"""Many small matrix products, of each sample and each of its parts, such as the heads of attention.
+"""Many small matrix products: one for each part of each sample, such as the heads of attention.
 
-Each of them is a product without samples, written once in a loop over all. A right side whose rows have gaps, as a transposed
-one, is copied to rows of whole vectors first, which costs as much as one row of the result.
+The code of one product, which has no batch axis, is written once, in a loop over all products. If the numbers in a row of the
+right side have gaps, as in a transposed matrix, the right side is first copied to rows of whole vectors. This costs as much as
+one row of the result.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from chains.program.view import Buffer, View
 
 
 def lower_batch_matmul(frame: Frame, operation: BatchMatMul, space: Value) -> None:
-    """out = a @ b, or +=, for all matrices; `space` is where a right side is copied to."""
+    """out = a @ b, or +=, for all matrices; `space` takes the copy of a right side."""
     f, leading = frame.f, operation.outs[0].shape[:-2]
     matrices = [_matrix(view) for view in operation.views]
     scalar = real_type(matrices[0].dtype)
@@ -40,7 +41,7 @@ def lower_batch_matmul(frame: Frame, operation: BatchMatMul, space: Value) -> No
 
 def workspace(operation: Operation, lanes: int) -> int:
     """Elements that a thread needs for the copy of a right side."""
-    return _copied(operation.ins[1], lanes).buffer.size if _is_packed(operation) else 0  # with what fills up the rows
+    return _copied(operation.ins[1], lanes).buffer.size if _is_packed(operation) else 0  # with the padding of its rows
 
 
 def _is_packed(operation: Operation) -> bool:
@@ -48,13 +49,13 @@ def _is_packed(operation: Operation) -> bool:
 
 
 def _matrix(view: View) -> View:
-    """One of the matrices of a view, as a buffer of its own."""
+    """One of the matrices of a view, as a separate buffer."""
     buffer = Buffer(view.buffer.name, "scratch", view.dtype, view.shape[-2:])
     return View(buffer, view.shape[-2:], view.strides[-2:])
 
 
 def _copied(view: View, lanes: int) -> View:
-    """The place of a copy of one of the matrices, with rows of whole vectors."""
+    """The place for a copy of one of the matrices, with rows of whole vectors."""
     matrix = _matrix(view)
     columns = packed_columns(matrix, lanes)
     return View(Buffer("packed", "scratch", view.dtype, (matrix.shape[0], columns)), matrix.shape, (columns, 1))

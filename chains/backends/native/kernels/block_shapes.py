@@ -1,8 +1,8 @@
 """The block of results that each kernel keeps in registers, for processors with 16 and with 32 vector registers.
 
-A block is some rows of results times some vectors of columns: the MR x NR of BLIS and XNNPACK, with NR counted in vectors, so
-that one table serves vectors of any width and numbers of any type. The registers that a block leaves free hold operands:
-the vectors of one row of the right side and a number of the left one, repeated.
+A block is some rows of results times some vectors of columns: the MR x NR of BLIS and XNNPACK. NR is counted in vectors, so
+that one table serves vectors of any width and numbers of any type. The other registers hold operands: the vectors of one row
+of the right side, and a repeated number of the left side.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Panels:
-    """Rows of a block for each width of it: beside one vector of columns, two, and so on. Narrow blocks have more rows."""
+    """Rows of a block for each width: one vector of columns, two, and so on. Narrow blocks have more rows."""
 
     rows: tuple[int, ...]
 
     def block(self, vectors: int) -> tuple[int, int]:
-        """Rows and vectors of the blocks of a result with so many vectors of columns."""
+        """Rows and vectors of the blocks of a result with `vectors` vectors of columns."""
         width = min(vectors, len(self.rows))
         return self.rows[width - 1], width
 
@@ -37,14 +37,14 @@ class Gemm:
     rows: int  # MR
     vectors: int  # NR
     inner: int = 1024  # KC: numbers along the summed axis, whole vectors
-    outer_bytes: int = 384  # MC: of a column of a block of the left side
+    outer_bytes: int = 384  # MC: bytes of a column of a block of the left side
     across: int = 512  # NC: columns of a block of the right side
-    thin_rows: int = 12  # up to which packing would cost more than it saves
+    thin_rows: int = 12  # rows up to which packing would cost more than it saves
     dots: int = 4  # rows and columns of a block of dot products
 
     @property
     def heights(self) -> tuple[int, ...]:
-        """Rows of the blocks for what is left, from the largest on."""
+        """Rows of the blocks, from the largest to the smallest; smaller blocks take the rest of the rows."""
         return self.rows, 4, 1
 
     def outer(self, itemsize: int) -> int:
@@ -54,11 +54,11 @@ class Gemm:
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of a convolution's block; its shape is the one that costs least within them."""
+    """Bounds of a convolution's block; the cheapest shape within them is chosen."""
 
     results: int  # vectors in all
     outs: int  # output channels
-    across: int  # positions of a row; of a gradient of kernels, input channels
+    across: int  # positions of a row; input channels for the gradient of kernels
     taps: int = 1  # columns of the kernel
 
 
@@ -75,7 +75,7 @@ class BlockShapes:
     """The blocks of every kernel."""
 
     matmul: Panels
-    matmul_small_tiles: Panels  # where a tile has as many samples as a vector has lanes, which the rows divide
+    matmul_small_tiles: Panels  # for tiles with as many samples as a vector has lanes; the rows divide the lanes
     matmul_sums: Panels
     matmul_narrow: Narrow
     gemm: Gemm
@@ -111,5 +111,5 @@ SHAPES = {
 
 
 def block_shapes(registers: int) -> BlockShapes:
-    """The blocks for a processor with so many vector registers."""
+    """The blocks for a processor with this number of vector registers."""
     return SHAPES[32 if registers >= 32 else 16]

@@ -5,9 +5,9 @@ lane is idle whatever the width of the image. The code keeps a block of results 
 times some positions of a row. For each input channel and kernel entry it loads the vectors of the positions once
 and multiplies them by one weight for each output channel.
 
-The convolution and the gradient with respect to its input are the same sum with other indices (`Taps`). A stride of the
-one spreads the taps of the other over classes of positions. Padding is never stored. Bounds from a table skip rows outside of
-the image; blocks at the border leave out the multiplications of columns outside.
+The convolution and the gradient with respect to its input are the same sum with different indices (`Taps`). A stride in one
+spreads the taps of the other over classes of positions. Padding is never stored. Bounds from a table skip rows outside the
+image; blocks at the border omit the multiplications of columns outside.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_UNROLLED_MULTIPLY_ADDS = 128  # multiply-adds in one straight run of code, 
 
 
 def lower_convolve(frame: Frame, operation: Convolve | ConvolveInput, packed: View, maps: Sequence[Map] = ()) -> None:
-    """The convolution, or its gradient with respect to the input, with packed kernels, and maps on the results."""
+    """The convolution, or its gradient with respect to the input, with packed kernels and with maps on the results."""
     (out,), source = operation.outs, operation.ins[0]
     kernel = _Correlation.of(frame, operation)
     operands = list(dict.fromkeys(view for fused in maps for view in (*fused.outs, *fused.ins) if view != out))
@@ -88,7 +88,7 @@ class _Correlation:
 
     @property
     def channel_weights(self) -> int:
-        """Weights of an output channel."""
+        """Number of weights of an output channel."""
         return self.ins * self.size[0] * self.size[1]
 
     def pack(self, f: Function, arguments: list[Value], strides: tuple[int, int, int, int, int]) -> None:
@@ -168,7 +168,7 @@ class _Correlation:
         f.loop(integer(0), integer(rows.count), 1, row)
 
     def _block(self) -> tuple[int, int]:
-        """Output channels and positions of a block: those of the least time, by a simple count of instructions."""
+        """Output channels and positions of the fastest block, by a simple count of instructions."""
         widest = max(columns.count for columns in self.columns)
         most = self.limits
         heights, widths = range(1, min(most.outs, self.outs) + 1), range(1, min(most.across, widest) + 1)
@@ -247,7 +247,7 @@ class _Tile:
 
 @dataclass
 class Epilogue:
-    """What is done to a block of results: the maps, then the stores."""
+    """The end of a block of results: the maps, then the stores."""
 
     out: View
     operands: list[View]
@@ -265,7 +265,7 @@ class Epilogue:
         height: int,
         width: int,
     ) -> None:
-        """Apply the maps to `height` channels times `width` columns, which are `step` apart, and store what they give.
+        """Apply the maps to `height` channels times `width` columns, which are `step` apart, and store the results.
 
         `pointers` are the addresses of `out`, then of the operands.
         """
@@ -285,7 +285,7 @@ class Epilogue:
             pointer = pointers[1 + self.operands.index(view)]
             if view.batched:
                 return f.load(type, place(view, pointer, h, w))
-            if (view, h) not in shared:  # a number for each channel, or one for all
+            if (view, h) not in shared:  # one number per channel, or one for all channels
                 stride = view.strides[0] if view.sample_size > 1 else 0
                 number = f.load(scalar, f.address(pointer, f.mul(f.add(channel, h), stride), scalar))
                 shared[view, h] = f.splat(number, type.lanes)
@@ -303,7 +303,7 @@ class Epilogue:
 
 
 def fusible_image_map(operation: Convolve | ConvolveInput, maps: Sequence[Map], candidate: Map) -> bool:
-    """Whether `candidate`, after `maps`, can be done to the convolution's results while they are in registers."""
+    """Whether `candidate`, after `maps`, can be applied to the convolution's results in registers."""
     (out,) = operation.outs
     known = [out, *(view for fused in maps for view in fused.outs)]
     for view in (*candidate.outs, *candidate.ins):

@@ -1,7 +1,7 @@
 """The gradient of a convolution with respect to its kernels, on images whose lanes are samples.
 
-A block of sums stays in registers while the positions of the image pass by: some output channels times some input channels
-times the entries of a row of the kernel. Each sum has a lane for each sample; the lanes are added at the end.
+The code goes through all positions of the image and keeps a block of sums in registers: some output channels times some input
+channels times the entries of a row of the kernel. Each sum has a lane for each sample; the lanes are added at the end.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class _WeightSums:
         alive: Value,
         begin: Value,
     ) -> None:
-        """Add up the lanes of each sum. Store these totals in the first tile; in later ones, add them to what is there."""
+        """Add up the lanes of each sum. The first tile stores these totals; later tiles add theirs."""
         offset = f.add(f.add(f.mul(o, self.weight[0]), f.mul(c, self.weight[1])), f.mul(k, self.weight[2]))
         out = f.address(out, offset, self.scalar)
         zero = number(sums[0].type, 0.0)

@@ -19,7 +19,7 @@ from chains.program.view import Batch, Buffer, Extent, View
 
 @dataclass(frozen=True)
 class RowPointers:
-    """The input whose samples are found by pointers, where the list of these is, and elements to go on from each of them."""
+    """An input whose samples are found by pointers: its buffer, the list of pointers, and an offset in elements to each."""
 
     buffer: Buffer
     pointers: Value
@@ -28,19 +28,19 @@ class RowPointers:
 
 @dataclass
 class Frame:
-    """What a kernel knows of the function that it is written into: where views lie, and which samples there are."""
+    """The facts for a kernel about the function that it is written into: the places of views, and the samples."""
 
     f: Function
-    lanes: int  # of the program's type in a vector register
-    registers: int  # how many vector registers there are
-    base: Callable[[View], Value]  # the address of a view's first element, of the first of the samples
-    count: Value  # of samples
+    lanes: int  # numbers of the program's type in a vector register
+    registers: int  # number of vector registers
+    base: Callable[[View], Value]  # the address of a view's first element, in the first sample
+    count: Value  # number of samples
     start: Value  # the number of the first sample in the batch
     small_tiles: bool  # whether a tile has as many samples as a vector has lanes
-    first: Value | None = None  # whether sums over samples begin with these (i1); None where there are no tiles
-    whole: Value | None = None  # whether these are the whole batch (i1)
-    rows: RowPointers | None = None  # the samples of an input, where they are found by pointers
-    prefetch: Value | None = None  # the address of `PREFETCH`, which says what to prefetch; None: nothing
+    first: Value | None = None  # whether sums over samples begin with these samples (i1); None outside of tiles
+    whole: Value | None = None  # whether these samples are the whole batch (i1)
+    rows: RowPointers | None = None  # the input whose samples are found by pointers, if any
+    prefetch: Value | None = None  # the address of `PREFETCH`, which says what to prefetch; None for nothing
 
     @property
     def shapes(self) -> BlockShapes:
@@ -48,17 +48,18 @@ class Frame:
         return block_shapes(self.registers)
 
     def outlined(self, hint: str, pointers: list[Value], write: Callable[[Function, list[Value]], None]) -> None:
-        """Call a function that `write` fills, with these addresses, the number of samples and whether sums begin with them."""
+        """Call a function that `write` fills. Its arguments are `pointers`, the number of samples and whether sums begin."""
         begun = integer(0) if self.first is None else self.f.cast("zext", self.first, I64)
         arguments = [*pointers, self.count, begun]
         name = self.f.module.outline(hint, [argument.type for argument in arguments], write)
         self.f.line(f"call void @{name}({', '.join(map(str, arguments))})")
 
     def begins(self, accumulate: bool, continued: bool) -> Value | None:
-        """Whether a sum over samples begins with those of this tile (i1); None where it is always added to what is there.
+        """Whether a sum over samples begins with this tile (i1); None if this tile always adds to a present sum.
 
-        Each thread's sum begins with its first tile. Where the sum adds to what was there before the tiles, the first thread
-        does so, and the others begin. A sum that an earlier operation of the tile has begun (`continued`) does not begin anew.
+        Each thread's sum begins with its first tile. If the sum accumulates to earlier contents, the first thread adds to these
+        contents, and the other threads begin new sums. A `continued` sum, which an earlier operation of the tile has begun,
+        does not begin anew.
         """
         if self.first is None or continued:
             return None
@@ -67,7 +68,7 @@ class Frame:
         return self.f.binary("and", self.first, self.f.compare("ne", self.start, integer(0)))
 
     def row(self, view: View, i: Value, stride: int) -> Value:
-        """The address of row i of a matrix, or of column i, whichever has this stride."""
+        """The address of row i or of column i of a matrix: of the axis that has this stride."""
         scalar = real_type(view.dtype)
         rows = self.rows
         if rows is not None and view.buffer is rows.buffer and stride == view.buffer.size:
@@ -88,7 +89,7 @@ class AxisLoop:
 
 
 def loops_over(shape: Sequence[Extent], views: Sequence[View]) -> list[AxisLoop]:
-    """The loops over an array of `shape`, to which the operands are broadcast. Axes that lie in line make one loop."""
+    """The loops over an array of `shape`, to which the operands are broadcast. Contiguous axes make one loop."""
     loops: list[AxisLoop] = []
     for position, extent in enumerate(shape):
         if extent == 1:
@@ -160,8 +161,8 @@ def nest(
     n_outs: int,
     body: Callable[[list[Value], dict[int, Value], Type, Value | None], None],
 ) -> None:
-    """Write all loops. `body` gets pointers to the current elements, the values that do not vary along the innermost loop (as
-    vectors, by operand), the type to load, and the mask of the lanes in use.
+    """Write all loops. `body` gets pointers to the current elements, the values of operands that are constant along the
+    innermost loop (as vectors, by operand), the type to load, and the mask of the lanes in use.
     """
     f = frame.f
     scalar = real_type(dtype)
@@ -213,7 +214,7 @@ def nest(
 
 
 def _scalar_map(frame: Frame, operation: Map) -> None:
-    """A formula of scalars, in double precision whatever their types."""
+    """A formula of scalars, always in double precision."""
     f, double = frame.f, Type("double")
     ins = []
     for view in operation.ins:
@@ -290,7 +291,7 @@ def lower_fill(frame: Frame, out: View, value: float) -> None:
 
 
 def lower_reduce(frame: Frame, operation: Reduce) -> None:
-    """out = the sum, or the largest, of `a` over the axes on which out does not vary."""
+    """out = the sum, or the maximum, of `a` over the axes along which out does not vary."""
     f = frame.f
     (out,), (a,) = operation.outs, operation.ins
     maximum = operation.kind == "max"
@@ -308,7 +309,7 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
         return vectormath.maximum(f, x, y) if maximum else f.binary("fadd", x, y)
 
     def folded(loops: list[AxisLoop], pointer: Value, masks: list[Value | None], sums: list[Value]) -> list[Value]:
-        """The elements along these loops combined into `sums`: one for each vector of a kept row, or a single one."""
+        """The elements along these loops, combined into `sums`: one sum for each vector of a kept row, or one in all."""
         if not loops:
             results = []
             for k, (mask, total) in enumerate(zip(masks, sums, strict=True)):
@@ -383,7 +384,7 @@ def _fold_lanes(
 
 
 def horizontal(f: Function, x: Value, maximum: bool = False) -> Value:
-    """The sum, or the largest, of a vector's lanes. NaN in any lane gives NaN."""
+    """The sum, or the maximum, of a vector's lanes. NaN in any lane gives NaN."""
     scalar = Type(x.type.name)
     if x.type.lanes == 1:
         return x

@@ -1,4 +1,4 @@
-"""What becomes of a block of a product while it is in registers: the maps that follow, then the stores."""
+"""The end of a product's block: the maps that follow are applied in registers, then the results are stored."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def store_block(
     scalar: Type,
     rows: int | None = None,
 ) -> None:
-    """Apply the maps to a block of results and store what they give.
+    """Apply the maps to a block of results and store their results.
 
-    A vector holds a part of a row or, where `rows` says how many, whole rows one behind another, as they lie in memory.
-    All loads come before all stores: the processor makes loads wait for masked stores to places near theirs.
+    A vector holds a part of a row or, with `rows`, this number of whole rows as they follow one another in memory. All loads
+    come before all stores, because the processor delays loads after masked stores to nearby places.
     """
     f, out = frame.f, product.out
     type = Type(scalar.name, lanes)
     columns = int(out.shape[1])  # type: ignore[arg-type]
     step = lanes if rows is None else rows * columns
-    shared: dict[tuple[int, int], Value] = {}  # operands that are the same for every row, by identity and vector
+    shared: dict[tuple[int, int], Value] = {}  # operands that are equal in every row, by identity and vector
 
     def element(view: View, r: int, c: int) -> Value:
         offset = f.add(f.mul(f.add(row, r), view.strides[0]), f.mul(f.add(column, c * step), view.strides[1]))

@@ -1,4 +1,4 @@
-"""Matrix products with the maps that are done to their results in registers, and which maps may be."""
+"""Fusion: matrix products with maps that are applied to their results in registers, and the conditions for these maps."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from chains.program.view import Batch, View
 
 @dataclass(frozen=True)
 class FusedProduct:
-    """A product ``out = a @ b`` with what is done to its elements before they are stored."""
+    """A product ``out = a @ b`` with the maps that are applied to its elements before they are stored."""
 
     out: View
     a: View
     b: View
     accumulate: bool = False
-    continued: bool = False  # of a sum over the samples: whether an earlier operation of the tile has begun it
-    maps: tuple[Map, ...] = ()  # of a sum over the samples: where a tile is the whole batch
-    transient: bool = False  # whether nothing but the maps reads the product itself
+    continued: bool = False  # whether an earlier operation of the tile has begun this sum over the samples
+    maps: tuple[Map, ...] = ()  # on a sum over the samples: only if the tile is the whole batch
+    transient: bool = False  # whether only the maps read the product itself
     padded: bool = False  # whether b's rows are padded to whole vectors (`pack`)
 
     @classmethod
     def of(cls, operation: Operation, maps: Sequence[Map] = ()) -> FusedProduct:
-        """A product of the program, with these maps on its results."""
+        """The product of an operation, with these maps on its results."""
         assert isinstance(operation, MatMul)
         (out,), (a, b) = operation.outs, operation.ins
         return cls(out, a, b, operation.accumulate, maps=tuple(maps))
@@ -36,25 +36,25 @@ class FusedProduct:
         return isinstance(self.a.shape[1], Batch)
 
     def turned(self, lanes: int) -> FusedProduct:
-        """This sum over the samples, or its transpose where that saves more work than storing it number by number costs."""
+        """This sum over the samples, or its transpose if that saves more than storing the result number by number costs."""
         rows, columns = (int(extent) for extent in self.out.shape)  # type: ignore[arg-type]
         by_columns, by_rows = rows * -(-columns // lanes), columns * -(-rows // lanes)
         if self.a.strides[0] == 1 and (2 * by_rows < by_columns or self.b.strides[1] != 1):
-            assert not self.maps  # which would have to be turned too
+            assert not self.maps  # the maps would have to be transposed too
             return replace(self, out=self.out.T, a=self.b.T, b=self.a.T)
         return self
 
 
 def fusible(operation: MatMul, maps: Sequence[Map], candidate: Map, lanes: int) -> bool:
-    """Whether `candidate`, after `maps`, can be done to the product's elements while they are in registers."""
+    """Whether `candidate`, after `maps`, can be applied to the product's elements in registers."""
     out = operation.outs[0]
     if not isinstance(out.shape[0], Batch) or out.strides[1] != 1 or _is_long(candidate):
         return False
     if {view.buffer for view in candidate.outs} & {view.buffer for view in operation.ins}:
-        return False  # other blocks of the product still read them
+        return False  # other blocks of the product still read the operands
     used = [out, *(view for fused in maps for view in fused.views), *candidate.views]
     if any(meet(view, other) and not _same_rows(view, other) for view in candidate.outs for other in used):
-        return False  # and so may the maps on other blocks
+        return False  # the maps on other blocks may still read the elements
     columns = int(out.shape[1])  # type: ignore[arg-type]
     registers = [out, *(view for fused in maps for view in fused.outs)]
     broadcast = False
@@ -80,8 +80,10 @@ def fusible(operation: MatMul, maps: Sequence[Map], candidate: Map, lanes: int) 
 
 
 def _is_long(operation: Map) -> bool:
-    """Whether a formula holds elementary functions. A loop of its own has these once, not for each row of a block: that takes
-    as long to run and less to compile.
+    """Whether a formula has elementary functions.
+
+    Such a map gets a separate loop, which has the code of these functions once, not for each row of a block. That runs as fast
+    and compiles faster.
     """
     return any(instruction.operation in ELEMENTARY for instruction in operation.formula.instructions)
 
@@ -97,7 +99,7 @@ def _same_rows_shape(view: View, out: View) -> bool:
 
 
 def _same_rows(view: View, other: View) -> bool:
-    """Whether two views are the same elements, seen as matrices."""
+    """Whether two views, taken as matrices, have the same elements."""
     if view.buffer is not other.buffer or not view.batched or view.ndim < 2 or not (view.contiguous or view.ndim == 2):
         return False
     return as_rows(view) == as_rows(other)

@@ -28,8 +28,10 @@ def lower_gather(frame: Frame, operation: Gather) -> None:
 
 
 def lower_scatter_add(frame: Frame, operation: ScatterAdd, continued: bool = False) -> None:
-    """out[index[i], ...] += source[i, ...]. Beside the first thread, which adds to what is there, each begins with zeros,
-    unless an earlier operation of the tile has begun the sums (`continued`).
+    """out[index[i], ...] += source[i, ...].
+
+    The first thread adds to the contents of `out`. Every other thread begins with zeros, unless an earlier operation of the
+    tile has begun the sums (`continued`).
     """
     (out,), (index, source) = operation.outs, operation.ins
     f = frame.f
@@ -54,7 +56,7 @@ def _row(view: View, axes: int) -> View:
 
 
 def _each_row(frame: Frame, table: View, index: View, rows: View, body: Callable[[Value, Value], None]) -> None:
-    """Call `body` for each index, with the address of its entry of `rows` and that of its row of the table."""
+    """Call `body` for each index, with the addresses of its entry of `rows` and of its row of the table."""
     f = frame.f
     whole, real = Type(INDICES[index.dtype]), real_type(table.dtype)
     last = integer(int(table.shape[0]) - 1)  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
-"""Large products: the whole batch at once, blocked for the caches, a share of the columns to each thread.
+"""Large products: the whole batch at once, blocked for the caches. Each thread computes a share of the columns.
 
-The scheme is that of Goto and van de Geijn ("Anatomy of high-performance matrix multiplication", 2008). Blocks of both
-operands are packed in the order in which they are read: a block of b serves all rows, a block of some rows of a serves all
-panels of b. A few rows times a panel's vectors of the result are in registers. Results are read and written once for each block
-along the summed axis, so these blocks are long. The maps that follow come behind the last one.
+The scheme follows Goto and van de Geijn ("Anatomy of high-performance matrix multiplication", 2008). Blocks of both operands
+are packed in the order in which they are read. A block of b serves all rows; a block of some rows of a serves all panels of b.
+The registers hold a few rows of the result times the vectors of a panel. Results are read and written once for each block
+along the summed axis, so these blocks are long. The maps that follow are applied after the last block.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from chains.backends.native.llvm.shuffles import transposed
 from chains.program.operations import MatMul, Operation
 from chains.program.view import Batch, View, concrete
 
-LEAST_LARGE_ELEMENTS = 1 << 17  # elements of the operand without samples, from which on a product is blocked
-MOST_SCALAR_LINES = 4  # lines that are packed number by number, which is little code
+LEAST_LARGE_ELEMENTS = 1 << 17  # fewest elements of the operand without samples in a large product
+MOST_SCALAR_LINES = 4  # up to so many lines are packed number by number, with little code
 
-Masks = Sequence[Value | None]  # of a panel's vectors
+Masks = Sequence[Value | None]  # the masks of a panel's vectors
 
 
 def is_large(operation: Operation) -> bool:
@@ -45,12 +45,12 @@ def workspace(lanes: int, itemsize: int, registers: int) -> int:
 
 
 def lower_large(frame: Frame, product: FusedProduct, space: Value, thread: Value, threads: Value) -> None:
-    """This thread's share of a product and the maps on it; `space` is where it packs."""
+    """This thread's share of a product and of the maps on it; `space` takes its packed blocks."""
     out, a, b = product.out, product.a, product.b
     rows, inner = (frame.extent(extent) for extent in a.shape)
     views = [out, a, b, *(view for each in product.maps for view in each.views)]
     bases = {(view.buffer, view.offset): frame.base(view) for view in views}
-    # Strides but 1 are arguments, so that products of different sizes may share their code.
+    # Strides other than 1 are arguments, so that products of different sizes may share code.
     strides = [integer(stride) for view in (a, b) for stride in view.strides if stride != 1]
     arguments = [space, rows, inner, thread, threads, *strides, *bases.values()]
 
@@ -66,7 +66,7 @@ def lower_large(frame: Frame, product: FusedProduct, space: Value, thread: Value
 
 @dataclass(frozen=True)
 class _Part:
-    """The part of the result that is in registers: rows, and a vector of columns for each mask."""
+    """The part of the result in registers: some rows, and a vector of columns for each mask."""
 
     row: Value
     height: int
@@ -87,7 +87,7 @@ class _Product:
     inner: Value
     thread: Value
     threads: Value
-    strides: Sequence[Value]  # those of a and b that are not 1
+    strides: Sequence[Value]  # the strides of a and b other than 1
 
     def __post_init__(self) -> None:
         out, a, b = self.product.out, self.product.a, self.product.b
@@ -100,7 +100,7 @@ class _Product:
         self.columns = int(out.shape[1])  # type: ignore[arg-type]
         self.width = self.vectors * self.lanes  # of a panel
         inner = a.shape[1]
-        self.ragged = isinstance(inner, Batch) or inner % self.lanes > 0  # whether blocks of the summed axis have a rest
+        self.ragged = isinstance(inner, Batch) or inner % self.lanes > 0  # whether blocks of the summed axis may have a rest
         outer = self.shape.outer(self.scalar.size)
         self.outer = outer // self.height * self.height
         self.packed_b = self._at(self.space, integer(outer * self.shape.inner + self.lanes))
@@ -146,7 +146,7 @@ class _Product:
         f.loop(begin, end, self.shape.across // self.width, columns)
 
     def _block(self, begin: Value, end: Value, k: Value) -> None:
-        """All rows of the panels from `begin` to `end`, with a block of the summed axis."""
+        """All rows of the panels from `begin` to `end`, for one block of the summed axis."""
         f = self.f
         depth = f.least(f.binary("sub", self.inner, k), integer(self.shape.inner))
 
@@ -186,9 +186,9 @@ class _Product:
         row_blocks(f, integer(0), height, self.shape.heights, rows)
 
     def _pack(self, source: Value, target: Value, used: int, width: int, depth: Value, across: Value, along: Value) -> None:
-        """Copy `used` lines of `depth` numbers to as many rows of `width`.
+        """Copy `used` lines of `depth` numbers to `depth` rows of `width` numbers.
 
-        Stores of whole vectors reach beyond a row: the next row overwrites that, and behind the last there is room.
+        Stores of whole vectors reach beyond a row: the next row overwrites the excess, and the last row has room after it.
         """
         f = self.f
         pieces = [(n, min(self.lanes, used - n)) for n in range(0, used, self.lanes)]
@@ -204,7 +204,7 @@ class _Product:
                 keep(vector(k, n, f.lane_mask(self.lanes, count)), k, n)
 
         def square(k: Value, used: Value | None) -> None:
-            """As many rows as there are lanes, transposed; `used` of them."""
+            """Pack as many rows as a vector has lanes, transposed; only `used` of them exist."""
             mask = None if used is None else f.first_lanes(self.lanes, used)
             zero = number(self.type, 0.0)
             columns = [
@@ -232,7 +232,7 @@ class _Product:
             f.loop(integer(0), depth, 1, by_number)
 
     def _multiply(self, part: _Part, k: Value, depth: Value, a: Value, b: Value) -> None:
-        """Packed rows of a times a packed panel of b, which begin with element `k` of the summed axis."""
+        """Packed rows of a times a packed panel of b; both begin with element `k` of the summed axis."""
         f, width = self.f, len(part.masks) * self.lanes
         first, last = f.compare("eq", k, integer(0)), f.compare("sge", f.add(k, self.shape.inner), self.inner)
         self._fetch(part, first, last)
@@ -249,7 +249,7 @@ class _Product:
             return [f.binary("fadd", *pair) for pair in zip(before, sums, strict=True)]
 
         sums = added() if self.product.accumulate else f.choice(first, lambda: sums, added)
-        product = replace(self.product, accumulate=False)  # what was there has been added
+        product = replace(self.product, accumulate=False)  # earlier contents have been added
         if product.maps:
             plain = replace(product, maps=(), transient=False)
             f.when(last, lambda: self._store(product, part, sums), lambda: self._store(plain, part, sums))
@@ -262,14 +262,14 @@ class _Product:
         return [self.f.fma(x, vector, total) for (x, vector), total in zip(products, sums, strict=True)]
 
     def _fetch(self, part: _Part, first: Value, last: Value) -> None:
-        """Prefetch what is read and written behind the sums."""
+        """Prefetch the data that is read and written after the sums."""
         f, out = self.f, self.product.out
         views = [view for each in self.product.maps for view in each.views if view.batched or view.shape == out.shape]
         others = [view for view in dict.fromkeys(map(as_rows, views)) if view != out]
 
         def fetch(views: Sequence[View]) -> None:
             for place, _ in (each for view in views for each in self._places(view, part)):
-                f.call("llvm.prefetch.p0", None, place, "i32 1", "i32 3", "i32 1")  # to be written, into the nearest cache
+                f.call("llvm.prefetch.p0", None, place, "i32 1", "i32 3", "i32 1")  # for writing, into the nearest cache
 
         if others:
             f.when(last, lambda: fetch(others))
@@ -319,7 +319,7 @@ class _Product:
         self._store(self.product, part, sums)
 
     def _dots(self, begin: Value, end: Value) -> None:
-        """Times the transpose of b: each result is the sum of a product of two contiguous runs."""
+        """A product with the transpose of b: each result is the dot product of two contiguous runs."""
         f = self.f
         depth = int(self.product.a.shape[1])  # type: ignore[arg-type]
         whole = depth // self.lanes * self.lanes

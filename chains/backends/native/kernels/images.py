@@ -1,4 +1,4 @@
-"""Operations on laned buffers beside convolutions: elementwise ones, sums over the samples, and pools."""
+"""Operations on laned buffers other than convolutions: elementwise operations, sums over the samples, and pools."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lower_laned(frame: Frame, operation: Operation) -> None:
 
 
 def _reduce_samples(frame: Frame, operation: Reduce) -> None:
-    """Sums (or maxima) over the samples of the tile, and perhaps over other axes: of vectors, then of their lanes."""
+    """Sums (or maxima) over the samples of the tile, and perhaps over other axes: first of vectors, then of their lanes."""
     (out,), (a,) = operation.outs, operation.ins
     maximum = operation.kind == "max"
     neutral = float("-inf") if maximum else 0.0
@@ -100,7 +100,7 @@ def _reduce_samples(frame: Frame, operation: Reduce) -> None:
 
 
 def lower_pool(frame: Frame, operation: Pool) -> None:
-    """The largest or the mean of each window; or of these, the gradient with respect to the input."""
+    """The maximum or the mean of each window, or the gradient of either with respect to the input."""
     backwards = isinstance(operation, PoolInput)
     y, x = (operation.ins[0], operation.outs[0]) if backwards else (operation.outs[0], operation.ins[0])
     windows = _Windows(frame, operation, y, x)
@@ -118,7 +118,7 @@ class _Windows:
         self.width = frame.shapes.pool
         self.channels = y.sample_shape[0]
         self.x_size = x.sample_shape
-        self.images = [Images.of(view) for view in operation.views]  # each buffer may have room behind its channels
+        self.images = [Images.of(view) for view in operation.views]  # each buffer may have room after its channels
         window = operation.window
         self.rows, self.columns = (output_taps(window, k, x.sample_shape[1 + k], y.sample_shape[1 + k])[0] for k in range(2))
         # Whether each input lies in exactly one window, so that its gradient is stored and never added to.
@@ -227,7 +227,7 @@ class _Windows:
         )
 
     def _x(self, f: Function, base: Value, operand: int, channel: Value, m: Value, k: Value, j: Value) -> Value:
-        """Where row k of the window at (m, j) begins, in the image of this operand."""
+        """The address of row k of the window at (m, j), in the image of this operand."""
         x = self.images[operand]
         row = f.add(f.add(f.mul(m, self.rows.along), f.mul(k, self.rows.across)), self.rows.source)
         offset = f.add(f.mul(channel, x.channel), f.mul(row, x.row))
@@ -241,7 +241,7 @@ class _Windows:
         return f.address(f.address(base, offset, self.scalar), integer(w * y.column), self.scalar)
 
     def _share(self, f: Function, limits: list[Value], entries: _Entries) -> Value:
-        """What one entry of a window counts for in its mean."""
+        """The weight of one entry of a window in its mean."""
         if self.operation.count_padding:
             return number(self.type, 1.0 / self.operation.window.area)
         size = f.mul(f.binary("sub", limits[1], limits[0]), len(entries.columns))
@@ -250,7 +250,7 @@ class _Windows:
 
 
 class _Entries:
-    """The entries of one row of a window that lie inside of the image, as columns counted from the first window's first."""
+    """The entries of a row of windows that are inside the image, as columns relative to the first window's first column."""
 
     def __init__(self, windows: _Windows, number: int, taps: list[int]) -> None:
         columns = windows.columns

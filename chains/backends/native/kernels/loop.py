@@ -1,4 +1,4 @@
-"""A loop: its steps written once, at addresses that advance."""
+"""A loop: the code of its steps is written once, with addresses that advance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chains.program.view import View
 
 
 def lower_loop(frame: Frame, loop: Loop, write: Callable[[Frame], None]) -> None:
-    """Repeat what `write` writes into the frame of a step."""
+    """Repeat the code that `write` writes into the frame of a step."""
     f = frame.f
 
     def repeat(number: Value, _: list[Value]) -> None:

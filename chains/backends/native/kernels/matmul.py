@@ -1,11 +1,11 @@
-"""Matrix products as register-blocked code; all sizes but the batch are known when it is written.
+"""Matrix products as register-blocked code. All sizes except the batch are known when the code is written.
 
 A block of the result stays in registers: some rows, and vectors of columns. Each step of the inner loop loads the vectors of
 one row of b once and multiplies them by one number of a for each row.
 
-The place of the batch tells three situations apart:
+The position of the batch gives three cases:
 
-- Rows are samples (forward, input gradient). The weights are b. Maps that follow are done to a block of samples while it is in
+- Rows are samples (forward, input gradient). The weights are b. The maps that follow are applied to a block of samples in
   registers (`epilogue.py`).
 - The inner axis is the batch (weight gradient): `matmul_sums.py`.
 - There is no batch (a penalty's sum of squares).
@@ -40,7 +40,7 @@ def lower_matmul(frame: Frame, product: FusedProduct) -> None:
 
 
 def _rows(frame: Frame, product: FusedProduct) -> None:
-    """The result a block of rows at a time."""
+    """Compute the result, one block of rows at a time."""
     f, out, a = frame.f, product.out, product.a
     columns, inner = int(out.shape[1]), int(a.shape[1])  # type: ignore[arg-type]
     scalar = real_type(out.dtype)
@@ -60,7 +60,7 @@ def _rows(frame: Frame, product: FusedProduct) -> None:
         height = min(frame.lanes, height)
     heights = [] if narrow else [height, 2 * height // 3, height // 3, height // 6]
     if not narrow and inner * columns * out.dtype.itemsize > FIRST_LEVEL_CACHE_BYTES and not frame.small_tiles:
-        heights.insert(1, 5 * height // 6)  # each block reads all weights anew, so that few are better
+        heights.insert(1, 5 * height // 6)  # each block reads all weights again, so few blocks are better
     rows = frame.extent(out.shape[0])
 
     def run_panel(column: Value, masks: list[Value | None]) -> None:
@@ -87,7 +87,7 @@ def _block(
     inner: int,
     scalar: Type,
 ) -> None:
-    """`block` rows from `row` on, of a vector of columns for each mask, from `column` on."""
+    """Compute `block` rows from `row` on, and a vector of columns for each mask, from `column` on."""
     f, a, b = frame.f, product.a, product.b
     type = Type(scalar.name, lanes)
     a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(block)]
@@ -106,7 +106,7 @@ def _block(
         return results
 
     width = block * len(masks)
-    # With few sums in flight additions would wait for one another: each sum gets several accumulators.
+    # With few sums, additions would wait for one another, so each sum gets several accumulators.
     accumulators = min(inner, accumulators_for(width))
     start = [number(type, 0.0)] * (width * accumulators)
     per_step = max(1, min(inner, MOST_UNROLLED_MULTIPLY_ADDS // (2 * width)))
@@ -136,7 +136,7 @@ def _along(
     body: Callable[[Value, list[Value]], list[Value]],
     sums: list[Value],
 ) -> list[Value]:
-    """The loop along the inner axis. Where the rows are large samples, it prefetches those of the next step now and then."""
+    """The loop along the inner axis. If the rows are large samples, it also prefetches samples of the next step."""
     f, end = frame.f, integer(whole)
     if not reads_samples(product.a):
         return f.loop(integer(0), end, step, body, sums)[1]
@@ -150,7 +150,7 @@ def _along(
 
 
 def _dots(frame: Frame, product: FusedProduct, begin: Value) -> None:
-    """A single column: each element the sum of a product of two contiguous runs."""
+    """A single column: each element is the dot product of two contiguous runs."""
 
     def step(i: Value, _: list[Value]) -> list[Value]:
         result = horizontal(frame.f, dots(frame, product, i, 1)[0])
@@ -161,7 +161,7 @@ def _dots(frame: Frame, product: FusedProduct, begin: Value) -> None:
 
 
 def _dot_rows(frame: Frame, product: FusedProduct) -> None:
-    """A vector of columns at a time, which stays in cache while the rows pass by. Lanes run along the inner axis."""
+    """A vector of columns at a time, which stays in cache for all rows. Lanes run along the inner axis."""
     f, out, a, b = frame.f, product.out, product.a, product.b
     scalar, lanes = real_type(out.dtype), frame.lanes
     type = Type(scalar.name, lanes)

@@ -1,10 +1,10 @@
 """Products of few columns, such as those of last layers: the results of several samples in one vector.
 
-A row of such a product fills a part of a vector, and the rest of each multiplication would be lost. Here a vector has a
-block of lanes for each of several samples. Rows of the left operand are transposed, block by block, into vectors
-that hold the same few columns of all these samples. Each column in turn is spread over its sample's block and
-multiplied by a row of weights, which is repeated in every block. A single column needs no spreading: the products of each
-sample are added up across the lanes, for as many samples at once as a vector has lanes.
+A row of such a product fills only a part of a vector, and the rest of each multiplication would be lost. Here a vector has a
+block of lanes for each of several samples. Rows of the left operand are transposed, block by block, into vectors that hold
+the same few columns of all these samples. Each column in turn is spread over its sample's block and multiplied by a row of
+weights, which every block repeats. A product with a single column spreads nothing: the products of each sample are added up
+across the lanes, for as many samples at once as a vector has lanes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from chains.backends.native.llvm.shuffles import repeated, shuffled, spread, sum
 
 
 def is_narrow(product: FusedProduct, lanes: int) -> bool:
-    """Whether several rows fit in a vector and lie one behind another: of the result, and of all operands of its maps."""
+    """Whether several rows fit in a vector and follow one another in memory: in the result and in all operands of its maps."""
     columns, inner = int(product.out.shape[1]), int(product.a.shape[1])  # type: ignore[arg-type]
     rows = [product.out, *(as_rows(view) for fused in product.maps for view in fused.views if view.batched)]
     together = all(view.strides[0] == columns for view in rows)
@@ -32,7 +32,7 @@ def is_narrow(product: FusedProduct, lanes: int) -> bool:
 
 
 def lower_matmul_narrow(frame: Frame, product: FusedProduct) -> Value:
-    """Compute all rows but the last few, which do not fill a vector. Returns the first of these."""
+    """Compute all rows except the last few, which do not fill a vector. Returns the first row that is left."""
     f, lanes, out = frame.f, frame.lanes, product.out
     columns = int(out.shape[1])  # type: ignore[arg-type]
     samples = lanes // _block(columns)
@@ -58,12 +58,12 @@ def lower_matmul_narrow(frame: Frame, product: FusedProduct) -> Value:
 
 
 def _block(columns: int) -> int:
-    """The lanes that a sample has."""
+    """The number of lanes for a sample."""
     return 1 << (columns - 1).bit_length()
 
 
 def _blocks(frame: Frame, product: FusedProduct, row: Value, vectors: int) -> list[Value]:
-    """So many vectors of results, from `row` on."""
+    """`vectors` vectors of results, from `row` on."""
     f, lanes, a, b = frame.f, frame.lanes, product.a, product.b
     columns, inner = int(b.shape[1]), int(b.shape[0])  # type: ignore[arg-type]
     scalar = real_type(product.out.dtype)

@@ -16,14 +16,14 @@ from chains.backends.native.llvm.emit import Type, Value, integer, number, real_
 from chains.backends.native.llvm.shuffles import interleaved
 from chains.program.view import Batch
 
-PART_BYTES = 256 << 10  # of both operands, which stay in a second-level cache, and in the pages that are known
-LEAST_PART = 64  # rows of a part, whose sums are worth to be written and read again
+PART_BYTES = 256 << 10  # of both operands: they stay in a second-level cache, and their pages in the TLB
+LEAST_PART = 64  # fewest rows of a part: with fewer, writing and reading the sums again costs too much
 
 
 def lower_matmul_sums(frame: Frame, product: FusedProduct) -> None:
     """Blocks of the result, each a sum over the samples of the tile.
 
-    Samples of many rows are gone through in parts, since every block of the result reads a few columns of all rows.
+    If samples have many rows, the rows are taken in parts, since every block of the result reads a few columns of all rows.
     """
     product = product.turned(frame.lanes)
     frame = replace(frame, first=frame.begins(product.accumulate, product.continued))
@@ -42,7 +42,7 @@ def lower_matmul_sums(frame: Frame, product: FusedProduct) -> None:
 
 
 def _sum(frame: Frame, product: FusedProduct, begin: Value, count: Value) -> None:
-    """The sum over so many rows of the operands."""
+    """The sum over `count` rows of the operands."""
     rows, columns = (int(extent) for extent in product.out.shape)  # type: ignore[arg-type]
     f = frame.f
     scalar = real_type(product.out.dtype)
@@ -131,7 +131,7 @@ def _sum_block(
 
 
 def _add(frame: Frame, value: Value, pointer: Value, mask: Value | None) -> None:
-    """Store a sum over the samples of this tile where sums begin with it, else add it to what is there."""
+    """Store a sum over the samples of this tile if sums begin with this tile, else add it to the present sum."""
     f = frame.f
     before = f.load(value.type, pointer, mask)
     total = f.binary("fadd", before, value)

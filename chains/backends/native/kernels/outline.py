@@ -1,7 +1,7 @@
-"""Code that a program needs many times, written once: as a function of the addresses of the operands.
+"""Outlined code: code that a program needs many times is written once, as a function of the addresses of the operands.
 
-Two pieces of code are alike where they are for the same operation with the same settings, on views of the same shapes that lie
-the same way in buffers of the same kind.
+Two pieces of code are alike if they do the same operation with the same settings, on views with the same shapes and the same
+layout in buffers of the same kind.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from chains.program.view import Buffer, View
 
 
 class Likeness:
-    """What a piece of code depends on, but for the places of its operands: code of equal `key`s is alike.
+    """All that a piece of code depends on, except the places of its operands. Code with equal `key`s is alike.
 
-    `parts` are operations, kernels, views and settings that decide about the code. `known` tells what decides about it of a
-    buffer, beside its role, type and shape. `first` has the first view of each buffer, as the parts name them in turn.
+    `parts` are the operations, kernels, views and settings that determine the code. `known` returns the facts about a buffer
+    that determine it too, beside role, type and shape. `first` has the first view of each buffer, in the order of the parts.
     """
 
     def __init__(self, known: Callable[[Buffer], Hashable], *parts: Any) -> None:
@@ -36,7 +36,7 @@ class Likeness:
             return tuple(map(self._of, part))
         if isinstance(part, (Operation, FusedProduct)):
             return type(part), *(self._of(getattr(part, field.name)) for field in fields(part) if field.name != "label")
-        return repr(part)  # which tells 0.0 from -0.0
+        return repr(part)  # `repr` tells 0.0 from -0.0
 
     def _of_view(self, view: View) -> Hashable:
         buffer = view.buffer
@@ -47,7 +47,7 @@ class Likeness:
 
 @dataclass(frozen=True)
 class _Outlined:
-    """A function, the positions of the arguments that it takes, and what it was first written for."""
+    """A function, the positions of the arguments that it takes, and the likeness that it was first written for."""
 
     name: str
     taken: list[int]
@@ -61,7 +61,7 @@ class Outlines:
         self._functions: dict[Hashable, _Outlined] = {}
 
     def call(self, frame: Frame, likeness: Likeness, hint: str, write: Callable[[Frame], None]) -> None:
-        """Call the function for this code, which `write` fills when it is first wanted."""
+        """Call the function for this code; on first use, `write` fills it."""
         key = frame.first is None, likeness.key
         if key not in self._functions:
             self._functions[key] = _outlined(frame, likeness, f"{hint}_alike_{len(self._functions)}", write)
@@ -81,9 +81,9 @@ def _outlined(frame: Frame, likeness: Likeness, name: str, write: Callable[[Fram
 
 
 def _arguments(frame: Frame, likeness: Likeness, prototype: Likeness) -> list[Value]:
-    """What tells uses of a function apart: the addresses of their buffers, and what their frame knows of the samples.
+    """The arguments of a call: the addresses of the buffers, and the frame's facts about the samples.
 
-    Samples that are found by pointers have an offset behind these. It is told as the difference from the prototype's.
+    Samples found by pointers also have an offset from their pointers. The argument is its difference from the prototype's.
     """
     samples = (frame.count, frame.start, frame.first, frame.whole, frame.prefetch)
     values = [*map(frame.base, likeness.first.values()), *(value for value in samples if value is not None)]
@@ -95,7 +95,7 @@ def _arguments(frame: Frame, likeness: Likeness, prototype: Likeness) -> list[Va
 
 
 def _inside(frame: Frame, f: Function, likeness: Likeness) -> Frame:
-    """The frame of a function for such uses, which has these arguments."""
+    """The frame inside the function, whose values are the function's arguments."""
     arguments = iter(f.arguments)
     bases = {buffer: next(arguments) for buffer in likeness.first}
 

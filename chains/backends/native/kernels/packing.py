@@ -1,4 +1,4 @@
-"""Weights copied to rows of whole vectors and transposed in registers, once a run."""
+"""Packing: weights are copied to rows of whole vectors, and transposed in registers, once per run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def packed_columns(matrix: View, lanes: int) -> int:
 
 
 def pack(frame: Frame, source: View, target: View) -> None:
-    """Copy a matrix with gaps between the numbers of a row to rows of whole vectors, with zeros behind the last column."""
+    """Copy a matrix with gaps between the numbers of a row to rows of whole vectors, with zeros after the last column."""
     rows, used = concrete(source.shape, 1)
     columns = target.strides[0]
     if source.strides[0] != 1:

@@ -26,7 +26,7 @@ def lower_random(frame: Frame, operation: Random) -> None:
             vector = f.assign(vector.type, f"insertelement {vector}, {word}, i64 {k}")
         bits = f.binary("lshr", f.cast("bitcast", vector, Type("i32", 8)), number(Type("i32", 8), 8))
         uniform = f.binary("fmul", f.cast("uitofp", bits, Type(scalar.name, 8)), number(Type(scalar.name, 8), 2.0**-24))
-        offset = f.binary("sub", f.mul(i, 8), begin)  # of the block's first element in this view, perhaps negative
+        offset = f.binary("sub", f.mul(i, 8), begin)  # of the block's first element in this view; may be negative
         iota = Value("<" + ", ".join(f"i64 {k}" for k in range(8)) + ">", Type("i64", 8))
         position = f.binary("add", iota, f.splat(offset, 8))
         inside = f.compare("ult", position, f.splat(length, 8))  # unsigned: negative positions are outside too

@@ -1,8 +1,8 @@
-"""The samples of the next step, prefetched while this one is computed, so that they are in the cache when they are read.
+"""Prefetching: the samples of the next step are loaded into the cache while this step is computed.
 
-Rows from all over a large data set come from memory. A processor waits for only so many lines at once, and does nothing else
-meanwhile. So the products that go through this step's samples, forwards and in their gradient, prefetch a few lines of the next
-ones now and then: that spreads the loads over the step.
+Scattered rows of a large data set come from memory. A processor can have only a limited number of loads under way, and stalls
+when they are late. So the products that read this step's samples, in the forward pass and in the gradient, regularly prefetch
+a few lines of the next samples. This spreads the loads over the step.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from chains.backends.native.llvm.emit import I64, Type, Value, integer
 from chains.backends.native.llvm.words import CACHE_LINE_BYTES, PREFETCH
 from chains.program.view import View
 
-LINES_AT_ONCE = 5  # lines
-LEAST_SAMPLE_BYTES = 512  # bytes of a sample below which the processor's own guesses do
+LINES_AT_ONCE = 5  # cache lines per prefetch
+LEAST_SAMPLE_BYTES = 512  # of a sample: for smaller ones the processor's own prefetching is enough
 
 
 def reads_samples(view: View) -> bool:
-    """Whether this is the caller's samples, each of them large."""
+    """Whether a view is the caller's samples, and these are large."""
     return view.buffer.role == "input" and view.batched and view.buffer.nbytes >= LEAST_SAMPLE_BYTES
 
 
@@ -52,7 +52,7 @@ def prefetch_lines(frame: Frame) -> None:
         address = f.either(fresh, begin_row, lambda: load("next"))
         for k in range(LINES_AT_ONCE):
             line = f.address(address, integer(k * CACHE_LINE_BYTES), Type("i8"))
-            f.call("llvm.prefetch.p0", None, line, "i32 0", "i32 3", "i32 1")  # to be read, into the nearest cache
+            f.call("llvm.prefetch.p0", None, line, "i32 0", "i32 3", "i32 1")  # for reading, into the nearest cache
         store("next", f.address(address, integer(LINES_AT_ONCE * CACHE_LINE_BYTES), Type("i8")))
         store("left", f.add(f.select(fresh, load("lines"), left), -LINES_AT_ONCE))
 

@@ -1,4 +1,4 @@
-"""From samples in rows to samples in lanes, and back (`plan/layout.py` says where each lies)."""
+"""From samples in rows to samples in lanes, and back (`plan/layout.py` describes both layouts)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from chains.program.view import View
 
 @dataclass(frozen=True)
 class Relayout(Operation):
-    """out = the operand, the one laned and the other not; both (samples, channels, the rest)."""
+    """out = the operand in the other layout: one is laned, the other is not. Both have the axes (samples, channels, rest)."""
 
     to_lanes: bool
 
 
 def lanes_last(view: View, lanes: int) -> View:
-    """A laned view as one of a fixed number of samples along the last axis; one without samples gets an axis of length 1."""
+    """A laned view with its samples, `lanes` of them, as the last axis; a view without samples gets an axis of length 1."""
     if not view.batched:
         return view.expand(view.ndim)
     return replace(view, shape=(*view.shape[1:], lanes), strides=(*view.strides[1:], view.strides[0]))
 
 
 def lower_relayout(frame: Frame, operation: Relayout, whole_tiles: bool) -> None:
-    """Transpose squares of numbers in registers. Lanes without a sample repeat the first sample, so that nothing strange is
-    computed in them. Rows without a sample are written only where the tile has room for them (`whole_tiles`).
+    """Transpose squares of numbers in registers.
+
+    Lanes without a sample repeat the first sample, so that they compute only ordinary numbers. Rows without a sample are
+    written only if the tile has room for them (`whole_tiles`).
     """
     (out,), (source,) = operation.outs, operation.ins
     to_lanes, lanes = operation.to_lanes, frame.lanes

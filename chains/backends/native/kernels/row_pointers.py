@@ -1,7 +1,7 @@
-"""Large samples read where they lie in the caller's data set, rather than gathered first.
+"""Row pointers: large samples are read from the caller's data set in place, without a gather.
 
-Where only products read an input, a tile begins with a list of its samples' addresses, and products take the rows from there.
-They lie in the input itself or, in a loop over batches, in the data set.
+If only products read an input, a tile begins with a list of its samples' addresses, and products read the rows through this
+list. The rows are in the input itself or, in a loop over batches, in the data set.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from chains.program.view import Batch, Buffer, View
 
 
 def indexed_input(tiled: Iterable[Operation], others: Iterable[Operation]) -> Buffer | None:
-    """The input of which every tile lists its samples; None if there is none."""
+    """The input whose samples every tile lists; None if there is none."""
     products: dict[Buffer, bool] = {}
     for operation in tiled:
         for view in operation.views:

@@ -1,7 +1,8 @@
-"""Updates of rows: each thread has blocks of rows, whose gradients it adds up and which it updates.
+"""Updates of rows: each thread owns blocks of rows. It adds up the gradients of these rows and updates them.
 
-A mark says for a row where in the batch its id came first. Marks begin as anything: one that does not lead to an equal id
-before the present one is none (Briggs and Torczon, "An efficient representation for sparse sets", 1993).
+The mark of a row is the position in the batch where the row's id comes first. Marks need no initial value: a mark is valid
+only if it leads to an equal id before the present one (Briggs and Torczon, "An efficient representation for sparse sets",
+1993).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from chains.program.view import View
 
 Formula = Callable[[list[Value], Type], list[Value]]
 
-BLOCK = 16  # rows that lie together and belong to one thread
+BLOCK = 16  # adjacent rows that belong to one thread
 
 
 def lower_update_rows(frame: Frame, operation: UpdateRows, thread: Value, threads: Value) -> None:
@@ -48,7 +49,7 @@ class _Update:
         f.loop(self.thread, integer(-(-self.rows // BLOCK)), self.threads, block)
 
     def _if_mine(self, i: Value, body: Callable[[Value, Value], None]) -> None:
-        """Call `body` with a place in the batch and its row, where the row is this thread's."""
+        """Call `body` with a position in the batch and its row, if the row belongs to this thread."""
         f, small = self.f, Type("i32")
         row = self._row(i)
         block = f.cast("trunc", f.binary("lshr", row, integer(BLOCK.bit_length() - 1)), small)
@@ -56,7 +57,7 @@ class _Update:
         f.when(f.compare("eq", owner, f.cast("trunc", self.thread, small)), lambda: body(i, row))
 
     def _row(self, i: Value) -> Value:
-        """The row of the table that is meant at a place in the batch."""
+        """The row of the table for the id at a position in the batch."""
         f, index = self.f, self.operation.index
         whole = Type(INDICES[index.dtype])
         n = f.load(whole, f.address(self.frame.base(index), f.mul(i, index.strides[0]), whole))
@@ -69,7 +70,7 @@ class _Update:
         return self.f.address(self.marks, row, I64)
 
     def _found(self, row: Value, before: Value) -> tuple[Value, Value]:
-        """The place to which a row's mark leads, and whether it is one before `before` that means this row."""
+        """The position that a row's mark gives, and whether it is before `before` and has this row's id."""
         f = self.f
         mark = f.load(I64, self._mark(row))
         inside = f.compare("ult", mark, before)
@@ -77,12 +78,12 @@ class _Update:
         return place, f.binary("and", inside, f.compare("eq", self._row(place), row))
 
     def _gradient(self, place: Value) -> Value:
-        """The address of the gradient at a place in the batch, or of a row of a table."""
+        """The address of the gradient at a position in the batch, or in a row of a table."""
         gradient = self.operation.gradient
         return self.f.address(self.frame.base(gradient), self.f.mul(place, gradient.strides[0]), self.real)
 
     def _collect(self, i: Value, row: Value) -> None:
-        """Mark the first place of an id, and add the gradients of the others to that one's."""
+        """Mark the first position of an id, and add the gradients at later positions to its gradient."""
         f, padding = self.f, self.operation.padding
         place, found = self._found(row, i)
 
@@ -129,7 +130,7 @@ class _Update:
         self._map(pointers, len(outs), varies, lambda ins, type: evaluate(f, operation.formula, ins, type))
 
     def _map(self, pointers: list[Value], n_outs: int, varies: list[bool], formula: Formula) -> None:
-        """Fill rows by a formula of others, and of scalars, which do not vary."""
+        """Fill rows with a formula of other rows and of scalars, which are constant along a row."""
         f = self.f
 
         def body(pointers: list[Value], fixed: dict[int, Value], type: Type, mask: Value | None) -> None:

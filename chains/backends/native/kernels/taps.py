@@ -1,4 +1,4 @@
-"""How windows reach over rows and columns: which entries of a kernel meet which positions."""
+"""Taps: which entries of a kernel meet which positions, along rows and columns."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Taps:
 
 
 def output_taps(window: Window, axis: int, inputs: int, outputs: int) -> list[Taps]:
-    """How each output position of a convolution collects its inputs."""
+    """The taps by which each output position of a convolution collects its inputs."""
     return [
         Taps(
             0, 1, outputs, 0, 1, window.size[axis], -window.padding[axis][0], window.stride[axis], window.dilation[axis], inputs
@@ -52,7 +52,7 @@ def output_taps(window: Window, axis: int, inputs: int, outputs: int) -> list[Ta
 
 
 def input_taps(window: Window, axis: int, inputs: int, outputs: int) -> list[Taps]:
-    """How each input position of a convolution collects the outputs that read it, for the gradient."""
+    """The taps by which each input position collects the outputs that read it, for the gradient."""
     size, stride, dilation, before = (
         window.size[axis], window.stride[axis], window.dilation[axis], window.padding[axis][0]
     )  # fmt: skip
@@ -61,7 +61,7 @@ def input_taps(window: Window, axis: int, inputs: int, outputs: int) -> list[Tap
     for remainder in range(stride):
         first = (remainder - before) % stride
         count = len(range(first, inputs, stride))
-        taps = [t for t in reversed(range(size)) if t * dilation % stride == remainder]  # so that sources ascend
+        taps = [t for t in reversed(range(size)) if t * dilation % stride == remainder]  # reversed, so that sources ascend
         start = taps[0] if taps else 0
         source = (first + before - start * dilation) // stride
         if count:
@@ -83,7 +83,7 @@ class Images:
 
 
 def column_blocks(f: Function, columns: Taps, width: int, body: Callable[[Value, int | None, int], None]) -> None:
-    """Call `body` for blocks of positions. It gets the first position as a number where some of the sources do not exist."""
+    """Call `body` for blocks of positions. If some sources do not exist, it also gets the first position as a number."""
     whole, position = columns.whole, 0
 
     def static(stop: int) -> None:

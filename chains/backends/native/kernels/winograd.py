@@ -1,9 +1,9 @@
-"""Convolutions by kernels of three by three with fewer multiplications, on images whose lanes are samples.
+"""Convolutions with kernels of three by three and fewer multiplications, on images whose lanes are samples.
 
-Two by two outputs take 16 products instead of 36 for each pair of channels, once additions have transformed the four by four
-inputs and the kernel. This is the minimal filtering of Winograd, "Arithmetic complexity of computations" (1980), as
-Lavin and Gray use it in "Fast algorithms for convolutional neural networks" (2016), F(2x2, 3x3). For each of the 16
-elements the sum over the channels is a matrix product. A part of a row of tiles is done at a time, and stays in cache.
+Additions transform four by four inputs and the kernel. Two by two outputs then take 16 products instead of 36 for each pair of
+channels. This is the minimal filtering of Winograd, "Arithmetic complexity of computations" (1980), as used by Lavin and Gray
+in "Fast algorithms for convolutional neural networks" (2016), F(2x2, 3x3). For each of the 16 elements, the sum over the
+channels is a matrix product. The code works on a part of a row of tiles at a time, which stays in cache.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from chains.program.window import Window
 FEWEST_CHANNELS = 16  # with fewer, the transforms cost more than they save
 MOST_CHANNELS = 256  # with more, a part of a row of tiles does not stay in cache
 CACHED_BYTES = 448 << 10  # bytes of transformed inputs to work on at a time
-TILE_ELEMENTS = 16  # of a transformed tile
+TILE_ELEMENTS = 16  # elements of a transformed tile
 
 
 def suits(operation: Operation) -> TypeGuard[Convolve | ConvolveInput]:
-    """Whether the operation is a convolution, or its gradient with respect to the input, for which this is faster."""
+    """Whether the operation is a convolution, or its gradient with respect to the input, for which this method is faster."""
     if not isinstance(operation, (Convolve, ConvolveInput)) or operation.groups > 1:
         return False
     plain = Window((3, 3), padding=operation.window.padding) == operation.window
@@ -62,7 +62,7 @@ def pack_transformed(frame: Frame, operation: Convolve | ConvolveInput, target: 
 
         def one(o: Value, count: int, h: int, c: Value) -> None:
             start = f.add(f.mul(f.add(o, h), outs), f.mul(c, ins))
-            order = range(3) if forward else range(2, -1, -1)  # backwards, the kernel is turned by half a turn
+            order = range(3) if forward else range(2, -1, -1)  # in the gradient, the kernel is rotated by half a turn
 
             def entry(i: int, j: int) -> Value:
                 offset = f.add(start, i * weight.strides[2] + j * weight.strides[3])
@@ -89,7 +89,7 @@ def pack_transformed(frame: Frame, operation: Convolve | ConvolveInput, target: 
 
 
 def lower_winograd(frame: Frame, operation: Convolve | ConvolveInput, packed: View, space: Value, maps: Sequence[Map]) -> None:
-    """The convolution with transformed kernels, and maps on the results; `space` is where this thread works."""
+    """The convolution with transformed kernels, and maps on the results; `space` is this thread's workspace."""
     (out,), source = operation.outs, operation.ins[0]
     plan = _Winograd.of(frame.lanes, frame.registers, operation)
     operands = list(dict.fromkeys(view for fused in maps for view in (*fused.outs, *fused.ins) if view != out))
@@ -139,7 +139,7 @@ class _Winograd:
 
     @property
     def part(self) -> int:
-        """Tiles of a row that are worked on at a time."""
+        """Number of tiles of a row that are worked on at a time."""
         bytes_per_tile = TILE_ELEMENTS * self.ins * self.lanes * {"float": 4, "double": 8}[self.scalar.name]
         return max(self.width, CACHED_BYTES // bytes_per_tile // self.width * self.width)
 
@@ -180,7 +180,7 @@ class _Winograd:
             own = [f.address(line, f.mul(c, self.source.channel), self.scalar) for line in lines]
 
             def tile(t: Value, columns: Sequence[int]) -> None:
-                """Transform tile `t` of the row. Only these of its columns are inside of the image."""
+                """Transform tile `t` of the row. Only these of its columns are inside the image."""
                 d = [patch_row(own[r], inside[r], t, columns) for r in range(4)]
                 lines = [_input_line(f, [d[r][s] for r in range(4)]) for s in range(4)]  # by column
                 for r in range(4):
@@ -247,7 +247,7 @@ class _Winograd:
         width: int,
         part: range,
     ) -> None:
-        """Transform the products back, to two by two outputs for each tile and channel, and store these."""
+        """Transform the products back to two by two outputs for each tile and channel, and store the outputs."""
         type = Type(self.scalar.name, self.lanes)
         rows, columns = self.out_size
 
