@@ -1,1 +1,1 @@
-"""A network behind `Chain`: its architecture, what it records, the programs it keeps, and what it takes from callers."""
+"""The parts behind `Chain`: architecture, recording, kept programs, and checks of arguments."""

@@ -1,4 +1,4 @@
-"""What a network is, whatever it computes: layers in place, the layouts of its vectors, what is frozen, its parts."""
+"""The architecture of a network: its layers, the layouts of its vectors, its frozen parameters, and its parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from chains.params import Layout, LayoutBuilder
 
 
 class Architecture(Series):
-    """Layers one after another over samples of one shape: what there is to know of a `Chain` before it computes anything."""
+    """Layers in sequence, for samples of one shape: all facts about a `Chain` that need no computation."""
 
     def __init__(self, *layers: Layer, input_shape: SampleShape | None = None) -> None:
         super().__init__(*layers)
@@ -30,7 +30,7 @@ class Architecture(Series):
         self._input_shape = super().fixed_input() if self._given_shape is None else self._given_shape
         self._frozen_names: frozenset[str] = frozenset()
         if self._input_shape is not None:
-            self.network  # noqa: B018 - declared now, so that layers that do not fit are refused here
+            self.network  # noqa: B018 - declare now: layers that do not fit are refused here
 
     def fixed_input(self) -> SampleShape | None:
         return self._input_shape
@@ -90,7 +90,7 @@ class Architecture(Series):
         return self.network.frozen
 
     def _structure(self) -> Hashable:
-        """What programs depend on, as a value (see `chains.network.structure`). Raises Unknown where that cannot be had."""
+        """A value of all that programs depend on (see `chains.network.structure`). Raises Unknown where there is none."""
         return value_of((type(self), self.layers, self.input_shape, self.frozen))
 
     def init(self, seed: int | np.random.Generator = 0, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
@@ -127,8 +127,8 @@ class Architecture(Series):
         n : int
             How many networks.
         seed : int
-            Row i is ``net.init(np.random.default_rng([seed, i]))``: other seeds give other networks, and a larger `n` more of
-            them.
+            Row i is ``net.init(np.random.default_rng([seed, i]))``. Another seed gives other networks; a larger `n` adds
+            networks and keeps the others.
         dtype, device
             As of `init`.
 
@@ -179,12 +179,12 @@ class Architecture(Series):
         Returns
         -------
         dict of array
-            For another name it raises a KeyError that says which there are.
+            An unknown name raises a KeyError that lists the known ones.
 
         Raises
         ------
         TypeError, ValueError
-            For another vector.
+            For a vector that does not fit.
         """
         return self.layout.views(arguments.check_params(p, self.n_params))
 
@@ -194,7 +194,7 @@ class Architecture(Series):
         Parameters
         ----------
         *patterns : str
-            Of their names, in the shell's sense: ``net.freeze("0.*", "*.bias")``.
+            Shell-style patterns of parameter names: ``net.freeze("0.*", "*.bias")``.
 
         Raises
         ------
@@ -225,7 +225,7 @@ class Architecture(Series):
     def __getitem__(self, at: slice) -> Self: ...
 
     def __getitem__(self, at: int | slice) -> Layer | Self:
-        """One of the layers; or, for a slice, the network of those layers, with what is frozen in them still frozen.
+        """One of the layers; for a slice, the network of those layers, in which frozen parameters stay frozen.
 
         Parameters and state are in the order of the layers, so that the part reads a slice of the whole's vectors:
         ``features = net[:-1]`` takes ``p[:features.n_params]`` and ``state[:features.n_state]``, and ``net[-1:]`` the

@@ -1,4 +1,4 @@
-"""Checks at the edge: what users pass becomes NumPy arrays that fit, or is refused with a sentence."""
+"""Checks of users' arguments: they become NumPy arrays that fit, or are refused with a sentence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ ID_TYPES = (np.dtype(np.int32), np.dtype(np.int64))
 
 
 def together(p: Any, data: dict[str, Any], *, move: bool = True) -> dict[str, Any]:
-    """The data where the parameters lie: copied to a GPU unless `move` is false. Raises TypeError for data alone on one."""
+    """The data in the memory of the parameters: copied to the GPU unless `move` is false.
+
+    Raises TypeError if only the data lie on a GPU.
+    """
     place = place_of(p)
     if place is HOST:
         for name in (name for name, array in data.items() if is_elsewhere(array)):
@@ -36,7 +39,7 @@ def together(p: Any, data: dict[str, Any], *, move: bool = True) -> dict[str, An
 
 
 def _native(array: np.ndarray) -> np.ndarray:
-    """The array in a type that GPUs have."""
+    """The array in a type that GPUs support."""
     return array if array.dtype.isnative and array.dtype.itemsize <= 8 else array.astype(np.float64)
 
 
@@ -58,7 +61,7 @@ def check_state(
 ) -> np.ndarray:
     """`state` as a network's state of this type (None: float32 or float64), to be read, or to be `updated` in place.
 
-    Raises TypeError or ValueError where it does not fit, lies elsewhere than the inputs, or overlaps one while it is updated.
+    Raises TypeError or ValueError if it does not fit, is not in the memory of the inputs, or overlaps one while updated.
     """
     state = as_array("state", _updatable("state", state) if updated else state)
     if state.shape != (layout.size,):
@@ -113,7 +116,7 @@ def check_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def check_seed(seed: Any, also: str = "") -> int:
-    """`seed` as a number of 64 bits. Raises TypeError or ValueError where it is none; `also` says what else is taken."""
+    """`seed` as a number of 64 bits. Raises TypeError or ValueError where it is none; `also` names other accepted kinds."""
     if type(seed) is int and 0 <= seed < 1 << 64:
         return seed
     seed = check_count("seed", seed, 0, also)
@@ -123,7 +126,7 @@ def check_seed(seed: Any, also: str = "") -> int:
 
 
 def check_functions(name: str, functions: Any, what: str, arguments: int) -> None:
-    """Raise TypeError unless this is a list, or the like, of things to call with so many arguments."""
+    """Raise TypeError unless this is a sequence of functions that take so many arguments."""
     if not isinstance(functions, (list, tuple)):
         raise TypeError(f"`{name}` (={shown(functions)}) must be a list of {what}")
     for function in functions:
@@ -145,7 +148,7 @@ def check_loss(loss: Any) -> None:
 
 
 def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "input", *, ids: int | None = None) -> np.ndarray:
-    """`x` as a batch of arrays of this sample shape, of so many `ids` where that is given.
+    """`x` as a batch of arrays of this sample shape; with `ids`, its numbers must be ids below that.
 
     Raises TypeError or ValueError where it is none.
     """
@@ -171,7 +174,7 @@ def _check_ids(name: str, x: Any, count: int) -> None:
 
 
 def _hint(given: tuple[int, ...], shape: tuple[int, ...], name: str) -> str:
-    """What may bring a batch, or one sample, to this sample shape; empty where nothing would."""
+    """A hint how a batch, or one sample, gets this sample shape; empty if there is no way."""
     if given == shape:
         return f"; for one sample pass {name}[None]"
     if given == shape[1:] and shape[0] == 1:
@@ -216,7 +219,7 @@ def is_column(t: Any, output: tuple[int, ...], loss: Loss) -> bool:
     """Whether targets (batch,) stand for (batch, 1): for one output a sample, unless the loss takes them as they are."""
     if output != (1,) or t.ndim != 1:
         return False
-    if type(loss).check_target is Loss.check_target:  # for most, and an exception takes microseconds
+    if type(loss).check_target is Loss.check_target:  # most losses; an exception would take microseconds
         return True
     try:
         loss.check_target(output, ())
@@ -243,7 +246,7 @@ def check_weights(w: Any, batch: int) -> np.ndarray:
 
 
 def lengths_of(lengths: Any, x: Any, network: Declaration, name: str = "lengths", of: str = "x") -> dict[str, Any]:
-    """The checked lengths of the samples of `x`, the argument `of`, as "lengths"; nothing for None.
+    """The checked lengths of the samples of the argument named `of`, under the name "lengths"; empty for None.
 
     Raises TypeError or ValueError unless they are whole numbers from 1 to the steps of a network that has a time axis.
     """
@@ -266,7 +269,7 @@ def lengths_of(lengths: Any, x: Any, network: Declaration, name: str = "lengths"
 
 
 def with_random(arrays: dict[str, Any], run: Executable, seed: int, beside: Any) -> dict[str, Any]:
-    """`arrays` with the seed, where `beside` lies, for programs that draw random numbers; it is checked for all."""
+    """`arrays` with the seed, in the memory of `beside`, if the program draws random numbers. The seed is always checked."""
     seed = check_seed(seed)
     if "random" in run.program.buffers:
         arrays["random"] = place_of(beside).contiguous(np.array([seed, 0], np.uint64))
@@ -293,7 +296,7 @@ def check_out(
         raise ValueError(f"`{name}` must be a writable, contiguous array")
     owned = out.flags.owndata
     for other, array in inputs.items():
-        apart = owned and array is not out and array.flags.owndata  # which is known sooner than whether memory is shared
+        apart = owned and array is not out and array.flags.owndata  # a quick test before that for shared memory
         if not apart and _overlap(place, out, array):
             raise ValueError(f"`{name}` overlaps `{other}` in memory; pass an array of its own")
     return out
@@ -309,7 +312,7 @@ def _overlap(place: Place, out: Any, array: Any) -> bool:
 
 
 def check_finite(dtype: np.dtype, **arrays: np.ndarray | None) -> None:
-    """Raise ValueError, naming array and place, for an infinity, NaN, and numbers beyond the range of `dtype`."""
+    """Raise ValueError for an infinity, NaN or number beyond the range of `dtype`; the message names array and position."""
     for name, array in arrays.items():
         if array is None or array.dtype.kind != "f":
             continue
@@ -322,7 +325,7 @@ def check_finite(dtype: np.dtype, **arrays: np.ndarray | None) -> None:
 
 
 def _all(fits: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> bool:
-    """Whether all numbers fit; a piece at a time, so that what is looked through stays in the cache."""
+    """Whether all numbers fit. They are checked piece by piece, so that each piece stays in the cache."""
     if array.size <= _PIECE_ELEMENTS or not isinstance(array, np.ndarray):
         return bool(fits(array).all())
     rows = max(1, _PIECE_ELEMENTS * len(array) // array.size)
@@ -330,7 +333,7 @@ def _all(fits: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> bool:
 
 
 def check_mode(mode: str) -> bool:
-    """Whether the mode is that of training. Raises ValueError unless it is "train" or "eval"."""
+    """Whether the mode is "train". Raises ValueError unless it is "train" or "eval"."""
     if not isinstance(mode, str) or mode not in ("train", "eval"):
         raise ValueError(f"`mode` (={mode!r}) must be 'train' or 'eval'")
     return mode == "train"

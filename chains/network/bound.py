@@ -1,4 +1,4 @@
-"""A network with its parameters as a function of one sample, for the solvers of others."""
+"""A network with its parameters as a function of one sample, for solvers of other packages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from chains.messages import shown
 
 
 class Bound:
-    """``f(x)`` is the network's output for one sample, arrays without an axis of the batch. Made by `Chain.bound`.
+    """``f(x)`` is the network's output for one sample, without a batch axis. Made by `Chain.bound`.
 
     Solvers call such functions some hundred thousand times: ``solve_ivp(lambda t, y: f(y), ...)``. Calls from several threads
-    are safe; those of the functions of C are not.
+    are safe, except calls of the C functions.
     """
 
     def __init__(self, net: Any, p: np.ndarray, state: np.ndarray | None) -> None:
@@ -34,7 +34,7 @@ class Bound:
         x : array, shape (*input_shape,)
             One sample.
         out : array, shape (*output_shape,), optional
-            Filled and returned; a fresh array where it is missing.
+            Filled and returned; by default a fresh array.
 
         Raises
         ------
@@ -60,7 +60,7 @@ class Bound:
         x : array, shape (*input_shape,)
             One sample.
         dy : array, shape (*output_shape,)
-            What is pulled back.
+            The cotangent.
 
         Returns
         -------
@@ -83,11 +83,12 @@ class Bound:
         return g, dx[0]
 
     def c_function(self, kind: str = "derivative") -> tuple[int, int]:
-        """The network as a function of C, in float64, for solvers that take addresses: Numba's, SUNDIALS'.
+        """The network as a C function in float64, for solvers that take addresses, such as Numba's and SUNDIALS'.
 
-        ``void derivative(double t, const double *y, double *dy, void *data)``; the time is the network's last feature where
-        there is one more input than outputs, and is not looked at otherwise.
-        ``double integrand(int n, double *x, void *data)`` is for networks of one output. No two threads may call them at once.
+        ``void derivative(double t, const double *y, double *dy, void *data)``: with one more input than outputs, the time is
+        the network's last feature; otherwise it is ignored.
+        ``double integrand(int n, double *x, void *data)`` is for networks with one output. Only one thread at a time may
+        call them.
 
         Parameters
         ----------
@@ -97,12 +98,12 @@ class Bound:
         Returns
         -------
         int, int
-            The addresses of the function and of its `data`. Both are good for as long as there is this object.
+            The addresses of the function and of its `data`. Both are valid as long as this object exists.
 
         Raises
         ------
         ValueError
-            For another `kind`, parameters that are not float64, shapes that do not fit, and where there is no machine code.
+            For another `kind`, parameters that are not float64, shapes that do not fit, and without machine code.
         """
         (inputs,), (outputs,) = (shape if len(shape) == 1 else (-1,) for shape in (self.net.input_shape, self.net.output_shape))
         fits = {"derivative": 0 < outputs <= inputs <= outputs + 1, "integrand": outputs == 1 and inputs > 0}
@@ -121,7 +122,7 @@ class Bound:
     def low_level_callable(self) -> Any:
         """The network of one output as a `scipy.LowLevelCallable`, which `scipy.integrate.quad` and `nquad` take.
 
-        It is good for as long as there is this object. Raises ValueError as `c_function` does.
+        It is valid as long as this object exists. Raises ValueError as `c_function` does.
         """
         import ctypes
 
@@ -132,7 +133,7 @@ class Bound:
         return LowLevelCallable(kind(address), ctypes.c_void_p(data))
 
     def _made(self, run: Executable, ins: tuple[str, ...], outs: tuple[str, ...]) -> Single | None:
-        """The program for single samples, where its backend has that."""
+        """The program bound for single samples, if its backend can do that."""
         known = {"p": self.p} | ({} if self.state is None else {"state": self.state})
         if not run.takes(ins, outs, known):
             return None

@@ -1,4 +1,4 @@
-"""What a user calls for derivatives beyond the gradient; `Chain` inherits it.
+"""Derivatives beyond the gradient, for users; `Chain` inherits them.
 
 The programs are recorded by `chains.network.record_derivatives`. All calls are in the mode "eval": dropout is off, and batch
 normalisation uses its running statistics. At a kink, such as relu's at 0, the slope is that of the activation's own derivative.
@@ -27,11 +27,11 @@ from chains.program.program import Program
 from chains.residuals.loss import ResidualLoss
 
 MOST_ORDER = 4
-DIRECTIONS_AT_ONCE = 16  # directions, or cotangents, in one program; more take several calls
+DIRECTIONS_AT_ONCE = 16  # the most directions, or cotangents, in one program; more take several calls
 
 
 class Derivatives(Recorded):
-    """A network that is derived by its inputs and by its parameters."""
+    """A network with derivatives by its inputs and by its parameters."""
 
     # By the inputs
 
@@ -49,8 +49,8 @@ class Derivatives(Recorded):
         order : int
             The highest order, from 1 to 4.
         directions : array, optional
-            Derivatives along these directions, shape (directions, *input_shape), or (batch, directions, *input_shape) for each
-            point's own. By default along each input.
+            Derivatives along these directions, shape (directions, *input_shape), or (batch, directions, *input_shape) for
+            separate directions at each point. By default along each input.
         full : bool
             Whether second derivatives are full matrices; for order 2, without `directions`.
         state : array, optional
@@ -70,7 +70,7 @@ class Derivatives(Recorded):
         TypeError, ValueError
             For arguments that do not fit, before anything is written.
         NotImplementedError
-            For layers whose derivatives there is no rule for, such as max pools of overlapping windows.
+            For layers without a rule for derivatives, such as max pools of overlapping windows.
         """
         if not isinstance(order, int) or isinstance(order, bool) or not 1 <= order <= MOST_ORDER:
             raise ValueError(f"`order` (={shown(order)}) must be a whole number from 1 to {MOST_ORDER}")
@@ -134,7 +134,7 @@ class Derivatives(Recorded):
         return total
 
     def input_jacobian(self, p: Any, x: Any, *, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
-        """The derivatives of the outputs by the inputs, (batch, *output_shape, *input_shape), by the shorter of both ways.
+        """The derivatives of the outputs by the inputs, (batch, *output_shape, *input_shape), in the cheaper direction.
 
         Parameters
         ----------
@@ -212,7 +212,7 @@ class Derivatives(Recorded):
         state: Any = None,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """The product of the Gauss-Newton matrix with a vector: that of the Hessian of the loss, with the network linearised.
+        """The product of the Gauss-Newton matrix, the Hessian of the loss with the network linearised, with a vector.
 
         For losses that are convex in the outputs the matrix has no negative eigenvalue.
 
@@ -257,10 +257,10 @@ class Derivatives(Recorded):
         self._run(run, inputs, state, {"r": r, "j": j})
         return r, j
 
-    # How
+    # Helpers
 
     def _point(self, p: Any, x: Any, *, real: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """The checked parameters and inputs. Raises TypeError where inputs are to be `real`, and are ids."""
+        """The checked parameters and inputs. Raises TypeError if inputs must be `real` and are ids."""
         if real and self.network.id_count is not None:
             raise TypeError("the inputs of this network are ids, by which nothing can be derived")
         p = arguments.check_params(p, self.n_params)
@@ -268,7 +268,7 @@ class Derivatives(Recorded):
         return p, arguments.together(p, {"x": x})["x"]
 
     def _outs(self, given: Any, shapes: Sequence[tuple[int, ...]], inputs: Mapping[str, Any]) -> list[np.ndarray]:
-        """The arrays to fill: fresh ones, or those given, which are checked."""
+        """The arrays to fill: fresh ones, or the given ones, checked."""
         p = inputs["p"]
         if given is None:
             return [place_of(p).empty(shape, p.dtype) for shape in shapes]
@@ -281,7 +281,7 @@ class Derivatives(Recorded):
         return list(given)
 
     def _axes(self, dtype: Any, diagonals: bool) -> np.ndarray:
-        """The directions of the inputs, and where wanted the sums of each two of them."""
+        """The directions of the inputs; with `diagonals`, also the sums of each two of them."""
         size = math.prod(self.input_shape)
         axes = np.eye(size, dtype=dtype)
         if diagonals:
@@ -290,7 +290,7 @@ class Derivatives(Recorded):
         return axes.reshape(-1, *self.input_shape)
 
     def _directions(self, directions: Any, x: np.ndarray, p: np.ndarray) -> np.ndarray:
-        """Directions of the user's, in the type of the parameters."""
+        """The user's directions in the type of the parameters."""
         v = as_array("directions", directions)
         shared = v.ndim == 1 + len(self.input_shape)
         if v.shape[v.ndim - len(self.input_shape) :] != self.input_shape or not (
@@ -336,7 +336,7 @@ class Derivatives(Recorded):
         return result
 
     def _stacked(self, p: Any, x: Any, state: Any, out: Any) -> np.ndarray:
-        """The Jacobian of layers that have no rule for a sample's part: a pullback for each sample and output."""
+        """The Jacobian for layers without a rule for single samples: a pullback for each sample and output."""
         p, x = self._point(p, x)
         outputs = math.prod(self.output_shape)
         (result,) = self._outs(None if out is None else (out,), [(len(x), *self.output_shape, self.n_params)], {"p": p, "x": x})
@@ -350,7 +350,7 @@ class Derivatives(Recorded):
         self, name: str, make: Callable[..., Program], p: Any, x: Any, t: Any, loss: Loss, v: Any, weights: Any,
         penalty: Penalty | None, state: Any, out: Any,
     ) -> np.ndarray:  # fmt: skip
-        """A matrix of the loss's second derivatives times a vector."""
+        """The product of a matrix of second derivatives of the loss with a vector."""
         kind = (name,)
         plain = weights is None and state is None
         quick = self._shortcuts.find(kind, p, x, loss, penalty) if plain else None
@@ -374,11 +374,11 @@ class Derivatives(Recorded):
 
 
 def _matrix(second: np.ndarray, size: int) -> np.ndarray:
-    """The matrices of second derivatives from those along the inputs and along sums of two of them."""
+    """The matrices of second derivatives, from those along the inputs and along sums of two inputs."""
     result = np.empty((*second.shape[:-1], size, size), second.dtype)
     diagonal = second[..., :size]
     result[..., range(size), range(size)] = diagonal
     for number, (i, j) in enumerate(itertools.combinations(range(size), 2), size):
-        # Along the sum of both: second derivatives by i and by j, and twice the mixed one.
+        # The second derivative along the sum is those by i and by j, plus twice the mixed one.
         result[..., i, j] = result[..., j, i] = 0.5 * (second[..., number] - diagonal[..., i] - diagonal[..., j])
     return result

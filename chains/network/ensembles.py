@@ -1,7 +1,7 @@
-"""Many networks of one structure at once: each row of an array (members, n_params) is the parameter vector of one.
+"""Ensembles: many networks of one structure. Each row of an array (members, n_params) is the parameter vector of a member.
 
-A member has the bits that it would have alone. Data are shared, or each member's own, with the members' axis in front:
-(members, batch, ...).
+A member's results are those that it would have alone, to the bit. Data are shared by all members, or each member has its own,
+along a first axis: (members, batch, ...).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_members(p: Any, size: int, *, trained: bool = False) -> np.ndarray:
 
 
 class Members:
-    """Arrays that the members of an ensemble share, or of which each has its own."""
+    """Arrays of an ensemble: the members share an array, or each has its own."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -50,7 +50,7 @@ class Members:
         self.own: set[str] = set()  # the names of those with the members' axis
 
     def add(self, name: str, array: Any, own: bool) -> None:
-        """Keep an array by name. Raises ValueError where it is the members' own, but not as many as they are."""
+        """Keep an array by name. Raises ValueError if each member should have its `own`, and the number of rows differs."""
         if own and len(array) != self.count:
             raise ValueError(f"`{name}` has shape {array.shape}: its first axis is the members', of which `p` has {self.count}")
         self.arrays[name] = array
@@ -105,7 +105,7 @@ def value_and_grad(
 def check_data(net: Any, count: int, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any) -> Members:
     """The data of so many members. Raises TypeError or ValueError where they do not fit.
 
-    Targets are the members' own where inputs are. Where inputs are shared, targets may be either.
+    If each member has its own inputs, it has its own targets. With shared inputs, targets may be either.
     """
     members = Members(count)
     samples = _add_inputs(members, net, x, lengths)
@@ -159,7 +159,7 @@ def add_state(members: Members, net: Any, state: Any, p: Any, updated: bool) -> 
 
 
 def _flat(name: str, array: Any, count: int, samples: int) -> Any:
-    """The samples of all members behind one another. Raises ValueError unless each member has so many."""
+    """The samples of all members in one batch. Raises ValueError unless each member has so many."""
     if array.shape[:2] != (count, samples):
         raise ValueError(
             f"`{name}` must have shape ({count}, {samples}, ...), {counted(samples, 'sample')} for each of "

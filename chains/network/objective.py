@@ -25,8 +25,8 @@ from chains.progress import Progress
 class Objective:
     """``objective(p)`` returns ``(value, gradient)``: a float and a fresh float64 vector. Made by `Chain.objective`.
 
-    The data are copied, in float64; but those of `np.memmap` that hold float64 and may only be read stay in their files. Calls
-    from several threads are safe; each uses arrays of its own.
+    The data are copied in float64, except read-only `np.memmap` arrays of float64, which stay in their files. Calls from
+    several threads are safe; each uses separate arrays.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class Objective:
         self._slow_calls = 0
 
     def __call__(self, p: Any) -> tuple[float, np.ndarray]:
-        """The value and the gradient, where `p` lies.
+        """The value and the gradient, in the memory of `p`.
 
-        Data on a GPU stay there: from a NumPy array, as SciPy's optimisers pass it, only `p` and the gradient travel.
+        Data on a GPU stay there: for a NumPy array, as SciPy's optimisers pass it, only `p` and the gradient are copied.
 
         Parameters
         ----------
@@ -95,22 +95,22 @@ class Objective:
         else:
             result = self._elsewhere(p, *bound)
         self._slow_calls += 1
-        if self._slow_calls != 2 or not self._quicken(binding):  # many are called once, in another process
+        if self._slow_calls != 2 or not self._quicken(binding):  # many objectives are called only once, in another process
             self._idle.append(bound)
         return result
 
     def minimize(self, p: Any, method: str = "BFGS", *, progress: bool | None = None, **options: Any) -> Any:
         """``scipy.optimize.minimize`` of the objective, from `p`, converted to float64 first.
 
-        From a vector on a GPU, `chains.minimize` instead, which leaves it there ("BFGS" and "L-BFGS"), with its options. SciPy
-        1.17's TNC, SLSQP and Newton-CG fail, the last one silently, when they start from a float32 vector.
+        For a vector on a GPU, it is `chains.minimize` with its options, which leaves the vector there ("BFGS" and "L-BFGS").
+        SciPy 1.17's TNC, SLSQP and Newton-CG fail, the last one silently, if they start from a float32 vector.
 
         Parameters
         ----------
         p : array, shape (n_params,)
-            Where to begin.
+            The starting point.
         method : str
-            Of SciPy.
+            A method of SciPy.
         progress : bool, optional
             Whether to show a bar that counts evaluations. None shows one on terminals and in notebooks after half a second,
             True lines of text elsewhere.
@@ -179,7 +179,7 @@ class Objective:
         return self._second.hessian_product(self._vector("p", p), self._data, self._vector("v", v))
 
     def residuals(self, p: Any) -> np.ndarray:
-        """What `scipy.optimize.least_squares` takes: half the sum of the squares is the value.
+        """The residuals for `scipy.optimize.least_squares`: half the sum of their squares is the value.
 
         Parameters
         ----------
@@ -189,8 +189,8 @@ class Objective:
         Returns
         -------
         array, shape (batch * outputs,)
-            The residuals; of a `ResidualProblem` (points * equations,), with the most equations that a term has, and zeros for
-            those that others lack.
+            The residuals; of a `ResidualProblem` (points * equations,), where `equations` is the largest number of equations
+            in a term. Terms with fewer equations have zeros instead.
 
         Raises
         ------
@@ -210,7 +210,7 @@ class Objective:
         return self._second.jacobian(self._vector("p", p), self._data)
 
     def normal_equations(self, p: Any) -> tuple[float, np.ndarray, np.ndarray]:
-        """The value r'r / 2, J'r and J'J for the residuals r and their Jacobian J, made a block of samples at a time.
+        """The value r'r / 2, J'r and J'J for the residuals r and their Jacobian J, computed in blocks of samples.
 
         Parameters
         ----------
@@ -235,7 +235,7 @@ class Objective:
         return own_value.item(), g
 
     def _quicken(self, binding: Binding) -> bool:
-        """Have a binding serve a function in machine code from now on; whether there is one."""
+        """Use a binding for a function in machine code from now on. Returns whether there is one."""
         run = self._executable
         if run.takes(("p",), ("g",), self._data) and (found := run.backend.function(binding, ("p",), ("g",))) is not None:
             self._quick = found
@@ -250,7 +250,7 @@ class Objective:
         return self._executable.backend.bind(program, self.batch, known), arrays["p"], arrays["g"], arrays["value"]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Made anew by the network, from the data or their files, where it is copied or sent to another process."""
+        """When copied or sent to another process, the network makes the objective again, from the data or their files."""
         data = {name: MappedFile.of(array, array.dtype) or array for name, array in self._data.items()}
         options = {name: data[name] for name in ("weights", "state") if name in data}
         return _remade, (self._remake, data["x"], data["t"], options)
@@ -267,7 +267,7 @@ def _remade(make: Callable[..., Objective], x: Any, t: Any, options: dict[str, A
 
 @dataclass(frozen=True)
 class MappedFile:
-    """Where in a file an array lies that was made by `np.memmap`, to be read only."""
+    """The place in a file of a read-only `np.memmap` array."""
 
     path: str
     dtype: str
@@ -276,7 +276,7 @@ class MappedFile:
 
     @staticmethod
     def of(array: Any, dtype: np.dtype[Any]) -> MappedFile | None:
-        """Where the array lies; None where it is in no such file, holds another type, or is a part of what was mapped."""
+        """The place of the array; None if it is in no such file, has another type, or is only a part of the mapped one."""
         source = getattr(array, "base", None)
         if not isinstance(source, np.memmap) or not isinstance(source.base, mmap) or source.filename is None:
             return None

@@ -1,4 +1,4 @@
-"""The programs of a network, each recorded the first time that one of its structure is asked for it."""
+"""The programs of a network. Networks of one structure share a program; the first request records it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from chains.program.settings import Tunable, numbers_of, settle, structure
 from chains.recent import Recent
 
 T = TypeVar("T")
-MOST_KEPT = 64  # of each kind of entry; beyond, the oldest are forgotten
+MOST_KEPT = 64  # entries of each kind; the oldest are forgotten first
 RECORDED: Recent[Program] = Recent(256)  # of all networks, by their structures
 
 
 class Programs:
-    """Programs on one backend. They may be asked for from several threads."""
+    """Programs on one backend, for any number of threads."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._recorded: dict[Hashable, Executable] = {}  # one for all that differ in their settings alone
+        self._recorded: dict[Hashable, Executable] = {}  # one for all kinds that differ only in settings
         self._tuned: dict[Hashable, Executable] = {}  # the same with settings
         self._recent: dict[Hashable, tuple[Executable, tuple[Any, ...]]] = {}
 
@@ -33,15 +33,15 @@ class Programs:
 
     @property
     def fallbacks(self) -> list[str]:
-        """Why the backend leaves some of the programs to a slower one, a line each."""
+        """The reasons why the backend gives some of the programs to a slower one, a line each."""
         reasons = dict.fromkeys(self._backend.fallback(run.program) for run in list(self._recorded.values()))
         return [f"on NumPy, several times slower: {reason}" for reason in reasons if reason]
 
     def get(self, network: Callable[[], Hashable], kind: Hashable, make: Callable[[], Program], *parts: Tunable) -> Executable:
-        """The program of this kind that `make` records of these parts, the same for all networks of one structure.
+        """The program of this kind, recorded by `make` from these parts. All networks of one structure share it.
 
-        `network` gives the structure. Where it raises Unknown, or that of a part cannot be known, the program is recorded for
-        this network alone.
+        `network` returns the structure. If the structure of the network or of a part is unknown, the program is for this
+        network alone.
         """
         try:
             return self._tuned[kind, parts]
@@ -52,38 +52,38 @@ class Programs:
             return _kept(self._tuned, (kind, parts), lambda: recorded.tuned(numbers_of(parts)))
 
     def recent(self, kind: Hashable, things: tuple[Any, ...], find: Callable[[], Executable]) -> Executable:
-        """What `find` found last time for this kind and these very things: they are not compared, which takes longer."""
+        """The last result of `find` for this kind and these objects. Objects are told apart by id, which is fast."""
         key = (kind, *map(id, things))
         found = self._recent.get(key)
-        if found is None:  # an entry holds on to its things, so that nothing else has their ids
+        if found is None:  # an entry keeps its objects alive, so that no others get their ids
             found = _kept(self._recent, key, lambda: (find(), things))
         return found[0]
 
 
 class Shortcuts:
-    """Functions for calls like ones that were made before: the same network, loss and mode, arrays of the same shapes.
+    """Fast functions for repeated calls: the same network, loss and mode, and arrays of the same shapes.
 
-    They take NumPy arrays that need no conversion, and return None for others, which go the long way.
+    They take NumPy arrays that need no conversion. For others they return None; then the caller takes the general way.
     """
 
     def __init__(self, backend: Backend) -> None:
         self._wanted = np.ndarray if backend.has_functions else None  # the type of arrays that may have a function
-        self._known: dict[Hashable, tuple[Callable[..., Any], Any, Any]] = {}  # of these very things, by their ids
-        # Of equal things, which takes longer to find. None after the first call: many are not made again.
+        self._known: dict[Hashable, tuple[Callable[..., Any], Any, Any]] = {}  # by ids of objects
+        # By equality of objects, which is slower to find. None after the first call: many calls are not repeated.
         self._equal: dict[Hashable, Callable[..., Any] | None] = {}
 
     def find(self, kind: Hashable, p: Any, x: Any, one: Any = None, other: Any = None) -> Callable[..., Any] | None:
-        """The function for calls of this kind with these things, None where there is none."""
+        """The function for calls of this kind with these objects; None where there is none."""
         if type(p) is type(x) is self._wanted:
             found = self._known.get((kind, p.dtype, x.shape, id(one), id(other)))
             return found[0] if found is not None else self._alike(kind, p, x, one, other)
         return None
 
     def _alike(self, kind: Hashable, p: Any, x: Any, one: Any, other: Any) -> Callable[..., Any] | None:
-        """The function for things equal to these, which from now on is known for these too."""
+        """The function for objects equal to these; from now on it is known for these too."""
         try:
             found = self._equal.get((kind, p.dtype, x.shape, one, other))
-        except TypeError:  # no loss at all: the long way says so
+        except TypeError:  # not a loss: the general way reports it
             return None
         if found is None:
             return None
@@ -99,9 +99,9 @@ class Shortcuts:
         other: Any = None,
         check: Callable[[Any], None] | None = None,
     ) -> None:
-        """Have a function for calls of this kind from the second one on, if the backend of such a program makes any.
+        """Provide a function for calls of this kind, from the second call on, if the backend has one.
 
-        `check` is called with the third of the arrays, where it has the shape of this one, before the function is.
+        If the third array has the shape of this one, `check` is called with it before the function.
         """
         p, x = ins["p"], ins["x"]
         whole = any(buffer.dtype.kind == "i" for buffer in run.program.buffers.values())  # ids are looked through at each call
@@ -120,7 +120,7 @@ def _checking(function: Callable[..., Any], check: Callable[[Any], None] | None,
     shape, checked = list(ins.values())[2].shape, check
 
     def call(p: Any, x: Any, t: Any, *rest: Any) -> Any:
-        if type(t) is np.ndarray and t.dtype.kind == "f" and t.shape == shape:  # others go the long way, which checks them
+        if type(t) is np.ndarray and t.dtype.kind == "f" and t.shape == shape:  # the general way checks others
             checked(t)
         return function(p, x, t, *rest)
 
@@ -137,7 +137,7 @@ def _shared(network: Callable[[], Hashable], key: tuple[Hashable, Hashable], mak
 
 
 def _kept(known: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
-    """What is known under this key, made the first time."""
+    """The entry for this key, made the first time."""
     found = known.get(key)
     if found is None:
         found = make()

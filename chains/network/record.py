@@ -50,12 +50,12 @@ class Network:
 
     @property
     def id_count(self) -> int | None:
-        """Where inputs are ids, how many there are."""
+        """The number of ids, if inputs are ids."""
         return self.declaration.id_count
 
     @lazy
     def forgets(self) -> bool:
-        """Whether there is no state, and any batch will do: so for most networks."""
+        """Whether there is no state and no minimum batch size, as in most networks."""
         return not self.state_layout.size and self._most_demanding.smallest_batch == 1
 
     @lazy
@@ -84,7 +84,7 @@ def forward(network: Network, dtype: Any, training: bool, *, masked: bool = Fals
 def vjp(
     network: Network, dtype: Any, training: bool, wanted: Collection[str] = ("g", "dx"), *, masked: bool = False
 ) -> Program:
-    """g and dx = the pullback of the cotangent dy; or one of them alone, if that is all that is `wanted`. Pure."""
+    """g and dx = the pullback of the cotangent dy; or only the one of them that is `wanted`. Pure."""
     ops, p, x = _begin("vjp", network, dtype, training, masked=masked)
     cotangent = ops.external("dy", network.declaration.output_shape, role="input", batched=True)
     g, dx = _gradients(ops, network, wanted)
@@ -99,7 +99,7 @@ def vjp(
 
 @dataclass(frozen=True)
 class Criterion(Tunable):
-    """What training minimises: the loss on targets of this sample shape, weighted or not, plus a penalty.
+    """The quantity that training minimises: the loss on targets of this sample shape, perhaps weighted, plus a penalty.
 
     `masked`: whether samples have lengths.
     """
@@ -127,7 +127,7 @@ def gradient(
     pure: bool = False,
     wanted: Collection[str] = ("g",),
 ) -> Program:
-    """value = the loss and penalty, and its gradients that are `wanted`: g with respect to p, dx to x.
+    """value = the loss and penalty; and the `wanted` gradients: g with respect to p, dx with respect to x.
 
     While training, the state is updated unless `pure`.
     """
@@ -172,7 +172,7 @@ def _node(ops: Recorder, network: Network, p: View, g: View, *, updates: bool = 
 
 
 def _gradients(ops: Recorder, network: Network, wanted: Collection[str]) -> tuple[View, View]:
-    """The gradients with respect to p and to x. Nobody reads what is not wanted, so that it is never computed."""
+    """The gradients with respect to p and to x. An unwanted one is never read, and so never computed."""
     size, shape = (network.layout.size,), network.declaration.input
     g = ops.external("g", size, role="output") if "g" in wanted else ops.scratch("gradient", size, batched=False)
     dx = ops.external("dx", shape, role="output", batched=True) if "dx" in wanted else ops.scratch("dx", shape)
@@ -243,9 +243,9 @@ def record_from_series(
     ops: Recorder, loss: ResidualLoss, network: Network, node: Node, x: View, y: View, dy: View, dx: View,
     fill: Callable[..., None],
 ) -> None:  # fmt: skip
-    """The outputs' derivatives by series, what `fill` makes of them, and the pullback of the cotangents of all coefficients.
+    """Record the derivatives of the outputs by series, then `fill`, then the pullback of the cotangents of all coefficients.
 
-    `fill(rows=, adjoints=)` gets the coefficients of the outputs and their cotangents, by outputs and indices.
+    `fill(rows=, adjoints=)` gets the coefficients of the outputs and their cotangents, by output and index.
     """
     if network.id_count is not None:
         raise ValueError(f"{loss!r} derives the outputs by the inputs, which are ids here")

@@ -1,4 +1,4 @@
-"""From a declared network to programs of its derivatives, by series of what is perturbed (`chains.jets`).
+"""From a declared network to programs of its derivatives, by series of the perturbed arrays (`chains.jets`).
 
 Beside the buffers of `chains.network.record` there are ``v`` (directions of inputs, or of parameters), ``d1``, ``d2``, ...
 (derivatives of the outputs) and ``hv`` (a product with the Hessian matrix).
@@ -28,7 +28,7 @@ from chains.residuals.loss import ResidualLoss
 def derivatives(network: Network, directions: int, order: int, dtype: Any, *, own: bool = False) -> Program:
     """y = the outputs; d1, d2, ... = their derivatives along each direction, the last axis; v = the directions.
 
-    These are the same for all samples, shape (directions, *input), or each sample's `own`, (batch, directions, *input).
+    All samples share the directions, shape (directions, *input), or each has its `own`, shape (batch, directions, *input).
     """
     ops, y, jet = _outputs_along("derivatives", network, directions, order, dtype, own=own)
     output = y.sample_shape
@@ -54,7 +54,7 @@ def laplacian(network: Network, directions: int, dtype: Any) -> Program:
 
 
 def hessian_product(network: Network, objective: Criterion, dtype: Any) -> Program:
-    """hv = the Hessian matrix of the loss and penalty times v, a vector like p. Pure. What is frozen has no part in it."""
+    """hv = the Hessian matrix of the loss and penalty times v, a vector like p. Pure. Frozen parameters have no part in it."""
     ops, p, x = _begin("Hessian product", network, dtype, training=False)
     size = (network.layout.size,)
     g = ops.scratch("gradient", size, batched=False)
@@ -164,7 +164,7 @@ def _pullbacks(ops: Recorder, network: Network, p: View, g: View, x: View, cotan
         pullback, ops.operations = ops.taken(), recorded
         yield pullback, dx
         if number + 1 < cotangents and any(view.buffer in kept for operation in pullback for view in operation.outs):
-            ops.operations += forward  # this pullback has used up what the forward pass had kept
+            ops.operations += forward  # this pullback has overwritten arrays of the forward pass
 
 
 def _outputs_along(
@@ -185,7 +185,7 @@ def _outputs_along(
 
 
 def _direction(ops: Recorder, network: Network) -> View:
-    """The input v, a vector like p, with zeros for what is frozen."""
+    """The input v, a vector like p, with zeros for frozen parameters."""
     v = ops.external("v", (network.layout.size,), role="input")
     direction = ops.scratch("direction", (network.layout.size,), batched=False)
     ops.copy(direction, v)

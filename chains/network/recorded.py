@@ -1,4 +1,4 @@
-"""What a network records, and where it runs; `Chain` inherits it."""
+"""The programs of a network, and the backends that run them; `Chain` inherits this."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 class Recorded(Architecture):
-    """A network with a backend and its programs, which are recorded the first time that something asks for them."""
+    """A network with a backend and its programs. A program is recorded when it is first needed."""
 
     def __init__(self, *layers: Layer, input_shape: SampleShape | None = None, backend: str = "auto") -> None:
         super().__init__(*layers, input_shape=input_shape)
@@ -56,14 +56,14 @@ class Recorded(Architecture):
         dtype: Any = np.float32,
         mode: str = "train",
     ) -> Program:
-        """The recorded operations of a forward pass, with a loss of a gradient, with an optimiser too of a step of training.
+        """The recorded operations of a forward pass; with a loss, of a gradient; with an optimiser too, of a training step.
 
         Print it to read them.
 
         Parameters
         ----------
         loss : Loss, optional
-            What the outputs are compared by.
+            Compares the outputs with the targets.
         optimizer : Optimizer, optional
             How parameters move along the gradient; with a `loss` only.
         penalty : Penalty, optional
@@ -108,8 +108,8 @@ class Recorded(Architecture):
         program : Program
             What `program` returns.
         passes : bool
-            Whether to show what each of the backend's passes made of the program, under the name of the pass. Other backends
-            than "native" show one stage.
+            Whether to show the program after each pass of the backend, under the name of the pass. Backends other than
+            "native" show one stage.
         batch : int, optional
             The number of samples: for few of them, "native" divides products among threads. None shows the code for any number.
 
@@ -130,7 +130,7 @@ class Recorded(Architecture):
         return self.runner.listing(program, passes=passes, batch=batch)
 
     def summary(self) -> str:
-        """A table of the layers; below it, with the backend "auto", why NumPy runs a program of the network, where it does."""
+        """A table of the layers. With the backend "auto", the reasons follow why NumPy runs a program, if it does."""
         if self.runner.name == "auto":
             for kind, make in (("forward", record.forward), ("vjp", record.vjp)):
                 self._program(None, (kind, _FLOAT32, True), partial(make, self.network, _FLOAT32, True))
@@ -139,7 +139,7 @@ class Recorded(Architecture):
     def problem(
         self, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None, lengths: Any = None
     ) -> tuple[dict[str, np.ndarray], record.Criterion]:
-        """The checked data by buffer name, and what is minimised."""
+        """The checked data by buffer name, and the criterion to minimise."""
         data = arguments.check_data(self.network.declaration, x, t, loss, weights, lengths)
         return data, self._objective(loss, data["t"].shape[1:], weights is not None, lengths is not None, penalty)
 
@@ -159,7 +159,7 @@ class Recorded(Architecture):
     def state_for(
         self, program: Program, state: Any, dtype: np.dtype[Any] | None, training: bool, inputs: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """The checked state by buffer name, for a program that is to run on these inputs; checks the batch too."""
+        """The checked state by buffer name, for a run of a program on these inputs. The batch is checked too."""
         network = self.network
         if state is None and network.forgets:
             return {}
@@ -177,7 +177,7 @@ class Recorded(Architecture):
         return {}
 
     def _programs_at(self, beside: Any) -> Programs:
-        """The programs for arrays where `beside` lies."""
+        """The programs for arrays in the memory of `beside`."""
         if not is_elsewhere(beside):
             return self._programs
         runner = runner_of(beside, self.runner)
@@ -186,7 +186,7 @@ class Recorded(Architecture):
         return self._elsewhere[runner]
 
     def _program(self, beside: Any, kind: tuple[Any, ...], make: Callable[[], Program], *parts: Tunable) -> Executable:
-        """The program of this kind, made of these parts, for arrays where `beside` lies."""
+        """The program of this kind, made of these parts, for arrays in the memory of `beside`."""
         return self._programs_at(beside).get(self._structure, kind, make, *parts)
 
     def _gradient(

@@ -1,4 +1,4 @@
-"""What an objective knows beyond its gradient: products with the Hessian matrix, and, of sums of squares, residuals."""
+"""Objectives beyond the gradient: products with the Hessian matrix and, for sums of squares, residuals."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from chains.network.derivatives import Derivatives
 from chains.penalties import Penalty
 from chains.residuals.loss import ResidualLoss
 
-BLOCK_BYTES = 32 << 20  # of a Jacobian, in which its products with itself are made
+BLOCK_BYTES = 32 << 20  # the size of the blocks of a Jacobian J for J'J
 
 
 @dataclass(frozen=True)
 class SecondOrder:
-    """A network and what is minimised; the data, in float64 by the names of their buffers, are given with each call."""
+    """A network and its criterion. Each call gets the data, in float64 by buffer name."""
 
     net: Derivatives
     loss: Loss
@@ -78,7 +78,7 @@ class SecondOrder:
         return self.net(data["x"][part], p, state=data.get("state")) - data["t"][part].reshape(-1, *self.net.output_shape)
 
     def _factors(self, data: Mapping[str, Any]) -> np.ndarray:
-        """What each residual is multiplied by, so that half the sum of their squares is the loss."""
+        """The factors of the residuals that make half the sum of their squares the loss."""
         if type(self.loss) not in (SquaredLoss, MSELoss, ResidualLoss) or self.penalty is not None:
             beside = "" if self.penalty is None else f" with {self.penalty!r}"
             raise ValueError(

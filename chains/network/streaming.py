@@ -25,7 +25,7 @@ class Streaming(Derivatives):
     def step(
         self, x: Any, p: Any, carried: Any = None, *, out: tuple[np.ndarray, np.ndarray] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The output at one step of a sequence, and what is carried on to the next one.
+        """The output at one step of a sequence, and the states that are carried to the next step.
 
         Parameters
         ----------
@@ -34,22 +34,22 @@ class Streaming(Derivatives):
         p : array, shape (n_params,)
             The parameters, whose type is that of the computation.
         carried : array, shape (batch, n_carried), optional
-            What the step before returned; None for the first step, which begins with the layers' initial states.
+            The `carried` of the previous step; None for the first step, which begins with the layers' initial states.
         out : pair of arrays, optional
-            Where the output and what is carried on are put; neither may be an argument.
+            Filled with the output and the new `carried`; neither may be an argument.
 
         Returns
         -------
         y : array
-            The output, which is that of the network at a sequence that ends here.
+            The output: that of the network for the sequence up to this step.
         carried : array, shape (batch, n_carried)
-            What the next step needs: the states of all cells.
+            The states of all cells, for the next step.
 
         Raises
         ------
         TypeError, ValueError
-            For arguments that do not fit, and for networks that need more of a sequence than one step, such as those with
-            bidirectional layers; nothing is written then.
+            For arguments that do not fit, and for networks that need more than one step at a time, such as those with
+            bidirectional layers. Nothing is written then.
         """
         given = (None, None) if out is None else out
         quick = self._shortcuts.find("step", p, x)
@@ -80,7 +80,7 @@ class Streaming(Derivatives):
 
     @property
     def n_carried(self) -> int:
-        """How many numbers a sample carries from step to step."""
+        """The number of values that a sample carries from step to step."""
         return self._carried[-1].stop if self.network.declaration.takes_lengths else 0
 
     @lazy
@@ -109,7 +109,7 @@ class Streaming(Derivatives):
         return carried
 
     def _record_step(self, dtype: Any) -> Program:
-        """y and what is carried on, from x and what is carried."""
+        """y and the new carried states, from x and the old ones."""
         network = self._stepwise
         ops = Recorder("step", dtype)
         p = ops.external("p", (self.n_params,), role="input")

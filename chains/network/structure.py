@@ -1,11 +1,11 @@
-"""What a network is made of, as a value: networks of equal values have equal programs, which are recorded once a process.
+"""The structure of a network as a value. Networks with equal values have equal programs, recorded once per process.
 
-Two things get the same value only where it is certain that they record the same: numbers of one type and the same bits,
-layers, losses and formulas of this package with such settings, and functions of this package. An object of another
-package's class is a value where the class defines both `__eq__` and `__hash__`, as a frozen dataclass does. Of other things
-(a lambda, an array, a custom layer without `__eq__`) it is unknown when they are equal: they raise `Unknown`.
+Two objects get the same value only if they certainly record the same: numbers of one type with the same bits; layers, losses
+and formulas of this package with such settings; functions of this package. An object of another package's class is a value
+if the class defines both `__eq__` and `__hash__`, as frozen dataclasses do. Equality of other objects (a lambda, an array, a
+custom layer without `__eq__`) is unknown: they raise `Unknown`.
 
-A value is taken when a program is recorded or looked for. It holds what is in lists and dictionaries then.
+A value is taken when a program is recorded or looked up, with the contents of lists and dictionaries at that time.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ import numpy as np
 from chains.activations import Activation
 from chains.layers.base import Layer
 
-_EXACT = frozenset((NoneType, int, str, bytes))  # of which equal ones are the same
+_EXACT = frozenset((NoneType, int, str, bytes))  # equal objects of these types are the same
 
 
 class Unknown(Exception):  # noqa: N818 - an answer rather than an error
-    """It cannot be known when a thing equals another."""
+    """It is unknown whether an object equals another."""
 
 
 def value_of(thing: Any) -> Hashable:
-    """`thing` as a value to compare. Raises Unknown where that cannot be."""
+    """`thing` as a value to compare. Raises Unknown where there is none."""
     kind = type(thing)
     if kind in _EXACT:
         found: Hashable = thing
         return found
     if kind is bool:
-        return bool, thing  # which equals an int
+        return bool, thing  # True equals 1
     if kind is float:
-        return float, thing.hex()  # which tells 0.0 from -0.0
+        return float, thing.hex()  # tells 0.0 from -0.0
     if kind in (tuple, list):
         return kind, *map(value_of, thing)
     if kind is dict:
@@ -80,7 +80,7 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 def _named(thing: type | FunctionType) -> Hashable:
-    """A class or function, which is the same wherever its name is known."""
+    """A class or function of this package, or a class that defines equality. Raises Unknown for others."""
     if thing.__module__.startswith("chains.") and "<" not in thing.__qualname__:
         return thing
     if isinstance(thing, type) and _compares(thing):
@@ -89,7 +89,7 @@ def _named(thing: type | FunctionType) -> Hashable:
 
 
 def _compares(kind: type) -> bool:
-    """Whether a class says itself, rather than one it derives from, when its objects are equal."""
+    """Whether a class itself, not a base class, defines equality of its objects."""
     return kind.__module__ != "builtins" and "__eq__" in vars(kind) and vars(kind).get("__hash__") is not None
 
 

@@ -1,4 +1,4 @@
-"""A network as a table: a line a layer."""
+"""A network as a table with a line for each layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from chains.layers.base import Declaration
 from chains.network.record import Network
 from chains.params import Slice
 
-MOST_LAYER_CHARACTERS = 60  # characters; layers made of layers that would take more are shown part by part
+MOST_LAYER_CHARACTERS = 60  # longer descriptions of composite layers are shown part by part
 
 
 def summary(network: Network) -> str:
@@ -26,7 +26,7 @@ def summary(network: Network) -> str:
 
 
 def _rows(network: Network, parent: Declaration, indent: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """A row for each part of a layer, followed by those of its own parts where it is too long to be shown in one."""
+    """A row for each part of a layer. If a part is too long for one row, the rows of its parts follow."""
     digits = max((len(_short(child)) for child in parent.children), default=0)
     for child in parent.children:
         text = child.layer.brief()
@@ -48,7 +48,7 @@ def _short(declaration: Declaration) -> str:
 
 
 def _parameters(slices: Iterable[Slice], frozen: frozenset[str]) -> str:
-    """How many numbers the slices hold, and how many of them are frozen."""
+    """The number of parameters in the slices, and how many of them are frozen."""
     sizes = {entry.name: entry.stop - entry.start for entry in slices}
     still = sum(size for name, size in sizes.items() if name in frozen)
     return f"{sum(sizes.values()):,}" + (f" ({still:,} frozen)" if still else "")
