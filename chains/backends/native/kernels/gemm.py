@@ -22,7 +22,7 @@ from chains.program.operations import MatMul, Operation
 from chains.program.view import Batch, View, concrete
 
 LEAST_LARGE_ELEMENTS = 1 << 17  # fewest elements of the operand without samples in a large product
-MOST_SCALAR_LINES = 4  # up to so many lines are packed number by number, with little code
+MOST_SCALAR_LINES = 4  # with no more lines, packing goes number by number, with little code
 
 Masks = Sequence[Value | None]  # the masks of a panel's vectors
 

@@ -1,4 +1,4 @@
-"""Products of few columns, such as those of last layers: the results of several samples in one vector.
+"""Products of few columns, such as last layers: the results of several samples in one vector.
 
 A row of such a product fills only a part of a vector, and the rest of each multiplication would be lost. Here a vector has a
 block of lanes for each of several samples. Rows of the left operand are transposed, block by block, into vectors that hold

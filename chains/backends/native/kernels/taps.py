@@ -16,7 +16,7 @@ class Taps:
     """A class of positions along one axis, and the kernel entries that reach them.
 
     Position ``first + step * m`` for m < count takes the entries ``tap + tap_step * k`` for k < taps, from the sources
-    ``source + along * m + across * k``, of which those in [0, length) exist.
+    ``source + along * m + across * k``. A source exists if it is in [0, length).
     """
 
     first: int

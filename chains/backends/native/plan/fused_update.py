@@ -63,7 +63,7 @@ class _Update:
 def fuse_update_into_large_products(plan: ExecutionPlan) -> ExecutionPlan:
     """Fuse an optimiser's step into large products, and leave the rest of the step.
 
-    If later steps read the weights that a product updates, the product moves behind these steps, where the order allows.
+    If later steps read the weights that a product updates, the product moves after these steps, if the order allows.
     """
     steps = plan.steps
     if not any(isinstance(step.operation, MatMul) and plan.is_large(step.operation) for step in steps):
@@ -188,7 +188,7 @@ def _reads(step: PlanStep) -> list[View]:
 
 
 def _as_it_is(product: PlanStep, lanes: int) -> bool:
-    """Whether a product is computed as it is, not as its transpose."""
+    """Whether a product itself is computed, not its transpose."""
     fused = FusedProduct.of(product.operation)
     return fused.turned(lanes) is fused
 
