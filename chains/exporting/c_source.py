@@ -20,6 +20,7 @@ from chains.exporting.header import ctype, declaration
 from chains.exporting.interface import ABOUT, Call, Interface, c_name
 from chains.exporting.targets import TARGETS
 from chains.program.operations import Operation, Random, all_operations
+from chains.program.rows import UpdateRows
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import Buffer
 from chains.version import __version__
@@ -80,12 +81,19 @@ def _numbers(name: str, array: np.ndarray, dtype: np.dtype) -> Iterator[str]:
     yield "};"
 
 
+def _parts(operation: Operation) -> list[Operation]:
+    """What stands for an operation in C."""
+    return operation.in_parts() if isinstance(operation, UpdateRows) else [operation]
+
+
 class _Function:
     """A function of an interface."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        self.plan = cut_into_segments(ExecutionPlan.of(call.program, TARGETS["x86-64-v2"].processor))
+        parts = [part for each in call.program.operations for part in _parts(each)]
+        program = replace(call.program, operations=tuple(parts))
+        self.plan = cut_into_segments(ExecutionPlan.of(program, TARGETS["x86-64-v2"].processor))
         views = [view for step in self.plan.steps for view in step.operation.views]
         scratch = [buffer for buffer in dict.fromkeys(view.buffer for view in views) if buffer.role == "scratch"]
         self.whole = [buffer for buffer in scratch if buffer in self.plan.whole]

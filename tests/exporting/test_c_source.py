@@ -9,7 +9,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from chains import BatchNorm, Chain, Dense, Dropout, SquaredLoss, tanh
+from chains import GRU, SGD, Adam, BatchNorm, Chain, Dense, Dropout, Embedding, SquaredLoss, tanh
 from chains.backends.numpy.backend import NumpyBackend
 from chains.exporting.c_source import CSource
 from chains.exporting.header import header_text
@@ -69,6 +69,17 @@ def test_steps_are_those_of_numpy(name, tmp_path):
         arrays = {"x": rng.normal(size=(n, 3)), "t": rng.normal(size=(n, 2)), "p": rng.normal(size=net.n_params)}
         arrays |= {"moments": rng.uniform(size=optimizer.n_states * net.n_params), "state": rng.uniform(0.5, 2.0, net.n_state)}
         arrays |= {"dy": arrays["t"], "step": np.array(3.0), "random": np.array([3, 7], np.uint64)}
+        compare(functions, n, arrays, 1e-12)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.01), Adam(0.01, sparse="lazy")], ids=str)
+def test_steps_of_an_embedding(optimizer, tmp_path):
+    net = Chain(Embedding(7, 3, padding=0), GRU(3, 4), Dense(4, 2), input_shape=(5,))
+    functions = built(interface(net, "float64", loss=SquaredLoss(), optimizer=optimizer), tmp_path)
+    rng = np.random.default_rng(0)
+    for n in (1, 40):
+        arrays = {"x": rng.integers(0, 5, (n, 5)), "t": rng.normal(size=(n, 2)), "p": rng.normal(size=net.n_params)}
+        arrays |= {"moments": rng.uniform(size=optimizer.n_states * net.n_params), "step": np.array(3.0), "dy": arrays["t"]}
         compare(functions, n, arrays, 1e-12)
 
 
