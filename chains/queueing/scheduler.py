@@ -211,7 +211,9 @@ class Scheduler:
                 except BaseException as error:
                     error.add_note("queued at {}, line {}".format(*result.place))
                     result.error = error
-            del work  # and the arguments
+            if result.error is not None:
+                result.work = work  # as long as it counts as failed, no other array may lie where its arguments do
+            del work
             with self._lock:
                 self._end(result)
             del result
@@ -251,10 +253,7 @@ class Scheduler:
     def told(self, error: BaseException) -> None:
         """Somebody knows of an error: what has failed by it may be written and read anew."""
         with self._lock:
-            for result in self._failed:
-                if result.error is error:
-                    self._hazards.end(result)
-            self._failed = [result for result in self._failed if result.error is not error]
+            self._forgive([result for result in self._failed if result.error is error])
 
     def raise_first(self) -> None:
         """Raise the first error that nobody has been told of."""
@@ -262,10 +261,14 @@ class Scheduler:
             error = self._failed[0].error
             assert error is not None
             with self._lock:
-                for result in self._failed:
-                    self._hazards.end(result)
-                self._failed = []
+                self._forgive(self._failed)
             raise error
+
+    def _forgive(self, failed: list[Result]) -> None:
+        for result in failed:
+            self._hazards.end(result)
+            result.work = None
+        self._failed = [result for result in self._failed if result not in failed]
 
     def _not_within(self, what: str) -> None:
         """Raise RuntimeError in a worker of this queue."""

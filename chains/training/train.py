@@ -171,7 +171,7 @@ def train(
             problem = net.problem if ensemble is None else partial(ensemble.problem, net)
             data, objective = problem(x, t, loss, weights, penalty, lengths)
             samples = len(data["x"]) if ensemble is None else ensemble.members.samples
-            if lengths is not None and isinstance(validation, (tuple, list)) and len(validation) == 2:
+            if lengths is not None and isinstance(validation, (tuple, list)) and (*validation, None)[2] is None:
                 raise ValueError("`validation` must be (x, t, lengths) with `lengths`: its samples would have none")
             batch_size = _check_batch_size(net, samples, batch_size, drop_last)
             data = arguments.together(p, data, move=False)

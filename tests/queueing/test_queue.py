@@ -275,6 +275,24 @@ def test_an_error_holds_until_somebody_is_told():
         assert q.call(np.sum, a).wait() == 0.0
 
 
+def test_arguments_of_a_failed_call_are_kept_until_somebody_is_told():
+    """So that no other array takes their place in memory, and with it the error."""
+    with chains.Queue() as q:
+        a = np.zeros(3)
+        alive = weakref.ref(a)
+        failed = q.call(lambda a: 1 / 0, a, writes=a)
+        while not failed.done:
+            time.sleep(0.001)
+        del a
+        gc.collect()
+        assert alive() is not None
+        with pytest.raises(ZeroDivisionError):
+            failed.wait()
+        q.call(int).wait()
+        gc.collect()
+        assert failed.work is None
+
+
 def test_what_does_not_fit_is_refused_at_once(net, p):
     with chains.Queue() as q:
         with pytest.raises(ValueError, match="`x`"):
