@@ -1,1 +1,1 @@
-"""Training: the loop, the steps it feeds, and the record that is left."""
+"""Training: the loop, its steps, and the history of a run."""

@@ -1,4 +1,4 @@
-"""Checkpoints: where, how often and how many of them a run writes, and what is read back from a folder."""
+"""Checkpoints: settings for writing them, their contents, and how they are read from a folder."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint holds: `p` and `state` (None for networks without) as fresh arrays, and the run's `history`."""
+    """The contents of a checkpoint: `p` and `state` (None for networks without) as fresh arrays, and the run's `history`."""
 
     path: Path
     p: np.ndarray
     state: np.ndarray | None
     history: History
-    run: dict[str, Any]  # the network, the loss ... that it is of, as texts
-    best: dict[str, float]  # the best value of the quantity that is watched, and its epoch; empty without one
+    run: dict[str, Any]  # the network, the loss and so on of the run, as texts
+    best: dict[str, float]  # the best value of the watched quantity, and its epoch; empty without one
     callbacks: list[dict[str, Any]]
 
 
@@ -50,19 +50,19 @@ class Checkpoint:
     folder
         Made where it is missing. It belongs to one run.
     every
-        Whole numbers are epochs, floats seconds, and texts say what they are: "5 epochs", "1000 steps", "60s", "10 min". None:
-        after an epoch, as often as writing takes no more than a twentieth of the time. One is written at the beginning too, and
-        at the end, also after Ctrl-C.
+        Whole numbers are epochs, floats are seconds, texts have a unit: "5 epochs", "1000 steps", "60s", "10 min". None: after
+        epochs, so often that writing takes at most a twentieth of the time. A checkpoint is also written at the beginning and
+        at the end, even after Ctrl-C.
     keep
-        How many of the last ones are kept.
+        The number of latest checkpoints to keep.
     best
-        The quantity whose best epoch is kept as well, where it is recorded: "validation loss", "loss" or the name of a metric;
-        None for no such checkpoint.
+        The quantity whose best epoch is kept too, if it is recorded: "validation loss", "loss" or the name of a metric; None
+        for no such checkpoint.
     mode
-        "min" or "max", what counts as better.
+        "min" or "max": whether smaller or larger values are better.
 
-    A file is written beside its place and then moved there, so that a run that is killed at any moment leaves whole ones. They
-    are files of safetensors. Raises TypeError or ValueError for settings that make no sense.
+    A file is written under another name and then moved to its place, so that a run killed at any moment leaves whole files.
+    The format is safetensors. Raises TypeError or ValueError for settings that make no sense.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Checkpoint:
         self.mode = mode
 
     def load(self, which: str = "last") -> Saved:
-        """A checkpoint of the folder. Of the last ones, those that are damaged are left out, with a warning.
+        """A checkpoint of the folder. Damaged ones among the last are skipped, with a warning.
 
         Parameters
         ----------
@@ -102,7 +102,7 @@ class Checkpoint:
         Raises
         ------
         ValueError
-            Where none is whole.
+            If none is whole.
         """
         check_word("which", which, "last", "best")
         return load(self.folder / BEST if which == "best" else self.folder)
@@ -151,13 +151,13 @@ def interval(every: Any) -> tuple[str, float]:
 
 
 def files(folder: Path) -> list[tuple[int, Path]]:
-    """The checkpoints in a folder, the last one first, with the numbers of their steps."""
+    """The checkpoints in a folder with their numbers of steps, the last one first."""
     names = [(NAME.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
     return sorted(((int(found[1]), path) for found, path in names if found), reverse=True)
 
 
 def load(path: Path) -> Saved:
-    """The last whole checkpoint of a folder, or that of a file. Raises ValueError where there is none."""
+    """The last whole checkpoint of a folder, or the checkpoint in a file. Raises ValueError where there is none."""
     if not path.is_dir():
         try:
             return _read(path)
@@ -185,9 +185,9 @@ def written(
     best: Mapping[str, float],
     callbacks: Sequence[tuple[str, Mapping[str, Any]]],
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays and the text, under its name, of a checkpoint, with so many epochs of the history.
+    """The arrays of a checkpoint and its text, by name, with the first `epochs` of the history.
 
-    Raises TypeError where what a callback saves cannot be written.
+    Raises TypeError if the state of a callback cannot be written.
     """
     arrays = {"p": p, **({} if state is None else {"state": state})}
     arrays |= {f"optimizer.{name}": history.optimizer_state[name] for name in ("moments", *COUNTS)}
@@ -214,7 +214,7 @@ def written(
 
 
 def _columns(history: History) -> dict[str, list[float]]:
-    """All lists of a history, by names that no two share."""
+    """All lists of a history, by unique names."""
     metrics = {f"metric.{name}": values for name, values in history.metrics.items()}
     return {"loss": history.loss, "validation loss": history.validation_loss, "seconds": history.seconds, **metrics}
 

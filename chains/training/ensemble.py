@@ -1,4 +1,4 @@
-"""An ensemble that is to be trained: what each of its members has of its own."""
+"""An ensemble for training, with the separate seeds, optimisers and data of its members."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from chains.program.settings import numbers_of, structure
 
 
 class Ensemble:
-    """Rows of parameters, with a seed for all or one for each, and optimisers that differ in their numbers alone.
+    """Rows of parameters, with one seed for all or one for each, and optimisers that differ only in their numbers.
 
-    Raises TypeError or ValueError for seeds and optimisers that are none, or not as many as the members.
+    Raises TypeError or ValueError for invalid seeds and optimisers, and unless there are as many as members.
     """
 
     def __init__(self, p: np.ndarray, seed: Any, optimizer: Any) -> None:
@@ -60,7 +60,7 @@ class Ensemble:
     def problem(
         self, net: Chain, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None, lengths: Any
     ) -> tuple[dict[str, Any], Criterion]:
-        """The checked data by buffer name, and what is minimised."""
+        """The checked data by buffer name, and the criterion to minimise."""
         self.members = ensembles.check_data(net, len(self.p), x, t, loss, weights, lengths)
         first = {"weights": None, "lengths": None} | self.members.of(0)
         return dict(self.members.arrays), net.problem(**first, loss=loss, penalty=penalty)[1]
@@ -74,7 +74,7 @@ class Ensemble:
         return self.members.arrays.pop("state")
 
     def settings(self, step: Executable, objective: Criterion) -> dict[str, Any]:
-        """The settings of the members' own optimisers, in rows; none where all share one."""
+        """The settings of the members' optimisers, a row for each; empty if all share one."""
         if len(self.optimizers) == 1:
             return {}
         rows: Sequence[dict[str, np.ndarray]] = [

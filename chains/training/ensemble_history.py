@@ -21,8 +21,9 @@ BAND = (0.05, 0.95)  # quantiles of the members' numbers
 class EnsembleHistory(History):
     """What happened to each member in each epoch: the entries of a `History`'s lists are arrays, shape (members,).
 
-    ``history[m]`` is the history of member m as it would be alone. `ended` says of members that ended before the others after
-    how many epochs, and why; their numbers are NaN from then on. ``print(history)`` shows means and extremes of the others.
+    ``history[m]`` is the history of member m as it would be alone. `ended` has the members that ended before the others, with
+    the number of epochs and the reason; their numbers are NaN afterwards. ``print(history)`` shows means and extremes of the
+    others.
     """
 
     members: int = 0
@@ -37,13 +38,13 @@ class EnsembleHistory(History):
         return np.array([member for member in range(self.members) if member not in self.ended], np.int64)
 
     def end(self, member: int, epochs: int, reason: str) -> None:
-        """Note that a member has ended; with the last one, training does."""
+        """Note that a member has ended. When the last one ends, training ends."""
         self.ended.setdefault(member, (epochs, reason))
         if len(self.ended) == self.members:
             self.stopped = self.stopped or "all members have ended"
 
     def latest(self, name: str) -> float:
-        """The newest number of a name: the mean over the members that train, NaN where none does.
+        """The latest number of this name: the mean over the members that still train, NaN if there are none.
 
         Parameters
         ----------
@@ -152,13 +153,13 @@ def _column(values: Iterable[Any], member: int) -> list[float]:
 
 
 def _seed_of(position: Position, member: int) -> dict[str, Any]:
-    """What decides the batches of a member."""
+    """The settings that decide the batches of a member."""
     seeds = position.data.get("seed")
     return position.data | ({"seed": seeds[member]} if isinstance(seeds, list) else {})
 
 
 def _summary(values: Any) -> str:
-    """Mean, least and largest of the numbers that are there."""
+    """The mean, the least and the largest of the numbers that are not NaN."""
     known = values[~np.isnan(values)]
     if not known.size:
         return f"{'nan':>15}  {'':>11}  {'':>11}"

@@ -1,4 +1,4 @@
-"""What ends training: a learning rate, a loss or a parameter that is no finite number."""
+"""Checks that end training: learning rates, losses and parameters must be finite."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RATES_AT_ONCE = 1000  # steps whose learning rates are computed together
 
 
 class Rates:
-    """Looks at the learning rates that a schedule gives, before the steps are taken."""
+    """Checks the learning rates of a schedule before the steps."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._schedule = optimizer.learning_rate
@@ -23,9 +23,9 @@ class Rates:
         self._start = self._stop = 0.0  # the steps whose rates are known to be good
 
     def good(self, first: float, count: int = 1) -> int:
-        """How many of these steps may be taken: up to the first whose rate is negative or not finite.
+        """The number of these steps that may be done: those before the first rate that is negative or not finite.
 
-        Raises FloatingPointError, naming the step, where that leaves none.
+        Raises FloatingPointError, with the number of the step, if there are none.
         """
         if self._rate is None or self._start <= first <= first + count <= self._stop:
             return count
@@ -44,7 +44,7 @@ class Rates:
 
 
 def loss_text(loss: float, step: int) -> str:
-    """That the loss of a step is not finite."""
+    """The message that the loss of a step is not finite."""
     return (
         f"the loss is {loss} at step {step}: the parameters or the data are out of range; "
         "try a lower learning rate or clip_norm, or look for extreme values in the data"
@@ -52,7 +52,7 @@ def loss_text(loss: float, step: int) -> str:
 
 
 def parameter_text(p: np.ndarray, step: int) -> str:
-    """That the last step has made a parameter infinite or NaN; empty where it has not. Of those before, the loss tells."""
+    """The message that the last step made a parameter infinite or NaN; empty if not. After earlier steps, the loss shows it."""
     if place_of(p) is not HOST or np.isfinite(p).all():
         return ""
     position = int(np.argmin(np.isfinite(p)))

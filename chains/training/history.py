@@ -20,13 +20,13 @@ Names = tuple[tuple[str, tuple[int, ...]], ...]  # of a layout: name and shape o
 
 @dataclass(frozen=True, eq=False)
 class Position:
-    """Where a run stands within an epoch, so that it can go on there: `step` steps of it are done."""
+    """The position of a run within an epoch, to go on from: `step` steps of the epoch are done."""
 
     step: int = 0
     losses: np.ndarray = field(default_factory=lambda: np.empty(0))  # of these steps; from a source: their sum, and samples
-    source_epoch: int | None = None  # the number of the pass over a source that counts them
+    source_epoch: int | None = None  # the number of the pass, if the source counts its passes
     data: dict[str, Any] = field(default_factory=dict)  # what decides the batches: samples, batch size, seed ...
-    seconds: float = 0.0  # since training began, when it was left
+    seconds: float = 0.0  # from the start of training to this position
 
     def to_dict(self) -> dict[str, Any]:
         """The position as JSON has it."""
@@ -47,15 +47,15 @@ class Position:
 
 @dataclass(eq=False)
 class History:
-    """What happened in each epoch: lists of equal length, one entry an epoch. ``print(history)`` shows a table.
+    """The record of a training run: lists with one entry for each epoch. ``print(history)`` shows a table.
 
-    Training goes on where it ended by ``train(..., resume=history)``; ``first + second`` are two histories as one. A history
-    can be pickled, and is JSON as ``json.dumps(history.to_dict())``.
+    ``train(..., resume=history)`` goes on where training ended; ``first + second`` joins two histories. A history can be
+    pickled; ``json.dumps(history.to_dict())`` is its JSON.
 
     Parameters
     ----------
     loss : list of float
-        The mean over the epoch's samples, each before its step.
+        The mean loss of the epoch's samples, each computed before its step.
     validation_loss : list of float
         After the epoch; empty without validation data.
     metrics : dict of list of float
@@ -67,9 +67,9 @@ class History:
     optimizer : str
         The optimiser's name.
     stopped : str
-        Why training ended before the last epoch, or empty.
+        The reason why training ended before the last epoch, or empty.
     optimizer_state : mapping
-        What the optimiser remembers, to go on from.
+        The state of the optimiser, to go on from.
     position : Position
         Where training stands within an epoch that was not finished.
     layout : tuple
@@ -110,7 +110,7 @@ class History:
         return {name: values for name, values in columns.items() if values}
 
     def latest(self, name: str) -> float:
-        """The newest number of a name.
+        """The latest number of this name.
 
         Parameters
         ----------
@@ -127,10 +127,10 @@ class History:
         return self.epochs
 
     def __add__(self, later: History) -> History:
-        """This history and the one that went on from it, as one.
+        """This history joined with the one that continues it.
 
-        Raises ValueError where the later one is of another network or optimiser, did not begin where this one ended, or
-        records other numbers.
+        Raises ValueError if the later one has another network or optimiser, did not begin where this one ended, or records
+        other quantities.
         """
         if not isinstance(later, History):
             return NotImplemented
@@ -149,7 +149,7 @@ class History:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it in lists, numbers and texts, for JSON: numbers that are not finite as texts, the moments in base64."""
+        """The history as lists, numbers and texts, for JSON: numbers that are not finite as texts, moments in base64."""
         return {
             "loss": encoding.encoded(self.loss),
             "validation_loss": encoding.encoded(self.validation_loss),
@@ -170,7 +170,7 @@ class History:
         Parameters
         ----------
         data : dict
-            The dictionary, or what JSON has made of it.
+            The dictionary, perhaps written to JSON and read again.
 
         Raises
         ------
@@ -216,7 +216,7 @@ class History:
         Parameters
         ----------
         ax : Axes, optional
-            Where to draw; by default on those of a new figure of pyplot, which notebooks show.
+            Where to draw; by default on the axes of a new pyplot figure, which notebooks show.
 
         Returns
         -------
@@ -254,7 +254,7 @@ def names_from(data: Any) -> Names:
 
 
 def check_names(what: str, then: Names, now: Names) -> None:
-    """Raise ValueError, naming the first array that is another one, where `what` is of another network than there is now."""
+    """Raise ValueError if `what` is from another network than now; the message names the first array that differs."""
     for old, new in zip(then, now, strict=False):
         if old != new:
             raise ValueError(f"{what} of another network, with {old[0]} {old[1]} in the place of {new[0]} {new[1]}")

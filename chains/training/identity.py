@@ -1,4 +1,4 @@
-"""What a run is of, as numbers and texts that can be written down and compared: the network, the loss, the batches."""
+"""The identity of a run, as numbers and texts that can be stored and compared: the network, the loss, the batches."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from chains.chain import Chain
 
-SOURCE = "len(x)"  # the number of batches a pass, which only a source has
-# The attributes of a source of batches, where it has them, that decide these.
+SOURCE = "len(x)"  # the number of batches a pass, for sources only
+# The attributes of a source, if it has them, that decide its batches.
 SETTINGS = ("samples", "batch_size", "shuffle", "seed", "drop_last", "augment", "scale")
 
 
 def data_of(samples: int, batch_size: int, drop_last: bool, shuffle: bool, seed: Any) -> dict[str, Any]:
-    """What decides the batches of an epoch on arrays, by the names that users know."""
+    """The settings that decide the batches of an epoch on arrays, by the names that users know."""
     return {
         "samples": samples,
         "batch_size": batch_size,
@@ -26,7 +26,7 @@ def data_of(samples: int, batch_size: int, drop_last: bool, shuffle: bool, seed:
 
 
 def source_data(source: Any, seed: int) -> dict[str, Any]:
-    """What decides the batches of a source, as far as it tells; of one that prefetches, of the source within."""
+    """The settings that decide the batches of a source, as far as known; for a prefetching source, those of the inner one."""
     while hasattr(source, "batches"):
         source = source.batches
     try:
@@ -43,7 +43,7 @@ def network_text(net: Chain) -> str:
 
 
 def text_of(thing: Any) -> str:
-    """How it is printed, but for where in memory it lies."""
+    """The printed form, without memory addresses."""
     return _without_address(repr(thing))
 
 
@@ -52,6 +52,6 @@ def _without_address(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON has, or its text."""
+    """The value if JSON has its type, else its text."""
     value = value.item() if isinstance(value, np.generic) else value
     return value if isinstance(value, (bool, int, float, str, type(None))) else text_of(value)

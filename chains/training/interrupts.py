@@ -1,4 +1,4 @@
-"""Ctrl-C between steps: never within one, and at any moment of users' own functions."""
+"""Ctrl-C: answered between steps and within users' functions, never within a step."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _thread = threading.local()  # `.stop` is the event that ends training there
 
 
 def stop_by(event: threading.Event) -> None:
-    """Have an event end what this thread trains as Ctrl-C does in the main one, which alone gets signals."""
+    """Let an event end training in this thread, as Ctrl-C does in the main thread. Other threads get no signals."""
     _thread.stop = event
 
 
 class Interrupts:
-    """While entered, SIGINT is answered at `check` and within ``with interrupts.allowed:`` alone, by the handler there was.
+    """While entered, SIGINT is answered only at `check` and within ``with interrupts.allowed:``, by the previous handler.
 
-    Python's own handler raises KeyboardInterrupt. Without a handler in Python nothing is changed; nor in other threads than the
-    main one, which no signal reaches, but that the event of `stop_by` raises KeyboardInterrupt at `check`.
+    Python's default handler raises KeyboardInterrupt. Without a Python handler, nothing changes. Other threads than the main
+    one get no signals; there, only the event of `stop_by` raises KeyboardInterrupt at `check`.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Interrupts:
         self._stop: threading.Event | None = getattr(_thread, "stop", None)
 
     def check(self) -> None:
-        """Answer a signal that came since the last time."""
+        """Answer a signal that came since the last check."""
         if self._pending:
             self._answer(None)
         if self._stop is not None and self._stop.is_set():
@@ -49,7 +49,7 @@ class Interrupts:
     def __exit__(self, *_: object) -> None:
         if self._handler is not None:
             last = signal.signal(signal.SIGINT, self._handler)
-            if last != self._on_signal:  # one that a user's function has set
+            if last != self._on_signal:  # a user's function has set another handler
                 signal.signal(signal.SIGINT, last)
             self.check()
 
@@ -60,14 +60,14 @@ class Interrupts:
             self._answer(frame)
 
     def _answer(self, frame: FrameType | None) -> None:
-        before, self._held, self._pending = self._held, True, False  # what the answer sets off is not interrupted
+        before, self._held, self._pending = self._held, True, False  # the handler itself is not interrupted
         assert self._handler is not None
         self._handler(signal.SIGINT, frame)
         self._held = before
 
 
 class _Allowed:
-    """A part of the work within which signals are answered at once; `failed` tells whether an error has left it."""
+    """A context in which signals are answered at once; `failed` tells whether an error left it."""
 
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts

@@ -1,4 +1,4 @@
-"""What is computed on the validation data after each epoch."""
+"""Loss and metrics on the validation data after each epoch."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class Judge:
 
     @property
     def nothing(self) -> dict[str, Any]:
-        """What stands in the place of the numbers where they are not computed."""
+        """Placeholders for the numbers when they are not computed."""
         return dict.fromkeys(self.names, math.nan)
 
     def of(self, p: np.ndarray, state: np.ndarray | None) -> Judge:
-        """The same of another network of the structure."""
+        """The same judge for another parameter vector and state."""
         twin = copy.copy(self)
         net, _, _, loss, penalty = self._arguments
         twin._arguments = (net, p, state, loss, penalty)
@@ -106,7 +106,7 @@ class Judge:
 
 
 def _value(metric: Metric, t: np.ndarray, y: np.ndarray) -> float:
-    """What a metric gives. Raises TypeError, naming it, where that is no number."""
+    """The value of a metric. Raises TypeError, with its name, if that is no number."""
     try:
         value: Any = metric(t, y)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What is computed on the validation data of an ensemble after each epoch."""
+"""Loss and metrics on the validation data of an ensemble after each epoch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class MemberJudge:
 
     @property
     def nothing(self) -> dict[str, Any]:
-        """What stands in the place of the numbers where they are not computed."""
+        """Placeholders for the numbers when they are not computed."""
         return {name: np.full(self._history.members, np.nan) for name in self.names}
 
     def __call__(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Steps of training of many networks at once: all are at the same step, but for members that have ended."""
+"""Training steps of many networks at once. All members are at the same step, except those that have ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from chains.training.steps import Arrays, ArraySteps
 class MemberSteps(ArraySteps):
     """Steps of the members of an `ensemble`, which share some of the `data`. Members that end are noted in the `history`.
 
-    Other arguments are those of `ArraySteps`, but that there may be a seed for each member.
+    Other arguments are those of `ArraySteps`; there may be a seed for each member.
     """
 
     def __init__(

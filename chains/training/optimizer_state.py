@@ -1,4 +1,4 @@
-"""What an optimiser remembers between its steps: how it begins, what is shown of it, and what is taken back."""
+"""The state of an optimiser between steps: its initial values, its public form, and checked copies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNTS = ("step", "epoch")
 class OptimizerState(Mapping[str, Any]):
     """Arrays by name, read-only: "moments", shape (n_states * n_params,), and the counts "step" and "epoch", shape ().
 
-    Counts are of all calls that followed one another. It can be pickled, and given back: ``Updater(optimizer, p, state)``.
+    Counts include all calls that continued one another. It can be pickled, and given back: ``Updater(optimizer, p, state)``.
     """
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
@@ -44,7 +44,7 @@ class OptimizerState(Mapping[str, Any]):
         self.update()
 
     def update(self, *_: Any, **__: Any) -> NoReturn:
-        """Nothing can be written. Raises TypeError, which says where a state is given back."""
+        """Raise TypeError: a state is read-only. The message says where to give a state back."""
         raise TypeError("the state of an optimiser is read-only: give one back as Updater(optimizer, p, state)")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -66,16 +66,16 @@ def _read_only(array: Any) -> Any:
 
 
 def begin(optimizer: Optimizer, p: np.ndarray) -> State:
-    """The state before the first step, where `p` lies; of an ensemble, with moments and steps for each member."""
+    """The state before the first step, in the memory of `p`; for an ensemble, with moments and steps for each member."""
     rows, size = p.shape[:-1], p.shape[-1]
     state = {"moments": np.zeros((*rows, optimizer.n_states * size), p.dtype), "step": np.zeros(rows), "epoch": np.zeros(())}
     return {name: place_of(p).contiguous(array) for name, array in state.items()}
 
 
 def copied(name: str, state: Any, optimizer: Optimizer, p: np.ndarray) -> State:
-    """A copy of `state`, the argument `name`, where `p` lies.
+    """A copy of `state`, the argument `name`, in the memory of `p`.
 
-    Raises TypeError or ValueError unless it is one of such an optimiser and such parameters.
+    Raises TypeError or ValueError unless it fits the optimiser and the parameters.
     """
     if not isinstance(state, Mapping):
         raise TypeError(

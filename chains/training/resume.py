@@ -1,4 +1,4 @@
-"""What a run begins with: fresh, behind an earlier one of which there is the history, or at a checkpoint."""
+"""The beginning of a run: a fresh start, the end of an earlier run with a history, or a checkpoint."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Resume = History | Checkpoint | str | os.PathLike[str]
 
 @dataclass
 class Beginning:
-    """The history that a run adds to, the optimiser's state that it updates, and where within an epoch it goes on.
+    """The history that a run extends, the optimiser's state that it updates, and its position within an epoch.
 
-    `saved` is the checkpoint that it goes on from, if there is one; `run` says what the run is of.
+    `saved` is the checkpoint to continue, if any; `run` is the identity of the run.
     """
 
     history: History
@@ -43,15 +43,15 @@ class Beginning:
     restored: bool = False
 
     def position_in(self, data: dict[str, Any], source_epoch: int | None = None) -> Position:
-        """Where to go on with these batches, of a source in a pass of this number.
+        """The position to go on from with these batches; `source_epoch` is the number of a source's pass.
 
-        With other batches than before, the next epoch begins; raises ValueError for those of a checkpoint.
+        If the batches differ from those before, the next epoch begins; after a checkpoint, that raises ValueError.
         """
         left = self.position
         if left.data != data:
             if self.saved is not None:
                 _check_data(self.saved, left.data, data)
-            self.optimizer_state["epoch"] += left.step > 0  # one that was begun is left
+            self.optimizer_state["epoch"] += left.step > 0  # an epoch that was begun is given up
             left = START
         numbers = 2 if SOURCE in data and left.step else left.step
         if left.losses.shape[-1] != numbers:
@@ -62,7 +62,7 @@ class Beginning:
         return self.position
 
     def restore(self, p: np.ndarray, state: np.ndarray | None) -> None:
-        """Copy the vectors of the checkpoint, if there is one, to those that are to be trained."""
+        """Copy the vectors of the checkpoint, if there is one, to the vectors to train."""
         if self.saved is not None and not self.restored:
             place_of(p).assign(p, self.saved.p)
             if state is not None and self.saved.state is not None:
@@ -76,9 +76,9 @@ class Beginning:
             raise ValueError(f"`resume` must be of a run that records {listed(names)}, got one that records {listed(then)}")
 
     def load_callbacks(self, callbacks: Sequence[Any]) -> None:
-        """Give what the callbacks of the checkpoint saved to those of this run, in order, as long as they are of one kind.
+        """Give the saved states of the checkpoint's callbacks to this run's callbacks, in order, as long as kinds agree.
 
-        One that returns a text ends the run.
+        A callback that returns a text ends the run.
         """
         mine = [callback for callback in callbacks if hasattr(callback, "load_state_dict")]
         for callback, then in zip(mine, [] if self.saved is None else self.saved.callbacks, strict=False):
@@ -91,10 +91,10 @@ class Beginning:
 def begin(
     net: Chain, p: np.ndarray, loss: Loss, optimizer: Optimizer, resume: Resume | None, checkpoint: Checkpoint | None
 ) -> Beginning:
-    """The beginning of a run, after the one that left `resume`, a history or a folder, if any.
+    """The beginning of a run, which continues the run of `resume`, a history or a folder, if any.
 
-    Raises TypeError or ValueError for those of another network, optimiser or loss, for a history with a state or position that
-    is none, and for a folder without checkpoints, unless this run is to write its own there.
+    Raises TypeError or ValueError if `resume` is from another network, optimiser or loss, for a history with an invalid state
+    or position, and for a folder without checkpoints, unless this run writes its checkpoints there.
     """
     names, run = names_of(net.layout), {}
     if checkpoint is not None or resume is not None:
@@ -133,7 +133,7 @@ def _history(optimizer: Optimizer, p: np.ndarray, state: State, position: Positi
 
 
 def _check_members(history: History, p: np.ndarray) -> None:
-    """Raise ValueError where a history is not of as many networks as there are now."""
+    """Raise ValueError unless a history has as many members as the parameters."""
     then, now = getattr(history, "members", None), len(p) if p.ndim > 1 else None
     if then != now:
         texts = ["one network" if count is None else f"an ensemble of {count}" for count in (then, now)]
@@ -141,13 +141,13 @@ def _check_members(history: History, p: np.ndarray) -> None:
 
 
 def _run(net: Chain, p: np.ndarray, loss: Loss, optimizer: Optimizer) -> dict[str, Any]:
-    """What a run is of, by the names of the arguments."""
+    """The identity of a run, by the names of the arguments."""
     kind = str(p.dtype) if p.ndim == 1 else f"{p.dtype}, {len(p)} members"
     return {"net": network_text(net), "p": kind, "loss": text_of(loss), "optimizer": type(optimizer).__name__}
 
 
 def _saved(resume: Any, checkpoint: Checkpoint | None) -> Saved | None:
-    """What a folder holds; None where nothing was written yet to the folder that is written to."""
+    """The checkpoint in a folder; None if the run's own checkpoint folder is still empty."""
     if isinstance(resume, Checkpoint):
         resume = resume.folder
     if not isinstance(resume, (str, os.PathLike)):
@@ -159,7 +159,7 @@ def _saved(resume: Any, checkpoint: Checkpoint | None) -> Saved | None:
 
 
 def _check_folder(checkpoint: Checkpoint | None, resume: Any) -> None:
-    """Raise ValueError where the folder to be written to is none, or holds checkpoints of another run."""
+    """Raise ValueError if the folder for checkpoints is not a folder, or holds checkpoints of another run."""
     if checkpoint is None:
         return
     folder = checkpoint.folder
@@ -178,7 +178,7 @@ def _same(a: Path, b: Path) -> bool:
 
 
 def _check_run(saved: Saved, run: Mapping[str, Any]) -> None:
-    """Raise ValueError, naming the first argument that differs, where a checkpoint is not of such a run."""
+    """Raise ValueError if a checkpoint is from another run; the message names the first argument that differs."""
     for name, now in run.items():
         then = saved.run.get(name)
         if then != now:
@@ -186,7 +186,7 @@ def _check_run(saved: Saved, run: Mapping[str, Any]) -> None:
 
 
 def _check_data(saved: Saved, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise ValueError, naming the setting, where the batches of a checkpoint's run were others."""
+    """Raise ValueError if the batches of a checkpoint's run were others; the message names the setting."""
     for name in {**then, **now}:
         if name not in then or name not in now or then[name] != now[name]:
             old, new = then.get(name, "none"), now.get(name, "none")
@@ -197,7 +197,7 @@ def _check_data(saved: Saved, then: Mapping[str, Any], now: Mapping[str, Any]) -
 
 
 def _state_of(resume: History, names: Any, p: np.ndarray, optimizer: Optimizer) -> State:
-    """A copy of the optimiser's state that a history holds; its position is looked at too."""
+    """A copy of the optimiser's state in a history; the history's position is checked too."""
     if resume.optimizer not in ("", type(optimizer).__name__):
         raise ValueError(
             f"`resume` is the history of {resume.optimizer}, which {optimizer!r} on {p.size} parameters cannot go on from"

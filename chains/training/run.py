@@ -1,4 +1,4 @@
-"""A training run under way: steps and epochs, what is looked at after each, what is written down, how it ends."""
+"""A training run: its steps and epochs, checks and records after each, and its end."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from chains.training.steps import UNLIMITED_STEPS, Steps
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a callback sees after an epoch.
+    """The state of training that a callback gets after an epoch.
 
     Parameters
     ----------
     net : Chain
         The network.
     p : array, shape (n_params,)
-        The live parameters: training goes on with what a callback writes there.
+        The live parameters: training uses the values that a callback writes there.
     epoch : int
         Epochs finished in this call, from 1.
     history : History
-        As far as it goes.
+        The history so far.
     state : array, shape (n_state,), optional
         The live state of the network.
     """
@@ -51,16 +51,16 @@ class TrainingState:
         return f"<{self.net!r} after {counted(self.epoch, 'epoch')}: {numbers}>"
 
 
-# Called after each epoch; where it returns a text, training stops with that as the reason. A dictionary of texts by the numbers
-# of members stops these members of an ensemble. A callback with an attribute `epochs_at_once` is content to be called when as
-# many are done, so that full batches take less time.
+# Called after each epoch. If it returns a text, training stops, with the text as the reason. A dictionary from members' numbers
+# to texts stops these members of an ensemble. A callback with an attribute `epochs_at_once` may be called after that many
+# epochs instead, so that full batches take less time.
 Callback = Callable[[TrainingState], str | dict[int, str] | None]
 
 
 class Run:
-    """Goes through `steps` until `history`, to which it adds, has `epochs`; looks at validation data and calls the callbacks.
+    """Does `steps` and extends `history` until it has `epochs`; computes validation numbers and calls the callbacks.
 
-    Ctrl-C is heard between steps, and at any moment of users' functions.
+    Ctrl-C is answered between steps, and at any moment within users' functions.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Run:
         try:
             with Interrupts() as interrupts:
                 self._steps.allowed = allowed = interrupts.allowed
-                between = False  # steps, where all that is trained is whole
+                between = False  # whether between steps, where all trained arrays are whole
                 try:
                     self._train(interrupts)
                     between = True
@@ -147,7 +147,7 @@ class Run:
         steps.check_parameters(self._p)
 
     def _end_epoch(self, allowed: AbstractContextManager[object]) -> None:
-        """Look at the validation data, write the numbers down, and call the callbacks; unless the loss is not finite."""
+        """Compute and record the validation numbers, and call the callbacks; unless the loss is not finite."""
         steps, history, bar = self._steps, self._history, self._bar
         sound = steps.sound
         judgement = {}
@@ -170,7 +170,7 @@ class Run:
             bar.show(_newest(history, self._epochs))
 
     def _end(self, reason: str | dict[int, str]) -> None:
-        """End training, or that of some members, where a callback has a reason."""
+        """End training, or the training of some members, if a callback gave a reason."""
         history = self._history
         if isinstance(reason, str):
             history.stopped = history.stopped or reason
@@ -179,7 +179,7 @@ class Run:
                 history.end(member, history.epochs, text)
 
     def _note(self) -> None:
-        """Write down where the run stands."""
+        """Record the position of the run."""
         self._history.steps = self._earlier_steps + self._steps.counted
         self._history.position = self._steps.position(time.perf_counter() - self._start)
 
@@ -188,7 +188,7 @@ class Run:
 
 
 def interrupted(history: History) -> str:
-    """Why a run ended that Ctrl-C ended."""
+    """The reason for a run that Ctrl-C ended."""
     return f"interrupted by the user in epoch {history.epochs + 1}"
 
 
@@ -197,9 +197,9 @@ def _epochs_at_once(callback: Callback) -> int:
 
 
 def _reason(callback: Callback, state: TrainingState, history: History) -> str | dict[int, str]:
-    """Why a callback would have training stop, or some members of an ensemble; empty where it would not.
+    """A callback's reason to stop training, or to stop some members of an ensemble; empty if it gives none.
 
-    Raises TypeError where it returns something else.
+    Raises TypeError if it returns anything else.
     """
     reason = callback(state)
     if isinstance(history, EnsembleHistory) and isinstance(reason, dict):

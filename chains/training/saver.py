@@ -1,4 +1,4 @@
-"""The checkpoints of a run under way: when the next one is due, what it holds, which ones are kept."""
+"""Writes the checkpoints of a run: when the next is due, its contents, and which ones are kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from chains.training.steps import UNLIMITED_STEPS, Steps
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """The vectors at the end of an epoch, copied, and where the run stood; its numbers are the history's first ones."""
+    """Copies of the vectors at the end of an epoch, and the run's position then; its numbers are the history's first ones."""
 
     p: np.ndarray
     state: np.ndarray | None
@@ -33,8 +33,8 @@ class _Snapshot:
 class Saver:
     """Writes the checkpoints of a run: of its vectors `p` and `state`, its `steps`, its `history`, its `callbacks`.
 
-    `names` are the quantities that the run records, `run` says what it is of, `saved` is what it goes on from, if anything.
-    `note` has the history say where the run stands.
+    `names` are the quantities that the run records, `run` is its identity, `saved` is the checkpoint that it continues, if any.
+    `note` records the run's position in the history.
     """
 
     def __init__(
@@ -56,25 +56,25 @@ class Saver:
         self._callbacks = [callback for callback in callbacks if hasattr(callback, "state_dict")]
         self._watched = watched(checkpoint, names)
         self._best: dict[str, float] = {} if saved is None or not self._watched else saved.best
-        self._unwritten: _Snapshot | None = None  # of the best epoch, where it is no file yet
+        self._unwritten: _Snapshot | None = None  # of the best epoch, until it is written
         self._last = (-1, -1)  # steps and epochs at the last one written
         self._next = 0.0
         self._plan(time.monotonic(), 0.0)
 
     @property
     def one_by_one(self) -> bool:
-        """Whether every epoch is looked at."""
+        """Whether every epoch must be looked at."""
         return bool(self._watched)
 
     def limits(self) -> tuple[int, int]:
-        """How many epochs and steps may be done until the next one may be due."""
+        """The number of epochs, and of steps, until the next checkpoint may be due."""
         left = int(self._next)
         if self._checkpoint.unit == "epochs":
             return left - self._steps.epoch, UNLIMITED_STEPS
         return UNLIMITED_STEPS, left - self._steps.total if self._checkpoint.unit == "steps" else UNLIMITED_STEPS
 
     def due(self) -> bool:
-        """Whether it is time to write one."""
+        """Whether a checkpoint is due."""
         unit, steps = self._checkpoint.unit, self._steps
         if unit == "steps":
             return steps.total >= self._next
@@ -83,7 +83,7 @@ class Saver:
         return steps.step == 0 and (steps.epoch if unit == "epochs" else time.monotonic()) >= self._next
 
     def look(self) -> None:
-        """Look at the epoch that was finished: it may be the best one."""
+        """Look at the finished epoch: it may be the best one."""
         if not self._watched:
             return
         value = self._history.latest(self._watched)
@@ -93,9 +93,9 @@ class Saver:
             self._unwritten = self._snapshot(np.array)
 
     def begin(self) -> None:
-        """Make the folder, and write the first checkpoint. Raises OSError where that cannot be.
+        """Make the folder, and write the first checkpoint. Raises OSError if that fails.
 
-        Files of later steps than those done, which can only be damaged ones, are put aside.
+        Files of later steps than the current one, which can only be damaged, are put aside.
         """
         self._checkpoint.folder.mkdir(parents=True, exist_ok=True)
         for number, path in checkpoints.files(self._checkpoint.folder):
@@ -104,7 +104,7 @@ class Saver:
         self._write()
 
     def write(self) -> None:
-        """Write a checkpoint, and delete those that are not kept. Says so where it cannot be written, and goes on."""
+        """Write a checkpoint, and delete the ones not to be kept. If writing fails, say so and go on."""
         if self._last == (self._steps.total, self._history.epochs):
             return
         try:
@@ -116,7 +116,7 @@ class Saver:
     def _write(self) -> None:
         start, folder, steps = time.monotonic(), self._checkpoint.folder, self._steps.total
         now = self._snapshot(on_host)
-        # Otherwise the next loss ends training, and the checkpoint before is the one to keep. Of an ensemble, others go on.
+        # Otherwise the next loss ends training, and the previous checkpoint is kept. In an ensemble, other members go on.
         if now.p.ndim > 1 or np.isfinite(now.p).all():
             if self._unwritten is not None:
                 storage.write(folder / checkpoints.BEST, *self._contents(self._unwritten, []))
@@ -130,7 +130,7 @@ class Saver:
         self._plan(time.monotonic(), time.monotonic() - start)
 
     def _snapshot(self, taken: Callable[[Any], np.ndarray]) -> _Snapshot:
-        """The run as of now, its vectors `taken` to the computer's memory: copied, or where they are."""
+        """The run as of now. `taken` gets the vectors in host memory, and copies them or not."""
         self._steps.settle()
         self._note()
         state = None if self._state is None else taken(on_host(self._state))
@@ -139,12 +139,12 @@ class Saver:
         return _Snapshot(taken(on_host(self._p)), state, history, self._best)
 
     def _contents(self, snapshot: _Snapshot, callbacks: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-        """What a file of it holds."""
+        """The contents of the snapshot's file."""
         epochs = int(snapshot.history.optimizer_state["epoch"]) - (self._steps.epoch - self._history.epochs)
         return checkpoints.written(snapshot.p, snapshot.state, snapshot.history, epochs, self._run, snapshot.best, callbacks)
 
     def _plan(self, now: float, taken: float) -> None:
-        """Say when the next one is due, where one took so many seconds."""
+        """Plan the next checkpoint; the last one `taken` so many seconds to write."""
         unit, amount = self._checkpoint.unit, self._checkpoint.amount
         if unit in ("epochs", "steps"):
             done = self._steps.epoch if unit == "epochs" else self._steps.total

@@ -1,4 +1,4 @@
-"""Steps of training, bound to the parameters once; they know where in which epoch they stand."""
+"""Training steps, bound to the parameters once. They keep their position: the epoch, and the step within it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from chains.training.optimizer_state import State
 
 Arrays = Mapping[str, np.ndarray]
 START = Position()
-RUN_SECONDS = 0.05  # of steps between two looks for Ctrl-C
+RUN_SECONDS = 0.05  # the time of steps between two checks for Ctrl-C
 UNLIMITED_STEPS = 1 << 62  # more than any run has
 
 
 class Steps(ABC):
-    """A recorded training step, bound to what every step shares; subclasses know where the batches come from.
+    """A recorded training step, bound to the arrays that all steps share; subclasses provide the batches.
 
-    `trained` are the arrays to be updated in place: the parameters and the network's state, if any; so is
-    `optimizer_state`. Steps go on at `position`, within the epoch that the state's count of epochs names. `data` are
-    the settings that decide the batches, as `chains.training.identity` gives them.
+    `trained` are the arrays to update in place: the parameters and the network's state, if any. `optimizer_state` is updated
+    in place too. Steps go on at `position`, in the epoch given by the state's count of epochs. `data` are the settings that
+    decide the batches, as in `chains.training.identity`.
     """
 
     per_epoch: int | None  # steps an epoch, where that is known
@@ -67,26 +67,26 @@ class Steps(ABC):
         self._shared = self._used({**trained, **own, **optimizer_state, **executable.settings})
 
     def _used(self, arrays: Arrays) -> State:
-        """Those of the arrays that the program has a buffer for."""
+        """The arrays for which the program has a buffer."""
         return {name: array for name, array in arrays.items() if name in self._program.buffers}
 
     @property
     def total(self) -> int:
-        """How many steps were done in all calls."""
+        """The number of steps done in all calls."""
         return self._first_step + self.done
 
     @property
     def counted(self) -> int:
-        """How many steps the program did in this call: on a GPU a few more, behind a loss that is not finite."""
+        """The steps that the program did in this call: on a GPU a few more than are known, after a loss that is not finite."""
         return int(self.optimizer_state["step"].max()) - self._first_step
 
     @abstractmethod
     def advance(self, epochs: int, steps: int) -> int:
-        """Do the next steps, for about `RUN_SECONDS`: at most so many, and no further than the end of the epoch.
+        """Do the next steps for about `RUN_SECONDS`: at most `steps` of them, and at most to the end of the epoch.
 
-        Where an epoch is one step on all samples, up to so many epochs are done. Returns how many steps were; a loss that is
-        not finite is that of the last one, and is left to the caller. Raises FloatingPointError before a step whose learning
-        rate is negative or not finite.
+        If an epoch is one step on all samples, up to `epochs` epochs are done. Returns the number of steps done. Stops after a
+        loss that is not finite and leaves it to the caller. Raises FloatingPointError before a step whose learning rate is
+        negative or not finite.
         """
 
     @property
@@ -103,7 +103,7 @@ class Steps(ABC):
         check_parameters(p, self.done)
 
     def take(self) -> list[float]:
-        """The mean losses of the epochs that were finished; the next epoch begins."""
+        """Return the mean losses of the finished epochs, and begin the next epoch."""
         losses = self._means()
         self.epoch += len(losses)
         self.optimizer_state["epoch"] += len(losses)
@@ -116,7 +116,7 @@ class Steps(ABC):
 
     @abstractmethod
     def position(self, seconds: float = 0.0) -> Position:
-        """Where in the epoch the steps stand, after so many seconds of training."""
+        """The position within the epoch, after so many seconds of training."""
 
     def settle(self) -> None:  # noqa: B027 - most have nothing under way
         """Bring the trained arrays up to date."""
@@ -129,7 +129,7 @@ class Steps(ABC):
 class ArraySteps(Steps):
     """Steps through a data set in batches; `data` are the checked arrays by buffer name.
 
-    The order of an epoch depends on the seed and the number of the epoch alone.
+    The order of an epoch depends only on the seed and the number of the epoch.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class ArraySteps(Steps):
         return _Part(self._feed_of(data, batch, slice(start, start + steps * batch)), batch, first, first + steps)
 
     def _feed_of(self, data: State, batch: int, order: slice) -> Any:
-        """What does the steps of a part."""
+        """The feed that does the steps of a part."""
         return self._runner.feed(self._runner.bind(self._program, batch, self._shared), data, self._order[order])
 
     def advance(self, epochs: int, steps: int) -> int:
@@ -218,7 +218,7 @@ class ArraySteps(Steps):
         return done
 
     def _do(self, feed: Any, first: int, losses: np.ndarray) -> int:
-        """So many steps of a part, or fewer; their losses. Returns their number."""
+        """Do one step of a part for each entry of `losses`, or fewer, and fill in the losses. Returns the number of steps."""
         count = self._rates.good(self._first_step + self.done, losses.shape[-1])
         start = time.perf_counter()
         with self._runner.running():

@@ -1,4 +1,4 @@
-"""Steps of an optimiser on batches that come from elsewhere: augmented, made ahead of time, or read from files."""
+"""Training steps on batches from a source: augmented, made ahead of time, or read from files."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _END = object()
 class Stream:
     """A source of batches, (x, t) or (x, t, weights): every pass over it is an epoch.
 
-    `problem` turns a batch into arrays by buffer name and what is minimised, the same for all, or refuses it. The first
-    batch is taken at once, since its shapes decide the program. A stream goes on at `position`: in the pass of that number,
-    where the source counts its passes in an attribute `epoch`, behind the batches already seen. Raises TypeError or ValueError
-    where that cannot be.
+    `problem` turns a batch into arrays by buffer name and the criterion, the same for all batches, or refuses it. The first
+    batch is taken at once: its shapes decide the program. A stream goes on at `position`, after the batches already seen; if
+    the source counts its passes in an attribute `epoch`, in the pass of that number. Raises TypeError or ValueError if that
+    is impossible.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Stream:
         self._problem = problem
         if position.source_epoch is not None and source_epoch(source) is not None:
             source.epoch = position.source_epoch  # type: ignore[attr-defined]
-        self.epoch = source_epoch(source)  # the number of the pass begun last, where the source counts them
+        self.epoch = source_epoch(source)  # the number of the last pass begun, if the source counts passes
         seen = position.step
         self._begun: Iterator[Any] | None = pass_from(source, max(0, seen - 1))
         if self._begun is source and epochs > 1:
@@ -64,7 +64,7 @@ class Stream:
         return source_epoch(self.source) if self._begun is None else self.epoch
 
     def arrays(self, batch: Any, number: int, done: int) -> State:
-        """The arrays of a batch by buffer name. Raises TypeError or ValueError, saying which it is, where it does not fit."""
+        """The arrays of a batch by buffer name. Raises TypeError or ValueError, with its number, if it does not fit."""
         data, objective = self._unpacked(batch, f"in batch {number} of a pass, after {counted(done, 'step')}")
         if objective != self.objective:
             raise ValueError(f"the targets or weights of batch {number} have another shape than those of the first one")
@@ -90,12 +90,12 @@ class Stream:
 
 
 def source_epoch(source: Any) -> int | None:
-    """The number of the next pass over a source that counts them in an attribute `epoch`."""
+    """The number of the next pass over a source, if it counts its passes in an attribute `epoch`."""
     return whole(getattr(source, "epoch", None), 0)
 
 
 class _Resumed(Iterator[Any]):
-    """An iterator with the item it gave, if any, put back."""
+    """An iterator with its first item, if taken, put back."""
 
     def __init__(self, first: list[Any], rest: Iterator[Any]) -> None:
         self._first = first  # no itertools.chain: it would keep the first batch in memory
@@ -109,7 +109,7 @@ class _Resumed(Iterator[Any]):
 class StreamSteps(Steps):
     """Steps through a stream, each on a copy of its next batch.
 
-    On a GPU, the next batch is made while a step is being done: its loss is looked at a few steps later.
+    On a GPU, the next batch is made during a step; the loss of a step is read a few steps later.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class StreamSteps(Steps):
             size = len(data["x"])
             with self._runner.running():
                 self._do(self._used(data), size)
-            del batch, data  # which would be in memory while the next one is made
+            del batch, data  # free the memory before the next one is made
             self.step += 1
             self._samples += size
             if not math.isfinite(self.loss) or time.perf_counter() > end:
@@ -163,7 +163,7 @@ class StreamSteps(Steps):
         return self.done - before
 
     def _do(self, data: State, size: int) -> None:
-        """The next step; the losses of those before it, as far as they are known."""
+        """Do the next step, and read the known losses of earlier steps."""
         intake = self._intake_for(data, size)
         if intake is not self._intake:
             self._read(0)
@@ -194,14 +194,14 @@ class StreamSteps(Steps):
         self._leave()
 
     def _leave(self) -> None:
-        """Leave the pass under way."""
+        """Leave the current pass."""
         batches, self._batches = self._batches, None
         close = getattr(batches, "close", None)  # of generators, and of what has threads or files
         if close is not None:
             close()
 
     def _read(self, most_unread: int) -> None:
-        """Add up the losses, but for those of so many last steps, up to one that is not finite."""
+        """Add up the losses, up to one that is not finite; at most `most_unread` of the last steps stay unread."""
         while len(self._unread) > most_unread and math.isfinite(self.loss):
             assert self._intake is not None
             self.known, size = self._unread.popleft()
@@ -209,14 +209,14 @@ class StreamSteps(Steps):
             self._total += self.loss * size
 
     def _change(self, intake: Intake | None) -> None:
-        """End what the intake in use has begun, and go on with another."""
+        """End the steps of the current intake, and go on with another."""
         before, self._intake = self._intake, intake
         self._unread.clear()
         if before is not None:
             before.finish()
 
     def _intake_for(self, data: State, size: int) -> Intake:
-        """What takes in batches of this size and these types."""
+        """The intake for batches of this size and these types."""
         key = (size, *((name, type(array), array.dtype) for name, array in data.items()))
         if key not in self._intakes:
             if len(self._intakes) >= KEPT_BINDINGS:

@@ -57,11 +57,11 @@ def train(
     every: int | float | str | None = None,
     resume: Resume | None = None,
 ) -> History:
-    """Train a network, or an ensemble of them, updating the parameters, and the state if there is one, in place.
+    """Train a network, or an ensemble; the parameters, and the state if there is one, are updated in place.
 
-    Of an ensemble, `p` (members, n_params), each member is trained as it would be alone, to the bit, and ends alone where its
-    loss is not finite or a callback says so. `x`, `t`, `weights`, `lengths` and `validation` are shared or have an axis of
-    members in front; `state` has one. There may be a `seed` and an optimiser for each.
+    In an ensemble, with `p` (members, n_params), each member is trained as it would be alone, to the bit. A member ends alone
+    if its loss is not finite or a callback ends it. `x`, `t`, `weights`, `lengths` and `validation` are shared, or have an axis
+    of members in front; `state` always has it. There may be a `seed` and an optimiser for each member.
 
     Parameters
     ----------
@@ -78,13 +78,13 @@ def train(
     loss : Loss
         What training minimises, with the `penalty`.
     optimizer : Optimizer, or a list of them
-        How parameters move along the gradient; for members of an ensemble, optimisers of one kind with numbers of their own.
+        How parameters move along the gradient; for members of an ensemble, optimisers of one kind with different numbers.
     epochs : int
-        How many times all samples are used; with a history or a folder, see `resume`.
+        The number of passes over all samples; with a history or a folder, see `resume`.
     batch_size : int, optional
         Samples a step; None for all of them. A last, smaller batch is used too unless `drop_last`.
     seed : int, or a list of them
-        Decides the order of the samples and what dropout drops: the same seed gives the same run.
+        Decides the order of the samples and the random numbers of dropout: the same seed gives the same run.
     shuffle, drop_last : bool
         Whether every epoch has a new order; whether a last, smaller batch is left out.
     weights : array, shape (samples,), optional
@@ -106,7 +106,7 @@ def train(
         method `begin` of a callback is called before the first step with the names of the quantities to be recorded, the
         method `finish` at the end with a `TrainingState`.
     check_finite : bool
-        Whether to refuse an infinity or NaN in the data, `p` or `state`, which are read once for that.
+        Whether to refuse an infinity or NaN in the data, `p` or `state`. They are read once for this check.
     checkpoint : path or Checkpoint, optional
         A folder for checkpoints, or a `Checkpoint` with further settings.
     every : int, float or str, optional
@@ -120,14 +120,14 @@ def train(
     Returns
     -------
     History
-        One entry an epoch; of an ensemble an `EnsembleHistory`. Ctrl-C ends training after a step: `p` and `state` are those of
-        that step, ``history.stopped`` says why.
+        One entry for each epoch; for an ensemble an `EnsembleHistory`. Ctrl-C ends training after a step: `p` and `state` are
+        those of that step, and ``history.stopped`` has the reason.
 
     Raises
     ------
     FloatingPointError
-        Where a loss is not finite, where the last step leaves parameters that are not finite, and before a step for which a
-        schedule gives a rate that is negative or not finite. The error names the step; its attribute `history` is the history.
+        If a loss is not finite, if the last step leaves parameters that are not finite, and before a step for which a schedule
+        gives a rate that is negative or not finite. The error names the step; its attribute `history` is the history.
     TypeError, ValueError
         For arguments that do not fit, before anything is written.
     """
@@ -220,7 +220,7 @@ def train(
 
 
 def _check_batch_size(net: Chain, samples: int, batch_size: int | None, drop_last: bool) -> int:
-    """The batch size, at most the number of samples. Raises ValueError where it makes no sense, or not for this network."""
+    """The batch size, at most the number of samples. Raises ValueError if it is invalid, or too small for this network."""
     batch_size = samples if batch_size is None else check_count("batch_size", batch_size, also=", or None for all samples")
     if drop_last and batch_size > samples:
         raise ValueError(f"`drop_last` leaves nothing to train on: `batch_size` (={batch_size}) exceeds the {samples} samples")
@@ -232,7 +232,7 @@ def _check_batch_size(net: Chain, samples: int, batch_size: int | None, drop_las
 
 
 def _check_source(x: Any, given: dict[str, Any]) -> Any:
-    """`x`. Raises TypeError or ValueError unless it can be gone through, and nothing is given that the batches decide."""
+    """`x`. Raises TypeError or ValueError unless it is iterable, and if an argument is given that the batches decide."""
     if isinstance(x, np.ndarray) or not hasattr(x, "__iter__"):
         raise TypeError(
             f"`t` is None, and `x` (a {type(x).__name__}) is not a source of batches: pass targets, or Batches(x, t, ...)"
@@ -245,8 +245,8 @@ def _check_source(x: Any, given: dict[str, Any]) -> Any:
 
 
 def _batch_problem(net: Chain, p: np.ndarray, loss: Loss, penalty: Penalty | None, finite: bool) -> Callable[..., Any]:
-    """`net.problem` for a batch of a source: one that the network cannot be trained on is refused too, and so are parts of
-    `p` and, where only `finite` numbers will do, others."""
+    """`net.problem` for a batch of a source. It also refuses batches that are too small or share memory with `p` and,
+    if numbers must be `finite`, infinities and NaN."""
 
     def problem(x: Any, t: Any, weights: Any = None) -> tuple[dict[str, np.ndarray], Criterion]:
         data, objective = net.problem(x, t, loss, weights, penalty)

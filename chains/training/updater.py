@@ -38,8 +38,8 @@ class Updater:
     TypeError, ValueError
         For arguments that do not fit, before anything is written; and for optimisers that draw random numbers.
     FloatingPointError
-        On the processor, before a step for which a schedule gives a rate that is negative or not finite. An infinity or NaN in
-        the gradient goes on into `p`: check the loss, as `train` does.
+        On the host, before a step for which a schedule gives a rate that is negative or not finite. An infinity or NaN in the
+        gradient gets into `p`: check the loss, as `train` does.
     """
 
     def __init__(self, optimizer: Optimizer, p: np.ndarray, state: OptimizerState | None = None) -> None:
@@ -65,7 +65,7 @@ class Updater:
 
     @property
     def state(self) -> OptimizerState:
-        """A copy of what the optimiser remembers, as of now."""
+        """A copy of the optimiser's current state."""
         return OptimizerState({name: place_of(array).array(array) for name, array in self._state.items()})
 
     @state.setter
