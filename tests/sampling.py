@@ -52,12 +52,11 @@ def number_of(item: pytest.Item, seen: int) -> int:
 
 def few_of(item: pytest.Item) -> int | None:
     """About how many cases of an item's test run a day; None for those of a test that always run."""
-    mark = item.get_closest_marker("by_day")
-    if mark is not None:
-        return mark.kwargs.get("few", FEW)
-    given = parameters(item)
+    given, mark = parameters(item), item.get_closest_marker("by_day")
     if given.get("backend_name") == "native":
         return FEW
+    if mark is not None:
+        return mark.kwargs.get("few", FEW)
     return FEW_FLOAT32 if case_of(item) is not None and given.get("dtype") is np.float32 else None
 
 

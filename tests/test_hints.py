@@ -186,7 +186,7 @@ def test_settings_of_optimizers_of_other_names(make, words):
 
 
 def test_an_optimizer_s_signature_is_its_own():
-    assert [*inspect.signature(chains.SGD).parameters] == ["learning_rate", "momentum", "nesterov", "clip_norm"]
+    assert [*inspect.signature(chains.SGD).parameters] == ["learning_rate", "momentum", "nesterov", "clip_norm", "sparse"]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tests.cupy import emulated, nvrtc
 from tests.cupy.support import arrays_of, gradient_program, needs_compiler, needs_nvrtc, on_gpu
 from tests.harness import CASES, CLIPPED, assert_close, assert_same_bits, run_program
 
-pytestmark = pytest.mark.by_day(few=12)
+pytestmark = pytest.mark.by_day(few=6)
 
 ROOM = {"sm_80": 163 << 10, "sm_90": 227 << 10}  # bytes of shared memory that a block may have
 DTYPES = {"sm_80": np.float64, "sm_90": np.float32}
