@@ -8,6 +8,8 @@ import pytest
 from chains import expr
 from chains.backends import UnsupportedOperationError, backend
 from chains.backends.numpy.backend import NumpyBackend
+from chains.program.recorder import Recorder
+from chains.program.window import Window
 from tests.harness import assert_close
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
@@ -194,3 +196,47 @@ def test_maxima_over_the_batch_equal_numpy(kind, threads, eager):
         actual = run_on(native(threads), program, batch, arrays)
         assert np.isnan(actual["one"])
         assert np.isnan(actual["last"]).sum() == 1
+
+
+def run_both(program, batch, arrays, threads, eager):
+    wanted = run_on(NumpyBackend(), program, batch, arrays)
+    fences = Fenced()
+    actual = run_fenced(native(threads), program, batch, arrays, fences)
+    fences.check()
+    assert_equal_results(actual, wanted, "float64", f"{threads} threads")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("first", ["sum", "samples"])
+def test_a_part_of_a_buffer_that_is_summed_up_is_read_by_samples(first, threads, eager):
+    """Each thread has sums of its own, in a copy of the buffer, and nothing else of it."""
+    ops = Recorder("test", np.float64)
+    a, b = (ops.external(name, (3,), role="input", batched=True) for name in "ab")
+    known = ops.external("known", (3,), role="input")
+    y = ops.external("y", (3,), role="output", batched=True)
+    total = ops.external("total", (2, 3), role="output")
+    both = ops.scratch("both", (2, 3), batched=False)
+    ops.copy(both.index(0, 0), known)
+    records = {
+        "sum": lambda: ops.sum(both.index(0, 1), a),
+        "samples": lambda: ops.map(y, lambda b, k: b + k, b, both.index(0, 0)),
+    }
+    for name in sorted(records, key=lambda name: name != first):
+        records[name]()
+    ops.copy(total, both)
+    program = ops.finish()
+    for batch in (1, 16, 49):
+        run_both(program, batch, random_arrays(program, batch), threads, eager)
+
+
+def test_what_a_caller_has_in_a_state_stays_where_images_are_in_lanes(eager):
+    ops = Recorder("test", np.float64)
+    x = ops.external("x", (2, 4, 4), role="input", batched=True)
+    weight = ops.external("weight", (2, 2, 2, 2), role="input")
+    y = ops.external("y", (2, 3, 3), role="output", batched=True)
+    state = ops.external("state", (3, 4, 4), role="state", batched=True)
+    ops.convolve(y, x, weight, Window((2, 2)))
+    ops.map(state.slice(1, 0, 2), lambda x: 2.0 * x, x)
+    program = ops.finish()
+    for batch in (1, 16, 49):
+        run_both(program, batch, random_arrays(program, batch), 2, eager)

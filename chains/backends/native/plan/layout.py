@@ -71,8 +71,11 @@ class _Arrangement:
         wanted = self._wanted(operation)
         ins = tuple(self._operand(operation, view, wanted) for view in operation.ins)
         for view in operation.outs:
-            if view.batched and (operation.accumulates or not _is_whole(view)) and view.buffer in self._valid:
-                self._provide(view.buffer, wanted)
+            if view.batched and (operation.accumulates or not _is_whole(view)):
+                if view.buffer.role == "state":  # with what the caller has there
+                    self._valid.setdefault(view.buffer, {False})
+                if view.buffer in self._valid:
+                    self._provide(view.buffer, wanted)
         outs = tuple(self._placed(view, wanted) for view in operation.outs)
         repeated = isinstance(operation, Loop)  # a loop keeps its views
         self.operations.append(operation if repeated else replace(operation, outs=outs, ins=ins))

@@ -6,7 +6,7 @@ product has a segment for itself, which sees the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -40,6 +40,18 @@ class _Draft:
         if step.operation.sums_over_batch and not step.continued:  # a continued step adds to a known sum
             self.sums.append(step.operation)
 
+    def refuses(self, operation: Operation) -> bool:
+        """Whether an operation on samples cannot go through the tiles together with these steps."""
+        needs = needs_results(self.sums, self.done_once, operation)
+        return needs or not _joins(self.sums, operation) or self._mixes(operation)
+
+    def _mixes(self, operation: Operation) -> bool:
+        """Whether tiles would sum into a buffer and read another part of it: of that buffer a thread has its own sums alone."""
+        read = _buffers([view for step in self.tiled for each in step.operations for view in each.ins])
+        if operation.sums_over_batch and _buffers(operation.outs) & read:
+            return True
+        return bool(_buffers(operation.ins) & _buffers([view for each in self.sums for view in each.outs]))
+
     def finished(self) -> Segment:
         steps = [*self.tiled, *([self.product] if self.product else [])]
         early, once = divided(self.once, [operation for step in steps for operation in step.operations])
@@ -57,7 +69,7 @@ def cut_into_segments(plan: ExecutionPlan) -> ExecutionPlan:
             draft.done_once.append(operation)
         elif plan.is_large(operation):
             drafts.append(_Draft(product=step))
-        elif needs_results(draft.sums, draft.done_once, operation) or not _joins(draft.sums, operation):
+        elif draft.refuses(operation):
             drafts.append(_Draft())
             drafts[-1].take(step)
         elif draft.product:
@@ -98,6 +110,11 @@ def _fused(product: PlanStep, step: PlanStep, lanes: int) -> PlanStep | None:
     if not fits:
         return None
     return replace(product, fused=(*product.fused, candidate), origins=(*product.origins, *step.origins))
+
+
+def _buffers(views: Iterable[View]) -> set[Buffer]:
+    """The buffers of the views without samples."""
+    return {view.buffer for view in views if not view.batched}
 
 
 def _joins(sums: Sequence[Operation], operation: Operation) -> bool:

@@ -194,8 +194,8 @@ def tiles_wait_for_nothing(plan: ExecutionPlan) -> Problems:
         sums = [operation for operation in tiled if operation.sums_over_batch]
         for a in sums:
             for b in (operation for operation in tiled if operation is not a):
-                if any(meet(x, y) for x in a.writes for y in b.ins):
-                    yield f"`{b}` reads what `{a}` sums over all tiles"
+                if any(x.buffer is y.buffer for x in a.writes for y in b.ins):
+                    yield f"`{b}` reads from the buffer in which `{a}` sums over all tiles"
         for step in (step for step in segment.tiled_steps if step.operation.sums_over_batch):
             before = sums[: next(position for position, each in enumerate(sums) if each is step.operation)]
             begun = any(meet(x, y) for each in before for x in each.writes for y in step.operation.writes)
