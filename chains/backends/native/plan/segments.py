@@ -25,18 +25,23 @@ LEAST_TEAM_ELEMENTS = 1 << 8  # of vectors whose operations the threads of a tea
 
 @dataclass
 class _Draft:
-    """A segment under construction, with the lists that `needs_results` takes."""
+    """A segment under construction, with the lists that `needs_results` takes, and the buffers that tiles read or sum into."""
 
     tiled: list[PlanStep] = field(default_factory=list)
     product: PlanStep | None = None
     once: list[PlanStep] = field(default_factory=list)
     sums: list[Operation] = field(default_factory=list)
     done_once: list[Operation] = field(default_factory=list)
+    read: set[Buffer] = field(default_factory=set)
+    summed: set[Buffer] = field(default_factory=set)
 
     def take(self, step: PlanStep) -> None:
         """Add a step on samples."""
         step = replace(step, continued=_continues(self.sums, step.operation))
         self.tiled.append(step)
+        self.read |= _buffers(step.operation.ins)
+        if step.operation.sums_over_batch:
+            self.summed |= _buffers(step.operation.outs)
         if step.operation.sums_over_batch and not step.continued:  # a continued step adds to a known sum
             self.sums.append(step.operation)
 
@@ -47,10 +52,8 @@ class _Draft:
 
     def _mixes(self, operation: Operation) -> bool:
         """Whether tiles would sum into a buffer and read another part of it: of that buffer a thread has its own sums alone."""
-        read = _buffers([view for step in self.tiled for each in step.operations for view in each.ins])
-        if operation.sums_over_batch and _buffers(operation.outs) & read:
-            return True
-        return bool(_buffers(operation.ins) & _buffers([view for each in self.sums for view in each.outs]))
+        mixed = operation.sums_over_batch and _buffers(operation.outs) & self.read
+        return bool(mixed or _buffers(operation.ins) & self.summed)
 
     def finished(self) -> Segment:
         steps = [*self.tiled, *([self.product] if self.product else [])]
@@ -80,6 +83,7 @@ def cut_into_segments(plan: ExecutionPlan) -> ExecutionPlan:
                 drafts[-1].take(step)
         elif draft.tiled and (fused := _fused(draft.tiled[-1], step, plan.lanes)):
             draft.tiled[-1] = fused
+            draft.read |= _buffers(operation.ins)
         else:
             draft.take(step)
     segments = tuple(draft.finished() for draft in drafts)
