@@ -43,7 +43,7 @@ class Scheduler:
         self._held = 0  # bytes of arguments that nobody else holds
         self._threads: list[threading.Thread] = []
         self._share: Any = None  # of the processors, while open
-        self._closed = ""  # why
+        self.closed = ""  # why no further call can be queued
         self._stop = threading.Event()
         _SCHEDULERS.add(self)
 
@@ -54,8 +54,8 @@ class Scheduler:
         """
         result = Result(self, name, place, work, fresh=fresh)
         with self._lock:
-            if self._closed:
-                raise RuntimeError(f"the queue {self._closed}: no further call can be queued")
+            if self.closed:
+                raise RuntimeError(f"the queue {self.closed}: no further call can be queued")
             if not self._threads:
                 self._begin()
             self._make_room()
@@ -83,8 +83,8 @@ class Scheduler:
         end = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             while not result.ended:
-                if self._closed:
-                    raise RuntimeError(f"the queue {self._closed}: {result!r} never ends")
+                if self.closed:
+                    raise RuntimeError(f"the queue {self.closed}: {result!r} never ends")
                 left = None if end is None else end - time.monotonic()
                 if left is not None and left <= 0.0:
                     raise TimeoutError(f"{result!r} has not ended within {timeout} s")
@@ -104,7 +104,7 @@ class Scheduler:
             raise
         finally:
             with self._lock:
-                self._closed = self._closed or "is closed"
+                self.closed = self.closed or "is closed"
                 self._work.notify_all()
             for thread in self._threads:
                 thread.join()
@@ -113,20 +113,15 @@ class Scheduler:
                 self._share.__exit__(None, None, None)
                 self._share = None
 
-    @property
-    def closed(self) -> str:
-        """Why no further call can be queued; empty while it can."""
-        return self._closed
-
     def _make_room(self) -> None:
         """Wait while too many calls are pending, or arguments that nobody else holds take too much memory."""
         self._count_held()
-        if _working.__dict__.get("scheduler") is self:
+        if getattr(_working, "scheduler", None) is self:
             return  # a worker that waited for itself would wait for ever
         while len(self.pending) >= self._most or self._held > MOST_HELD:
             self._ended.wait()
-            if self._closed:
-                raise RuntimeError(f"the queue {self._closed}: no further call can be queued")
+            if self.closed:
+                raise RuntimeError(f"the queue {self.closed}: no further call can be queued")
 
     def _count_held(self) -> None:
         """Look for arguments that nobody else holds any more, such as the last batch of a loop."""
@@ -199,7 +194,7 @@ class Scheduler:
             with self._lock:
                 self._sort()
                 while not self._ready:
-                    if self._closed:
+                    if self.closed:
                         return
                     self._work.wait()
                     self._sort()
@@ -272,7 +267,7 @@ class Scheduler:
 
     def _not_within(self, what: str) -> None:
         """Raise RuntimeError in a worker of this queue."""
-        if _working.__dict__.get("scheduler") is self:
+        if getattr(_working, "scheduler", None) is self:
             raise RuntimeError(f"a queued function cannot {what}: that might never end; pass results as arguments")
 
 
@@ -332,15 +327,15 @@ _SCHEDULERS: weakref.WeakSet[Scheduler] = weakref.WeakSet()
 def _close_all() -> None:
     """At the end of the process: no worker may go on in machine code that is unloaded."""
     for scheduler in list(_SCHEDULERS):
-        if not scheduler._closed:
+        if not scheduler.closed:
             scheduler.close(cancel=True)
 
 
 def _after_fork() -> None:
     """In a forked process, which has none of the workers."""
     for scheduler in list(_SCHEDULERS):
-        if not scheduler._closed and scheduler._threads:
-            scheduler._closed, scheduler._threads = "was made by another process", []
+        if not scheduler.closed and scheduler._threads:
+            scheduler.closed, scheduler._threads = "was made by another process", []
             scheduler._lock = threading.Lock()
             scheduler._work, scheduler._ended = threading.Condition(scheduler._lock), threading.Condition(scheduler._lock)
             scheduler.pending = {}
