@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import re
 from itertools import pairwise
@@ -17,7 +18,8 @@ FOLDER = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = ("coming_from", "derivatives", "files", "interop", "queue", "recipes", "scikit-learn")
 DIALOGUES = ("models", "sequences")  # pages that show answers
-# A snippet that needs one of these is left out where it is missing, with those after it under the same heading.
+# A snippet that needs one of these is left out where it is missing, with those after it under the same heading, and with
+# later ones that use what it would have named.
 OPTIONAL = {
     "dask", "jax", "joblib", "keras", "mlflow", "onnx", "onnxruntime", "optuna", "safetensors", "sklearn", "tensorboardX",
     "torch", "wandb",
@@ -34,23 +36,36 @@ def sections(page: str) -> list[list[tuple[int, str]]]:
     ]
 
 
+def names(code: str) -> set[str]:
+    """What a snippet assigns, imports and defines."""
+    found = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+    return found
+
+
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.filterwarnings("default")  # of the packages that snippets use
 def test_snippets_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     matplotlib.use("agg")
     session: dict[str, object] = {"__name__": "__main__"}
-    left_out = []
+    unnamed: set[str] = set()
     for snippets in sections(page):
-        for line, code in snippets:
+        for number, (line, code) in enumerate(snippets):
             try:
                 exec(compile("\n" * line + code, f"docs/{page}.md", "exec"), session)
-            except ImportError as error:
-                if (error.name or "").split(".")[0] not in OPTIONAL:
+            except (ImportError, NameError) as error:
+                optional = OPTIONAL if isinstance(error, ImportError) else unnamed
+                if (error.name or "").split(".")[0] not in optional:
                     raise
-                left_out.append(error.name)
+                unnamed.update(*(names(code) for _, code in snippets[number:]))
                 break
-    assert len(left_out) < len(OPTIONAL)
     assert sum(map(len, sections(page))) >= 2
 
 
