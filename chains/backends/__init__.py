@@ -40,10 +40,11 @@ _BACKENDS: dict[str, Callable[[], Backend]] = {
     "cupy": _cupy,
     "cupy-tf32": partial(_cupy, "tf32"),
     "cupy-bf16": partial(_cupy, "bf16"),
+    "cupy-bf16-timed": partial(_cupy, "bf16", "timed"),
     **{
         f"{name}-{convolutions}": partial(_cupy, precision, convolutions)
         for name, precision in (("cupy", "float32"), ("cupy-tf32", "tf32"))
-        for convolutions in ("products", "cudnn", "cudnn-timed", "cudnn-fastest")
+        for convolutions in ("timed", "products", "cudnn", "cudnn-timed", "cudnn-fastest")
     },
 }
 _loaded: dict[str, Backend] = {}

@@ -15,6 +15,7 @@ import numpy as np
 FLOAT, DOUBLE, BFLOAT16 = 0, 1, 14
 COMPUTE = {(FLOAT, FLOAT): (68, 75, 77), (BFLOAT16, FLOAT): (68,), (DOUBLE, DOUBLE): (70,)}  # by factors and result
 RELU, BIAS, DRELU, BGRAD, AUX, BGRADA, BGRADB = 2, 4, 8, 16, 128, 256, 512
+ALGORITHMS = 3  # of a product
 WORKSPACE = 0x7F0000  # an address that nobody reads, aligned as it must be
 
 
@@ -77,10 +78,19 @@ class Problem:
 
 @dataclass
 class FakeCublasLt:
-    """Descriptors, heuristic and products. `ran` are the epilogues of the products done, `live` counts descriptors."""
+    """Descriptors, heuristic and products. `ran` are the epilogues of the products done, `live` counts descriptors.
+
+    Each product has three algorithms, the first of which is the slowest. `fails` is the status with which an algorithm, by its
+    rank, refuses when it is to run. `relu` is what is done to a number, `bit` what is noted of it.
+    """
 
     refuse: Callable[[Problem], int] = lambda problem: 0
+    fails: Callable[[Problem, int], int] = lambda problem, rank: 0
+    relu: Callable[[np.ndarray], np.ndarray] = lambda value: np.maximum(value, 0)
+    bit: Callable[[np.ndarray], np.ndarray] = lambda value: value > 0
+    seconds: float = 0.0  # of the last product
     ran: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
     heuristics: int = 0
     live: int = 0
 
@@ -158,30 +168,35 @@ class FakeCublasLt:
     def cublasLtMatmulAlgoGetHeuristic(self, handle, description, left, right, c, d, preference, wanted, found, count) -> int:
         problem, limits = self._problem(description, left, right, c, d), self._things[preference.value]
         assert handle.value == 0xC0
-        assert wanted.value == 1
+        assert wanted.value == len(found) == 8
         self.heuristics += 1
         status = self.refuse(problem)
         if status:
             return status
-        number = len(self._algorithms) + 1
-        self._algorithms[number] = (problem.epilogue, dict(limits))
-        found._obj.algo.data[0], found._obj.workspace_size, found._obj.state = number, limits["workspace"], 0
-        count._obj.value = 1
+        count._obj.value = ALGORITHMS
+        for rank in range(ALGORITHMS):
+            number = len(self._algorithms) + 1
+            self._algorithms[number] = (problem.epilogue, dict(limits), rank)
+            found[rank].algo.data[0], found[rank].workspace_size, found[rank].state = number, limits["workspace"], 0
         return 0
 
     def cublasLtMatmul(
         self, handle, description, alpha, a, left, b, right, beta, c, third, d, result, algorithm, workspace, nbytes, stream
     ) -> int:  # fmt: skip
         problem = self._problem(description, left, right, third, result)
-        epilogue, limits = self._algorithms[algorithm._obj.data[0]]
+        epilogue, limits, rank = self._algorithms[algorithm._obj.data[0]]
         assert epilogue == problem.epilogue
         assert nbytes.value >= limits["workspace"]
         assert workspace.value % 256 == 0
         assert c.value == d.value
         for name, address in (("a", a), ("b", b), ("c", c), ("d", d)):
             assert address.value % limits[name] == 0
+        if status := self.fails(problem, rank):
+            return status
         self._multiply(problem, a.value, b.value, d.value, alpha._obj.value, beta._obj.value)
         self.ran.append(problem.epilogue)
+        self.ranks.append(rank)
+        self.seconds = 3.0 - rank
         return 0
 
     def _multiply(self, problem: Problem, a: int, b: int, d: int, alpha: float, beta: float) -> None:
@@ -208,8 +223,8 @@ class FakeCublasLt:
             value = value + vector[:, None]
         if epilogue & RELU:
             if bits is not None:
-                bits[...] = np.packbits(np.pad(value.T > 0, ((0, 0), (0, 8 * bits.shape[1] - rows))), axis=1)
-            value = np.maximum(value, 0)
+                bits[...] = np.packbits(np.pad(self.bit(value.T), ((0, 0), (0, 8 * bits.shape[1] - rows))), axis=1)
+            value = self.relu(value)
         if epilogue & DRELU:
             value = np.where(np.unpackbits(bits, axis=1)[:, :rows].T, value, 0)
         out[...] = value

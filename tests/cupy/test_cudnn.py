@@ -175,7 +175,7 @@ def test_other_shapes_are_other_plans(device):
 def test_times_are_the_devices_own():
     """The shortest of the times between events on the stream, after a run that is not timed."""
     clock, done = iter([0.0, 7.0, 10.0, 13.0, 20.0, 26.0, 30.0, 34.0, 40.0, 45.0]), []
-    stream = types.SimpleNamespace(ptr=5)
+    stream = types.SimpleNamespace(ptr=5, synchronize=lambda: done.append("finished"))
 
     class Event:
         def record(self, on):
@@ -193,7 +193,9 @@ def test_times_are_the_devices_own():
         cuda=types.SimpleNamespace(Event=Event, get_elapsed_time=elapsed, get_current_stream=lambda: stream)
     )
     assert device.seconds(lambda: done.append("worked")) == pytest.approx(3e-3)
-    assert done == ["worked", *["worked", "waited"] * 5]
+    assert done == ["worked", "finished", *["worked", "waited"] * 5]
+    assert device.seconds(lambda: done.append("once"), 0) == np.inf
+    assert done[-2:] == ["once", "finished"]
     assert device.current_stream() == 5
 
 

@@ -8,16 +8,20 @@ import re
 import sys
 import threading
 import types
+import warnings
 from functools import partial
 
 import numpy as np
 import pytest
 
-from chains import Chain, Dense, backends
-from chains.backends.cupy.device.cublas import Cublas, loaded
-from chains.backends.cupy.device.cuda import CudaDevice, usable_cupy
+from chains import Chain, Dense, backends, tanh
+from chains.backends.cupy.device.cublas import Cublas
+from chains.backends.cupy.device.cuda import CudaDevice, _streams, usable_cupy
 from chains.backends.cupy.device.interface import Gemm
+from chains.backends.cupy.device.libraries import loaded
+from tests.cupy import emulated
 from tests.cupy.fake_cublas import FakeCublas
+from tests.cupy.support import data, needs_compiler, trained
 from tests.harness import assert_close
 
 
@@ -124,7 +128,7 @@ def test_graphs_are_captured_one_after_another():
             return types.SimpleNamespace(launch=print)
 
     stream, lt = Capturing(), types.SimpleNamespace(plan=lambda *arguments: done.append("plan"))
-    devices = [cuda_device(_capturing=stream, stream=None, _lt=lt) for _ in range(2)]
+    devices = [cuda_device(_capturing=stream, stream=None, _products=lt) for _ in range(2)]
     others = [
         threading.Thread(target=devices[1].capture, args=([],)),
         threading.Thread(target=devices[1].fused, args=(None, None)),
@@ -134,6 +138,98 @@ def test_graphs_are_captured_one_after_another():
         thread.join()
     assert done[:2] == ["begin", "end"]
     assert sorted(done) == ["begin", "begin", "end", "end", "plan"]
+
+
+def test_the_first_error_under_capture_is_the_one_that_is_told():
+    """The end of a capture that is no longer valid fails too, and hides nothing."""
+    ended = []
+
+    class Capturing(contextlib.nullcontext):
+        def begin_capture(self):
+            pass
+
+        def end_capture(self):
+            ended.append(True)
+            raise RuntimeError("cudaErrorStreamCaptureInvalidated")
+
+    device = cuda_device(_capturing=Capturing(), stream=None)
+
+    def refuses():
+        raise MemoryError("no memory while a graph is captured")
+
+    with pytest.raises(MemoryError, match="no memory while a graph is captured") as caught:
+        device.capture([refuses])
+    assert ended == [True]
+    assert caught.traceback[-1].name == "refuses"
+    with pytest.raises(RuntimeError, match="Invalidated"):  # the lock is free again, and an error of the end alone is told
+        device.capture([])
+
+
+@needs_compiler
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_cannot_be_captured_goes_on_command_by_command(fused, monkeypatch):
+    """A call, and training: the same numbers, one warning with the whole traceback for each list of commands."""
+    x, t = data(30)
+    made = emulated.EmulatedBackend("fresh", fused=fused)
+    monkeypatch.setitem(backends._BACKENDS, "fresh", lambda: made)
+    monkeypatch.setattr(backends, "_loaded", {})
+    nets = {name: Chain(Dense(3, 8, tanh), Dense(8, 4), backend=name) for name in ("numpy", "fresh")}
+    device = made.on_device.device
+
+    def capture(work):
+        raise KeyError("a kernel that was not loaded")
+
+    monkeypatch.setattr(device, "capture", capture)
+    results = {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for name, net in nets.items():
+            p = net.init(seed=0)
+            trained(net, p, x, t, batch_size=30)
+            for _ in range(3):
+                results[name] = p, net(x, p)
+    assert_close(results["fresh"][0], results["numpy"][0], 1e-5)
+    assert_close(results["fresh"][1], results["numpy"][1], 1e-5)
+    texts = [str(each.message) for each in caught if each.category is RuntimeWarning]
+    assert len(texts) == device.refused["graph"] == (1 if fused else 2)  # where one block trains, there is no graph to make
+    assert all("cannot be captured as a CUDA graph" in text for text in texts)
+    assert all("Traceback" in text and "KeyError: 'a kernel that was not loaded'" in text for text in texts)
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_copies_from_pinned_memory_are_waited_for(pinned):
+    """CuPy's `set` returns while such a copy is under way: whoever filled the array may fill it again."""
+    waited = []
+    stream = types.SimpleNamespace(synchronize=lambda: waited.append(True))
+    runtime = types.SimpleNamespace(
+        memoryTypeHost=1, pointerGetAttributes=lambda address: types.SimpleNamespace(type=int(pinned))
+    )
+
+    class Array(np.ndarray):
+        def set(self, source):
+            self.view(np.ndarray)[...] = source
+
+    cupy = types.SimpleNamespace(
+        ndarray=Array, asarray=lambda a, dtype: np.array(a, dtype).view(Array), ascontiguousarray=lambda a: a,
+        cuda=types.SimpleNamespace(runtime=runtime, get_current_stream=lambda: stream),
+    )  # fmt: skip
+    device, target = cuda_device(cupy=cupy), np.zeros(3).view(Array)
+    device.assign(target, np.arange(3.0))
+    assert device.contiguous(np.arange(3.0)).tolist() == target.tolist() == [0, 1, 2]
+    device.contiguous(target)  # which is there already
+    assert waited == [True, True] * pinned
+
+
+def test_each_device_has_its_own_streams(monkeypatch):
+    made = []
+    cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(Stream=lambda **settings: made.append(settings) or len(made)))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    _streams.cache_clear()
+    first, again, other = _streams(0), _streams(0), _streams(1)
+    _streams.cache_clear()
+    assert first == again
+    assert not set(first) & set(other)
+    assert made == [{}, *[{"non_blocking": True}] * 3] * 2
 
 
 def fake_cupy(driver, built, count=None):

@@ -209,6 +209,84 @@ def test_what_cublaslt_refuses_goes_the_plain_way(kind, status, library):
 
 
 @needs_compiler
+@pytest.mark.parametrize("status", [7, 8, 15])
+def test_algorithms_that_fail_when_they_run_make_way_for_others(status):
+    """For the next that runs; and where none does, for the plain way. What was tried leaves no trace in any array."""
+    program, arrays = gradient(NETS["relu"])
+    arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+    wanted = run_program(program, "numpy", 20, arrays)
+    first_two = lambda epilogue, rank: rank < 2  # noqa: E731
+    one_kind = lambda epilogue, rank: epilogue == EPILOGUES["drelu_bgrad"]  # noqa: E731
+    for failing, refused in ((first_two, set()), (one_kind, {"drelu_bgrad"})):
+        fresh = EmulatedBackend("fresh")
+        device = fresh.on_device.device
+        device.lt.fails = lambda problem, rank, failing=failing: status if failing(problem.epilogue, rank) else 0
+        g = device.array(np.full(wanted["g"].shape, np.nan, np.float32))
+        binding = fresh.on_device.bind(program, 20, {**{n: device.array(a) for n, a in arrays.items()}, "g": g})
+        assert np.isnan(g).all()
+        tried = len(device.lt.ranks)
+        binding()
+        assert set(device.refused) == refused
+        assert set(device.lt.ranks[tried:]) == ({0} if refused else {2})
+        for name in ("value", "g"):
+            assert_close(binding.arrays[name], wanted[name], 3e-6, name)
+
+
+@needs_compiler
+def test_the_fastest_algorithm_where_they_are_timed():
+    program, arrays = gradient(NETS["relu"])
+    arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+    for timed, rank in ((False, 0), (True, 2)):
+        fresh = EmulatedBackend("fresh", timed=timed)
+        binding = fresh.bind(program, 20, arrays)
+        lt = fresh.on_device.device.lt
+        tried = len(lt.ranks)
+        binding()
+        assert set(lt.ranks[tried:]) == {rank}
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"relu": lambda value: np.fmax(value, 0)},  # NaN is lost
+        {"bit": lambda value: value >= 0},  # a slope of 1 at 0
+    ],
+    ids=["nan", "zero"],
+)
+def test_a_relu_of_another_meaning_is_no_epilogue(other):
+    program, arrays = gradient(NETS["relu"])
+    fresh = EmulatedBackend("fresh")
+    lt = fresh.on_device.device.lt
+    for name, function in other.items():
+        setattr(lt, name, function)
+    fresh.bind(program, 20, {name: array.astype(np.float32) for name, array in arrays.items()})()
+    assert {NAMES[value] for value in lt.ran} == {"bias", "bgrada"}
+    assert set(fresh.on_device.device.refused) == {"relu_aux_bias", "drelu_bgrad"}
+
+
+@needs_compiler
+def test_without_memory_to_try_it_the_first_algorithm_is_used(monkeypatch):
+    program, arrays = gradient(NETS["no bias"])
+    fresh = EmulatedBackend("fresh")
+    device = fresh.on_device.device
+    device.products._relus[np.dtype(np.float32), False] = True
+    empty = type(device).empty
+
+    def full(self, shape, dtype):
+        if np.dtype(dtype) == np.uint8 and shape[0] % 64 == 0 and shape[0] > 512:
+            raise MemoryError("the GPU has no room")
+        return empty(self, shape, dtype)
+
+    kept = device.empty((1 << 16,), np.uint8)
+    monkeypatch.setattr(type(device), "empty", full)
+    binding = fresh.bind(program, 20, {name: array.astype(np.float32) for name, array in arrays.items()}, kept)
+    assert device.lt.ranks == []
+    binding()
+    assert set(device.lt.ranks) == {0}
+
+
+@needs_compiler
 def test_other_errors_are_named():
     fresh = EmulatedBackend("fresh")
     fresh.on_device.device.lt.refuse = lambda problem: 13
@@ -225,14 +303,14 @@ def test_an_algorithm_is_chosen_once_and_descriptors_are_given_back():
     arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
     binding = fresh.bind(program, 20, arrays)
     asked, alive = lt.heuristics, lt.live
-    assert asked == len(kinds(program))  # no two of these products are alike
+    assert asked == len(kinds(program)) + 2  # no two of these products are alike, and relu is tried with two more
     second = fresh.bind(program, 20, arrays)
     assert (lt.heuristics, lt.live) == (asked, 2 * alive)
     del binding, second
     gc.collect()
     assert lt.live == 0
     fresh.bind(program, 12, {name: array[:12] if name != "p" else array for name, array in arrays.items()})
-    assert lt.heuristics == 2 * asked
+    assert lt.heuristics == 2 * (asked - 2) + 2
 
 
 @needs_compiler
@@ -267,7 +345,7 @@ def test_arguments_of_cublaslt(kind, transposed, dtype):
     epilogue = Epilogue(
         kind, vector.ctypes.data if has_vector else None, mask.ctypes.data if has_mask else None, 128 * has_mask
     )
-    plan_maker.start(plan_maker.plan(gemm, epilogue), 0, 256)
+    plan_maker.start(plan_maker.plan(gemm, epilogue, plan_maker.algorithms(gemm, epilogue)[0]), 0, 256)
     value = a @ b + (bias[:3] if "bias" in kind else 0)
     wanted = {"relu": np.maximum(value, 0), "drelu": np.where(signs, value, 0)}.get(kind.split("_")[0], value)
     assert_close(out[:, :3], wanted, 1e-6)
@@ -288,8 +366,9 @@ def aligned_copy(array: np.ndarray) -> np.ndarray:
 
 
 def test_addresses_that_are_not_aligned_are_told_or_refused():
-    lt = FakeCublasLt()
-    makes, memory = CublasLt("float32", lt), aligned_copy(np.zeros(4096, np.uint8)).ctypes.data
+    device = emulated.EmulatedDevice()
+    lt, makes, memory = device.lt, device.products, aligned_copy(np.zeros(4096, np.uint8)).ctypes.data
+    makes._relus[np.dtype(np.float32), False] = True  # so that no products are asked for to find out
     asked = []
     lt.refuse = lambda problem: asked.append(problem) or 0
 

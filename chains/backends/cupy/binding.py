@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,7 +50,7 @@ class DeviceBinding(Binding):
             return
         self._runs += 1
         if self._runs == 2 and self.work:  # the first run loads kernels, which a capture cannot do
-            self._graph = self.device.capture(self.work)
+            self._graph = as_graph(self.device, self.work)
             self._graph()
             return
         for each in self.work:
@@ -118,6 +120,22 @@ class DeviceBinding(Binding):
         if buffer.role == "scratch":
             return self._base + self._plan.offset(buffer, self.batch)
         return self.device.address(self.arrays[buffer.name])
+
+
+def as_graph(device: Device, work: Sequence[Work]) -> Work:
+    """The work as one graph. Where it cannot be captured, a RuntimeWarning says why, and each part is started by itself."""
+    try:
+        return device.capture(work)
+    except Exception:  # whatever a library raises: the work can be done without a graph
+        text = f"{len(work)} commands cannot be captured as a CUDA graph, and are started one by one, which takes longer"
+        warnings.warn(f"{text}:\n{traceback.format_exc()}", RuntimeWarning, stacklevel=2)
+    device.refused["graph"] += 1
+
+    def one_by_one() -> None:
+        for each in work:
+            each()
+
+    return one_by_one
 
 
 def launch(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends.base import Feed
-from chains.backends.cupy.binding import DeviceBinding, HostBinding, launch
+from chains.backends.cupy.binding import DeviceBinding, HostBinding, as_graph, launch
 from chains.backends.cupy.compiler import LEAST_WIDE_ELEMENTS
 from chains.backends.cupy.device.interface import Device, Work
 from chains.backends.cupy.fused.fused import FusedProgram
@@ -95,7 +95,7 @@ class DeviceFeed(Feed):
         if self._step is None:
             work = self._work()
             if self._ran:
-                self._step = self._device.capture(work)
+                self._step = as_graph(self._device, work)
             else:
                 for each in work:
                     each()

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 from weakref import finalize
 
 import numpy as np
 
 from chains.backends.cupy.device.interface import Epilogue, Gemm
+from chains.backends.cupy.device.libraries import loaded
 
 WORKSPACE_BYTES = 32 << 20  # what cuBLAS recommends for the largest GPUs
 
@@ -101,6 +100,7 @@ MAX_WORKSPACE_BYTES, REDUCTION_SCHEME_MASK = 1, 3  # CUBLASLT_MATMUL_PREF_...
 MIN_ALIGNMENTS = (5, 6, 7, 8)  # CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, _B_, _C_, _D_
 IN_WORKSPACE = 2  # CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
 REFUSALS = (7, 8, 15)  # CUBLAS_STATUS_INVALID_VALUE, _ARCH_MISMATCH, _NOT_SUPPORTED
+MOST_ALGORITHMS = 8  # asked for
 
 ALIGNMENT = 16  # bytes, of vectors and masks: what a thread reads at most at a time
 MASK_BITS = 128  # what the leading dimension of a mask is a multiple of
@@ -159,26 +159,32 @@ class CublasLt:
         self._library = library or loaded("cublasLt")
         self._precision = precision
         self._nbytes = nbytes
-        self._algorithms: dict[tuple[Any, ...], Algorithm | None] = {}
-        self._lock = threading.Lock()
         self._opened: ctypes.c_void_p | None = None
 
-    def plan(self, gemm: Gemm, epilogue: Epilogue) -> MatmulPlan | None:
-        """The product with its epilogue, None where cublasLt cannot do it with these shapes and addresses."""
-        if any(address is not None and address % ALIGNMENT for address in (epilogue.vector, epilogue.mask)):
-            return None
+    def algorithms(self, gemm: Gemm, epilogue: Epilogue) -> list[Algorithm]:
+        """The algorithms that cublasLt has for these shapes and alignments, those first that it takes for the fastest."""
+        library, (out, a, b) = self._library, gemm.addresses
+        description, layouts = self._description(gemm, epilogue), self._layouts(gemm)
+        preference = Descriptor(library, "MatmulPreference")
+        preference.set(MAX_WORKSPACE_BYTES, ctypes.c_uint64(self._nbytes))
+        preference.set(REDUCTION_SCHEME_MASK, ctypes.c_uint32(IN_WORKSPACE))
+        for attribute, address in zip(MIN_ALIGNMENTS, (b, a, out, out), strict=True):
+            preference.set(attribute, ctypes.c_uint32(aligned(address)))
+        left, right, result = (layout.pointer for layout in layouts)
+        found, count = (Heuristic * MOST_ALGORITHMS)(), ctypes.c_int()
+        status = library.cublasLtMatmulAlgoGetHeuristic(
+            self._handle(), description.pointer, left, right, result, result, preference.pointer,
+            ctypes.c_int(MOST_ALGORITHMS), found, ctypes.byref(count),
+        )  # fmt: skip
+        if status in REFUSALS:
+            return []
+        check("cublasLtMatmulAlgoGetHeuristic", status)
+        return [each.algo for each in found[: count.value] if each.state == 0]
+
+    def plan(self, gemm: Gemm, epilogue: Epilogue, algorithm: Algorithm) -> MatmulPlan:
+        """The product with its epilogue by an algorithm."""
         out, a, b = gemm.addresses
         description, layouts = self._description(gemm, epilogue), self._layouts(gemm)
-        key = (
-            gemm.dtype, gemm.half, gemm.sizes, gemm.leading, gemm.transposed, gemm.accumulate, epilogue.kind,
-            epilogue.mask_leading, *(aligned(address) for address in (out, a, b, epilogue.vector or 0, epilogue.mask or 0)),
-        )  # fmt: skip
-        with self._lock:
-            if key not in self._algorithms:
-                self._algorithms[key] = self._choose(description, layouts, (b, a, out, out))
-            algorithm = self._algorithms[key]
-        if algorithm is None:
-            return None
         one, beta = scalars(gemm)
         left, right, result = (layout.pointer for layout in layouts)
         place = ctypes.c_void_p(out)
@@ -221,25 +227,6 @@ class CublasLt:
             layout(result, columns, rows, gemm.leading[0], False),
         )
 
-    def _choose(self, description: Descriptor, layouts: tuple[Descriptor, ...], addresses: tuple[int, ...]) -> Algorithm | None:
-        """The algorithm that cublasLt takes for the fastest, None where it has none."""
-        library = self._library
-        preference = Descriptor(library, "MatmulPreference")
-        preference.set(MAX_WORKSPACE_BYTES, ctypes.c_uint64(self._nbytes))
-        preference.set(REDUCTION_SCHEME_MASK, ctypes.c_uint32(IN_WORKSPACE))
-        for attribute, address in zip(MIN_ALIGNMENTS, addresses, strict=True):
-            preference.set(attribute, ctypes.c_uint32(aligned(address)))
-        left, right, result = (layout.pointer for layout in layouts)
-        found, count = Heuristic(), ctypes.c_int()
-        status = library.cublasLtMatmulAlgoGetHeuristic(
-            self._handle(), description.pointer, left, right, result, result, preference.pointer, ctypes.c_int(1),
-            ctypes.byref(found), ctypes.byref(count),
-        )  # fmt: skip
-        if status in REFUSALS:
-            return None
-        check("cublasLtMatmulAlgoGetHeuristic", status)
-        return found.algo if count.value and found.state == 0 else None
-
     def _handle(self) -> ctypes.c_void_p:
         if self._opened is None:
             handle = ctypes.c_void_p()
@@ -253,21 +240,14 @@ def aligned(address: int) -> int:
     return min(256, address & -address or 256)
 
 
+class CublasError(RuntimeError):
+    """A call of cuBLAS or cublasLt that failed with this status."""
+
+    def __init__(self, name: str, status: int) -> None:
+        super().__init__(f"{name} failed with the status {status} (see cublasStatus_t in cuBLAS's documentation)")
+        self.status = status
+
+
 def check(name: str, status: int) -> None:
     if status:
-        raise RuntimeError(f"{name} failed with the status {status} (see cublasStatus_t in cuBLAS's documentation)")
-
-
-@cache
-def loaded(name: str) -> ctypes.CDLL:
-    """NVIDIA's library "cublas" or "cublasLt", where CuPy finds it. Raises ValueError where it is missing."""
-    try:
-        from cuda.pathfinder import load_nvidia_dynamic_lib
-
-        find: Callable[[str], Any] = load_nvidia_dynamic_lib
-        return ctypes.CDLL(find(name).abs_path)
-    except (ImportError, OSError, RuntimeError) as error:
-        library = "cuBLAS" if name == "cublas" else name
-        raise ValueError(
-            f"`backend` (='cupy') needs the library {library}, which cannot be loaded: {error}; pip install 'cupy-cuda12x[ctk]'"
-        ) from error
+        raise CublasError(name, status)

@@ -10,7 +10,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from chains.backends.cupy.device import cudnn
 from chains.backends.cupy.device.cublas import WORKSPACE_BYTES, Cublas, CublasLt, MatmulPlan
 from chains.backends.cupy.device.interface import Device, Epilogue, Event, Gemm, Kernel, Queue, Work
+from chains.backends.cupy.device.trials import TriedProducts
 from chains.backends.places import Array
 
 
@@ -37,11 +38,12 @@ class CudaDevice(Device):
         self.precision = precision
         self.refused: Counter[str] = Counter()
         self.shared_bytes = int(self.cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"])
-        self.stream, self._capturing, *copying = _streams()
+        self.stream, self._capturing, *copying = _streams(self.cupy.cuda.Device().id)
         self.main, self.to_device, self.to_host = (CudaQueue(self.cupy, stream) for stream in (self.stream, *copying))
         self._modules: dict[str, Any] = {}
         self._cublas = Cublas(precision)
         self._lt = CublasLt(precision)
+        self._products = TriedProducts(self, self._lt, self._started, convolutions in cudnn.TIMED)
         self._workspace = self.empty((WORKSPACE_BYTES,), np.uint8)
         self.convolutions = cudnn.chosen(self, precision, convolutions)
 
@@ -62,16 +64,26 @@ class CudaDevice(Device):
         if self.owns(target) and self.owns(source):
             target[...] = source.reshape(target.shape)
         elif self.owns(target):
-            target.set(np.ascontiguousarray(source, target.dtype).reshape(target.shape))
+            host = np.ascontiguousarray(source, target.dtype).reshape(target.shape)
+            target.set(host)
+            self._wait_for_pinned(host)
         elif self.owns(source):
             target[...] = source.get().reshape(target.shape)
         else:
             target[...] = source.reshape(target.shape)
 
     def contiguous(self, array: Any, dtype: Any = None) -> Array:
-        if not self.owns(array):
-            array = np.asarray(array, dtype)
-        return self.cupy.ascontiguousarray(self.cupy.asarray(array, dtype)).reshape(array.shape)
+        host = None if self.owns(array) else np.asarray(array, dtype)
+        result = self.cupy.ascontiguousarray(self.cupy.asarray(array if host is None else host, dtype)).reshape(array.shape)
+        if host is not None:
+            self._wait_for_pinned(host)
+        return result
+
+    def _wait_for_pinned(self, host: np.ndarray) -> None:
+        """Wait for the copy of an array in pinned memory. It is still under way when CuPy's functions return."""
+        runtime = self.cupy.cuda.runtime
+        if host.nbytes and runtime.pointerGetAttributes(host.ctypes.data).type == runtime.memoryTypeHost:
+            self.cupy.cuda.get_current_stream().synchronize()
 
     def address(self, array: Array) -> int:
         return int(array.data.ptr)
@@ -98,8 +110,11 @@ class CudaDevice(Device):
 
     def fused(self, gemm: Gemm, epilogue: Epilogue) -> Work | None:
         with self._lock:  # cublasLt 13.3 finds no algorithm while a graph is captured
-            plan = self._lt.plan(gemm, epilogue)
-        return None if plan is None else partial(self._multiply_on, plan)
+            plan = self._products.plan(gemm, epilogue)
+        return None if plan is None else self._started(plan)
+
+    def _started(self, plan: MatmulPlan) -> Work:
+        return partial(self._multiply_on, plan)
 
     def _multiply_on(self, plan: MatmulPlan) -> None:
         self._lt.start(plan, self.current_stream(), self._workspace.data.ptr)
@@ -110,8 +125,11 @@ class CudaDevice(Device):
             try:
                 for each in work:
                     each()
-            finally:
-                graph = self._capturing.end_capture()
+            except BaseException:
+                with suppress(Exception):  # fails too, as the capture is invalid: the first error says why
+                    self._capturing.end_capture()
+                raise
+            graph = self._capturing.end_capture()
         return partial(graph.launch, self.stream)
 
     def running(self) -> AbstractContextManager[object]:
@@ -120,11 +138,12 @@ class CudaDevice(Device):
     def current_stream(self) -> int:
         return int(self.cupy.cuda.get_current_stream().ptr)
 
-    def seconds(self, work: Work) -> float:
-        event, times = self.cupy.cuda.Event, []
+    def seconds(self, work: Work, repeats: int = 5) -> float:
+        event, times = self.cupy.cuda.Event, [np.inf]
         with self.running():
             work()
-            for _ in range(5):
+            self.stream.synchronize()
+            for _ in range(repeats):
                 start, stop = event(), event()
                 start.record(self.stream)
                 work()
@@ -192,9 +211,9 @@ class CudaQueue(Queue):
 
 
 @cache
-def _streams() -> tuple[Any, ...]:
-    """The stream for all work, whatever the precision, and those that nothing else waits for: for capturing graphs, for
-    copies to the GPU and for copies from it.
+def _streams(number: int) -> tuple[Any, ...]:
+    """The streams of the current device, which has this number: the stream for all work, whatever the precision, and those
+    that nothing else waits for: for capturing graphs, for copies to the GPU and for copies from it.
     """
     import cupy
 

@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 
 from chains.backends.cupy.device.interface import Convolution, Device, Sizes, Work
+from chains.backends.cupy.device.libraries import load_for_cudnn
 
 VERSIONS = ((1, 26), (1, 29))  # of the front end: from the first on, below the second
 OLDEST = 90000  # version of cuDNN itself
 INSTALL = "pip install 'nvidia-cudnn-frontend>=1.26,<1.29' nvidia-cudnn-cu12 (nvidia-cudnn-cu13 beside cupy-cuda13x)"
 WORKSPACE_BYTES = 256 << 20  # plans that need more are left out: an estimate, not measured on a GPU
 ALIGNMENT = 16  # bytes: where the front end expects every tensor to begin
-TIMED = ("cudnn-timed", "cudnn-fastest")  # choices that try plans out
+TIMED = ("timed", "cudnn-timed", "cudnn-fastest")  # choices that try plans out
+OPTIONAL = ("auto", "timed")  # choices that go on without cuDNN
 
 TYPES = {np.dtype(np.float32): "FLOAT", np.dtype(np.float64): "DOUBLE"}
 INEXACT = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION")  # notes of plans with fewer bits than float32
@@ -41,8 +43,9 @@ class Planned:
 class Cudnn:
     """The plans of a device's convolutions. `choice` says how one is taken for each:
 
-    "auto" and "cudnn": the first of cuDNN's own ranking; "cudnn-timed": the fastest when tried out; "cudnn-fastest": that,
-    also among plans that may give other bits the next time. The last three warn of what they leave to other kernels.
+    "auto" and "cudnn": the first of cuDNN's own ranking; "timed" and "cudnn-timed": the fastest when tried out;
+    "cudnn-fastest": that, also among plans that may give other bits the next time. Those that name cuDNN warn of what they
+    leave to other kernels.
     """
 
     def __init__(self, device: Device, module: Any, precision: str = "float32", choice: str = "auto") -> None:
@@ -91,7 +94,7 @@ class Cudnn:
             reason = "no plan is left of those it has"
         except (self._module.cudnnGraphNotSupportedError, RuntimeError) as error:
             plan, reason = None, str(error)
-        if plan is None and self._choice != "auto":
+        if plan is None and self._choice not in OPTIONAL:
             shapes = " ".join(map(str, convolution.shapes))
             warnings.warn(f"cuDNN does not do the convolution of {shapes}, other kernels do: {reason}", stacklevel=2)
         return plan
@@ -168,11 +171,11 @@ def _span(shape: Sizes, strides: Sizes) -> int:
 
 
 def chosen(device: Device, precision: str, choice: str) -> Cudnn | None:
-    """cuDNN for a device, None where convolutions are done without it: by choice, or by "auto" where it cannot be used.
+    """cuDNN for a device, None where convolutions are done without it: by choice, or where it is optional and cannot be used.
 
     Raises ValueError, saying what is missing, for the other choices.
     """
-    if choice == "products" or (choice == "auto" and precision not in LEFT_OUT):
+    if choice == "products" or (choice in OPTIONAL and precision not in LEFT_OUT):
         return None
     try:
         module = usable_cudnn()
@@ -181,7 +184,7 @@ def chosen(device: Device, precision: str, choice: str) -> Cudnn | None:
         except RuntimeError as error:
             raise ValueError(f"`backend` (='cupy-cudnn') cannot start cuDNN: {error}") from error
     except ValueError:
-        if choice == "auto":
+        if choice in OPTIONAL:
             return None
         raise
 
@@ -189,6 +192,7 @@ def chosen(device: Device, precision: str, choice: str) -> Cudnn | None:
 def usable_cudnn() -> Any:
     """The module `cudnn`. Raises ValueError, saying what is missing, where it or the library behind it cannot be used."""
     needs = "`backend` (='cupy-cudnn') needs"
+    load_for_cudnn()
     try:
         import cudnn
     except (ImportError, OSError, AssertionError) as error:

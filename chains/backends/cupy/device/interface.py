@@ -111,8 +111,8 @@ class Device(Place):
 
     `to_device` and `to_host` are for copies meanwhile. `precision` says how float32 matrices are multiplied: "float32",
     "tf32" or "bf16"; `epilogues` whether products and what follows them may be one step; `refused` counts by kind the bound
-    ones for which that could not be. `convolutions` is the library for these, None where the backend's own kernels and
-    products do them.
+    ones for which that could not be, and as "graph" the lists of work that could not be captured. `convolutions` is the
+    library for these, None where the backend's own kernels and products do them.
     """
 
     precision = "float32"
@@ -145,7 +145,7 @@ class Device(Place):
 
     @abstractmethod
     def capture(self, work: Sequence[Work]) -> Work:
-        """What does all this work in one go."""
+        """What does all this work in one go. Raises what the work raises, and RuntimeError where no graph can be made."""
 
     @abstractmethod
     def running(self) -> AbstractContextManager[object]:
@@ -156,8 +156,11 @@ class Device(Place):
         """The stream that work started now goes to, as CUDA's handle."""
 
     @abstractmethod
-    def seconds(self, work: Work) -> float:
-        """How long the work takes on the device: the shortest of a few times, after one that does not count."""
+    def seconds(self, work: Work, repeats: int = 5) -> float:
+        """How long the work takes on the device: the shortest of so many times, after one that does not count.
+
+        With no repeats, the work is done once, waited for, and takes forever.
+        """
 
     @abstractmethod
     def event(self) -> Event:
