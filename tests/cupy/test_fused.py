@@ -248,7 +248,7 @@ def test_products_use_the_threads_there_are():
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 def test_kernels_compile(architecture, monkeypatch):
-    """Those of one type for each architecture: a step of many blocks, and many steps of one block."""
+    """Those of one type for each architecture: a step of many blocks, many steps of one block, and of one for each member."""
     monkeypatch.setattr(shares, "LEAST_BLOCK_SAMPLES", 4)
     net = Chain(Dense(5, 12, tanh), Dropout(0.3), Dense(12, 8))
     program = net.program(SquaredLoss(), Adam(0.1, clip_norm=1.0), dtype=DTYPES[architecture])
@@ -256,6 +256,7 @@ def test_kernels_compile(architecture, monkeypatch):
     monkeypatch.setattr(shares, "MOST_ONE_BLOCK_OPERATIONS", 0)
     source = fused_program(program, tiling_of(program, 10), ROOM[architecture]).source
     alone.training(source, {"x": np.dtype(np.uint8), "t": np.dtype(np.float32)})
+    alone.training(source, {"x": np.dtype(np.uint8)}, {"p", "moments", "step", "all x", "t"})
     code = nvrtc.cubin(source.text(wide=architecture == "sm_80"), architecture)
     assert all(name in code for name in (b"network_", b"sums_", b"training_"))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from chains.backends.base import Arrays, Backend, Binding, Feed, Intake
+from chains.backends.base import Arrays, Backend, Binding, Feed, Intake, MemberFeed
 from chains.backends.cupy.binding import DeviceBinding, HostBinding
 from chains.backends.cupy.chunked_call import in_pieces
 from chains.backends.cupy.compiler import LOWERINGS, Compiled
@@ -19,6 +20,7 @@ from chains.backends.cupy.fused.fused import FusedProgram, fused_program
 from chains.backends.cupy.fused.tiling_policy import Tiling, suits, tiling_of
 from chains.backends.cupy.kernels.bfloat16 import LEAST_BFLOAT16_LENGTH
 from chains.backends.cupy.kernels.library_convolutions import convolved
+from chains.backends.cupy.member_feed import DeviceMemberFeed, HostMemberFeed
 from chains.backends.cupy.source.c_source import readable
 from chains.backends.cupy.source.fusion import ELEMENTWISE
 from chains.backends.cupy.streaming import DeviceIntake, HostIntake, StreamedFeed, fit
@@ -98,6 +100,20 @@ class DeviceBackend(Backend):
         streamed = not all(self.device.owns(array) for array in sources.values())
         return StreamedFeed(binding, sources, order) if streamed else DeviceFeed(binding, sources, order)
 
+    def member_feed(
+        self, program: Program, batch: int, arrays: Arrays, sources: Arrays, orders: np.ndarray, own: Collection[str]
+    ) -> MemberFeed | None:
+        compiled = self.of_one_block(program, batch, sources)
+        if compiled is None:
+            return None
+        return DeviceMemberFeed(self.device, compiled, batch, arrays, sources, orders, own)
+
+    def of_one_block(self, program: Program, batch: int, sources: Arrays) -> FusedProgram | None:
+        """The program as the kernel of one block on data in the GPU's memory; None where it is not to be."""
+        compiled = self.commands(program, batch)
+        here = all(self.device.owns(array) for array in sources.values())
+        return compiled if here and isinstance(compiled, FusedProgram) and compiled.tiling.alone else None
+
     def sources(self, data: Arrays) -> dict[str, np.ndarray]:
         """The data sets, copied to the GPU if they fit there with room to spare."""
         if fit(self.device, data):
@@ -149,6 +165,14 @@ class CupyBackend(Backend):
     def feed(self, binding: Binding, sources: Arrays, order: np.ndarray) -> Feed:
         assert isinstance(binding, HostBinding)
         return HostFeed(binding, self.on_device.feed(binding.inner, sources, order), sources)
+
+    def member_feed(
+        self, program: Program, batch: int, arrays: Arrays, sources: Arrays, orders: np.ndarray, own: Collection[str]
+    ) -> MemberFeed | None:
+        compiled = self.on_device.of_one_block(program, batch, sources)
+        if compiled is None:
+            return None
+        return HostMemberFeed(self.on_device.device, compiled, batch, arrays, sources, orders, own)
 
     def sources(self, data: Arrays) -> dict[str, np.ndarray]:
         return self.on_device.sources(data)

@@ -37,7 +37,7 @@ class DeviceFeed(Feed):
         self._binding, self._cycle = binding, cycle
         self._device = device
         self._order = order
-        self._sources = {name: _in_place(device, data, binding.program.buffers[name].dtype) for name, data in sources.items()}
+        self._sources = {name: in_place(device, data, binding.program.buffers[name].dtype) for name, data in sources.items()}
         steps = len(order) // batch if sources or cycle else 0
         self.own = {
             "order": device.empty((max(1, steps * batch),), np.int64),
@@ -75,7 +75,7 @@ class DeviceFeed(Feed):
         if self._launch is None:
             source = Source()
             step = program.training(source, {name: data.dtype for name, data in self._sources.items()})
-            text, number = _sized(source, arrays.values())
+            text, number = sized(source, arrays.values())
             self._launch = step, self._device.compile(text, list(source.kernels.values())), number
         step, functions, number = self._launch
 
@@ -109,7 +109,7 @@ class DeviceFeed(Feed):
         source = Source()
         before = [_fetch(source, name, data, binding) for name, data in self._sources.items()]
         after = _count(source, binding, self._cycle)
-        text, number = _sized(source, arrays.values())
+        text, number = sized(source, arrays.values())
         functions = self._device.compile(text, list(source.kernels.values()))
 
         def address(buffer: Buffer) -> int:
@@ -122,7 +122,7 @@ class DeviceFeed(Feed):
         return [*first, *binding.work, *last]
 
 
-def _sized(source: Source, arrays: Iterable[Any]) -> tuple[str, type[np.generic]]:
+def sized(source: Source, arrays: Iterable[Any]) -> tuple[str, type[np.generic]]:
     """The source of kernels on these arrays, and the type of its indices."""
     wide = any(array.size >= LEAST_WIDE_ELEMENTS for array in arrays)
     return source.text(wide), np.int64 if wide else np.int32
@@ -132,7 +132,7 @@ def _buffer(name: str, dtype: Any) -> Buffer:
     return Buffer(name, "state", np.dtype(dtype), ())
 
 
-def _in_place(device: Device, data: Any, wanted: np.dtype[Any]) -> Any:
+def in_place(device: Device, data: Any, wanted: np.dtype[Any]) -> Any:
     """The data in the GPU's memory: unchanged if kernels can read them, else converted to the type `wanted`."""
     if not device.owns(data) and not readable(data.dtype):
         data = data.astype(wanted)

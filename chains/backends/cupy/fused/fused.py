@@ -6,7 +6,7 @@ small enough is one block's, which then does the whole step alone, and many step
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,11 +199,13 @@ class FusedProgram(Compiled):
             numbers=lambda batch: (self._each(batch),), label=self._label, shared=layout.nbytes,
         )  # fmt: skip
 
-    def training(self, source: Source, sources: Mapping[str, np.dtype[Any]]) -> Launch:
+    def training(self, source: Source, sources: Mapping[str, np.dtype[Any]], own: Collection[str] | None = None) -> Launch:
         """The kernel, put into `source`, for many steps on end by one block: `steps`, from number `from` of "order" on.
 
         `sources` are the types of the data sets to take samples from, which are the buffers "all NAME". The losses are
-        written to "losses"; one that is not finite is the last.
+        written to "losses"; one that is not finite is the last. Where `own` is given, block i does so for number i of
+        "members": the buffers of these names, and all that are written, have a row for each member. How many elements
+        there are from one row to the next is a number for each of them, as `moved` lists them.
         """
         assert self.tiling.alone
         buffers, far = self.program.buffers, Pointers()
@@ -229,9 +231,15 @@ class FusedProgram(Compiled):
             "__syncthreads();",
             *self._back(layout, far, counted),
         ]
+        extra = ["from", "steps"]
+        if own is not None:
+            members = far.named(_outside("members", np.int64), "members")
+            rows = {far.buffers[buffer]: f"row_{far.buffers[buffer]}" for buffer in moved(far.buffers, far.written, own)}
+            lines = [f"{name} += {members}[blockIdx.x] * (int64){row};" for name, row in rows.items()] + lines
+            extra += rows.values()
         return far.launch(
-            source, "training", lines, lambda batch: (1, 1), block=(THREADS, 1), extra=["each", "from", "steps"],
-            numbers=lambda batch: (batch,), label=self._label, shared=layout.nbytes,
+            source, "training", lines, lambda batch: (1, 1), block=(THREADS, 1), extra=extra, label=self._label,
+            shared=layout.nbytes,
         )  # fmt: skip
 
     @property
@@ -264,8 +272,9 @@ class FusedProgram(Compiled):
                 outer = self._outer(layout, far, buffer)
                 if buffer not in self._near:
                     pointers.append(f"{ctype(buffer.dtype)}* const {name} = {outer} + first * {buffer.size};")
+        share = "blockIdx.x * each, stop = start + each < all ? start + each : all"
         return [
-            "const Index start = blockIdx.x * each, stop = start + each < all ? start + each : all;",
+            f"const Index start = {'0, stop = all' if self.tiling.alone else share};",
             f"for (Index first = start; first < stop; first += {tile}) {{",
             f"    const Index batch = stop - first < {tile} ? stop - first : {tile};",
             f"    const int fresh = {'1' if self.tiling.single else 'first == start'};",
@@ -287,6 +296,11 @@ class FusedProgram(Compiled):
     def _outer(self, layout: Layout, far: Pointers, buffer: Buffer) -> str:
         """The parameter for a buffer that is not, or not only, in shared memory."""
         return far.named(buffer, f"far_{layout.names[buffer]}", write=buffer not in layout.offsets and layout.writes(buffer))
+
+
+def moved(buffers: Iterable[Buffer], written: Collection[Buffer], own: Collection[str]) -> list[Buffer]:
+    """Those of a kernel's buffers that have a row for each member."""
+    return [buffer for buffer in buffers if buffer in written or buffer.name in own]
 
 
 def _outside(name: str, dtype: Any) -> Buffer:
