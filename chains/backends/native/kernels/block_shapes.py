@@ -105,7 +105,7 @@ SHAPES = {
         gemm=Gemm(rows=6, vectors=2),
         convolve=Limits(results=10, outs=8, across=12),
         convolve_weight=Limits(results=10, outs=8, across=8, taps=5),
-        winograd=Block(rows=3, vectors=4),
+        winograd=Block(rows=6, vectors=2),
     ),
 }
 
