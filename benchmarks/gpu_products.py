@@ -21,21 +21,18 @@ Operand = tuple[str, bool]  # "a" or "b", and whether it is bfloat16
 def share(key: str, precision: str, epilogues: bool, setting: Setting) -> dict[str, Any]:
     """A step's share of cuBLAS's rate, with products doing what follows them (`epilogues`) or without.
 
-    Noted are both rates, and by kind the epilogues that cublasLt did not take.
+    Both rates are noted.
     """
     given, device = problem(key, setting), device_of(precision, setting)
     program = given.net(backend_name(precision, setting)).program(
         given.loss, given.optimizer, target_shape=given.t.shape[1:], dtype=np.float32
     )
     alone = cublas_seconds(device, program, given.batch)
-    device.refused.clear()
     with mock.patch.object(device, "epilogues", epilogues):
         result = measure(key, precision, setting)
     step = result["seconds"] / given.steps
     rates = [program.flops(given.batch) / seconds / 1e12 for seconds in (step, alone)]
-    note = f"{rates[0]:.3g} TFLOP/s of cuBLAS's {rates[1]:.3g}"
-    if device.refused:
-        note += f"; not done by cublasLt: {', '.join(f'{count} {kind}' for kind, count in device.refused.items())}"
+    note = f"{rates[0]:.3g} TFLOP/s of cuBLAS's {rates[1]:.3g}; {result['note']}"
     return result | {"value": alone / step, "note": note}
 
 

@@ -1,4 +1,7 @@
-"""The problems of `benchmarks.gpu` in PyTorch on the GPU: eager, compiled with reduced overhead, and as a CUDA graph."""
+"""The problems of `benchmarks.gpu` in PyTorch on the GPU: eager, compiled with reduced overhead, and as a CUDA graph.
+
+"channels-last" is a graph too, with images and kernels in that layout, which suits tensor cores.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import numpy as np
 import chains
 from benchmarks.gpu_problems import NoGpuError, Problem, Setting, activation_of, problem, timing
 
-MODES = ("graph", "eager", "compile")
+GRAPHS = ("graph", "channels-last")  # modes
 
 
 def measure(key: str, mode: str, precision: str, setting: Setting) -> dict[str, Any]:
@@ -48,10 +51,13 @@ class _Trainer:
         self._x, self._t = torch.from_numpy(given.x).to(device), torch.from_numpy(given.t).to(device)
         batch = given.batch
         self._own_x, self._own_t = self._x[:batch].clone(), self._t[:batch].clone()
+        if mode == "channels-last":
+            self._model = self._model.to(memory_format=torch.channels_last)
+            self._x, self._own_x = (a.contiguous(memory_format=torch.channels_last) for a in (self._x, self._own_x))
         self.loss = torch.zeros((), device=device)
         self._forward = torch.compile(self._model, mode="reduce-overhead") if mode == "compile" else self._model
-        self._set_to_none = mode != "graph"
-        self._step: Callable[[], object] = self._captured() if mode == "graph" else self._eager
+        self._set_to_none = mode not in GRAPHS
+        self._step: Callable[[], object] = self._captured() if mode in GRAPHS else self._eager
 
     def _eager(self) -> None:
         self._optimizer.zero_grad(set_to_none=self._set_to_none)
