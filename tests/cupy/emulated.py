@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -187,10 +188,11 @@ class EmulatedQueue(Queue):
         self.asked = self.done = 0
 
     def add(self, work: Work) -> None:
-        self.left.append(work)
-        self.asked += 1
-        if self.name not in self.device.late:
-            self.run_to(self.asked)
+        with _running:
+            self.left.append(work)
+            self.asked += 1
+            if self.name not in self.device.late:
+                self.run_to(self.asked)
 
     def drop(self) -> None:
         """Forget what has not been done."""
@@ -200,7 +202,7 @@ class EmulatedQueue(Queue):
     def run_to(self, place: int) -> None:
         if self.done >= place:  # whoever asks may be a finaliser, called within NumPy's own handling of such a state
             return
-        with np.errstate(all="ignore"):
+        with _running, np.errstate(all="ignore"):
             while self.done < place:
                 self.done += 1
                 self.left.popleft()()
@@ -225,6 +227,7 @@ class EmulatedQueue(Queue):
 
 
 _devices: WeakSet[EmulatedDevice] = WeakSet()
+_running = threading.RLock()  # of all queues, which several threads of the host may use
 
 
 def finish_main() -> None:

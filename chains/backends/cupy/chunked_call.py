@@ -1,8 +1,12 @@
-"""Calls on large data in host memory: pieces are copied to the GPU, and results back, while it computes."""
+"""Calls on large data in host memory: pieces are copied to the GPU, and results back, while it computes.
+
+Two threads of the host copy to pinned memory and from it: the caller's brings pieces in, another takes results out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from chains.backends.base import Arrays, Backend
 from chains.backends.cupy.binding import DeviceBinding
@@ -76,7 +80,7 @@ def _run_in_pieces(binding: DeviceBinding, batch: int, arrays: Arrays) -> None:
 
 
 class Outlet:
-    """A stream of arrays of one shape, copied from the GPU into parts of arrays on the host."""
+    """A stream of arrays of one shape, copied from the GPU into parts of arrays on the host, by a thread of its own."""
 
     def __init__(self, device: Device, targets: Arrays, size: int) -> None:
         self._device, self._targets, self._size = device, targets, size
@@ -84,14 +88,18 @@ class Outlet:
         self._places = [{name: device.empty(*kind) for name, kind in shapes.items()} for _ in range(SLOTS)]
         self._pinned = [{name: device.pinned(*kind) for name, kind in shapes.items()} for _ in range(SLOTS)]
         self._ready, self._copied = ([device.event() for _ in range(SLOTS)] for _ in range(2))
-        self._starts: list[int] = []  # of the parts that are being copied
+        self._stored: list[Future[None] | None] = [None] * SLOTS  # what waits for a slot's copy, and empties the slot
+        self._thread: ThreadPoolExecutor | None = None
         self._sent = 0
 
     def send(self, results: Mapping[str, Array], start: int) -> None:
-        """Start to copy results into the part that begins at `start`, and store the results of the previous call."""
+        """Start to copy results into the part that begins at `start`, as soon as the slot is empty."""
         if not self._targets:
             return
         device, place = self._device, self._sent % SLOTS
+        stored = self._stored[place]
+        if stored is not None:
+            stored.result()
         device.main.wait(self._copied[place])
         for name, array in self._places[place].items():
             device.assign(array, results[name])
@@ -100,19 +108,22 @@ class Outlet:
         for name, array in self._places[place].items():
             device.to_host.copy(self._pinned[place][name], array)
         device.to_host.record(self._copied[place])
-        self._starts.append(start)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "chains-outlet")
+        self._stored[place] = self._thread.submit(self._store, place, start)
         self._sent += 1
-        if len(self._starts) == SLOTS:
-            self._store()
 
     def finish(self) -> None:
-        """Wait for all copies, and store the results."""
-        while self._starts:
-            self._store()
+        """Wait until all results are stored, and end the thread."""
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+        for place, stored in enumerate(self._stored):
+            self._stored[place] = None
+            if stored is not None:
+                stored.result()
 
-    def _store(self) -> None:
-        place = (self._sent - len(self._starts)) % SLOTS
+    def _store(self, place: int, start: int) -> None:
         self._copied[place].wait()
-        start = self._starts.pop(0)
         for name, target in self._targets.items():
             target[start : start + self._size] = self._pinned[place][name]
