@@ -14,16 +14,15 @@ from chains.messages import counted, shown
 from chains.network import arguments, ensembles, record
 from chains.network.bound import Bound
 from chains.network.host_calls import call_from_host
-from chains.network.objective import Objective
-from chains.network.second_order import SecondOrder
-from chains.network.streaming import Streaming
+from chains.network.objectives import Objectives
+from chains.network.parallel import check_comm, part_arrays, part_of
 from chains.penalties import Penalty
 
 _SEED = 0  # the default
 _FLOAT32 = np.dtype(np.float32)
 
 
-class Chain(Streaming):
+class Chain(Objectives):
     """A network: layers one after another. It holds no parameters; every call takes them as one flat vector.
 
     A network with running statistics (`BatchNorm`) has a second vector, the state, which is passed as `state`. Where the
@@ -131,6 +130,7 @@ class Chain(Streaming):
         seed: int = 0,
         out: np.ndarray | None = None,
         check_finite: bool = False,
+        comm: Any = None,
     ) -> tuple[float, np.ndarray]:
         """The loss, plus the penalty, and its gradient with respect to the parameters.
 
@@ -157,6 +157,9 @@ class Chain(Streaming):
             Filled with the gradient instead of a fresh array.
         check_finite : bool
             Whether to refuse an infinity or NaN in the data, which are read once for that.
+        comm : mpi4py.MPI.Intracomm, optional
+            Processes that do this together: each passes its own samples, as many as it likes, and else the same arguments.
+            Value and gradient are those of all samples, the same bits on each process.
 
         Returns
         -------
@@ -173,6 +176,7 @@ class Chain(Streaming):
         training = arguments.check_mode(mode)
         kind = ("gradient", training)
         plain = weights is None and lengths is None and state is None and seed is _SEED and not check_finite
+        plain = plain and comm is None
         quick = self._shortcuts.find(kind, p, x, loss, penalty) if plain else None
         if quick is not None:
             found = quick(p, x, t, out)
@@ -180,26 +184,38 @@ class Chain(Streaming):
                 found = quick(p, x, t[:, None], out)
             if found is not None:
                 return found
+        shared = None if comm is None else check_comm(comm, p)
         if ensembles.is_ensemble(p):
-            rest = {"state": state, "mode": mode, "seed": seed, "penalty": penalty, "out": out, "check_finite": check_finite}
+            rest = {
+                "state": state,
+                "mode": mode,
+                "seed": seed,
+                "penalty": penalty,
+                "out": out,
+                "check_finite": check_finite,
+                "comm": comm,
+            }
             return ensembles.value_and_grad(self, p, x, t, loss, weights=weights, lengths=lengths, **rest)
         network = self.network
         p = arguments.check_params(p, network.layout.size)
         data = arguments.together(p, arguments.check_data(network.declaration, x, t, loss, weights, lengths))
         found_in = data["t"].shape[1:], weights is not None, lengths is not None
         run = self._programs_at(p).recent(
-            (p.dtype, training, *found_in),
+            (p.dtype, training, *found_in, comm is not None),
             (loss, penalty),
-            lambda: self._gradient(p, self._objective(loss, *found_in, penalty), p.dtype, training),
+            lambda: self._gradient(p, self._objective(loss, *found_in, penalty), p.dtype, training, parallel=comm is not None),
         )
         if check_finite:
             check_flags(check_finite=check_finite)
             arguments.check_finite(p.dtype, p=p, **data)
         data["p"] = p
-        data |= self.state_for(run.program, state, p.dtype, training, data)
+        total, first = (len(data["x"]), 0) if shared is None else part_of(shared, len(data["x"]))
+        data |= self.state_for(run.program, state, p.dtype, training, data, total)
         g = place_of(p).empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, data)
         value = place_of(p).empty((), p.dtype)
         data["g"], data["value"] = g, value
+        if shared is not None:
+            data |= part_arrays(shared, run, total, first)
         run(len(data["x"]), arguments.with_random(data, run, seed, p))
         if plain:
             own = type(loss).check_values is not Loss.check_values
@@ -336,56 +352,3 @@ class Chain(Streaming):
         known = self.state_for(self.forward_pass(p, False).program, state, p.dtype, False, {})
         own = {name: np.array(array, p.dtype) for name, array in known.items()}
         return Bound(self, np.array(p), own.get("state"))
-
-    def objective(
-        self,
-        x: Any,
-        t: Any,
-        loss: Loss,
-        penalty: Penalty | None = None,
-        *,
-        weights: Any = None,
-        lengths: Any = None,
-        state: Any = None,
-        mode: str = "eval",
-        seed: int = 0,
-    ) -> Objective:
-        """The loss on this data as a function of the parameters alone, for SciPy's optimisers and the like.
-
-        ``objective(p)`` returns a float and a fresh float64 gradient, computed in float64 whatever the type of `p`:
-        ``minimize(objective, p, jac=True, method="BFGS")``.
-
-        Parameters
-        ----------
-        x, t, loss, penalty, weights, lengths
-            As in `value_and_grad`.
-        state : array, shape (n_state,), optional
-            As in `value_and_grad`, but copied and never changed: the same `p` always gives the same value.
-        mode, seed
-            As in a call of the network.
-
-        Returns
-        -------
-        Objective
-            The function.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For arguments that do not fit.
-        """
-        training = arguments.check_mode(mode)
-        data, problem = self.problem(x, t, loss, weights, penalty, lengths)
-        data = arguments.together(data["x"], data)
-        executable = self._gradient(data["x"], problem, np.dtype(np.float64), training, pure=True)
-        known = self.state_for(executable.program, state, None, training, data)
-        own = {name: place_of(a).array(place_of(a).contiguous(a, np.float64)) for name, a in known.items()}
-        remake = partial(self.objective, loss=loss, penalty=penalty, mode=mode, seed=seed)
-        return Objective(
-            executable,
-            data,
-            self.n_params,
-            arguments.with_random(own, executable, seed, data["x"]),
-            remake,
-            SecondOrder(self, loss, penalty),
-        )

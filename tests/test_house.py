@@ -28,7 +28,7 @@ FLOORS = [
     ["messages"],
     ["checks"],
     ["data"],
-    ["expr", "initializers", "progress", "threads"],
+    ["communicator", "expr", "initializers", "progress", "threads"],
     ["program"],
     ["params", "jets"],
     ["activations", "schedules", "optimizers", "backends"],
@@ -230,7 +230,8 @@ def missing(base: type[Backend]) -> set[str]:
 
 @pytest.mark.parametrize("base", subclasses(Backend), ids=lambda base: base.__name__)
 def test_backends_lower_every_operation(base):
-    assert missing(base) <= {"Relayout"}  # which the native backend's table has beside the operations of programs
+    """`Relayout` is the native backend's own, beside those of programs; GPUs do not reach other processes."""
+    assert missing(base) <= ({"AllReduce"} if "cupy" in base.__module__ else {"Relayout"})
 
 
 def test_what_is_supported_has_a_lowering():

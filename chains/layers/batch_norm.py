@@ -19,8 +19,8 @@ class BatchNorm(Layer):
 
     While training, mean and biased variance are those of the batch, over samples and positions, and the gradient goes through
     them. At evaluation they are ``running_mean`` and ``running_var``, two slices of the network's state. Training updates
-    these, of frozen layers too: ``running = (1 - momentum) * running + momentum * new``, with the unbiased variance. Source:
-    Ioffe and Szegedy 2015.
+    these, of frozen layers too: ``running = (1 - momentum) * running + momentum * new``, with the unbiased variance. Where the
+    batch is divided among processes (`comm`), they are those of the whole batch. Source: Ioffe and Szegedy 2015.
 
     Parameters
     ----------
@@ -78,10 +78,12 @@ class BatchNorm(Layer):
         squares = ops.scratch("squares", x.sample_shape)
         variance = ops.scratch("variance", s.mean.sample_shape, batched=False)
         sum_over_samples(ops, s.mean, x)
-        ops.map(s.mean, lambda total, inverse: total * (inverse * share), s.mean, inverse)
+        (total,) = ops.over_processes(s.mean)
+        ops.map(s.mean, lambda total, inverse: total * (inverse * share), total, inverse)
         ops.map(squares, lambda x, mean: (x - mean) * (x - mean), x, s.mean)
         sum_over_samples(ops, variance, squares)
-        ops.map(variance, lambda total, inverse: total * (inverse * share), variance, inverse)
+        (total,) = ops.over_processes(variance)
+        ops.map(variance, lambda total, inverse: total * (inverse * share), total, inverse)
         ops.map(s.scale, lambda variance: inverse_root(variance + eps), variance)
         ops.map(
             _column(s.new_state.running_mean),
@@ -116,6 +118,7 @@ class BatchNorm(Layer):
         share = 1.0 / int(x.shape[-1])  # type: ignore[arg-type]
         shift, factor = (ops.scratch(name, s.mean.sample_shape, batched=False) for name in ("shift", "factor"))
         inverse = ops.inverse_batch
+        total, total_product = ops.over_processes(total, total_product)
         ops.map(shift, lambda total, inverse: total * (inverse * share), total, inverse)
         ops.map(factor, lambda total, scale, inverse: scale * total * (inverse * share), total_product, s.scale, inverse)
         ops.map(dy, lambda dy, x, mean, shift, factor: dy - shift - (x - mean) * factor, dy, x, s.mean, shift, factor)

@@ -36,7 +36,7 @@ class Objective:
         n_params: int,
         extra: Mapping[str, np.ndarray],
         remake: Callable[..., Objective],  # of (x, t, weights=, state=)
-        second: SecondOrder,
+        second: SecondOrder | None,
     ) -> None:
         program = executable.program
         kinds = {name: program.buffers[name].dtype if name in program.buffers else program.dtype for name in data}
@@ -176,7 +176,7 @@ class Objective:
         p, v : array, shape (n_params,)
             The parameters and the vector.
         """
-        return self._second.hessian_product(self._vector("p", p), self._data, self._vector("v", v))
+        return self._second_order.hessian_product(self._vector("p", p), self._data, self._vector("v", v))
 
     def residuals(self, p: Any) -> np.ndarray:
         """The residuals for `scipy.optimize.least_squares`: half the sum of their squares is the value.
@@ -197,7 +197,7 @@ class Objective:
         ValueError
             Unless the loss is a mean of squares, without a penalty or negative weights.
         """
-        return self._second.residuals(self._vector("p", p), self._data)
+        return self._second_order.residuals(self._vector("p", p), self._data)
 
     def jacobian(self, p: Any) -> np.ndarray:
         """The derivatives of the residuals by the parameters, shape (len(residuals), n_params). Raises as `residuals` does.
@@ -207,7 +207,7 @@ class Objective:
         p : array, shape (n_params,)
             The parameters.
         """
-        return self._second.jacobian(self._vector("p", p), self._data)
+        return self._second_order.jacobian(self._vector("p", p), self._data)
 
     def normal_equations(self, p: Any) -> tuple[float, np.ndarray, np.ndarray]:
         """The value r'r / 2, J'r and J'J for the residuals r and their Jacobian J, computed in blocks of samples.
@@ -217,7 +217,13 @@ class Objective:
         p : array, shape (n_params,)
             The parameters.
         """
-        return self._second.normal_equations(self._vector("p", p), self._data)
+        return self._second_order.normal_equations(self._vector("p", p), self._data)
+
+    @property
+    def _second_order(self) -> SecondOrder:
+        if self._second is None:
+            raise TypeError("an objective with `comm` has values and gradients, but no residuals and no second derivatives")
+        return self._second
 
     def _vector(self, name: str, given: Any) -> np.ndarray:
         vector = np.asarray(as_numpy(name, given), np.float64)

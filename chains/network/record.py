@@ -2,7 +2,8 @@
 
 The caller's buffers have the same names in every program: ``p`` and ``g`` (parameters, gradient), ``x``, ``y``,
 ``dx``, ``dy`` (input, output and their cotangents), ``t`` and ``weights`` (targets, sample weights), ``value`` (the
-loss), ``state`` (the network's), ``moments`` and ``step`` (the optimiser's), ``random`` (seed and step of random numbers).
+loss), ``state`` (the network's), ``moments`` and ``step`` (the optimiser's), ``random`` (seed and step of random numbers),
+``communicator``, ``inverse_total`` and ``first_sample`` (how other processes are reached, and what their samples are).
 
 Programs that train, and calls in the mode "train", update ``state``; pure ones only read it, if at all.
 """
@@ -114,7 +115,7 @@ class Criterion(Tunable):
 def loss(network: Network, objective: Criterion, dtype: Any, training: bool) -> Program:
     """value = the loss and penalty. Pure."""
     ops, p, x = _begin("loss", network, dtype, training, masked=objective.masked)
-    _record_gradient(ops, network, objective, p, ops.scratch("gradient", (network.layout.size,), batched=False), x)
+    _record_gradient(ops, network, objective, p, None, x)
     return ops.finish()
 
 
@@ -126,32 +127,44 @@ def gradient(
     *,
     pure: bool = False,
     wanted: Collection[str] = ("g",),
+    parallel: bool = False,
 ) -> Program:
     """value = the loss and penalty; and the `wanted` gradients: g with respect to p, dx with respect to x.
 
-    While training, the state is updated unless `pure`.
+    While training, the state is updated unless `pure`. If `parallel`, value and g are those of all processes together.
     """
-    ops, p, x = _begin("gradient", network, dtype, training, masked=objective.masked)
+    ops, p, x = _begin("gradient", network, dtype, training, masked=objective.masked, parallel=parallel)
     g, dx = _gradients(ops, network, wanted)
     _record_gradient(ops, network, objective, p, g, x, dx, updates=training and not pure)
     _zero_frozen(ops, network, g)
     return ops.finish()
 
 
-def training_step(network: Network, objective: Criterion, optimizer: Optimizer, dtype: Any) -> Program:
-    """value = the loss and penalty; then p, the state and the optimiser's moments take one step along the gradient."""
-    ops, p, x = _begin("training step", network, dtype, training=True, role="state", masked=objective.masked)
-    g = ops.scratch("gradient", (network.layout.size,), batched=False)
-    _record_gradient(ops, network, objective, p, g, x, updates=True)
+def training_step(
+    network: Network, objective: Criterion, optimizer: Optimizer, dtype: Any, *, parallel: bool = False
+) -> Program:
+    """value = the loss and penalty; then p, the state and the optimiser's moments take one step along the gradient.
+
+    If `parallel`, the gradient is that of all processes together.
+    """
+    ops, p, x = _begin("training step", network, dtype, True, "state", masked=objective.masked, parallel=parallel)
+    g = _record_gradient(ops, network, objective, p, None, x, updates=True)
     with ops.label(type(optimizer).__name__):
         ops.symbolic(optimizer).record(ops, p, g, network.trainable)
     return ops.finish()
 
 
 def _begin(
-    name: str, network: Network, dtype: Any, training: bool, role: str = "input", *, masked: bool = False
+    name: str,
+    network: Network,
+    dtype: Any,
+    training: bool,
+    role: str = "input",
+    *,
+    masked: bool = False,
+    parallel: bool = False,
 ) -> tuple[Recorder, View, View]:
-    ops = Recorder(name, dtype, training=training)
+    ops = Recorder(name, dtype, training=training, parallel=parallel)
     ops.lengths = ops.external("lengths", (), role="input", batched=True) if masked else None
     p = ops.external("p", (network.layout.size,), role=role)
     kind = None if network.id_count is None else IDS
@@ -184,30 +197,48 @@ def _record_gradient(
     network: Network,
     objective: Criterion,
     p: View,
-    g: View,
+    g: View | None,
     x: View,
     dx: View | None = None,
     *,
     updates: bool = False,
-) -> None:
-    output = network.declaration.output_shape
+) -> View:
+    """Record the value of the objective and its gradient, to be written to `g` or to scratch. Returns the gradient.
+
+    If the batch is divided among processes, their sums lie in one buffer, which is summed over the processes at once.
+    A penalty, which knows nothing of samples, is added afterwards.
+    """
+    output, size = network.declaration.output_shape, network.layout.size
     t = ops.external("t", objective.target, role="input", batched=True)
     w = ops.external("weights", (), role="input", batched=True) if objective.weighted else None
     value = ops.external("value", (), role="output")
     y, dy = (ops.scratch(name, output) for name in ("y", "dy"))
-    node = _node(ops, network, p, g, updates=updates)
+    if ops.parallel:
+        sums = ops.scratch("sums", (size + 1,), batched=False)
+        own_g, own_value = sums.slice(0, 0, size), sums.index(0, size)
+    else:
+        own_g, own_value = ops.scratch("gradient", (size,), batched=False) if g is None else g, value
+    node = _node(ops, network, p, own_g, updates=updates)
     if dx is None:
         dx = ops.scratch("dx", network.declaration.input)  # never read, so that it is never computed
-    views = Gradient(x, y, dy, dx, t, w, value)
+    views = Gradient(x, y, dy, dx, t, w, own_value)
     if isinstance(objective.loss, ResidualLoss):
         _record_residuals(ops, objective.loss, network, node, views)
     else:
         _record_loss(ops, objective.loss, node, views)
+    if ops.parallel:
+        _zero_frozen(ops, network, own_g)
+        ops.all_reduce(sums, sums)
+        ops.copy(value, own_value)
+        if g is not None:
+            ops.copy(g, own_g)
+            own_g = g
     penalty = ops.symbolic(objective).penalty
     if penalty is not None:
         with ops.label(type(penalty).__name__):
             names = frozenset(entry.name for entry in network.layout)
-            penalty.record(ops, Selection(network.layout, names, network.frozen), p, g, value)
+            penalty.record(ops, Selection(network.layout, names, network.frozen), p, own_g, value)
+    return own_g
 
 
 class Gradient(NamedTuple):

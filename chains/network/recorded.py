@@ -55,6 +55,7 @@ class Recorded(Architecture):
         target_shape: SampleShape | None = None,
         dtype: Any = np.float32,
         mode: str = "train",
+        parallel: bool = False,
     ) -> Program:
         """The recorded operations of a forward pass; with a loss, of a gradient; with an optimiser too, of a training step.
 
@@ -74,6 +75,8 @@ class Recorded(Architecture):
             The type of the computation, float32 or float64.
         mode : str
             "train" or "eval".
+        parallel : bool
+            Whether it is the program of processes that share the work, as with `comm`; with a `loss` only.
 
         Returns
         -------
@@ -86,8 +89,11 @@ class Recorded(Architecture):
             For arguments that do not fit, such as an optimiser without a loss.
         """
         training, network, dtype = arguments.check_mode(mode), self.network, arguments.check_dtype(dtype)
+        check_flags(parallel=parallel)
         if loss is None:
-            for name, given in (("optimizer", optimizer), ("penalty", penalty), ("target_shape", target_shape)):
+            for name, given in (
+                ("optimizer", optimizer), ("penalty", penalty), ("target_shape", target_shape), ("parallel", parallel or None),
+            ):  # fmt: skip
                 if given is not None:
                     raise TypeError(f"`loss` is missing: `{name}` (={given!r}) is of use with one only")
             return record.forward(network, dtype, training)
@@ -97,8 +103,8 @@ class Recorded(Architecture):
         if optimizer is not None:
             arguments.check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
         if optimizer is None:
-            return record.gradient(network, objective, dtype, training)
-        return record.training_step(network, objective, optimizer, dtype)
+            return record.gradient(network, objective, dtype, training, parallel=parallel)
+        return record.training_step(network, objective, optimizer, dtype, parallel=parallel)
 
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
         """A program as this network's backend runs it: with "native", the operations, LLVM's code and the processor's.
@@ -157,14 +163,23 @@ class Recorded(Architecture):
         return record.Criterion(loss, target, weighted, penalty, masked)
 
     def state_for(
-        self, program: Program, state: Any, dtype: np.dtype[Any] | None, training: bool, inputs: dict[str, np.ndarray]
+        self,
+        program: Program,
+        state: Any,
+        dtype: np.dtype[Any] | None,
+        training: bool,
+        inputs: dict[str, np.ndarray],
+        batch: int | None = None,
     ) -> dict[str, np.ndarray]:
-        """The checked state by buffer name, for a run of a program on these inputs. The batch is checked too."""
+        """The checked state by buffer name, for a run of a program on these inputs. The batch is checked too.
+
+        `batch` is the size of the whole batch, if the inputs are a part of it.
+        """
         network = self.network
         if state is None and network.forgets:
             return {}
         if training:
-            network.check_batch(len(inputs["x"]))
+            network.check_batch(batch or len(inputs["x"]))
         buffer = program.buffers.get("state")
         updated = buffer is not None and buffer.role == "state"
         if state is not None:
@@ -190,10 +205,11 @@ class Recorded(Architecture):
         return self._programs_at(beside).get(self._structure, kind, make, *parts)
 
     def _gradient(
-        self, beside: Any, objective: record.Criterion, dtype: np.dtype[Any], training: bool, *, pure: bool = False
-    ) -> Executable:
-        make = partial(record.gradient, self.network, objective, dtype, training, pure=pure)
-        return self._program(beside, ("gradient", dtype, training, pure), make, objective)
+        self, beside: Any, objective: record.Criterion, dtype: np.dtype[Any], training: bool, *, pure: bool = False,
+        parallel: bool = False,
+    ) -> Executable:  # fmt: skip
+        make = partial(record.gradient, self.network, objective, dtype, training, pure=pure, parallel=parallel)
+        return self._program(beside, ("gradient", dtype, training, pure, parallel), make, objective)
 
     def forward_pass(self, p: Any, training: bool, masked: bool = False) -> Executable:
         """A call of the network with these parameters, recorded the first time."""
@@ -205,10 +221,10 @@ class Recorded(Architecture):
         make = partial(record.vjp, self.network, p.dtype, training, masked=masked)
         return self._program(p, ("vjp", p.dtype, training, masked), make)
 
-    def training_step(self, p: Any, objective: record.Criterion, optimizer: Optimizer) -> Executable:
+    def training_step(self, p: Any, objective: record.Criterion, optimizer: Optimizer, *, parallel: bool = False) -> Executable:
         """A step of training from `p`, recorded the first time; for training loops."""
-        make = partial(record.training_step, self.network, objective, optimizer, p.dtype)
-        return self._program(p, ("training step", p.dtype), make, objective, optimizer)
+        make = partial(record.training_step, self.network, objective, optimizer, p.dtype, parallel=parallel)
+        return self._program(p, ("training step", p.dtype, parallel), make, objective, optimizer)
 
     def __getstate__(self) -> dict[str, Any]:
         return {

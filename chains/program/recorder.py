@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 
 from chains.checks import check_count, is_real
-from chains.expr import Expr, key_of, trace_with_settings
+from chains.expr import trace_with_settings
 from chains.messages import counted, shown
+from chains.program.all_reduce import COMMUNICATOR, COMMUNICATOR_WORDS, AllReduce
+from chains.program.buffers import Buffers
 from chains.program.operands import check_broadcast, check_convolution, check_pool, check_views
 from chains.program.operations import (
     BatchMatMul,
@@ -34,16 +37,15 @@ from chains.program.operations import (
     ScatterAdd,
 )
 from chains.program.program import Program
-from chains.program.settings import evaluate, numbers_of, symbolic
 from chains.program.simplify import simplified
 from chains.program.steps import Steps
-from chains.program.view import Batch, Buffer, Shape, View, c_strides
+from chains.program.view import Batch, View
 from chains.program.window import Window
 
 T = TypeVar("T")
 
 
-class Recorder:
+class Recorder(Buffers):
     """Records operations and checks that shapes fit; `finish` makes the `Program`. Among the operands, outputs come first.
 
     Parameters
@@ -52,105 +54,22 @@ class Recorder:
         The name of the program, and the type of all its arrays except ids.
     training : bool
         Whether layers behave as in training.
+    parallel : bool
+        Whether each of several processes has a part of the batch.
     """
 
-    def __init__(self, name: str, dtype: Any, *, training: bool = False) -> None:
+    def __init__(self, name: str, dtype: Any, *, training: bool = False, parallel: bool = False) -> None:
+        super().__init__(dtype, parallel)
         self.name = name
         self.training = training  # whether layers behave as in training
         self.lengths: View | None = None  # the number of steps of each sample, if the caller gives lengths
         self.carried: list[View] = []  # in a single step: the views that each cell reads and writes, in order
-        self.dtype = np.dtype(dtype)
         self.operations: list[Operation] = []
-        self._buffers: dict[str, View] = {}
-        self._constants: dict[str, list[View]] = {}
-        self._numbers: list[float] = []  # the settings when the program is recorded
-        self._settings: dict[Any, tuple[View, Expr]] = {}
-        self._label = ""
         self._draws = 0
         self._depth = 0  # of loops
 
     def __repr__(self) -> str:
         return f"<Recorder of the program {self.name} ({self.dtype}): {counted(len(self.operations), 'operation')} so far>"
-
-    # Buffers
-
-    def external(self, name: str, shape: tuple[int, ...], *, role: str, batched: bool = False, dtype: Any = None) -> View:
-        """A buffer that the caller of the program provides. The same name always gives the same view."""
-        if name not in self._buffers:
-            self._buffers[name] = self._view(name, role, shape, batched, dtype)
-        return self._buffers[name]
-
-    def scratch(self, name: str, shape: tuple[int, ...], *, batched: bool = True) -> View:
-        """Private memory, live from the first operation that uses it to the last.
-
-        Parameters
-        ----------
-        name, shape : str, tuple of int
-            The name, for people, and the shape of one sample or, unless `batched`, of the array.
-        batched : bool
-            Whether each sample has such an array.
-        """
-        if not isinstance(shape, (tuple, list)):
-            raise TypeError(f"scratch: the shape of `{name}` (={shown(shape)}) must be a tuple such as (3,)")
-        label = f"{self._label}.{name}" if self._label else name
-        return self._view(label, "scratch", shape, batched)
-
-    def constant(self, name: str, data: np.ndarray) -> View:
-        """Numbers that are part of the program.
-
-        Parameters
-        ----------
-        name, data : str, array
-            The name, for people, and the numbers.
-        """
-        data = np.ascontiguousarray(data, dtype=self.dtype).reshape(np.shape(data))
-        used = self._constants.setdefault(name, [])
-        for view in used:
-            if view.buffer.data is not None and np.array_equal(view.buffer.data, data):
-                return view
-        used.append(self._view(f"constant {name}" + f" {len(used) + 1}" * bool(used), "constant", data.shape, data=data))
-        return used[-1]
-
-    def symbolic(self, thing: T) -> T:
-        """`thing` with symbols for its settings. Symbols that formulas use become inputs of the program."""
-        twin = symbolic(thing, len(self._numbers))
-        self._numbers += numbers_of(thing)
-        return twin
-
-    def _setting(self, node: Expr, dtype: np.dtype[Any]) -> View:
-        """The scalar that holds the value of an expression of settings."""
-        key = (key_of(node), dtype)
-        if key not in self._settings:
-            text = f"({node})" if node.operands else repr(node)
-            same = sum(view.buffer.name.startswith(text) for view, _ in self._settings.values())
-            number = np.array(evaluate(node, self._numbers), dtype)
-            view = self._view(f"{text} {same + 1}" if same else text, "input", (), dtype=dtype, data=number)
-            self._settings[key] = view, node
-        return self._settings[key][0]
-
-    @property
-    def inverse_batch(self) -> View:
-        """The number 1 / batch size."""
-        return self.external("inverse_batch", (), role="input")
-
-    def _view(
-        self, name: str, role: str, shape: tuple[int, ...], batched: bool = False, dtype: Any = None, data: Any = None
-    ) -> View:
-        full: Shape = (Batch(), *shape) if batched else shape
-        return View(Buffer(name, role, np.dtype(dtype or self.dtype), full, data), full, c_strides(full))
-
-    @contextmanager
-    def label(self, label: str) -> Iterator[None]:
-        """A context: operations and scratch buffers recorded inside have this label when the program is printed.
-
-        Parameters
-        ----------
-        label : str
-            The label.
-        """
-        before, self._label = self._label, label
-        yield
-        self._label = before
 
     # Operations
 
@@ -352,9 +271,52 @@ class Recorder:
         check_views("random", out)
         if self._depth:
             raise ValueError(f"random: every step of a loop would draw the same numbers for `{out}`: draw them before the loop")
-        key = self.external("random", (2,), role="input", dtype=np.uint64)
-        self._record(Random((out,), (key,), self._draws, label=self._label))
+        ins = [self.external("random", (2,), role="input", dtype=np.uint64)]
+        if self.parallel and out.batched:
+            ins.append(self.external("first_sample", (), role="input", dtype=np.uint64))
+        self._record(Random((out,), tuple(ins), self._draws, label=self._label))
         self._draws += 1
+
+    def all_reduce(self, out: View, a: View) -> None:
+        """out = the sum of a over all processes, each of which has a part of the batch (see `AllReduce`).
+
+        Parameters
+        ----------
+        out, a : View
+            Contiguous arrays without samples; they may be the same.
+        """
+        check_views("all_reduce", out, a)
+        if self._depth:
+            raise ValueError(f"all_reduce: `{out}` is in a loop: sum up after the loop")
+        if out.shape != a.shape or out.batched or not (out.contiguous and a.contiguous) or {out.dtype, a.dtype} != {self.dtype}:
+            raise ValueError(
+                f"all_reduce: {out.text} and {a.text} must be contiguous, of one shape, {self.dtype}, without samples"
+            )
+        communicator = self.external(COMMUNICATOR, (COMMUNICATOR_WORDS,), role="input", dtype=np.int64)
+        self._record(AllReduce((out,), (a, communicator), label=self._label))
+
+    def over_processes(self, *sums: View) -> tuple[View, ...]:
+        """The sums over the whole batch, of sums over the samples of this process; the same views where there is one process.
+
+        Parameters
+        ----------
+        *sums : View
+            Arrays without samples, which go to the other processes in one message.
+
+        Returns
+        -------
+        tuple of View
+            An array for each.
+        """
+        if not self.parallel:
+            return sums
+        whole = self.scratch("over processes", (sum(view.sample_size for view in sums),), batched=False)
+        stops = list(accumulate(view.sample_size for view in sums))
+        places = [whole.slice(0, *each).reshape(*a.sample_shape) for each, a in zip(pairwise([0, *stops]), sums, strict=True)]
+        for place, view in zip(places, sums, strict=True):
+            self.copy(place, view)
+        self.all_reduce(whole, whole)
+        return tuple(places)
 
     def copy(self, out: View, a: View) -> None:
         """out = a; nothing is recorded if both are the same memory.

@@ -10,6 +10,7 @@ import pytest
 
 from chains.expr import trace
 from chains.program import operations
+from chains.program.all_reduce import COMMUNICATOR, COMMUNICATOR_WORDS, AllReduce
 from chains.program.operations import (
     BatchMatMul,
     Convolve,
@@ -81,6 +82,8 @@ SAMPLES = [
     Copy(filled(B, 4), (given("a", B, 4),)),
     Fill(filled(B, 4), (), 2.0),
     Random(filled(B, 4), (given("random", 2, dtype=np.uint64),), 0),
+    Random(filled(B, 4), (given("random", 2, dtype=np.uint64), given("first_sample", dtype=np.uint64)), 0),
+    AllReduce(filled(4), (given("a", 4), given(COMMUNICATOR, COMMUNICATOR_WORDS, dtype=np.int64))),
 ]
 PARTS = given("x", B, 3, 4).index(1, 0).advancing(0, 4)  # of a time axis
 SAMPLES += [
@@ -98,7 +101,7 @@ def concrete_classes(base: type = Operation) -> set[type]:
 
 
 def test_every_class_has_a_sample():
-    assert {type(operation) for operation in SAMPLES} == concrete_classes()
+    assert {type(operation) for operation in SAMPLES} == concrete_classes() | {AllReduce}
 
 
 @dataclass
@@ -113,7 +116,8 @@ class Numbers:
         for each in self.operation.views:
             shape = tuple(BATCH if extent == B else extent for extent in each.buffer.shape)
             whole = each.dtype.kind in "iu"
-            self.arrays[each.buffer.name] = rng.integers(0, 4, shape).astype(each.dtype) if whole else rng.normal(size=shape)
+            most = 1 if each.buffer.name == COMMUNICATOR else 4  # zeros name no communicator
+            self.arrays[each.buffer.name] = rng.integers(0, most, shape).astype(each.dtype) if whole else rng.normal(size=shape)
 
     def result(self, samples: slice = slice(None), **other: np.ndarray) -> np.ndarray:
         """The result from some of the samples, with other numbers for the arrays that are named."""

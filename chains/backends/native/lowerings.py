@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from chains.backends.native.kernels import winograd
+from chains.backends.native.kernels.all_reduce import lower_all_reduce
 from chains.backends.native.kernels.batch_matmul import lower_batch_matmul
 from chains.backends.native.kernels.convolve import lower_convolve
 from chains.backends.native.kernels.convolve_weight import lower_convolve_weight
@@ -19,6 +20,7 @@ from chains.backends.native.kernels.relayout import Relayout, lower_relayout
 from chains.backends.native.kernels.rows import lower_update_rows
 from chains.backends.native.llvm.emit import Type, Value, integer
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
+from chains.program.all_reduce import AllReduce
 from chains.program.operations import (
     BatchMatMul,
     Convolve,
@@ -129,6 +131,7 @@ LOWERINGS: dict[type[Operation], Lowering] = {
     ScatterAdd: _scatter_add,
     UpdateRows: _update_rows,
     Random: _of_operation(lower_random),
+    AllReduce: _of_operation(lower_all_reduce),
     Relayout: _relayout,
     Loop: _loop,
 }

@@ -9,6 +9,7 @@ import numpy as np
 
 from chains.backends.base import cannot_run
 from chains.program.alias import across
+from chains.program.all_reduce import AllReduce
 from chains.program.operations import (
     BatchMatMul,
     Convolve,
@@ -120,6 +121,11 @@ def _random(operation: Operation) -> str | None:
     return None if out.contiguous else f"`{out}` has gaps"
 
 
+def _all_reduce(operation: Operation) -> str | None:
+    (out,) = operation.outs
+    return None if out.dtype in FLOATS else f"there is no code for {out.dtype}"
+
+
 def _rows(table: View, index: View, rows: View) -> str | None:
     if index.dtype not in INDICES:
         return f"`{index}` must hold int32 or int64, not {index.dtype}"
@@ -157,6 +163,7 @@ LIMITS: dict[type[Operation], Callable[[Operation], str | None]] = {
     ScatterAdd: _scatter_add,
     UpdateRows: _update_rows,
     Random: _random,
+    AllReduce: _all_reduce,
     Copy: _copy,
     Fill: _one_type,
     Loop: _loop,

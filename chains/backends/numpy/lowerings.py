@@ -13,6 +13,8 @@ from chains.backends.numpy.formulas import CallSequence, Register, scalar_call, 
 from chains.backends.numpy.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.numpy.memory import Memory
 from chains.backends.numpy.rows import update_rows
+from chains.communicator import all_reduce
+from chains.program.all_reduce import AllReduce
 from chains.program.operations import (
     BatchMatMul,
     Convolve,
@@ -186,20 +188,32 @@ def _update_rows(memory: Memory, operation: UpdateRows) -> list[Call]:
 
 
 def _random(memory: Memory, operation: Random) -> list[Call]:
-    out, key = (memory.array(view) for view in operation.views)
+    out, key, *first = (memory.array(view) for view in operation.views)
     bits = np.random.Philox(key=[0, 0])
     generator, state = np.random.Generator(bits), bits.state
     counter, philox_key = state["state"]["counter"], state["state"]["key"]
     counter[1] = operation.draw
     direct = out.dtype == np.float32 and out.flags.c_contiguous
     numbers = out if direct else memory.temporary(out.shape, np.float32)
+    size = operation.outs[0].sample_size
 
     def draw() -> None:
         philox_key[0], counter[2] = key[0], key[1]
+        counter[0], skipped = divmod(int(first[0]) * size, 8) if first else (0, 0)
         bits.state = state
+        generator.random(skipped, dtype=np.float32)
         generator.random(dtype=np.float32, out=numbers)
 
     return [draw] if numbers is out else [draw, partial(np.copyto, out, numbers)]
+
+
+def _all_reduce(memory: Memory, operation: AllReduce) -> list[Call]:
+    out, a, words = (memory.array(view) for view in operation.views)
+
+    def reduce() -> None:
+        all_reduce(words, a, out)
+
+    return [reduce]
 
 
 def _copy(memory: Memory, operation: Copy) -> list[Call]:
@@ -230,6 +244,7 @@ LOWERINGS: dict[type[Operation], Callable[..., list[Call]]] = {
     ScatterAdd: _scatter_add,
     UpdateRows: _update_rows,
     Random: _random,
+    AllReduce: _all_reduce,
     Copy: _copy,
     Fill: _fill,
     Loop: _loop,

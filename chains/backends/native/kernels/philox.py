@@ -10,11 +10,13 @@ from chains.program.operations import Random
 def lower_random(frame: Frame, operation: Random) -> None:
     """Uniform numbers from Philox4x64-10, in blocks of 8 elements; see `chains.program.operations.Random`."""
     f = frame.f
-    (out,), (key,) = operation.outs, operation.ins
+    (out,), (key, *first) = operation.outs, operation.ins
     key_pointer, pointer = frame.base(key), frame.base(out)
     seed, step = (f.load(I64, f.address(key_pointer, integer(k), I64)) for k in range(2))
     scalar = real_type(out.dtype)
     start, count = (frame.start, frame.count) if out.batched else (integer(0), integer(1))
+    for position in first:
+        start = f.add(start, f.load(I64, frame.base(position)))
     begin = f.mul(start, out.sample_size)
     length = f.mul(count, out.sample_size)
     end = f.add(begin, length)
@@ -28,8 +30,8 @@ def lower_random(frame: Frame, operation: Random) -> None:
         uniform = f.binary("fmul", f.cast("uitofp", bits, Type(scalar.name, 8)), number(Type(scalar.name, 8), 2.0**-24))
         offset = f.binary("sub", f.mul(i, 8), begin)  # of the block's first element in this view; may be negative
         iota = Value("<" + ", ".join(f"i64 {k}" for k in range(8)) + ">", Type("i64", 8))
-        position = f.binary("add", iota, f.splat(offset, 8))
-        inside = f.compare("ult", position, f.splat(length, 8))  # unsigned: negative positions are outside too
+        place = f.binary("add", iota, f.splat(offset, 8))
+        inside = f.compare("ult", place, f.splat(length, 8))  # unsigned: negative positions are outside too
         f.store(uniform, f.address(pointer, offset, scalar), inside)
         return []
 

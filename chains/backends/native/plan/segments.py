@@ -15,6 +15,7 @@ from chains.backends.native.kernels.fusion import fusible
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
 from chains.backends.tiling import meets_sums, needs_results
 from chains.program.alias import conflict, meet, same
+from chains.program.all_reduce import AllReduce
 from chains.program.operations import Convolve, ConvolveInput, Loop, Map, MatMul, Operation
 from chains.program.view import Buffer, View
 
@@ -143,11 +144,12 @@ def _covers(a: View, b: View) -> bool:
 def divided(done_once: Sequence[PlanStep], others: Sequence[Operation]) -> tuple[tuple[PlanStep, ...], tuple[PlanStep, ...]]:
     """The early steps done once, which do not depend on the earlier `others`, and the late steps, which run after these.
 
-    Steps that threads share are never early.
+    Steps that threads share are never early. Nor are sums over processes, which all processes do in the program's order.
     """
     late, early, once = list(others), [], []
     for step in done_once:
-        if _shared_length(step.operation) >= LEAST_SHARED_ELEMENTS or any(conflict(each, step.operation) for each in late):
+        fixed = isinstance(step.operation, AllReduce) or _shared_length(step.operation) >= LEAST_SHARED_ELEMENTS
+        if fixed or any(conflict(each, step.operation) for each in late):
             late.append(step.operation)
             once.append(step)
         else:

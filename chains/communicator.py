@@ -1,0 +1,69 @@
+"""Communicators of mpi4py, by which programs reach the other processes."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from chains.messages import shown
+
+_OWN: dict[str, int] = {}  # the key by which a communicator of a caller keeps ours
+
+
+def check_communicator(comm: Any) -> Any:
+    """`comm`. Raises TypeError unless it is an intracommunicator of mpi4py."""
+    mpi = sys.modules.get("mpi4py.MPI")  # imported wherever there is a communicator
+    if mpi is None or not isinstance(comm, mpi.Intracomm):
+        raise TypeError(f"`comm` (={shown(comm)}) must be a communicator of mpi4py, such as MPI.COMM_WORLD")
+    if comm == mpi.COMM_NULL:
+        raise ValueError("`comm` is MPI.COMM_NULL, which has no processes")
+    return comm
+
+
+def own(comm: Any) -> Any:
+    """A duplicate of a caller's communicator: messages do not mix with the caller's, and an error of MPI ends all processes.
+
+    The first call makes it, on all processes. It is freed with the caller's.
+    """
+    mpi = sys.modules["mpi4py.MPI"]
+    if "key" not in _OWN:
+        _OWN["key"] = mpi.Comm.Create_keyval(delete_fn=lambda comm, key, duplicate: duplicate.Free())
+    found = comm.Get_attr(_OWN["key"])
+    if found is None:
+        found = comm.Dup()
+        found.Set_errhandler(mpi.ERRORS_ARE_FATAL)
+        comm.Set_attr(_OWN["key"], found)
+    return found
+
+
+def words_of(comm: Any, dtype: np.dtype[Any]) -> np.ndarray:
+    """What a program needs to sum arrays of this type over the processes of a duplicate, for the buffer `COMMUNICATOR`.
+
+    The address of MPI_Allreduce, the address that means "in place", and the handles of type, sum and communicator.
+    """
+    mpi = sys.modules["mpi4py.MPI"]
+    kind = {np.dtype(np.float32): mpi.FLOAT, np.dtype(np.float64): mpi.DOUBLE}[dtype]
+    words = [_address(mpi.__file__), int(mpi.IN_PLACE), kind.handle, mpi.SUM.handle, comm.handle]
+    return np.array([word % (1 << 64) for word in words], np.uint64).view(np.int64)
+
+
+def all_reduce(words: np.ndarray, a: np.ndarray, out: np.ndarray) -> None:
+    """out = the sum of `a` over all processes; a copy where the words name no communicator."""
+    if not words[0]:
+        np.copyto(out, a)
+        return
+    mpi = sys.modules["mpi4py.MPI"]
+    mpi.Comm.fromhandle(int(words.view(np.uint64)[4])).Allreduce(mpi.IN_PLACE if a is out else a, out)
+
+
+@cache
+def _address(library: str) -> int:
+    """The address of MPI_Allreduce, in the library of mpi4py or in what that is linked to."""
+    try:
+        return int(ctypes.cast(ctypes.CDLL(library).MPI_Allreduce, ctypes.c_void_p).value or 0)
+    except (OSError, AttributeError) as error:
+        raise RuntimeError(f"MPI_Allreduce was not found through mpi4py's library {library}: {error}") from error
