@@ -33,7 +33,7 @@ from chains.program.operations import Convolve, ConvolveInput
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native.kernels import block_shapes, gemm, winograd
+from chains.backends.native.kernels import block_shapes, gemm, matmul_sums, winograd
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.memory_plan import MemoryPlan
 from chains.backends.native.plan.execution_plan import ExecutionPlan
@@ -187,6 +187,18 @@ def test_training_a_network_of_convolutions_on_two_threads_repeats_its_bits(eage
         results.append(p)
     np.testing.assert_array_equal(results[0], results[1])
     np.testing.assert_array_equal(results[0], results[2])
+
+
+@pytest.mark.by_day(few=2)
+@every_instruction_set
+@floats
+def test_dense_layers_behind_images_read_many_weights_in_parts(kind, simd, eager):
+    outs = 161 if kind == "float32" else 83
+    layers = Conv(1, 3, 2, relu), Flatten(), Dense(3 * 11 * 13, outs, tanh), Dense(outs, 3)
+    program = vjp_of(Chain(*layers, input_shape=(1, 12, 14)), kind)
+    assert 3 * 11 * 13 * outs * np.dtype(kind).itemsize > matmul_sums.SECOND_LEVEL_CACHE_BYTES
+    for batch in (1, 21):
+        assert_equals_numpy(program, batch, kind, simd=simd)
 
 
 # Large products

@@ -14,13 +14,15 @@ The position of the batch gives three cases:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from chains.backends.native.kernels.elementwise import Frame, horizontal
 from chains.backends.native.kernels.epilogue import store_block
 from chains.backends.native.kernels.fusion import FusedProduct, is_dots
 from chains.backends.native.kernels.matmul_narrow import dots, is_narrow, lower_matmul_narrow
-from chains.backends.native.kernels.matmul_sums import lower_matmul_sums
+from chains.backends.native.kernels.matmul_sums import SECOND_LEVEL_CACHE_BYTES, lower_matmul_sums
 from chains.backends.native.kernels.prefetch import prefetch_lines, reads_samples
 from chains.backends.native.llvm.accumulators import accumulators_for, combined
 from chains.backends.native.llvm.blocking import blocks, panels
@@ -28,6 +30,7 @@ from chains.backends.native.llvm.emit import Type, Value, integer, number, real_
 from chains.backends.native.llvm.shuffles import sums_of_lanes
 
 FIRST_LEVEL_CACHE_BYTES = 32 << 10  # bytes of the smallest first-level caches
+PART = 16  # length of a part of the inner axis, where weights exceed the second-level cache
 STEPS_PER_PREFETCH = 6  # steps of the inner loop
 MOST_UNROLLED_MULTIPLY_ADDS = 96  # multiply-adds in one straight run of code, at most
 
@@ -63,17 +66,34 @@ def _rows(frame: Frame, product: FusedProduct) -> None:
         heights.insert(1, 5 * height // 6)  # each block reads all weights again, so few blocks are better
     rows = frame.extent(out.shape[0])
 
-    def run_panel(column: Value, masks: list[Value | None]) -> None:
-        position = begin
-        for block in dict.fromkeys(max(1, each) for each in (*heights, 1)):
+    def of_part(product: FusedProduct, part: _Part) -> None:
+        def run_panel(column: Value, masks: list[Value | None]) -> None:
+            position = begin
+            for block in dict.fromkeys(max(1, each) for each in (*heights, 1)):
 
-            def step(i: Value, _: list[Value], block: int = block) -> list[Value]:
-                _block(frame, product, i, block, column, masks, lanes, inner, scalar)
-                return []
+                def step(i: Value, _: list[Value], block: int = block) -> list[Value]:
+                    _block(frame, product, i, block, column, masks, lanes, part, scalar)
+                    return []
 
-            position, _ = f.loop(position, f.add(rows, 1 - block), block, step)
+                position, _ = f.loop(position, f.add(rows, 1 - block), block, step)
 
-    panels(frame.f, columns, lanes, panel, run_panel)
+        panels(f, columns, lanes, panel, run_panel)
+
+    if not frame.small_tiles or product.accumulate or inner * columns * out.dtype.itemsize <= SECOND_LEVEL_CACHE_BYTES:
+        of_part(product, _Part(integer(0), inner))
+        return
+    rest = inner % PART or PART  # each part reads a few rows of the weights, one after another
+    sums = replace(product, maps=())
+    f.loop(integer(0), integer(inner - rest), PART, lambda k, _: of_part(sums, _Part(k, PART, split=True)))
+    of_part(product, _Part(integer(inner - rest), rest, split=True))
+
+
+class _Part(NamedTuple):
+    """A part of the inner axis. If the axis is `split`, sums go on from those of the part before."""
+
+    begin: Value
+    length: int
+    split: bool = False
 
 
 def _block(
@@ -84,12 +104,12 @@ def _block(
     column: Value,
     masks: list[Value | None],
     lanes: int,
-    inner: int,
+    part: _Part,
     scalar: Type,
 ) -> None:
     """Compute `block` rows from `row` on, and a vector of columns for each mask, from `column` on."""
-    f, a, b = frame.f, product.a, product.b
-    type = Type(scalar.name, lanes)
+    f, out, a, b = frame.f, product.out, product.a, product.b
+    type, inner = Type(scalar.name, lanes), part.length
     a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(block)]
     b_base = f.address(frame.base(b), f.mul(column, b.strides[1]), scalar)
 
@@ -109,6 +129,12 @@ def _block(
     # With few sums, additions would wait for one another, so each sum gets several accumulators.
     accumulators = min(inner, accumulators_for(width))
     start = [number(type, 0.0)] * (width * accumulators)
+    if part.split:
+        rows = [frame.row(out, f.add(row, r), out.strides[0]) for r in range(block)]
+        columns = [f.mul(f.add(column, c * lanes), out.strides[1]) for c in range(len(masks))]
+        places = [(f.address(r, c, scalar), mask) for r in rows for c, mask in zip(columns, masks, strict=True)]
+        zeros, first = start[:width], f.compare("eq", part.begin, integer(0))
+        start[:width] = f.choice(first, lambda: zeros, lambda: [f.load(type, *place) for place in places])
     per_step = max(1, min(inner, MOST_UNROLLED_MULTIPLY_ADDS // (2 * width)))
     per_step = max(accumulators, per_step // accumulators * accumulators)
 
@@ -120,10 +146,12 @@ def _block(
 
     whole = inner // per_step * per_step
     if whole == per_step:
-        sums = steps(integer(0), start, per_step)
+        sums = steps(part.begin, start, per_step)
     else:
-        sums = _along(frame, product, whole, per_step, lambda k, carried: steps(k, list(carried), per_step), start)
-    sums = steps(integer(whole), list(sums), inner - whole)
+        sums = _along(
+            frame, product, whole, per_step, lambda k, carried: steps(f.add(part.begin, k), list(carried), per_step), start
+        )
+    sums = steps(f.add(part.begin, whole), list(sums), inner - whole)
     results = combined(sums, width, partial(f.binary, "fadd"))
     store_block(frame, product, row, results, column, masks, lanes, scalar)
 

@@ -11,11 +11,12 @@ from chains.backends.native.kernels.epilogue import store_block
 from chains.backends.native.kernels.fusion import FusedProduct
 from chains.backends.native.kernels.prefetch import prefetch_lines, reads_samples
 from chains.backends.native.llvm.accumulators import accumulate, accumulators_for
-from chains.backends.native.llvm.blocking import panels
+from chains.backends.native.llvm.blocking import blocks, panels
 from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
 from chains.backends.native.llvm.shuffles import interleaved
 from chains.program.view import Batch
 
+SECOND_LEVEL_CACHE_BYTES = 256 << 10  # bytes of the smallest second-level caches
 PART_BYTES = 256 << 10  # of both operands: they stay in a second-level cache, and their pages in the TLB
 LEAST_PART = 64  # fewest rows of a part: with fewer, writing and reading the sums again costs too much
 
@@ -52,20 +53,22 @@ def _sum(frame: Frame, product: FusedProduct, begin: Value, count: Value) -> Non
     height, panel = frame.shapes.matmul_sums.block(vectors)
     height = min(rows, height)
 
-    def run_panel(column: Value, masks: list[Value | None]) -> None:
-        whole = rows // height * height
+    def block(i: Value, size: int, column: Value, masks: list[Value | None]) -> None:
+        _sum_block(frame, product, begin, count, i, size, column, masks, lanes, scalar)
+        if prefetch and size == height:
+            prefetch_lines(frame)
 
-        def step(i: Value, _: list[Value]) -> list[Value]:
-            _sum_block(frame, product, begin, count, i, height, column, masks, lanes, scalar)
-            if prefetch:
-                prefetch_lines(frame)
-            return []
-
-        f.loop(integer(0), integer(whole), height, step)
-        if rows > whole:
-            _sum_block(frame, product, begin, count, integer(whole), rows - whole, column, masks, lanes, scalar)
-
-    panels(frame.f, columns, lanes, panel, run_panel)
+    if frame.small_tiles and rows * columns * product.out.dtype.itemsize > SECOND_LEVEL_CACHE_BYTES:
+        # The operands of a few samples stay in cache; the result, from beyond it, is read as it lies.
+        blocks(f, rows, height, lambda i, size: panels(f, columns, lanes, panel, partial(block, i, size)))
+    else:
+        panels(
+            f,
+            columns,
+            lanes,
+            panel,
+            lambda column, masks: blocks(f, rows, height, lambda i, size: block(i, size, column, masks)),
+        )
 
 
 def _sum_block(
