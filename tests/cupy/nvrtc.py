@@ -1,22 +1,52 @@
-"""CUDA C compiled without a GPU, by NVIDIA's run-time compiler or by nvcc, whichever is installed."""
+"""CUDA C compiled without a GPU, by NVIDIA's run-time compiler or by nvcc, whichever is installed; as CuPy has it compiled."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ARCHITECTURES = ("sm_80", "sm_90")
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+OPTIONS = ("-std=c++17", "-ftz=true")  # CuPy adds the second to what the backend asks for
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a kernel needs, as ptxas says: registers, bytes of stack and of spills a thread; bytes of shared memory a block."""
+
+    registers: int
+    stack: int
+    spills: int
+    shared: int
 
 
 def cubin(text: str, architecture: str) -> bytes:
     """The machine code of a text. Raises AssertionError with the compiler's messages where it has errors."""
+    return compiled(text, architecture)[0]
+
+
+def compiled(text: str, architecture: str) -> tuple[bytes, dict[str, Usage]]:
+    """The machine code of a text, and what each of its kernels needs."""
     library = _library()
-    return _by_nvcc(text, architecture) if library is None else _by_nvrtc(library, text, architecture)
+    code, log = _by_nvcc(text, architecture) if library is None else _by_nvrtc(library, text, architecture)
+    return code, usage(log)
+
+
+def usage(log: str) -> dict[str, Usage]:
+    """What ptxas says of each kernel."""
+    result = {}
+    for name, rest in re.findall(r"Compiling entry function '(\w+)' for(.*?)(?=Compiling entry function|\Z)", log, re.S):
+        found = {word: re.search(rf"(\d+) {word}", rest) for word in ("registers", "bytes stack frame", "bytes smem")}
+        numbers = [int(match[1]) if match else 0 for match in found.values()]
+        spills = sum(int(number) for number in re.findall(r"(\d+) bytes spill", rest))
+        result[name] = Usage(numbers[0], numbers[1], spills, numbers[2])
+    return result
 
 
 def available() -> bool:
@@ -33,11 +63,11 @@ def _library() -> ctypes.CDLL | None:
     return None
 
 
-def _by_nvrtc(library: ctypes.CDLL, text: str, architecture: str) -> bytes:
+def _by_nvrtc(library: ctypes.CDLL, text: str, architecture: str) -> tuple[bytes, str]:
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     assert library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernels.cu", 0, None, None) == 0
-    options = (ctypes.c_char_p * 2)(f"-arch={architecture}".encode(), b"-std=c++17")
-    status = library.nvrtcCompileProgram(program, 2, options)
+    options = [option.encode() for option in (f"-arch={architecture}", *OPTIONS, "--ptxas-options=-v")]
+    status = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
     library.nvrtcGetProgramLog(program, log)
@@ -46,14 +76,14 @@ def _by_nvrtc(library: ctypes.CDLL, text: str, architecture: str) -> bytes:
     code = ctypes.create_string_buffer(size.value)
     library.nvrtcGetCUBIN(program, code)
     library.nvrtcDestroyProgram(ctypes.byref(program))
-    return code.raw
+    return code.raw, log.value.decode()
 
 
-def _by_nvcc(text: str, architecture: str) -> bytes:
+def _by_nvcc(text: str, architecture: str) -> tuple[bytes, str]:
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "kernels.cu"), Path(folder, "kernels.cubin")
         source.write_text(text)
-        command = ["nvcc", "-std=c++17", f"-arch={architecture}", "-cubin", str(source), "-o", str(target)]
+        command = ["nvcc", *OPTIONS, "-Xptxas", "-v", f"-arch={architecture}", "-cubin", str(source), "-o", str(target)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        return target.read_bytes()
+        return target.read_bytes(), done.stderr

@@ -19,13 +19,13 @@ from chains.backends.tiling import whole_on_tiles
 from chains.network import record
 from chains.program.recorder import Recorder
 from tests.cupy import emulated, nvrtc
+from tests.cupy.resources import SHARED_BYTES, SPILL_BYTES, too_much
 from tests.cupy.support import arrays_of, gradient_program, needs_compiler, needs_nvrtc, on_gpu
 from tests.harness import CASES, CLIPPED, assert_close, assert_same_bits, run_program
 
 pytestmark = pytest.mark.by_day(few=6)
 
-ROOM = {"sm_80": 163 << 10, "sm_90": 227 << 10}  # bytes of shared memory that a block may have
-DTYPES = {"sm_80": np.float64, "sm_90": np.float32}
+DTYPES = {"sm_80": np.float64, "sm_90": np.float32, "sm_100": np.float32}
 TOLERANCE = {np.float32: 1e-4, np.float64: 1e-11}
 
 SUITED = [case for case in CASES if suits(gradient_program(case, np.float64))]
@@ -96,7 +96,7 @@ def test_steps_of_many_blocks(short, monkeypatch):
     monkeypatch.setattr(module, "MOST_ONE_BLOCK_ELEMENTS", 1 << 13 if short else 0)
     net, loss = Chain(*MIXED), CrossEntropyLoss()
     program = net.program(loss, CLIPPED["Adam-clipped"], penalty=chains.L2Penalty(0.1), target_shape=())
-    made = fused_program(program, tiling_of(program, 31), ROOM["sm_90"])
+    made = fused_program(program, tiling_of(program, 31), SHARED_BYTES["sm_90"])
     assert (len(made.commands) == 2) == short
     monkeypatch.setattr(backends, "_loaded", {})
     x, t = np.random.default_rng(1).normal(size=(31, 5)), np.arange(31) % 3
@@ -165,15 +165,15 @@ def test_one_launch_a_call_and_no_allocation():
 
 def made(net, loss, optimizer, batch, architecture="sm_90", **rest):
     program = net.program(loss, optimizer)
-    return fused_program(program, tiling_of(program, batch), ROOM[architecture], **rest)
+    return fused_program(program, tiling_of(program, batch), SHARED_BYTES[architecture], **rest)
 
 
 def test_what_lies_in_shared_memory():
     """The figures of two networks: all of mnist_mlp's step lies there on sm_90, but for the gradient on sm_80."""
     mnist = Chain(Dense(784, 30, chains.σ), Dense(30, 10, chains.σ)), SquaredLoss(), SGD(3.0), 10
     large, small = made(*mnist), made(*mnist, "sm_80")
-    assert large.chip_bytes <= ROOM["sm_90"]
-    assert small.chip_bytes <= ROOM["sm_80"]
+    assert large.chip_bytes <= SHARED_BYTES["sm_90"]
+    assert small.chip_bytes <= SHARED_BYTES["sm_80"]
     assert {buffer.name for buffer in large._near} - {buffer.name for buffer in small._near} == {"gradient"}
     assert len(large.commands) == len(small.commands) == 1
     assert large.scratch_plan(10).nbytes(10) == 0
@@ -245,6 +245,7 @@ def test_products_use_the_threads_there_are():
 # The kernels compile
 
 
+@pytest.mark.by_day(few=2)
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 def test_kernels_compile(architecture, monkeypatch):
@@ -252,13 +253,16 @@ def test_kernels_compile(architecture, monkeypatch):
     monkeypatch.setattr(shares, "LEAST_BLOCK_SAMPLES", 4)
     net = Chain(Dense(5, 12, tanh), Dropout(0.3), Dense(12, 8))
     program = net.program(SquaredLoss(), Adam(0.1, clip_norm=1.0), dtype=DTYPES[architecture])
-    alone = fused_program(program, tiling_of(program, 10), ROOM[architecture])
+    alone = fused_program(program, tiling_of(program, 10), SHARED_BYTES[architecture])
     monkeypatch.setattr(shares, "MOST_ONE_BLOCK_OPERATIONS", 0)
-    source = fused_program(program, tiling_of(program, 10), ROOM[architecture]).source
+    many = fused_program(program, tiling_of(program, 10), SHARED_BYTES[architecture])
+    source = many.source
     alone.training(source, {"x": np.dtype(np.uint8), "t": np.dtype(np.float32)})
     alone.training(source, {"x": np.dtype(np.uint8)}, {"p", "moments", "step", "all x", "t"})
-    code = nvrtc.cubin(source.text(wide=architecture == "sm_80"), architecture)
+    code, usages = nvrtc.compiled(source.text(wide=architecture == "sm_80"), architecture)
     assert all(name in code for name in (b"network_", b"sums_", b"training_"))
+    assert too_much([many], (10, 4_000), usages, architecture) == []
+    assert all(used.spills <= SPILL_BYTES and used.registers <= 128 for used in usages.values())
 
 
 def test_more_blocks_than_samples_are_not_asked_for(monkeypatch):
@@ -266,7 +270,7 @@ def test_more_blocks_than_samples_are_not_asked_for(monkeypatch):
     program = Chain(Dense(3, 2)).program(SquaredLoss(), SGD(0.1))
     assert tiling_of(program, 5) == Tiling(5, alone=True, single=True)
     assert tiling_of(program, 9) == Tiling(8, alone=False, single=False)
-    assert fused_program(program, tiling_of(program, 1000), ROOM["sm_90"]).blocks(1000) == 125
+    assert fused_program(program, tiling_of(program, 1000), SHARED_BYTES["sm_90"]).blocks(1000) == 125
 
 
 # On a GPU

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,18 +11,22 @@ import chains
 from chains import Adam, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, tanh
 from chains.backends import UnsupportedOperationError
 from chains.backends.cupy.compiler import Compiled
+from chains.backends.cupy.fused.fused import fused_program
+from chains.backends.cupy.fused.tiling_policy import tiling_of
 from chains.backends.cupy.kernels import convolutions
-from chains.backends.cupy.source.commands import Launch, Product, Source
+from chains.backends.cupy.source.commands import Launch, Pointers, Product, Source
 from chains.expr import BINARY, COMPARISONS, TERNARY, UNARY, Expr, trace_nodes
 from chains.network import record
 from chains.program.operations import Operation
 from chains.program.program import Program
 from chains.program.recorder import Recorder
+from chains.program.view import Buffer
 from tests.cupy import nvrtc
+from tests.cupy.resources import SPILL_BYTES, excess, too_much
 from tests.cupy.support import CONVOLUTIONS, EMULATED, arrays_of, gradient_program, needs_compiler, needs_nvrtc
 from tests.harness import CASES, OPTIMIZERS, assert_close, assert_same_bits, run_program
 
-GROUPS = [CASES[start : start + 60] for start in range(0, len(CASES), 60)]
+GROUPS = [CASES[start : start + 40] for start in range(0, len(CASES), 40)]
 
 
 @pytest.mark.by_day(few=1)
@@ -30,11 +36,15 @@ GROUPS = [CASES[start : start + 60] for start in range(0, len(CASES), 60)]
 def test_kernels_of_every_case_compile(group, architecture):
     """Those of a gradient and of a pullback, in one type for each architecture: they differ in the names of functions."""
     source, dtype = Source(), np.float32 if architecture == "sm_90" else np.float64
-    for case in GROUPS[group]:
-        Compiled(gradient_program(case, dtype), source)
-        Compiled(record.vjp(case.net().network, dtype, False), source)
-    code = nvrtc.cubin(source.text(wide=False), architecture)
+    programs = [
+        p for case in GROUPS[group] for p in (gradient_program(case, dtype), record.vjp(case.net().network, dtype, False))
+    ]
+    made = [Compiled(program, source) for program in programs]
+    code, usages = nvrtc.compiled(source.text(wide=False), architecture)
     assert all(kernel.name.encode() in code for kernel in source.kernels.values())
+    assert usages.keys() == {kernel.name for kernel in source.kernels.values()}
+    assert {name: used for name, used in usages.items() if used.spills > SPILL_BYTES} == {}
+    assert too_much(made, (1, 70, 5_000, 10_000_000), usages, architecture) == []
 
 
 @pytest.mark.by_day(few=2)
@@ -50,6 +60,42 @@ def test_kernels_of_training_compile(architecture, wide):
         Compiled(net.program(CrossEntropyLoss(), optimizer, target_shape=()), source)
     code = nvrtc.cubin(source.text(wide), architecture)
     assert all(hint in code for hint in (b"patches_", b"move_", b"random_", b"sum_parts_"))
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("body", "launched", "wrong"),
+    [
+        ([], {}, ""),
+        ([], {"block": (512, 1)}, "512 threads of 256"),
+        ([], {"shared": 170 << 10}, "174,080 bytes of shared memory of 166,912"),
+        (["SHARED float all[12000];", "all[threadIdx.x] = batch;", "__syncthreads();", "b0[0] = all[batch];"],
+         {"shared": 150 << 10}, "201,600 bytes of shared memory of 166,912"),
+        ([], {"grid": (1, 70_000)}, "70,000 rows of blocks of 65,535"),
+        ([], {"grid": (1 << 31, 1)}, "2,147,483,648 blocks of 2,147,483,647"),
+    ],
+)  # fmt: skip
+def test_launches_that_a_device_cannot_do_are_seen(body, launched, wrong):
+    source, pointers = Source(), Pointers()
+    pointers(Buffer("out", "output", np.dtype(np.float32), ()), write=True)
+    settings = {"grid": (1, 1), "shared": 0, "block": (256, 1)} | launched
+    launch = pointers.launch(source, "own", body or ["b0[0] = 1;"], lambda batch: settings["grid"], shared=settings["shared"])
+    launch = replace(launch, block=settings["block"])
+    usages = nvrtc.compiled(source.text(wide=False), "sm_80")[1]
+    assert [text.split(": ", 1)[1] for text in excess(launch, 1, usages[launch.kernel.name], "sm_80")] == [wrong] * bool(wrong)
+
+
+def test_what_ptxas_says_is_read():
+    log = """ptxas info    : Compiling entry function 'first_0' for 'sm_90'
+ptxas info    : Function properties for first_0
+    16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 128 registers, used 1 barriers, 16 bytes cumulative stack size, 1024 bytes smem, 364 bytes cmem[0]
+ptxas info    : Compiling entry function 'second_1' for 'sm_90'
+ptxas info    : Function properties for second_1
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers, used 0 barriers
+"""
+    assert nvrtc.usage(log) == {"first_0": nvrtc.Usage(128, 16, 20, 1024), "second_1": nvrtc.Usage(8, 0, 0, 0)}
 
 
 @needs_nvrtc
@@ -248,3 +294,15 @@ def test_listing_shows_the_kernels():
     text = net.listing(net.program(SquaredLoss()))
     assert "program gradient" in text
     assert "KERNEL sum_" in text
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_has_no_elements_has_no_kernel(whole):
+    """A causal convolution of a short signal has entries of its kernels that see padding alone; NVRTC takes no empty array."""
+    case = next(case for case in CASES if str(case) == "CausalConv-dilated")
+    program = record.vjp(case.net().network, np.float32, False)
+    assert any(0 in view.shape for operation in program.operations for view in operation.outs)
+    made = fused_program(program, tiling_of(program, 64), 1 << 17, forced=True) if whole else Compiled(program)
+    assert made is not None
+    assert "% 0;" not in made.text(64)
+    assert "kept0[0]" not in made.text(64)

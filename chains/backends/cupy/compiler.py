@@ -128,7 +128,8 @@ class Compiled:
     # Lowering
 
     def _ready(self, operations: Sequence[Operation]) -> list[Operation]:
-        """The operations, rewritten so that each has a kernel."""
+        """The operations, rewritten so that each has a kernel. Those that only write arrays of no elements are left out."""
+        operations = [each for each in operations if any(0 not in view.shape for view in each.outs)]
         given = with_epilogues(operations) if self._epilogues else operations
         ready = [each for operation in given for each in self._prepared(operation)]
         return with_bfloat16(ready) if self._half else ready

@@ -1,0 +1,110 @@
+"""Kernels of the GPU backend compiled for GPUs that are not there: whether any launch asks for more than a device has.
+
+Each attempt is a program of the tests' harness, of the GPU's benchmark or of `chains.models`, kernel by kernel or as one
+kernel, in a type, for an architecture. Registers, spills and shared memory are what ptxas says. Needs NVRTC or nvcc.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from unittest import mock
+
+import numpy as np
+
+from benchmarks import gpu_problems
+from benchmarks.gpu_problems import PROBLEMS, Setting
+from chains import Chain, CrossEntropyLoss, models
+from chains.backends.cupy.compiler import Compiled
+from chains.backends.cupy.fused.fused import fused_program
+from chains.backends.cupy.fused.tiling_policy import suits, tiling_of
+from chains.network import record
+from chains.program.program import Program
+from tests.campaign import running
+from tests.cupy import nvrtc
+from tests.cupy.resources import SHARED_BYTES, SPILL_BYTES, too_much
+from tests.cupy.support import gradient_program
+from tests.harness import CASES
+
+BATCHES = (1, 7, 64, 1000, 60_000)
+MODELS = {  # each kind of block once: further ones are the same kernels
+    "resnet": lambda: models.resnet((1, 1, 1, 1), 10, (3, 64, 64), backend="numpy"),
+    "densenet": lambda: models.densenet((1, 1, 1, 1), 10, (3, 64, 64), backend="numpy"),
+}
+seen: Counter[str] = Counter()  # the most registers, and all spills, by architecture
+
+
+@cache
+def _problem(key: str) -> gpu_problems.Problem:
+    """A problem of the benchmark with data of zeros."""
+
+    def images(setting: object, name: str, load: object, shape: tuple[int, ...], sample: tuple[int, ...]) -> object:
+        zeros = np.zeros((shape[0], *sample), np.float32), np.zeros(shape[0], np.int64)
+        return zeros, zeros, ""
+
+    def noise(samples: int, shape: tuple[int, ...], classes: int) -> object:
+        return np.zeros((samples, *shape), np.float32), np.zeros(samples, np.int64)
+
+    with mock.patch.object(gpu_problems, "_images", images), mock.patch.object(gpu_problems, "_noise", noise):
+        return PROBLEMS[key](Setting())
+
+
+def programs(dtype: type[np.floating]) -> Iterator[tuple[str, object]]:
+    """The names of all programs, and what makes each."""
+    for key in PROBLEMS:
+        yield f"step of {key}", lambda key=key: _step(key, dtype)
+    for name, net in MODELS.items():
+        yield f"gradient of {name}", lambda net=net: _model(net(), dtype)
+    for case in CASES:
+        yield f"gradient of {case}", lambda case=case: gradient_program(case, dtype)
+        yield f"pullback of {case}", lambda case=case: record.vjp(case.net().network, dtype, False)
+
+
+def _step(key: str, dtype: type[np.floating]) -> Program:
+    given = _problem(key)
+    return given.net("numpy").program(given.loss, given.optimizer, target_shape=given.t.shape[1:], dtype=dtype)
+
+
+def _model(net: Chain, dtype: type[np.floating]) -> Program:
+    return record.gradient(net.network, record.Criterion(CrossEntropyLoss(), (), False, None), dtype, True)
+
+
+def attempt(seed: int, number: int) -> str:
+    if not nvrtc.available():
+        return "neither NVRTC nor nvcc is installed"
+    rng = running.draws(seed, number)
+    dtype = (np.float32, np.float64)[int(rng.integers(2))]
+    architecture = str(rng.choice(nvrtc.ARCHITECTURES))
+    every = list(programs(dtype))
+    few = len(PROBLEMS) + len(MODELS) if rng.random() < 0.1 else len(every)  # the benchmarks and models come first
+    name, make = every[int(rng.integers(few))]
+    batch = int(rng.choice(BATCHES)) if rng.random() < 0.5 else None
+    return checked(name, make(), dtype, architecture, batch)  # type: ignore[operator]
+
+
+def checked(name: str, program: Program, dtype: type[np.floating], architecture: str, batch: int | None) -> str:
+    """What came of a program, as one kernel for a batch size, if given. Raises AssertionError where too much is asked for."""
+    fused = None
+    if batch is not None and suits(program):
+        fused = fused_program(program, tiling_of(program, batch), SHARED_BYTES[architecture], forced=True)
+    kind, compiled = ("kernel by kernel", Compiled(program)) if fused is None else ("one kernel", fused)
+    code, usages = nvrtc.compiled(compiled.text(1), architecture)
+    assert code
+    problems = too_much([compiled], BATCHES if fused is None else (batch or 1,), usages, architecture)
+    problems += [f"{kernel} spills {used.spills} bytes" for kernel, used in usages.items() if used.spills > SPILL_BYTES]
+    assert not problems, f"{name}, {np.dtype(dtype)}, {architecture}, {kind}: {'; '.join(problems)}"
+    for kernel, used in usages.items():
+        what = f"{architecture}, {kernel.rstrip('0123456789_')}: most registers"
+        seen[what] = max(seen[what], used.registers)
+        seen[f"{architecture}: bytes of spills"] += used.spills
+    return f"{architecture}, {kind}"
+
+
+def notes() -> list[str]:
+    return [f"{what} {number}" for what, number in sorted(seen.items())]
+
+
+if __name__ == "__main__":
+    sys.exit(running.main(attempt, notes))

@@ -1,0 +1,52 @@
+"""What launches ask of a GPU beside what it has: registers, shared memory, threads and blocks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from chains.backends.cupy.compiler import Compiled
+from chains.backends.cupy.source.commands import Launch
+from tests.cupy.nvrtc import Usage
+
+SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10}  # that a block may have
+REGISTERS = 1 << 16  # of a multiprocessor, and so of a block
+SPILL_BYTES = 64  # a thread, at most: around calls of CUDA's functions for double precision there are some
+REGISTER_UNIT = 8  # registers a thread are handed out in such units
+WARP = 32
+
+
+def launches(compiled: Compiled, batch: int) -> list[Launch]:
+    return [step for step, _ in compiled.at(batch) if isinstance(step, Launch) and step.grid(batch) is not None]
+
+
+def excess(launch: Launch, batch: int, usage: Usage, architecture: str) -> list[str]:
+    """What a launch asks for that a GPU does not have."""
+    grid = launch.grid(batch)
+    assert grid is not None
+    threads = launch.block[0] * launch.block[1]
+    warps = -(-threads // WARP)
+    registers = warps * WARP * -(-usage.registers // REGISTER_UNIT) * REGISTER_UNIT
+    bounds = re.search(rf"KERNEL(?:_OF\((\d+)\))? {launch.kernel.name}\(", launch.kernel.text)
+    assert bounds is not None
+    shared = usage.shared + launch.shared
+    limits = {
+        "threads": (threads, min(1024, int(bounds[1] or 256))),
+        "registers": (registers, REGISTERS),
+        "bytes of shared memory": (shared, SHARED_BYTES[architecture]),
+        "blocks": (grid[0], (1 << 31) - 1),
+        "rows of blocks": (grid[1], (1 << 16) - 1),
+        "parameters": (sum(8 if "*" in kind else 4 for kind in launch.kernel.parameters), 4096),
+    }
+    return [
+        f"{launch.kernel.name} at batch {batch}: {number:,} {what} of {most:,}"
+        for what, (number, most) in limits.items()
+        if not 1 <= number <= most and not (what == "bytes of shared memory" and number == 0)
+    ]
+
+
+def too_much(compiled: Iterable[Compiled], batches: Iterable[int], usages: dict[str, Usage], architecture: str) -> list[str]:
+    """What any launch of these programs asks for that a GPU does not have, at any of the batch sizes."""
+    pairs = [(each, batch) for each in compiled for batch in batches]
+    found = [(launch, batch) for each, batch in pairs for launch in launches(each, batch)]
+    return [text for launch, batch in found for text in excess(launch, batch, usages[launch.kernel.name], architecture)]
