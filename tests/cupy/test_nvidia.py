@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import re
+import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 from chains.backends.cupy.device import cublas
 from chains.backends.cupy.device.cublas import EPILOGUES, CublasLt
 from chains.backends.cupy.device.interface import Epilogue, Gemm
+from tests.cupy import emulated
+from tests.cupy.fake_cublas import FakeCublasLt
 
 
 def nvidia_files(pattern: str) -> list[Path]:
@@ -22,18 +25,19 @@ def nvidia_files(pattern: str) -> list[Path]:
     return sorted(path for folder in [*folders, Path("/usr/local/cuda")] for path in folder.glob(pattern))
 
 
+def header(name: str) -> str:
+    """The text of a header of NVIDIA's, the first of this name that is found, without comments."""
+    files = [*nvidia_files(f"*/include/{name}"), *nvidia_files(f"include/{name}"), *nvidia_files(f"targets/*/include/{name}")]
+    if not files:
+        pytest.skip(f"{name} is not on this computer")
+    return re.sub(r"/\*.*?\*/|//[^\n]*", "", files[0].read_text(), flags=re.S)
+
+
 def header_values(*names: str) -> dict[str, int]:
-    """The enumerators of NVIDIA's headers, of the first of each name that is found."""
+    """The enumerators of NVIDIA's headers."""
     values: dict[str, int] = {}
     for name in names:
-        files = [
-            *nvidia_files(f"*/include/{name}"),
-            *nvidia_files(f"include/{name}"),
-            *nvidia_files(f"targets/*/include/{name}"),
-        ]
-        if not files:
-            pytest.skip(f"{name} is not on this computer")
-        text = re.sub(r"/\*.*?\*/|//[^\n]*", "", files[0].read_text(), flags=re.S)
+        text = header(name)
         for enumerator, value in re.findall(r"\b(CU\w+)\s*=\s*([^,}]+)", text):
             try:
                 values[enumerator] = eval(value, {}, dict(values))
@@ -70,6 +74,77 @@ def test_types_are_those_of_the_header():
     values = header_values("library_types.h")
     assert values["CUDA_R_16BF"] == cublas.BFLOAT16_TYPE
     assert (values["CUDA_R_32F"], values["CUDA_R_64F"]) == tuple(cublas.TYPES.values())
+
+
+def kind_of(parameter: str) -> str:
+    """What a parameter of a C function is to a caller: a pointer, or a number of so many bits."""
+    if "*" in parameter or re.search(r"cublasLt(Handle|MatmulDesc|MatrixLayout|MatmulPreference)_t|cublasHandle_t|cudaStream_t", parameter):
+        return "pointer"
+    return "64 bits" if re.search(r"size_t|u?int64_t", parameter) else "32 bits"  # an int, or an enumeration
+
+
+def kind_given(argument: object) -> str:
+    """The same of an argument for ctypes."""
+    if isinstance(argument, (ctypes.c_void_p, ctypes.Array)) or type(argument).__name__ == "CArgObject":
+        return "pointer"
+    assert isinstance(argument, ctypes._SimpleCData)
+    return f"{8 * ctypes.sizeof(argument)} bits"
+
+
+class Noting:
+    """A library that notes the kinds of arguments of each function, and that does what `own` does."""
+
+    def __init__(self, own: object) -> None:
+        self.own, self.seen = own, {}
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.seen[name] = [kind_given(argument) for argument in arguments]
+            return getattr(self.own, name)(*arguments) if hasattr(self.own, name) else 0
+
+        return call
+
+
+def test_functions_are_called_by_their_signatures():
+    """The number of arguments of each function of both libraries, and whether each is a pointer or of 32 or 64 bits."""
+    texts = header("cublasLt.h") + header("cublas_api.h")
+    gemm = Gemm(np.dtype(np.float32), (4, 4, 4), (256, 512, 768), (4, 4, 4), (False, False), False)
+    lt, plain = Noting(FakeCublasLt()), Noting(object())
+    maker = CublasLt("float32", lt)
+    plan = maker.plan(gemm, Epilogue("relu_aux_bias", 1024, 2048, 128), maker.algorithms(gemm, Epilogue("bias", 1024))[0])
+    lt.own = object()  # the call itself is not to be done
+    maker.start(plan, 0, 256)
+    multiplies = cublas.Cublas("float32", plain)
+    multiplies.start(multiplies.call(gemm), 1, 256, 512)
+    seen = lt.seen | plain.seen
+    assert {"cublasLtMatmul", "cublasLtMatmulAlgoGetHeuristic", "cublasGemmEx", "cublasSetWorkspace_v2"} <= seen.keys()
+    del plan
+    for name, given in (seen | lt.seen).items():
+        declared = re.search(rf"CUBLASWINAPI\s+{name}\s*\((.*?)\)\s*;", texts, re.S)
+        assert declared, f"no header declares {name}"
+        assert given == [kind_of(parameter) for parameter in declared[1].split(",")], name
+
+
+@pytest.mark.skipif(emulated.COMPILER is None, reason="no C compiler on this computer")
+def test_structures_have_the_sizes_of_the_header(tmp_path):
+    """An algorithm, and what the heuristic gives: all of their fields, by the C compiler."""
+    text = header("cublasLt.h")
+    structures = {"cublasLtMatmulAlgo_t": cublas.Algorithm, "cublasLtMatmulHeuristicResult_t": cublas.Heuristic}
+    found = []
+    for name in structures:
+        body = re.search(rf"typedef struct \{{([^}}]*)\}}\s*{name};", text)
+        assert body, name
+        found.append(f"typedef struct {{{body[1]}}} {name};")
+    status = "typedef int cublasStatus_t;"
+    checks = [f'_Static_assert(sizeof({name}) == {ctypes.sizeof(own)}, "{name}");' for name, own in structures.items()]
+    fields = {"algo": "algo", "workspaceSize": "workspace_size", "state": "state", "wavesCount": "waves_count"}
+    checks += [
+        f'_Static_assert(offsetof(cublasLtMatmulHeuristicResult_t, {theirs}) == {getattr(cublas.Heuristic, ours).offset}, "");'
+        for theirs, ours in fields.items()
+    ]
+    source = tmp_path / "sizes.c"
+    source.write_text("\n".join(["#include <stdint.h>", "#include <stddef.h>", status, *found, *checks]))
+    subprocess.run([emulated.COMPILER, "-fsyntax-only", str(source)], check=True)
 
 
 @cache
