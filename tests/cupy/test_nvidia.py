@@ -76,9 +76,12 @@ def test_types_are_those_of_the_header():
     assert (values["CUDA_R_32F"], values["CUDA_R_64F"]) == tuple(cublas.TYPES.values())
 
 
+HANDLES = r"cublasLt(Handle|MatmulDesc|MatrixLayout|MatmulPreference)_t|cublasHandle_t|cudaStream_t"
+
+
 def kind_of(parameter: str) -> str:
     """What a parameter of a C function is to a caller: a pointer, or a number of so many bits."""
-    if "*" in parameter or re.search(r"cublasLt(Handle|MatmulDesc|MatrixLayout|MatmulPreference)_t|cublasHandle_t|cudaStream_t", parameter):
+    if "*" in parameter or "[" in parameter or re.search(HANDLES, parameter):
         return "pointer"
     return "64 bits" if re.search(r"size_t|u?int64_t", parameter) else "32 bits"  # an int, or an enumeration
 
