@@ -79,6 +79,7 @@ def of_equations(draw, size):
 def of_sequences(draw, inputs):
     """A layer of a time axis, for inputs of this length at every step: some `Cell`, repeated."""
     settings = {name: draw(st.booleans()) for name in ("return_sequences", "bidirectional")}
+    settings["checkpoint_every"] = draw(st.sampled_from([None, None, 1, 2, 3]))
     settings["initial_state"] = draw(st.sampled_from(["zeros", "parameter"]))
     kind, units = draw(st.sampled_from(["RNN", "LSTM", "GRU", "Recurrent"])), draw(st.integers(1, 3))
     if kind == "Recurrent":

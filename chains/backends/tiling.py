@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from chains.program.alias import conflict, meet
 from chains.program.operations import Operation
+from chains.program.view import View
 
 
 def whole_on_tiles(operations: Sequence[Operation]) -> tuple[list[Operation], list[Operation]] | None:
@@ -19,26 +20,24 @@ def whole_on_tiles(operations: Sequence[Operation]) -> tuple[list[Operation], li
     for operation in operations:
         if not any(view.batched for view in operation.views):
             once.append(operation)
-        elif must_wait([other for other in tiled if other.sums_over_batch], once, operation):
+        elif must_wait([total.view for other in tiled for total in other.totals], once, operation):
             return None
         else:
             tiled.append(operation)
     return tiled, once
 
 
-def must_wait(sums: Sequence[Operation], once: Sequence[Operation], operation: Operation) -> bool:
+def must_wait(sums: Sequence[View], once: Sequence[Operation], operation: Operation) -> bool:
     """Whether an operation on samples must wait until `sums` over the whole batch or operations done `once` are finished."""
-    return needs_results(sums, once, operation) or meets_sums(sums, operation)
+    return needs_results(sums, once, operation) or any(meets_sums(sums, total.view) for total in operation.totals)
 
 
-def meets_sums(sums: Sequence[Operation], operation: Operation) -> bool:
-    """Whether an operation writes to the memory of `sums` over the whole batch."""
-    mine = [view for view in operation.outs if not view.batched]
-    return any(meet(a, b) for other in sums for a in mine for b in other.outs)
+def meets_sums(sums: Sequence[View], view: View) -> bool:
+    """Whether a result over all samples lies in the memory of `sums` over the whole batch."""
+    return any(meet(view, other) for other in sums)
 
 
-def needs_results(sums: Sequence[Operation], once: Sequence[Operation], operation: Operation) -> bool:
+def needs_results(sums: Sequence[View], once: Sequence[Operation], operation: Operation) -> bool:
     """Whether an operation on samples reads `sums` over the whole batch, or must follow an operation done `once`."""
     read = [view for view in operation.ins if not view.batched]
-    written = [view for other in sums for view in other.outs]
-    return any(meet(a, b) for a in read for b in written) or any(conflict(operation, other) for other in once)
+    return any(meet(a, b) for a in read for b in sums) or any(conflict(operation, other) for other in once)

@@ -5,7 +5,7 @@ from chains.layers.attention import Attention, PositionalEncoding, TransformerBl
 from chains.layers.base import Declaration, Layer
 from chains.layers.batch_norm import BatchNorm
 from chains.layers.causal_conv import CausalConv
-from chains.layers.cells import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from chains.layers.cells import GRUCell, LSTMCell, RNNCell
 from chains.layers.combine import Parallel, Residual, Series
 from chains.layers.conv import Conv, ConvTranspose
 from chains.layers.dense import Dense
@@ -18,6 +18,7 @@ from chains.layers.ode import ODE
 from chains.layers.pool import AvgPool, GlobalAvgPool, MaxPool
 from chains.layers.recurrent import Cell, Recurrent
 from chains.layers.resample import Pad, Upsample
+from chains.layers.rnn import GRU, LSTM, RNN
 from chains.layers.shape import Flatten, Reshape
 from chains.layers.softmax import LogSoftmax, Softmax
 

@@ -1,4 +1,4 @@
-"""The recurrent cells that everybody has, and their layers: plain, LSTM and GRU."""
+"""The recurrent cells that everybody has: plain, LSTM and GRU."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from chains.activations import Activation, resolve, sigmoid, tanh
 from chains.checks import check_count, check_flags
 from chains.initializers import InitializerLike, initializer
 from chains.layers.base import Declaration
-from chains.layers.recurrent import Cell, Recurrent
+from chains.layers.recurrent import Cell
 from chains.program.recorder import Recorder
 from chains.program.view import View
 
 
-class _Gated(Cell):
+class GatedCell(Cell):
     """What the cells share: an input of length `inputs`, a state `h` of length `units`, and weights for so many gates.
 
     `weight` has shape (inputs, gates * units), `recurrent_weight` (units, gates * units), `bias` (gates * units,).
@@ -61,7 +61,7 @@ class _Gated(Cell):
         return f"{type(self).__name__}({self.inputs}, {self.units})"
 
 
-class RNNCell(_Gated):
+class RNNCell(GatedCell):
     """``h' = activation(x @ weight + h @ recurrent_weight + bias)``. As PyTorch's RNNCell, whose two biases are one here.
 
     Source: Elman 1990.
@@ -116,7 +116,7 @@ class RNNCell(_Gated):
         return f"RNNCell({self.inputs}, {self.units}{'' if self.activation is tanh else f', {self.activation}'})"
 
 
-class LSTMCell(_Gated):
+class LSTMCell(GatedCell):
     """Long short-term memory: a second state `c`, and gates i, f, g, o, in this order in the weights.
 
     ``a = x @ weight + h @ recurrent_weight + bias``; ``c' = σ(a_f) * c + σ(a_i) * tanh(a_g)``; ``h' = σ(a_o) * tanh(c')``. As
@@ -171,7 +171,7 @@ class LSTMCell(_Gated):
         self._input_gradients(ops, x, dx, da, p, g)
 
 
-class GRUCell(_Gated):
+class GRUCell(GatedCell):
     """Gated recurrent unit, with gates r, z, n, in this order in the weights: ``h' = (1 - z) * n + z * h``.
 
     With ``a = x @ weight + bias`` and ``q = h @ recurrent_weight + recurrent_bias``, ``r = σ(a_r + q_r)``, ``z = σ(a_z + q_z)``
@@ -284,114 +284,3 @@ class GRUCell(_Gated):
 def slice_of(start: int, stop: int) -> Any:
     """The columns start..stop of a matrix, as a function of it."""
     return lambda view: view.slice(1, start, stop)
-
-
-class _Named(Recurrent):
-    """A recurrence of a cell that has a name of its own as a layer, and the settings of the cell."""
-
-    cell: _Gated
-
-    @property
-    def inputs(self) -> int:
-        return self.cell.inputs
-
-    @property
-    def units(self) -> int:
-        return self.cell.units
-
-    @property
-    def weight_init(self) -> InitializerLike:
-        return self.cell.weight_init
-
-    @property
-    def recurrent_init(self) -> InitializerLike:
-        return self.cell.recurrent_init
-
-    @property
-    def bias_init(self) -> InitializerLike:
-        return self.cell.bias_init
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}{repr(self.cell).removeprefix(type(self.cell).__name__)[:-1]}{self._settings()})"
-
-
-class RNN(_Named):
-    """An `RNNCell` repeated along the time axis: samples are (steps, inputs).
-
-    Parameters
-    ----------
-    inputs, units, activation
-        As of `RNNCell`.
-    return_sequences, bidirectional, initial_state
-        As of `Recurrent`.
-    weight_init, recurrent_init, bias_init : initializer
-        As of `RNNCell`.
-    """
-
-    cell: RNNCell
-
-    def __init__(
-        self, inputs: int, units: int, activation: Activation | str = tanh, *, return_sequences: bool = False,
-        bidirectional: bool = False, initial_state: str = "zeros", weight_init: InitializerLike = "glorot_uniform",
-        recurrent_init: InitializerLike = "glorot_uniform", bias_init: InitializerLike = "zeros",
-    ) -> None:  # fmt: skip
-        cell = RNNCell(
-            inputs, units, activation, weight_init=weight_init, recurrent_init=recurrent_init, bias_init=bias_init
-        )  # fmt: skip
-        super().__init__(cell, return_sequences=return_sequences, bidirectional=bidirectional, initial_state=initial_state)
-
-    @property
-    def activation(self) -> Activation:
-        return self.cell.activation
-
-
-class LSTM(_Named):
-    """An `LSTMCell` repeated along the time axis: samples are (steps, inputs).
-
-    Parameters
-    ----------
-    inputs, units : int
-        As of `LSTMCell`.
-    return_sequences, bidirectional, initial_state
-        As of `Recurrent`.
-    weight_init, recurrent_init, bias_init : initializer
-        As of `LSTMCell`.
-    """
-
-    def __init__(
-        self, inputs: int, units: int, *, return_sequences: bool = False, bidirectional: bool = False,
-        initial_state: str = "zeros", weight_init: InitializerLike = "glorot_uniform",
-        recurrent_init: InitializerLike = "glorot_uniform", bias_init: InitializerLike = "zeros",
-    ) -> None:  # fmt: skip
-        cell = LSTMCell(inputs, units, weight_init=weight_init, recurrent_init=recurrent_init, bias_init=bias_init)
-        super().__init__(cell, return_sequences=return_sequences, bidirectional=bidirectional, initial_state=initial_state)
-
-
-class GRU(_Named):
-    """A `GRUCell` repeated along the time axis: samples are (steps, inputs).
-
-    Parameters
-    ----------
-    inputs, units, reset_after
-        As of `GRUCell`.
-    return_sequences, bidirectional, initial_state
-        As of `Recurrent`.
-    weight_init, recurrent_init, bias_init : initializer
-        As of `GRUCell`.
-    """
-
-    cell: GRUCell
-
-    def __init__(
-        self, inputs: int, units: int, *, reset_after: bool = True, return_sequences: bool = False,
-        bidirectional: bool = False, initial_state: str = "zeros", weight_init: InitializerLike = "glorot_uniform",
-        recurrent_init: InitializerLike = "glorot_uniform", bias_init: InitializerLike = "zeros",
-    ) -> None:  # fmt: skip
-        cell = GRUCell(
-            inputs, units, reset_after=reset_after, weight_init=weight_init, recurrent_init=recurrent_init, bias_init=bias_init
-        )  # fmt: skip
-        super().__init__(cell, return_sequences=return_sequences, bidirectional=bidirectional, initial_state=initial_state)
-
-    @property
-    def reset_after(self) -> bool:
-        return self.cell.reset_after

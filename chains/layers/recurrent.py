@@ -22,10 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from chains.checks import check_flags, check_word
+from chains.checks import check_count, check_flags, check_word
 from chains.expr import where
 from chains.layers.base import Declaration, Layer
 from chains.layers.node import Node, check_filled, check_kept
+from chains.layers.segments import Segment, SegmentArrays, Segments, StepSums
 from chains.messages import shown
 from chains.program.recorder import Recorder
 from chains.program.steps import Steps
@@ -62,6 +63,9 @@ class Recurrent(Layer):
         behind that of the first along the last axis.
     initial_state : str
         "zeros"; or "parameter" for one that is trained, from zeros on.
+    checkpoint_every : int, optional
+        Keep the state of every so many steps alone for the pullback, which repeats the steps between: less memory, and one
+        more forward pass. Without it everything is kept.
 
     Raises
     ------
@@ -70,8 +74,9 @@ class Recurrent(Layer):
     """
 
     def __init__(
-        self, cell: Cell, *, return_sequences: bool = False, bidirectional: bool = False, initial_state: str = "zeros"
-    ) -> None:
+        self, cell: Cell, *, return_sequences: bool = False, bidirectional: bool = False, initial_state: str = "zeros",
+        checkpoint_every: int | None = None,
+    ) -> None:  # fmt: skip
         if not isinstance(cell, Cell):
             raise TypeError(f"`cell` (={shown(cell)}) must be a cell, such as GRUCell(4, 32)")
         check_flags(return_sequences=return_sequences, bidirectional=bidirectional)
@@ -80,11 +85,13 @@ class Recurrent(Layer):
         self.return_sequences = return_sequences
         self.bidirectional = bidirectional
         self.initial_state = initial_state
+        self.checkpoint_every = None if checkpoint_every is None else check_count("checkpoint_every", checkpoint_every)
 
     def declare(self, d: Declaration) -> None:
         if not d.input:
             raise ValueError(f"{self!r} needs samples with a time axis, (steps, ...), not scalars")
         steps, d.timed = d.input[0], True
+        segments = self.segments(steps)
         for name in self._directions:
             output = d.child(name, self.cell, d.input[1:])
             carried = d.children[-1].carried_shapes
@@ -92,14 +99,20 @@ class Recurrent(Layer):
                 raise ValueError(f"{self.cell!r} carries nothing from step to step: it must call d.carry(name, shape)")
             if self.bidirectional and not output:
                 raise ValueError("`bidirectional` (=True) needs outputs with an axis to put the two directions along")
-            keep_each_step(d.children[-1], steps)
+            keep_each_step(d.children[-1], segments.last)
             for array, shape in carried.items():
                 if self.initial_state == "parameter":
                     d.param(_joined("initial", name, array), shape, "zeros")
-                d.saved(_joined("before", name, array), (steps, *shape))
-                d.saved(_joined("after", name, array), (steps, *shape))
+                d.saved(_joined("before", name, array), (segments.last, *shape))
+                d.saved(_joined("after", name, array), (segments.last, *shape))
+                if segments.before_last:
+                    d.saved(_joined("checkpoint", name, array), (segments.before_last, *shape))
         output = (*output[:-1], 2 * output[-1]) if self.bidirectional else output
         d.output((steps, *output) if self.return_sequences else output)
+
+    def segments(self, steps: int, backwards: bool = False) -> Segments:
+        """The steps between checkpoints."""
+        return Segments(steps, self.checkpoint_every, backwards)
 
     @property
     def _directions(self) -> tuple[str, ...]:
@@ -130,7 +143,8 @@ class Recurrent(Layer):
         """What differs from a recurrence of the plainest kind."""
         text = ", return_sequences=True" if self.return_sequences else ""
         text += ", bidirectional=True" if self.bidirectional else ""
-        return text + ("" if self.initial_state == "zeros" else f", initial_state={self.initial_state!r}")
+        text += "" if self.initial_state == "zeros" else f", initial_state={self.initial_state!r}"
+        return text + ("" if self.checkpoint_every is None else f", checkpoint_every={self.checkpoint_every}")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.cell!r}{self._settings()})"
@@ -143,10 +157,11 @@ class _Direction:
         self.layer, self.ops, self.direction, self.node = layer, ops, direction, node
         self.x, self.y, self.s = x, y, s
         self.backwards = direction == "backward"
-        self.steps = int(x.shape[1])  # type: ignore[arg-type]
+        steps = int(x.shape[1])  # type: ignore[arg-type]
+        self.segments = layer.segments(steps, self.backwards)
         self.shapes = node.declaration.carried_shapes
         self.first = next(iter(self.shapes))
-        self.mask = _mask(ops, self.steps)  # 1 where a sample has a step; None where all have all
+        self.mask = _mask(ops, steps)  # 1 where a sample has a step; None where all have all
 
     def forward(self, p: Any) -> None:
         ops, carried = self.ops, self._arrays("carried")
@@ -155,66 +170,87 @@ class _Direction:
                 ops.copy(view, getattr(p, _joined("initial", self.direction, name)))
             else:
                 ops.fill(view, 0.0)
-        with ops.loop(self.steps, backwards=self.backwards) as at:
-            before, after = self._kept("before", at), self._after(at)
-            for name, view in carried.items():
-                ops.copy(before[name], view)
-            begun = len(ops.operations)
-            node = self.node.at_a_step(lambda view: at.now(view, 1), lambda _, view: view, {"before": before, "after": after})
-            node.forward(ops, at.now(self.x, 1), after[self.first])
-            self._check("forward", begun, {f"s.after.{name}": view for name, view in after.items()}, before)
-            for name, view in carried.items():
-                if self.mask is None:
-                    ops.copy(view, after[name])
-                else:
-                    ops.map(view, _chosen, at.now(self.mask, 1), after[name], before[name])
-            if self.mask is not None and self.layer.return_sequences:
-                ops.map(at.now(self.y, 1), lambda m, y: where(m > 0.0, y, 0.0), at.now(self.mask, 1), after[self.first])
+        for segment in self.segments.forward(ops):
+            for name, view in carried.items() if not segment.last else ():
+                ops.copy(segment.entry(self._saved("checkpoint", name)), view)
+            arrays = SegmentArrays(ops, segment)
+            y = segment.part(self.y) if self.layer.return_sequences else None
+            self._steps(arrays, carried, arrays.read(self.x), y)
         if not self.layer.return_sequences:
             ops.copy(self.y, carried[self.first])
 
+    def _steps(self, arrays: SegmentArrays, carried: Arrays, x: View, y: View | None) -> None:
+        """Record the steps of a segment. They fill `y`, the outputs, where it is given."""
+        ops, mask = self.ops, self._mask_of(arrays.segment)
+        with ops.loop(arrays.segment.steps, backwards=self.backwards) as at:
+            before, after = self._before(arrays, at), self._after(arrays, at, y)
+            for name, view in carried.items():
+                ops.copy(before[name], view)
+            begun, part = len(ops.operations), lambda view: at.now(arrays.saved(view), 1)
+            node = self.node.at_a_step(part, lambda _, view: view, {"before": before, "after": after})
+            node.forward(ops, at.now(x, 1), after[self.first])
+            self._check("forward", begun, {f"s.after.{name}": view for name, view in after.items()}, before)
+            for name, view in carried.items():
+                if mask is None:
+                    ops.copy(view, after[name])
+                else:
+                    ops.map(view, _chosen, at.now(mask, 1), after[name], before[name])
+            if mask is not None and y is not None:
+                ops.map(at.now(y, 1), lambda m, y: where(m > 0.0, y, 0.0), at.now(mask, 1), after[self.first])
+
     def pullback(self, dy: View, dx: View, g: Any) -> None:
         ops, sequences = self.ops, self.layer.return_sequences
-        d_after, d_before = self._arrays("d_after"), self._arrays("d_before")
-        passed = self._arrays("passed")  # by steps that a sample has not
+        d_after, sums = self._arrays("d_after"), StepSums(ops, self.segments)
         for name, view in d_after.items():
             if name == self.first and not sequences:
                 ops.copy(view, dy)
             else:
                 ops.fill(view, 0.0)
-        sums: list[tuple[View, View]] = []
-
-        def gradient(name: str, view: View) -> View:
-            """The gradient of one step."""
-            each = ops.scratch(f"{name} of each step", (self.steps, *view.sample_shape), batched=False)
-            sums.append((view, each))
-            return at.now(each, 0)
-
-        with ops.loop(self.steps, backwards=not self.backwards) as at:
-            self._take(d_after, passed, at.now(dy, 1) if sequences else None, at)
-            before, after = self._kept("before", at), self._after(at)
-            arrays = {"before": before, "after": after, "d_before": d_before, "d_after": d_after}
-            node, begun = self.node.at_a_step(lambda view: at.now(view, 1), gradient, arrays), len(ops.operations)
-            node.pullback(ops, at.now(self.x, 1), after[self.first], d_after[self.first], at.now(dx, 1))
-            self._check("pullback", begun, {f"s.d_before.{name}": view for name, view in d_before.items()}, {})
-            for name, view in d_after.items():
-                if self.mask is None:
-                    ops.copy(view, d_before[name])
-                else:
-                    ops.map(view, lambda a, b: a + b, d_before[name], passed[name])
-        for total, each in sums:
-            ops.sum(total, each)
+        for segment in self.segments.backward(ops):
+            arrays = SegmentArrays(ops, segment)
+            x, y = arrays.read(self.x), segment.part(self.y) if sequences and segment.last else None
+            if not segment.last:
+                carried = self._arrays("carried")
+                for name, view in carried.items():
+                    ops.copy(view, segment.entry(self._saved("checkpoint", name)))
+                self._steps(arrays, carried, x, None)
+            d_inputs = arrays.write(dx)
+            self._back(arrays, (x, y), (segment.part(dy) if sequences else None, d_inputs), d_after, sums)
+            arrays.written(dx, d_inputs)
+            sums.add_steps()
+        sums.add_segments()
         for name, view in d_after.items() if self.layer.initial_state == "parameter" else ():
             ops.sum(getattr(g, _joined("initial", self.direction, name)), view)
 
-    def _take(self, d_after: Arrays, passed: Arrays, dy: View | None, at: Steps) -> None:
+    def _back(
+        self, arrays: SegmentArrays, values: tuple[View, View | None], cotangents: tuple[View | None, View], d_after: Arrays,
+        sums: StepSums,
+    ) -> None:  # fmt: skip
+        """Record the way back through the steps of a segment, for (x, y) and (dy, dx)."""
+        ops, segment, mask, (x, y), (dy, dx) = self.ops, arrays.segment, self._mask_of(arrays.segment), values, cotangents
+        d_before, passed = self._arrays("d_before"), self._arrays("passed")  # by steps that a sample has not
+        with ops.loop(segment.steps, backwards=not self.backwards) as at:
+            self._take(d_after, passed, None if dy is None else at.now(dy, 1), None if mask is None else at.now(mask, 1))
+            before, after = self._before(arrays, at), self._after(arrays, at, y)
+            views = {"before": before, "after": after, "d_before": d_before, "d_after": d_after}
+            begun, part = len(ops.operations), lambda view: at.now(arrays.saved(view), 1)
+            node = self.node.at_a_step(part, lambda name, view: sums.of_step(segment, at, name, view), views)
+            node.pullback(ops, at.now(x, 1), after[self.first], d_after[self.first], at.now(dx, 1))
+            self._check("pullback", begun, {f"s.d_before.{name}": view for name, view in d_before.items()}, {})
+            for name, view in d_after.items():
+                if mask is None:
+                    ops.copy(view, d_before[name])
+                else:
+                    ops.map(view, lambda a, b: a + b, d_before[name], passed[name])
+
+    def _take(self, d_after: Arrays, passed: Arrays, dy: View | None, mask: View | None) -> None:
         """Record what of the gradients goes to a step, with that of its output, and what passes it by."""
         ops, out = self.ops, d_after[self.first]
-        if self.mask is not None:
+        if mask is not None:
             for name, view in d_after.items():
-                ops.map((view, passed[name]), _divided, at.now(self.mask, 1), view)
-        if dy is not None and self.mask is not None:
-            ops.map(out, lambda a, b, m: where(m > 0.0, a + b, 0.0), out, dy, at.now(self.mask, 1))
+                ops.map((view, passed[name]), _divided, mask, view)
+        if dy is not None and mask is not None:
+            ops.map(out, lambda a, b, m: where(m > 0.0, a + b, 0.0), out, dy, mask)
         elif dy is not None:
             ops.map(out, lambda a, b: a + b, out, dy)
 
@@ -222,15 +258,21 @@ class _Direction:
         """An array of a sample for each that is carried."""
         return {name: self.ops.scratch(_joined(kind, self.direction, name), shape) for name, shape in self.shapes.items()}
 
-    def _kept(self, kind: str, at: Steps) -> Arrays:
-        """A step's entries of the arrays that are kept for all."""
-        return {name: at.now(getattr(self.s, _joined(kind, self.direction, name)), 1) for name in self.shapes}
+    def _saved(self, kind: str, name: str) -> View:
+        """An array that the layer keeps for one that is carried."""
+        return getattr(self.s, _joined(kind, self.direction, name))
 
-    def _after(self, at: Steps) -> Arrays:
+    def _mask_of(self, segment: Segment) -> View | None:
+        return None if self.mask is None else segment.part(self.mask)
+
+    def _before(self, arrays: SegmentArrays, at: Steps) -> Arrays:
+        """The carried arrays before a step."""
+        return {name: at.now(arrays.saved(self._saved("before", name)), 1) for name in self.shapes}
+
+    def _after(self, arrays: SegmentArrays, at: Steps, y: View | None) -> Arrays:
         """The carried arrays behind a step, the first of which may be the output."""
-        after = self._kept("after", at)
-        shared = self.layer.return_sequences and self.mask is None
-        return {**after, self.first: at.now(self.y, 1)} if shared else after
+        after = {name: at.now(arrays.saved(self._saved("after", name)), 1) for name in self.shapes}
+        return after if y is None or self.mask is not None else {**after, self.first: at.now(y, 1)}
 
     def _check(self, function: str, begun: int, filled: Mapping[str, View], kept: Mapping[str, View]) -> None:
         name, recorded = f"{type(self.layer.cell).__name__}.{function}", self.ops.operations[begun:]

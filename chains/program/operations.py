@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
-
-import numpy as np
+from typing import ClassVar, NamedTuple
 
 from chains.expr import Formula
+from chains.program.filled import Filled
 from chains.program.view import Buffer, View, concrete
 from chains.program.window import Window
+
+
+class Total(NamedTuple):
+    """A result over all samples: its place, how the results of parts of the batch combine, and whether it is added to."""
+
+    view: View
+    over_batch: str
+    accumulates: bool
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,12 @@ class Operation:
         """
         batched = any(view.batched for view in self.ins) and not any(view.batched for view in self.outs)
         return "sum" if batched else None
+
+    @property
+    def totals(self) -> tuple[Total, ...]:
+        """The results over all samples; of a loop those of all steps."""
+        kind = self.over_batch
+        return tuple(Total(out, kind, self.accumulates) for out in self.outs) if kind else ()
 
     @property
     def reads(self) -> tuple[View, ...]:
@@ -300,39 +313,53 @@ class Loop(Operation):
 
     Their views advance with the steps (`View.moves`). Later steps can read the results of earlier ones. A loop inside
     another has the next `depth`. `outs` are all views that the body writes, `ins` the views whose contents from before the
-    loop it may read.
+    loop it may read, `added` the sums over samples to whose contents from before the loop it adds. What waits for no step is
+    moved out of the loop (`chains.program.hoist`), unless it is `closed`.
     """
 
     steps: int
     body: tuple[Operation, ...]
     depth: int = 0
+    closed: bool = False
+    added: tuple[View, ...] = ()
 
     @classmethod
-    def of(cls, steps: int, body: Sequence[Operation], depth: int = 0, label: str = "") -> Loop:
+    def of(cls, steps: int, body: Sequence[Operation], depth: int = 0, label: str = "", *, closed: bool = False) -> Loop:
         """The loop over these operations, with its effects."""
         outs = dict.fromkeys(view.over(depth, steps) for operation in body for view in operation.writes)
-        every, made = _Made(), _Made()
-        for operation in body:
-            every.add(operation)
+        every, made = Filled(), Filled()
+        every.add(view for operation in body for view in operation.writes)
         ins: dict[View, None] = {}
+        added: dict[View, None] = {}
         for operation in body:
+            sums = {total.view for total in operation.totals}
             for view in operation.reads:
                 if not made.covers(view):
                     before = replace(view, offset=view.offset + view.move(depth))  # the place at the previous step
-                    ins[view.at(depth, 0) if every.covers(before) else view.over(depth, steps)] = None
-            made.add(operation)
-        return cls(tuple(outs), tuple(ins), steps, tuple(body), depth, label=label)
+                    found = added if view in sums and view not in operation.ins else ins
+                    found[view.at(depth, 0) if every.covers(before) else view.over(depth, steps)] = None
+            made.add(operation.writes)
+        return cls(tuple(outs), tuple(ins), steps, tuple(body), depth, closed, tuple(added), label=label)
 
     @property
     def over_batch(self) -> str | None:
         return next((operation.over_batch for operation in self.body if operation.over_batch), None)
+
+    @property
+    def totals(self) -> tuple[Total, ...]:
+        totals = (total for operation in self.body for total in operation.totals)
+        return tuple(total._replace(view=total.view.over(self.depth, self.steps)) for total in totals)
+
+    @property
+    def reads(self) -> tuple[View, ...]:
+        return self.ins + self.added
 
     def on(self, change: Callable[[View], View]) -> Operation:
         return self.around([operation.on(change) for operation in self.body])
 
     def around(self, body: Sequence[Operation]) -> Loop:
         """The same loop with another body."""
-        return Loop.of(self.steps, body, self.depth, self.label)
+        return Loop.of(self.steps, body, self.depth, self.label, closed=self.closed)
 
     def at(self, step: int) -> list[Operation]:
         """The operations of one step."""
@@ -343,24 +370,6 @@ class Loop(Operation):
 
     def __str__(self) -> str:
         return f"{self.steps} times:"
-
-
-class _Made:
-    """The elements that operations of a loop's body fill, for one sample, by buffer and advance."""
-
-    def __init__(self) -> None:
-        self._filled: dict[tuple[Buffer, tuple[int, ...]], np.ndarray] = {}
-
-    def add(self, operation: Operation) -> None:
-        for view in operation.writes:
-            filled = self._filled.setdefault((view.buffer, view.moves), np.zeros(view.buffer.size, bool))
-            view.within(filled)[...] = True
-
-    def covers(self, view: View) -> bool:
-        """Whether all of a view is filled."""
-        filled = self._filled.get((view.buffer, view.moves))
-        last = view.offset + sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True) if isinstance(n, int))
-        return filled is not None and view.offset >= 0 and last < len(filled) and bool(view.within(filled).all())
 
 
 def all_operations(operations: Iterable[Operation]) -> Iterable[Operation]:

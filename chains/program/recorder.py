@@ -74,21 +74,22 @@ class Recorder(Buffers):
     # Operations
 
     @contextmanager
-    def loop(self, steps: int, *, backwards: bool = False) -> Iterator[Steps]:
+    def loop(self, steps: int, *, backwards: bool = False, closed: bool = False) -> Iterator[Steps]:
         """A context: operations recorded inside are done once for each step of a time axis.
 
-        ``with ops.loop(7) as steps: ops.map(steps.now(y, 1), f, steps.now(x, 1))`` goes along axis 1 of both.
+        ``with ops.loop(7) as at: ops.map(at.now(y, 1), f, at.now(x, 1))`` goes along axis 1 of both.
 
         Parameters
         ----------
-        steps, backwards : int, bool
-            The number of steps, and whether they run from the end of the axis to its start.
+        steps, backwards, closed : int, bool, bool
+            The number of steps; whether they run from the end of the axis to its start; and whether products that wait for no
+            step stay in the loop. Outside of it they need memory for all steps.
         """
         around, self.operations = self.operations, []
         self._depth += 1
         try:
             yield Steps(check_count("steps", steps), self._depth - 1, backwards)
-            around += [Loop.of(steps, self.operations, self._depth - 1, self._label)] if self.operations else []
+            around += [Loop.of(steps, self.operations, self._depth - 1, self._label, closed=closed)] if self.operations else []
         finally:
             self.operations = around
             self._depth -= 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from chains.program.accumulate import accumulated
 from chains.program.contract import contracted
 from chains.program.hoist import hoisted
 from chains.program.operations import Copy, Loop, Map, Operation, users
@@ -18,7 +19,7 @@ from chains.program.view import Buffer, View
 
 def simplified(operations: Sequence[Operation]) -> list[Operation]:
     """Fewer operations with the same results."""
-    return without_copies(relu_after_max_pool(contracted(hoisted(live(operations)))))
+    return without_copies(relu_after_max_pool(contracted(accumulated(hoisted(live(operations))))))
 
 
 def live(operations: Sequence[Operation], read: Iterable[Buffer] = ()) -> list[Operation]:

@@ -285,9 +285,9 @@ class View:
 
     def within(self, memory: np.ndarray) -> np.ndarray:
         """The view's elements for one sample at the first step, in an array with an entry for each element of the buffer."""
-        axes = [(n, stride) for n, stride in zip(self.shape, self.strides, strict=True) if not isinstance(n, Batch)]
-        steps = [stride * memory.itemsize for _, stride in axes]
-        return np.lib.stride_tricks.as_strided(memory[self.offset :], [n for n, _ in axes], steps)
+        lengths = [n.per_sample if isinstance(n, Batch) else n for n in self.shape]
+        strides = [stride * memory.itemsize for stride in self.strides]
+        return np.lib.stride_tricks.as_strided(memory[self.offset :], lengths, strides)
 
     def _axis(self, axis: int) -> int:
         """The number of an axis counted from the front; a negative one counts from the end."""

@@ -32,7 +32,8 @@ from tests import harness
 from tests.own import Decay, Double
 
 OTHERS = (  # which have no layer of the public ones, and a custom one
-    "Architecture", "Residual-shortcut-reads-dy", "Recurrent", "Recurrent-layers", "Recurrent-both-ways"
+    "Architecture", "Residual-shortcut-reads-dy", "Recurrent", "Recurrent-layers", "Recurrent-checkpoints",
+    "Recurrent-both-ways",
 )  # fmt: skip
 CELLS = (RNNCell, LSTMCell, GRUCell)
 BUILT_IN = [case for case in harness.CASES if not case.name.startswith("own-") and case.name not in OTHERS]

@@ -59,7 +59,7 @@ class Drawn:
         first = self.one([temporaries[:0], temporaries[:1]])  # carried too, as it was filled before
         for view in first:
             ops.fill(view, -0.5)
-        with ops.loop(steps, backwards=bool(rng.integers(2))) as at:
+        with ops.loop(steps, backwards=bool(rng.integers(2)), closed=not rng.integers(3)) as at:
             here = (*around, (at, steps))
 
             def now(view: View) -> View:

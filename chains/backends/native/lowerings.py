@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from chains.backends.native.kernels import winograd
@@ -40,13 +41,25 @@ from chains.program.operations import (
     ScatterAdd,
 )
 from chains.program.rows import UpdateRows
+from chains.program.view import View
 
 Lowering = Callable[[Frame, PlanStep, ExecutionPlan], None]
 
 
 def lower(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
     """Write the code of a step."""
+    for total in step.operation.totals if not isinstance(step.operation, Loop) else ():
+        frame = _of_sum(frame, total.view)
     LOWERINGS[type(step.operation)](frame, step, plan)
+
+
+def _of_sum(frame: Frame, view: View) -> Frame:
+    """The frame for a sum over samples. In loops it begins with the first step of each in which its place stays."""
+    f, first = frame.f, frame.first
+    for depth, number in enumerate(frame.steps):
+        if first is not None and not view.move(depth):
+            first = f.binary("and", first, f.compare("eq", number, integer(0)))
+    return replace(frame, first=first)
 
 
 def _loop(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:

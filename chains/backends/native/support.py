@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from chains.backends.base import cannot_run
-from chains.program.alias import across
+from chains.program.alias import across, meet, reach
 from chains.program.all_reduce import AllReduce
 from chains.program.operations import (
     BatchMatMul,
@@ -67,8 +67,6 @@ def _loop(operation: Operation) -> str | None:
     for each in operation.body:
         if isinstance(each, IMAGES):
             return f"`{each.name}` is in a loop"
-        if operation.batched and each.sums_over_batch:
-            return f"`{each}` is over all samples, in a loop"
         if operation.batched and not each.batched:
             return f"`{each}` is on no samples, in a loop over these"
         fixed = [view for view in each.ins if isinstance(each, MatMul) and not view.batched]
@@ -77,6 +75,24 @@ def _loop(operation: Operation) -> str | None:
         why = _why(each)
         if why is not None:
             return f"`{each.name}` in a loop: {why}" if why else f"`{each.name}` in a loop"
+    return _sums_in_loop(operation)
+
+
+def _sums_in_loop(loop: Loop) -> str | None:
+    """A tile adds its part to sums over samples, which no step of the loop may read, and of which each has its own place."""
+    known: list[View] = []
+    read = [view.buffer for each in loop.body for view in each.ins]
+    for each in loop.body:
+        for view, kind, accumulates in each.totals:
+            begun = any(meet(view, other) for other in known)
+            if view.buffer in read:
+                return f"`{view}`, which is over all samples, is read in a loop"
+            if kind != "sum" or (begun and not (accumulates and view in known)):
+                return f"`{each}` is over all samples, in a loop"
+            start, stop = reach(view.over(loop.depth, 1))
+            if not accumulates and loop.steps > 1 and abs(view.move(loop.depth)) < stop - start:
+                return f"`{view}`, which is over all samples, is computed anew in a loop"
+            known.append(view)
     return None
 
 

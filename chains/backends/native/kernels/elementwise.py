@@ -40,6 +40,7 @@ class Frame:
     first: Value | None = None  # whether sums over samples begin with these samples (i1); None outside of tiles
     whole: Value | None = None  # whether these samples are the whole batch (i1)
     rows: RowPointers | None = None  # the input whose samples are found by pointers, if any
+    steps: tuple[Value, ...] = ()  # the numbers of the current steps of the loops around, the outermost first
     prefetch: Value | None = None  # the address of `PREFETCH`, which says what to prefetch; None for nothing
 
     @property

@@ -20,6 +20,6 @@ def lower_loop(frame: Frame, loop: Loop, write: Callable[[Frame], None]) -> None
             move = view.move(loop.depth)
             return f.address(frame.base(view), f.mul(number, move), real_type(view.dtype)) if move else frame.base(view)
 
-        write(replace(frame, base=base))
+        write(replace(frame, base=base, steps=(*frame.steps, number)))
 
     f.loop(integer(0), integer(loop.steps), 1, repeat)

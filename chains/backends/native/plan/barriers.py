@@ -22,13 +22,8 @@ def list_sums(plan: ExecutionPlan) -> ExecutionPlan:
 
     def listed(segment: Segment) -> Segment:
         operations = [operation for step in segment.tiled_steps for operation in step.operations]
-        runs = {
-            SumRun(view.buffer, *run, operation.over_batch)
-            for operation in operations
-            if operation.over_batch
-            for view in operation.outs
-            for run in view.runs
-        }
+        totals = [total for operation in operations for total in operation.totals]
+        runs = {SumRun(total.view.buffer, *run, total.over_batch) for total in totals for run in total.view.runs}
         return replace(segment, sums=tuple(_joined(runs, plan.positions)))
 
     return replace(plan, segments=tuple(map(listed, plan.segments)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import islice
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from chains.backends.native.kernels.fusion import FusedProduct
 from chains.backends.native.kernels.gemm import is_large
 from chains.backends.native.kernels.outline import Likeness
 from chains.backends.native.llvm.target import Processor
-from chains.program.operations import Map, Operation
+from chains.program.operations import Loop, Map, Operation
 from chains.program.program import Program
 from chains.program.rows import UpdateRows
 from chains.program.scratch import ScratchPlan
@@ -60,6 +60,15 @@ class PlanStep:
         yield self
         for step in self.body:
             yield from step.all
+
+    def sums(self, *around: Loop) -> Iterator[tuple[PlanStep, View]]:
+        """The steps that sum over the samples, each with its result, over all steps of the loops `around` it."""
+        if isinstance(self.operation, Loop):
+            for step in self.body:
+                yield from step.sums(*around, self.operation)
+        else:
+            for view, *_ in self.operation.totals:
+                yield self, reduce(lambda view, loop: view.over(loop.depth, loop.steps), reversed(around), view)
 
     def changed(self, change: Callable[[PlanStep], PlanStep]) -> PlanStep:
         """The step, with the change applied to it and to every step of its body."""
@@ -138,8 +147,8 @@ class Segment:
     @cached_property
     def summed(self) -> tuple[Buffer, ...]:
         """The buffers of sums over the samples of tiles. Each thread has its own copy."""
-        sums = [operation for step in self.tiled_steps for operation in step.operations if operation.sums_over_batch]
-        return tuple(dict.fromkeys(view.buffer for operation in sums for view in operation.outs))
+        totals = (total for step in self.tiled_steps for operation in step.operations for total in operation.totals)
+        return tuple(dict.fromkeys(total.view.buffer for total in totals))
 
     @property
     def packing(self) -> tuple[tuple[int, PlanStep], ...]:

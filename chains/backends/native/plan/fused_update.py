@@ -119,7 +119,7 @@ def _gradient(on_samples: Sequence[Operation], maps: Sequence[Operation], steps:
     None if another operation uses the sums, or if operations on samples write any other operand of the maps.
     """
     sums = [operation for operation in on_samples if operation.over_batch == "sum"]
-    summed = {view.buffer for operation in sums for view in operation.outs}
+    summed = {total.view.buffer for operation in sums for total in operation.totals}
     found = {view for operation in maps for view in operation.ins if view.buffer in summed}
     if len(found) != 1:
         return None

@@ -16,7 +16,7 @@ from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, 
 from chains.backends.tiling import meets_sums, needs_results
 from chains.program.alias import conflict, meet, same
 from chains.program.all_reduce import AllReduce
-from chains.program.operations import Convolve, ConvolveInput, Loop, Map, MatMul, Operation
+from chains.program.operations import Convolve, ConvolveInput, Loop, Map, MatMul, Operation, Total
 from chains.program.view import Buffer, View
 
 MOST_FUNCTION_STEPS = 16  # in one function: the time to compile a function grows faster than its length
@@ -31,25 +31,25 @@ class _Draft:
     tiled: list[PlanStep] = field(default_factory=list)
     product: PlanStep | None = None
     once: list[PlanStep] = field(default_factory=list)
-    sums: list[Operation] = field(default_factory=list)
+    sums: list[Total] = field(default_factory=list)
     done_once: list[Operation] = field(default_factory=list)
     read: set[Buffer] = field(default_factory=set)
     summed: set[Buffer] = field(default_factory=set)
 
     def take(self, step: PlanStep) -> None:
         """Add a step on samples."""
-        step = replace(step, continued=_continues(self.sums, step.operation))
+        step = _with_continued(step, self.sums)
         self.tiled.append(step)
         self.read |= _buffers(step.operation.ins)
-        if step.operation.sums_over_batch:
-            self.summed |= _buffers(step.operation.outs)
-        if step.operation.sums_over_batch and not step.continued:  # a continued step adds to a known sum
-            self.sums.append(step.operation)
+        self.summed |= {total.view.buffer for total in step.operation.totals}
+        self.sums += _begun(self.sums, step.operation)
 
     def refuses(self, operation: Operation) -> bool:
         """Whether an operation on samples cannot go through the tiles together with these steps."""
-        needs = needs_results(self.sums, self.done_once, operation)
-        return needs or not _joins(self.sums, operation) or self._mixes(operation)
+        views = [total.view for total in self.sums]
+        needs = needs_results(views, self.done_once, operation)
+        joins = all(_continues(self.sums, total) or not meets_sums(views, total.view) for total in operation.totals)
+        return needs or not joins or self._mixes(operation)
 
     def _mixes(self, operation: Operation) -> bool:
         """Whether tiles would sum into a buffer and read another part of it: of that buffer a thread has its own sums alone."""
@@ -122,23 +122,37 @@ def _buffers(views: Iterable[View]) -> set[Buffer]:
     return {view.buffer for view in views if not view.batched}
 
 
-def _joins(sums: Sequence[Operation], operation: Operation) -> bool:
-    """Whether an operation may go through the tiles together with these sums over the samples."""
-    return _continues(sums, operation) or not meets_sums(sums, operation)
+def _with_continued(step: PlanStep, sums: Sequence[Total]) -> PlanStep:
+    """The step, and each of its body, with whether it adds to one of these sums, or to one that the body has begun before."""
+    begun, body = list(sums), []
+    for inner in step.body:
+        body.append(_with_continued(inner, begun))
+        begun += _begun(begun, inner.operation)
+    totals = step.operation.totals
+    continued = not body and bool(totals) and all(_continues(sums, total) for total in totals)
+    return replace(step, body=tuple(body), continued=continued)
 
 
-def _continues(sums: Sequence[Operation], operation: Operation) -> bool:
-    """Whether an operation adds to a sum over the samples that one of these has begun. It runs after that one in each tile."""
-    if not operation.accumulates or operation.over_batch != "sum":
+def _begun(sums: Sequence[Total], operation: Operation) -> list[Total]:
+    """The sums that an operation begins, and does not add to."""
+    found: list[Total] = []
+    for total in operation.totals:
+        found += [] if _continues([*sums, *found], total) else [total]
+    return found
+
+
+def _continues(sums: Sequence[Total], total: Total) -> bool:
+    """Whether a sum over the samples is added to one of these. Its operation runs after that of the other in each tile."""
+    if not total.accumulates or total.over_batch != "sum":
         return False
-    (out,) = operation.outs
-    met = [other for other in sums if any(meet(out, view) for view in other.outs)]
-    return all(other.over_batch == "sum" for other in met) and any(_covers(other.outs[0], out) for other in met)
+    met = [other for other in sums if meet(total.view, other.view)]
+    return all(other.over_batch == "sum" for other in met) and any(_covers(other.view, total.view) for other in met)
 
 
 def _covers(a: View, b: View) -> bool:
     """Whether view `a` has all elements of view `b`; both without samples."""
-    return a == b or all(any(start <= first and last <= stop for start, stop in a.runs) for first, last in b.runs)
+    within = all(any(start <= first and last <= stop for start, stop in a.runs) for first, last in b.runs)
+    return a == b or (a.moves == b.moves and within)
 
 
 def divided(done_once: Sequence[PlanStep], others: Sequence[Operation]) -> tuple[tuple[PlanStep, ...], tuple[PlanStep, ...]]:

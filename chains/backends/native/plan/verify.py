@@ -194,11 +194,12 @@ def tiles_wait_for_nothing(plan: ExecutionPlan) -> Problems:
         sums = [operation for operation in tiled if operation.sums_over_batch]
         for a in sums:
             for b in (operation for operation in tiled if operation is not a):
-                if any(x.buffer is y.buffer for x in a.writes for y in b.ins):
+                if any(total.view.buffer is view.buffer for total in a.totals for view in b.ins):
                     yield f"`{b}` reads from the buffer in which `{a}` sums over all tiles"
-        for step in (step for step in segment.tiled_steps if step.operation.sums_over_batch):
-            before = sums[: next(position for position, each in enumerate(sums) if each is step.operation)]
-            begun = any(meet(x, y) for each in before for x in each.writes for y in step.operation.writes)
+        before: list[View] = []
+        for step, total in (pair for each in segment.tiled_steps for pair in each.sums()):
+            begun = any(meet(total, other) for other in before)
+            before.append(total)
             if begun != step.continued:
                 what = "is to begin a sum that is begun before it" if begun else "is to add to a sum that no step has begun"
                 yield f"`{step.operation}` {what}"
@@ -273,9 +274,9 @@ def loops_have_their_steps(plan: ExecutionPlan) -> Problems:
 def sums_are_listed(plan: ExecutionPlan) -> Problems:
     listed_yet = plan.scratch is not None or any(segment.sums for segment in plan.segments)
     for segment in plan.segments if listed_yet else ():
-        for operation in (operation for step in segment.tiled_steps for operation in step.operations if operation.over_batch):
-            for view in operation.outs:
-                runs = [run for run in segment.sums if (run.buffer, run.kind) == (view.buffer, operation.over_batch)]
+        for operation in (operation for step in segment.tiled_steps for operation in step.operations):
+            for view, kind, _ in operation.totals:
+                runs = [run for run in segment.sums if (run.buffer, run.kind) == (view.buffer, kind)]
                 if not all(any(run.start <= start and stop <= run.stop for run in runs) for start, stop in view.runs):
                     yield f"no sum over threads is listed for `{operation}`"
 

@@ -1,0 +1,87 @@
+"""Sums over segments of a time axis that are added to as the segments come, instead of being kept for each and added up.
+
+A layer with checkpoints (`chains.layers.segments`) has the gradient of a weight from each segment, in an array with an entry
+for each. Where these are products, the first one fills the gradient itself, and those in the loop over the others add to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from chains.program.alias import meet, reach
+from chains.program.operations import Loop, MatMul, Operation, Reduce
+from chains.program.view import View
+
+
+def accumulated(operations: Sequence[Operation]) -> list[Operation]:
+    """Operations with the same results, without arrays of the products of segments."""
+    result = list(operations)
+    for total in [operation for operation in operations if isinstance(operation, Reduce)]:
+        segments = _Segments(total.outs[0], total.ins[0])
+        if segments.add_up_to(total, result):
+            result = [segments.redirected(operation) for operation in result if operation is not total]
+    return result
+
+
+class _Segments(NamedTuple):
+    """An array that has an entry for each segment, and the target that these add up to."""
+
+    target: View
+    each: View
+
+    def add_up_to(self, total: Reduce, operations: Sequence[Operation]) -> bool:
+        """Whether products before one loop fill an entry, and those in the loop all others, of which `total` is the sum."""
+        target, each = self
+        whole = each.contiguous and each.sample_size == each.buffer.size and each.shape[1:] == target.shape
+        if total.kind != "sum" or total.batched or each.buffer.role != "scratch" or not whole or not target.contiguous:
+            return False
+        users = [position for position, operation in enumerate(operations) if self._uses(operation)]
+        if len(users) < 3 or operations[users[-1]] is not total:
+            return False
+        *first, loop = [operations[position] for position in users[:-1]]
+        between = operations[users[0] : users[-1]]
+        if not isinstance(loop, Loop) or any(meet(target, view) for other in between for view in other.views):
+            return False
+        later = [operation for operation in loop.body if self._uses(operation)]
+        begun, added = ([self._part(operation) for operation in some] for some in (first, later))
+        if None in begun or any(part not in begun for part in added):
+            return False
+        parts = [part for part in begun if part is not None]
+        apart = not any(meet(a, b) for number, a in enumerate(parts) for b in parts[:number])
+        filled = {self._entry(operation.outs[0]) for operation in first}
+        in_loop = {self._entry(operation.outs[0].at(0, step)) for operation in later for step in range(loop.steps)}
+        entries = len(filled) == 1 and not filled & in_loop and len(filled | in_loop) == each.shape[0]
+        return entries and apart and sum(part.sample_size for part in parts) == target.sample_size
+
+    def _uses(self, operation: Operation) -> bool:
+        return any(view.buffer is self.each.buffer for view in operation.views)
+
+    def _entry(self, view: View) -> int:
+        return view.offset // self.target.sample_size
+
+    def _part(self, operation: Operation) -> View | None:
+        """The part of the target that a product gives for one segment; None for other operations."""
+        if (
+            not isinstance(operation, MatMul)
+            or operation.accumulate
+            or any(v.buffer is self.each.buffer for v in operation.ins)
+        ):
+            return None
+        (out,), size = operation.outs, self.target.sample_size
+        start, stop = reach(out.at(0, 0))
+        if start // size != (stop - 1) // size or out.at(0, 0).moves or abs(out.move(0)) not in (0, size):
+            return None
+        return replace(self.target, shape=out.shape, strides=out.strides, offset=self.target.offset + start % size)
+
+    def redirected(self, operation: Operation) -> Operation:
+        """The operation, with its results for a segment in the target."""
+        if not self._uses(operation):
+            return operation
+        if isinstance(operation, Loop):
+            return operation.around([self.redirected(inner) for inner in operation.body])
+        part = self._part(operation)
+        assert isinstance(operation, MatMul)
+        assert part is not None
+        return replace(operation, outs=(part,), accumulate=bool(operation.outs[0].moves))
