@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+from collections import Counter
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from chains.messages import shown
+from chains.processors import processors
+from chains.threads import limit_default_num_threads
 
 _OWN: dict[str, int] = {}  # the key by which a communicator of a caller keeps ours
 
@@ -27,7 +31,8 @@ def check_communicator(comm: Any) -> Any:
 def own(comm: Any) -> Any:
     """A duplicate of a caller's communicator: messages do not mix with the caller's, and an error of MPI ends all processes.
 
-    The first call makes it, on all processes. It is freed with the caller's.
+    The first call makes it, on all processes, and divides the processors of each machine among its processes. It is freed with
+    the caller's.
     """
     mpi = sys.modules["mpi4py.MPI"]
     if "key" not in _OWN:
@@ -37,7 +42,19 @@ def own(comm: Any) -> Any:
         found = comm.Dup()
         found.Set_errhandler(mpi.ERRORS_ARE_FATAL)
         comm.Set_attr(_OWN["key"], found)
+        limit_default_num_threads(_fair_share(found))
     return found
+
+
+def _fair_share(comm: Any) -> int:
+    """How many threads this process may use by default, so that the processes on its machine use each processor once."""
+    if not hasattr(os, "sched_getaffinity"):
+        return 1
+    here = comm.Split_type(sys.modules["mpi4py.MPI"].COMM_TYPE_SHARED)
+    mine = os.sched_getaffinity(0)
+    users = Counter(number for each in here.allgather(mine) for number in each)
+    here.Free()
+    return max(1, int(processors() * sum(1 / users[number] for number in mine) / len(mine) + 1e-9))
 
 
 def words_of(comm: Any, dtype: np.dtype[Any]) -> np.ndarray:
@@ -49,6 +66,12 @@ def words_of(comm: Any, dtype: np.dtype[Any]) -> np.ndarray:
     kind = {np.dtype(np.float32): mpi.FLOAT, np.dtype(np.float64): mpi.DOUBLE}[dtype]
     words = [_address(mpi.__file__), int(mpi.IN_PLACE), kind.handle, mpi.SUM.handle, comm.handle]
     return np.array([word % (1 << 64) for word in words], np.uint64).view(np.int64)
+
+
+def largest(comm: Any, numbers: np.ndarray) -> None:
+    """Replace each number by the largest that any process has there."""
+    mpi = sys.modules["mpi4py.MPI"]
+    comm.Allreduce(mpi.IN_PLACE, numbers, mpi.MAX)
 
 
 def all_reduce(words: np.ndarray, a: np.ndarray, out: np.ndarray) -> None:

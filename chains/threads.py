@@ -131,6 +131,14 @@ def limit_num_threads(n: int) -> None:
             set_num_threads(max(1, min(n, MOST_THREADS)))
 
 
+def limit_default_num_threads(n: int) -> None:
+    """Have the default be at most `n`, unless an environment variable says it: for processes that share a machine."""
+    with _number.lock:
+        by_environment = {"CHAINS_NUM_THREADS", "OMP_NUM_THREADS"} & os.environ.keys()
+        _number.default = default_num_threads() if by_environment else min(_number.default or default_num_threads(), n)
+        _number.settle()
+
+
 def follow(follower: Callable[[], None]) -> None:
     """Have a function called whenever the number has changed."""
     with _number.lock:

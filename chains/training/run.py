@@ -18,7 +18,9 @@ from chains.training.history import History
 from chains.training.interrupts import Interrupts
 from chains.training.judge import Judge, name_of
 from chains.training.member_judge import MemberJudge
+from chains.training.processes import Processes
 from chains.training.saver import Saver
+from chains.training.shared_steps import SharedSteps
 from chains.training.steps import UNLIMITED_STEPS, Steps
 
 
@@ -75,10 +77,11 @@ class Run:
         callbacks: Sequence[Callback],
         progress: bool | None,
         saver: Callable[..., Saver] | None = None,
+        processes: Processes | None = None,
     ) -> None:
         self._net, self._p, self._state = net, p, state
         self._steps, self._history, self._epochs = steps, history, epochs
-        self._judge, self._callbacks = judge, callbacks
+        self._judge, self._callbacks, self._processes = judge, callbacks, processes
         self._earlier_steps = history.steps
         self._start = time.perf_counter() - history.position.seconds
         per_epoch = steps.per_epoch
@@ -97,8 +100,10 @@ class Run:
                 try:
                     self._train(interrupts)
                     between = True
-                except KeyboardInterrupt:
-                    between = True
+                except BaseException as error:
+                    between = isinstance(error, KeyboardInterrupt)
+                    if self._processes is not None:
+                        self._processes.leave(error)
                     raise
                 finally:
                     self._steps.close()
@@ -106,7 +111,7 @@ class Run:
                     if self._saver is not None and (between or allowed.failed):
                         self._saver.write()
         except KeyboardInterrupt:
-            self._history.stopped = interrupted(self._history)
+            self._history.stopped = interrupted(self._history, self._processes)
         finally:
             self._bar.close()
 
@@ -124,14 +129,20 @@ class Run:
         each_step = [callback.on_batch_end for callback in self._callbacks if hasattr(callback, "on_batch_end")]
         if saver is not None:
             saver.begin()
-        while history.epochs < self._epochs and not history.stopped:
+        while True:
             left = min(
                 1 if one_by_one else self._epochs - history.epochs, *map(_epochs_at_once, self._callbacks), UNLIMITED_STEPS
             )
             if saver is not None:
                 epochs, most = saver.limits()
                 left = min(left, epochs)
-            done = steps.advance(left, 1 if each_step else most)
+            most = 1 if each_step else most
+            if self._processes is not None:
+                assert isinstance(steps, SharedSteps)
+                left, most, steps.chunk = self._processes.agree((left, most, steps.chunk), history, interrupts)
+            if history.epochs >= self._epochs or history.stopped:
+                break
+            done = steps.advance(left, most)
             if tick is not None:
                 tick(done)
             if each_step:
@@ -143,7 +154,8 @@ class Run:
             steps.check()
             if saver is not None and saver.due():
                 saver.write()
-            interrupts.check()
+            if self._processes is None:
+                interrupts.check()
         steps.check_parameters(self._p)
 
     def _end_epoch(self, allowed: AbstractContextManager[object]) -> None:
@@ -187,9 +199,10 @@ class Run:
         return TrainingState(self._net, self._p, self._history.epochs, self._history, self._state)
 
 
-def interrupted(history: History) -> str:
+def interrupted(history: History, processes: Processes | None = None) -> str:
     """The reason for a run that Ctrl-C ended."""
-    return f"interrupted by the user in epoch {history.epochs + 1}"
+    where = "" if processes is None else processes.interrupted_in
+    return f"interrupted by the user in epoch {history.epochs + 1}{where}"
 
 
 def _epochs_at_once(callback: Callback) -> int:

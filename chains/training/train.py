@@ -14,6 +14,7 @@ from chains.checks import check_count, check_flags
 from chains.losses import Loss
 from chains.messages import shown
 from chains.network import arguments, ensembles
+from chains.network.parallel import check_comm
 from chains.network.record import Criterion
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
@@ -24,9 +25,11 @@ from chains.training.identity import data_of, source_data
 from chains.training.judge import Judge, Metric
 from chains.training.member_judge import MemberJudge
 from chains.training.member_steps import MemberSteps
+from chains.training.processes import check_divided, digest, processes_of
 from chains.training.resume import Resume, begin
 from chains.training.run import Callback, Run, interrupted
 from chains.training.saver import Saver, watched
+from chains.training.shared_steps import SharedSteps
 from chains.training.steps import ArraySteps, Steps
 from chains.training.stream import Stream, StreamSteps, source_epoch
 
@@ -56,6 +59,7 @@ def train(
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
     every: int | float | str | None = None,
     resume: Resume | None = None,
+    comm: Any = None,
 ) -> History:
     """Train a network, or an ensemble; the parameters, and the state if there is one, are updated in place.
 
@@ -116,6 +120,10 @@ def train(
         `p` and `state` those it left; `epochs` are further epochs. Or a run's folder of checkpoints: `p` and `state` become
         those of the last one; `epochs` and the history count the whole run. If `checkpoint` is the same folder and empty, the
         run begins, so that one call both starts and resumes.
+    comm : mpi4py.MPI.Intracomm, optional
+        Processes that train together: all call `train` with the same arguments, and each computes its part of every batch. All
+        end with the same parameters, those of one process but for rounding. The first shows progress and writes checkpoints. If
+        one fails, or is interrupted, all end.
 
     Returns
     -------
@@ -131,92 +139,118 @@ def train(
     TypeError, ValueError
         For arguments that do not fit, before anything is written.
     """
-    arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
-    ensemble: Ensemble | None = None
-    seeds: Any = seed
-    if ensembles.is_ensemble(p):
-        p = ensembles.check_members(p, net.n_params, trained=True)
-        ensemble = Ensemble(p, seed, optimizer)
-        seeds, optimizer = ensemble.seed, ensemble.optimizers[0]
-    else:
-        p = arguments.check_trained(p, net.n_params)
-        seeds = arguments.check_seed(seed)
-    arguments.check_loss(loss)
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"`optimizer` (={shown(optimizer)}) must be an optimiser such as Adam(1e-3)")
-    arguments.check_functions("callbacks", callbacks, "functions to call with a `TrainingState`", 1)
-    arguments.check_functions("metrics", metrics, "functions of targets and outputs", 2)
-    epochs = check_count("epochs", epochs, 0)
-    check_flags(shuffle=shuffle, drop_last=drop_last, check_finite=check_finite)
-    if progress is not None:
-        check_flags(progress=progress)
-    checkpoint = as_checkpoint(checkpoint, every)
-    start = begin(net, p, loss, optimizer, resume, checkpoint)
-    history: Any = start.history  # of an ensemble, an `EnsembleHistory`
-    try:
-        data: dict[str, np.ndarray] = {}
-        steps_through: Callable[..., Steps]
-        if t is None:
-            if ensemble is not None:
-                raise ValueError("`t` is missing: an ensemble is trained on arrays, not on a source of batches")
-            given = {"batch_size": batch_size, "shuffle": not shuffle, "drop_last": drop_last, "weights": weights}
-            given["lengths"] = lengths
-            settings = source_data(_check_source(x, given), seeds)
-            position = start.position_in(settings, source_epoch(x))
-            stream = Stream(x, _batch_problem(net, p, loss, penalty, check_finite), epochs - history.epochs, position)
-            objective, steps_through = stream.objective, partial(StreamSteps, stream, data=settings)
+    with processes_of(comm) as processes:
+        arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
+        ensemble: Ensemble | None = None
+        seeds: Any = seed
+        if ensembles.is_ensemble(p):
+            if processes is not None:
+                raise ValueError("`comm` is for one network: the members of an ensemble need no messages, divide them instead")
+            p = ensembles.check_members(p, net.n_params, trained=True)
+            ensemble = Ensemble(p, seed, optimizer)
+            seeds, optimizer = ensemble.seed, ensemble.optimizers[0]
         else:
-            if hasattr(x, "__iter__") and not isinstance(x, (list, tuple)) and not hasattr(x, "shape"):
-                raise TypeError(f"`t` must be None: `x` (a {type(x).__name__}) is a source of batches, which gives targets too")
-            problem = net.problem if ensemble is None else partial(ensemble.problem, net)
-            data, objective = problem(x, t, loss, weights, penalty, lengths)
-            samples = len(data["x"]) if ensemble is None else ensemble.members.samples
-            if lengths is not None and isinstance(validation, (tuple, list)) and (*validation, None)[2] is None:
-                raise ValueError("`validation` must be (x, t, lengths) with `lengths`: its samples would have none")
-            batch_size = _check_batch_size(net, samples, batch_size, drop_last)
-            data = arguments.together(p, data, move=False)
-            position = start.position_in(data_of(samples, batch_size, drop_last, shuffle, seeds))
-            made = ArraySteps if ensemble is None else partial(MemberSteps, ensemble, objective, history)
-            steps_through = partial(made, data, batch_size=batch_size, drop_last=drop_last, shuffle=shuffle)
-        step = net.training_step(p, objective, optimizer)
-        judge: Judge | MemberJudge
-        if ensemble is None:
-            state = net.state_for(step.program, state, p.dtype, False, {"p": p, **data}).get("state")
-            judge = Judge(net, p, state, loss, penalty, validation, metrics)
-        else:
-            state = ensemble.check_state(net, step, state)
-            judge = MemberJudge(net, p, state, loss, penalty, validation, metrics, history)
-        trained = {"p": p} if state is None else {"p": p, "state": state}
-        for name, array in trained.items():
-            arguments.check_apart(name, array, {**data, **judge.data})
-        if check_finite:
-            own = {"p": p, "state": state} if start.saved is None else {"p": start.saved.p, "state": start.saved.state}
-            if ensemble is not None:
-                own = {name: None if rows is None else rows[history.running] for name, rows in own.items()}
-            arguments.check_finite(p.dtype, **own, **data, **judge.data)
-        names = ["loss", *judge.names, "seconds"]
-        start.check_columns(names)
-        saver = None
-        if checkpoint is not None:
-            watched(checkpoint, names)
-            saver = partial(Saver, checkpoint, names=names, run=start.run, saved=start.saved)
-        for callback in callbacks:
-            ready = getattr(callback, "begin", None)
-            if ready is not None:
-                ready(names)
-        start.load_callbacks(callbacks)
-        start.restore(p, state)
-        steps = steps_through(step, trained, optimizer, seed=seeds, optimizer_state=start.optimizer_state, position=position)
-        run = Run(net, p, state, steps, history, epochs, judge, callbacks, progress, saver)
-        run.go()
-        run.finish()
-    except KeyboardInterrupt:
-        start.restore(p, state)
-        history.stopped = history.stopped or interrupted(history)
-    except FloatingPointError as error:
-        error.history = history  # type: ignore[attr-defined]
-        raise
-    return history
+            p = arguments.check_trained(p, net.n_params)
+            seeds = arguments.check_seed(seed)
+        arguments.check_loss(loss)
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"`optimizer` (={shown(optimizer)}) must be an optimiser such as Adam(1e-3)")
+        arguments.check_functions("callbacks", callbacks, "functions to call with a `TrainingState`", 1)
+        arguments.check_functions("metrics", metrics, "functions of targets and outputs", 2)
+        epochs = check_count("epochs", epochs, 0)
+        check_flags(shuffle=shuffle, drop_last=drop_last, check_finite=check_finite)
+        if progress is not None:
+            check_flags(progress=progress)
+        checkpoint = as_checkpoint(checkpoint, every)
+        start = begin(net, p, loss, optimizer, resume, checkpoint)
+        history: Any = start.history  # of an ensemble, an `EnsembleHistory`
+        try:
+            if processes is not None:
+                check_comm(comm, p)
+                progress = progress if processes.first else False
+            data: dict[str, np.ndarray] = {}
+            steps_through: Callable[..., Steps]
+            if t is None:
+                if ensemble is not None:
+                    raise ValueError("`t` is missing: an ensemble is trained on arrays, not on a source of batches")
+                if processes is not None:
+                    raise ValueError("`t` is missing: with `comm`, training is on arrays, not on a source of batches")
+                given = {"batch_size": batch_size, "shuffle": not shuffle, "drop_last": drop_last, "weights": weights}
+                given["lengths"] = lengths
+                settings = source_data(_check_source(x, given), seeds)
+                position = start.position_in(settings, source_epoch(x))
+                stream = Stream(x, _batch_problem(net, p, loss, penalty, check_finite), epochs - history.epochs, position)
+                objective, steps_through = stream.objective, partial(StreamSteps, stream, data=settings)
+            else:
+                if hasattr(x, "__iter__") and not isinstance(x, (list, tuple)) and not hasattr(x, "shape"):
+                    kind = type(x).__name__
+                    raise TypeError(f"`t` must be None: `x` (a {kind}) is a source of batches, which gives targets too")
+                problem = net.problem if ensemble is None else partial(ensemble.problem, net)
+                data, objective = problem(x, t, loss, weights, penalty, lengths)
+                samples = len(data["x"]) if ensemble is None else ensemble.members.samples
+                if lengths is not None and isinstance(validation, (tuple, list)) and (*validation, None)[2] is None:
+                    raise ValueError("`validation` must be (x, t, lengths) with `lengths`: its samples would have none")
+                batch_size = _check_batch_size(net, samples, batch_size, drop_last)
+                data = arguments.together(p, data, move=False)
+                position = start.position_in(data_of(samples, batch_size, drop_last, shuffle, seeds))
+                made: Callable[..., Steps] = ArraySteps
+                if ensemble is not None:
+                    made = partial(MemberSteps, ensemble, objective, history)
+                elif processes is not None:
+                    check_divided(samples, batch_size, drop_last, processes.comm.size)
+                    if optimizer.sparse == "lazy":
+                        raise ValueError("`comm` needs sparse='exact': the rows that ids name differ between the processes")
+                    made = partial(SharedSteps, processes.comm)
+                steps_through = partial(made, data, batch_size=batch_size, drop_last=drop_last, shuffle=shuffle)
+            step = net.training_step(p, objective, optimizer, parallel=processes is not None)
+            judge: Judge | MemberJudge
+            if ensemble is None:
+                state = net.state_for(step.program, state, p.dtype, False, {"p": p, **data}).get("state")
+                judge = Judge(net, p, state, loss, penalty, validation, metrics)
+            else:
+                state = ensemble.check_state(net, step, state)
+                judge = MemberJudge(net, p, state, loss, penalty, validation, metrics, history)
+            trained = {"p": p} if state is None else {"p": p, "state": state}
+            for name, array in trained.items():
+                arguments.check_apart(name, array, {**data, **judge.data})
+            if check_finite:
+                own = {"p": p, "state": state} if start.saved is None else {"p": start.saved.p, "state": start.saved.state}
+                if ensemble is not None:
+                    own = {name: None if rows is None else rows[history.running] for name, rows in own.items()}
+                arguments.check_finite(p.dtype, **own, **data, **judge.data)
+            names = ["loss", *judge.names, "seconds"]
+            start.check_columns(names)
+            saver = None
+            if checkpoint is not None:
+                watched(checkpoint, names)
+                saver = partial(Saver, checkpoint, names=names, run=start.run, saved=start.saved)
+            for callback in callbacks:
+                ready = getattr(callback, "begin", None)
+                if ready is not None:
+                    ready(names)
+            start.load_callbacks(callbacks)
+            start.restore(p, state)
+            steps = steps_through(
+                step, trained, optimizer, seed=seeds, optimizer_state=start.optimizer_state, position=position
+            )
+            if processes is not None:
+                processes.begin({
+                    "net": str(step.program), "epochs": epochs, "position": (steps.epoch, steps.step), **steps.data,
+                    **digest({"p": p, "state": state, **steps.optimizer_state, **step.settings}),
+                })  # fmt: skip
+                saver = saver if processes.first else None
+            run = Run(net, p, state, steps, history, epochs, judge, callbacks, progress, saver, processes)
+            run.go()
+            run.finish()
+        except KeyboardInterrupt as error:
+            if processes is not None:
+                processes.leave(error)
+            start.restore(p, state)
+            history.stopped = history.stopped or interrupted(history, processes)
+        except FloatingPointError as error:
+            error.history = history  # type: ignore[attr-defined]
+            raise
+        return history
 
 
 def _check_batch_size(net: Chain, samples: int, batch_size: int | None, drop_last: bool) -> int:

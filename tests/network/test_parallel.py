@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from chains import Adam, BatchNorm, Chain, Dense, SquaredLoss
 from chains.program.all_reduce import AllReduce
-
-ROOT = Path(__file__).parents[2]
-
-
-def together(processes: int, module: str, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
-    """A module run by so many processes; skips where MPI is not installed."""
-    pytest.importorskip("mpi4py", reason="processes together need mpi4py: pip install 'chains-nn[mpi]'")
-    beside = Path(sys.executable).with_name("mpiexec")  # where the package mpich puts it
-    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if mpiexec is None:
-        pytest.skip("there is no mpiexec: pip install mpich")
-    command = [mpiexec, "-n", str(processes), sys.executable, "-m", "mpi4py", "-m", module, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+from tests.mpi import together
 
 
 def test_processes_together_compute_what_one_does():
-    done = together(3, "tests.network.processes")
+    done = together(3, "tests.network.parallel_cases")
     assert not done.returncode, done.stdout + done.stderr
 
 

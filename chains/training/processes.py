@@ -1,0 +1,130 @@
+"""Processes that train together: what they decide together, so that none waits for one that has ended.
+
+Between two runs of steps, all processes meet: they exchange how far each may go, and whether one has to stop. A process that
+fails elsewhere comes to the meeting that the others come to next. Nothing else is exchanged outside of steps.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from chains.backends.places import on_host
+from chains.communicator import check_communicator, largest, own
+from chains.messages import listed
+from chains.training.history import History
+from chains.training.interrupts import Interrupts
+
+GOES_ON, STOPS, INTERRUPTED, FAILED = range(4)  # what a process brings to a meeting; the largest counts
+
+
+class Processes:
+    """The processes of a communicator during a run. Use as a context: its end is the last meeting."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+        self.interrupted_in = ""  # which process got the signal that ended training
+        self._told: BaseException | None = None  # the error that the others know
+        self._over = False  # whether the last meeting has been
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that shows progress and writes checkpoints."""
+        return bool(self.comm.rank == 0)
+
+    def begin(self, identity: Mapping[str, Any]) -> None:
+        """Go on if all processes have come so far. Raises ValueError, on all, where they begin with different things."""
+        self._meet(GOES_ON)
+        each = self.comm.allgather(dict(identity))
+        for rank, other in enumerate(each):
+            wrong = [f"`{name}`" for name, value in each[0].items() if other[name] != value]
+            if wrong:
+                self._told = ValueError(f"all processes must begin with the same {listed(wrong)}: {rank} and 0 differ")
+                raise self._told
+
+    def agree(self, limits: tuple[int, int, int], history: History, interrupts: Interrupts) -> tuple[int, int, int]:
+        """The smallest of all processes' limits. If one has a reason to end training, all get it.
+
+        Raises KeyboardInterrupt if one was interrupted, RuntimeError if one has failed.
+        """
+        word, text = (STOPS, history.stopped) if history.stopped else (GOES_ON, "")
+        try:
+            interrupts.check()
+        except KeyboardInterrupt:
+            word = INTERRUPTED
+        text, limits = self._meet(word, text, limits)
+        if word == INTERRUPTED:
+            self._told = KeyboardInterrupt()
+            raise self._told
+        history.stopped = text
+        return limits
+
+    def leave(self, error: BaseException) -> None:
+        """Come to the next meeting with an error, unless the others know it."""
+        if error is self._told or self._over:
+            return
+        self._told = error
+        word = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+        self._meet(word, f"{type(error).__name__}: {error}")
+
+    def _meet(
+        self, word: int, text: str = "", limits: tuple[int, int, int] = (0, 0, 0), *, last: bool = False
+    ) -> tuple[str, tuple[int, int, int]]:
+        """Meet: the text of the first process of those with the largest word, and the smallest limits.
+
+        Raises RuntimeError if another process has failed, and KeyboardInterrupt if one was interrupted before the last meeting,
+        unless this process came with as much.
+        """
+        numbers = np.array([word, last, *(-limit for limit in limits)], np.int64)
+        largest(self.comm, numbers)
+        most, self._over = int(numbers[0]), bool(numbers[1])
+        rank = 0
+        if most > GOES_ON:
+            brought = self.comm.allgather((word, text))
+            rank = next(rank for rank, (each, _) in enumerate(brought) if each == most)
+            text = brought[rank][1]
+        if most == INTERRUPTED:
+            self.interrupted_in = f" (process {rank} of {self.comm.size})"
+            if word < most and not self._over:
+                self._told = KeyboardInterrupt()
+                raise self._told
+        if most == FAILED:
+            self._over = True
+            if word < most:
+                self._told = RuntimeError(f"process {rank} of {self.comm.size} failed: {text}")
+                raise self._told
+        epochs, steps, chunk = (-int(number) for number in numbers[2:])
+        return text, (epochs, steps, chunk)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self.leave(error)
+        elif not self._over:
+            self._meet(GOES_ON, last=True)
+
+
+def processes_of(comm: Any) -> AbstractContextManager[Processes | None]:
+    """The processes of the argument `comm` of train. Raises TypeError unless it is a communicator or None."""
+    return nullcontext() if comm is None else Processes(own(check_communicator(comm)))
+
+
+def check_divided(samples: int, batch_size: int, drop_last: bool, processes: int) -> None:
+    """Raise ValueError where a batch has fewer samples than there are processes."""
+    if batch_size < processes:
+        raise ValueError(f"`batch_size` (={batch_size}) must be at least {processes}, the processes of `comm`, which divide it")
+    rest = 0 if drop_last else samples % batch_size
+    if 0 < rest < processes:
+        raise ValueError(f"the last batch (={rest} samples) is too small for {processes} processes: use drop_last=True")
+
+
+def digest(arrays: Mapping[str, np.ndarray | None]) -> dict[str, int]:
+    """A checksum of each array, by name."""
+    return {name: zlib.crc32(np.ascontiguousarray(on_host(a)).data) for name, a in arrays.items() if a is not None and a.size}

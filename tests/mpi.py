@@ -1,0 +1,35 @@
+"""Processes that tests start by mpiexec; and what these check."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Tests share the processors: a process that waits lets others run. One thread is enough for small networks.
+POLITE = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1", "OMPI_MCA_mpi_yield_when_idle": "1", "CHAINS_NUM_THREADS": "1"}
+
+
+def together(processes: int, module: str, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+    """A module run by so many processes; skips where MPI is not installed."""
+    pytest.importorskip("mpi4py", reason="processes together need mpi4py: pip install 'chains-nn[mpi]'")
+    beside = Path(sys.executable).with_name("mpiexec")  # where the package mpich puts it
+    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if mpiexec is None:
+        pytest.skip("there is no mpiexec: pip install mpich")
+    command = [mpiexec, "-n", str(processes), sys.executable, "-m", "mpi4py", "-m", module, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=os.environ | POLITE, capture_output=True, text=True, timeout=seconds)
+
+
+def check_equal(comm: Any, what: str, found: Any, wanted: Any, tolerance: float) -> None:
+    """Raise AssertionError unless the numbers agree with those of one process, and to the bit with the other processes."""
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * (1 + np.abs(wanted).max()), err_msg=what)
+    assert all(np.array_equal(found, other) for other in comm.allgather(found)), what
