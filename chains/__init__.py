@@ -104,6 +104,9 @@ from chains.program.view import View as View
 from chains.queueing.queue import Queue as Queue
 from chains.residuals.problem import ResidualProblem, Term
 from chains.samplers import SGLD, SWAG
+from chains.sampling.draws import Draws as Draws
+from chains.sampling.sample import HMC as HMC
+from chains.sampling.sample import sample as sample
 from chains.threads import get_num_threads as get_num_threads
 from chains.threads import num_threads as num_threads
 from chains.threads import set_num_threads as set_num_threads

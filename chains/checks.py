@@ -23,6 +23,7 @@ RANGES: dict[str, Callable[[float], bool]] = {
     "finite": math.isfinite,
     "in (0, inf)": lambda value: 0 < value < math.inf,
     "in [0, inf)": lambda value: 0 <= value < math.inf,
+    "in (0, 1)": lambda value: 0 < value < 1,
     "in [0, 1)": lambda value: 0 <= value < 1,
     "in [0, 1]": lambda value: 0 <= value <= 1,
 }

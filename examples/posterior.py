@@ -5,7 +5,7 @@ Sixty noisy points of sin(3 x), none between -0.4 and 0.5; a network 1-8-8-1 wit
 - an ensemble: networks from several starts, each on its own bootstrap of the data;
 - SWAG: the moments of one descent's last part;
 - SGLD: many noisy descents at once, each of which ends at a draw;
-- Hamiltonian Monte Carlo: many chains at once, whose leaps are calls of `net.value_and_grad` on all of them;
+- Hamiltonian Monte Carlo: many chains at once;
 - emcee's stretch moves, where it is installed, whose walkers are an ensemble that `net` is called with.
 
     python examples/posterior.py --plot posterior.png
@@ -22,7 +22,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from chains import SGLD, SWAG, Adam, Chain, Dense, L2Penalty, SquaredLoss, schedules, tanh, train
+from chains import HMC, SGLD, SWAG, Adam, Chain, Dense, L2Penalty, SquaredLoss, sample, schedules, tanh, train
 
 NOISE, PRIOR, SAMPLES = 0.1, 1.0, 60  # standard deviations of noise and of parameters
 GAP = (-0.4, 0.5)
@@ -41,10 +41,10 @@ class Problem:
         self.net = Chain(Dense(1, 8, tanh), Dense(8, 8, tanh), Dense(8, 1))
         self.rng = rng
 
-    def energy(self, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Minus the logarithm of the posterior's density, and its gradient, for each row."""
-        values, g = self.net.value_and_grad(p, self.x, self.t, LOSS, penalty=PENALTY)
-        return values / TEMPERATURE, g / TEMPERATURE
+    def energy(self, p: np.ndarray) -> np.ndarray:
+        """Minus the logarithm of the posterior's density, for each row."""
+        values, _ = self.net.value_and_grad(p, self.x, self.t, LOSS, penalty=PENALTY)
+        return values / TEMPERATURE
 
     def descend(self, count: int, epochs: int) -> np.ndarray:
         """Networks at the posterior's maxima, from several starts."""
@@ -75,22 +75,13 @@ def sgld(problem: Problem, draws: int, epochs: int) -> np.ndarray:
     return p
 
 
-def hamiltonian(problem: Problem, draws: int, epochs: int, step: float = 0.003, leaps: int = 50) -> np.ndarray:
-    """Hamiltonian Monte Carlo, a chain in each row (Duane et al. 1987)."""
-    p, rng = problem.descend(draws, epochs), problem.rng
-    energy, g = problem.energy(p)
-    for _ in range(2 * epochs // leaps):
-        momentum = rng.normal(size=p.shape)
-        q, before = p.copy(), energy + (momentum**2).sum(1) / 2
-        slope = g.copy()
-        for _ in range(leaps):
-            momentum -= step / 2 * slope
-            q += step * momentum
-            after, slope = problem.energy(q)
-            momentum -= step / 2 * slope
-        accepted = np.log(rng.uniform(size=draws)) < before - after - (momentum**2).sum(1) / 2
-        p[accepted], energy[accepted], g[accepted] = q[accepted], after[accepted], slope[accepted]
-    return p
+def hamiltonian(problem: Problem, draws: int, epochs: int) -> np.ndarray:
+    """The last draw of as many chains, each of which begins at a maximum of its own."""
+    p = problem.descend(draws, epochs)
+    method = HMC(TEMPERATURE, leaps=50)
+    found = sample(problem.net, p, problem.x, problem.t, LOSS, method, draws=1, warmup=epochs // 10, penalty=PENALTY)
+
+    return found.ensemble()
 
 
 def stretched(problem: Problem, draws: int, epochs: int) -> np.ndarray:
@@ -143,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         inside = np.abs(grid.ravel()) < 1.2
         error = np.sqrt(((y.mean(0) - np.sin(3 * grid.ravel()))[inside] ** 2).mean())
         spread = y.std(0)
-        energy = problem.energy(p)[0].mean()
+        energy = problem.energy(p).mean()
         line = f"{spread[gap].max():12.3f}{spread[inside & ~gap].mean():11.3f}{error:9.3f}{energy:9.1f}"
         print(f"{name:12}{seconds:9.2f}{line}")
     if chosen.plot:

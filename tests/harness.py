@@ -30,6 +30,7 @@ from chains.models import Bottleneck, DenseBlock, Transition
 from chains.network import record
 from chains.network.architecture import Architecture
 from chains.program.recorder import Recorder
+from chains.sampling.leapfrog import Leapfrog
 from chains.testing import ROUNDING, Kink, assert_close, away_from_kinks, central_difference, filled, run_program  # noqa: F401
 from tests.own import Boost, Decay, Double, DyUser, Outer, Repeat, Stacked
 
@@ -494,7 +495,8 @@ OPTIMIZERS = {
     "Adagrad": chains.Adagrad(0.1),
     "SWAG": chains.SWAG(0.05, momentum=0.9, start=3, every=2),
 }
-DRAWING = {"SGLD": chains.SGLD(0.01, 0.1)}  # random numbers, which an `Updater` does not
+# What an `Updater` does not: random numbers, and steps from other states than zeros (tests/test_sample.py).
+DRAWING = {"SGLD": chains.SGLD(0.01, 0.1), "Leapfrog": Leapfrog(0.1)}
 CLIPPED = {f"{name}-clipped": replace(optimizer, clip_norm=0.4) for name, optimizer in OPTIMIZERS.items()}
 
 # A schedule, and what it should be at a number of updates made before.

@@ -31,6 +31,7 @@ def owners() -> dict[str, Any]:
     net = chains.Chain(chains.Dense(2, 1), backend="numpy")
     p, x, loss = net.init(), np.zeros((3, 2)), chains.SquaredLoss()
     history, program = chains.History(), net.program()
+    draws = chains.sample(net, p, x, x[:, :1], loss, chains.HMC(step_size=0.1), draws=2, warmup=0)
     with chains.Queue() as queue:
         result = queue.call(np.zeros, 3)
     return {
@@ -38,6 +39,7 @@ def owners() -> dict[str, Any]:
         "bound": net.bound(p),
         "layout": net.layout,
         "history": history,
+        "draws": draws,
         "state": chains.TrainingState(net, p, 1, history),
         "objective": net.objective(x, x[:, :1], loss),
         "checkpoint": chains.Checkpoint("folder"),
@@ -87,6 +89,7 @@ NOT_MADE = {
     chains.FallbackWarning,
     chains.Cell,
     chains.Declaration,
+    chains.Draws,
     chains.EnsembleHistory,
     chains.History,
     chains.Objective,

@@ -39,7 +39,7 @@ FLOORS = [
     ["network"],
     ["chain"],
     ["training", "models", "exporting"],
-    ["callbacks", "queueing", "testing"],
+    ["callbacks", "queueing", "sampling", "testing"],
     ["files", "interop", "sklearn"],
     ["commands"],
     ["__main__"],

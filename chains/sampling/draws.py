@@ -1,0 +1,103 @@
+"""Draws from a posterior, and how the chains fared that made them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chains.checks import check_count
+from chains.messages import counted
+
+MOST_LINES = 20  # of chains that are drawn one by one
+
+
+@dataclass(eq=False, repr=False)
+class Draws:
+    """What `sample` returns.
+
+    Parameters
+    ----------
+    p : array, shape (chains, draws, n_params)
+        The parameters drawn.
+    energy : array, shape (chains, draws), float64
+        Minus the logarithm of the density at each draw, but for a constant: loss and penalty, divided by the temperature.
+    accepted : array, shape (chains,)
+        The share of the trajectories whose ends became draws.
+    diverged : array, shape (chains,)
+        How many trajectories went astray: their energy rose by more than 1,000, or was not finite.
+    step_size : float
+        The time of a leap.
+    inverse_mass : array, shape (n_params,)
+        The squares of the scales on which parameters move.
+    stopped : str, optional
+        Why there are fewer draws than were asked for.
+    """
+
+    p: np.ndarray
+    energy: np.ndarray
+    accepted: np.ndarray
+    diverged: np.ndarray
+    step_size: float
+    inverse_mass: np.ndarray
+    stopped: str | None = None
+
+    def ensemble(self, n: int | None = None) -> np.ndarray:
+        """Draws of all chains as networks: ``net(x, draws.ensemble(100))``.
+
+        Parameters
+        ----------
+        n : int, optional
+            How many, evenly spread over the draws; None for all.
+
+        Returns
+        -------
+        array, shape (n, n_params)
+
+        Raises
+        ------
+        TypeError, ValueError
+            For an `n` that is no whole number, or more than there are draws.
+        """
+        rows = self.p.reshape(-1, self.p.shape[-1])
+        n = len(rows) if n is None else check_count("n", n)
+        if n > len(rows):
+            raise ValueError(f"`n` (={n}) must be at most {len(rows)}, the number of draws")
+        return np.ascontiguousarray(rows[np.linspace(0, len(rows) - 1, n).round().astype(int)])
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the energies of the chains with matplotlib: chains that have arrived go up and down about the same number.
+
+        Parameters
+        ----------
+        ax : Axes, optional
+            Where to draw; by default on the axes of a new pyplot figure, which notebooks show.
+
+        Returns
+        -------
+        Axes
+        """
+        if ax is None:
+            from matplotlib import pyplot
+
+            ax = pyplot.subplots(figsize=(6, 4), layout="constrained")[1]
+        if len(self.energy) > MOST_LINES:
+            low, middle, high = np.quantile(self.energy, [0.05, 0.5, 0.95], axis=0)
+            ax.fill_between(np.arange(len(middle)), low, high, alpha=0.3, linewidth=0, label="nine tenths of the chains")
+            ax.plot(middle, label="median")
+            ax.legend()
+        else:
+            ax.plot(self.energy.T, linewidth=0.8)
+        ax.set(xlabel="draw", ylabel="energy")
+        return ax
+
+    def __repr__(self) -> str:
+        chains, draws, _ = self.p.shape
+        text = f"{counted(draws, 'draw')} of each of {counted(chains, 'chain')}, accepted {self.accepted.mean():.2f}"
+        if draws:
+            text += f", energy {self.energy.mean():.4g} ± {self.energy.std():.2g}"
+        text += f", step size {self.step_size:.3g}"
+        if self.diverged.any():
+            text += f", {int(self.diverged.sum()):,} diverged"
+        return f"<{text}; {self.stopped}>" if self.stopped else f"<{text}>"

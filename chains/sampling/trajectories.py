@@ -1,0 +1,116 @@
+"""Trajectories of Hamiltonian Monte Carlo for many chains at once, each a row of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chains.backends.member_feed import OneByOne
+from chains.chain import Chain
+from chains.losses import Loss
+from chains.network import arguments
+from chains.penalties import Penalty
+from chains.program.settings import numbers_of
+from chains.sampling.leapfrog import Leapfrog
+from chains.training.ensemble import Ensemble
+
+PIECE = 1 << 23  # operations of all chains between two looks for Ctrl-C, some 50 ms
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """What is sampled: the density ``exp(-(loss + penalty) / temperature)`` of a network's parameters for given data."""
+
+    net: Chain
+    loss: Loss
+    penalty: Penalty | None
+    temperature: float
+    x: Any
+    t: Any
+    weights: Any
+    lengths: Any
+
+
+class Trajectories:
+    """The compiled leapfrog of a posterior from the rows of `p`, which move along.
+
+    Raises TypeError or ValueError where data do not fit, and for a network whose loss depends on more than its parameters.
+    """
+
+    def __init__(self, posterior: Posterior, p: np.ndarray, finite: bool) -> None:
+        net, self._temperature = posterior.net, posterior.temperature
+        leapfrog = Leapfrog(1.0, self._temperature, 2.0)
+        ensemble = Ensemble(p, 0, leapfrog)
+        given = posterior.x, posterior.t, posterior.loss, posterior.weights, posterior.penalty, posterior.lengths
+        data, objective = ensemble.problem(net, *given)
+        data = arguments.together(p, data, move=False)
+        arguments.check_apart("p", p, data)
+        if finite:
+            arguments.check_finite(p.dtype, p=p, **data)
+        step = net.training_step(p, objective, leapfrog)
+        self._program, runner, samples = step.program, step.backend, ensemble.members.samples
+        _check_deterministic(net, step.program.buffers)
+        net.network.check_batch(samples)
+        self.p = p
+        self._moments = np.zeros((len(p), 2, net.n_params), p.dtype)
+        self._steps = np.zeros(len(p))
+        self.moves = np.zeros(net.n_params, bool)  # parameters that are not frozen
+        for start, stop in net.network.trainable:
+            self.moves[start:stop] = True
+        self._numbers = numbers_of((objective, leapfrog))  # those of the leapfrog are the last: time, temperature, leaps
+        self._tuned = self._program.tuned(self._numbers)
+        arrays = {"p": p, "moments": self._moments.reshape(len(p), -1), "step": self._steps}
+        kinds = {name: self._program.buffers[name].dtype for name in data if name in self._program.buffers}
+        bound = {name: np.ascontiguousarray(data[name], kind) for name, kind in kinds.items()}
+        arrays = {name: a for name, a in (arrays | bound | self._tuned).items() if name in self._program.buffers}
+        own = {*ensemble.members.own, "p", "moments", "step"}
+        order = np.zeros((1, samples), np.int64)
+        sources: dict[str, np.ndarray] = {}
+        call = self._program, samples, arrays, sources, order, own
+        self._feed, self._runner = runner.member_feed(*call) or OneByOne(runner, *call), runner
+        self._members = np.arange(len(p))
+        self._piece = max(1, PIECE // max(1, len(p) * self._program.flops(samples)))
+
+    def _tune(self, time: float, leaps: int) -> None:
+        """Set the inputs of the program for so many leaps of a time."""
+        if (self._numbers[-3], self._numbers[-1]) != (time, leaps):
+            self._numbers[-3], self._numbers[-1] = time, leaps
+            for name, number in self._program.tuned(self._numbers).items():
+                self._tuned[name][...] = number
+
+    def __call__(
+        self, momenta: np.ndarray, inverse_mass: np.ndarray, time: float, leaps: int, check: Callable[[], None]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Move the rows from these momenta by so many leaps of a time each, and change the momenta.
+
+        Returns the potentials, minus the logarithms of the density, at the beginnings and at the ends; infinity where a loss
+        is not finite. `check` is called now and then, and may raise.
+        """
+        self._tune(time, leaps)
+        self._steps[:] = 0.0
+        self._moments[:, 0], self._moments[:, 1] = momenta, inverse_mass
+        losses = np.full((len(self.p), leaps + 1), np.nan)
+        members = self._members
+        for first in range(0, leaps + 1, self._piece):
+            piece = losses[:, first : first + self._piece].copy()
+            with self._runner.running():
+                self._feed(0, piece, members)
+            losses[members, first : first + self._piece] = piece[members]
+            members = members[np.isfinite(losses[members, first : first + self._piece]).all(axis=1)]
+            check()
+            if not len(members):
+                break
+        momenta[...] = self._moments[:, 0]
+        ended = np.isfinite(losses).all(axis=1)
+        ends = np.where(ended, losses[:, -1], np.inf)
+        return losses[:, 0] / self._temperature, ends / self._temperature
+
+
+def _check_deterministic(net: Chain, buffers: dict[str, Any]) -> None:
+    if "random" in buffers:
+        raise ValueError(f"`net` ({net!r}) draws random numbers at each step: its loss is no function of its parameters")
+    if net.n_state:
+        raise ValueError(f"`net` ({net!r}) has a state that each step changes: its loss is no function of its parameters")
