@@ -94,6 +94,8 @@ from chains.losses import loss as loss
 from chains.metrics import accuracy as accuracy
 from chains.minimize import minimize as minimize
 from chains.network.objective import Objective as Objective
+from chains.network.ode_steps import Trajectory as Trajectory
+from chains.network.ode_steps import ode_steps as ode_steps
 from chains.optimizers import SGD, Adagrad, Adam, AdamW, RMSProp
 from chains.optimizers import Optimizer as Optimizer
 from chains.penalties import FrontLastPenalty, L1Penalty, L2Penalty

@@ -15,6 +15,7 @@ from chains.network import arguments, ensembles, record
 from chains.network.bound import Bound
 from chains.network.host_calls import call_from_host
 from chains.network.objectives import Objectives
+from chains.network.ode_steps import check_solved, controls_steps
 from chains.network.parallel import check_comm, part_arrays, part_of
 from chains.penalties import Penalty
 
@@ -111,7 +112,9 @@ class Chain(Objectives):
         y = place_of(p).empty(shape, p.dtype) if out is None else arguments.check_out(out, shape, p.dtype, data)
         data["y"] = y
         run(len(x), arguments.with_random(data, run, seed, p))
-        if plain:
+        if controls_steps(self):
+            check_solved(self, p, x, y)
+        elif plain:
             self._shortcuts.add(kind, run, {"p": p, "x": x}, ["y"])
         return y
 
@@ -217,7 +220,9 @@ class Chain(Objectives):
         if shared is not None:
             data |= part_arrays(shared, run, total, first)
         run(len(data["x"]), arguments.with_random(data, run, seed, p))
-        if plain:
+        if comm is None and controls_steps(self):
+            check_solved(self, p, data["x"], value)
+        elif plain:
             own = type(loss).check_values is not Loss.check_values
             check = partial(arguments.check_target_values, output=self.output_shape, loss=loss) if own else None
             self._shortcuts.add(kind, run, {name: data[name] for name in ("p", "x", "t")}, ["g"], loss, penalty, check)

@@ -95,6 +95,7 @@ NOT_MADE = {
     chains.Objective,
     chains.Optimizer,
     chains.Program,
+    chains.Trajectory,
     chains.View,
 }
 

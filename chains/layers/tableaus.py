@@ -1,7 +1,8 @@
 """Explicit methods for ordinary differential equations, as the numbers of their stages.
 
 Stage i evaluates the right-hand side at ``x_i = y + h * sum(a[i][j] * k_j for j < i)`` and time ``t + c[i] * h``, which gives
-``k_i``; the step ends at ``y + h * sum(b[j] * k_j)``. A symplectic method has such numbers for each half of the state.
+``k_i``; the step ends at ``y + h * sum(b[j] * k_j)``. A symplectic method has such numbers for each half of the state. With one
+more stage at the end of the step, a method estimates the step's error: ``h * sum(error[j] * k_j)``.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ Row = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Tableau:
-    """The numbers of a method: `halves` has (a, b) of the whole state, or of its first and second half."""
+    """The numbers of a method: `halves` has (a, b) of the whole state, or of its halves; without an estimate no `error`."""
 
     order: int
     c: Row
     halves: tuple[tuple[tuple[Row, ...], Row], ...]
+    error: Row = ()
 
     @property
     def stages(self) -> int:
@@ -49,6 +51,15 @@ _TSIT5 = Tableau(
             ),
             (0.09646076681806523, 0.01, 0.4798896504144996, 1.379008574103742, -3.290069515436081, 2.324710524099774),
         ),
+    ),
+    (
+        -0.0017800110522257773,
+        -0.0008164344596567463,
+        0.007880878010261994,
+        -0.1447110071732629,
+        0.5823571654525552,
+        -0.45808210592918686,
+        0.015151515151515152,
     ),
 )
 

@@ -117,6 +117,8 @@ def test_right_hand_sides_that_do_not_fit_are_refused(name):
         (ODE(Dense(3, 3), (0, 1), "leapfrog"), (3,), "positions and as many velocities, not a state of length 3"),
         (ODE(Dense(3, 2), (0, 1), given=1), (1,), r"a state \(n,\) and 1 given features, but its shape is \(1,\)"),
         (ODE(Dense(3, 3), (0, 1)), (2, 3), r"but its shape is \(2, 3\)"),
+        (ODE(Dense(3, 3), 4), (4,), r"a state \(n,\) and 0 given features and 4 times, but its shape is \(4,\)"),
+        (ODE(Dense(3, 3), (0, 1), rtol=1e-3, atol=[1e-6, 1e-6]), (3,), "as many numbers as the state, 3, or be one for all"),
         (ODE(chains.BatchNorm(3), (0, 1)), (3,), "has a state or arrays of the whole batch"),
         (Equations(lambda x: x, ("x",), network=Dense(1, 2), outputs=("u",)), (1,), r"`network` gives, whose shape is \(2,\)"),
         (Equations(lambda x: x, ("x",)), (2,), r"must name the features of a sample, whose shape is \(2,\)"),

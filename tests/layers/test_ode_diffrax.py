@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chains import MSELoss
+from chains import ODE, Chain, Dense, MSELoss, ode_steps, tanh
 from tests.harness import BACKENDS, assert_close
 
 pytest.importorskip("diffrax")
@@ -22,3 +22,35 @@ def test_gradients_through_210_steps_are_those_of_diffrax(name):
     _, g = net.value_and_grad(p, problem.x, problem.t, MSELoss())
     for call in ude_diffrax.gradients(problem, net.views(p)).values():
         assert_close(g, np.asarray(call()), 1e-10)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_gradients_through_controlled_steps_are_those_of_diffrax(name):
+    """diffrax goes through the recorded steps, and differentiates them."""
+    import diffrax
+    import jax
+    import jax.numpy as jnp
+
+    rate, times = Dense(2, 2, tanh), (0.0, 0.5, 2.0)
+    net = Chain(ODE(rate, times, rtol=1e-6, max_steps=30), backend=name)
+    p, x, dy = net.init(seed=4, dtype=np.float64) * 2.0, np.array([[1.0, -0.5]]), np.arange(6.0).reshape(1, 3, 2)
+    (way,) = ode_steps(net, p, x)
+
+    with jax.enable_x64(True):
+
+        def solved(parts, start):
+            solution = diffrax.diffeqsolve(
+                diffrax.ODETerm(lambda t, y, parts: jnp.tanh(y @ parts["weight"] + parts["bias"])), diffrax.Tsit5(),
+                times[0], times[-1], None, start, parts, saveat=diffrax.SaveAt(ts=jnp.array(times)),
+                stepsize_controller=diffrax.StepTo(jnp.array(way.times)), adjoint=diffrax.DirectAdjoint(),
+            )  # fmt: skip
+            return solution.ys
+
+        parts = {key.split(".")[-1]: jnp.array(view) for key, view in net.views(p).items()}
+        ys, pull = jax.vjp(solved, parts, jnp.array(x[0]))
+        d_parts, d_start = pull(jnp.array(dy[0]))
+    dp, dx = net.vjp(p, x, dy)
+    assert_close(net(x, p)[0], np.asarray(ys), 1e-10)
+    assert_close(dx[0], np.asarray(d_start), 1e-10)
+    for key, view in net.views(dp).items():
+        assert_close(view, np.asarray(d_parts[key.split(".")[-1]]), 1e-10)

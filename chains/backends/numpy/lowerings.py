@@ -99,12 +99,16 @@ def _map(memory: Memory, operation: Map) -> list[Call]:
         return [scalar_call(operation.formula, outs, ins)]
     if outs[0].ndim > 1 and outs[0].shape[0] == 1:  # broadcasting costs more than equal shapes
         outs, ins = ([memory.squeezed(array, outs[0].ndim) for array in arrays] for arrays in (outs, ins))
-    conflicts = [[_conflict(memory, out, view) for view in operation.ins] for out in operation.outs]
+    conflicts = tuple(tuple(_conflict(memory, out, view) for view in operation.ins) for out in operation.outs)
     known = {j: ins[j] for j, view in enumerate(operation.ins) if view.buffer.name == "inverse_batch"}
-    dying = {j for j, view in enumerate(operation.ins) if memory.dies(view, operation)}
-    shapes = [array.shape for array in ins]
-    sequence = sequence_calls(operation.formula, memory.program.dtype, shapes, outs[0].shape, conflicts, known, dying)
-    return formula_calls(memory, sequence, outs, ins)
+    dying = frozenset(j for j, view in enumerate(operation.ins) if memory.dies(view, operation))
+    shapes = tuple(array.shape for array in ins)
+    key = id(operation.formula), shapes, outs[0].shape, conflicts, dying  # the steps of a loop have one formula
+    if known or key not in memory.sequences:
+        memory.sequences[key] = sequence_calls(
+            operation.formula, memory.program.dtype, shapes, outs[0].shape, conflicts, known, set(dying)
+        )
+    return formula_calls(memory, memory.sequences[key], outs, ins)
 
 
 def formula_calls(memory: Memory, sequence: CallSequence, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray]) -> list[Call]:

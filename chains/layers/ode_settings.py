@@ -1,0 +1,55 @@
+"""The settings of a differential equation: times, forcing and tolerances as values that can be compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from chains.checks import is_real
+from chains.layers.tableaus import Row
+from chains.messages import shown
+
+
+def ascending(name: str, given: Any, least: int) -> np.ndarray:
+    """Times as an array (n,). Raises TypeError or ValueError, naming the setting, for others than finite, ascending ones."""
+    try:
+        times = np.array(given, np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"`{name}` (={shown(given)}) must be a sequence of ascending times") from None
+    if times.ndim != 1 or len(times) < least:
+        raise ValueError(f"`{name}` has shape {times.shape}, but must be {least} or more times, one behind another")
+    if not np.isfinite(times).all():
+        raise ValueError(f"`{name}` must be finite, but time {int(np.argmin(np.isfinite(times)))} is not")
+    if (falls := np.diff(times) <= 0).any():
+        k = int(np.argmax(falls))
+        raise ValueError(f"`{name}` must ascend, but {times[k + 1]:g} comes after {times[k]:g}")
+    return times
+
+
+def forcing_of(given: Any) -> tuple[tuple[float, ...], tuple[Row, ...]]:
+    """Times (m,) and values (m, features), as a value that can be compared."""
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise TypeError(f"`forcing` (={shown(given)}) must be a pair of arrays, times (m,) and values (m, features)")
+    times = ascending("forcing[0]", given[0], 1)
+    try:
+        values = np.array(given[1], np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"`forcing[1]` (={shown(given[1])}) must be numbers, an array (m, features)") from None
+    if values.ndim == 1:
+        values = values[:, None]
+    if values.ndim != 2 or len(values) != len(times) or not values.shape[1]:
+        raise ValueError(f"`forcing[1]` has shape {np.shape(given[1])}, but there are {len(times)} times: wanted (m, features)")
+    if not np.isfinite(values).all():
+        raise ValueError("`forcing[1]` must be finite")
+    return tuple(times.tolist()), tuple(map(tuple, values.tolist()))
+
+
+def tolerance(name: str, given: Any) -> float | Row:
+    """A tolerance: one for the whole state, or one for each of its numbers. Raises TypeError or ValueError, naming it."""
+    values = given if isinstance(given, (tuple, list, np.ndarray)) else [given]
+    if not len(values) or np.ndim(given) > 1 or not all(map(is_real, values)):
+        raise TypeError(f"`{name}` (={shown(given)}) must be a positive number, or one for each number of the state")
+    if not all(0.0 < value < np.inf for value in values):
+        raise ValueError(f"`{name}` (={shown(given)}) must be positive and finite")
+    return float(given) if np.ndim(given) == 0 else tuple(map(float, values))

@@ -1,0 +1,222 @@
+"""Step control: the lengths of steps that keep the estimated error of each within tolerances, for each sample by itself.
+
+The search is a loop of a fixed number of attempts. An attempt that is refused, or that comes after the last time, leaves the
+sample where it is, as a step of length 0 does. So the steps that are noted can be gone through again by a plain loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import nan
+from typing import Any
+
+import numpy as np
+
+from chains.expr import exp, log, maximum, minimum, sqrt, where
+from chains.layers.node import Node
+from chains.layers.runge_kutta import Length, move
+from chains.layers.tableaus import Row, Tableau
+from chains.program.recorder import Recorder
+from chains.program.view import View
+
+SAFETY, LEAST_FACTOR, MOST_FACTOR = 0.9, 0.2, 10.0  # by which the length of a step changes
+
+Around = Callable[[View, View, Length, float], None]
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """What is noted of each attempt, views (batch, attempts, 1): the time before, the length tried, the length, the time after.
+
+    The length is 0 where the step was refused, and after the last time.
+    """
+
+    begins: View
+    tried: View
+    lengths: View
+    ends: View
+
+
+@dataclass(frozen=True)
+class StepControl:
+    """The search for the steps of a method with an error estimate; `record` records it.
+
+    Parameters
+    ----------
+    ops, tableau, rhs
+        The recorder, the method and the right-hand side.
+    rtol, atol : float, or float or tuple of float
+        The tolerated error of a number y of the state is ``atol + rtol * abs(y)``. The mean square over the state counts.
+    times : View, shape (times,) or (batch, times)
+        Those at which states are wanted. Steps end there.
+    around : callable
+        ``around(seen, t, h, c)`` records what the right-hand side sees behind the state at the time ``t + c * h``.
+
+    Source: Hairer, Nørsett and Wanner, "Solving ordinary differential equations I", 1993, II.4, also for the first step.
+    """
+
+    ops: Recorder
+    tableau: Tableau
+    rhs: Node
+    rtol: float
+    atol: float | Row
+    times: View
+    around: Around
+
+    def record(self, y: View, start: View, width: int, attempts: Attempts) -> None:
+        """Record how the states at the times, NaN where they are not reached, and `attempts` are filled from the start."""
+        ops, n = self.ops, start.sample_shape[-1]
+        t, h, last = (ops.scratch(name, (1,)) for name in ("t", "h", "last time"))
+        state, found = ops.scratch("state", (n,)), ops.scratch("found", y.sample_shape)
+        slopes = [ops.scratch(f"slope {i}", (n,)) for i in range(len(self.tableau.error))]
+        seen, rhs = ops.scratch("seen", (width,)), self._alone()
+        ops.copy(state, start)
+        ops.copy(t, self.times.slice(-1, 0, 1))
+        if self.times.batched:
+            ops.max(last, self.times)
+        else:
+            ops.copy(last, self.times.slice(-1, y.sample_shape[0] - 1, y.sample_shape[0]))
+        self._keep(found, t, state)
+        ops.copy(seen.slice(-1, 0, n), state)
+        self.around(seen, t, 0.0, 0.0)
+        rhs.forward(ops, seen, slopes[0])
+        self._first_length(h, t, last, state, slopes[0], seen, rhs)
+        steps = attempts.lengths.sample_shape[0]
+        with ops.loop(steps) as at:
+            begin, taken, end = (at.now(view, 1) for view in (attempts.begins, attempts.lengths, attempts.ends))
+            tried, reached = self._next_length(h, t, last)
+            for i, k in enumerate(slopes[1:], 1):
+                c, rows = self._stage(i)
+                move(ops, self.tableau, seen.slice(-1, 0, n), state, tried, rows, slopes)
+                self.around(seen, t, tried, c)
+                rhs.forward(ops, seen, k)
+            error = self._error(state, seen.slice(-1, 0, n), tried, slopes)
+            ops.copy(begin, t)
+            ops.copy(at.now(attempts.tried, 1), tried)
+            ops.map((taken, end, h), partial(_judged, self.tableau.order), error, t, h, tried, reached)
+            ops.copy(t, end)
+            for view, new in ((state, seen.slice(-1, 0, n)), (slopes[0], slopes[-1])):
+                ops.map(view, lambda taken, new, old: where(taken > 0.0, new, old), taken, new, view)
+            self._keep(found, t, state, taken)
+        ops.copy(y, found)
+
+    def _alone(self) -> Node:
+        """The right-hand side with saved arrays of one evaluation."""
+        made: dict[View, View] = {}
+
+        def one(view: View) -> View:
+            if view not in made:
+                made[view] = self.ops.scratch(f"{view.buffer.name}, once", view.sample_shape[2:])
+            return made[view]
+
+        return self.rhs.at_a_step(one, lambda _, view: view, {})
+
+    def _stage(self, i: int) -> tuple[float, list[Row]]:
+        """The time of a stage, and its weights for each half of the state; behind the last one the end of the step."""
+        if i < self.tableau.stages:
+            return self.tableau.c[i], [a[i] for a, _ in self.tableau.halves]
+        return 1.0, [b for _, b in self.tableau.halves]
+
+    def _keep(self, found: View, t: View, state: View, taken: View | None = None) -> None:
+        """Record the state in the places of the times that it has reached; at first NaN in the others."""
+        operands = [self.times.expand(-1), t.expand(-1), state.expand(1)]
+        if taken is None:
+            self.ops.map(found, lambda time, t, y: where(time == t, y, nan), *operands)
+        else:
+            choose = lambda time, t, y, taken, old: where((time == t) & (taken > 0.0), y, old)  # noqa: E731
+            self.ops.map(found, choose, *operands, taken.expand(-1), found)
+
+    def _scale(self) -> tuple[Callable[..., Any], list[View]]:
+        """The tolerated error as a formula of numbers of the state, and its operands."""
+        rtol = self.rtol
+        if isinstance(self.atol, tuple):
+            each = self.ops.constant("atol", np.array(self.atol))
+            return lambda y, atol: atol + rtol * y, [each]
+        atol = self.atol
+        return lambda y: atol + rtol * y, []
+
+    def _mean_square(self, name: str, value: Callable[..., Any], *views: View) -> View:
+        """Record the mean over the state of the squares of a formula over the tolerated error.
+
+        The formula gets the views; it returns the number, and that of the state whose error is tolerated.
+        """
+        ops, (scale, more) = self.ops, self._scale()
+        n = max(view.sample_shape[-1] for view in views)
+        squares, mean = ops.scratch(f"{name} of each", (n,)), ops.scratch(name, (1,))
+
+        def square(*values: Any) -> Any:
+            own = values[: len(views)]
+            number, y = value(*own)
+            relative = number / scale(y, *values[len(views) :])
+            return relative * relative * (1.0 / n)
+
+        ops.map(squares, square, *views, *more)
+        ops.sum(mean, squares)
+        return mean
+
+    def _first_length(self, h: View, t: View, last: View, state: View, slope: View, seen: View, rhs: Node) -> None:
+        """Record a first length for which an explicit Euler step changes the state and its slope by little."""
+        ops, n = self.ops, state.sample_shape[-1]
+        size = self._mean_square("size", lambda y: (y, abs(y)), state)
+        change = self._mean_square("change", lambda y, k: (k, abs(y)), state, slope)
+        short, other = ops.scratch("short", (1,)), ops.scratch("other", (n,))
+        ops.map(short, _short, size, change, t, last)
+        ops.map(seen.slice(-1, 0, n), lambda y, h, k: y + h * k, state, short, slope)
+        self.around(seen, t, short, 1.0)
+        rhs.forward(ops, seen, other)
+        bend = self._mean_square("bend", lambda y, a, b: (a - b, abs(y)), state, other, slope)
+        order = self.tableau.order
+        ops.map(h, lambda *values: _first(order, *values), short, change, bend, t, last)
+
+    def _next_length(self, h: View, t: View, last: View) -> tuple[View, View]:
+        """Record the length to try, and the time that it leads to: at most the next of the times."""
+        ops = self.ops
+        ahead = ops.scratch("ahead", self.times.sample_shape)
+        behind, tried, reached = (ops.scratch(name, (1,)) for name in ("minus next", "tried", "reached"))
+        ops.map(ahead, lambda time, t, last: where(time > t, -time, -last), self.times, t, last)
+        ops.max(behind, ahead)
+        ops.map((tried, reached), _tried, h, t, behind)
+        return tried, reached
+
+    def _error(self, y: View, new: View, h: View, slopes: list[View]) -> View:
+        """Record the mean square of the estimated error over the tolerated one."""
+        weights = self.tableau.error
+
+        def relative(y: Any, new: Any, h: Any, *slopes: Any) -> Any:
+            return h * sum(w * k for w, k in zip(weights, slopes, strict=True)), maximum(abs(y), abs(new))
+
+        return self._mean_square("error", relative, y, new, h, *slopes)
+
+
+def _short(size: Any, change: Any, t: Any, last: Any) -> Any:
+    """A length over which the state changes by a hundredth."""
+    unknown = (size < 1e-10) | (change < 1e-10)
+    return minimum(where(unknown, 1e-6, 0.01 * sqrt(size / where(unknown, 1.0, change))), last - t)
+
+
+def _first(order: int, short: Any, change: Any, bend: Any, t: Any, last: Any) -> Any:
+    """The first length, from the mean squares of the slope and of its change over a short step."""
+    largest = maximum(change, bend / (short * short))
+    still = largest <= 1e-30
+    long = where(still, maximum(1e-6, 1e-3 * short), exp(log(1e-4 / where(still, 1.0, largest)) * (0.5 / order)))
+    return where(last > t, minimum(minimum(100.0 * short, long), last - t), 0.0)
+
+
+def _tried(h: Any, t: Any, behind: Any) -> tuple[Any, Any]:
+    """The length to try, and the time it leads to. Two halves of what is left are better than a long and a tiny step."""
+    following = -behind
+    left = following - t
+    whole = 1.01 * h >= left
+    tried = where(whole, left, where(2.0 * h > left, 0.5 * left, h))
+    return tried, where(whole, following, t + tried)
+
+
+def _judged(order: int, error: Any, t: Any, h: Any, tried: Any, reached: Any) -> tuple[Any, Any, Any]:
+    """The length of the step, 0 where it is refused; the time after it; and the length that comes next."""
+    accepted = error <= 1.0
+    factor = SAFETY * exp(log(maximum(error, 1e-20)) * (-0.5 / order))
+    factor = where(error < 1e20, minimum(maximum(factor, LEAST_FACTOR), MOST_FACTOR), LEAST_FACTOR)
+    grown = where(tried < h, maximum(h, factor * tried), factor * tried)  # one cut short at a time says little of the next
+    return where(accepted, tried, 0.0), where(accepted, reached, t), where(accepted, grown, factor * tried)
