@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
@@ -28,7 +29,7 @@ class Queue:
 
     Calls that share memory, one of which writes it, run in the order in which they were queued; so does a call with the result
     of another one as an argument. All others may run side by side. Until its call has ended, an array may be read by others,
-    but must not be changed but through the queue.
+    but must not be changed but through the queue. Workers of a queue that nobody holds any more go once its calls have ended.
 
     Parameters
     ----------
@@ -55,6 +56,7 @@ class Queue:
         self._workers = check_count("workers", workers)
         self._scheduler = Scheduler(self._workers, check_count("pending", pending))
         self._outputs = Outputs()
+        weakref.finalize(self, self._scheduler.drop).atexit = False
 
     # Calls
 

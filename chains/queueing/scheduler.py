@@ -32,7 +32,7 @@ class Scheduler:
 
     def __init__(self, workers: int, most: int) -> None:
         self._count, self._most = workers, most
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may drop a queue while this thread has the lock
         self._work, self._ended = threading.Condition(self._lock), threading.Condition(self._lock)
         self._incoming: deque[Result] = deque()  # in the order of the calls
         self._ready: deque[Result] = deque()  # those that wait for nothing
@@ -44,6 +44,8 @@ class Scheduler:
         self._threads: list[threading.Thread] = []
         self._share: Any = None  # of the processors, while open
         self.closed = ""  # why no further call can be queued
+        self._dropped = False  # whether nobody can queue a further call, since the queue is gone
+        self._staying = 0  # workers
         self._stop = threading.Event()
         _SCHEDULERS.add(self)
 
@@ -112,6 +114,12 @@ class Scheduler:
             if self._share is not None:
                 self._share.__exit__(None, None, None)
                 self._share = None
+
+    def drop(self) -> None:
+        """Let the workers go once all calls have ended: nobody has the queue any more."""
+        with self._lock:
+            self._dropped = True
+            self._work.notify_all()
 
     def _make_room(self) -> None:
         """Wait while too many calls are pending, or arguments that nobody else holds take too much memory."""
@@ -185,6 +193,7 @@ class Scheduler:
             thread = threading.Thread(target=self._run, name=f"chains-queue-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
+            self._staying += 1
 
     def _run(self) -> None:
         """What a worker does."""
@@ -194,7 +203,8 @@ class Scheduler:
             with self._lock:
                 self._sort()
                 while not self._ready:
-                    if self.closed:
+                    if self.closed or (self._dropped and not self.pending):
+                        self._leave()
                         return
                     self._work.wait()
                     self._sort()
@@ -212,6 +222,13 @@ class Scheduler:
             with self._lock:
                 self._end(result)
             del result
+
+    def _leave(self) -> None:
+        """End a worker; with the last one of a queue that was dropped, its share of the processors."""
+        self._staying -= 1
+        if not self._staying and not self.closed and self._share is not None:
+            self._share.__exit__(None, None, None)
+            self._share = None
 
     def _end(self, result: Result) -> None:
         """Let those that wait for a call go on."""
@@ -236,6 +253,8 @@ class Scheduler:
                 self._work.notify()
         result.followers.clear()
         self._ended.notify_all()
+        if self._dropped and not self.pending:
+            self._work.notify_all()
 
     def _cancel(self, why: str) -> None:
         """Leave out the calls that have not begun, and ask training under way to end."""
@@ -336,7 +355,7 @@ def _after_fork() -> None:
     for scheduler in list(_SCHEDULERS):
         if not scheduler.closed and scheduler._threads:
             scheduler.closed, scheduler._threads = "was made by another process", []
-            scheduler._lock = threading.Lock()
+            scheduler._lock = threading.RLock()
             scheduler._work, scheduler._ended = threading.Condition(scheduler._lock), threading.Condition(scheduler._lock)
             scheduler.pending = {}
             if scheduler._share is not None:
