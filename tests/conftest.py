@@ -29,8 +29,13 @@ def nothing_recorded():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    """One seed for hypothesis and for the harness, and for all of xdist's workers, which may start on another day."""
+    """One seed for hypothesis and for the harness, and for all of xdist's workers, which may start on another day.
+
+    Workers side by side have one thread each for NumPy's products.
+    """
     os.environ["CHAINS_TEST_SEED"] = str(harness.SEED)
+    if config.getoption("numprocesses", None):
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(harness.SEED)
 
