@@ -33,8 +33,8 @@ from chains.program.operations import Convolve, ConvolveInput
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native.kernels import block_shapes, gemm, matmul_sums, winograd
-from chains.backends.native.llvm.target import Processor
+from chains.backends.native.kernels import block_shapes, gemm, matmul_sums, winograd, winograd_weight
+from chains.backends.native.llvm.target import Processor, processor
 from chains.backends.native.memory_plan import MemoryPlan
 from chains.backends.native.plan.execution_plan import ExecutionPlan
 from chains.backends.native.plan.layout import arrange_layout
@@ -93,7 +93,8 @@ def test_a_network_of_convolutions_at_odd_batches(kind, simd, eager):
         (17, 19, (7, 10), 1),
         (33, 16, (9, 5), (0, 2)),
         (20, 50, (6, 23), 2),
-        (16, 40, (8, 64), ((0, 1), (2, 0))),  # the last is cut into parts of a row
+        (16, 40, (8, 64), ((0, 1), (2, 0))),  # is cut into parts of a row
+        (33, 34, (19, 21), (2, (1, 0))),  # the gradient of the kernels is cut into parts of some rows
     ],
 )
 def test_winograds_way_equals_numpy(outs, ins, shape, padding, kind, simd, eager):
@@ -101,6 +102,9 @@ def test_winograds_way_equals_numpy(outs, ins, shape, padding, kind, simd, eager
     chosen = [o for o in program.operations if isinstance(o, (Convolve, ConvolveInput))]
     assert chosen
     assert all(winograd.suits(operation) for operation in chosen)
+    lanes = processor(simd).lanes(np.dtype(kind).itemsize)
+    transformed = [o for o in program.operations if winograd_weight.suits(o, lanes)]
+    assert len(transformed) == (min(outs, ins) >= max(16, 2 * lanes) and shape != (4, 4))
     for batch in (1, 18):
         assert_equals_numpy(program, batch, kind, simd=simd)
 

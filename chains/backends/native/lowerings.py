@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from chains.backends.native.kernels import winograd
+from chains.backends.native.kernels import winograd, winograd_weight
 from chains.backends.native.kernels.all_reduce import lower_all_reduce
 from chains.backends.native.kernels.batch_matmul import lower_batch_matmul
 from chains.backends.native.kernels.convolve import lower_convolve
@@ -97,6 +97,15 @@ def _convolve(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
         lower_convolve(frame, operation, packed.copy, step.fused)
 
 
+def _convolve_weight(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
+    operation = step.operation
+    assert isinstance(operation, ConvolveWeight)
+    if winograd_weight.suits(operation, frame.lanes):
+        winograd_weight.lower_winograd_weight(frame, operation, _workspace(frame, plan))
+    else:
+        lower_convolve_weight(frame, operation)
+
+
 def _relayout(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
     assert isinstance(step.operation, Relayout)
     lower_relayout(frame, step.operation, plan.offset(step.operation.outs[0].buffer) is not None)
@@ -137,7 +146,7 @@ LOWERINGS: dict[type[Operation], Lowering] = {
     Fill: _in_either_layout(lambda frame, fill: lower_fill(frame, fill.outs[0], fill.value)),
     Convolve: _convolve,
     ConvolveInput: _convolve,
-    ConvolveWeight: _of_operation(lower_convolve_weight),
+    ConvolveWeight: _convolve_weight,
     Pool: _of_operation(lower_pool),
     PoolInput: _of_operation(lower_pool),
     Gather: _of_operation(lower_gather),

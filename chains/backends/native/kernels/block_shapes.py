@@ -82,6 +82,7 @@ class BlockShapes:
     convolve: Limits
     convolve_weight: Limits
     winograd: Block  # output channels times tiles
+    winograd_weight: Block  # output channels times input channels, together a multiple of the lanes
     reduce: int = 8  # vectors of columns
     pool: int = 4  # windows of a row
 
@@ -96,6 +97,7 @@ SHAPES = {
         convolve=Limits(results=24, outs=8, across=12),
         convolve_weight=Limits(results=24, outs=8, across=8, taps=6),
         winograd=Block(rows=6, vectors=4),
+        winograd_weight=Block(rows=4, vectors=4),
     ),
     16: BlockShapes(
         matmul=Panels((12, 6)),
@@ -106,6 +108,7 @@ SHAPES = {
         convolve=Limits(results=10, outs=8, across=12),
         convolve_weight=Limits(results=10, outs=8, across=8, taps=5),
         winograd=Block(rows=6, vectors=2),
+        winograd_weight=Block(rows=4, vectors=2),
     ),
 }
 

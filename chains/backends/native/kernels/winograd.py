@@ -182,9 +182,9 @@ class _Winograd:
             def tile(t: Value, columns: Sequence[int]) -> None:
                 """Transform tile `t` of the row. Only these of its columns are inside the image."""
                 d = [patch_row(own[r], inside[r], t, columns) for r in range(4)]
-                lines = [_input_line(f, [d[r][s] for r in range(4)]) for s in range(4)]  # by column
+                lines = [input_line(f, [d[r][s] for r in range(4)]) for s in range(4)]  # by column
                 for r in range(4):
-                    for s, value in enumerate(_input_line(f, [lines[k][r] for k in range(4)])):
+                    for s, value in enumerate(input_line(f, [lines[k][r] for k in range(4)])):
                         place = f.mul(f.add(c, (4 * r + s) * self.ins), len(part))
                         place = f.mul(f.add(place, f.add(t, -part.start)), self.lanes)
                         f.store(value, f.address(space, place, self.scalar))
@@ -283,7 +283,7 @@ class _Winograd:
         f.loop(integer(0), integer(height), 1, channel)
 
 
-def _input_line(f: Function, d: list[Value]) -> list[Value]:
+def input_line(f: Function, d: list[Value]) -> list[Value]:
     return [
         f.binary("fsub", d[0], d[2]),
         f.binary("fadd", d[1], d[2]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from chains.backends.native.kernels import batch_matmul, winograd
+from chains.backends.native.kernels import batch_matmul, winograd, winograd_weight
 from chains.backends.native.kernels.gemm import workspace
 from chains.backends.native.kernels.row_pointers import indexed_input
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
@@ -48,6 +48,7 @@ def place_tile_scratch(plan: ExecutionPlan) -> ExecutionPlan:
     tile = lanes if plan.laned else max(unit, min(MOST_TILE_SAMPLES, fitting))
     plan = replace(plan, scratch=scratch, tile=tile, room=tile if plan.laned else tile * 9 // 8)
     spaces = [winograd.workspace(step.operation, lanes, plan.processor.registers) for step in plan.steps]
+    spaces += [winograd_weight.workspace(step.operation, lanes, plan.processor.registers) for step in plan.steps]
     spaces += [batch_matmul.workspace(step.operation, lanes) for step in plan.steps]
     packs = any(step.fused_product for step in plan.products)
     spaces += [workspace(lanes, itemsize, plan.processor.registers)] if packs else []
