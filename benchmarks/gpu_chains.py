@@ -222,8 +222,8 @@ class Trainer:
             blocks = compiled.blocks(self.problem.batch)
             text = "all steps by one block" if compiled.tiling.alone else f"one kernel by {blocks} blocks, {text}"
         parts = [text, *(["NOT CAPTURED"] if refused["graph"] else [])]
-        parts += [f"not by cublasLt: {count} {kind}" for kind, count in refused.items() if kind != "graph" and count]
-        return "; ".join(parts)
+        kinds = ", ".join(f"{count} {kind}" for kind, count in refused.items() if kind != "graph" and count)
+        return "; ".join([*parts, *([f"not done by cublasLt: {kinds}"] if kinds else [])])
 
     def accuracy(self) -> float | None:
         if self.problem.test is None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.gpu_chains import backend_name, device_of, near, on_host
 from benchmarks.gpu_problems import Setting
-from chains import Adam, Chain, Conv, Dense, Flatten, SquaredLoss, backends, relu, tanh, train
+from chains import SGD, Adam, Chain, Conv, Dense, Flatten, SquaredLoss, backends, relu, tanh, train
 from chains.backends.cupy.binding import DeviceBinding
 from chains.backends.cupy.device.cublas import MASK_BITS
 from chains.backends.cupy.device.interface import Device, Epilogue, Gemm, Work
@@ -208,6 +208,20 @@ def training(way: str, setting: Setting) -> Result:
     return {"value": max(near(results[name], results["numpy"], 1e-4) for name in ("there", "streamed"))}
 
 
+def update(precision: str, setting: Setting) -> Result:
+    """Plain gradient descent by the products for the gradient, of a matrix large enough for it."""
+    device, side, rng = device_of(precision, setting), 1024, np.random.default_rng(0)
+    x, t = (rng.standard_normal((32, side), FLOAT) for _ in range(2))
+    results = []
+    for name in ("numpy", backend_name(precision, setting)):
+        net = Chain(Dense(side, side), backend=name)
+        p = net.init(seed=0) if name == "numpy" else device.array(net.init(seed=0))
+        train(net, p, x, t, SquaredLoss(), SGD(0.01), epochs=4, batch_size=16, shuffle=False)
+        results.append(p if name == "numpy" else on_host(device, p))
+    refused = {kind: count for kind, count in device.refused.items() if count}
+    return {"value": near(results[1], results[0], TOLERANCE[precision]), "note": f"refused: {refused or 'nothing'}"}
+
+
 KINDS = ("bias", "relu_bias", "relu_aux_bias", "relu_aux", "drelu", "drelu_bgrad", "bgrada", "bgradb")
 STEPS: Mapping[str, Callable[[Setting], Result]] = {
     "import": imports,
@@ -217,6 +231,7 @@ STEPS: Mapping[str, Callable[[Setting], Result]] = {
     **{f"product, {precision}": partial(product, precision) for precision in TOLERANCE},
     **{f"capture: {what}": partial(capture, what) for what in ("kernels", "product", "both")},
     **{f"cublasLt {kind}, {precision}": partial(epilogue, kind, precision) for precision in TOLERANCE for kind in KINDS},
+    **{f"update by the product, {precision}": partial(update, precision) for precision in TOLERANCE},
     **{f"network, {way}": partial(network, way) for way in ("kernel-by-kernel", "one-kernel")},
     **{f"convolution, {way}": partial(convolution, way) for way in ("products", "cudnn", "tf32-cudnn", "cudnn-timed")},
     **{f"training, {way}": partial(training, way) for way in ("kernel-by-kernel", "one-kernel")},

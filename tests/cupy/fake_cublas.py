@@ -143,7 +143,15 @@ class FakeCublasLt:
         return 0
 
     def cublasLtMatmulDescSetAttribute(self, *arguments: Any) -> int:
-        names = {3: ("ta", 4), 4: ("tb", 4), 7: ("epilogue", 4), 8: ("vector", 8), 11: ("mask", 8), 12: ("mask_leading", 8)}
+        names = {
+            2: ("mode", 4),
+            3: ("ta", 4),
+            4: ("tb", 4),
+            7: ("epilogue", 4),
+            8: ("vector", 8),
+            11: ("mask", 8),
+            12: ("mask_leading", 8),
+        }
         return self._set(names, *arguments)
 
     def cublasLtMatmulPreferenceSetAttribute(self, *arguments: Any) -> int:
@@ -193,7 +201,12 @@ class FakeCublasLt:
             assert address.value % limits[name] == 0
         if status := self.fails(problem, rank):
             return status
-        self._multiply(problem, a.value, b.value, d.value, alpha._obj.value, beta._obj.value)
+        if problem.description.get("mode", 0) == 1:  # both factors lie on the device
+            kind = problem.result["kind"]
+            first, second = (float(matrix(each.value, kind, 1, 1, 1)[0, 0]) for each in (alpha, beta))
+        else:
+            first, second = alpha._obj.value, beta._obj.value
+        self._multiply(problem, a.value, b.value, d.value, first, second)
         self.ran.append(problem.epilogue)
         self.ranks.append(rank)
         self.seconds = 3.0 - rank
@@ -227,7 +240,7 @@ class FakeCublasLt:
             value = self.relu(value)
         if epilogue & DRELU:
             value = np.where(np.unpackbits(bits, axis=1)[:, :rows].T, value, 0)
-        out[...] = value
+        out[...] = value.astype(out.dtype)
         if epilogue & BGRAD:
             vector[...] = out.sum(1)
         if epilogue == BGRADA:

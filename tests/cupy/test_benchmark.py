@@ -24,7 +24,13 @@ TINY = Setting(None, True)
 def few(monkeypatch):
     """Some rows of each kind; the others are left to `--rehearse` by hand."""
     rare = ("lenet5", "rosetta_cnn", "bf16", "tf32", "timed", "width 64", "wider", "mnist_mlp: chains one-kernel", "sequences")
-    rare += (*(f"cases {k} of" for k in range(2, 13)), "ladder: network", "ladder: training", "ladder: convolution")
+    rare += (
+        *(f"cases {k} of" for k in range(2, 13)),
+        "ladder: network",
+        "ladder: training",
+        "ladder: convolution",
+        "ladder: update",
+    )
     rare += tuple(f"ladder: cublasLt {kind}" for kind in gpu_ladder.KINDS if kind not in ("relu_aux_bias", "bgrada"))
     chosen = [row for row in gpu.rows() if row.peer == "chains" and not any(text in str(row) for text in rare)]
     monkeypatch.setattr(gpu, "rows", lambda: chosen)

@@ -49,8 +49,9 @@ def header_values(*names: str) -> dict[str, int]:
 def test_values_are_those_of_the_header():
     values = header_values("cublasLt.h")
     assert {name: values[f"CUBLASLT_EPILOGUE_{name.upper()}"] for name in EPILOGUES} == EPILOGUES
-    attributes = ("TRANSA", "TRANSB", "EPILOGUE", "BIAS_POINTER", "EPILOGUE_AUX_POINTER", "EPILOGUE_AUX_LD")
-    constants = ("TRANSA", "TRANSB", "EPILOGUE", "BIAS_POINTER", "AUX_POINTER", "AUX_LD")
+    assert values["CUBLASLT_POINTER_MODE_DEVICE"] == cublas.IN_DEVICE
+    attributes = ("POINTER_MODE", "TRANSA", "TRANSB", "EPILOGUE", "BIAS_POINTER", "EPILOGUE_AUX_POINTER", "EPILOGUE_AUX_LD")
+    constants = ("POINTER_MODE", "TRANSA", "TRANSB", "EPILOGUE", "BIAS_POINTER", "AUX_POINTER", "AUX_LD")
     for attribute, constant in zip(attributes, constants, strict=True):
         assert values[f"CUBLASLT_MATMUL_DESC_{attribute}"] == getattr(cublas, constant)
     for constant in ("MAX_WORKSPACE_BYTES", "REDUCTION_SCHEME_MASK"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,11 @@ class DeviceBinding(Binding):
             return None
         vector, bits = (None if view is None else self._place(view) for view in (step.vector, mask))
         leading = 0 if mask is None else 8 * mask.strides[0]
-        work = self.device.fused(self._gemm(step.product), Epilogue(step.kind, vector, bits, leading))
+        gemm = self._gemm(step.product)
+        if step.update is not None:
+            target, factors = step.update
+            gemm = replace(self._gemm(replace(step.product, out=target, accumulate=True)), factors=self._place(factors))
+        work = self.device.fused(gemm, Epilogue(step.kind, vector, bits, leading))
         if work is not None and mask is not None:
             self._masks.add(mask.buffer)
         return work

@@ -19,6 +19,7 @@ from chains.backends.cupy.kernels.epilogues import FusedMatMul, with_epilogues
 from chains.backends.cupy.kernels.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.cupy.kernels.indexed import gather, random, scatter_add
 from chains.backends.cupy.kernels.products import prepared, product
+from chains.backends.cupy.kernels.updates import with_updates
 from chains.backends.cupy.source.axes import Space, count, count_text
 from chains.backends.cupy.source.commands import (
     Command,
@@ -130,7 +131,7 @@ class Compiled:
     def _ready(self, operations: Sequence[Operation]) -> list[Operation]:
         """The operations, rewritten so that each has a kernel. Those that only write arrays of no elements are left out."""
         operations = [each for each in operations if any(0 not in view.shape for view in each.outs)]
-        given = with_epilogues(operations) if self._epilogues else operations
+        given = with_updates(with_epilogues(operations)) if self._epilogues else operations
         ready = [each for operation in given for each in self._prepared(operation)]
         return with_bfloat16(ready) if self._half else ready
 
@@ -201,7 +202,8 @@ class Compiled:
             reads |= dict.fromkeys(command.reads)
             writes |= dict.fromkeys(command.writes)
         touched = tuple(reads), tuple(writes)
-        return [Fused(whole, operation.kind, operation.vector, operation.mask, tuple(plain), *touched, operation.label)]
+        settings = operation.kind, operation.vector, operation.mask, operation.update
+        return [Fused(whole, *settings, tuple(plain), *touched, operation.label)]
 
     def _elementwise(self, run: Run, stored: Stored) -> Command:
         pointers, space = Pointers(), Space(run.shape, [*run.outs, *run.ins])

@@ -92,10 +92,11 @@ class Cublas:
 # cublasLt
 
 EPILOGUES = {
-    "relu": 2, "bias": 4, "relu_bias": 6, "relu_aux": 130, "relu_aux_bias": 134,
+    "default": 1, "relu": 2, "bias": 4, "relu_bias": 6, "relu_aux": 130, "relu_aux_bias": 134,
     "drelu": 136, "drelu_bgrad": 152, "bgrada": 256, "bgradb": 512,
 }  # fmt: skip
-TRANSA, TRANSB, EPILOGUE, BIAS_POINTER, AUX_POINTER, AUX_LD = 3, 4, 7, 8, 11, 12  # CUBLASLT_MATMUL_DESC_...
+POINTER_MODE, TRANSA, TRANSB, EPILOGUE, BIAS_POINTER, AUX_POINTER, AUX_LD = 2, 3, 4, 7, 8, 11, 12  # CUBLASLT_MATMUL_DESC_...
+IN_DEVICE = 1  # CUBLASLT_POINTER_MODE_DEVICE
 MAX_WORKSPACE_BYTES, REDUCTION_SCHEME_MASK = 1, 3  # CUBLASLT_MATMUL_PREF_...
 MIN_ALIGNMENTS = (5, 6, 7, 8)  # CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, _B_, _C_, _D_
 IN_WORKSPACE = 2  # CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
@@ -185,12 +186,12 @@ class CublasLt:
         """The product with its epilogue by an algorithm."""
         out, a, b = gemm.addresses
         description, layouts = self._description(gemm, epilogue), self._layouts(gemm)
-        one, beta = scalars(gemm)
+        alpha, beta = self._factors(gemm)
         left, right, result = (layout.pointer for layout in layouts)
         place = ctypes.c_void_p(out)
         arguments = (
-            description.pointer, ctypes.byref(one), ctypes.c_void_p(b), left, ctypes.c_void_p(a), right,
-            ctypes.byref(beta), place, result, place, result, ctypes.byref(algorithm),
+            description.pointer, alpha, ctypes.c_void_p(b), left, ctypes.c_void_p(a), right,
+            beta, place, result, place, result, ctypes.byref(algorithm),
         )  # fmt: skip
         return MatmulPlan(arguments, (description, *layouts))
 
@@ -198,9 +199,17 @@ class CublasLt:
         last = (ctypes.c_void_p(workspace), ctypes.c_size_t(self._nbytes), ctypes.c_void_p(stream))
         check("cublasLtMatmul", self._library.cublasLtMatmul(self._handle(), *plan.arguments, *last))
 
+    def _factors(self, gemm: Gemm) -> tuple[Any, ...]:
+        """The addresses of alpha and beta."""
+        if gemm.factors is None:
+            return tuple(map(ctypes.byref, scalars(gemm)))
+        return tuple(ctypes.c_void_p(gemm.factors + k * gemm.dtype.itemsize) for k in range(2))
+
     def _description(self, gemm: Gemm, epilogue: Epilogue) -> Descriptor:
         _, result, compute = types(gemm, self._precision)
         description = Descriptor(self._library, "MatmulDesc", ctypes.c_int(compute), ctypes.c_int(result))
+        if gemm.factors is not None:
+            description.set(POINTER_MODE, ctypes.c_int32(IN_DEVICE))
         description.set(TRANSA, ctypes.c_int32(gemm.transposed[1]))
         description.set(TRANSB, ctypes.c_int32(gemm.transposed[0]))
         description.set(EPILOGUE, ctypes.c_uint32(EPILOGUES[epilogue.kind]))

@@ -32,7 +32,7 @@ class Gemm:
     """out = a @ b or out += a @ b for row-major matrices at these addresses.
 
     `leading` are the lengths of rows in memory, in elements, of out, a and b; a transposed operand is stored column by
-    column.
+    column. With `factors`, out = factors[0] * (a @ b) + factors[1] * out for the numbers at this address, of out's type.
     """
 
     dtype: np.dtype[Any]
@@ -42,6 +42,7 @@ class Gemm:
     transposed: tuple[bool, bool]
     accumulate: bool
     half: bool = False  # whether a and b are bfloat16
+    factors: int | None = None
 
 
 @dataclass(frozen=True)

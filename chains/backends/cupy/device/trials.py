@@ -48,7 +48,7 @@ class TriedProducts:
         places = (*gemm.addresses, epilogue.vector or 0, epilogue.mask or 0)
         key = (
             gemm.dtype, gemm.half, gemm.sizes, gemm.leading, gemm.transposed, gemm.accumulate, epilogue.kind,
-            epilogue.mask_leading, *map(aligned, places),
+            epilogue.mask_leading, gemm.factors is None, *map(aligned, places),
         )  # fmt: skip
         with self._lock:
             if key not in self._algorithms:
@@ -88,17 +88,18 @@ class TriedProducts:
         heights = rows, inner if gemm.transposed[0] else rows, columns if gemm.transposed[1] else inner
         lengths = [h * leading * each for h, leading, each in zip(heights, gemm.leading, (size, factor, factor), strict=True)]
         lengths += [max(gemm.sizes) * size, rows * epilogue.mask_leading // 8]
+        lengths += [2 * size]
         memory = [self._device.empty((length + 512,), np.uint8) for length in lengths]
-        given = (*gemm.addresses, epilogue.vector, epilogue.mask)
+        given = (*gemm.addresses, epilogue.vector, epilogue.mask, gemm.factors)
         places = [
             None if address is None else -(-self._device.address(array) // 256) * 256 + aligned(address) % 256
             for address, array in zip(given, memory, strict=True)
         ]
-        out, a, b, vector, mask = places
+        out, a, b, vector, mask, factors = places
         assert out is not None
         assert a is not None
         assert b is not None
-        return replace(gemm, addresses=(out, a, b)), replace(epilogue, vector=vector, mask=mask), memory
+        return replace(gemm, addresses=(out, a, b), factors=factors), replace(epilogue, vector=vector, mask=mask), memory
 
     # relu
 

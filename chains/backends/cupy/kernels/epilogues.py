@@ -38,7 +38,9 @@ DRELU = trace(lambda dy, y: dy * where(y <= 0.0, 0.0, 1.0))
 class FusedMatMul(Operation):
     """A product and the operations `after` it, which an epilogue of this `kind` does along with it.
 
-    `vector` is the bias or its gradient. `outs` and `ins` are all that is touched, with the epilogue or without.
+    `vector` is the bias or its gradient. With an `update`, the product's result is not stored: it is added to the
+    parameters, the first of these views, and the second holds the factors of both (see `updates`). `outs` and `ins` are
+    all that is touched, with the epilogue or without.
     """
 
     product: MatMul
@@ -46,6 +48,7 @@ class FusedMatMul(Operation):
     kind: str
     vector: View | None = None
     mask: View | None = None
+    update: tuple[View, View] | None = None
 
     @property
     def name(self) -> str:
@@ -54,18 +57,26 @@ class FusedMatMul(Operation):
     def with_factors(self, a: View, b: View) -> FusedMatMul:
         """The same with factors stored elsewhere; where the sum of one goes along, it is summed there too."""
         summed = {"bgrada": b, "bgradb": a.T}.get(self.kind)
-        after = self.after if summed is None else (replace(self.after[0], ins=(summed,)),)
-        return _fuse(replace(self.product, ins=(a, b)), after, self.kind, self.vector, self.mask)
+        after = self.after if summed is None else (replace(self.after[0], ins=(summed,)), *self.after[1:])
+        return fuse(replace(self.product, ins=(a, b)), after, self.kind, self.vector, self.mask, self.update)
 
 
-def _fuse(
-    product: MatMul, after: tuple[Operation, ...], kind: str, vector: View | None = None, mask: View | None = None
+def fuse(
+    product: MatMul,
+    after: tuple[Operation, ...],
+    kind: str,
+    vector: View | None = None,
+    mask: View | None = None,
+    update: tuple[View, View] | None = None,
 ) -> FusedMatMul:
+    """The product with the operations after it, which an epilogue of this kind does along with it."""
     outs = dict.fromkeys(view for operation in (product, *after) for view in operation.outs)
     ins = dict.fromkeys(view for operation in (product, *after) for view in operation.ins)
     if mask is not None:
         (outs if "aux" in kind else ins)[mask] = None
-    return FusedMatMul(tuple(outs), tuple(ins), product, after, kind, vector, mask, label=product.label)
+    if update is not None:
+        ins[update[1]] = None
+    return FusedMatMul(tuple(outs), tuple(ins), product, after, kind, vector, mask, update, label=product.label)
 
 
 def with_epilogues(operations: Sequence[Operation]) -> list[Operation]:
@@ -73,7 +84,7 @@ def with_epilogues(operations: Sequence[Operation]) -> list[Operation]:
     left, done = list(operations), _Done()
     while left:
         operation = left.pop(0)
-        if isinstance(operation, MatMul) and _usable(operation):
+        if isinstance(operation, MatMul) and usable(operation):
             done.product(operation, left)
         else:
             done.append(operation)
@@ -107,18 +118,18 @@ class _Done:
     def _forward(self, product: MatMul, following: Map) -> FusedMatMul | None:
         """The product with a bias, relu, or both."""
         (out,), (z, *others) = product.outs, following.ins or (None,)
-        kind = next((kind for kind, formula in FORWARD.items() if _equal(formula, following.formula)), None)
+        kind = next((kind for kind, formula in FORWARD.items() if equal(formula, following.formula)), None)
         if kind is None or z is None or not same(z, out):
             return None
         bias = others[0] if others else None
         if bias is not None and (bias.shape != out.shape[1:] or bias.strides != (1,) or bias.buffer is out.buffer):
             return None
-        return _fuse(product, (following,), kind, bias) if bias is None or bias.dtype == out.dtype else None
+        return fuse(product, (following,), kind, bias) if bias is None or bias.dtype == out.dtype else None
 
     def _pullback(self, product: MatMul, following: Map, left: list[Operation]) -> FusedMatMul | None:
         """The product with the pullback of relu, and with the bias's gradient where that follows."""
         out, dz = product.outs[0], following.outs[0]
-        if not _equal(DRELU, following.formula) or not same(following.ins[0], out):
+        if not equal(DRELU, following.formula) or not same(following.ins[0], out):
             return None
         at = next((at for y, at in self._relus.items() if same(y, following.ins[1]) and y.shape == dz.shape), None)
         if at is None:
@@ -129,12 +140,12 @@ class _Done:
             return None
         mask = maker.mask or _mask(out)
         if maker.mask is None:
-            self.operations[at] = _fuse(maker.product, maker.after, WITH_MASK[maker.kind], maker.vector, mask)
+            self.operations[at] = fuse(maker.product, maker.after, WITH_MASK[maker.kind], maker.vector, mask)
         total = _sum(dz, product, left[1:])
         if total is None:
-            return _fuse(product, (following,), "drelu", None, mask)
+            return fuse(product, (following,), "drelu", None, mask)
         left.remove(total)
-        return _fuse(product, (following, total), "drelu_bgrad", total.outs[0], mask)
+        return fuse(product, (following, total), "drelu_bgrad", total.outs[0], mask)
 
     def _weight(self, product: MatMul, left: list[Operation]) -> None:
         """Append a product with the sum of one of its factors, or after that sum where it can go with what it sums."""
@@ -148,12 +159,12 @@ class _Done:
             if before is not None and before.elementwise and total.ins[0] in before.outs:
                 self.append(total)
                 break
-            self.append(_fuse(product, (total,), kind, total.outs[0]))
+            self.append(fuse(product, (total,), kind, total.outs[0]))
             return
         self.append(product)
 
 
-def _usable(product: MatMul) -> bool:
+def usable(product: MatMul) -> bool:
     """Whether this is the product of matrices as they lie in memory, into rows of another."""
     (out,), (a, b) = product.outs, product.ins
     into = matrix(out)
@@ -183,6 +194,6 @@ def _mask(out: View) -> View:
     return View(Buffer(f"signs of {out}", "scratch", np.dtype(np.uint8), shape), shape, c_strides(shape))
 
 
-def _equal(a: Formula, b: Formula) -> bool:
+def equal(a: Formula, b: Formula) -> bool:
     """Whether two formulas differ at most in the names of their inputs."""
     return (len(a.inputs), a.instructions, a.outputs) == (len(b.inputs), b.instructions, b.outputs)

@@ -77,12 +77,16 @@ class Product(Command):
 
 @dataclass(frozen=True)
 class Fused(Command):
-    """A product with its epilogue (see `epilogues`), and the commands that do the same where the device cannot."""
+    """A product with its epilogue (see `epilogues`), and the commands that do the same where the device cannot.
+
+    With an `update`, the product is added to the first of these views, by the factors in the second.
+    """
 
     product: Product
     kind: str
     vector: View | None
     mask: View | None
+    update: tuple[View, View] | None
     plain: tuple[Command, ...]
     reads: tuple[Buffer, ...] = ()
     writes: tuple[Buffer, ...] = ()
