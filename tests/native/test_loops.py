@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chains import GRU, Chain, Dense, MSELoss
+from chains import GRU, RNN, Chain, Dense, MSELoss
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
@@ -27,3 +27,16 @@ def test_code_does_not_grow_with_the_steps():
     native = NativeBackend(threads=1)
     short, long = (native.listing(gradient(steps)) for steps in (2, 150))
     assert abs(len(long) - len(short)) < 0.02 * len(short)
+
+
+@pytest.mark.skipif(NativeBackend(threads=1).processor.kind == "neon", reason="a processor that is not slow at them")
+def test_subnormal_numbers_are_zeros_in_loops_and_nowhere_else():
+    net = Chain(RNN(1, 1, "identity"), input_shape=(3, 1), backend="native")
+    p = np.array([1.0, 1e-20, 0.0], np.float32)  # the weights of input and state, and a bias
+    x, dy = np.ones((1, 3, 1), np.float32), np.ones((1, 1), np.float32)
+    _, dx = net.vjp(p, x, dy)
+    np.testing.assert_array_equal(dx.ravel(), np.array([0.0, 1e-20, 1.0], np.float32))  # the first would be 1e-40
+    tiny = np.full(8, 1e-38, np.float32)
+    assert np.all(tiny * np.float32(0.1) > 0.0)  # as before the call
+    plain = Chain(Dense(1, 1), backend="native")
+    assert plain(np.full((1, 1), 1e-20, np.float32), p[[1, 2]]).item() == pytest.approx(1e-40, rel=1e-3)

@@ -20,6 +20,7 @@ from chains.backends.native.kernels.packing import pack
 from chains.backends.native.kernels.prefetch import begin_prefetch
 from chains.backends.native.kernels.row_pointers import list_rows
 from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer
+from chains.backends.native.llvm.subnormals import flush, restore
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.llvm.words import ROW_POINTERS
 from chains.backends.native.lowerings import lower
@@ -136,7 +137,10 @@ class Compiler:
                 frame.rows = RowPointers(plan.indexed, self._word(f, plan.rows_position))
         for view in views:
             base(view)
+        control = flush(f) if plan.flushes_subnormals else None
         body(frame)
+        if control is not None:
+            restore(f, control)
         f.line("ret void")
         self.module.add(f)
 

@@ -216,6 +216,12 @@ class ExecutionPlan:
         """Whether an operation sees the whole batch: a large product, or an update of rows."""
         return isinstance(operation, UpdateRows) or (not self.laned and is_large(operation))
 
+    @cached_property
+    def flushes_subnormals(self) -> bool:
+        """Whether subnormal numbers count as zeros: in loops, where gradients vanish, on processors that they slow down."""
+        loops = any(isinstance(operation, Loop) for operation in self.program.operations)
+        return loops and self.processor.kind != "neon"
+
     # Steps of the segments
 
     @property
