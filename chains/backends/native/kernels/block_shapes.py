@@ -57,6 +57,7 @@ class Limits:
     """Bounds of a convolution's block; the cheapest shape within them is chosen."""
 
     results: int  # vectors in all
+    registers: int  # for results, the operands of one side, and one of the other side
     outs: int  # output channels
     across: int  # positions of a row; input channels for the gradient of kernels
     taps: int = 1  # columns of the kernel
@@ -94,8 +95,8 @@ SHAPES = {
         matmul_sums=Panels((12, 12, 8, 6)),
         matmul_narrow=Narrow(rows=8, sums=8),
         gemm=Gemm(rows=12, vectors=2),
-        convolve=Limits(results=24, outs=8, across=12),
-        convolve_weight=Limits(results=24, outs=8, across=8, taps=6),
+        convolve=Limits(results=24, registers=64, outs=8, across=12),
+        convolve_weight=Limits(results=24, registers=64, outs=8, across=8, taps=6),
         winograd=Block(rows=6, vectors=4),
         winograd_weight=Block(rows=4, vectors=4),
     ),
@@ -105,8 +106,8 @@ SHAPES = {
         matmul_sums=Panels((12, 5)),
         matmul_narrow=Narrow(rows=8, sums=4),
         gemm=Gemm(rows=6, vectors=2),
-        convolve=Limits(results=10, outs=8, across=12),
-        convolve_weight=Limits(results=10, outs=8, across=8, taps=5),
+        convolve=Limits(results=12, registers=16, outs=8, across=12),
+        convolve_weight=Limits(results=12, registers=16, outs=8, across=8, taps=5),
         winograd=Block(rows=6, vectors=2),
         winograd_weight=Block(rows=4, vectors=2),
     ),

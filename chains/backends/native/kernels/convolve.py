@@ -25,6 +25,7 @@ from chains.program.operations import Convolve, ConvolveInput, Map
 from chains.program.view import View
 
 MOST_UNROLLED_MULTIPLY_ADDS = 128  # multiply-adds in one straight run of code, about
+MOST_KEPT_VECTORS = 5  # of positions, in registers beside the results; further vectors are read where they are used
 
 
 def lower_convolve(frame: Frame, operation: Convolve | ConvolveInput, packed: View, maps: Sequence[Map] = ()) -> None:
@@ -179,7 +180,10 @@ class _Correlation:
         def cost(height: int, width: int) -> float:
             return sum(max(h * w, 0.6 * (h + w), 4.0) + 0.3 for h in split(self.outs, height) for w in split(widest, width))
 
-        choices = [(h, w) for h in heights for w in widths if h * w <= most.results]
+        def registers(height: int, width: int) -> int:
+            return height * width + min(width, MOST_KEPT_VECTORS) + 1
+
+        choices = [(h, w) for h in heights for w in widths if h * w <= most.results and registers(h, w) <= most.registers]
         return min(choices, key=lambda choice: (cost(*choice), -choice[1]))
 
     def _sums(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from chains.backends.native.kernels.block_shapes import Limits
 from chains.backends.native.kernels.elementwise import Frame, horizontal
@@ -37,6 +36,9 @@ def lower_convolve_weight(frame: Frame, operation: ConvolveWeight) -> None:
         columns,
     )
     frame.outlined("convolve_weight", [frame.base(view) for view in (out, x, dy)], kernel.write)
+
+
+MOST_UNROLLED_MULTIPLY_ADDS = 20  # multiply-adds in one straight run of code
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,9 @@ class _WeightSums:
         def cost(h: int, w: int) -> float:
             return (h + w * taps + max(h * w * taps, 4)) * -(-self.outs // h) * -(-self.ins // w)
 
-        choices = [(h, w) for h in heights for w in widths if h * w * taps <= most.results]
+        choices = [
+            (h, w) for h in heights for w in widths if h * w * taps <= most.results and h * w * taps + h < most.registers
+        ]
         height, width = min(choices, key=lambda choice: cost(*choice))
         return height, width, taps
 
@@ -153,8 +157,18 @@ class _WeightSums:
                     continue
                 if stop - start == 1:
                     sums = position(reached, integer(start), sums)
-                else:
-                    sums = f.loop(integer(start), integer(stop), 1, partial(position, reached), sums)[1]
+                    continue
+                most = max(1, MOST_UNROLLED_MULTIPLY_ADDS // len(sums))
+                several = next(n for n in range(min(most, stop - start), 0, -1) if (stop - start) % n == 0)
+
+                def positions(
+                    j: Value, sums: Sequence[Value], reached: Sequence[int] = reached, several: int = several
+                ) -> list[Value]:
+                    for n in range(several):
+                        sums = position(reached, f.add(j, n), sums)
+                    return list(sums)
+
+                sums = f.loop(integer(start), integer(stop), several, positions, sums)[1]
             return list(sums)
 
         return f.loop(limits[0], limits[1], 1, row, [number(type, 0.0)] * (height * width * len(taps)))[1]
