@@ -13,7 +13,7 @@ from chains.backends import UnsupportedOperationError
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.fused.fused import fused_program
 from chains.backends.cupy.fused.tiling_policy import tiling_of
-from chains.backends.cupy.kernels import convolutions
+from chains.backends.cupy.kernels import convolutions, indexed
 from chains.backends.cupy.source.commands import Launch, Pointers, Product, Source
 from chains.expr import BINARY, COMPARISONS, TERNARY, UNARY, Expr, trace_nodes
 from chains.network import record
@@ -200,7 +200,7 @@ def test_convolutions_as_products(layer, samples, dtype, monkeypatch):
     entries = net.network.layout["1.weight"].shape
     positions = np.prod(net.output_shape[1:]) if "Transpose" not in repr(layer) else 72
     bytes_each = int(np.prod(entries[1:]) * positions) * np.dtype(dtype).itemsize
-    monkeypatch.setattr(convolutions, "LEAST_PRODUCT_ELEMENTS", 1)
+    monkeypatch.setattr(convolutions, "LEAST_PRODUCT_ELEMENTS", dict.fromkeys(convolutions.LEAST_PRODUCT_ELEMENTS, 1))
     monkeypatch.setattr(convolutions, "PATCHES_BYTES", samples * bytes_each)
     rng = np.random.default_rng(0)
     shapes = {"p": (net.n_params,), "x": (8, *net.input_shape), "dy": (8, *net.output_shape)}
@@ -228,19 +228,21 @@ def test_random_numbers_are_numpys_to_the_bit(shape, batch, dtype):
 
 
 @needs_compiler
-def test_scatter_add_adds_in_order():
-    """Rows that come many times are summed as NumPy sums them, to the bit."""
+@pytest.mark.parametrize(("samples", "table", "columns"), [(500, 9, 300), (2600, 20, 3), (1024, 1, 5), (3, 7, 1)])
+def test_scatter_add_adds_in_order(samples, table, columns, monkeypatch):
+    """Rows that come many times are summed as NumPy sums them, to the bit; numbers out of range mean the nearest row."""
+    monkeypatch.setattr(indexed, "ROW_GROUPS", 4)
     ops = Recorder("scatter", np.float32)
     index = ops.external("index", (), role="input", batched=True, dtype=np.int64)
-    rows = ops.external("rows", (300,), role="input", batched=True)
-    ops.scatter_add(ops.external("total", (100, 300), role="state"), index, rows)
+    rows = ops.external("rows", (columns,), role="input", batched=True)
+    ops.scatter_add(ops.external("total", (table, columns), role="state"), index, rows)
     rng, program = np.random.default_rng(0), ops.finish()
     arrays = {
-        "index": rng.integers(0, 100, 500),
-        "rows": rng.normal(size=(500, 300)).astype(np.float32),
-        "total": rng.normal(size=(100, 300)).astype(np.float32),
+        "index": rng.integers(-2, table + 2, samples),
+        "rows": rng.normal(size=(samples, columns)).astype(np.float32),
+        "total": rng.normal(size=(table, columns)).astype(np.float32),
     }
-    wanted, found, backwards = (run_program(program, name, 500, arrays) for name in ("numpy", *EMULATED))
+    wanted, found, backwards = (run_program(program, name, samples, arrays) for name in ("numpy", *EMULATED))
     assert_same_bits(found, wanted)
     assert_same_bits(found, backwards)
 

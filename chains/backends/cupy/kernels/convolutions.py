@@ -32,15 +32,19 @@ from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight
 from chains.program.view import Buffer, View, concrete
 
 PATCHES_BYTES = 64 << 20  # at a time, or as many as one sample needs
-LEAST_PRODUCT_ELEMENTS = 1 << 12  # entries of the kernels from which on a product pays: an estimate, not measured on a GPU
 
 AnyConvolution = Convolve | ConvolveInput | ConvolveWeight
+
+# Entries of the kernels from which on a product pays: estimates, not measured on a GPU. The kernel for the gradient of kernels
+# needs 30 instructions a multiplication (counted in machine code), a product less than one.
+LEAST_PRODUCT_ELEMENTS: dict[type[AnyConvolution], int] = {Convolve: 1 << 12, ConvolveInput: 1 << 12, ConvolveWeight: 1 << 6}
 
 
 def is_product(operation: AnyConvolution) -> bool:
     """Whether the convolution is done as a product."""
     w = parts(operation)[1]
-    return operation.groups == 1 and w.contiguous and math.prod(concrete(w.shape, 1)) >= LEAST_PRODUCT_ELEMENTS
+    large = math.prod(concrete(w.shape, 1)) >= LEAST_PRODUCT_ELEMENTS[type(operation)]
+    return operation.groups == 1 and w.contiguous and large
 
 
 def parts(operation: AnyConvolution) -> tuple[View, View, View]:
