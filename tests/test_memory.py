@@ -10,6 +10,7 @@ import pytest
 
 import chains
 from chains import (
+    ODE,
     Adam,
     AvgPool,
     BatchNorm,
@@ -67,6 +68,9 @@ NETS = {
     "dense": lambda: Chain(Dense(8, 32, tanh), Dense(32, 16, chains.σ), Dense(16, 4)),
     "needs-input": lambda: Chain(Dense(8, 32, gelu), Dense(32, 4, bias=False)),
     "dropout": lambda: Chain(Dense(8, 32, chains.relu), Dropout(0.5), Dense(32, 4)),
+    "equation": lambda: Chain(
+        Dense(8, 2), ODE(Dense(2, 2, tanh), (0.0, 0.5, 1.0), rtol=1e-3, max_steps=8), Flatten(), Dense(6, 4)
+    ),
     "branches": lambda: Chain(Residual(Dense(8, 8, tanh)), Parallel(Dense(8, 2), chains.Scale()), Dense(10, 4)),
     "norms": lambda: Chain(Dense(8, 32), chains.LayerNorm(), chains.GroupNorm(4, 32), chains.RMSNorm(), Dense(32, 4)),
     "shapes": lambda: Chain(Flatten(), chains.Scale(), chains.Shift(), Dense(8, 4), chains.LogSoftmax(), input_shape=(2, 4)),

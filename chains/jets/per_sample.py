@@ -1,7 +1,8 @@
 """Pullbacks without their sums over the batch: they give the gradient of each sample instead of the sum.
 
 An array that a pullback sums over the samples, such as the gradient of a weight, gets a row for each sample, and so do the
-arrays computed from it. A product that sums over the samples becomes an outer product for each sample.
+arrays computed from it. A product that sums over the samples becomes an outer product for each sample. The steps of loops are
+written out.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from chains.program.operations import MatMul, Operation, Reduce
+from chains.program.operations import Loop, MatMul, Operation, Reduce
 from chains.program.recorder import Recorder
 from chains.program.view import Batch, Buffer, Shape, View, c_strides
 
@@ -35,12 +36,17 @@ class PerSample:
 
     def _record(self, operation: Operation) -> None:
         sums = operation.sums_over_batch
-        if not sums and not any(view.buffer in self._own for view in operation.views):
+        if isinstance(operation, Loop):
+            for step in range(operation.steps):
+                self.record(operation.at(step))
+        elif not sums and not any(view.buffer in self._own for view in operation.views):
             self.ops.operations.append(operation)
         elif isinstance(operation, MatMul) and sums:
             self._outer_products(operation)
         elif isinstance(operation, Reduce) and sums and operation.kind == "sum":
             self._sum(operation.outs[0], operation.ins[0])
+        elif isinstance(operation, Reduce):
+            self._reduce(operation)
         elif operation.elementwise:
             axes = max(view.ndim - view.batched for view in operation.views)
             outs, ins = (tuple(self._lifted(view, axes) for view in views) for views in (operation.outs, operation.ins))
@@ -83,6 +89,13 @@ class PerSample:
             self.ops.copy(target, a)
         else:
             self.ops.sum(target, a)
+
+    def _reduce(self, operation: Reduce) -> None:
+        """A sum or maximum over other axes than the batch, of an array that has a row for each sample now."""
+        a, out = self._twin(operation.ins[0]), self._twin(operation.outs[0])
+        while out.ndim < a.ndim:
+            out = out.expand(1)
+        self.ops.operations.append(replace(operation, outs=(out,), ins=(a,)))
 
     def _outer_products(self, operation: MatMul) -> None:
         (a, b), target = operation.ins, self._twin(operation.outs[0])

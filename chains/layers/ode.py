@@ -18,6 +18,7 @@ from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.ode_settings import ascending, forcing_of, tolerance
 from chains.layers.recurrent import keep_each_step
 from chains.layers.runge_kutta import Length, add_up, move, pull_slope
+from chains.layers.stages import Kept, check_no_chance
 from chains.layers.step_control import Attempts, StepControl
 from chains.layers.tableaus import METHODS, Tableau
 from chains.messages import shown
@@ -158,6 +159,7 @@ class ODE(Layer):
             raise ValueError(f"`method` (={self.method!r}) takes positions and as many velocities, not a state of length {n}")
         if isinstance(self.atol, tuple) and len(self.atol) != n:
             raise ValueError(f"`atol` (={self.atol}) must have as many numbers as the state, {n}, or be one for all")
+        check_no_chance(d.children[-1])
         keep_each_step(d.children[-1], self._total, stages)
         d.saved("x", (self._total, stages, n + self.given + self._known))  # what the right-hand side sees
         d.saved("k", (self._total, stages, n))  # what it gives
@@ -193,8 +195,9 @@ class ODE(Layer):
                 else:
                     t = at.now(s.begins, 1) if self._varies else None
                     self._around(ops, seen, x, n, t, h, self._tableau.c[i])
-                stage = node.at_a_step(lambda view, i=i: at.now(view, 1).index(1, i), lambda _, view: view, {})
-                stage.forward(ops, seen, k)
+                kept = Kept(ops, at, i)
+                node.at_a_step(kept.array, lambda _, view: view, {}).forward(ops, seen, k)
+                kept.keep()
             move(ops, self._tableau, state, state, h, [b for _, b in self._tableau.halves], slopes)
         ops.copy(s.end, state)
         if states is not None:
@@ -229,7 +232,9 @@ class ODE(Layer):
                 self._arrive(ops, d_state, dy, self._times(ops, x), *arrived)
             for i in reversed(stages):
                 pull_slope(ops, tableau, d_slope[i], d_state, h, i, d_states)
-                stage = node.at_a_step(lambda view, i=i: at.now(view, 1).index(1, i), gradient, {})
+                kept = Kept(ops, at, i)
+                stage = node.at_a_step(kept.array, gradient, {})
+                kept.fetch()
                 seen, k = (at.now(view, 1).index(1, i) for view in (s.x, s.k))
                 stage.pullback(ops, seen, k, d_slope[i], d_seen[i])
             more = [] if d_times is None else [at.now(d_times, 1)]

@@ -47,9 +47,10 @@ def forcing_of(given: Any) -> tuple[tuple[float, ...], tuple[Row, ...]]:
 
 def tolerance(name: str, given: Any) -> float | Row:
     """A tolerance: one for the whole state, or one for each of its numbers. Raises TypeError or ValueError, naming it."""
-    values = given if isinstance(given, (tuple, list, np.ndarray)) else [given]
-    if not len(values) or np.ndim(given) > 1 or not all(map(is_real, values)):
+    several = isinstance(given, (tuple, list)) or np.ndim(given) == 1
+    values = given if several else [given.item() if isinstance(given, np.ndarray) and given.ndim == 0 else given]
+    if not len(values) or not all(map(is_real, values)):
         raise TypeError(f"`{name}` (={shown(given)}) must be a positive number, or one for each number of the state")
     if not all(0.0 < value < np.inf for value in values):
         raise ValueError(f"`{name}` (={shown(given)}) must be positive and finite")
-    return float(given) if np.ndim(given) == 0 else tuple(map(float, values))
+    return tuple(map(float, values)) if several else float(values[0])

@@ -224,8 +224,12 @@ class _Split:
     # The form for all steps at once
 
     def _is_fresh(self, buffer: Buffer) -> bool:
-        """Whether each step fills a buffer before it reads it, and all steps use the same part."""
-        if any(view.moves for view in self._views[buffer]):
+        """Whether each step fills a buffer before it reads it, and all steps use the same part.
+
+        A view whose first axis has several rows of each sample has no form with an entry for each step.
+        """
+        merged = (extent for view in self._views[buffer] for extent in view.shape if isinstance(extent, Batch))
+        if any(view.moves for view in self._views[buffer]) or any(extent != Batch() for extent in merged):
             return False
         filled = np.zeros(buffer.size, bool)
         for operation in self.body:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chains import GRU, LSTM, Chain, Dense, MSELoss
+from chains import GRU, LSTM, ODE, Chain, Dense, Flatten, MSELoss, tanh
 from tests.harness import assert_close, central_difference
 
 NETWORKS = {
     "GRU": (GRU(2, 3), Dense(3, 1)),
     "LSTM": (LSTM(2, 2, return_sequences=True, bidirectional=True), GRU(4, 2, reset_after=False), Dense(2, 1)),
+    "ODE": (Flatten(), Dense(6, 2), ODE(Dense(2, 2, tanh), (0.0, 0.5, 0.75), "midpoint", 2), Flatten(), Dense(6, 1)),
 }
 
 
@@ -47,7 +48,9 @@ def test_derivatives_by_the_inputs_and_the_parameters(net, problem):
         assert_close(first[sample, 0], dx[sample], 1e-12)
 
 
-def test_gradients_of_single_samples_are_refused(net, problem):
+def test_gradients_of_single_samples(net, problem):
     p, x, t = problem
-    with pytest.raises(NotImplementedError, match="there is no rule for a sample's part of loop"):
-        net.sample_gradients(p, x, t, MSELoss())
+    found = net.sample_gradients(p, x, t, MSELoss())
+    for sample in range(2):
+        one = slice(sample, sample + 1)
+        assert_close(found[sample], net.value_and_grad(p, x[one], t[one], MSELoss())[1], 1e-13)

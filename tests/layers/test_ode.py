@@ -125,5 +125,16 @@ def test_right_hand_sides_that_do_not_fit_are_refused(name):
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             Chain(layer, input_shape=shape, backend=name)
-    with pytest.raises(ValueError, match="draw them before the loop"):
-        Chain(ODE(chains.Dropout(0.5), (0, 1)), input_shape=(2,), backend=name).program(mode="train")
+    with pytest.raises(ValueError, match=r"`rhs` has Dropout\(0.5\), .* put it before or behind the ODE"):
+        Chain(ODE(chains.Series(Dense(2, 2), chains.Dropout(0.5)), (0, 1)), input_shape=(2,), backend=name)
+
+
+def test_a_right_hand_side_of_rows(name):
+    """Its layers save matrices of (samples x rows)."""
+    rows = chains.Series(chains.Reshape(3, 2), chains.Attention(2), Dense(2, 2, tanh), chains.Flatten())
+    net = Chain(ODE(rows, (0.0, 0.5), "midpoint", 2), input_shape=(6,), backend=name)
+    rng = np.random.default_rng(1)
+    p, x, dy = rng.normal(size=net.n_params), rng.normal(size=(2, 6)), rng.normal(size=(2, 2, 6))
+    dp, dx = net.vjp(p, x, dy)
+    assert_close(dp, central_difference(lambda p: np.sum(dy * net(x, p)), p), 1e-8)
+    assert_close(dx, central_difference(lambda x: np.sum(dy * net(x, p)), x), 1e-8)

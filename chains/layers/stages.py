@@ -1,0 +1,49 @@
+"""A layer as the right-hand side of a differential equation: what it saves in each stage of a step, and what it may not do."""
+
+from __future__ import annotations
+
+from chains.layers.base import Declaration
+from chains.layers.dropout import Dropout
+from chains.program.recorder import Recorder
+from chains.program.steps import Steps
+from chains.program.view import View
+
+
+class Kept:
+    """What the right-hand side saves for one stage of each step.
+
+    Arrays of more than one axis are copied: layers take them for matrices of (samples x rows), whose rows must not have gaps.
+    """
+
+    def __init__(self, ops: Recorder, at: Steps, stage: int) -> None:
+        self._ops, self._at, self._stage = ops, at, stage
+        self._copies: dict[View, tuple[View, View]] = {}
+
+    def array(self, view: View) -> View:
+        """The array that stands for a saved one in this stage."""
+        entry = self._at.now(view, 1).index(1, self._stage)
+        if entry.ndim <= 2:
+            return entry
+        if view not in self._copies:
+            self._copies[view] = entry, self._ops.scratch(f"{view.buffer.name} of a stage", entry.sample_shape)
+        return self._copies[view][1]
+
+    def keep(self) -> None:
+        """Record that the arrays are kept for the pullback."""
+        for entry, own in self._copies.values():
+            self._ops.copy(entry, own)
+
+    def fetch(self) -> None:
+        """Record that the arrays are as they were kept."""
+        for entry, own in self._copies.values():
+            self._ops.copy(own, entry)
+
+
+def check_no_chance(declaration: Declaration) -> None:
+    """Raise ValueError for a right-hand side with dropout."""
+    if isinstance(declaration.layer, Dropout) and declaration.layer.rate > 0.0:
+        raise ValueError(
+            f"`rhs` has {declaration.layer!r}, which would drop the same numbers at every step: put it before or behind the ODE"
+        )
+    for child in declaration.children:
+        check_no_chance(child)
