@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains import SGD, Adam, BatchNorm, Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, SquaredLoss, relu, tanh
+from chains import SGD, Adam, BatchNorm, Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, Scale, SquaredLoss, relu, tanh
 from chains.backends import UnsupportedOperationError
 from chains.backends.numpy.backend import NumpyBackend
 from chains.network import record
@@ -133,6 +133,20 @@ def test_a_pass_may_be_left_out(left_out, changed_compiler, monkeypatch):
     arrays = random_arrays(program, 7)
     wanted = run_on(NumpyBackend(), program, 7, arrays, runs=2)
     assert_equal_results(run_on(native(parts), program, 7, arrays, runs=2), wanted, np.float32, factor=20)
+
+
+def test_rows_of_half_a_vector_stay_where_all_their_products_are_narrow():
+    """With four of eight lanes in use: masks take registers, of which AVX2 has sixteen."""
+
+    def row_of(net, number, processor):
+        plan = plan_of(step_of(net), processor)
+        return next(b for step in plan.steps for v in step.operation.views if (b := v.buffer).name == f"y{number}").size
+
+    _, avx2, sse2 = PROCESSORS
+    assert row_of(Chain(Dense(10, 16, tanh), Dense(16, 4), Scale()), 1, avx2) == 4
+    assert row_of(Chain(Dense(3, 4, tanh), Dense(4, 4), Scale()), 1, avx2) == 8
+    assert row_of(Chain(Dense(10, 16, tanh), Dense(16, 8), Scale()), 1, WIDE) == 16
+    assert row_of(Chain(Dense(10, 16, tanh), Dense(16, 3), Scale()), 1, sse2) == 4
 
 
 def test_passes_are_known_by_name():

@@ -27,7 +27,7 @@ def pad_rows(plan: ExecutionPlan) -> ExecutionPlan:
     padded: dict[Buffer, Buffer] = {}
     for buffer in (buffer for buffer, fits in by_rows.items() if fits and buffer.role == "scratch"):
         length = -(-buffer.size // plan.lanes) * plan.lanes
-        if LEAST_SHARE * length <= buffer.size < length:
+        if LEAST_SHARE * length <= buffer.size < length and not _in_pairs(plan, buffer.size):
             padded[buffer] = Buffer(buffer.name, "scratch", buffer.dtype, (Batch(), length))
 
     def place(view: View) -> View:
@@ -42,6 +42,15 @@ def pad_rows(plan: ExecutionPlan) -> ExecutionPlan:
         return replace(step, operation=step.operation.on(place)) if touched else step
 
     return replace(plan, steps=tuple(map(placed, plan.steps)))
+
+
+def _in_pairs(plan: ExecutionPlan, columns: int) -> bool:
+    """Whether rows of half a vector stay as they are: where masks are dear, and every product of so many columns is narrow."""
+    if plan.processor.registers >= 32 or columns == 1 or 2 * columns != plan.lanes:
+        return False
+    products = [step.operation for step in plan.steps if isinstance(step.operation, MatMul) and step.operation.outs[0].batched]
+    inner = [product.ins[0].shape[1] for product in products if product.outs[0].shape[1] == columns]
+    return bool(inner) and all(isinstance(extent, int) and extent >= columns for extent in inner)
 
 
 def _is_rows(view: View) -> bool:
