@@ -47,6 +47,13 @@ def test_code_is_written_for_every_target(target):
     assert len(code) < 150_000
 
 
+@pytest.mark.by_day(few=3)
+@pytest.mark.parametrize("target", TARGETS)
+def test_code_with_loops_is_written_for_every_target(target):
+    net = Chain(chains.RNN(2, 3), input_shape=(4, 2))
+    assert object_code(interface(net, loss=SquaredLoss(), optimizer=Adam(1e-3)), target)
+
+
 def test_files_lie_beside_each_other(tmp_path):
     written = chains.export(NET, tmp_path / "net.o", target="x86-64-v2,x86-64-v3,riscv64", name="net")
     assert [path.name for path in written] == ["net-x86-64.o", "net-riscv64.o", "net.h", "net.f90"]

@@ -23,6 +23,10 @@ class Processor:
     cpu: str
     features: str
 
+    @property
+    def is_x86(self) -> bool:
+        return self.kind in ("sse2", "avx2", "avx512")
+
     def lanes(self, itemsize: int) -> int:
         return self.width // itemsize
 

@@ -220,7 +220,7 @@ class ExecutionPlan:
     def flushes_subnormals(self) -> bool:
         """Whether subnormal numbers count as zeros: in loops, where gradients vanish, on processors that they slow down."""
         loops = any(isinstance(operation, Loop) for operation in self.program.operations)
-        return loops and self.processor.kind != "neon"
+        return loops and self.processor.is_x86
 
     # Steps of the segments
 
