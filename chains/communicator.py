@@ -48,10 +48,8 @@ def own(comm: Any) -> Any:
 
 def _fair_share(comm: Any) -> int:
     """How many threads this process may use by default, so that the processes on its machine use each processor once."""
-    if not hasattr(os, "sched_getaffinity"):
-        return 1
+    mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(processors()))
     here = comm.Split_type(sys.modules["mpi4py.MPI"].COMM_TYPE_SHARED)
-    mine = os.sched_getaffinity(0)
     users = Counter(number for each in here.allgather(mine) for number in each)
     here.Free()
     return max(1, int(processors() * sum(1 / users[number] for number in mine) / len(mine) + 1e-9))

@@ -57,8 +57,8 @@ def get_num_threads() -> int:
 
     The default is CHAINS_NUM_THREADS, else OMP_NUM_THREADS (the first number of a list such as "4,2"), else 1 in worker
     processes of multiprocessing, else the number of processors that the process may use, by its affinity and by the quotas of
-    its control groups. It is found when it is first asked for. Raises ValueError where CHAINS_NUM_THREADS is no whole number
-    from 1 to 64.
+    its control groups; divided among the processes of a communicator (`comm`) on one machine. It is found when it is first
+    asked for. Raises ValueError where CHAINS_NUM_THREADS is no whole number from 1 to 64.
     """
     return _number.current or _number.settle()
 
