@@ -11,7 +11,7 @@ from chains.program.operations import Loop, MatMul
 from chains.program.recorder import Recorder
 from tests.harness import SEED
 
-pytestmark = pytest.mark.by_day(few=24)
+pytestmark = pytest.mark.by_day(few=12)
 
 KINDS = {"RNN": RNN, "LSTM": LSTM, "GRU": GRU, "paper": lambda n, m, **how: Recurrent(GRUCell(n, m, reset_after=False), **how)}
 
@@ -33,7 +33,7 @@ def twins(rng, backend, **settings):
 
 
 @pytest.mark.parametrize("lengths", [False, True])
-@pytest.mark.parametrize("draw", range(12))
+@pytest.mark.parametrize("draw", range(6))
 def test_outputs_and_gradients_are_those_without_checkpoints(draw, lengths, backend_name):
     rng = np.random.default_rng([SEED, draw, lengths])
     plain, net, x = twins(rng, backend_name)
