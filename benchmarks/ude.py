@@ -18,6 +18,7 @@ from benchmarks.timing import Absent, Contest, Contestant, Criterion, Table
 from chains import ODE, Adam, Chain, Dense, Equations, MSELoss, tanh, train
 
 STEPS = 10  # a year
+CONTROL = {"rtol": 1e-6, "atol": 1e-6, "max_steps": 64}
 ADAM = BFGS = 300
 
 
@@ -28,7 +29,8 @@ class Problem:
         self.t = pelts[None]
         self.x = self.t[:, 0].copy()
 
-    def net(self, backend: str = "native") -> Chain:
+    def net(self, backend: str = "native", **control: Any) -> Chain:
+        """The network, with equal steps unless `control` has the settings of step control."""
         learned = Chain(Dense(2, 5, tanh), Dense(5, 5, tanh), Dense(5, 5, tanh), Dense(5, 2, weight_init=0.0))
         rhs = Equations(
             lambda hare, lynx, u, v, birth, death: (birth * hare + u, -death * lynx + v),
@@ -37,7 +39,8 @@ class Problem:
             outputs=("u", "v"),
             parameters={"birth": 0.05, "death": 0.05},
         )
-        return Chain(ODE(rhs, np.arange(float(self.t.shape[1])), "tsit5", STEPS), backend=backend)
+        steps = control or {"steps": STEPS}
+        return Chain(ODE(rhs, np.arange(float(self.t.shape[1])), "tsit5", **steps), backend=backend)
 
     def start(self, seed: int) -> np.ndarray:
         return self.net("numpy").init(seed=seed, dtype=np.float64)
@@ -65,9 +68,12 @@ def cycles() -> np.ndarray:
 def contests(options: Options) -> list[Contest]:
     problem = Problem(cycles())
     net, p, loss = problem.net(), problem.start(0), MSELoss()
+    controlled = problem.net(**CONTROL)
     own: list[Contestant | Absent] = [
         repeated("chains native", lambda: net.value_and_grad(p, problem.x, problem.t, loss)[1]),
         repeated("forward solve, chains native", lambda: net(problem.x, p)),
+        repeated("step control, chains native", lambda: controlled.value_and_grad(p, problem.x, problem.t, loss)[1]),
+        repeated("step control, forward solve, chains native", lambda: controlled(problem.x, p)),
     ]
     wanted = problem.net("numpy").value_and_grad(p, problem.x, problem.t, loss)[1]
     if "jax" in options.peers:

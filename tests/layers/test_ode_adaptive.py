@@ -61,7 +61,7 @@ def test_gradients_are_those_of_the_recorded_steps(name):
     def value(p, x=x):
         return np.sum(cotangent * fixed(np.concatenate([x, times], 1), p))
 
-    assert_close(np.stack([own[at] for own, at in zip(fixed(inputs, p), places, strict=True)]), y, 1e-13)
+    assert_close(np.stack([own[at] for own, at in zip(fixed(inputs, p), places, strict=True)]), y, 1e-12)
     fixed_dp, fixed_dx = fixed.vjp(p, inputs, cotangent)
     assert_close(dp, fixed_dp, 1e-12)
     assert_close(dx, fixed_dx[:, :2], 1e-12)
@@ -70,6 +70,7 @@ def test_gradients_are_those_of_the_recorded_steps(name):
     assert_close(dx, central_difference(lambda x: value(p, x), x), 1e-7)
 
 
+@pytest.mark.by_day(few=2)
 @pytest.mark.parametrize("how", [{"steps": 5}, {"rtol": 1e-4, "max_steps": 30}], ids=["fixed", "control"])
 def test_own_times_give_what_shared_ones_give(name, how):
     shared, own = (Chain(ODE(driven(), times, **how, **DRIVEN), backend=name) for times in (TIMES, 6))
@@ -102,10 +103,10 @@ def test_the_end_of_a_solution_is_told(name):
     assert np.isnan(net.objective(x, target, MSELoss())(p)[0])  # a line search takes a shorter step
     with pytest.raises(FloatingPointError, match="the loss is nan at step 1"):
         chains.train(net, p, x, target, MSELoss(), chains.SGD(0.1), epochs=1)
-    fixed = Chain(ODE(explodes, (0.0, 1.0, 2.0), steps=400), backend=name)
+    fixed = Chain(ODE(explodes, (0.0, 1.0, 2.0), steps=100), backend=name)
     good, bad = ode_steps(fixed, np.ones(1), np.array([[0.1], [1.0]]))
     assert not good.problem
-    assert "trajectory 1 is not finite behind step 4" in bad.problem
+    assert "trajectory 1 is not finite behind step 1" in bad.problem
 
 
 def test_an_equation_behind_a_layer_is_traced(name):
