@@ -3,6 +3,9 @@
 The text of the kernels is C as it stands. Each thread of a block is a coroutine, and a barrier lets the next one go on.
 Threads and blocks may run in either order: results that depend on it show a missing barrier or a race. So may the work
 of queues: at once, or as late as events allow, which shows where one is missing.
+
+While a graph is captured, the device refuses what the driver refuses or what would not be part of the graph: memory, loading
+of kernels, copies by the host, waiting, other queues and their events. What is captured is done by replays alone.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -172,6 +176,7 @@ class EmulatedEvent(Event):
         self.place = 0
 
     def wait(self) -> None:
+        self.device.refuse("waiting of the host")
         if self.queue is not None and self.device.deaf != "host":
             self.queue.run_to(self.place)
 
@@ -188,6 +193,11 @@ class EmulatedQueue(Queue):
         self.asked = self.done = 0
 
     def add(self, work: Work) -> None:
+        if self.device.captured is not None:
+            if self.name != "main":
+                self.device.refuse(f"work in the queue {self.name}")
+            self.device.captured.append(work)
+            return
         with _running:
             self.left.append(work)
             self.asked += 1
@@ -214,16 +224,37 @@ class EmulatedQueue(Queue):
         assert target.flags.c_contiguous
         assert source.flags.c_contiguous
         self.device.copies += 1
-        self.add(partial(np.copyto, *(np.asarray(array).reshape(-1) for array in (target, source))))
+        ends = [np.asarray(array).reshape(-1) for array in (target, source)]
+        self.add(partial(self._copy, [weakref.ref(_owner(array)) for array in (target, source)], *map(_unowned, ends)))
+
+    def _copy(self, owners: list[Any], target: np.ndarray, source: np.ndarray) -> None:
+        """Copy by addresses alone, as a GPU does; by now, somebody may have let go of the memory."""
+        assert all(owner() is not None for owner in owners), "memory was given back while a copy was under way"
+        np.copyto(target, source)
 
     def record(self, event: Event) -> None:
         assert isinstance(event, EmulatedEvent)
+        self.device.refuse("recording of an event")
         event.queue, event.place = self, self.asked
 
     def wait(self, event: Event) -> None:
         assert isinstance(event, EmulatedEvent)
+        self.device.refuse("waiting for an event that was recorded outside")
         if event.queue is not None and self.device.deaf != self.name:
             self.add(partial(event.queue.run_to, event.place))
+
+
+def _owner(array: np.ndarray) -> np.ndarray:
+    """The array that a view's memory belongs to."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _unowned(array: np.ndarray) -> np.ndarray:
+    """The same memory, which the result does not keep."""
+    memory = (ctypes.c_char * max(1, array.nbytes)).from_address(array.ctypes.data)
+    return np.frombuffer(memory, array.dtype, array.size)
 
 
 _devices: WeakSet[EmulatedDevice] = WeakSet()
@@ -267,14 +298,23 @@ class EmulatedDevice(Device):
         self.allocations = 0
         self.launches = 0
         self.graphs = 0
+        self.captured: list[Work] | None = None  # the work of the graph that is being captured
+        self._loaded: set[int] = set()  # kernels that were launched
         self.library = fake_cudnn.FrontEnd()
+        self.library.queue = self.main.add
         self.convolutions = Cudnn(self, self.library, precision, convolutions) if convolutions else None
         self._modules: dict[str, ctypes.PyDLL] = {}
+
+    def refuse(self, what: str) -> None:
+        """Raise RuntimeError while a graph is captured."""
+        if self.captured is not None:
+            raise RuntimeError(f"cudaErrorStreamCaptureUnsupported: {what} while a graph is captured")
 
     def owns(self, array: Any) -> bool:
         return isinstance(array, DeviceArray)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
+        self.refuse("allocation of memory")
         self.allocations += 1
         dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -285,6 +325,7 @@ class EmulatedDevice(Device):
         return block[start : start + nbytes].view(dtype).reshape(shape).view(DeviceArray)
 
     def assign(self, target: Any, source: Any) -> None:
+        self.refuse("a copy by the host")
         if not self.owns(target):
             self.main.run_to(self.main.asked)
         elif not self.owns(source):
@@ -300,6 +341,7 @@ class EmulatedDevice(Device):
         return EmulatedEvent(self)
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> PinnedArray:
+        self.refuse("allocation of pinned memory")
         self.allocations += 1
         array = np.empty(shape, dtype).view(PinnedArray)
         array.reshape(-1).view(np.uint8)[:] = 0xAB
@@ -319,6 +361,7 @@ class EmulatedDevice(Device):
 
     def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
         if text not in self._modules:
+            self.refuse("compilation of a module")
             _runtime()
             entries = [_entry(kernel) for kernel in kernels]
             whole = "\n".join([SHIM, text, *entries])
@@ -340,7 +383,14 @@ class EmulatedDevice(Device):
         boxes = [np.array(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(boxes))(*(box.ctypes.data for box in boxes))
         barriers = "__syncthreads" in description.text
-        return partial(self.main.add, partial(self._launch, function, pointers, boxes, *grid, *block, shared, barriers))
+        work = partial(self._launch, function, pointers, boxes, *grid, *block, shared, barriers)
+        return partial(self._started_kernel, ctypes.cast(function, ctypes.c_void_p).value or 0, work)
+
+    def _started_kernel(self, function: int, work: Work) -> None:
+        if function not in self._loaded:
+            self.refuse("loading of a kernel by its first launch")
+            self._loaded.add(function)
+        self.main.add(work)
 
     def _launch(self, function: Any, pointers: Any, boxes: Any, *numbers: int) -> None:
         self.launches += 1
@@ -358,12 +408,18 @@ class EmulatedDevice(Device):
         return partial(self._lt.start, plan, 0, fake_cublas.WORKSPACE)
 
     def capture(self, work: Sequence[Work]) -> Work:
+        self.refuse("another capture")
         self.graphs += 1
-        work = tuple(work)
-
-        def replay() -> None:
+        self.captured = []
+        try:
             for each in work:
                 each()
+        finally:
+            captured, self.captured = tuple(self.captured), None
+
+        def replay() -> None:
+            for each in captured:
+                self.main.add(each)
 
         return replay
 
@@ -374,6 +430,7 @@ class EmulatedDevice(Device):
         return fake_cudnn.STREAM
 
     def seconds(self, work: Work, repeats: int = 5) -> float:
+        self.refuse("timing")
         done, ran = len(self.library.executed), len(self.lt.ran)
         with self.running():
             work()

@@ -8,7 +8,9 @@ too much workspace, one that cannot be built, and two that are right, of which t
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -186,7 +188,11 @@ class Graph:
         assert set(pointers) == {tensor.uid for tensor in self.tensors.values()}
         arrays = {name: tensor.at(pointers[tensor.uid]) for name, tensor in self.tensors.items()}
         if nbytes := self.get_workspace_size_plan_at_index(index):
-            ctypes.memset(workspace, 0xFF, nbytes)  # nothing that is still needed may be there
+            # Nothing that is still needed may be there.
+            self.front.queue(partial(ctypes.memset, workspace, 0xFF, nbytes))
+        self.front.queue(partial(self._compute, arrays, index))
+
+    def _compute(self, arrays: dict[str, np.ndarray], index: int) -> None:
         self.front.executed.append((self.result, index))
         factors = {name: array.astype(np.float64) for name, array in arrays.items() if name != self.result}
         if "TENSOR_CORE" in ENGINES[index].notes:
@@ -237,6 +243,7 @@ class FrontEnd:
         self.handles: list[object] = []
         self.streams: dict[object, int] = {}
         self.graphs: list[Graph] = []
+        self.queue: Callable[[Callable[[], object]], object] = lambda work: work()  # where computations go
         self.executed: list[tuple[str, int]] = []
         self.broken = False
         self.refuses = lambda graph: False
