@@ -8,7 +8,7 @@ there. The right-hand side is recorded once a stage; its weights' gradients beco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -75,6 +75,8 @@ class ODE(Layer):
     Source: Hairer, Nørsett and Wanner, "Solving ordinary differential equations I", 1993; Chen et al. 2018 for layers of this
     kind, Rackauckas et al. 2020 (arXiv 2001.04385) for networks beside known terms.
     """
+
+    checked: ClassVar[bool] = True  # whether a call raises where step control does not reach the last time
 
     def __init__(
         self, rhs: Layer, times: Sequence[float] | int, method: str = "tsit5", steps: int = 1, *, rtol: float | None = None,

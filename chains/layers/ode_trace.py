@@ -25,6 +25,8 @@ class _Trace(ODE):
     One more row has the state behind the last step.
     """
 
+    checked = False
+
     def declare(self, d: Declaration) -> None:
         super().declare(d)
         d.output((self._total + 1, 3 + d.output_shape[-1]))

@@ -72,7 +72,7 @@ def ode_steps(net: Recorded, p: Any, x: Any) -> list[Trajectory]:
 
 def controls_steps(net: Recorded) -> bool:
     """Whether a layer of the network chooses the lengths of its steps, so that it may fail."""
-    return any(isinstance(layer, ODE) and layer.rtol is not None for layer in net.layers)
+    return any(isinstance(layer, ODE) and layer.rtol is not None and layer.checked for layer in net.layers)
 
 
 def check_solved(net: Recorded, p: Any, x: Any, results: np.ndarray) -> None:
@@ -93,12 +93,16 @@ def _trajectory(ode: ODE, number: int, start: np.ndarray, rows: np.ndarray) -> T
     refused = int(waiting.sum()) - len(taken)
     ends = np.append(begins[1:], begins[-1] + lengths[-1])[taken]
     way = np.append(times[:1], ends), np.concatenate([states[:1], states[taken + 1]])
-    return Trajectory(*way, refused, _problem(ode, number, times.max(), way, refused, tried))
+    return Trajectory(*way, refused, _problem(ode, number, times, way, refused, tried))
 
 
-def _problem(ode: ODE, number: int, last: float, way: tuple[np.ndarray, np.ndarray], refused: int, tried: np.ndarray) -> str:
+def _problem(
+    ode: ODE, number: int, wanted: np.ndarray, way: tuple[np.ndarray, np.ndarray], refused: int, tried: np.ndarray
+) -> str:
     """What ended a solution early, with what to do about it."""
-    times, states = way
+    (times, states), last = way, wanted.max()
+    if ode.rtol is not None and not (wanted >= wanted[0]).all():
+        return f"trajectory {number} has times {wanted}, but the first must come before the others"
     bad = ~np.isfinite(states).all(1)
     if bad[0]:
         return f"trajectory {number} starts from a state that is not finite, {states[0]}"
@@ -110,7 +114,7 @@ def _problem(ode: ODE, number: int, last: float, way: tuple[np.ndarray, np.ndarr
     if ode.rtol is None or np.isclose(times[-1], last, rtol=1e-5, atol=0.0):
         return ""
     return (
-        f"trajectory {number} stops at t = {times[-1]:g} of {last:g}: {counted(len(tried), 'step')} were tried "
+        f"trajectory {number} stops at t = {times[-1]:g} of {last:g}, after {counted(len(tried), 'tried step')} "
         f"(`max_steps`), {refused} of them refused, the last one {tried[-1]:.2g} long. The problem is stiff there, or its "
         f"solution grows without bound; otherwise raise max_steps, or rtol (={ode.rtol:g})"
     )

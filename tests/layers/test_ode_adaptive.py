@@ -92,7 +92,7 @@ def test_the_end_of_a_solution_is_told(name):
     explodes = Equations(lambda x, k: k * x * x, ("x",), parameters={"k": 1.0})
     net = Chain(ODE(explodes, (0.0, 2.0), rtol=1e-5, max_steps=40), backend=name)
     p, x, target = np.ones(1), np.array([[0.1], [1.0]]), np.zeros((2, 2, 1))
-    told = r"trajectory 1 stops at t = 0\.9\d+ of 2: 40 steps were tried .*, \d+ of them refused, the last one \S+ long"
+    told = r"trajectory 1 stops at t = 0\.9\d+ of 2, after 40 tried steps .*, \d+ of them refused, the last one \S+ long"
     for call in (
         lambda: net(x, p),
         lambda: net.value_and_grad(p, x, target, MSELoss()),
@@ -100,6 +100,10 @@ def test_the_end_of_a_solution_is_told(name):
     ):
         with pytest.raises(FloatingPointError, match=told):
             call()
+    with pytest.raises(FloatingPointError, match="trajectory 0 starts from a state that is not finite"):
+        net(np.array([[np.nan]]), p)
+    with pytest.raises(FloatingPointError, match=r"trajectory 0 has times \[2. 1.\], but the first must come before"):
+        Chain(ODE(explodes, 2, rtol=1e-5, max_steps=5), backend=name)(np.array([[0.1, 2.0, 1.0]]), p)
     assert np.isnan(net.objective(x, target, MSELoss())(p)[0])  # a line search takes a shorter step
     with pytest.raises(FloatingPointError, match="the loss is nan at step 1"):
         chains.train(net, p, x, target, MSELoss(), chains.SGD(0.1), epochs=1)
