@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from chains.backends.native.llvm.words import ARGUMENTS
 from chains.backends.native.runtime.epoch import JOB
-from chains.backends.native.runtime.workers import CLOSED, MEMBER, PAUSE, WORKER_POOL
+from chains.backends.native.runtime.workers import CLOSED, MEMBER, PAUSE, WORKER_POOL, YIELD
 
 GATHERING, OPEN, DISBANDED = 0, 1, 2  # states of a team
 LATE_PAUSES = 20_000  # a meeting this long, a quarter of a millisecond, is late: no part of a step takes longer
@@ -46,7 +46,7 @@ pause:
   %long = icmp sgt i64 %n1, {LATE_PAUSES}
   br i1 %long, label %yield, label %wait
 yield:
-  %yielded = call i32 @sched_yield()
+  %yielded = {YIELD}
   br label %wait
 here:
   %k1 = add i64 %k, 1

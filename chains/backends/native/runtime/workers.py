@@ -43,16 +43,15 @@ WORKER_PAUSES, POLITE_PAUSES, PAUSES_BETWEEN = 4000, 512, 64
 _ARM = platform.machine() in ("aarch64", "arm64")
 PAUSE = "call void @llvm.aarch64.hint(i32 1)" if _ARM else "call void @llvm.x86.sse2.pause()"
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if sys.platform == "linux" else None
-_WAIT = (
-    f"%slept = call i64 (i64, ...) @syscall(i64 {_FUTEX}, ptr %pool, i32 128, i32 %seen32, ptr null)"
-    if _FUTEX
-    else "%slept = call i32 @usleep(i32 100)"
-)
+_WINDOWS = sys.platform == "win32"  # with functions of its own in place of POSIX's
+YIELD = "call i32 @SwitchToThread()" if _WINDOWS else "call i32 @sched_yield()"
+_NAP = "call void @Sleep(i32 1)" if _WINDOWS else "%slept = call i32 @usleep(i32 100)"
+_WAIT = f"%slept = call i64 (i64, ...) @syscall(i64 {_FUTEX}, ptr %pool, i32 128, i32 %seen32, ptr null)" if _FUTEX else _NAP
 _WAKE = f"%woken = call i64 (i64, ...) @syscall(i64 {_FUTEX}, ptr %pool, i32 129, i64 %parts)" if _FUTEX else ""
 _DECLARE = "\n".join(
     [
-        "declare i64 @syscall(i64, ...)" if _FUTEX else "declare i32 @usleep(i32)",
-        "declare i32 @sched_yield()",
+        "declare i64 @syscall(i64, ...)" if _FUTEX else f"declare {'void @Sleep' if _WINDOWS else 'i32 @usleep'}(i32)",
+        YIELD.replace("call", "declare"),
         "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
         "declare void @llvm.aarch64.hint(i32)" if _ARM else "declare void @llvm.x86.sse2.pause()",
     ]
@@ -71,7 +70,7 @@ entry:
   %gives_way = and i1 %long, %now
   br i1 %gives_way, label %yield, label %end
 yield:
-  %yielded = call i32 @sched_yield()
+  %yielded = {YIELD}
   br label %end
 end:
   ret void
