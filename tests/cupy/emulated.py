@@ -224,10 +224,12 @@ class EmulatedQueue(Queue):
         assert target.flags.c_contiguous
         assert source.flags.c_contiguous
         self.device.copies += 1
-        ends = [np.asarray(array).reshape(-1) for array in (target, source)]
-        self.add(partial(self._copy, [weakref.ref(_owner(array)) for array in (target, source)], *map(_unowned, ends)))
+        owners = [_owner(array) for array in (target, source)]
+        ends = [_unowned(np.asarray(array).reshape(-1)) for array in (target, source)]
+        held = owners if self.device.deaf else []  # where waiting is left out, memory may be given back too early
+        self.add(partial(self._copy, [weakref.ref(owner) for owner in owners], held, *ends))
 
-    def _copy(self, owners: list[Any], target: np.ndarray, source: np.ndarray) -> None:
+    def _copy(self, owners: list[Any], held: list[Any], target: np.ndarray, source: np.ndarray) -> None:
         """Copy by addresses alone, as a GPU does; by now, somebody may have let go of the memory."""
         assert all(owner() is not None for owner in owners), "memory was given back while a copy was under way"
         np.copyto(target, source)
