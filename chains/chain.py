@@ -161,7 +161,7 @@ class Chain(Objectives):
         check_finite : bool
             Whether to refuse an infinity or NaN in the data, which are read once for that.
         comm : mpi4py.MPI.Intracomm, optional
-            Processes that do this together: each passes its own samples, as many as it likes, and else the same arguments.
+            Processes that do this together: each passes its own samples, one at least, and else the same arguments.
             Value and gradient are those of all samples, the same bits on each process.
 
         Returns
@@ -220,8 +220,10 @@ class Chain(Objectives):
         if shared is not None:
             data |= part_arrays(shared, run, total, first)
         run(len(data["x"]), arguments.with_random(data, run, seed, p))
-        if comm is None and controls_steps(self):
+        if controls_steps(self):
             check_solved(self, p, data["x"], value)
+            if comm is not None and np.isnan(value):
+                raise FloatingPointError("the loss is nan: a solution of another process ends before its last time")
         elif plain:
             own = type(loss).check_values is not Loss.check_values
             check = partial(arguments.check_target_values, output=self.output_shape, loss=loss) if own else None

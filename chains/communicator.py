@@ -21,10 +21,10 @@ _OWN: dict[str, int] = {}  # the key by which a communicator of a caller keeps o
 def check_communicator(comm: Any) -> Any:
     """`comm`. Raises TypeError unless it is an intracommunicator of mpi4py."""
     mpi = sys.modules.get("mpi4py.MPI")  # imported wherever there is a communicator
+    if mpi is not None and isinstance(comm, mpi.Comm) and comm == mpi.COMM_NULL:
+        raise ValueError("`comm` is MPI.COMM_NULL, which has no processes")
     if mpi is None or not isinstance(comm, mpi.Intracomm):
         raise TypeError(f"`comm` (={shown(comm)}) must be a communicator of mpi4py, such as MPI.COMM_WORLD")
-    if comm == mpi.COMM_NULL:
-        raise ValueError("`comm` is MPI.COMM_NULL, which has no processes")
     return comm
 
 

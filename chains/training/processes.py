@@ -7,8 +7,8 @@ fails elsewhere comes to the meeting that the others come to next. Nothing else 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,6 +31,8 @@ class Processes:
         self.interrupted_in = ""  # which process got the signal that ended training
         self._told: BaseException | None = None  # the error that the others know
         self._over = False  # whether the last meeting has been
+        self._signalled = False  # whether Ctrl-C came during a meeting, and nobody has told the others
+        self._history: History | None = None
 
     @property
     def first(self) -> bool:
@@ -40,18 +42,24 @@ class Processes:
     def begin(self, identity: Mapping[str, Any]) -> None:
         """Go on if all processes have come so far. Raises ValueError, on all, where they begin with different things."""
         self._meet(GOES_ON)
-        each = self.comm.allgather(dict(identity))
+        with self._held():
+            each = self.comm.allgather(dict(identity))
         for rank, other in enumerate(each):
-            wrong = [f"`{name}`" for name, value in each[0].items() if other[name] != value]
+            names = dict.fromkeys([*each[0], *other])
+            wrong = [f"`{name}`" for name in names if each[0].get(name) != other.get(name)]
             if wrong:
                 self._told = ValueError(f"all processes must begin with the same {listed(wrong)}: {rank} and 0 differ")
                 raise self._told
+        if self._signalled:
+            self._signalled = False
+            raise KeyboardInterrupt
 
     def agree(self, limits: tuple[int, int, int], history: History, interrupts: Interrupts) -> tuple[int, int, int]:
         """The smallest of all processes' limits. If one has a reason to end training, all get it.
 
         Raises KeyboardInterrupt if one was interrupted, RuntimeError if one has failed.
         """
+        self._history = history
         word, text = (STOPS, history.stopped) if history.stopped else (GOES_ON, "")
         try:
             interrupts.check()
@@ -81,13 +89,14 @@ class Processes:
         unless this process came with as much.
         """
         numbers = np.array([word, last, *(-limit for limit in limits)], np.int64)
-        largest(self.comm, numbers)
-        most, self._over = int(numbers[0]), bool(numbers[1])
         rank = 0
-        if most > GOES_ON:
-            brought = self.comm.allgather((word, text))
-            rank = next(rank for rank, (each, _) in enumerate(brought) if each == most)
-            text = brought[rank][1]
+        with self._held():
+            largest(self.comm, numbers)
+            most, self._over = int(numbers[0]), bool(numbers[1])
+            if most > GOES_ON:
+                brought = self.comm.allgather((word, text))
+                rank = next(rank for rank, (each, _) in enumerate(brought) if each == most)
+                text = brought[rank][1]
         if most == INTERRUPTED:
             self.interrupted_in = f" (process {rank} of {self.comm.size})"
             if word < most and not self._over:
@@ -101,6 +110,19 @@ class Processes:
         epochs, steps, chunk = (-int(number) for number in numbers[2:])
         return text, (epochs, steps, chunk)
 
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold Ctrl-C back while processes wait for each other, none of which may leave the others there."""
+        interrupts = Interrupts()
+        interrupts.__enter__()
+        try:
+            yield
+        finally:
+            try:
+                interrupts.__exit__()
+            except KeyboardInterrupt:
+                self._signalled = True
+
     def __enter__(self) -> Self:
         return self
 
@@ -109,6 +131,8 @@ class Processes:
             self.leave(error)
         elif not self._over:
             self._meet(GOES_ON, last=True)
+            if self._signalled and self._history is not None and not self._history.stopped:
+                self._history.stopped = "interrupted by the user at the end"
 
 
 def processes_of(comm: Any) -> AbstractContextManager[Processes | None]:

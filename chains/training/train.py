@@ -234,10 +234,16 @@ def train(
                 step, trained, optimizer, seed=seeds, optimizer_state=start.optimizer_state, position=position
             )
             if processes is not None:
-                processes.begin({
-                    "net": str(step.program), "epochs": epochs, "position": (steps.epoch, steps.step), **steps.data,
-                    **digest({"p": p, "state": state, **steps.optimizer_state, **step.settings}),
-                })  # fmt: skip
+                settings = {
+                    "net": net,
+                    "frozen": net.network.trainable,
+                    "loss": loss,
+                    "penalty": penalty,
+                    "optimizer": optimizer,
+                }
+                settings |= {"epochs": epochs, "position": (steps.epoch, steps.step), **steps.data}
+                arrays = digest({"p": p, "state": state, **data, **steps.optimizer_state})
+                processes.begin({name: repr(value) for name, value in settings.items()} | arrays)
                 saver = saver if processes.first else None
             run = Run(net, p, state, steps, history, epochs, judge, callbacks, progress, saver, processes)
             run.go()

@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -68,7 +70,8 @@ X, T = RNG.normal(size=(50, 3)), RNG.normal(size=(50, 2))
 
 def run(**settings: Any) -> History:
     given: dict[str, Any] = {"epochs": 6, "batch_size": 25, "x": X, "p": NET.init(0), "comm": COMM, **settings}
-    return train(NET, given.pop("p"), given.pop("x"), T, SquaredLoss(), Adam(1e-2), **given)
+    optimizer = given.pop("optimizer", Adam(1e-2))
+    return train(NET, given.pop("p"), given.pop("x"), T, SquaredLoss(), optimizer, **given)
 
 
 def outcome(**settings: Any) -> list[str]:
@@ -115,6 +118,22 @@ class AfterBatch(AtBegin):
             self._act()
 
 
+def check_waiting() -> None:
+    """Ctrl-C reaches a process that waits for another one, which is still in its callbacks."""
+    for callback, wanted in (
+        (AtBegin(lambda: time.sleep(0.6)), ["0 epochs, 0 steps: interrupted by the user in epoch 1 (process 0 of 2)"] * 2),
+        (
+            AtEnd(lambda: time.sleep(0.6)),
+            ["6 epochs, 12 steps: interrupted by the user at the end", "6 epochs, 12 steps: done"],
+        ),
+    ):
+        if COMM.rank == 0:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        found = outcome(callbacks=[callback])
+        assert found == wanted, found
+    assert outcome() == ["6 epochs, 12 steps: done"] * COMM.size
+
+
 def fail() -> None:
     raise OSError("no disk")
 
@@ -135,6 +154,13 @@ def check_ends() -> None:
         "2 epochs, 4 steps: enough": {"callbacks": [OnLast(lambda: "enough")]},
         f"ValueError: all processes must begin with the same `p`: {LAST} and 0 differ": {"p": NET.init(COMM.rank)},
         f"ValueError: all processes must begin with the same `seed`: {LAST} and 0 differ": {"seed": COMM.rank // LAST},
+        f"ValueError: all processes must begin with the same `penalty`: {LAST} and 0 differ": {
+            "penalty": L2Penalty(1.0 + COMM.rank // LAST)
+        },
+        f"ValueError: all processes must begin with the same `optimizer`, `moments`: {LAST} and 0 differ": {
+            "optimizer": SGD(0.1) if COMM.rank == LAST else Adam(1e-2)
+        },
+        f"ValueError: all processes must begin with the same `x`: {LAST} and 0 differ": {"x": X + COMM.rank // LAST},
         f"ValueError: `batch_size` (={LAST}) must be at least {COMM.size}, the processes of `comm`, which divide it": {
             "batch_size": LAST
         },
@@ -184,4 +210,5 @@ if __name__ == "__main__":
         killed()
     check_trainings()
     check_ends()
+    check_waiting()
     check_checkpoints()
