@@ -197,8 +197,11 @@ def _measured(chosen: Sequence[Row], setting: Setting, report: Report, options: 
     for goal in report.goals:
         print(f"{goal['verdict']:15}{goal['goal']}: {goal['figure']}")
     checks = [result for result in report.results if result["problem"] == "correct"]
-    wrong = [result for result in checks if not result.get("holds")]
-    print(f"\ncorrect: {len(checks) - len(wrong)} of {len(checks)} parts" + (": SEE ABOVE" if wrong else ""))
+    ran = [result for result in checks if result.get("failed") != LATE]
+    wrong = [result for result in ran if not result.get("holds")]
+    print(f"\ncorrect: {len(ran) - len(wrong)} of {len(ran)} parts" + (": SEE ABOVE" if wrong else ""))
+    if len(ran) < len(checks):
+        print(f"{len(checks) - len(ran)} parts were not run, for want of time")
     return 1 if any("holds" in result for result in wrong) else 0
 
 

@@ -12,7 +12,7 @@ from chains.checks import check_count, check_counts
 
 
 def pad(
-    sequences: Sequence[Any], length: int | None = None, *, padding: float = 0, dtype: Any = np.int64
+    sequences: Sequence[Any], length: int | None = None, *, padding: float = 0, dtype: Any = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sequences of several lengths as one array, filled up at their ends.
 
@@ -24,8 +24,8 @@ def pad(
         Of longer ones the last so many steps are kept; by default that of the longest.
     padding : number
         What stands behind shorter ones.
-    dtype : type
-        Of the array.
+    dtype : type, optional
+        Of the array; by default int64 for whole numbers, else that of the sequences.
 
     Returns
     -------
@@ -45,6 +45,9 @@ def pad(
         raise ValueError(f"`sequences` must have the same shape but for their steps, got {sorted(map(str, shapes))}")
     longest = max(map(len, arrays))
     length = max(longest, 1) if length is None else check_count("length", length)
+    if dtype is None:
+        found = np.result_type(np.min_scalar_type(padding), *(array.dtype for array in arrays if array.size))
+        dtype = np.int64 if np.issubdtype(found, np.integer) else found
     padded = np.full((len(arrays), length, *arrays[0].shape[1:]), padding, dtype)
     for row, array in zip(padded, arrays, strict=True):
         kept = array[-length:]

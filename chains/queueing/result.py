@@ -118,6 +118,9 @@ class Result(Pending):
     def __iter__(self) -> Iterator[Any]:
         return iter(self.wait())
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"a pending result has no attribute {name!r}; that of the value is result.wait().{name}")
+
     def __repr__(self) -> str:
         file, line = self.place
         state = "pending" if not self.ended else "done" if self.error is None else f"failed: {type(self.error).__name__}"

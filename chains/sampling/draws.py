@@ -26,7 +26,7 @@ class Draws:
     accepted : array, shape (chains,)
         The share of the trajectories whose ends became draws.
     diverged : array, shape (chains,)
-        How many trajectories went astray: their energy rose by more than 1,000, or was not finite.
+        How many trajectories diverged: their energy rose by more than 1,000, or was not finite.
     step_size : float
         The time of a leap.
     inverse_mass : array, shape (n_params,)
@@ -67,7 +67,7 @@ class Draws:
         return np.ascontiguousarray(rows[np.linspace(0, len(rows) - 1, n).round().astype(int)])
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the energies of the chains with matplotlib: chains that have arrived go up and down about the same number.
+        """Draw the energies of the chains with matplotlib: those of chains that have converged vary about a constant level.
 
         Parameters
         ----------

@@ -19,6 +19,15 @@ def test_pad_fills_up_at_the_end():
     assert rows.dtype == lengths.dtype == np.int64
 
 
+def test_pad_keeps_signals():
+    rows, lengths = pad([[0.5, 0.25], [], [1.5]], 3)
+    assert rows.tolist() == [[0.5, 0.25, 0.0], [0.0, 0.0, 0.0], [1.5, 0.0, 0.0]]
+    assert lengths.tolist() == [2, 0, 1]
+    assert pad([np.ones(2, np.float32)])[0].dtype == np.float32
+    assert pad([np.ones(2, np.uint8), []])[0].dtype == np.int64
+    assert pad([[1, 2], [3]], padding=0.5)[0].tolist() == [[1.0, 2.0], [3.0, 0.5]]
+
+
 def test_pad_keeps_the_last_steps():
     rows, lengths = pad(RAGGED, 2, padding=-1, dtype=np.float32)
     np.testing.assert_array_equal(rows, [[2, 3], [3, 4], [-1, -1], [7, -1]])
