@@ -74,6 +74,7 @@ def gradients(parameters: dict[str, torch.Tensor]):
 
 
 @every_backend
+@pytest.mark.by_day(few=4)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("rng", SIZES, ids=range(4))
 def test_attention(name, causal, rng):
@@ -115,6 +116,7 @@ def test_attention_of_samples_with_lengths(name, causal):
 
 
 @every_backend
+@pytest.mark.by_day(few=2)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("rng", SIZES[:2], ids=range(2))

@@ -19,7 +19,7 @@ from tests.campaign import drawn, programs  # noqa: E402
 COUNTS = {"programs": 12, "files": 2000, "threads": 2, "networks": 6, "caches": 1, "signals": 3, "kill": 1, "kernels": 2}
 
 
-@pytest.mark.by_day(few=3)
+@pytest.mark.by_day(few=2)
 @pytest.mark.parametrize("name", COUNTS)
 def test_nothing_fails(name):
     tally = running.run(f"tests.campaign.{name}", COUNTS[name], SEED)

@@ -63,6 +63,7 @@ def test_rounding_to_bfloat16():
 
 
 @needs_compiler
+@pytest.mark.by_day(few=3)
 @pytest.mark.parametrize(("which", "inputs"), [*((name, False) for name in HALF_NETS), ("branches", True)])
 def test_networks_with_bfloat16_factors(which, inputs, large, monkeypatch):
     """The same factors rounded as by cuBLAS itself, but for sums of such a factor; near NumPy's results by their error."""

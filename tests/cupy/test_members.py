@@ -25,6 +25,7 @@ def together(monkeypatch):
     monkeypatch.setattr(member_steps, "OneByOne", refuse)
 
 
+@pytest.mark.by_day(few=2)
 @pytest.mark.parametrize("kind", ["own", "own-targets", "bootstrap", "shared-batches"])
 def test_members_are_trained_as_alone(kind, together):
     trainings = [Training(kind, name) for name in NAMES]
