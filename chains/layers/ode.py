@@ -175,7 +175,7 @@ class ODE(Layer):
         state, known = ops.scratch("state", (n,)), self._at_stages(ops)
         if self.rtol is not None:
             around = lambda seen, t, h, c: self._around(ops, seen, x, n, t, h, c)  # noqa: E731
-            control = StepControl(ops, self._tableau, node, self.rtol, self.atol, self._times(ops, x), around)
+            control = StepControl(ops, self._tableau, node, self.rtol, self.atol, self._clock(ops, x), around)
             attempts = Attempts(s.begins, s.tried, s.lengths, s.ends)
             control.record(y, x.slice(-1, 0, n), n + self.given + self._known, attempts)
         elif self._own_times:
@@ -231,7 +231,7 @@ class ODE(Layer):
             h = self._length(ops, at, s)
             if d_times is None:
                 arrived = at.now(s.ends, 1), at.now(s.lengths, 1)
-                self._arrive(ops, d_state, dy, self._times(ops, x), *arrived)
+                self._arrive(ops, d_state, dy, self._clock(ops, x), *arrived)
             for i in reversed(stages):
                 pull_slope(ops, tableau, d_slope[i], d_state, h, i, d_states)
                 kept = Kept(ops, at, i)
@@ -244,22 +244,28 @@ class ODE(Layer):
             if self.given:
                 ops.map(d_given, lambda *terms: sum(terms), d_given, *(view.slice(-1, n, known) for view in d_seen))
         if d_times is None:
-            times = self._times(ops, x)
-            self._arrive(ops, d_state, dy, times, times.slice(-1, 0, 1))
+            clock = self._clock(ops, x)
+            self._arrive(ops, d_state, dy, clock, clock.slice(-1, 0, 1))
         ops.copy(dx.slice(-1, 0, n), d_state)
         add_up(ops, sums)
 
     # Times
 
-    def _times(self, ops: Recorder, x: View) -> View:
-        """The times: (times,) of all samples, or each sample's own, (batch, times)."""
-        if isinstance(self.times, int):
-            return x.slice(-1, x.sample_shape[0] - self.times, x.sample_shape[0])
-        return ops.constant("times", np.array(self.times))
+    def _times(self, x: View) -> View:
+        """Each sample's own times, (batch, times)."""
+        return x.slice(-1, x.sample_shape[0] - self._own_times, x.sample_shape[0])
+
+    def _clock(self, ops: Recorder, x: View) -> View:
+        """The times since the first one, by which step control goes: far from time 0, sums of lengths would lose digits."""
+        if isinstance(self.times, tuple):
+            return ops.constant("clock", np.array(self.times) - self.times[0])
+        clock, times = ops.scratch("clock", (self.times,)), self._times(x)
+        ops.map(clock, lambda t, first: t - first, times, times.slice(-1, 0, 1))
+        return clock
 
     def _cut(self, ops: Recorder, x: View, s: Any) -> None:
         """Record the equal steps between the samples' own times."""
-        times, steps = self._times(ops, x), self.steps
+        times, steps = self._times(x), self.steps
         starts, stops = (times.slice(-1, k, k + self._intervals).expand(-1) for k in (0, 1))
         numbers = ops.constant("numbers of steps", np.arange(steps, dtype=np.float64))
         lengths, begins = (view.reshape(self._intervals, steps) for view in (s.lengths, s.begins))
@@ -292,7 +298,10 @@ class ODE(Layer):
     def _around(
         self, ops: Recorder, seen: View, x: View, n: int, t: View | None = None, h: Length = 0.0, c: float = 0.0
     ) -> None:
-        """Record what the right-hand side sees behind the state: what is given; with a `t`, time and forcing at t + c * h."""
+        """Record what the right-hand side sees behind the state: what is given; with a `t`, time and forcing at t + c * h.
+
+        With step control, `t` is a time since the first one.
+        """
         known = n + self.given
         if self.given:
             ops.copy(seen.slice(-1, n, known), x.slice(-1, n, known))
@@ -301,6 +310,12 @@ class ODE(Layer):
         now = ops.scratch("now", (1,))
         move_time = [h] if isinstance(h, View) and c else []
         ops.map(now, lambda t, *h: t + c * h[0] if h else t, t, *move_time)
+        if self.rtol is not None:
+            first = self.times[0] if isinstance(self.times, tuple) else self._times(x).slice(-1, 0, 1)
+            if isinstance(first, View):
+                ops.map(now, lambda first, t: first + t, first, now)
+            elif first:
+                ops.map(now, lambda t: first + t, now)
         if self.time:
             ops.copy(seen.slice(-1, known, known + 1), now)
         if self.forcing is not None:

@@ -22,7 +22,7 @@ def trace_of(ode: ODE) -> Layer:
 class _Trace(ODE):
     """An `ODE` whose output has a row for each step: time before it, its length, the length that was tried, state before it.
 
-    One more row has the state behind the last step.
+    One more row has the time and the state behind the last step. With step control, times are counted from the first one.
     """
 
     checked = False
@@ -38,6 +38,8 @@ class _Trace(ODE):
         ops.copy(states.slice(1, 0, total), s.x.index(2, 0).slice(-1, 0, n))
         ops.copy(states.index(1, total), s.end)
         ops.fill(y.index(1, total).slice(-1, 0, 3), 0.0)
+        if self.rtol is not None:
+            ops.copy(y.index(1, total).slice(-1, 0, 1), s.ends.index(1, total - 1))
         begins, lengths = self._equal(ops) if not self._varies else (s.begins, s.lengths)
         for k, view in enumerate((begins, lengths, lengths if self.rtol is None else s.tried)):
             ops.copy(clock.slice(-1, k, k + 1), view)

@@ -50,7 +50,7 @@ class StepControl:
     rtol, atol : float, or float or tuple of float
         The tolerated error of a number y of the state is ``atol + rtol * abs(y)``. The mean square over the state counts.
     times : View, shape (times,) or (batch, times)
-        Those at which states are wanted. Steps end there.
+        Those at which states are wanted, counted from the first one. Steps end there.
     around : callable
         ``around(seen, t, h, c)`` records what the right-hand side sees behind the state at the time ``t + c * h``.
 
@@ -205,12 +205,15 @@ def _first(order: int, short: Any, change: Any, bend: Any, t: Any, last: Any) ->
 
 
 def _tried(h: Any, t: Any, behind: Any) -> tuple[Any, Any]:
-    """The length to try, and the time it leads to. Two halves of what is left are better than a long and a tiny step."""
+    """The length to try, and the time it leads to. Two halves of what is left are better than a long and a tiny step.
+
+    The length is that between the two times, which are rounded.
+    """
     following = -behind
     left = following - t
     whole = 1.01 * h >= left
-    tried = where(whole, left, where(2.0 * h > left, 0.5 * left, h))
-    return tried, where(whole, following, t + tried)
+    reached = where(whole, following, t + where(2.0 * h > left, 0.5 * left, h))
+    return reached - t, reached
 
 
 def _judged(order: int, error: Any, t: Any, h: Any, tried: Any, reached: Any) -> tuple[Any, Any, Any]:
@@ -218,5 +221,6 @@ def _judged(order: int, error: Any, t: Any, h: Any, tried: Any, reached: Any) ->
     accepted = error <= 1.0
     factor = SAFETY * exp(log(maximum(error, 1e-20)) * (-0.5 / order))
     factor = where(error < 1e20, minimum(maximum(factor, LEAST_FACTOR), MOST_FACTOR), LEAST_FACTOR)
-    grown = where(tried < h, maximum(h, factor * tried), factor * tried)  # one cut short at a time says little of the next
+    cut = tried < 0.999 * h  # more than by rounding: a step cut short at a time says little of the next one
+    grown = where(cut, maximum(h, factor * tried), factor * tried)
     return where(accepted, tried, 0.0), where(accepted, reached, t), where(accepted, grown, factor * tried)

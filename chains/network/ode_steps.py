@@ -87,17 +87,39 @@ def check_solved(net: Recorded, p: Any, x: Any, results: np.ndarray) -> None:
 def _trajectory(ode: ODE, number: int, start: np.ndarray, rows: np.ndarray) -> Trajectory:
     """The steps in the rows of a trace."""
     (begins, lengths, tried), states = rows[:-1, :3].T, rows[:, 3:]
-    times = np.array(ode.times) if isinstance(ode.times, tuple) else np.asarray(start[-ode.times :], np.float64)
-    waiting = np.full(len(begins), True) if ode.rtol is None else begins < times.max()
-    taken = np.flatnonzero(lengths if ode.rtol is not None else waiting)
-    refused = int(waiting.sum()) - len(taken)
-    ends = np.append(begins[1:], begins[-1] + lengths[-1])[taken]
-    way = np.append(times[:1], ends), np.concatenate([states[:1], states[taken + 1]])
-    return Trajectory(*way, refused, _problem(ode, number, times, way, refused, tried))
+    wanted = np.array(ode.times) if isinstance(ode.times, tuple) else np.asarray(start[-ode.times :], np.float64)
+    if ode.rtol is None:
+        taken = waiting = np.flatnonzero(begins < wanted.max())
+        times = np.append(wanted[:1], np.append(begins[1:], begins[-1] + lengths[-1])[taken])
+        reached = True
+    else:
+        clock = _clock(ode, start, rows.dtype)
+        waiting, taken = np.flatnonzero(begins < clock.max()), np.flatnonzero(lengths)
+        since = np.append(clock[:1], rows[1:, 0][taken])
+        here = since[:, None] == clock
+        times = np.where(here.any(1), wanted[here.argmax(1)], since + wanted[0])
+        reached = since[-1] >= clock.max()
+    way = times, np.concatenate([states[:1], states[taken + 1]])
+    refused = len(waiting) - len(taken)
+    return Trajectory(*way, refused, _problem(ode, number, wanted, way, refused, tried, bool(reached)))
+
+
+def _clock(ode: ODE, start: np.ndarray, dtype: Any) -> np.ndarray:
+    """The times since the first one, as step control has them."""
+    if isinstance(ode.times, tuple):
+        return (np.array(ode.times) - ode.times[0]).astype(dtype)
+    times = np.asarray(start[-ode.times :], dtype)
+    return times - times[0]
 
 
 def _problem(
-    ode: ODE, number: int, wanted: np.ndarray, way: tuple[np.ndarray, np.ndarray], refused: int, tried: np.ndarray
+    ode: ODE,
+    number: int,
+    wanted: np.ndarray,
+    way: tuple[np.ndarray, np.ndarray],
+    refused: int,
+    tried: np.ndarray,
+    reached: bool,
 ) -> str:
     """What ended a solution early, with what to do about it."""
     (times, states), last = way, wanted.max()
@@ -111,10 +133,10 @@ def _problem(
         step = f"step {k} of {len(times) - 1}, from t = {times[k - 1]:g} to {times[k]:g}"
         remedy = "more steps, or step control by `rtol`" if ode.rtol is None else "a smaller rtol"
         return f"trajectory {number} is not finite behind {step}: the solution grows without bound, or it needs {remedy}"
-    if ode.rtol is None or np.isclose(times[-1], last, rtol=1e-5, atol=0.0):
+    if ode.rtol is None or reached:
         return ""
     return (
-        f"trajectory {number} stops at t = {times[-1]:g} of {last:g}, after {counted(len(tried), 'tried step')} "
+        f"trajectory {number} stops at t = {times[-1]:.9g} of {last:.9g}, after {counted(len(tried), 'tried step')} "
         f"(`max_steps`), {refused} of them refused, the last one {tried[-1]:.2g} long. The problem is stiff there, or its "
         f"solution grows without bound; otherwise raise max_steps, or rtol (={ode.rtol:g})"
     )

@@ -121,3 +121,12 @@ def test_an_equation_behind_a_layer_is_traced(name):
     assert_close(np.stack([way.states[[0, -1]] for way in ways]), net[:2](x, p[:8]), 1e-13)
     with pytest.raises(ValueError, match="has no ODE among its layers"):
         ode_steps(net[2:], p[8:], np.ones((1, 2, 2)))
+
+
+def test_solutions_far_from_time_zero_are_those_at_zero(name):
+    """The clock begins at the first time: in float32, where sums of lengths would lose digits, results have the same bits."""
+    net, p = Chain(ODE(PENDULUM, 5, rtol=1e-5, max_steps=60), backend=name), np.zeros(0, np.float32)
+    ends = 2.0 * np.arange(5)
+    near, far = (np.hstack([STARTS, np.tile(first + ends, (3, 1))]).astype(np.float32) for first in (0, 1 << 20))
+    assert np.array_equal(net(far, p), net(near, p))
+    assert ode_steps(net, p, far)[0].times[[0, -1]].tolist() == [1 << 20, (1 << 20) + 8]
