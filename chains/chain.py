@@ -187,7 +187,7 @@ class Chain(Objectives):
                 found = quick(p, x, t[:, None], out)
             if found is not None:
                 return found
-        shared = None if comm is None else check_comm(comm, p)
+        shared = None if comm is None else check_comm(comm)
         if ensembles.is_ensemble(p):
             rest = {
                 "state": state,
@@ -218,7 +218,7 @@ class Chain(Objectives):
         value = place_of(p).empty((), p.dtype)
         data["g"], data["value"] = g, value
         if shared is not None:
-            data |= part_arrays(shared, run, total, first)
+            data |= part_arrays(shared, run, total, first, p)
         run(len(data["x"]), arguments.with_random(data, run, seed, p))
         if controls_steps(self):
             check_solved(self, p, data["x"], value)

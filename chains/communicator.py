@@ -66,6 +66,16 @@ def words_of(comm: Any, dtype: np.dtype[Any]) -> np.ndarray:
     return np.array([word % (1 << 64) for word in words], np.uint64).view(np.int64)
 
 
+def handle_of(comm: Any) -> int:
+    """The handle of a communicator, as `words_of` has it."""
+    return int(comm.handle) % (1 << 64)
+
+
+def communicator_in(words: np.ndarray) -> int | None:
+    """The handle of the communicator that the words name, if any."""
+    return int(words.view(np.uint64)[4]) if words[0] else None
+
+
 def largest(comm: Any, numbers: np.ndarray) -> None:
     """Replace each number by the largest that any process has there."""
     mpi = sys.modules["mpi4py.MPI"]
@@ -74,11 +84,12 @@ def largest(comm: Any, numbers: np.ndarray) -> None:
 
 def all_reduce(words: np.ndarray, a: np.ndarray, out: np.ndarray) -> None:
     """out = the sum of `a` over all processes; a copy where the words name no communicator."""
-    if not words[0]:
+    handle = communicator_in(words)
+    if handle is None:
         np.copyto(out, a)
         return
     mpi = sys.modules["mpi4py.MPI"]
-    mpi.Comm.fromhandle(int(words.view(np.uint64)[4])).Allreduce(mpi.IN_PLACE if a is out else a, out)
+    mpi.Comm.fromhandle(handle).Allreduce(mpi.IN_PLACE if a is out else a, out)
 
 
 @cache

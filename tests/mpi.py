@@ -12,6 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chains import backends
+from chains.backends.places import place_named
+from tests.cupy import emulated
+
 ROOT = Path(__file__).parents[1]
 # Tests share the processors: a process that waits lets others run. One thread is enough for small networks.
 POLITE = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1", "OMPI_MCA_mpi_yield_when_idle": "1", "CHAINS_NUM_THREADS": "1"}
@@ -33,3 +37,20 @@ def check_equal(comm: Any, what: str, found: Any, wanted: Any, tolerance: float)
     found, wanted = np.asarray(found), np.asarray(wanted)
     np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * (1 + np.abs(wanted).max()), err_msg=what)
     assert all(np.array_equal(found, other) for other in comm.allgather(found)), what
+
+
+def emulated_gpu() -> Any:
+    """The emulated GPU, as a place of arrays; None where there is no C compiler."""
+    if emulated.COMPILER is None:
+        return None
+    emulated.register(backends._BACKENDS)
+    return backends.backend("emulated").on_device.device
+
+
+def own_gpu() -> Any:
+    """This process's GPU, as a place of arrays."""
+    import cupy
+    from mpi4py import MPI
+
+    cupy.cuda.Device(MPI.COMM_WORLD.rank % cupy.cuda.runtime.getDeviceCount()).use()
+    return place_named("cuda")

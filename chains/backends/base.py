@@ -212,6 +212,12 @@ class Backend(ABC):
         """Run a program on one piece of the batch after another, if the backend does so. Returns whether it ran."""
         return False
 
+    def join(self, comm: object) -> None:  # noqa: B027 - most need nothing
+        """Make ready for programs that sum over the processes of a duplicate of a communicator, all of which call this.
+
+        Raises ValueError, on all of them, where one cannot.
+        """
+
     def running(self) -> AbstractContextManager[object]:
         """The context that every `Binding.run` needs; it is entered once around many runs."""
         return nullcontext()

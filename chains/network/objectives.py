@@ -63,13 +63,13 @@ class Objectives(Streaming):
         training = arguments.check_mode(mode)
         data, problem = self.problem(x, t, loss, weights, penalty, lengths)
         data = arguments.together(data["x"], data)
-        shared = None if comm is None else check_comm(comm, data["x"])
+        shared = None if comm is None else check_comm(comm)
         total, first = (len(data["x"]), 0) if shared is None else part_of(shared, len(data["x"]))
         executable = self._gradient(data["x"], problem, np.dtype(np.float64), training, pure=True, parallel=comm is not None)
         known = self.state_for(executable.program, state, None, training, data, total)
         own = {name: place_of(a).array(place_of(a).contiguous(a, np.float64)) for name, a in known.items()}
         if shared is not None:
-            own |= part_arrays(shared, executable, total, first)
+            own |= part_arrays(shared, executable, total, first, data["x"])
         remake = partial(self.objective, loss=loss, penalty=penalty, mode=mode, seed=seed, comm=comm)
         return Objective(
             executable,

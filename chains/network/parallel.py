@@ -7,19 +7,13 @@ from typing import Any
 import numpy as np
 
 from chains.backends import Executable
-from chains.backends.places import is_elsewhere
+from chains.backends.places import place_of
 from chains.communicator import check_communicator, own, words_of
 
 
-def check_comm(comm: Any, beside: Any) -> Any:
-    """Our duplicate of a caller's communicator, for work on arrays in the memory of `beside`.
-
-    Raises TypeError for what is none, and where the arrays lie on a GPU.
-    """
-    check_communicator(comm)
-    if is_elsewhere(beside):
-        raise TypeError("`comm` needs the arrays in the computer's memory, got one on a GPU: pass cupy.asnumpy(p)")
-    return own(comm)
+def check_comm(comm: Any) -> Any:
+    """Our duplicate of a caller's communicator. Raises TypeError for what is none."""
+    return own(check_communicator(comm))
 
 
 def part_of(comm: Any, samples: int) -> tuple[int, int]:
@@ -29,12 +23,16 @@ def part_of(comm: Any, samples: int) -> tuple[int, int]:
     return int(counts.sum()), int(counts[: comm.rank].sum())
 
 
-def part_arrays(comm: Any, run: Executable, total: int, first: int) -> dict[str, np.ndarray]:
-    """The arrays by which a program knows its part of a batch of `total` samples, of which it has those from `first` on."""
-    dtype = run.program.dtype
+def part_arrays(comm: Any, run: Executable, total: int, first: int, beside: Any) -> dict[str, np.ndarray]:
+    """The arrays by which a program knows its part of a batch of `total` samples, of which it has those from `first` on.
+
+    They lie in the memory of `beside`, but for the communicator, which is for the host. All processes call this.
+    """
+    dtype, place = run.program.dtype, place_of(beside)
+    run.backend.join(comm)
     arrays = {
         "communicator": words_of(comm, dtype),
-        "inverse_total": np.array(1.0 / total, dtype),
-        "first_sample": np.array(first, np.uint64),
+        "inverse_total": place.contiguous(np.array(1.0 / total, dtype)),
+        "first_sample": place.contiguous(np.array(first, np.uint64)),
     }
     return {name: array for name, array in arrays.items() if name in run.program.buffers}

@@ -39,7 +39,7 @@ class SharedSteps(ArraySteps):
         share = np.empty((order.stop - order.start) // batch * count, np.int64)
         self._shares.append((order, batch, own, share))
         self._divide()
-        arrays: Mapping[str, np.ndarray] = part_arrays(self._comm, self._executable, batch, own.start)
+        arrays: Mapping[str, np.ndarray] = part_arrays(self._comm, self._executable, batch, own.start, self._shared["p"])
         return self._runner.feed(self._runner.bind(self._program, count, {**self._shared, **arrays}), data, share)
 
     def _shuffle_all(self) -> None:

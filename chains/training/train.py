@@ -14,7 +14,6 @@ from chains.checks import check_count, check_flags
 from chains.losses import Loss
 from chains.messages import shown
 from chains.network import arguments, ensembles
-from chains.network.parallel import check_comm
 from chains.network.record import Criterion
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
@@ -166,7 +165,6 @@ def train(
         history: Any = start.history  # of an ensemble, an `EnsembleHistory`
         try:
             if processes is not None:
-                check_comm(comm, p)
                 progress = progress if processes.first else False
             data: dict[str, np.ndarray] = {}
             steps_through: Callable[..., Steps]

@@ -33,9 +33,10 @@ from chains.backends import Backend
 from chains.backends.cupy import CupyBackend
 from chains.backends.cupy.device.cublas import Cublas, CublasLt, MatmulPlan
 from chains.backends.cupy.device.cudnn import Cudnn
-from chains.backends.cupy.device.interface import Device, Epilogue, Event, Gemm, Kernel, Queue, Work
+from chains.backends.cupy.device.interface import Device, Epilogue, Event, Gemm, Kernel, Queue, Uncaptured, Work
 from chains.backends.cupy.device.trials import TriedProducts
 from chains.backends.places import add_place
+from chains.communicator import all_reduce
 from tests.cupy import fake_cublas, fake_cudnn
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -294,6 +295,7 @@ class EmulatedDevice(Device):
         self.deaf = ""
         self.free = 1 << 40  # bytes
         self.copies = 0
+        self.joined = 0  # communicators
         self.kept: list[np.ndarray] | None = None  # all memory, for late kernels, which know addresses alone
         self.main, self.to_device, self.to_host = (EmulatedQueue(self, name) for name in ("main", "to_device", "to_host"))
         _devices.add(self)
@@ -408,6 +410,21 @@ class EmulatedDevice(Device):
 
     def _started(self, plan: MatmulPlan) -> Work:
         return partial(self._lt.start, plan, 0, fake_cublas.WORKSPACE)
+
+    def join(self, comm: Any) -> None:
+        self.refuse("making a communicator")
+        self.joined += 1
+
+    def all_reduce(self, words: np.ndarray, dtype: np.dtype[Any], count: int, source: int, target: int) -> Work:
+        """What sums through MPI on the host, in the order of the main queue."""
+        return Uncaptured(lambda: self._sum(words.copy(), dtype, count, source, target))
+
+    def _sum(self, words: np.ndarray, dtype: np.dtype[Any], count: int, source: int, target: int) -> None:
+        self.refuse("a sum over processes")
+        a, out = (
+            np.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(place), dtype) for place in (source, target)
+        )
+        self.main.add(partial(all_reduce, words, out if source == target else a, out))
 
     def capture(self, work: Sequence[Work]) -> Work:
         self.refuse("another capture")

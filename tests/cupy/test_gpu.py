@@ -8,6 +8,7 @@ import pytest
 from chains import Chain, accuracy
 from tests.cupy.support import arrays_of, data, gradient_program, on_gpu, trained
 from tests.harness import CASES, assert_close, assert_same_bits, run_program
+from tests.mpi import together
 
 
 @pytest.mark.gpu
@@ -41,3 +42,17 @@ def test_training_on_the_gpu(net):
     y = net(cupy.asarray(x), q)
     assert isinstance(y, cupy.ndarray)
     assert accuracy(cupy.asarray(t), y) == accuracy(t, cupy.asnumpy(y))
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("module", ["tests.network.parallel_cases", "tests.training.processes_cases"])
+def test_processes_with_a_gpu_each(module):
+    """NCCL sums over as many processes as there are GPUs, up to three; with one GPU, over one process."""
+    import cupy
+
+    pytest.importorskip("mpi4py")
+    if not getattr(pytest.importorskip("cupy.cuda.nccl"), "available", False):
+        pytest.skip("CuPy finds no NCCL: pip install nvidia-nccl-cu12, or nvidia-nccl-cu13")
+    done = together(min(3, cupy.cuda.runtime.getDeviceCount()), module, "gpu")
+    assert not done.returncode, done.stdout + done.stderr

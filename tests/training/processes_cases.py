@@ -30,21 +30,23 @@ from chains import (
     tanh,
     train,
 )
-from tests.mpi import check_equal
+from chains.backends.places import HOST
+from tests.mpi import check_equal, emulated_gpu, own_gpu
 
 COMM = MPI.COMM_WORLD
 LAST = COMM.size - 1
+TOLERANCES = {np.float64: 1e-13, np.float32: 1e-6}
 SAMPLES = 47  # batches of 13: uneven parts, and a smaller last batch
 
 
-def check_training(net: Chain, optimizer: Any, kind: type, **settings: Any) -> None:
-    """Together, twice, and alone: the same parameters, losses and state."""
-    rng, tolerance = np.random.default_rng(0), {np.float64: 1e-13, np.float32: 1e-6}[kind]
+def check_training(net: Chain, optimizer: Any, kind: type, place: Any = HOST, **settings: Any) -> None:
+    """Together, twice, with parameters in the memory of `place`, and alone on the host: the same numbers in the end."""
+    rng, tolerance = np.random.default_rng(0), TOLERANCES[kind]
     x = rng.normal(size=(SAMPLES, *net.input_shape)).astype(kind)
     t, weights = rng.normal(size=(SAMPLES, *net.output_shape)).astype(kind), rng.uniform(0, 2, SAMPLES).astype(kind)
     results = []
-    for comm in (None, COMM, COMM):
-        p, state = net.init(0).astype(kind), net.init_state(dtype=kind) if net.n_state else None
+    for comm, where in ((None, HOST), (COMM, place), (COMM, place)):
+        p, state = where.array(net.init(0).astype(kind)), where.array(net.init_state(dtype=kind)) if net.n_state else None
         given = {"weights": weights, "state": state, "seed": 4, **settings, "comm": comm}
         history = train(net, p, x, t, SquaredLoss(), optimizer, **given)
         results.append((p, history.loss, np.zeros(1) if state is None else state))
@@ -61,6 +63,23 @@ def check_trainings() -> None:
     images = Chain(Conv(1, 2, 3), BatchNorm(2), MaxPool(2), Flatten(), Dropout(0.5), Dense(8, 2), input_shape=(1, 6, 6))
     check_training(images, SGD(0.1, momentum=0.9), np.float64, drop_last=True, **settings)
     check_training(Chain(Dense(3, 4, tanh), BatchNorm(4), Dense(4, 2), backend="numpy"), Adam(1e-2), np.float64, **settings)
+
+
+def check_on_gpu() -> None:
+    """Parameters on a GPU, whose steps are graphs between sums; and on the host, for a backend that copies them there."""
+    gpu = emulated_gpu()
+    if gpu is not None:
+        graphs = gpu.graphs
+        check_trainings_on(gpu)
+        assert gpu.graphs >= graphs + 5  # of one step, around four sums
+        net = Chain(Dense(3, 2, tanh), backend="one-kernel")
+        check_training(net, SGD(0.1), np.float64, epochs=4, batch_size=13)
+
+
+def check_trainings_on(gpu: Any) -> None:
+    net = Chain(Dense(3, 4, tanh), BatchNorm(4), Dropout(0.3), Dense(4, 2))
+    check_training(net, Adam(1e-2), np.float64, gpu, penalty=L2Penalty(1e-3), epochs=4, batch_size=13)
+    check_training(Chain(Dense(3, 2, tanh)), SGD(0.1), np.float32, gpu, epochs=5)  # whole batches
 
 
 NET = Chain(Dense(3, 8, tanh), Dropout(0.3), Dense(8, 2))
@@ -208,7 +227,12 @@ def killed() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["killed"]:
         killed()
+    if sys.argv[1:] == ["gpu"]:
+        TOLERANCES[np.float64] = 1e-11
+        check_trainings_on(own_gpu())
+        sys.exit()
     check_trainings()
+    check_on_gpu()
     check_ends()
     check_waiting()
     check_checkpoints()

@@ -131,6 +131,9 @@ class DeviceBackend(Backend):
     def in_pieces(self, program: Program, batch: int, arrays: Arrays) -> bool:
         return in_pieces(self, self.device, program, batch, arrays)
 
+    def join(self, comm: object) -> None:
+        self.device.join(comm)
+
     def running(self) -> AbstractContextManager[object]:
         return self.device.running()
 
@@ -180,6 +183,9 @@ class CupyBackend(Backend):
     def intake(self, binding: Binding, like: Arrays) -> Intake:
         assert isinstance(binding, HostBinding)
         return HostIntake(binding, like)
+
+    def join(self, comm: object) -> None:
+        self.on_device.join(comm)
 
     def running(self) -> AbstractContextManager[object]:
         return self.on_device.running()

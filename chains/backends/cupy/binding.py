@@ -6,17 +6,19 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from chains.backends.base import Arrays, Binding, caller_arrays
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.device.interface import Device, Epilogue, Gemm, Work
+from chains.backends.cupy.device.interface import Device, Epilogue, Gemm, Uncaptured, Work
 from chains.backends.cupy.kernels.library_convolutions import Convolved
 from chains.backends.cupy.source.c_source import BFLOAT16
-from chains.backends.cupy.source.commands import Command, Fused, Launch, Product
+from chains.backends.cupy.source.commands import Command, Fused, Launch, Product, Summed
 from chains.backends.places import Array
+from chains.program.all_reduce import COMMUNICATOR, COMMUNICATOR_WORDS
 from chains.program.program import Program
 from chains.program.view import Buffer, View, concrete
 
@@ -70,6 +72,9 @@ class DeviceBinding(Binding):
             return [self.device.product(self._gemm(step))]
         if isinstance(step, Convolved):
             return [self._convolution(step)]
+        if isinstance(step, Summed):
+            words, count = self.arrays[step.words.name], step.out.sample_size
+            return [self.device.all_reduce(words, step.out.dtype, count, self._place(step.a), self._place(step.out))]
         assert isinstance(step, Fused)
         work = self._fused(step)
         if work is not None:
@@ -128,6 +133,13 @@ class DeviceBinding(Binding):
 
 
 def as_graph(device: Device, work: Sequence[Work]) -> Work:
+    """The work as one graph, or as one before and one after each part that is not to be captured."""
+    groups = [(alone, list(group)) for alone, group in groupby(work, lambda each: isinstance(each, Uncaptured))]
+    parts = [each for alone, group in groups for each in (group if alone else [_captured(device, group)])]
+    return parts[0] if len(parts) == 1 else _one_by_one(parts)
+
+
+def _captured(device: Device, work: Sequence[Work]) -> Work:
     """The work as one graph. Where it cannot be captured, a RuntimeWarning says why, and each part is started by itself."""
     try:
         return device.capture(work)
@@ -135,7 +147,10 @@ def as_graph(device: Device, work: Sequence[Work]) -> Work:
         text = f"{len(work)} commands cannot be captured as a CUDA graph, and are started one by one, which takes longer"
         warnings.warn(f"{text}:\n{traceback.format_exc()}", RuntimeWarning, stacklevel=2)
     device.refused["graph"] += 1
+    return _one_by_one(work)
 
+
+def _one_by_one(work: Sequence[Work]) -> Work:
     def one_by_one() -> None:
         for each in work:
             each()
@@ -164,13 +179,14 @@ def launch(
 def device_arrays(device: Device, program: Program, batch: int, arrays: Arrays) -> dict[str, Array]:
     """The caller's arrays and the constants by name. Missing arrays are made: 1 / batch, and uninitialised ones.
 
-    Raises ValueError for an array that does not fit its buffer: kernels would read and write out of bounds.
+    How other processes are reached is for the host, and stays there; where it is missing, there are none. Raises ValueError for
+    an array that does not fit its buffer: kernels would read and write out of bounds.
     """
     result = dict(arrays)
     for name, array in arrays.items():
         buffer = program.buffers[name]
         size = buffer.size * (batch if buffer.batched else 1)
-        if not device.owns(array):
+        if not device.owns(array) and name != COMMUNICATOR:
             raise ValueError(f"`{name}` must be an array in the memory of the GPU, got a {type(array).__name__}")
         if array.size != size or array.dtype != buffer.dtype or not array.flags.c_contiguous:
             raise ValueError(
@@ -183,6 +199,8 @@ def device_arrays(device: Device, program: Program, batch: int, arrays: Arrays) 
             result[name] = device.array(buffer.data)
         elif name == "inverse_batch":
             result[name] = device.array(np.array(1.0 / batch, program.dtype))
+        elif name == COMMUNICATOR:
+            result[name] = np.zeros(COMMUNICATOR_WORDS, buffer.dtype)
         else:
             result[name] = device.empty(concrete(buffer.shape, batch), buffer.dtype)
     return result

@@ -27,6 +27,7 @@ from chains.backends.cupy.source.commands import (
     Pointers,
     Repeated,
     Source,
+    Summed,
     blocks,
     each_element,
     unrolled,
@@ -34,6 +35,7 @@ from chains.backends.cupy.source.commands import (
 )
 from chains.backends.cupy.source.fusion import ELEMENTWISE, Run, run_at, run_lines, staged
 from chains.backends.cupy.source.reduction import Temporary, reduction
+from chains.program.all_reduce import AllReduce
 from chains.program.operations import (
     BatchMatMul,
     Convolve,
@@ -253,6 +255,11 @@ def _writes(step: Command) -> tuple[Buffer, ...]:
     return step.writes
 
 
+def _all_reduce(compiled: Compiled, operation: AllReduce) -> list[Command]:
+    (out,), (a, words) = operation.outs, operation.ins
+    return [Summed(out, a, words.buffer, operation.label)]
+
+
 def _of_operation(kernel: Callable[..., list[Command]]) -> Callable[..., list[Command]]:
     """A lowering that needs only the operation."""
     return lambda compiled, operation: kernel(compiled.source, operation)
@@ -273,4 +280,5 @@ LOWERINGS: dict[type[Operation], Callable[..., list[Command]]] = {
     UpdateRows: Compiled._update_rows,
     Random: _of_operation(random),
     Loop: Compiled._loop,
+    AllReduce: _all_reduce,
 }

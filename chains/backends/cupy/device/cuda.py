@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.cupy.device import cudnn
+from chains.backends.cupy.device import cudnn, nccl
 from chains.backends.cupy.device.cublas import WORKSPACE_BYTES, Cublas, CublasLt, MatmulPlan
-from chains.backends.cupy.device.interface import Device, Epilogue, Event, Gemm, Kernel, Queue, Work
+from chains.backends.cupy.device.interface import Device, Epilogue, Event, Gemm, Kernel, Queue, Uncaptured, Work
 from chains.backends.cupy.device.trials import TriedProducts
 from chains.backends.places import Array
 
@@ -118,6 +118,15 @@ class CudaDevice(Device):
 
     def _multiply_on(self, plan: MatmulPlan) -> None:
         self._lt.start(plan, self.current_stream(), self._workspace.data.ptr)
+
+    def join(self, comm: Any) -> None:
+        nccl.join(self.cupy, comm)
+
+    def all_reduce(self, words: np.ndarray, dtype: np.dtype[Any], count: int, source: int, target: int) -> Work:
+        return Uncaptured(partial(self._sum, words, dtype, count, source, target))
+
+    def _sum(self, words: np.ndarray, dtype: np.dtype[Any], count: int, source: int, target: int) -> None:
+        nccl.all_reduce(self.cupy, words, dtype, count, source, target, self.current_stream())
 
     def capture(self, work: Sequence[Work]) -> Work:
         with self._lock, self._capturing:

@@ -59,6 +59,16 @@ class Epilogue:
 
 
 @dataclass(frozen=True)
+class Uncaptured:
+    """Work that is to be started by itself, between graphs."""
+
+    start: Work
+
+    def __call__(self) -> None:
+        self.start()
+
+
+@dataclass(frozen=True)
 class Convolution:
     """One of the three operations at a batch size; `result` is what is computed: 0 for x, 1 for w, 2 for y.
 
@@ -143,6 +153,21 @@ class Device(Place):
     @abstractmethod
     def fused(self, gemm: Gemm, epilogue: Epilogue) -> Work | None:
         """What starts the product with its epilogue, None where the device cannot do it in one go."""
+
+    @abstractmethod
+    def join(self, comm: Any) -> None:
+        """Make ready to sum over the processes of a duplicate of a communicator, all of which call this.
+
+        Raises ValueError, on all of them, where one cannot.
+        """
+
+    @abstractmethod
+    def all_reduce(self, words: np.ndarray, dtype: np.dtype[Any], count: int, source: int, target: int) -> Work:
+        """What starts the sum of `count` numbers over all processes, from one address to another or the same.
+
+        The `words` of the communicator (see `chains.communicator`) are read whenever the work is started, which all processes
+        do in one order. Where they name none, it is a copy.
+        """
 
     @abstractmethod
     def capture(self, work: Sequence[Work]) -> Work:

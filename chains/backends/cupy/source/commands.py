@@ -94,6 +94,24 @@ class Fused(Command):
 
 
 @dataclass(frozen=True)
+class Summed(Command):
+    """out = the sum of a over all processes that `words` name: contiguous views, which may be the same."""
+
+    out: View
+    a: View
+    words: Buffer
+    label: str = ""
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:  # type: ignore[override]
+        return (self.a.buffer,)
+
+    @property
+    def writes(self) -> tuple[Buffer, ...]:  # type: ignore[override]
+        return (self.out.buffer,)
+
+
+@dataclass(frozen=True)
 class Tiled(Command):
     """Commands that are known once the batch size is: the same for one part of the samples after another."""
 
