@@ -46,6 +46,7 @@ def test_training_on_the_gpu(net):
 
 @pytest.mark.gpu
 @on_gpu
+@pytest.mark.filterwarnings(r"ignore:\s*nccl library:UserWarning")  # of CuPy, which has not found it
 @pytest.mark.parametrize("module", ["tests.network.parallel_cases", "tests.training.processes_cases"])
 def test_processes_with_a_gpu_each(module):
     """NCCL sums over as many processes as there are GPUs, up to three; with one GPU, over one process."""
