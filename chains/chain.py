@@ -9,6 +9,7 @@ import numpy as np
 
 from chains.backends.places import is_elsewhere, place_of
 from chains.checks import check_flags
+from chains.lazy import lazy
 from chains.losses import Loss
 from chains.messages import counted, shown
 from chains.network import arguments, ensembles, record
@@ -49,6 +50,10 @@ class Chain(Objectives):
     >>> p = net.init(seed=0)
     >>> y = net(x, p)  # x: (batch, 784), y: (batch, 10)
     """
+
+    @lazy
+    def _controls_steps(self) -> bool:
+        return controls_steps(self)
 
     def __call__(
         self,
@@ -112,7 +117,7 @@ class Chain(Objectives):
         y = place_of(p).empty(shape, p.dtype) if out is None else arguments.check_out(out, shape, p.dtype, data)
         data["y"] = y
         run(len(x), arguments.with_random(data, run, seed, p))
-        if controls_steps(self):
+        if self._controls_steps:
             check_solved(self, p, x, y)
         elif plain:
             self._shortcuts.add(kind, run, {"p": p, "x": x}, ["y"])
@@ -220,7 +225,7 @@ class Chain(Objectives):
         if shared is not None:
             data |= part_arrays(shared, run, total, first, p)
         run(len(data["x"]), arguments.with_random(data, run, seed, p))
-        if controls_steps(self):
+        if self._controls_steps:
             check_solved(self, p, data["x"], value)
             if comm is not None and np.isnan(value):
                 raise FloatingPointError("the loss is nan: a solution of another process ends before its last time")

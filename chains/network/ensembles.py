@@ -6,6 +6,8 @@ along a first axis: (members, batch, ...).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -77,7 +79,8 @@ def call(net: Any, x: Any, p: Any, *, lengths: Any, state: Any, mode: str, seed:
     )
     for member in range(len(p)):
         given = members.of(member)
-        net(given.pop("x"), p[member], **given, mode=mode, seed=seed, out=y[member])
+        with _named(member):
+            net(given.pop("x"), p[member], **given, mode=mode, seed=seed, out=y[member])
     return y
 
 
@@ -98,8 +101,18 @@ def value_and_grad(
     for member in range(len(p)):
         data = members.of(member)
         x, t = data.pop("x"), data.pop("t")
-        values[member], _ = net.value_and_grad(p[member], x, t, loss, **data, mode=mode, out=g[member], **rest)
+        with _named(member):
+            values[member], _ = net.value_and_grad(p[member], x, t, loss, **data, mode=mode, out=g[member], **rest)
     return values, g
+
+
+@contextmanager
+def _named(member: int) -> Iterator[None]:
+    """What fails inside for its numbers names the member."""
+    try:
+        yield
+    except FloatingPointError as error:
+        raise FloatingPointError(f"member {member}: {error}") from None
 
 
 def check_data(net: Any, count: int, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any) -> Members:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from chains.backends.places import is_elsewhere
+from chains.layers.base import Declaration
+from chains.layers.combine import Parallel, Residual, Series
 from chains.layers.ode import ODE
 from chains.layers.ode_trace import trace_of
 from chains.messages import counted
@@ -43,7 +46,7 @@ def ode_steps(net: Recorded, p: Any, x: Any) -> list[Trajectory]:
     Parameters
     ----------
     net : Chain
-        A network with an `ODE` among its layers; the first of them counts.
+        A network with an `ODE` among its layers, or within chains, `Residual` or `Parallel`; the first of them counts.
     p, x : array, shapes (n_params,) and (batch, *input_shape)
         As in a call of the network.
 
@@ -58,34 +61,81 @@ def ode_steps(net: Recorded, p: Any, x: Any) -> list[Trajectory]:
         For arguments that do not fit, and for a network without such a layer.
     """
     arguments.check_is("net", net, Recorded, "a network, such as Chain(ODE(rhs, times))")
-    at = next((k for k, layer in enumerate(net.layers) if isinstance(layer, ODE)), None)
-    if at is None:
+    whole = net.network.declaration
+    odes = list(_odes(whole))
+    if not odes:
         raise ValueError(f"`net` (={net!r}) has no ODE among its layers")
     p = arguments.check_params(p, net.n_params)
-    before, ode = net[:at], net.layers[at]
-    assert isinstance(ode, ODE)
-    start = before(x, p[: before.n_params]) if at else arguments.check_input(x, net.input_shape)
-    trace = type(net)(trace_of(ode), input_shape=net.network.declaration.children[at].input, backend=net.backend)
-    rows = trace(np.asarray(start, p.dtype), p[before.n_params :][: trace.n_params])
-    return [_trajectory(ode, number, own, np.asarray(row)) for number, (own, row) in enumerate(zip(start, rows, strict=True))]
+    x = arguments.check_input(x, net.input_shape, ids=net.network.id_count)
+    found = next(_with_inputs(net, whole, p, x), None)
+    if found is None:
+        raise ValueError(f"`net` has layer {odes[0].name}, {odes[0].layer!r}, within a layer whose computation is not followed")
+    return _ways(net, *found)
 
 
 def controls_steps(net: Recorded) -> bool:
     """Whether a layer of the network chooses the lengths of its steps, so that it may fail."""
-    return any(isinstance(layer, ODE) and layer.rtol is not None and layer.checked for layer in net.layers)
+    layers = [d.layer for d in _odes(net.network.declaration)]
+    return any(isinstance(layer, ODE) and layer.rtol is not None and layer.checked for layer in layers)
 
 
 def check_solved(net: Recorded, p: Any, x: Any, results: np.ndarray) -> None:
     """Raise FloatingPointError where results are NaN since some solution ends before its last time."""
     if is_elsewhere(results) or not np.isnan(results).any():
         return
-    problem = next((way.problem for way in ode_steps(net, p, x) if way.problem), "")
-    if problem:
-        raise FloatingPointError(problem)
+    odes, followed = list(_odes(net.network.declaration)), []
+    try:
+        for found in _with_inputs(net, net.network.declaration, p, x):
+            problem = next((way.problem for way in _ways(net, *found) if way.problem), "")
+            if problem:
+                raise FloatingPointError(problem if len(odes) == 1 else f"layer {found[0].name}: {problem}")
+            followed.append(found[0])
+    except (TypeError, ValueError):  # a layer before it needs a state
+        pass
+    for d in odes:
+        if d not in followed:
+            raise FloatingPointError(
+                f"the result is NaN: a solution of layer {d.name}, {d.layer!r}, ended before its last time, or what it "
+                "began from was not finite; a network of that layer alone tells more"
+            )
 
 
-def _trajectory(ode: ODE, number: int, start: np.ndarray, rows: np.ndarray) -> Trajectory:
-    """The steps in the rows of a trace."""
+def _odes(d: Declaration) -> Iterator[Declaration]:
+    """The differential equations within a declared layer; but not those that are part of another's right-hand side."""
+    if isinstance(d.layer, ODE):
+        yield d
+    else:
+        for child in d.children:
+            yield from _odes(child)
+
+
+def _with_inputs(net: Recorded, d: Declaration, p: np.ndarray, x: Any) -> Iterator[tuple[Declaration, np.ndarray, Any]]:
+    """Those of them whose inputs can be computed, with their parameters and inputs."""
+    if isinstance(d.layer, ODE):
+        yield d, p, x
+    if not isinstance(d.layer, (Series, Residual, Parallel)):
+        return
+    for k, child in enumerate(d.children):
+        own, p = p[: child.n_params], p[child.n_params :]
+        yield from _with_inputs(net, child, own, x)
+        if isinstance(d.layer, Series) and any(any(_odes(later)) for later in d.children[k + 1 :]):
+            x = type(net)(child.layer, input_shape=child.input, backend=net.backend)(x, own)
+
+
+def _ways(net: Recorded, d: Declaration, p: np.ndarray, x: Any) -> list[Trajectory]:
+    """The solutions of a differential equation from each of a batch of inputs."""
+    ode = d.layer
+    assert isinstance(ode, ODE)
+    trace = type(net)(trace_of(ode), input_shape=d.input, backend=net.backend)
+    rows = trace(np.asarray(x, p.dtype), p)
+    sound = bool(np.isfinite(p).all())
+    return [
+        _trajectory(ode, number, own, np.asarray(row), sound) for number, (own, row) in enumerate(zip(x, rows, strict=True))
+    ]
+
+
+def _trajectory(ode: ODE, number: int, start: np.ndarray, rows: np.ndarray, sound: bool) -> Trajectory:
+    """The steps in the rows of a trace; `sound` says whether parameters are finite."""
     (begins, lengths, tried), states = rows[:-1, :3].T, rows[:, 3:]
     wanted = np.array(ode.times) if isinstance(ode.times, tuple) else np.asarray(start[-ode.times :], np.float64)
     if ode.rtol is None:
@@ -101,7 +151,10 @@ def _trajectory(ode: ODE, number: int, start: np.ndarray, rows: np.ndarray) -> T
         reached = since[-1] >= clock.max()
     way = times, np.concatenate([states[:1], states[taken + 1]])
     refused = len(waiting) - len(taken)
-    return Trajectory(*way, refused, _problem(ode, number, wanted, way, refused, tried, bool(reached)))
+    problem = _problem(ode, number, wanted, way, refused, tried, bool(reached))
+    if problem and not sound:
+        problem = f"trajectory {number}: the parameters of the right-hand side are not finite"
+    return Trajectory(*way, refused, problem)
 
 
 def _clock(ode: ODE, start: np.ndarray, dtype: Any) -> np.ndarray:
@@ -132,9 +185,12 @@ def _problem(
         k = int(np.argmax(bad))
         step = f"step {k} of {len(times) - 1}, from t = {times[k - 1]:g} to {times[k]:g}"
         remedy = "more steps, or step control by `rtol`" if ode.rtol is None else "a smaller rtol"
-        return f"trajectory {number} is not finite behind {step}: the solution grows without bound, or it needs {remedy}"
+        reasons = f"the solution grows without bound, the right-hand side is not defined there, or it needs {remedy}"
+        return f"trajectory {number} is not finite behind {step}: {reasons}"
     if ode.rtol is None or reached:
         return ""
+    if np.isnan(tried[-1]):
+        return f"trajectory {number} stops at t = {times[-1]:.9g} of {last:.9g}: the right-hand side is not finite there"
     return (
         f"trajectory {number} stops at t = {times[-1]:.9g} of {last:.9g}, after {counted(len(tried), 'tried step')} "
         f"(`max_steps`), {refused} of them refused, the last one {tried[-1]:.2g} long. The problem is stiff there, or its "
