@@ -27,7 +27,12 @@ MOST_VALUE_CHARACTERS = 100  # characters of a value
 
 def counted(number: int, noun: str) -> str:
     """The number with its noun: "1 step", "2 steps"."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    return f"{number:,} {noun if number == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """The plural of a noun: "steps", "trajectories", "arrays"."""
+    return f"{noun[:-1]}ies" if noun[-1:] == "y" and noun[-2:-1] not in "aeiou" else f"{noun}s"
 
 
 def listed(names: Iterable[str]) -> str:

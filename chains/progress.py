@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
-from chains.messages import counted
+from chains.messages import counted, plural
 
 LINE_SECONDS = 10.0  # seconds between two lines where there is no terminal
 NOTICE_SECONDS = 1.0  # seconds
@@ -95,7 +95,7 @@ class _Lines:
 
     def _write(self) -> None:
         self._written = time.perf_counter()
-        done = counted(self._done, self._unit) if self._total is None else f"{self._done}/{self._total} {self._unit}s"
+        done = counted(self._done, self._unit) if self._total is None else f"{self._done}/{self._total} {plural(self._unit)}"
         print(f"{done}, {self._written - self._start:.0f} s{self._numbers}", file=sys.stderr)
 
 

@@ -200,7 +200,7 @@ def test_draws_show_themselves():
 def test_progress(capsys):
     net = curve()
     sample(net, net.init(), X, T, SquaredLoss(), HMC(0.1, 2, 0.1), draws=3, warmup=4, thin=2, progress=True)
-    assert "10/10 trajectorys" in capsys.readouterr().err
+    assert "10/10 trajectories" in capsys.readouterr().err
 
 
 def test_windows_grow():
@@ -218,7 +218,15 @@ def test_windows_grow():
 def test_what_is_refused():
     net, p = curve(), curve().init_many(2)
     given = X, T, SquaredLoss()
-    for settings in ({"temperature": 0.0}, {"leaps": 0}, {"leaps": 1.5}, {"step_size": -1.0}, {"target": 1.0}, {"target": "a"}):
+    for settings in (
+        {"temperature": 0.0},
+        {"temperature": 1e-320},
+        {"leaps": 0},
+        {"leaps": 1.5},
+        {"step_size": -1.0},
+        {"target": 1.0},
+        {"target": "a"},
+    ):
         assert_refused(lambda settings=settings: HMC(**settings), next(iter(settings)))
     good = HMC(0.1)
     for name, value in {"draws": -1, "warmup": 1.5, "thin": 0, "seed": -1, "progress": 3, "weights": np.ones(4)}.items():
@@ -240,3 +248,12 @@ def test_what_is_refused():
     found = sample(net, p, *given, HMC(0.1, 2, 0.1), draws=2, warmup=0)
     for n in (0, 5, 1.5):
         assert_refused(lambda n=n: found.ensemble(n), "n")
+
+
+def test_more_draws_than_memory_and_negative_weights_are_refused():
+    net = Chain(Dense(3, 2), backend="numpy")
+    given = net.init(), X, T, SquaredLoss(), HMC(0.1, 2, 0.1)
+    for draws in (10**15, 10**30):
+        with pytest.raises(MemoryError, match=f"`draws` \\(={draws}\\) of 1 chain are more"):
+            sample(net, *given, draws=draws)
+    assert_refused(lambda: sample(net, *given, weights=np.linspace(-1.0, 1.0, 20)), "weights")

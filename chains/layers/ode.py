@@ -90,7 +90,9 @@ class ODE(Layer):
             raise ValueError(f"`given` (={shown(given)}) must be a whole number of features, 0 or more")
         self.rhs = rhs
         own = whole(times, -np.inf)
-        self.times = tuple(ascending("times", times, 2).tolist()) if own is None else check_count("times", own, 2)
+        self.times = (
+            tuple(ascending("times", times, 2, " or a whole number").tolist()) if own is None else check_count("times", own, 2)
+        )
         self.method = method
         self.steps = check_count("steps", steps)
         self.rtol, self.atol, self.max_steps = self._control(rtol, atol, max_steps)

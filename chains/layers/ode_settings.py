@@ -11,12 +11,14 @@ from chains.layers.tableaus import Row
 from chains.messages import shown
 
 
-def ascending(name: str, given: Any, least: int) -> np.ndarray:
+def ascending(name: str, given: Any, least: int, also: str = "") -> np.ndarray:
     """Times as an array (n,). Raises TypeError or ValueError, naming the setting, for others than finite, ascending ones."""
     try:
         times = np.array(given, np.float64)
     except (TypeError, ValueError):
-        raise TypeError(f"`{name}` (={shown(given)}) must be a sequence of ascending times") from None
+        raise TypeError(f"`{name}` (={shown(given)}) must be a sequence of ascending times{also}") from None
+    if not times.ndim:
+        raise TypeError(f"`{name}` (={shown(given)}) must be a sequence of times{also}")
     if times.ndim != 1 or len(times) < least:
         raise ValueError(f"`{name}` has shape {times.shape}, but must be {least} or more times, one behind another")
     if not np.isfinite(times).all():

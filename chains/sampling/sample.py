@@ -12,6 +12,7 @@ from chains.backends.places import is_elsewhere
 from chains.chain import Chain
 from chains.checks import check_count, check_flags, check_number
 from chains.losses import Loss
+from chains.messages import counted
 from chains.network import arguments, ensembles
 from chains.penalties import Penalty
 from chains.progress import Progress
@@ -56,6 +57,8 @@ class HMC:
 
     def __post_init__(self) -> None:
         check_number("temperature", self.temperature, "in (0, inf)")
+        if 1.0 / float(self.temperature) == np.inf:
+            raise ValueError(f"`temperature` (={self.temperature}) must have a finite inverse")
         check_count("leaps", self.leaps)
         if self.step_size is not None:
             check_number("step_size", self.step_size, "in (0, inf)", ", or None")
@@ -106,9 +109,9 @@ def sample(
         Every so many trajectories there is a draw.
     seed : int
         The same seed gives the same draws.
-    weights : array, shape (samples,), optional
-        Factors of the samples' losses.
-    lengths : array, shape (samples,), optional
+    weights : array, shape (samples,) or (chains, samples), optional
+        Factors of the samples' losses, zero or positive.
+    lengths : array, shape (samples,) or (chains, samples), optional
         How many steps each sample has, for recurrent networks.
     penalty : Penalty, optional
         Added to the loss: minus the logarithm of a prior, times the temperature.
@@ -144,6 +147,8 @@ def sample(
         check_flags(progress=progress)
     posterior = Posterior(net, loss, penalty, method.temperature, x, t, weights, lengths)
     trajectories = Trajectories(posterior, rows.copy(), check_finite)
+    if weights is not None and (np.asarray(weights) < 0).any():
+        raise ValueError("`weights` must be zero or positive: the density grows without bound along a negative one")
     chains = _Chains(method, trajectories, np.random.default_rng(seed))
     return chains.run(*counts, progress)
 
@@ -161,8 +166,10 @@ class _Chains:
 
     def run(self, draws: int, warmup: int, thin: int, progress: bool | None) -> Draws:
         count = len(self.p)
-        positions = np.empty((count, draws, self.p.shape[1]), self.p.dtype)
-        energies = np.empty((count, draws))
+        try:
+            positions, energies = np.empty((count, draws, self.p.shape[1]), self.p.dtype), np.empty((count, draws))
+        except (MemoryError, ValueError):
+            raise MemoryError(f"`draws` (={draws}) of {counted(count, 'chain')} are more than memory holds") from None
         accepted, diverged, done, made = np.zeros(count), np.zeros(count, int), 0, 0
         stopped = None
         try:

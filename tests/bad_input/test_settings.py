@@ -48,6 +48,7 @@ SETTINGS = {
     "ODE-infinite": (lambda: chains.ODE(RATE, (0, math.inf)), "`times` must be finite, but time 1 is not"),
     "ODE-one-time": (lambda: chains.ODE(RATE, (0,)), "`times` has shape (1,)"),
     "ODE-text": (lambda: chains.ODE(RATE, "now"), "`times` (='now')"),
+    "ODE-number": (lambda: chains.ODE(RATE, 1.5), "`times` (=1.5) must be a sequence of times or a whole number"),
     "ODE-own-times": (lambda: chains.ODE(RATE, 1), "`times` (=1) must be a whole number, 2 or more"),
     "ODE-rtol": (lambda: chains.ODE(RATE, (0, 1), rtol=0.0), "`rtol` (=0.0) must be in (0, inf)"),
     "ODE-rtol-euler": (lambda: chains.ODE(RATE, (0, 1), "euler", rtol=1e-3), "method 'euler' does not estimate its error"),
