@@ -17,7 +17,7 @@ import pytest
 from tests.harness import Case
 
 FEW = 2  # cases of a test on native that run every day
-FEW_FLOAT32 = 32  # cases of the harness on NumPy in float32 that run every day
+FEW_FLOAT32 = 20  # cases of the harness on NumPy in float32 that run every day
 MOST_PARTS = 64  # a power of two, as all numbers of parts are: what runs of one in sixty-four is among what runs of one in two
 
 

@@ -101,7 +101,7 @@ def test_results_equal_those_of_numpy_in_float64(case, dtype, batch, backend_nam
         assert_close(actual, wanted, tolerance)
 
 
-@pytest.mark.by_day(few=50)
+@pytest.mark.by_day(few=30)
 @every_case
 def test_same_call_gives_same_bits(case, dtype, batch, backend_name):
     problem = case.problem(batch)
@@ -153,7 +153,7 @@ def programs(case: Case, dtype: type) -> dict[str, chains.Program]:
     return made
 
 
-@pytest.mark.by_day(few=50)
+@pytest.mark.by_day(few=30)
 @every_case
 def test_nothing_is_read_before_it_is_written(case, dtype, batch, backend_name):
     problem = case.problem(batch)
@@ -165,7 +165,7 @@ def test_nothing_is_read_before_it_is_written(case, dtype, batch, backend_name):
         assert clean, "the program wrote nothing"
 
 
-@pytest.mark.by_day(few=50)
+@pytest.mark.by_day(few=30)
 @every_case
 def test_calls_equal_their_programs(case, dtype, backend_name):
     """What `value_and_grad`, `vjp` and a call return are the program's outputs, bit by bit."""

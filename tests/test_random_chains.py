@@ -180,7 +180,7 @@ modes = st.sampled_from(["eval", "train"])
 batches = st.sampled_from([1, 2, 5])
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(cases(), batches, modes, backends)
 def test_gradients_are_central_differences(case, batch, mode, name):
     net, problem = case.net(name), case.problem(batch, seed=batch)
@@ -197,7 +197,7 @@ def test_gradients_are_central_differences(case, batch, mode, name):
     assert_close(g, wanted, 3e-8)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(cases(), batches, modes, backends)
 def test_pullbacks_are_central_differences(case, batch, mode, name):
     net, problem = case.net(name), case.problem(batch, seed=batch)
@@ -220,7 +220,7 @@ def test_pullbacks_are_central_differences(case, batch, mode, name):
     assert_close(dx, wanted_x, 3e-8, "dx")
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     cases(),
     st.sampled_from([1, 2, 17]),
@@ -242,7 +242,7 @@ def test_nothing_is_read_before_it_is_written(case, batch, training, name, optim
         assert all(np.isfinite(array).all() for array in clean.values())
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(cases(), batches, backends)
 def test_float32_equals_float64(case, batch, name):
     problem, net = case.problem(batch), case.net(name)
@@ -255,7 +255,7 @@ def test_float32_equals_float64(case, batch, name):
     assert_close(g, wanted_g, 1e-3)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(cases(), backends, st.data())
 def test_nesting_changes_nothing(case, name, data):
     """A chain of chains has the layout, and the numbers, of one chain."""

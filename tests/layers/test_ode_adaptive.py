@@ -41,6 +41,7 @@ def test_errors_follow_the_tolerance(name):
     assert few < many  # each trajectory has steps of its own
 
 
+@pytest.mark.by_day(few=1)
 def test_gradients_are_those_of_the_recorded_steps(name):
     """A gradient is that of a solution by fixed steps of the same lengths, which central differences confirm."""
     net = Chain(ODE(driven(), TIMES, rtol=1e-5, max_steps=30, **DRIVEN), backend=name)

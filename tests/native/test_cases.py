@@ -36,7 +36,7 @@ def test_cases_on_threads_equal_numpy(case, eager):
         assert_equal_results(actual, wanted, "float64", f"{threads} threads")
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(st.data())
 def test_random_chains_equal_numpy(data):
     case, batch = data.draw(cases()), data.draw(st.sampled_from([1, 2, 17, 48, 49, 100]))

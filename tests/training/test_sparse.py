@@ -109,6 +109,7 @@ def test_ids_of_all_kinds(backend, ids, batch_size, dense):
 
 
 @needs_compiler
+@pytest.mark.by_day(few=2)
 @pytest.mark.parametrize(
     "optimizer", [SGD(0.1), Adam(0.01), *(Adam(0.01, sparse="lazy", clip_norm=clip) for clip in (None, 0.05))], ids=str
 )
