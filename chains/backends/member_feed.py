@@ -16,6 +16,20 @@ def updated(program: Program, own: Collection[str]) -> list[str]:
     return [name for name in own if name == "random" or (name in program.buffers and program.buffers[name].role == "state")]
 
 
+def member_feed(
+    backend: Backend,
+    program: Program,
+    batch: int,
+    arrays: Arrays,
+    sources: Arrays,
+    orders: np.ndarray,
+    own: Collection[str],
+) -> MemberFeed:
+    """The backend's feed for the steps of many networks, with the arguments of `Backend.member_feed`."""
+    given = program, batch, arrays, sources, orders, own
+    return backend.member_feed(*given) or OneByOne(backend, *given)
+
+
 class OneByOne(MemberFeed):
     """One binding for all members. A member's rows are copied to it before the steps; changed rows are copied back."""
 

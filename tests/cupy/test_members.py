@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from chains import SGD, Adam, Chain, Dense, SquaredLoss, backends, tanh, train
-from chains.backends import backend
-from chains.training import member_steps
+from chains.backends import backend, member_feed
 from tests.cupy.support import needs_compiler
 from tests.training.test_ensembles import MEMBERS, OWN, Training
 
@@ -22,7 +21,7 @@ def together(monkeypatch):
     def refuse(*given):
         raise AssertionError("the members are trained one after another")
 
-    monkeypatch.setattr(member_steps, "OneByOne", refuse)
+    monkeypatch.setattr(member_feed, "OneByOne", refuse)
 
 
 @pytest.mark.by_day(few=2)

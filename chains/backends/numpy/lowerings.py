@@ -105,12 +105,11 @@ def _map(memory: Memory, operation: Map) -> list[Call]:
     known = {j: ins[j] for j, view in enumerate(operation.ins) if view.buffer.name == "inverse_batch"}
     dying = frozenset(j for j, view in enumerate(operation.ins) if memory.dies(view, operation))
     shapes = tuple(array.shape for array in ins)
-    key = id(operation.formula), shapes, outs[0].shape, conflicts, dying  # the steps of a loop have one formula
-    if known or key not in memory.sequences:
-        memory.sequences[key] = sequence_calls(
-            operation.formula, memory.program.dtype, shapes, outs[0].shape, conflicts, known, set(dying)
-        )
-    return formula_calls(memory, memory.sequences[key], outs, ins)
+    formula, dtype = operation.formula, memory.program.dtype
+    key = id(formula), shapes, outs[0].shape, conflicts, dying, tuple(known)  # the steps of a loop have one formula
+    if key not in memory.sequences:
+        memory.sequences[key] = formula, sequence_calls(formula, dtype, shapes, outs[0].shape, conflicts, known, set(dying))
+    return formula_calls(memory, memory.sequences[key][1], outs, ins)
 
 
 def formula_calls(memory: Memory, sequence: CallSequence, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray]) -> list[Call]:
@@ -207,7 +206,8 @@ def _random(memory: Memory, operation: Random) -> list[Call]:
         philox_key[0], counter[2] = key[0], key[1]
         counter[0], skipped = divmod(int(first[0]) * size, 8) if first else (0, 0)
         bits.state = state
-        generator.random(skipped, dtype=np.float32)
+        if skipped:
+            generator.random(skipped, dtype=np.float32)
         generator.random(dtype=np.float32, out=numbers)
 
     return [draw] if numbers is out else [draw, partial(np.copyto, out, numbers)]

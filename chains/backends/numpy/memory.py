@@ -9,6 +9,7 @@ import numpy as np
 
 from chains.backends.base import Arrays, aligned, caller_arrays
 from chains.backends.numpy.formulas import CallSequence
+from chains.expr.formulas import Formula
 from chains.lazy import lazy
 from chains.program.operations import Operation
 from chains.program.program import Program
@@ -33,7 +34,7 @@ class Memory:
         self._arrays: dict[View, np.ndarray] = {}
         self._temporaries: dict[tuple[Any, ...], np.ndarray] = {}
         self._squeezed: dict[int, np.ndarray] = {}
-        self.sequences: dict[tuple[Any, ...], CallSequence] = {}  # the calls of formulas that occur more than once
+        self.sequences: dict[tuple[Any, ...], tuple[Formula, CallSequence]] = {}  # by the formula's id, hence kept with it
         self._last_use = {view.buffer: operation for operation in program.operations for view in operation.views}
 
     def array(self, view: View) -> np.ndarray:
