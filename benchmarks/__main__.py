@@ -50,11 +50,11 @@ def main() -> int:
     unknown = [name for name in arguments.problems if name not in PROBLEMS]
     if unknown:
         parser.error(f"no problem is called {unknown[0]!r}: choose of {', '.join(PROBLEMS)}")
-    if arguments.simd:
-        simd.hold_to(arguments.simd)
+    denied = simd.hold_to(arguments.simd) if arguments.simd else False
     facts = machine.describe()
     if arguments.simd:
         facts["held to"] = " ".join(f"{name}={value}" for name, value in simd.held_to(arguments.simd).items())
+        facts["held to"] += "; CPUID denies more" if denied else "; CPUID cannot be trapped: JAX's products may be wider"
     print("\n".join(f"{name:>9}  {fact}" for name, fact in facts.items()), "", sep="\n", flush=True)
     options = Options(arguments.quick, arguments.dtype, arguments.peers, arguments.backends, arguments.seeds, arguments.epochs)
     problems = arguments.problems or PROBLEMS

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
+from benchmarks.cpuid import hold_to_avx2
+
 WIDTHS = {
     "avx2": {
         "CHAINS_SIMD": "avx2",
@@ -37,9 +39,13 @@ def held_to(width: str) -> dict[str, str]:
     return variables
 
 
-def hold_to(width: str) -> None:
-    """Start this program anew, with the same arguments, unless its environment holds everybody to the width already."""
+def hold_to(width: str) -> bool:
+    """Start this program anew, with the same arguments, unless its environment holds everybody to the width already.
+
+    Returns whether the processor denies what is wider too, so that libraries without a variable are held (``cpuid.py``).
+    """
     variables = held_to(width)
     if any(os.environ.get(name) != value for name, value in variables.items()):
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]], {**os.environ, **variables})
+    return hold_to_avx2()

@@ -45,6 +45,34 @@ def test_nobody_is_wider_than_asked_for():
     assert found.get("torch", "AVX2") in ("AVX2", "DEFAULT")
 
 
+DENIED = """
+from benchmarks.cpuid import hold_to_avx2
+held = hold_to_avx2()
+import json, threading
+found = {"held": held}
+def load():  # threads inherit it
+    import numpy, threadpoolctl
+    found["numpy"] = numpy.show_config(mode="dicts")["SIMD Extensions"]["found"]
+    numpy.ones((2, 2)) @ numpy.ones((2, 2))
+    found["blas"] = [info.get("architecture") for info in threadpoolctl.threadpool_info() if info["internal_api"] == "openblas"]
+thread = threading.Thread(target=load)
+thread.start()
+thread.join()
+print(json.dumps(found))
+"""
+
+
+def test_the_processor_denies_what_is_wider():
+    pytest.importorskip("threadpoolctl")
+    command = [sys.executable, "-W", "ignore", "-c", DENIED]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    if not found["held"]:
+        pytest.skip("CPUID cannot be trapped here, or there is no C compiler")
+    assert not [name for name in found["numpy"] if name.startswith(simd.WIDER["avx2"])]
+    assert set(found["blas"]) <= {"Haswell", "Zen", None}
+
+
 def test_variables_of_the_caller_are_kept(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=there")
     flags = simd.held_to("avx2")["XLA_FLAGS"]
