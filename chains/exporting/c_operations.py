@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from chains.backends.native.kernels.elementwise import loops_over
 from chains.exporting.c_formulas import literal, statements
 from chains.exporting.header import ctype
+from chains.program.loop import Loop
 from chains.program.operations import (
     BatchMatMul,
     Convolve,
@@ -17,7 +18,6 @@ from chains.program.operations import (
     Copy,
     Fill,
     Gather,
-    Loop,
     Map,
     MatMul,
     Operation,
@@ -36,11 +36,12 @@ Lines = Iterator[str]
 
 @dataclass(frozen=True)
 class Place:
-    """What statements know of where they stand: the names of buffers, and whether a sum goes on that was begun before."""
+    """What statements know of where they stand: the names of buffers, and which sums go on that were begun before."""
 
     names: Callable[[Buffer], str]
     tiled: bool = False  # whether there may be tiles before this one
     continued: bool = False  # whether the sum was begun by an operation before
+    begun: bool = False  # whether all sums over samples were
 
     def at(self, view: View, parts: Sequence[tuple[str, int]] = ()) -> str:
         """An element of a view: coordinates with their strides, and the steps of the loops that it goes on in."""
@@ -138,7 +139,7 @@ def _filled(view: View, value: float, place: Place) -> Lines:
 
 def _begun(operation: Operation, place: Place, value: float = 0.0) -> Lines:
     """Statements that begin a sum: at the first tile only, where it is over the samples of all of them."""
-    if operation.accumulates or place.continued:
+    if operation.accumulates or place.continued or (place.begun and operation.sums_over_batch):
         return
     lines = [line for out in operation.outs for line in _filled(out, value, place)]
     if operation.sums_over_batch and place.tiled:
@@ -316,9 +317,17 @@ def _pool_input(operation: PoolInput, place: Place) -> Lines:
 
 
 def _loop(operation: Loop, place: Place) -> Lines:
-    lines = []
+    lines: list[str] = []
+    inner = replace(place, begun=place.begun or operation.from_zero)
     for each in operation.body:
-        lines += [f"/* {each} */", *lines_of(each, place)]
+        lines += [f"/* {each} */", *lines_of(each, inner)]
+    if operation.only is not None:
+        counted, (element,) = _each((operation.only,), place)
+        any_of = nested(counted, [f"needed |= {element} != 0;"])
+        lines = ["int needed = 0;", *any_of, *indented(lines, "if (needed)")]
+    for zeros in operation.zeros:
+        fills = list(lines_of(zeros, place))
+        yield from indented(fills, "if (start == 0)") if place.tiled else fills
     t = f"t{operation.depth}"
     yield from indented(lines, f"for (ptrdiff_t {t} = 0; {t} < {operation.steps}; {t}++)")
 

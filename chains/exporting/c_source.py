@@ -19,7 +19,8 @@ from chains.exporting.c_operations import Place, indented, lines_of
 from chains.exporting.header import ctype, declaration
 from chains.exporting.interface import ABOUT, Call, Interface, c_name
 from chains.exporting.targets import TARGETS
-from chains.program.operations import Operation, Random, all_operations
+from chains.program.loop import all_operations
+from chains.program.operations import Operation, Random
 from chains.program.rows import UpdateRows
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import Buffer

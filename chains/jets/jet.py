@@ -19,6 +19,7 @@ from chains.expr import Expr, trace_nodes, where
 from chains.expr.replay import Replay
 from chains.jets.adjoint import Linear, adjoint_products, linear_parts
 from chains.jets.series import ZERO, Index, Orders, Series, indices, products
+from chains.program.loop import Loop
 from chains.program.operations import (
     BatchMatMul,
     Convolve,
@@ -27,7 +28,6 @@ from chains.program.operations import (
     Copy,
     Fill,
     Gather,
-    Loop,
     Map,
     MatMul,
     Operation,
@@ -116,8 +116,7 @@ class Jet:
 
     def _loop(self, loop: Loop) -> None:
         """A loop, unrolled: otherwise the series of advancing arrays would need a layout for it."""
-        for step in range(loop.steps):
-            self.record(loop.at(step))
+        self.record(loop.written_out)
 
     def _first(self, operation: Operation) -> None:
         """An operation that is linear in its first operand. The winners of a max pool are those of order zero."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from chains.program.operations import Loop, MatMul, Operation, Reduce
+from chains.program.loop import Loop
+from chains.program.operations import MatMul, Operation, Reduce
 from chains.program.recorder import Recorder
 from chains.program.view import Batch, Buffer, Shape, View, c_strides
 
@@ -37,8 +38,7 @@ class PerSample:
     def _record(self, operation: Operation) -> None:
         sums = operation.sums_over_batch
         if isinstance(operation, Loop):
-            for step in range(operation.steps):
-                self.record(operation.at(step))
+            self.record(operation.written_out)
         elif not sums and not any(view.buffer in self._own for view in operation.views):
             self.ops.operations.append(operation)
         elif isinstance(operation, MatMul) and sums:

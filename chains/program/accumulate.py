@@ -2,6 +2,7 @@
 
 A layer with checkpoints (`chains.layers.segments`) has the gradient of a weight from each segment, in an array with an entry
 for each. Where these are products, the first one fills the gradient itself, and those in the loop over the others add to it.
+Where all are in the loop, they add to zeros.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from chains.program.alias import meet, reach
-from chains.program.operations import Loop, MatMul, Operation, Reduce
+from chains.program.loop import Loop
+from chains.program.operations import MatMul, Operation, Reduce
 from chains.program.view import View
 
 
@@ -21,7 +23,9 @@ def accumulated(operations: Sequence[Operation]) -> list[Operation]:
     for total in [operation for operation in operations if isinstance(operation, Reduce)]:
         segments = _Segments(total.outs[0], total.ins[0])
         if segments.add_up_to(total, result):
-            result = [segments.redirected(operation) for operation in result if operation is not total]
+            result = [operation for operation in result if operation is not total]
+            from_zero = not any(isinstance(operation, MatMul) and segments.is_used_by(operation) for operation in result)
+            result = [segments.redirected(operation, from_zero) for operation in result]
     return result
 
 
@@ -32,30 +36,32 @@ class _Segments(NamedTuple):
     each: View
 
     def add_up_to(self, total: Reduce, operations: Sequence[Operation]) -> bool:
-        """Whether products before one loop fill an entry, and those in the loop all others, of which `total` is the sum."""
+        """Whether products in one loop fill all entries, or all but one, filled before, of which `total` is the sum."""
         target, each = self
         whole = each.contiguous and each.sample_size == each.buffer.size and each.shape[1:] == target.shape
         if total.kind != "sum" or total.batched or each.buffer.role != "scratch" or not whole or not target.contiguous:
             return False
-        users = [position for position, operation in enumerate(operations) if self._uses(operation)]
-        if len(users) < 3 or operations[users[-1]] is not total:
+        users = [position for position, operation in enumerate(operations) if self.is_used_by(operation)]
+        if len(users) < 2 or operations[users[-1]] is not total:
             return False
         *first, loop = [operations[position] for position in users[:-1]]
         between = operations[users[0] : users[-1]]
         if not isinstance(loop, Loop) or any(meet(target, view) for other in between for view in other.views):
             return False
-        later = [operation for operation in loop.body if self._uses(operation)]
-        begun, added = ([self._part(operation) for operation in some] for some in (first, later))
-        if None in begun or any(part not in begun for part in added):
+        if loop.from_zero if first else not loop.closed or loop.added:
             return False
-        parts = [part for part in begun if part is not None]
+        later = [operation for operation in loop.body if self.is_used_by(operation)]
+        begun, added = ([self._part(operation) for operation in some] for some in (first, later))
+        if None in (*begun, *added) or (first and any(part not in begun for part in added)):
+            return False
+        parts = [part for part in dict.fromkeys(begun or added) if part is not None]
         apart = not any(meet(a, b) for number, a in enumerate(parts) for b in parts[:number])
         filled = {self._entry(operation.outs[0]) for operation in first}
         in_loop = {self._entry(operation.outs[0].at(0, step)) for operation in later for step in range(loop.steps)}
-        entries = len(filled) == 1 and not filled & in_loop and len(filled | in_loop) == each.shape[0]
+        entries = len(filled) == bool(first) and not filled & in_loop and len(filled | in_loop) == each.shape[0]
         return entries and apart and sum(part.sample_size for part in parts) == target.sample_size
 
-    def _uses(self, operation: Operation) -> bool:
+    def is_used_by(self, operation: Operation) -> bool:
         return any(view.buffer is self.each.buffer for view in operation.views)
 
     def _entry(self, view: View) -> int:
@@ -75,12 +81,12 @@ class _Segments(NamedTuple):
             return None
         return replace(self.target, shape=out.shape, strides=out.strides, offset=self.target.offset + start % size)
 
-    def redirected(self, operation: Operation) -> Operation:
-        """The operation, with its results for a segment in the target."""
-        if not self._uses(operation):
+    def redirected(self, operation: Operation, from_zero: bool) -> Operation:
+        """The operation, with its results for a segment in the target; a loop may begin with zeros there."""
+        if not self.is_used_by(operation):
             return operation
         if isinstance(operation, Loop):
-            return operation.around([self.redirected(inner) for inner in operation.body])
+            return operation.around([self.redirected(inner, from_zero) for inner in operation.body], from_zero=from_zero)
         part = self._part(operation)
         assert isinstance(operation, MatMul)
         assert part is not None

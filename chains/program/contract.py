@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from chains.program.operations import Loop, Operation
+from chains.program.loop import Loop
+from chains.program.operations import Operation
 from chains.program.view import Batch, Buffer, View
 
 
@@ -27,6 +28,7 @@ def contracted(operations: Sequence[Operation], outside: frozenset[Buffer] = fro
 
 
 def _contracted(loop: Loop, around: frozenset[Buffer]) -> Loop:
+    around = around.union([loop.only.buffer] if loop.only is not None else [])
     loop = loop.around(contracted(loop.body, around))
     nested = {view.buffer for operation in loop.body if isinstance(operation, Loop) for view in operation.views}
     written = dict.fromkeys(view.buffer for operation in loop.body for view in operation.writes)

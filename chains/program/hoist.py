@@ -13,7 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from chains.program.alias import conflict, meet
-from chains.program.operations import Copy, Fill, Loop, Map, MatMul, Operation, Reduce
+from chains.program.loop import Loop
+from chains.program.operations import Copy, Fill, Map, MatMul, Operation, Reduce
 from chains.program.view import Batch, Buffer, View, c_strides
 
 _MOVABLE = (MatMul, Map, Reduce, Copy, Fill)
@@ -30,7 +31,7 @@ def hoisted(operations: Sequence[Operation], outside: frozenset[Buffer] = frozen
         loop = result[position]
         if isinstance(loop, Loop):
             others = [view.buffer for other in result if other is not loop for view in other.views]
-            around = outside.union(others)
+            around = outside.union(others, [loop.only.buffer] if loop.only is not None else [])
             inner = loop.around(hoisted(loop.body, around))
             split = _Split(inner, around, result[position + 1 :])
             before, rest, behind = ([], [inner], []) if loop.closed else split.parts()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 from chains.expr import Formula
-from chains.program.filled import Filled
 from chains.program.view import Buffer, View, concrete
 from chains.program.window import Window
 
@@ -305,80 +304,6 @@ class Fill(Operation):
 
     def __str__(self) -> str:
         return f"{self._left} = {self.value:g}"
-
-
-@dataclass(frozen=True)
-class Loop(Operation):
-    """The operations of `body`, in order, repeated `steps` times.
-
-    Their views advance with the steps (`View.moves`). Later steps can read the results of earlier ones. A loop inside
-    another has the next `depth`. `outs` are all views that the body writes, `ins` the views whose contents from before the
-    loop it may read, `added` the sums over samples to whose contents from before the loop it adds. What waits for no step is
-    moved out of the loop (`chains.program.hoist`), unless it is `closed`.
-    """
-
-    steps: int
-    body: tuple[Operation, ...]
-    depth: int = 0
-    closed: bool = False
-    added: tuple[View, ...] = ()
-
-    @classmethod
-    def of(cls, steps: int, body: Sequence[Operation], depth: int = 0, label: str = "", *, closed: bool = False) -> Loop:
-        """The loop over these operations, with its effects."""
-        outs = dict.fromkeys(view.over(depth, steps) for operation in body for view in operation.writes)
-        every, made = Filled(), Filled()
-        every.add(view for operation in body for view in operation.writes)
-        ins: dict[View, None] = {}
-        added: dict[View, None] = {}
-        for operation in body:
-            sums = {total.view for total in operation.totals}
-            for view in operation.reads:
-                if not made.covers(view):
-                    before = replace(view, offset=view.offset + view.move(depth))  # the place at the previous step
-                    found = added if view in sums and view not in operation.ins else ins
-                    found[view.at(depth, 0) if every.covers(before) else view.over(depth, steps)] = None
-            made.add(operation.writes)
-        return cls(tuple(outs), tuple(ins), steps, tuple(body), depth, closed, tuple(added), label=label)
-
-    @property
-    def over_batch(self) -> str | None:
-        return next((operation.over_batch for operation in self.body if operation.over_batch), None)
-
-    @property
-    def totals(self) -> tuple[Total, ...]:
-        totals = (total for operation in self.body for total in operation.totals)
-        return tuple(total._replace(view=total.view.over(self.depth, self.steps)) for total in totals)
-
-    @property
-    def reads(self) -> tuple[View, ...]:
-        return self.ins + self.added
-
-    def on(self, change: Callable[[View], View]) -> Operation:
-        return self.around([operation.on(change) for operation in self.body])
-
-    def around(self, body: Sequence[Operation]) -> Loop:
-        """The same loop with another body."""
-        return Loop.of(self.steps, body, self.depth, self.label, closed=self.closed)
-
-    def at(self, step: int) -> list[Operation]:
-        """The operations of one step."""
-        return [operation.on(lambda view: view.at(self.depth, step)) for operation in self.body]
-
-    def flops(self, batch: int) -> int:
-        return self.steps * sum(operation.flops(batch) for operation in self.body)
-
-    def __str__(self) -> str:
-        return f"{self.steps} times:"
-
-
-def all_operations(operations: Iterable[Operation]) -> Iterable[Operation]:
-    """The operations, with the bodies of loops in place of the loops."""
-    for operation in operations:
-        if isinstance(operation, Loop):
-            yield from all_operations(operation.body)
-        else:
-            yield operation
 
 
 def users(operations: Iterable[Operation]) -> dict[Buffer, list[int]]:

@@ -16,7 +16,8 @@ import numpy as np
 from chains.expr import Expr
 from chains.lazy import lazy
 from chains.messages import as_html
-from chains.program.operations import Loop, Operation, all_operations
+from chains.program.loop import Loop, all_operations
+from chains.program.operations import Operation
 from chains.program.scratch import Lifetime, ScratchPlan, plan_scratch
 from chains.program.settings import evaluate
 from chains.program.view import Buffer

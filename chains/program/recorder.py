@@ -17,6 +17,7 @@ from chains.expr import trace_with_settings
 from chains.messages import counted, shown
 from chains.program.all_reduce import COMMUNICATOR, COMMUNICATOR_WORDS, AllReduce
 from chains.program.buffers import Buffers
+from chains.program.loop import Loop
 from chains.program.operands import check_broadcast, check_convolution, check_pool, check_views
 from chains.program.operations import (
     BatchMatMul,
@@ -26,7 +27,6 @@ from chains.program.operations import (
     Copy,
     Fill,
     Gather,
-    Loop,
     Map,
     MatMul,
     Operation,
@@ -74,7 +74,9 @@ class Recorder(Buffers):
     # Operations
 
     @contextmanager
-    def loop(self, steps: int, *, backwards: bool = False, closed: bool = False) -> Iterator[Steps]:
+    def loop(
+        self, steps: int, *, backwards: bool = False, closed: bool = False, only: Callable[[Steps], View] | None = None
+    ) -> Iterator[Steps]:
         """A context: operations recorded inside are done once for each step of a time axis.
 
         ``with ops.loop(7) as at: ops.map(at.now(y, 1), f, at.now(x, 1))`` goes along axis 1 of both.
@@ -84,12 +86,19 @@ class Recorder(Buffers):
         steps, backwards, closed : int, bool, bool
             The number of steps; whether they run from the end of the axis to its start; and whether products that wait for no
             step stay in the loop. Outside of it they need memory for all steps.
+        only : callable, optional
+            It gives an array of a step that is 0 for a sample to which the step does nothing that is read later. Steps may be
+            left out that are so for all samples; the loop is closed then. Sums over samples begin with zeros.
         """
         around, self.operations = self.operations, []
         self._depth += 1
         try:
-            yield Steps(check_count("steps", steps), self._depth - 1, backwards)
-            around += [Loop.of(steps, self.operations, self._depth - 1, self._label, closed=closed)] if self.operations else []
+            at = Steps(check_count("steps", steps), self._depth - 1, backwards)
+            yield at
+            if self.operations:
+                how: dict[str, Any] = {} if only is None else {"only": only(at), "from_zero": True}
+                loop = Loop.of(steps, self.operations, at.depth, self._label, closed=closed or only is not None, **how)
+                around.append(loop)
         finally:
             self.operations = around
             self._depth -= 1

@@ -12,7 +12,8 @@ from dataclasses import replace
 from chains.program.accumulate import accumulated
 from chains.program.contract import contracted
 from chains.program.hoist import hoisted
-from chains.program.operations import Copy, Loop, Map, Operation, users
+from chains.program.loop import Loop
+from chains.program.operations import Copy, Map, Operation, users
 from chains.program.reorder import relu_after_max_pool
 from chains.program.view import Buffer, View
 
@@ -43,7 +44,7 @@ def live(operations: Sequence[Operation], read: Iterable[Buffer] = ()) -> list[O
 
 def _live_loop(loop: Loop, read: Iterable[Buffer]) -> Loop:
     """The loop without results that neither a later step nor an operation after the loop reads."""
-    wanted, known = set(read), -1
+    wanted, known = {*read, *([loop.only.buffer] if loop.only is not None else [])}, -1
     body: list[Operation] = []
     while len(wanted) > known:
         known = len(wanted)

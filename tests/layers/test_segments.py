@@ -7,7 +7,8 @@ import pytest
 
 from chains import GRU, LSTM, RNN, Chain, Dense, GRUCell, MSELoss, Recurrent
 from chains.layers.segments import Segments
-from chains.program.operations import Loop, MatMul
+from chains.program.loop import Loop
+from chains.program.operations import MatMul
 from chains.program.recorder import Recorder
 from tests.harness import SEED
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chains.program.operations import Loop, all_operations
+from chains.program.loop import Loop, all_operations
 from chains.program.program import Program
 from chains.program.recorder import Recorder
 from tests.harness import run_program
@@ -20,7 +20,9 @@ def sums_of_segments(*, last: str = "product", read: bool = False, gap: bool = F
     g = ops.external("g", (UNITS, UNITS), role="output")
     each = ops.scratch("each", (SEGMENTS, UNITS, UNITS), batched=False)
     final = each.index(0, SEGMENTS - 1)
-    if last == "product":
+    if last == "loop":
+        pass
+    elif last == "product":
         ops.matmul(final, x.index(1, SEGMENTS - 1).T, x.index(1, SEGMENTS - 1))
     elif last == "parts":
         for part in (slice(0, 1), slice(1, UNITS)):
@@ -31,8 +33,11 @@ def sums_of_segments(*, last: str = "product", read: bool = False, gap: bool = F
     if gap:
         ops.fill(g, 1.0)
         ops.copy(ops.external("before", (UNITS, UNITS), role="output"), g)
-    with ops.loop(SEGMENTS - 1, backwards=True, closed=True) as at:
-        ops.matmul(at.now(each, 0), at.now(x, 1).T, at.now(x, 1))
+    segments = SEGMENTS if last == "loop" else SEGMENTS - 1
+    with ops.loop(segments, backwards=True, closed=True) as at:
+        ops.matmul(
+            at.now(each.slice(0, 0, segments), 0), at.now(x.slice(1, 0, segments), 1).T, at.now(x.slice(1, 0, segments), 1)
+        )
     ops.sum(g, each)
     if read:
         ops.copy(ops.external("first", (UNITS, UNITS), role="output"), each.index(0, 0))
@@ -41,7 +46,14 @@ def sums_of_segments(*, last: str = "product", read: bool = False, gap: bool = F
 
 @pytest.mark.parametrize(
     ("settings", "added"),
-    [({}, True), ({"last": "fill"}, False), ({"last": "parts"}, False), ({"read": True}, False), ({"gap": True}, False)],
+    [
+        ({}, True),
+        ({"last": "loop"}, True),
+        ({"last": "fill"}, False),
+        ({"last": "parts"}, False),
+        ({"read": True}, False),
+        ({"gap": True}, False),
+    ],
     ids=str,
 )
 def test_segments_are_added_up_in_their_target_where_nothing_else_needs_them(settings, added, backend_name):

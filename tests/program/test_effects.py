@@ -11,6 +11,7 @@ import pytest
 from chains.expr import trace
 from chains.program import operations
 from chains.program.all_reduce import COMMUNICATOR, COMMUNICATOR_WORDS, AllReduce
+from chains.program.loop import Loop
 from chains.program.operations import (
     BatchMatMul,
     Convolve,
@@ -19,7 +20,6 @@ from chains.program.operations import (
     Copy,
     Fill,
     Gather,
-    Loop,
     Map,
     MatMul,
     Operation,
@@ -90,6 +90,8 @@ SAMPLES += [
     Loop.of(3, [Fill(filled(B, 4), (), 1.0)]),
     Loop.of(3, [Map(filled(B, 4), (PARTS,), trace(lambda a: 2 * a))]),
     Loop.of(3, [Reduce(filled(4), (PARTS,), "sum")]),
+    Loop.of(3, [MatMul(filled(4, 4), (PARTS.T, PARTS), accumulate=True)], from_zero=True),
+    Loop.of(3, [Map(filled(B, 4), (PARTS,), trace(lambda a: 2 * a))], only=given("only", B, 3, 1).index(1, 0).advancing(0, 1)),
 ]
 every_sample = pytest.mark.parametrize("operation", SAMPLES, ids=lambda o: f"{o.name}-{o.outs[0].shape}-{o.accumulates}")
 
@@ -101,7 +103,7 @@ def concrete_classes(base: type = Operation) -> set[type]:
 
 
 def test_every_class_has_a_sample():
-    assert {type(operation) for operation in SAMPLES} == concrete_classes() | {AllReduce}
+    assert {type(operation) for operation in SAMPLES} == concrete_classes() | {AllReduce, Loop}
 
 
 @dataclass

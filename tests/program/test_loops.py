@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from chains.expr import tanh
-from chains.program.operations import Loop, MatMul, Reduce, all_operations
+from chains.program.loop import Loop, all_operations
+from chains.program.operations import MatMul, Reduce
 from chains.program.program import Program
 from chains.program.recorder import Recorder
 from tests.harness import run_program

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from chains.backends import backend
-from chains.expr import tanh
-from chains.program.operations import Loop
+from chains.expr import tanh, where
+from chains.program.loop import Loop
 from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.view import View
@@ -126,3 +126,52 @@ def test_random_loops(draw):
             found = run_program(program, name, BATCH, {n: a for n, a in given.items() if n in program.buffers}, fill)
             for key, array in found.items():
                 assert_close(array, wanted[key], 1e-11, f"{key} of draw {draw} on {name}\n{program}")
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("draw", range(3))
+def test_steps_that_are_left_out(name, draw):
+    """Each sample has steps of its own, of which some are no sample's; sums go over those that are done, in all tiles."""
+    rng, steps, width, batch = np.random.default_rng([SEED, draw]), 7, int([1, 4, 9][draw]), [1, 5, 300][draw]
+    ops = Recorder("left out", np.float64)
+    only = ops.external("only", (steps, 1), role="input", batched=True)
+    x, y = (ops.external(n, (steps, width), role=r, batched=True) for n, r in (("x", "input"), ("y", "output")))
+    total, last = (
+        ops.external("total", (width, width), role="output"),
+        ops.external("last", (width,), role="output", batched=True),
+    )
+    sums = ops.external("sums", (width,), role="output")
+    kept, each = ops.scratch("kept", (steps, width)), ops.scratch("each", (steps, width, width), batched=False)
+    of_steps = ops.scratch("of steps", (steps, width), batched=False)
+    ops.fill(last, 0.5)
+    ops.fill(y, -1.0)
+    for backwards in (False, True):
+        with ops.loop(steps, backwards=backwards, only=lambda at: at.now(only, 1)) as at:
+            now = at.now(kept, 1)
+            if not backwards:
+                ops.map(now, lambda x, last: tanh(x - last), at.now(x, 1), last)
+                ops.map(last, lambda o, new, old: where(o > 0.0, new, old), at.now(only, 1), now, last)
+            else:
+                ops.map(at.now(y, 1), lambda o, a, old: where(o > 0.0, a, old), at.now(only, 1), now, at.now(y, 1))
+                weighed = ops.scratch("weighed", (width,))
+                ops.map(weighed, lambda o, a: o * a, at.now(only, 1), now)
+                ops.matmul(at.now(each, 0), now.T, weighed)
+                ops.sum(at.now(of_steps, 0), weighed)
+    ops.sum(total, each)
+    ops.sum(sums, of_steps)
+    program = ops.finish()
+    assert backend(name).unsupported(program) is None
+    done = (rng.random((batch, steps, 1)) < 0.3).astype(float) * (rng.random((1, steps, 1)) < 0.6)
+    given = {"only": done, "x": rng.normal(size=(batch, steps, width))}
+    kept_rows, state = np.zeros((batch, steps, width)), np.full((batch, width), 0.5)
+    for t in range(steps):
+        kept_rows[:, t] = np.tanh(given["x"][:, t] - state)
+        state = np.where(done[:, t] > 0.0, kept_rows[:, t], state)
+    wanted = {
+        "last": state, "y": np.where(done > 0.0, kept_rows, -1.0), "sums": (done * kept_rows).sum((0, 1)),
+        "total": np.einsum("bti,btj->ij", kept_rows, done * kept_rows),
+    }  # fmt: skip
+    for fill in (0x00, 0xFF):
+        found = run_program(program, name, batch, given, fill)
+        for key, array in wanted.items():
+            assert_close(found[key], array, 1e-12, key)

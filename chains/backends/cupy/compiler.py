@@ -36,13 +36,13 @@ from chains.backends.cupy.source.commands import (
 from chains.backends.cupy.source.fusion import ELEMENTWISE, Run, run_at, run_lines, staged
 from chains.backends.cupy.source.reduction import Temporary, reduction
 from chains.program.all_reduce import AllReduce
+from chains.program.loop import Loop
 from chains.program.operations import (
     BatchMatMul,
     Convolve,
     ConvolveInput,
     ConvolveWeight,
     Gather,
-    Loop,
     MatMul,
     Operation,
     Pool,
@@ -138,16 +138,20 @@ class Compiled:
         return with_bfloat16(ready) if self._half else ready
 
     def _loop(self, operation: Loop) -> list[Command]:
-        """The steps of a loop. In its body, all views of a buffer that advance alike become views of one stand-in buffer."""
+        """The steps of a loop. In its body, all views of a buffer that advance alike become views of one stand-in buffer.
+
+        All steps are done, those too that may be left out: what a graph launches is known before its first step.
+        """
+        zeros = self._body(operation.zeros)
         moves: dict[Buffer, set[tuple[int, ...]]] = {}
         for view in (view for each in operation.body for view in each.views):
             moves.setdefault(view.buffer, set()).add(view.moves)
         written = {view.buffer for each in operation.body for view in each.writes}
         if any(len(moves[buffer]) > 1 for buffer in written):  # whether two such views overlap depends on the step
-            return [step for number in range(operation.steps) for step in self._body(operation.at(number))]
+            return [*zeros, *(step for number in range(operation.steps) for step in self._body(operation.at(number)))]
         body = self._body([each.on(self._standing) for each in operation.body])
         reads, writes = (tuple(dict.fromkeys(self.real(b) for step in body for b in each(step))) for each in (_reads, _writes))
-        return [Repeated(tuple(body), operation.steps, reads, writes, operation.label)]
+        return [*zeros, Repeated(tuple(body), operation.steps, reads, writes, operation.label)]
 
     def _body(self, operations: Sequence[Operation]) -> list[Command]:
         return self._lower(self._ready(operations), lambda positions: lambda buffer: True)

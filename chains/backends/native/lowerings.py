@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from chains.backends.native.kernels import winograd, winograd_weight
@@ -14,7 +15,7 @@ from chains.backends.native.kernels.convolve_weight import lower_convolve_weight
 from chains.backends.native.kernels.elementwise import Frame, lower_copy, lower_fill, lower_map, lower_reduce
 from chains.backends.native.kernels.gather import lower_gather, lower_scatter_add
 from chains.backends.native.kernels.images import lower_laned, lower_pool
-from chains.backends.native.kernels.loop import lower_loop
+from chains.backends.native.kernels.loop import FALSE, lower_loop
 from chains.backends.native.kernels.matmul import lower_matmul
 from chains.backends.native.kernels.philox import lower_random
 from chains.backends.native.kernels.relayout import Relayout, lower_relayout
@@ -22,6 +23,7 @@ from chains.backends.native.kernels.rows import lower_update_rows
 from chains.backends.native.llvm.emit import Type, Value, integer
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.program.all_reduce import AllReduce
+from chains.program.loop import Loop
 from chains.program.operations import (
     BatchMatMul,
     Convolve,
@@ -30,7 +32,6 @@ from chains.program.operations import (
     Copy,
     Fill,
     Gather,
-    Loop,
     Map,
     MatMul,
     Operation,
@@ -64,6 +65,11 @@ def _of_sum(frame: Frame, view: View) -> Frame:
 
 def _loop(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
     assert isinstance(step.operation, Loop)
+    for (view,) in (zeros.outs for zeros in step.operation.zeros):
+        begins, fill = _of_sum(frame, view).first, partial(lower_fill, frame, view, 0.0)
+        frame.f.when(begins, fill) if begins is not None else fill()
+    if step.operation.from_zero and frame.first is not None:
+        frame = replace(frame, first=FALSE)
 
     def write(frame: Frame) -> None:
         for each in step.body:

@@ -10,6 +10,7 @@ import numpy as np
 from chains.backends.base import cannot_run
 from chains.program.alias import across, meet, reach
 from chains.program.all_reduce import AllReduce
+from chains.program.loop import Loop
 from chains.program.operations import (
     BatchMatMul,
     Convolve,
@@ -18,7 +19,6 @@ from chains.program.operations import (
     Copy,
     Fill,
     Gather,
-    Loop,
     Map,
     MatMul,
     Operation,

@@ -15,7 +15,7 @@ from chains.backends.base import Arrays, Backend, Binding, aligned
 from chains.backends.numpy.images import Workspace
 from chains.backends.numpy.lowerings import LOWERINGS, Call, lower
 from chains.backends.numpy.memory import Memory
-from chains.program.operations import all_operations
+from chains.program.loop import all_operations
 from chains.program.program import Program
 
 

@@ -15,6 +15,7 @@ from chains.backends.numpy.memory import Memory
 from chains.backends.numpy.rows import update_rows
 from chains.communicator import all_reduce
 from chains.program.all_reduce import AllReduce
+from chains.program.loop import Loop
 from chains.program.operations import (
     BatchMatMul,
     Convolve,
@@ -23,7 +24,6 @@ from chains.program.operations import (
     Copy,
     Fill,
     Gather,
-    Loop,
     Map,
     MatMul,
     Operation,
@@ -232,8 +232,26 @@ def _fill(memory: Memory, operation: Fill) -> list[Call]:
 
 
 def _loop(memory: Memory, operation: Loop) -> list[Call]:
-    steps = (operation.at(step) for step in range(operation.steps))
-    return [call for step in steps for each in step for call in lower(memory, each)]
+    calls = [call for each in operation.zeros for call in lower(memory, each)]
+    for step in range(operation.steps):
+        of_step = [call for each in operation.at(step) for call in lower(memory, each)]
+        calls += (
+            of_step
+            if operation.only is None
+            else [_unless_zero(memory.array(operation.only.at(operation.depth, step)), of_step)]
+        )
+    return calls
+
+
+def _unless_zero(only: np.ndarray, calls: Sequence[Call]) -> Call:
+    """One call for those of a step that may be left out."""
+
+    def step() -> None:
+        if only.any():
+            for call in calls:
+                call()
+
+    return step
 
 
 LOWERINGS: dict[type[Operation], Callable[..., list[Call]]] = {

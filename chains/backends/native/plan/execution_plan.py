@@ -16,7 +16,8 @@ from chains.backends.native.kernels.fusion import FusedProduct
 from chains.backends.native.kernels.gemm import is_large
 from chains.backends.native.kernels.outline import Likeness
 from chains.backends.native.llvm.target import Processor
-from chains.program.operations import Loop, Map, Operation
+from chains.program.loop import Loop
+from chains.program.operations import Map, Operation
 from chains.program.program import Program
 from chains.program.rows import UpdateRows
 from chains.program.scratch import ScratchPlan

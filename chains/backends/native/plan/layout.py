@@ -17,13 +17,13 @@ from dataclasses import replace
 
 from chains.backends.native.kernels.relayout import Relayout
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
+from chains.program.loop import Loop
 from chains.program.operations import (
     Convolve,
     ConvolveInput,
     ConvolveWeight,
     Copy,
     Fill,
-    Loop,
     Map,
     MatMul,
     Operation,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
-from chains.program.operations import Copy, Fill, Map, MatMul, Reduce, all_operations
+from chains.program.loop import all_operations
+from chains.program.operations import Copy, Fill, Map, MatMul, Reduce
 from chains.program.view import Batch, Buffer, View
 
 LEAST_SHARE = 0.5  # least part of a padded row that is in use: with less, the additional vectors cost more than they save

@@ -16,7 +16,8 @@ from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, 
 from chains.backends.tiling import meets_sums, needs_results
 from chains.program.alias import conflict, meet, same
 from chains.program.all_reduce import AllReduce
-from chains.program.operations import Convolve, ConvolveInput, Loop, Map, MatMul, Operation, Total
+from chains.program.loop import Loop
+from chains.program.operations import Convolve, ConvolveInput, Map, MatMul, Operation, Total
 from chains.program.view import Buffer, View
 
 MOST_FUNCTION_STEPS = 16  # in one function: the time to compile a function grows faster than its length

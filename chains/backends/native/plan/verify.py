@@ -19,7 +19,8 @@ from chains.backends.native.plan.fused_update import left_over
 from chains.backends.native.plan.segments import LEAST_TEAM_ELEMENTS
 from chains.backends.native.plan.tiles import is_of_tile
 from chains.program.alias import conflict, meet, same
-from chains.program.operations import Loop, Map, MatMul, Operation
+from chains.program.loop import Loop
+from chains.program.operations import Map, MatMul, Operation
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import Batch, Buffer, View
 

@@ -1,0 +1,111 @@
+"""Loops: an operation whose body are others, done once for each step, with views that advance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from chains.program.filled import Filled
+from chains.program.operations import Fill, Operation, Total
+from chains.program.view import View
+
+
+@dataclass(frozen=True)
+class Loop(Operation):
+    """The operations of `body`, in order, repeated `steps` times.
+
+    Their views advance with the steps (`View.moves`). Later steps can read the results of earlier ones. A loop inside
+    another has the next `depth`. `outs` are all views that the body writes, `ins` the views whose contents from before the
+    loop it may read, `added` the sums over samples to whose contents from before the loop it adds. What waits for no step is
+    moved out of the loop (`chains.program.hoist`), unless it is `closed`.
+
+    A step may be left out where all elements of `only`, which it reads before all others, are 0: for all samples that a
+    backend takes together. It must change nothing that is read later then, so a backend may do it all the same. Where steps may
+    be left out, and in any loop `from_zero`, sums over samples begin with zeros before the first step.
+    """
+
+    steps: int
+    body: tuple[Operation, ...]
+    depth: int = 0
+    closed: bool = False
+    added: tuple[View, ...] = ()
+    only: View | None = None
+    from_zero: bool = False
+
+    @classmethod
+    def of(
+        cls, steps: int, body: Sequence[Operation], depth: int = 0, label: str = "", *, closed: bool = False,
+        only: View | None = None, from_zero: bool = False,
+    ) -> Loop:  # fmt: skip
+        """The loop over these operations, with its effects."""
+        outs = dict.fromkeys(view.over(depth, steps) for operation in body for view in operation.writes)
+        every, made = Filled(), Filled()
+        every.add(view for operation in body for view in operation.writes)
+        ins: dict[View, None] = {} if only is None else {only.over(depth, steps): None}
+        added: dict[View, None] = {}
+        for operation in body:
+            sums = {total.view for total in operation.totals}
+            for view in operation.reads:
+                if from_zero and view in sums and view not in operation.ins:
+                    continue
+                if not made.covers(view):
+                    before = replace(view, offset=view.offset + view.move(depth))  # the place at the previous step
+                    found = added if view in sums and view not in operation.ins else ins
+                    found[view.at(depth, 0) if every.covers(before) else view.over(depth, steps)] = None
+            made.add(operation.writes)
+        return cls(tuple(outs), tuple(ins), steps, tuple(body), depth, closed, tuple(added), only, from_zero, label=label)
+
+    @property
+    def over_batch(self) -> str | None:
+        return next((operation.over_batch for operation in self.body if operation.over_batch), None)
+
+    @property
+    def totals(self) -> tuple[Total, ...]:
+        totals = [
+            total._replace(view=total.view.over(self.depth, self.steps), accumulates=total.accumulates and not self.from_zero)
+            for operation in self.body for total in operation.totals
+        ]  # fmt: skip
+        return tuple(totals)
+
+    @property
+    def zeros(self) -> tuple[Fill, ...]:
+        """What comes before the first step: the fills of sums that begin with zeros."""
+        views = dict.fromkeys(total.view for total in self.totals) if self.from_zero else ()
+        return tuple(Fill((view,), (), 0.0, label=self.label) for view in views)
+
+    @property
+    def reads(self) -> tuple[View, ...]:
+        return self.ins + self.added
+
+    def on(self, change: Callable[[View], View]) -> Operation:
+        only = None if self.only is None else change(self.only)
+        return replace(self, only=only).around([operation.on(change) for operation in self.body])
+
+    def around(self, body: Sequence[Operation], *, from_zero: bool = False) -> Loop:
+        """The same loop with another body."""
+        from_zero = from_zero or self.from_zero
+        return Loop.of(self.steps, body, self.depth, self.label, closed=self.closed, only=self.only, from_zero=from_zero)
+
+    def at(self, step: int) -> list[Operation]:
+        """The operations of one step."""
+        return [operation.on(lambda view: view.at(self.depth, step)) for operation in self.body]
+
+    @property
+    def written_out(self) -> list[Operation]:
+        """The operations of all steps, one behind another."""
+        return [*self.zeros, *(operation for step in range(self.steps) for operation in self.at(step))]
+
+    def flops(self, batch: int) -> int:
+        return self.steps * sum(operation.flops(batch) for operation in self.body)
+
+    def __str__(self) -> str:
+        return f"{self.steps} times:" if self.only is None else f"{self.steps} times, where {self.only} is not 0:"
+
+
+def all_operations(operations: Iterable[Operation]) -> Iterable[Operation]:
+    """The operations, with the bodies of loops in place of the loops."""
+    for operation in operations:
+        if isinstance(operation, Loop):
+            yield from all_operations(operation.body)
+        else:
+            yield operation
