@@ -16,7 +16,17 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, se
 
 from tests.campaign import drawn, programs  # noqa: E402
 
-COUNTS = {"programs": 12, "files": 2000, "threads": 2, "networks": 6, "caches": 1, "signals": 3, "kill": 1, "kernels": 2}
+COUNTS = {
+    "programs": 12,
+    "files": 2000,
+    "threads": 2,
+    "networks": 6,
+    "caches": 1,
+    "signals": 3,
+    "kill": 1,
+    "kernels": 2,
+    "watched": 4,
+}
 
 
 @pytest.mark.by_day(few=2)

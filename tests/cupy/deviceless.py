@@ -63,7 +63,7 @@ def driver() -> None:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         text = "\n".join(f"int {name}(void) {{ return 100; }}" for name in DRIVER)
-        ctypes.CDLL(str(emulated._built("libcuda", text, "-Wl,-soname,libcuda.so.1")), mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(emulated.built("libcuda", text, linked=["-Wl,-soname,libcuda.so.1"])), mode=ctypes.RTLD_GLOBAL)
 
 
 def plans(cudnn: Cudnn, name: str, dtype: Any) -> list[list[Any]]:

@@ -22,6 +22,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from chains.communicator import all_reduce
 from tests.cupy import fake_cublas, fake_cudnn
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-FLAGS = ("-O1", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
+FLAGS = ("-O1", "-fPIC", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
 SHARED_BYTES = 227 << 10  # that a block may have on sm_90
 ROOM = 256  # bytes: how CUDA aligns memory
 
@@ -54,16 +55,17 @@ unsigned char chip[CHIP] __attribute__((aligned(64)));
 static ucontext_t scheduler, fibers[THREADS];
 static struct place places[THREADS];
 static char* stacks;
-static int done[THREADS], current;
+static int done[THREADS], current, block;
+static unsigned passed[THREADS]; /* barriers */
 static void (*function)(void**);
 static void** arguments;
 
 static void body(void) { function(arguments); done[current] = 1; swapcontext(&fibers[current], &scheduler); }
-void barrier(void) { swapcontext(&fibers[current], &scheduler); }
+void barrier(void) { ++passed[current]; swapcontext(&fibers[current], &scheduler); }
 
-static void together(int threads, int backwards)
+static int together(int threads, int backwards)
 {
-    int left = threads;
+    int left = threads, apart = 0;
     if (!stacks) stacks = malloc((size_t)THREADS * STACK);
     for (int t = 0; t < threads; ++t) {
         getcontext(&fibers[t]);
@@ -83,35 +85,49 @@ static void together(int threads, int backwards)
             swapcontext(&scheduler, &fibers[current]);
             left += !done[current];
         }
+        apart |= left && left < threads;
     }
+    return apart;
 }
 
-void launch(void (*f)(void**), void** a, int gx, int gy, int bx, int by, int shared, int barriers, int backwards)
+/* Whether some threads of a block came to a barrier that others never came to. */
+int launch(void (*f)(void**), void** a, int gx, int gy, int bx, int by, int shared, int barriers, int backwards)
 {
-    int grid = gx * gy, threads = bx * by;
+    int grid = gx * gy, threads = bx * by, apart = 0;
     function = f; arguments = a;
     gridDim.x = gx; gridDim.y = gy; blockDim.x = bx; blockDim.y = by; gridDim.z = blockDim.z = 1;
     for (int g = 0; g < grid; ++g) {
-        int which = backwards ? grid - 1 - g : g;
+        block = backwards ? grid - 1 - g : g;
         memset(chip, 0xAB, shared);
-        blockIdx.x = which % gx; blockIdx.y = which / gx; blockIdx.z = 0;
-        if (barriers) { together(threads, backwards); continue; }
+        memset(passed, 0, sizeof passed);
+        blockIdx.x = block % gx; blockIdx.y = block / gx; blockIdx.z = 0;
+        if (barriers) { apart |= together(threads, backwards); continue; }
         for (int k = 0; k < threads; ++k) {
-            int t = backwards ? threads - 1 - k : k;
-            threadIdx.x = t % bx; threadIdx.y = t / bx; threadIdx.z = 0;
+            current = backwards ? threads - 1 - k : k;
+            threadIdx.x = current % bx; threadIdx.y = current / bx; threadIdx.z = 0;
             f(a);
         }
     }
+    return apart;
 }
 """
 SHIM = r"""
 #define KERNEL static void
 #define KERNEL_OF(threads) static void
 #define DEVICE static inline
+#ifdef WATCHED
+#define SHARED static __attribute__((section("on_chip")))
+#else
 #define SHARED static
+#endif
 #define ON_CHIP extern unsigned char chip[]
-typedef struct { float x, y, z, w; } float4;
-typedef struct { double x, y; } double2;
+#ifdef WATCHED
+#define ALIGNED __attribute__((aligned(16)))
+#else
+#define ALIGNED
+#endif
+typedef struct { float x, y, z, w; } ALIGNED float4;
+typedef struct { double x, y; } ALIGNED double2;
 double exp(double), log(double), log1p(double), expm1(double), sqrt(double), tanh(double), sin(double), cos(double);
 double erf(double), pow(double, double), floor(double), fabs(double);
 float expf(float), logf(float), log1pf(float), expm1f(float), sqrtf(float), tanhf(float), sinf(float), cosf(float);
@@ -119,8 +135,13 @@ float erff(float), powf(float, float), floorf(float), fabsf(float);
 extern struct place { unsigned x, y, z; } threadIdx, blockIdx, blockDim, gridDim;
 void barrier(void);
 #define __syncthreads barrier
+#ifdef WATCHED
+void __threadfence(void);
+int atomicAdd(int*, int);
+#else
 static inline void __threadfence(void) {}
 static inline int atomicAdd(int* a, int b) { int before = *a; *a += b; return before; }
+#endif
 static inline double __longlong_as_double(long long bits) { union { long long i; double d; } both = { bits }; return both.d; }
 static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
 { return (unsigned long long)(((unsigned __int128)a * b) >> 64); }
@@ -134,23 +155,28 @@ def _folder() -> Path:
     return Path(folder)
 
 
-def _built(name: str, text: str, *more: str) -> Path:
-    """The shared library of a C text."""
+def built(name: str, text: str, compiled: Sequence[str] = (), linked: Sequence[str] = ()) -> Path:
+    """The shared library of a C text, with more flags to compile it and to link it."""
     assert COMPILER is not None
-    source, library = _folder() / f"{name}.c", _folder() / f"{name}.so"
+    source, unlinked, library = (_folder() / f"{name}.{end}" for end in ("c", "o", "so"))
     if not library.exists():
         source.write_text(text)
-        subprocess.run([COMPILER, *FLAGS, *more, str(source), "-o", str(library), "-lm"], check=True)
+        if compiled:
+            subprocess.run([COMPILER, *FLAGS, *compiled, "-c", str(source), "-o", str(unlinked)], check=True)
+        command = [COMPILER, *FLAGS, "-shared", *linked, str(unlinked if compiled else source), "-o", str(library), "-lm"]
+        subprocess.run(command, check=True)
     return library
 
 
 @cache
 def _runtime() -> ctypes.PyDLL:
-    return ctypes.PyDLL(str(_built("runtime", RUNTIME)), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.PyDLL(str(built("runtime", RUNTIME)), mode=ctypes.RTLD_GLOBAL)
 
 
 class DeviceArray(np.ndarray):
     """An array in the memory of the GPU that there is none of."""
+
+    watched = False
 
     def item(self, *index: Any) -> Any:
         finish_main()
@@ -182,6 +208,16 @@ class EmulatedEvent(Event):
             self.queue.run_to(self.place)
 
 
+@dataclass
+class Task:
+    """Work of a queue: what it is called, and what it reads and writes, as arrays there, where that is known."""
+
+    work: Work
+    what: str = ""
+    reads: Sequence[np.ndarray] = ()
+    writes: Sequence[np.ndarray] = ()
+
+
 class EmulatedQueue(Queue):
     """Work that is done as soon as it may be; in one of the `device.late` queues not before something waits for it.
 
@@ -190,17 +226,20 @@ class EmulatedQueue(Queue):
 
     def __init__(self, device: EmulatedDevice, name: str) -> None:
         self.device, self.name = device, name
-        self.left: deque[Work] = deque()
+        self.left: deque[Task] = deque()
         self.asked = self.done = 0
 
-    def add(self, work: Work) -> None:
+    def add(self, work: Work, what: str = "", reads: Sequence[np.ndarray] = (), writes: Sequence[np.ndarray] = ()) -> None:
+        self.put(Task(work, what, reads, writes))
+
+    def put(self, task: Task) -> None:
         if self.device.captured is not None:
             if self.name != "main":
                 self.device.refuse(f"work in the queue {self.name}")
-            self.device.captured.append(work)
+            self.device.captured.append(task)
             return
         with _running:
-            self.left.append(work)
+            self.left.append(task)
             self.asked += 1
             if self.name not in self.device.late:
                 self.run_to(self.asked)
@@ -216,10 +255,10 @@ class EmulatedQueue(Queue):
         with _running, np.errstate(all="ignore"):
             while self.done < place:
                 self.done += 1
-                self.left.popleft()()
+                self.left.popleft().work()
 
     def copy(self, target: Any, source: Any) -> None:
-        assert {type(target), type(source)} == {PinnedArray, DeviceArray}
+        assert isinstance(target, PinnedArray) == isinstance(source, DeviceArray) == (not isinstance(target, DeviceArray))
         assert target.dtype == source.dtype
         assert target.nbytes == source.nbytes
         assert target.flags.c_contiguous
@@ -228,7 +267,8 @@ class EmulatedQueue(Queue):
         owners = [_owner(array) for array in (target, source)]
         ends = [_unowned(np.asarray(array).reshape(-1)) for array in (target, source)]
         held = owners if self.device.deaf else []  # where waiting is left out, memory may be given back too early
-        self.add(partial(self._copy, [weakref.ref(owner) for owner in owners], held, *ends))
+        work = partial(self._copy, [weakref.ref(owner) for owner in owners], held, *ends)
+        self.add(work, f"the copy {self.name}", ends[1:], ends[:1])
 
     def _copy(self, owners: list[Any], held: list[Any], target: np.ndarray, source: np.ndarray) -> None:
         """Copy by addresses alone, as a GPU does; by now, somebody may have let go of the memory."""
@@ -260,14 +300,14 @@ def _unowned(array: np.ndarray) -> np.ndarray:
     return np.frombuffer(memory, array.dtype, array.size)
 
 
-_devices: WeakSet[EmulatedDevice] = WeakSet()
+devices: WeakSet[EmulatedDevice] = WeakSet()
 _running = threading.RLock()  # of all queues, which several threads of the host may use
 
 
 def finish_main() -> None:
     """What looking at an array of the GPU waits for: the main queues, and no other."""
-    for device in _devices:
-        device.main.run_to(device.main.asked)
+    for device in devices:
+        device.finish()
 
 
 class EmulatedDevice(Device):
@@ -275,6 +315,8 @@ class EmulatedDevice(Device):
 
     With `convolutions`, these are done by `fake_cudnn`, with plans chosen that way.
     """
+
+    watched = False  # its memory
 
     def __init__(
         self,
@@ -298,11 +340,11 @@ class EmulatedDevice(Device):
         self.joined = 0  # communicators
         self.kept: list[np.ndarray] | None = None  # all memory, for late kernels, which know addresses alone
         self.main, self.to_device, self.to_host = (EmulatedQueue(self, name) for name in ("main", "to_device", "to_host"))
-        _devices.add(self)
+        devices.add(self)
         self.allocations = 0
         self.launches = 0
         self.graphs = 0
-        self.captured: list[Work] | None = None  # the work of the graph that is being captured
+        self.captured: list[Task] | None = None  # the work of the graph that is being captured
         self._loaded: set[int] = set()  # kernels that were launched
         self.library = fake_cudnn.FrontEnd()
         self.library.queue = self.main.add
@@ -315,7 +357,11 @@ class EmulatedDevice(Device):
             raise RuntimeError(f"cudaErrorStreamCaptureUnsupported: {what} while a graph is captured")
 
     def owns(self, array: Any) -> bool:
-        return isinstance(array, DeviceArray)
+        return isinstance(array, DeviceArray) and array.watched == self.watched
+
+    def finish(self) -> None:
+        """Wait for the main queue."""
+        self.main.run_to(self.main.asked)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
         self.refuse("allocation of memory")
@@ -330,16 +376,12 @@ class EmulatedDevice(Device):
 
     def assign(self, target: Any, source: Any) -> None:
         self.refuse("a copy by the host")
-        if not self.owns(target):
-            self.main.run_to(self.main.asked)
-        elif not self.owns(source):
-            source = np.array(source)
-        ends = np.asarray(target), np.asarray(source).reshape(target.shape)
-        work = partial(np.copyto, *ends, casting="unsafe")
-        if self.owns(target):
-            self.main.add(work)
-        else:
-            work()
+        there, from_there = self.owns(target), self.owns(source)
+        to, start = np.asarray(target), (np.asarray(source) if from_there else np.array(source)).reshape(target.shape)
+        work = partial(np.copyto, to, start, casting="unsafe")
+        self.main.add(work, "the copy of an array", [start] if from_there else [], [to] if there else [])
+        if not there:
+            self.finish()
 
     def event(self) -> EmulatedEvent:
         return EmulatedEvent(self)
@@ -366,13 +408,18 @@ class EmulatedDevice(Device):
     def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
         if text not in self._modules:
             self.refuse("compilation of a module")
-            _runtime()
-            entries = [_entry(kernel) for kernel in kernels]
-            whole = "\n".join([SHIM, text, *entries])
-            name = hashlib.sha256(whole.encode()).hexdigest()[:16]
-            self._modules[text] = ctypes.PyDLL(str(_built(name, whole)))
+            self._modules[text] = self.loaded("\n".join([SHIM, text, *map(_entry, kernels)]))
         module = self._modules[text]
         return {kernel.name: (module[f"call_{kernel.name}"], kernel) for kernel in kernels}
+
+    def runtime(self) -> ctypes.PyDLL:
+        """What runs kernels."""
+        return _runtime()
+
+    def loaded(self, text: str) -> ctypes.PyDLL:
+        """The kernels of a C text."""
+        self.runtime()
+        return ctypes.PyDLL(str(built(hashlib.sha256(text.encode()).hexdigest()[:16], text)))
 
     def launch(
         self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic], shared: int = 0
@@ -388,25 +435,27 @@ class EmulatedDevice(Device):
         pointers = (ctypes.c_void_p * len(boxes))(*(box.ctypes.data for box in boxes))
         barriers = "__syncthreads" in description.text
         work = partial(self._launch, function, pointers, boxes, *grid, *block, shared, barriers)
-        return partial(self._started_kernel, ctypes.cast(function, ctypes.c_void_p).value or 0, work)
+        number = ctypes.cast(function, ctypes.c_void_p).value or 0
+        return partial(self.started_kernel, number, Task(work, f"the kernel {description.name}"))
 
-    def _started_kernel(self, function: int, work: Work) -> None:
+    def started_kernel(self, function: int, task: Task) -> None:
         if function not in self._loaded:
             self.refuse("loading of a kernel by its first launch")
             self._loaded.add(function)
-        self.main.add(work)
+        self.main.put(task)
 
     def _launch(self, function: Any, pointers: Any, boxes: Any, *numbers: int) -> None:
         self.launches += 1
-        _runtime().launch(function, pointers, *numbers, int(self.backwards))
+        apart = self.runtime().launch(function, pointers, *numbers, int(self.backwards))
+        assert not apart, "some threads of a block came to a barrier that others never came to"
 
     def product(self, gemm: Gemm) -> Work:
         call = self._cublas.call(gemm)
-        return partial(self.main.add, lambda: self.cublas.cublasGemmEx(None, *call))
+        return partial(self.main.put, Task(lambda: self.cublas.cublasGemmEx(None, *call), *_touched(gemm)))
 
     def fused(self, gemm: Gemm, epilogue: Epilogue) -> Work | None:
         plan = self.products.plan(gemm, epilogue)
-        return None if plan is None else partial(self.main.add, self._started(plan))
+        return None if plan is None else partial(self.main.put, Task(self._started(plan), *_touched(gemm, epilogue)))
 
     def _started(self, plan: MatmulPlan) -> Work:
         return partial(self._lt.start, plan, 0, fake_cublas.WORKSPACE)
@@ -424,7 +473,7 @@ class EmulatedDevice(Device):
         a, out = (
             np.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(place), dtype) for place in (source, target)
         )
-        self.main.add(partial(all_reduce, words, out if source == target else a, out))
+        self.main.add(partial(all_reduce, words, out if source == target else a, out), "a sum over processes", [a], [out])
 
     def capture(self, work: Sequence[Work]) -> Work:
         self.refuse("another capture")
@@ -438,7 +487,7 @@ class EmulatedDevice(Device):
 
         def replay() -> None:
             for each in captured:
-                self.main.add(each)
+                self.main.put(each)
 
         return replay
 
@@ -457,6 +506,35 @@ class EmulatedDevice(Device):
         if len(self.library.executed) > done:
             return fake_cudnn.ENGINES[self.library.executed[-1][1]].seconds
         return self.lt.seconds if repeats else np.inf
+
+
+def _area(address: int, rows: int, length: int, leading: int) -> np.ndarray:
+    """The bytes of a matrix: so many rows of a length, and how far one begins after the other."""
+    span = max(0, (rows - 1) * leading + length)
+    return np.ndarray((rows, length), np.uint8, fake_cublas.memory(address, span), 0, (leading, 1))
+
+
+def _touched(gemm: Gemm, epilogue: Epilogue | None = None) -> tuple[str, list[np.ndarray], list[np.ndarray]]:
+    """What a product is called, what it reads and what it writes."""
+    (rows, columns, inner), size = gemm.sizes, gemm.dtype.itemsize
+    lengths, widths = [(rows, columns), (rows, inner), (inner, columns)], [size, *[2 if gemm.half else size] * 2]
+    lengths[1:] = [each[::-1] if turned else each for each, turned in zip(lengths[1:], gemm.transposed, strict=True)]
+    out, *reads = (
+        _area(address, many, length * width, leading * width)
+        for address, (many, length), leading, width in zip(gemm.addresses, lengths, gemm.leading, widths, strict=True)
+    )
+    what, writes = f"the product of {rows} x {inner} and {inner} x {columns}", [out]
+    reads += [out] if gemm.accumulate else []
+    reads += [_area(gemm.factors, 1, 2 * size, 0)] if gemm.factors is not None else []
+    if epilogue is not None:
+        what += f" with {epilogue.kind}"
+        if epilogue.vector is not None:
+            count = rows if epilogue.kind == "bgradb" else columns
+            (reads if "bias" in epilogue.kind else writes).append(_area(epilogue.vector, 1, count * size, 0))
+        if epilogue.mask is not None:
+            mask = _area(epilogue.mask, rows, epilogue.mask_leading // 8, epilogue.mask_leading // 8)
+            (writes if "aux" in epilogue.kind else reads).append(mask)
+    return what, reads, writes
 
 
 def _entry(kernel: Kernel) -> str:

@@ -189,8 +189,10 @@ class Graph:
         arrays = {name: tensor.at(pointers[tensor.uid]) for name, tensor in self.tensors.items()}
         if nbytes := self.get_workspace_size_plan_at_index(index):
             # Nothing that is still needed may be there.
-            self.front.queue(partial(ctypes.memset, workspace, 0xFF, nbytes))
-        self.front.queue(partial(self._compute, arrays, index))
+            room = np.frombuffer((ctypes.c_char * nbytes).from_address(workspace), np.uint8)
+            self.front.queue(partial(ctypes.memset, workspace, 0xFF, nbytes), "workspace", [], [room])
+        reads = [array for name, array in arrays.items() if name != self.result]
+        self.front.queue(partial(self._compute, arrays, index), "a convolution", reads, [arrays[self.result]])
 
     def _compute(self, arrays: dict[str, np.ndarray], index: int) -> None:
         self.front.executed.append((self.result, index))
@@ -243,7 +245,7 @@ class FrontEnd:
         self.handles: list[object] = []
         self.streams: dict[object, int] = {}
         self.graphs: list[Graph] = []
-        self.queue: Callable[[Callable[[], object]], object] = lambda work: work()  # where computations go
+        self.queue: Callable[..., object] = lambda work, *touched: work()  # where computations go, and what they touch
         self.executed: list[tuple[str, int]] = []
         self.broken = False
         self.refuses = lambda graph: False

@@ -38,6 +38,7 @@ class DeviceBackend(Backend):
     name = "cupy"
     lowered = LOWERINGS.keys() | ELEMENTWISE.keys()
     copied_bytes = 1 << 28
+    binding = DeviceBinding
 
     def __init__(self, device: Device, fused: bool | None = None) -> None:
         self.device = device
@@ -49,7 +50,7 @@ class DeviceBackend(Backend):
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> DeviceBinding:
         device, names = self.device, convolved(program) & arrays.keys()
         aligned = all(device.address(arrays[name]) % ALIGNMENT == 0 for name in names if device.owns(arrays[name]))
-        return DeviceBinding(device, self.commands(program, batch, aligned), batch, arrays, scratch)
+        return self.binding(device, self.commands(program, batch, aligned), batch, arrays, scratch)
 
     def compile(self, program: Program, batch: int = 1, aligned: bool = True) -> Compiled:
         """The commands of a program and the source of its kernels, compiled the first time.
