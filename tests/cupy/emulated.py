@@ -121,13 +121,14 @@ SHIM = r"""
 #define SHARED static
 #endif
 #define ON_CHIP extern unsigned char chip[]
+#define ALIGNED(bytes) __attribute__((aligned(bytes)))
 #ifdef WATCHED
-#define ALIGNED __attribute__((aligned(16)))
+#define SIXTEEN ALIGNED(16)
 #else
-#define ALIGNED
+#define SIXTEEN
 #endif
-typedef struct { float x, y, z, w; } ALIGNED float4;
-typedef struct { double x, y; } ALIGNED double2;
+typedef struct { float x, y, z, w; } SIXTEEN float4;
+typedef struct { double x, y; } SIXTEEN double2;
 double exp(double), log(double), log1p(double), expm1(double), sqrt(double), tanh(double), sin(double), cos(double);
 double erf(double), pow(double, double), floor(double), fabs(double);
 float expf(float), logf(float), log1pf(float), expm1f(float), sqrtf(float), tanhf(float), sinf(float), cosf(float);

@@ -43,32 +43,35 @@ class DeviceBackend(Backend):
     def __init__(self, device: Device, fused: bool | None = None) -> None:
         self.device = device
         self.fused = fused
-        self._tiled: WeakKeyDictionary[Program, dict[Tiling, FusedProgram | None] | None] = WeakKeyDictionary()
-        self._compiled: WeakKeyDictionary[Program, dict[tuple[bool, bool, bool], Compiled]] = WeakKeyDictionary()
+        self._tiled: WeakKeyDictionary[Program, dict[tuple[Tiling, bool], FusedProgram | None] | None] = WeakKeyDictionary()
+        self._compiled: WeakKeyDictionary[Program, dict[tuple[bool, ...], Compiled]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> DeviceBinding:
-        device, names = self.device, convolved(program) & arrays.keys()
-        aligned = all(device.address(arrays[name]) % ALIGNMENT == 0 for name in names if device.owns(arrays[name]))
-        return self.binding(device, self.commands(program, batch, aligned), batch, arrays, scratch)
+        askew = {name for name, array in arrays.items() if self.device.owns(array) and self.device.address(array) % ALIGNMENT}
+        aligned = not askew and (scratch is None or self.device.address(scratch) % ALIGNMENT == 0)
+        commands = self.commands(program, batch, aligned, library=not askew & convolved(program))
+        return self.binding(self.device, commands, batch, arrays, scratch)
 
-    def compile(self, program: Program, batch: int = 1, aligned: bool = True) -> Compiled:
+    def compile(self, program: Program, batch: int = 1, aligned: bool = True, library: bool = True) -> Compiled:
         """The commands of a program and the source of its kernels, compiled the first time.
 
-        There are separate ones for large batches with bfloat16 factors, and for arrays that cuDNN cannot take.
+        There are separate ones for large batches with bfloat16 factors, for arrays of which some do not begin at multiples of
+        16 bytes, so that kernels cannot read them as vectors, and for those that a `library` for convolutions cannot take.
         """
-        library = self.device.convolutions if aligned else None
+        convolutions = self.device.convolutions if library else None
         half = self.device.precision == "bf16" and batch >= LEAST_BFLOAT16_LENGTH
-        key = library is None, half, self.device.epilogues
+        key = aligned, convolutions is None, half, self.device.epilogues
         with self._lock:
             known = self._compiled.setdefault(program, {})
             if key not in known:
-                known[key] = Compiled(program, None, library, epilogues=self.device.epilogues, half=half)
+                settings = {"epilogues": self.device.epilogues, "half": half, "aligned": aligned}
+                known[key] = Compiled(program, None, convolutions, **settings)
             return known[key]
 
-    def commands(self, program: Program, batch: int, aligned: bool = True) -> Compiled:
+    def commands(self, program: Program, batch: int, aligned: bool = True, library: bool = True) -> Compiled:
         """The commands to run at a batch size: a few fused kernels, or the commands of `compile`."""
-        compiled = self.compile(program, batch, aligned)
+        compiled = self.compile(program, batch, aligned, library)
         if self.fused is False:
             return compiled
         with self._lock:
@@ -78,9 +81,10 @@ class DeviceBackend(Backend):
             if kept is None:
                 return compiled
             tiling = tiling_of(program, batch)
-            if tiling not in kept:
-                kept[tiling] = fused_program(program, tiling, self.device.shared_bytes, forced=self.fused is True)
-            return kept[tiling] or compiled
+            key = tiling, aligned
+            if key not in kept:
+                kept[key] = fused_program(program, tiling, self.device.shared_bytes, forced=self.fused is True, aligned=aligned)
+            return kept[key] or compiled
 
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
         """The program, then its kernels in CUDA C. There is only one pass."""

@@ -20,8 +20,9 @@ from chains.backends.cupy.kernels.images import convolve, convolve_input, convol
 from chains.backends.cupy.kernels.indexed import gather, random, scatter_add
 from chains.backends.cupy.kernels.products import prepared, product
 from chains.backends.cupy.kernels.updates import with_updates
-from chains.backends.cupy.source.axes import Space, count, count_text
+from chains.backends.cupy.source.axes import Space, count
 from chains.backends.cupy.source.commands import (
+    THREADS,
     Command,
     Fused,
     Pointers,
@@ -29,11 +30,11 @@ from chains.backends.cupy.source.commands import (
     Source,
     Summed,
     blocks,
-    each_element,
     unrolled,
     untiled,
 )
-from chains.backends.cupy.source.fusion import ELEMENTWISE, Run, run_at, run_lines, staged
+from chains.backends.cupy.source.fusion import ELEMENTWISE, Run, run_at, staged
+from chains.backends.cupy.source.lanes import map_body
 from chains.backends.cupy.source.reduction import Temporary, reduction
 from chains.program.all_reduce import AllReduce
 from chains.program.loop import Loop
@@ -65,7 +66,8 @@ class Compiled:
     """The commands of a program, the source of their kernels, and the scratch memory they need; for any batch size.
 
     `convolutions` is a library for convolutions, where it can do them. `epilogues`: whether products include the operations
-    that follow them, where they can. `half`: whether large products get bfloat16 factors.
+    that follow them, where they can. `half`: whether large products get bfloat16 factors. `aligned`: whether all arrays begin
+    at multiples of 16 bytes.
     """
 
     def __init__(
@@ -76,13 +78,14 @@ class Compiled:
         *,
         epilogues: bool = True,
         half: bool = False,
+        aligned: bool = True,
     ) -> None:
         self.program = program
         self.source = source or Source()
         self._library = convolutions
         self.commands: list[Command] = []
         self._sizes: dict[Buffer, Callable[[int], int]] = {}  # elements of this backend's own scratch buffers
-        self._epilogues, self._half = epilogues, half
+        self._epilogues, self._half, self._aligned = epilogues, half, aligned
         self._advancing: dict[tuple[Buffer, tuple[int, ...]], Buffer] = {}
         self.advances: dict[Buffer, tuple[Buffer, tuple[int, ...]]] = {}  # by stand-in: the buffer, and its advances
         operations = self._ready(program.operations)
@@ -188,7 +191,7 @@ class Compiled:
             else:
                 run, after, stop = run_at(operations, start)
                 if after is not None:
-                    commands += reduction(self.source, after, run, stored(range(start, stop)), self._temporary)
+                    commands += reduction(self.source, after, run, stored(range(start, stop)), self._temporary, self._begins)
                 else:
                     commands.append(self._elementwise(run, stored(range(start, stop))))
             start = stop
@@ -213,11 +216,15 @@ class Compiled:
 
     def _elementwise(self, run: Run, stored: Stored) -> Command:
         pointers, space = Pointers(), Space(run.shape, [*run.outs, *run.ins])
-        lines, _ = run_lines(run, space, pointers, stored)
-        body = each_element(count_text(space.kept), [*space.kept_lines, *lines])
+        width, body = map_body(run, space, self._begins, pointers, stored)
         labels = dict.fromkeys(operation.label for operation in run.operations)
         grid = lambda batch: (blocks(count(space.kept, batch)), 1)  # noqa: E731
-        return pointers.launch(self.source, "map", body, grid, label=", ".join(labels))
+        return pointers.launch(self.source, "map", body, grid, block=(THREADS // width, 1), label=", ".join(labels))
+
+    def _begins(self, view: View, multiple: int) -> bool:
+        """Whether a view begins, at every step of the loops around, at such a multiple of elements from an aligned address."""
+        moves = self.advances[view.buffer][1] if view.buffer in self.advances else ()
+        return self._aligned and not any(each % multiple for each in (view.offset, *moves))
 
     def _alone(self, operation: Operation) -> list[Command]:
         try:
@@ -231,7 +238,7 @@ class Compiled:
         return self._body(operation.in_parts())
 
     def _reduce(self, operation: Reduce) -> list[Command]:
-        return reduction(self.source, operation, None, lambda buffer: True, self._temporary)
+        return reduction(self.source, operation, None, lambda buffer: True, self._temporary, self._begins)
 
     def _convolve(self, operation: AnyConvolution) -> list[Command]:
         """The convolution by the device's library, if there is one."""

@@ -159,14 +159,14 @@ def _count(source: Source, binding: DeviceBinding, cycle: int | None) -> Launch:
     pointers, buffers = Pointers(), binding.program.buffers
     value, losses, cursor = (
         pointers(buffers["value"]),
-        pointers(_buffer("losses", np.float64)),
-        pointers(_buffer("cursor", np.int64)),
+        pointers(_buffer("losses", np.float64), write=True),
+        pointers(_buffer("cursor", np.int64), write=True),
     )
     body = [f"{losses}[{cursor}[0]] = {value}[0];", f"{cursor}[0] += 1;"]
     if cycle is not None:
         body.append(f"if ({cursor}[0] == {cycle}) {cursor}[0] = 0;")
     if "random" in buffers:
-        body.append(f"{pointers(buffers['random'])}[1] += 1;")
+        body.append(f"{pointers(buffers['random'], write=True)}[1] += 1;")
     return pointers.launch(source, "count", body, lambda batch: (1, 1), block=(1, 1))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from chains.backends.cupy.source.axes import length
 from chains.backends.cupy.source.c_source import ctype
-from chains.backends.cupy.source.commands import Pointers
+from chains.backends.cupy.source.commands import Pointers, indented
 from chains.backends.cupy.source.fusion import Run
 from chains.backends.cupy.source.reduction import join
 from chains.program.alias import meet
@@ -71,10 +71,6 @@ class Unit:
                 "}",
             ]
         return ["{", *indented([*self.before, f"const Index count = {self.count};", *loop]), "}"]
-
-
-def indented(lines: Sequence[str], levels: int = 1) -> list[str]:
-    return [f"{'    ' * levels}{line}" for line in lines]
 
 
 def phases(units: Sequence[Unit]) -> list[list[Unit]]:

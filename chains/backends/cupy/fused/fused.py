@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.fused.block import THREADS, Block, Unit, indented, phase_lines, phases
+from chains.backends.cupy.fused.block import THREADS, Block, Unit, phase_lines, phases
 from chains.backends.cupy.fused.block_operations import take
 from chains.backends.cupy.fused.block_products import Stored
 from chains.backends.cupy.fused.sums import Sums, adding
 from chains.backends.cupy.fused.tiling_policy import LEAST_BLOCK_SAMPLES, Tiling, even, samples_each
 from chains.backends.cupy.kernels.products import prepared
 from chains.backends.cupy.source.c_source import ctype
-from chains.backends.cupy.source.commands import Command, Launch, Pointers, Source
+from chains.backends.cupy.source.commands import Command, Launch, Pointers, Source, indented
 from chains.backends.cupy.source.fusion import staged
 from chains.backends.tiling import whole_on_tiles
 from chains.program.operations import MatMul, Operation, users
@@ -31,7 +31,9 @@ from chains.program.view import Buffer
 MOST_ONE_BLOCK_ELEMENTS = 1 << 13  # of a vector that one block updates alone, where many blocks do the tiles
 
 
-def fused_program(program: Program, tiling: Tiling, room: int, forced: bool = False) -> FusedProgram | None:
+def fused_program(
+    program: Program, tiling: Tiling, room: int, forced: bool = False, aligned: bool = True
+) -> FusedProgram | None:
     """The program as one kernel for such batches, with `room` bytes of shared memory for a block; None where it is not to be.
 
     It is where the parameters that products read fit there beside a tile of some samples, or, where `forced`, wherever a
@@ -39,7 +41,7 @@ def fused_program(program: Program, tiling: Tiling, room: int, forced: bool = Fa
     """
     least = 1 if forced else min(LEAST_BLOCK_SAMPLES, tiling.tile)
     while tiling.tile >= least:
-        made = FusedProgram(program, tiling, room)
+        made = FusedProgram(program, tiling, room, aligned)
         if made.chip_bytes <= room and (forced or made.has_parameters):
             return made
         if tiling.tile == 1:
@@ -70,10 +72,10 @@ class Layout:
 class FusedProgram(Compiled):
     """The commands of a program at the batch sizes that are shared out in the same way."""
 
-    def __init__(self, program: Program, tiling: Tiling, room: int) -> None:
+    def __init__(self, program: Program, tiling: Tiling, room: int, aligned: bool = True) -> None:
         self.tiling = tiling
         self._room = room
-        super().__init__(program, epilogues=False)
+        super().__init__(program, epilogues=False, aligned=aligned)
 
     def blocks(self, batch: int) -> int:
         return -(-batch // self._each(batch))
@@ -196,7 +198,7 @@ class FusedProgram(Compiled):
             lines.append(f"if (blockIdx.x == 0 && threadIdx.x == 0) {far.named(ticket, 'ticket', write=True)}[0] = 0;")
         return far.launch(
             self.source, "network", lines, lambda batch: (self.blocks(batch), 1), block=(THREADS, 1), extra=["each"],
-            numbers=lambda batch: (self._each(batch),), label=self._label, shared=layout.nbytes,
+            numbers=lambda batch: (self._each(batch),), label=self._label, shared=layout.nbytes, apart=False,
         )  # fmt: skip
 
     def training(self, source: Source, sources: Mapping[str, np.dtype[Any]], own: Collection[str] | None = None) -> Launch:
@@ -239,7 +241,7 @@ class FusedProgram(Compiled):
             extra += rows.values()
         return far.launch(
             source, "training", lines, lambda batch: (1, 1), block=(THREADS, 1), extra=extra, label=self._label,
-            shared=layout.nbytes,
+            shared=layout.nbytes, apart=False,
         )  # fmt: skip
 
     @property

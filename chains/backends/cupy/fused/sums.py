@@ -101,5 +101,5 @@ def adding(
         ]
     return pointers.launch(
         source, "sums", lines, lambda batch: (-(-sums.size // SUMS_PER_BLOCK), 1), block=(THREADS, 1), extra=["blocks"],
-        numbers=lambda batch: (blocks(batch),), label="sums", shared=shared,
+        numbers=lambda batch: (blocks(batch),), label="sums", shared=shared, apart=False,
     )  # fmt: skip

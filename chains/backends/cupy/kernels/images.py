@@ -5,7 +5,7 @@ from __future__ import annotations
 from chains.backends.cupy.source.axes import Space, count, count_text
 from chains.backends.cupy.source.c_source import ctype, literal
 from chains.backends.cupy.source.commands import HELPERS, Command, Pointers, Source, blocks, each_element
-from chains.backends.cupy.source.reduction import Temporary, reduce_commands
+from chains.backends.cupy.source.reduction import Temporary, Terms, reduce_commands
 from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Pool, PoolInput
 from chains.program.view import Batch, View
 from chains.program.window import Window
@@ -216,4 +216,4 @@ def convolve_weight(source: Source, operation: ConvolveWeight, temporary: Tempor
         f"    : {image}[{at(x, 'n', f'c / {outputs} * {inputs} + k', 'ih', 'iw')}]",
         f"    * {cotangent}[{at(dy, 'n', 'c', 'oh', 'ow')}];",
     ]
-    return reduce_commands(source, "sum", space, pointers, lines, "term", wide, operation.label, temporary)
+    return reduce_commands(source, "sum", space, pointers, Terms(lines, "term"), wide, operation.label, temporary)

@@ -22,6 +22,7 @@ PRELUDE = """\
 #define DEVICE static __device__ __forceinline__
 #define SHARED __shared__
 #define ON_CHIP extern __shared__ __align__(16) unsigned char chip[]
+#define ALIGNED(bytes) __align__(bytes)
 #endif
 typedef long long int64;
 typedef unsigned long long uint64;

@@ -208,14 +208,27 @@ class Pointers:
         numbers: Callable[[int], tuple[int, ...]] = lambda batch: (),
         label: str = "",
         shared: int = 0,
+        apart: bool = True,
     ) -> Launch:
-        """A launch of the kernel with this body; `extra` names the `numbers`."""
-        types = ["const Index", *(f"{ctype(buffer.dtype)}*" for buffer in self.buffers), *("const Index" for _ in extra)]
+        """A launch of the kernel with this body; `extra` names the `numbers`.
+
+        `apart`: whether what lies at each address is read and written by that parameter alone, and what is only read is
+        written by nobody while the kernel runs.
+        """
+        kinds = [self._parameter(buffer, apart) for buffer in self.buffers]
+        types = ["const Index", *kinds, *("const Index" for _ in extra)]
         names = ["batch", *self.buffers.values(), *extra]
         kernel = source.kernel(types, names, body, hint, max(THREADS, block[0] * block[1]))
         buffers = tuple(self.buffers)
         reads, writes = (tuple(b for b in buffers if b in some) for some in (self.read, self.written))
         return Launch(kernel, buffers, grid, block, numbers, reads, writes, label, shared)
+
+    def _parameter(self, buffer: Buffer, apart: bool) -> str:
+        """The C type of the parameter for a buffer."""
+        kind = ctype(buffer.dtype)
+        if not apart:
+            return f"{kind}*"
+        return f"{kind}* __restrict__" if buffer in self.written else f"const {kind}* __restrict__"
 
 
 def blocks(elements: int, most: int = 1 << 16) -> int:
@@ -223,11 +236,12 @@ def blocks(elements: int, most: int = 1 << 16) -> int:
     return max(1, min(-(-elements // THREADS), most))
 
 
-def each_element(count: str, body: Sequence[str]) -> list[str]:
-    """A loop over the numbers below `count`, as C, split among all threads: the variable `i`."""
-    return [
-        f"const Index count = {count};",
-        "for (Index i = blockIdx.x * (Index)blockDim.x + threadIdx.x; i < count; i += gridDim.x * (Index)blockDim.x) {",
-        *(f"    {line}" for line in body),
-        "}",
-    ]
+def each_element(count: str, body: Sequence[str], index: str = "i") -> list[str]:
+    """A loop over the numbers below `count`, as C, split among all threads: the variable `index`."""
+    first, step = "blockIdx.x * (Index)blockDim.x + threadIdx.x", "gridDim.x * (Index)blockDim.x"
+    head = f"for (Index {index} = {first}; {index} < count; {index} += {step}) {{"
+    return [f"const Index count = {count};", head, *indented(body), "}"]
+
+
+def indented(lines: Sequence[str], levels: int = 1) -> list[str]:
+    return [f"{'    ' * levels}{line}" for line in lines]

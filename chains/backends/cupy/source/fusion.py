@@ -35,10 +35,19 @@ class Run:
     def ins(self) -> list[View]:
         return [view for operation in self.operations for view in operation.ins]
 
+    def stored(self, stored: Callable[[Buffer], bool]) -> list[View]:
+        """What the run writes to memory."""
+        return [view for view in dict.fromkeys(self.outs) if stored(view.buffer)]
+
     @property
     def scalar(self) -> bool:
         """Whether the run is on single numbers, which are computed in double precision."""
         return all(view.ndim == 0 for view in (*self.outs, *self.ins))
+
+    @property
+    def kind(self) -> str:
+        """The C type to compute in."""
+        return "double" if self.scalar else next((ctype(out.dtype) for out in self.outs if out.dtype != BFLOAT16), "float")
 
     def takes(self, operation: Operation) -> bool:
         """Whether the operation may join, at the end."""
@@ -116,7 +125,7 @@ def run_lines(
 
     Results are written to the buffers that are to be `stored`. Values that are `known` already are not read.
     """
-    kind = "double" if run.scalar else next((ctype(out.dtype) for out in run.outs if out.dtype != BFLOAT16), "float")
+    kind = run.kind
     lines: list[str] = []
     known = dict(known or {})
 
