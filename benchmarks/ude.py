@@ -16,9 +16,11 @@ from benchmarks.derivatives import error, repeated
 from benchmarks.peers import Options
 from benchmarks.timing import Absent, Contest, Contestant, Criterion, Table
 from chains import ODE, Adam, Chain, Dense, Equations, MSELoss, tanh, train
+from chains.backends.native import NativeBackend
 
 STEPS = 10  # a year
 CONTROL = {"rtol": 1e-6, "atol": 1e-6, "max_steps": 64}
+CHECKPOINTS = (None, 100, 32, 10)
 ADAM = BFGS = 300
 
 
@@ -68,12 +70,14 @@ def cycles() -> np.ndarray:
 def contests(options: Options) -> list[Contest]:
     problem = Problem(cycles())
     net, p, loss = problem.net(), problem.start(0), MSELoss()
-    controlled = problem.net(**CONTROL)
+    controlled, longer = problem.net(**CONTROL), problem.net(**(CONTROL | {"max_steps": 256}))
     own: list[Contestant | Absent] = [
         repeated("chains native", lambda: net.value_and_grad(p, problem.x, problem.t, loss)[1]),
         repeated("forward solve, chains native", lambda: net(problem.x, p)),
         repeated("step control, chains native", lambda: controlled.value_and_grad(p, problem.x, problem.t, loss)[1]),
         repeated("step control, forward solve, chains native", lambda: controlled(problem.x, p)),
+        repeated("step control, 256 attempts, chains native", lambda: longer.value_and_grad(p, problem.x, problem.t, loss)[1]),
+        repeated("step control, 256 attempts, forward solve, chains native", lambda: longer(problem.x, p)),
     ]
     wanted = problem.net("numpy").value_and_grad(p, problem.x, problem.t, loss)[1]
     if "jax" in options.peers:
@@ -92,8 +96,37 @@ def contests(options: Options) -> list[Contest]:
             judged="relative error of the gradient",
             judge=lambda found: error(wanted)(found) if np.shape(found) == wanted.shape else 0.0,
             criteria=_criteria,
-        )
+        ),
+        _checkpoints(),
     ]
+
+
+def _checkpoints() -> Contest:
+    """The gradient through 1,000 steps, by how much is kept of them."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(64, 16)).astype(np.float32)
+    nets = {}
+    for every in CHECKPOINTS:
+        rate = Chain(Dense(16, 64, tanh), Dense(64, 16))
+        net = Chain(ODE(rate, (0.0, 1.0), "rk4", 1000, checkpoint_every=every), backend="native")
+        kept = NativeBackend(threads=1).scratch_bytes(net.program(MSELoss()), len(x)) / 1e6
+        nets[f"checkpoint_every={every}, {kept:.2f} MB"] = net
+    p, t = net.init(seed=0), np.zeros((64, 2, 16), np.float32)
+    gradients = {name: partial(_gradient, net, p, x, t) for name, net in nets.items()}
+    wanted = next(iter(gradients.values()))()
+    return Contest(
+        key="ude_checkpoints",
+        title="gradient through 1,000 RK4 steps of 16-64-16, 64 trajectories, float32, with the scratch memory of a thread",
+        unit="call",
+        contestants=[repeated(name, call) for name, call in gradients.items()],
+        judged="relative error of the gradient",
+        judge=error(wanted),
+        criteria=lambda table: [],
+    )
+
+
+def _gradient(net: Chain, p: np.ndarray, x: np.ndarray, t: np.ndarray) -> np.ndarray:
+    return net.value_and_grad(p, x, t, MSELoss())[1]
 
 
 def _criteria(table: Table) -> list[Criterion]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from chains.layers.base import Declaration, Layer
 from chains.layers.ode import ODE
 from chains.program.recorder import Recorder
@@ -15,7 +13,7 @@ from chains.program.view import View
 def trace_of(ode: ODE) -> Layer:
     """The trace of a layer, with its parameters: a layer whose output are the steps."""
     made = _Trace.__new__(_Trace)
-    vars(made).update(ode.__getstate__())
+    vars(made).update(ode.__getstate__(), checkpoint_every=ode.max_steps)  # one segment
     return made
 
 
@@ -29,27 +27,23 @@ class _Trace(ODE):
 
     def declare(self, d: Declaration) -> None:
         super().declare(d)
-        d.output((self._total + 1, 3 + d.output_shape[-1]))
+        d.output((self._grid.total + 1, 3 + d.output_shape[-1]))
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
-        n, total = y.sample_shape[-1] - 3, self._total
-        super().forward(ops, x, ops.scratch("y", (self._intervals + 1, n)), p, s)
-        states, clock = y.slice(-1, 3, 3 + n), y.slice(1, 0, total)
-        ops.copy(states.slice(1, 0, total), s.x.index(2, 0).slice(-1, 0, n))
-        ops.copy(states.index(1, total), s.end)
-        ops.fill(y.index(1, total).slice(-1, 0, 3), 0.0)
+        n, grid = y.sample_shape[-1] - 3, self._grid
+        clock = y.slice(1, 0, grid.total)
+        self._solve(ops, x, ops.scratch("y", (grid.intervals + 1, n)), s, y.slice(-1, 3, 3 + n))
+        ops.fill(y.index(1, grid.total).slice(-1, 0, 3), 0.0)
         if self.rtol is not None:
-            ops.copy(y.index(1, total).slice(-1, 0, 1), s.ends.index(1, total - 1))
-        begins, lengths = self._equal(ops) if not self._varies else (s.begins, s.lengths)
+            ops.copy(y.index(1, grid.total).slice(-1, 0, 1), s.ends.index(1, grid.total - 1))
+        begins, lengths = (s.begins, s.lengths) if grid.varies else self._equal(ops)
         for k, view in enumerate((begins, lengths, lengths if self.rtol is None else s.tried)):
             ops.copy(clock.slice(-1, k, k + 1), view)
 
     def _equal(self, ops: Recorder) -> tuple[View, View]:
         """The times before the steps that all samples share, and their lengths, (steps, 1)."""
-        assert isinstance(self.times, tuple)
-        begins = np.linspace(self.times[:-1], self.times[1:], self.steps, endpoint=False, axis=1).reshape(-1, 1)
-        lengths = np.repeat(np.diff(self.times) / self.steps, self.steps)[:, None]
-        return ops.constant("begins", begins), ops.constant("lengths", lengths)
+        begins, lengths = self._grid.equal()
+        return ops.constant("begins", begins[:, None]), ops.constant("lengths", lengths[:, None])
 
     def pullback(self, *_: Any) -> None:
         raise NotImplementedError("steps have no pullback")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from chains.layers.base import Declaration
 from chains.layers.dropout import Dropout
+from chains.layers.node import Node
 from chains.program.recorder import Recorder
 from chains.program.steps import Steps
 from chains.program.view import View
@@ -37,6 +38,18 @@ class Kept:
         """Record that the arrays are as they were kept."""
         for entry, own in self._copies.values():
             self._ops.copy(own, entry)
+
+
+def at_once(ops: Recorder, rhs: Node) -> Node:
+    """The right-hand side with saved arrays of one evaluation, which are overwritten by the next one."""
+    made: dict[View, View] = {}
+
+    def one(view: View) -> View:
+        if view not in made:
+            made[view] = ops.scratch(f"{view.buffer.name}, once", view.sample_shape[2:])
+        return made[view]
+
+    return rhs.at_a_step(one, lambda _, view: view, {})
 
 
 def check_no_chance(declaration: Declaration) -> None:

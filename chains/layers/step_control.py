@@ -1,12 +1,13 @@
 """Step control: the lengths of steps that keep the estimated error of each within tolerances, for each sample by itself.
 
 The search is a loop of a fixed number of attempts. An attempt that is refused, or that comes after the last time, leaves the
-sample where it is, as a step of length 0 does. So the steps that are noted can be gone through again by a plain loop.
+sample where it is, as a step of length 0 does. So the steps that are noted can be gone through again by a plain loop, and
+attempts behind the last one that a sample needs can be left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import nan
@@ -16,27 +17,35 @@ import numpy as np
 
 from chains.expr import exp, log, maximum, minimum, sqrt, where
 from chains.layers.node import Node
-from chains.layers.runge_kutta import Length, move
+from chains.layers.ode_grid import Grid
+from chains.layers.ode_inputs import Inputs
+from chains.layers.runge_kutta import move
+from chains.layers.stages import at_once
 from chains.layers.tableaus import Row, Tableau
 from chains.program.recorder import Recorder
+from chains.program.steps import Steps
 from chains.program.view import View
 
 SAFETY, LEAST_FACTOR, MOST_FACTOR = 0.9, 0.2, 10.0  # by which the length of a step changes
-
-Around = Callable[[View, View, Length, float], None]
 
 
 @dataclass(frozen=True)
 class Attempts:
     """What is noted of each attempt, views (batch, attempts, 1): the time before, the length tried, the length, the time after.
 
-    The length is 0 where the step was refused, and after the last time.
+    The length is 0 where the step was refused, and after the last time. `checkpoints`, (batch, segments, n), are the states
+    before the first attempt of each segment.
     """
 
     begins: View
     tried: View
     lengths: View
     ends: View
+    checkpoints: View
+
+    def __iter__(self) -> Iterator[View]:
+        """What is noted of each attempt, in order."""
+        return iter((self.begins, self.tried, self.lengths, self.ends))
 
 
 @dataclass(frozen=True)
@@ -51,8 +60,8 @@ class StepControl:
         The tolerated error of a number y of the state is ``atol + rtol * abs(y)``. The mean square over the state counts.
     times : View, shape (times,) or (batch, times)
         Those at which states are wanted, counted from the first one. Steps end there.
-    around : callable
-        ``around(seen, t, h, c)`` records what the right-hand side sees behind the state at the time ``t + c * h``.
+    inputs : Inputs
+        What the right-hand side sees, for times from the first one on.
 
     Source: Hairer, Nørsett and Wanner, "Solving ordinary differential equations I", 1993, II.4, also for the first step.
     """
@@ -63,55 +72,70 @@ class StepControl:
     rtol: float
     atol: float | Row
     times: View
-    around: Around
+    inputs: Inputs
 
-    def record(self, y: View, start: View, width: int, attempts: Attempts) -> None:
-        """Record how the states at the times, NaN where they are not reached, and `attempts` are filled from the start."""
-        ops, n = self.ops, start.sample_shape[-1]
-        t, h, last = (ops.scratch(name, (1,)) for name in ("t", "h", "last time"))
+    def record(self, y: View, grid: Grid, attempts: Attempts, states: View | None = None) -> None:
+        """Record how the states at the times, NaN where they are not reached, and `attempts` are filled.
+
+        Also the states before and behind all attempts, (batch, attempts + 1, n), if wanted. Otherwise attempts that no sample
+        needs may be left out.
+        """
+        ops, n, start = self.ops, self.inputs.n, self.inputs.x.slice(-1, 0, self.inputs.n)
+        t, h, last, left = (ops.scratch(name, (1,)) for name in ("t", "h", "last time", "left"))
         state, found = ops.scratch("state", (n,)), ops.scratch("found", y.sample_shape)
         slopes = [ops.scratch(f"slope {i}", (n,)) for i in range(len(self.tableau.error))]
-        seen, rhs = ops.scratch("seen", (width,)), self._alone()
+        seen, rhs = ops.scratch("seen", (self.inputs.width,)), at_once(ops, self.rhs)
         ops.copy(state, start)
         ops.copy(t, self.times.slice(-1, 0, 1))
         if self.times.batched:
             ops.max(last, self.times)
         else:
             ops.copy(last, self.times.slice(-1, y.sample_shape[0] - 1, y.sample_shape[0]))
+        for view in (attempts.begins, attempts.ends):
+            ops.copy(view, last.expand(1))
+        for view in (attempts.lengths, attempts.tried):
+            ops.fill(view, 0.0)
         self._keep(found, t, state)
         ops.copy(seen.slice(-1, 0, n), state)
-        self.around(seen, t, 0.0, 0.0)
+        self.inputs.record(seen, t)
         rhs.forward(ops, seen, slopes[0])
         self._first_length(h, t, last, state, slopes[0], seen, rhs)
-        steps = attempts.lengths.sample_shape[0]
-        with ops.loop(steps) as at:
-            begin, taken, end = (at.now(view, 1) for view in (attempts.begins, attempts.lengths, attempts.ends))
-            tried, reached = self._next_length(h, t, last)
-            for i, k in enumerate(slopes[1:], 1):
-                c, rows = self._stage(i)
-                move(ops, self.tableau, seen.slice(-1, 0, n), state, tried, rows, slopes)
-                self.around(seen, t, tried, c)
-                rhs.forward(ops, seen, k)
-            error = self._error(state, seen.slice(-1, 0, n), tried, slopes)
-            ops.copy(begin, t)
-            ops.copy(at.now(attempts.tried, 1), tried)
-            ops.map((taken, end, h), partial(_judged, self.tableau.order), error, t, h, tried, reached)
-            ops.copy(t, end)
-            for view, new in ((state, seen.slice(-1, 0, n)), (slopes[0], slopes[-1])):
-                ops.map(view, lambda taken, new, old: where(taken > 0.0, new, old), taken, new, view)
-            self._keep(found, t, state, taken)
+        ops.map(left, _left, last, t)
+        only = (lambda _: left) if states is None else None
+        with ops.loop(grid.cut.segments, closed=True, only=only) as segment:
+            ops.copy(segment.now(attempts.checkpoints, 1), state)
+            parts = [segment.part(view, 1, grid.cut.length) for view in attempts]
+            with ops.loop(grid.cut.length, only=only) as at:
+                begin, tries, taken, end = (at.now(view, 1) for view in parts)
+                if grid.cut.spare:
+                    self._stop(h, grid, segment, at)
+                if states is not None:
+                    before = segment.part(states.slice(1, 0, grid.total), 1, grid.cut.length)
+                    ops.copy(at.now(before, 1), state)
+                tried, reached = self._next_length(h, t, last)
+                for i, k in enumerate(slopes[1:], 1):
+                    c, rows = self._stage(i)
+                    move(ops, self.tableau, seen.slice(-1, 0, n), state, tried, rows, slopes)
+                    self.inputs.record(seen, t, tried, c)
+                    rhs.forward(ops, seen, k)
+                error = self._error(state, seen.slice(-1, 0, n), tried, slopes)
+                ops.copy(begin, t)
+                ops.copy(tries, tried)
+                ops.map((taken, end, h), partial(_judged, self.tableau.order), error, t, h, tried, reached)
+                ops.copy(t, end)
+                for view, new in ((state, seen.slice(-1, 0, n)), (slopes[0], slopes[-1])):
+                    ops.map(view, lambda taken, new, old: where(taken > 0.0, new, old), taken, new, view)
+                self._keep(found, t, state, taken)
+                ops.map(left, _left, last, t)
         ops.copy(y, found)
+        if states is not None:
+            ops.copy(states.index(1, grid.total), state)
 
-    def _alone(self) -> Node:
-        """The right-hand side with saved arrays of one evaluation."""
-        made: dict[View, View] = {}
-
-        def one(view: View) -> View:
-            if view not in made:
-                made[view] = self.ops.scratch(f"{view.buffer.name}, once", view.sample_shape[2:])
-            return made[view]
-
-        return self.rhs.at_a_step(one, lambda _, view: view, {})
+    def _stop(self, h: View, grid: Grid, segment: Steps, at: Steps) -> None:
+        """Record that spare attempts, which come last, have the length 0."""
+        real = self.ops.constant("attempts", (np.arange(grid.total) < grid.wanted).astype(np.float64)[:, None])
+        own = at.now(segment.part(real, 0, grid.cut.length), 0)
+        self.ops.map(h, lambda h, real: where(real > 0.0, h, 0.0), h, own)
 
     def _stage(self, i: int) -> tuple[float, list[Row]]:
         """The time of a stage, and its weights for each half of the state; behind the last one the end of the step."""
@@ -164,7 +188,7 @@ class StepControl:
         short, other = ops.scratch("short", (1,)), ops.scratch("other", (n,))
         ops.map(short, _short, size, change, t, last)
         ops.map(seen.slice(-1, 0, n), lambda y, h, k: y + h * k, state, short, slope)
-        self.around(seen, t, short, 1.0)
+        self.inputs.record(seen, t, short, 1.0)
         rhs.forward(ops, seen, other)
         bend = self._mean_square("bend", lambda y, a, b: (a - b, abs(y)), state, other, slope)
         order = self.tableau.order
@@ -188,6 +212,11 @@ class StepControl:
             return h * sum(w * k for w, k in zip(weights, slopes, strict=True)), maximum(abs(y), abs(new))
 
         return self._mean_square("error", relative, y, new, h, *slopes)
+
+
+def _left(last: Any, t: Any) -> Any:
+    """1 before the last time, 0 behind it."""
+    return where(last > t, 1.0, 0.0)
 
 
 def _short(size: Any, change: Any, t: Any, last: Any) -> Any:

@@ -58,6 +58,7 @@ SETTINGS = {
     "ODE-atol-alone": (lambda: chains.ODE(RATE, (0, 1), atol=1e-3), "`atol` (=0.001) is of use with step control only"),
     "ODE-max-steps": (lambda: chains.ODE(RATE, (0, 1), rtol=1e-3, max_steps=0), "`max_steps` (=0)"),
     "ODE-max-steps-alone": (lambda: chains.ODE(RATE, (0, 1), max_steps=9), "`max_steps` (=9) is of use with step control only"),
+    "ODE-checkpoints": (lambda: chains.ODE(RATE, (0, 1), checkpoint_every=0), "`checkpoint_every` (=0)"),
     "ODE-given": (lambda: chains.ODE(RATE, (0, 1), given=-1), "`given` (=-1)"),
     "ODE-time": (lambda: chains.ODE(RATE, (0, 1), time=0.5), "`time` (=0.5)"),
     "ODE-forcing": (lambda: chains.ODE(RATE, (0, 1), forcing=3), "`forcing` (=3)"),

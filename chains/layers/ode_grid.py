@@ -1,0 +1,138 @@
+"""The steps of a solution: how many there are, how long each is and when it begins, and the segments that they are cut into.
+
+With checkpoints, memory is that of the steps of one segment. Segments of equal steps end at the times, or between two times all
+are alike, so that outputs are states at ends of segments, or lie within one at the same places as in all others. Where the
+numbers do not divide, spare steps of length 0 come first: they evaluate the right-hand side where the next step does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from chains.program.recorder import Recorder
+from chains.program.view import View
+
+SEGMENT = 8  # attempts of step control in a segment, unless said: those of a segment are done together or left out
+
+
+class Cut(NamedTuple):
+    """So many segments of `length` steps, with `spare` ones, which are intervals where a segment has several."""
+
+    segments: int
+    length: int
+    spare: int = 0
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The steps from time to time.
+
+    Parameters
+    ----------
+    times : tuple of float, or int
+        The times, or the number of times that each sample brings.
+    steps : int
+        Equal steps from each time to the next one.
+    attempts : int, optional
+        With step control, in place of equal steps: how many are tried.
+    every : int, optional
+        How many steps there are at most from one checkpoint to the next.
+    """
+
+    times: tuple[float, ...] | int
+    steps: int
+    attempts: int | None = None
+    every: int | None = None
+
+    @property
+    def intervals(self) -> int:
+        return (self.times if isinstance(self.times, int) else len(self.times)) - 1
+
+    @property
+    def wanted(self) -> int:
+        """The number of steps, without spare ones."""
+        return self.attempts or self.intervals * self.steps
+
+    @cached_property
+    def cut(self) -> Cut:
+        """The segments."""
+        if self.attempts is not None:
+            return _cut(self.attempts, self.every or SEGMENT)
+        if self.every is None or self.every >= self.wanted:
+            return Cut(1, self.wanted)
+        if self.every < self.steps:
+            parts, length, spare = _cut(self.steps, self.every)
+            return Cut(self.intervals * parts, length, spare)
+        parts, length, spare = _cut(self.intervals, self.every // self.steps)
+        return Cut(parts, length * self.steps, spare)
+
+    @property
+    def total(self) -> int:
+        """The number of steps."""
+        return self.cut.segments * self.cut.length
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a pullback repeats the steps of each segment, from a checkpoint."""
+        return self.attempts is not None or self.cut.segments > 1
+
+    @property
+    def within(self) -> bool:
+        """Whether several segments lie between two times."""
+        return self.cut.segments > 1 and self.every is not None and self.every < self.steps
+
+    @property
+    def own(self) -> bool:
+        """Whether each sample brings its times."""
+        return isinstance(self.times, int)
+
+    @property
+    def varies(self) -> bool:
+        """Whether samples have steps of their own."""
+        return self.attempts is not None or self.own
+
+    def equal(self) -> tuple[np.ndarray, np.ndarray]:
+        """When the steps that all samples share begin, and how long they are, (total,)."""
+        assert isinstance(self.times, tuple)
+        times, (_, _, spare), spare_times = np.array(self.times), self.cut, 0
+        begins = np.linspace(times[:-1], times[1:], self.steps, endpoint=False, axis=1)
+        lengths = np.repeat(np.diff(times)[:, None] / self.steps, self.steps, axis=1)
+        if self.within:
+            begins = np.concatenate([np.repeat(times[:-1, None], spare, axis=1), begins], axis=1)
+            lengths = np.concatenate([np.zeros((self.intervals, spare)), lengths], axis=1)
+        else:
+            spare_times = spare * self.steps
+        return (
+            np.concatenate([np.full(spare_times, times[0]), begins.reshape(-1)]),
+            np.concatenate([np.zeros(spare_times), lengths.reshape(-1)]),
+        )
+
+    def fill(self, ops: Recorder, times: View, begins: View, lengths: View) -> None:
+        """Record when the equal steps between the samples' own times, (batch, times), begin, and how long they are."""
+        (_, _, spare), steps, intervals = self.cut, self.steps, self.intervals
+        if spare and not self.within:
+            ops.fill(lengths.slice(1, 0, spare * steps), 0.0)
+            ops.copy(begins.slice(1, 0, spare * steps), times.slice(-1, 0, 1).expand(-1))
+            begins, lengths = (view.slice(1, spare * steps, self.total) for view in (begins, lengths))
+        starts, stops = (times.slice(-1, k, k + intervals).expand(-1) for k in (0, 1))
+        begins, lengths = (view.index(2, 0).split(1, intervals) for view in (begins, lengths))
+        per_interval = int(begins.shape[2])  # type: ignore[arg-type]
+        if spare and self.within:
+            ops.fill(lengths.slice(2, 0, spare), 0.0)
+            ops.copy(begins.slice(2, 0, spare), starts)
+            begins, lengths = (view.slice(2, spare, per_interval) for view in (begins, lengths))
+        numbers = ops.constant("numbers of steps", np.arange(steps, dtype=np.float64))
+        ops.map(lengths, lambda a, b: (b - a) * (1.0 / steps), starts, stops)
+        ops.map(begins, lambda a, h, k: a + k * h, starts, lengths, numbers)
+
+
+def _cut(steps: int, most: int) -> Cut:
+    """The fewest segments of at most so many steps each, all alike."""
+    segments = -(-steps // most)
+    length = -(-steps // segments)
+    segments = -(-steps // length)
+    return Cut(segments, length, segments * length - steps)

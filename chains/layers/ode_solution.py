@@ -1,0 +1,242 @@
+"""The way through the steps of a differential equation, being recorded: forwards, and backwards for the pullback.
+
+With several segments, the way forwards keeps the state at the beginning of each, and the way backwards repeats the steps of a
+segment from there. With step control the search for the steps is the way forwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chains.expr import where
+from chains.layers.node import Node
+from chains.layers.ode_grid import Grid
+from chains.layers.ode_inputs import Inputs
+from chains.layers.runge_kutta import Length, add_up, move, pull_slope
+from chains.layers.stages import Kept, at_once
+from chains.layers.tableaus import Tableau
+from chains.program.recorder import Recorder
+from chains.program.steps import Steps
+from chains.program.view import View
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The steps of a method on a grid.
+
+    Parameters
+    ----------
+    ops, tableau, grid, rhs, inputs
+        The recorder, the method, the steps, the right-hand side, and what it sees.
+    s : namespace of View
+        What is kept: `x` and `k`, (batch, steps of a segment, stages, features), what the right-hand side sees and gives;
+        `checkpoints`, (batch, segments, n), where there are several; `begins`, `lengths` and, with step control, `ends`,
+        (batch, steps, 1), where samples have steps of their own.
+    clock : View, optional
+        With step control, the times since the first one.
+    """
+
+    ops: Recorder
+    tableau: Tableau
+    grid: Grid
+    rhs: Node
+    inputs: Inputs
+    s: Any
+    clock: View | None = None
+
+    @property
+    def n(self) -> int:
+        return self.inputs.n
+
+    # Forwards
+
+    def forward(self, y: View, states: View | None = None) -> None:
+        """Record the states at the times, and what is kept; also `states`, (batch, steps + 1, n), if wanted.
+
+        The latter is for grids of one segment.
+        """
+        ops, grid, intervals = self.ops, self.grid, self.grid.intervals
+        state = ops.scratch("state", (self.n,))
+        ops.copy(state, self.inputs.x.slice(-1, 0, self.n))
+        spare = 0 if grid.within else grid.cut.spare
+        at_times = y.slice(1, 0, intervals) if not spare else ops.scratch("y with spare", (spare + intervals, self.n))
+        with self._segments() as at:
+            if at is not None:
+                ops.copy(at.now(self.s.checkpoints, 1), state)
+            befores = ops.scratch("states", (grid.cut.length, self.n))
+            self._run(at, state, befores, keeps=at is None)
+            if not grid.within:
+                count = (spare + intervals) // grid.cut.segments
+                found = at_times if at is None else at.part(at_times, 1, count)
+                ops.copy(found, befores.split(1, count).index(2, 0))
+        if grid.within:
+            ops.copy(y.slice(1, 0, intervals), self.s.checkpoints.split(1, intervals).index(2, 0))
+        elif spare:
+            ops.copy(y.slice(1, 0, intervals), at_times.slice(1, spare, spare + intervals))
+        ops.copy(y.index(1, intervals), state)
+        if states is not None:
+            ops.copy(states.slice(1, 0, grid.total), befores)
+            ops.copy(states.index(1, grid.total), state)
+
+    def _run(self, at: Steps | None, state: View, befores: View | None, *, keeps: bool) -> None:
+        """Record the steps of a segment, which take a state to the next one. `befores` are filled with those before each."""
+        ops, tableau, n, s = self.ops, self.tableau, self.n, self.s
+        stages = range(tableau.stages)
+        known = self.inputs.at_stages(self.grid, tableau)
+        alone = None if keeps else at_once(ops, self.rhs)
+        rows_seen = [ops.scratch(f"seen {i}", (self.inputs.width,)) for i in stages] if alone else []
+        values = [ops.scratch(f"slope {i}", (n,)) for i in stages] if alone else []
+        with ops.loop(self.grid.cut.length) as step:
+            h = self._length(at, step)
+            if befores is not None:
+                ops.copy(step.now(befores, 1), state)
+            slopes = values or [step.now(s.k, 1).index(1, i) for i in stages]
+            for i, k in enumerate(slopes):
+                seen = rows_seen[i] if alone else step.now(s.x, 1).index(1, i)
+                move(ops, tableau, seen.slice(-1, 0, n), state, h, [a[i] for a, _ in tableau.halves], slopes)
+                if known is not None:
+                    self.inputs.record(seen)
+                    ops.copy(seen.slice(-1, n + self.inputs.given, self.inputs.width), self._now(known, at, step).index(0, i))
+                else:
+                    t = self._now(s.begins, at, step) if self.grid.varies else None
+                    self.inputs.record(seen, t, h, tableau.c[i])
+                if alone is not None:
+                    alone.forward(ops, seen, k)
+                else:
+                    kept = Kept(ops, step, i)
+                    self.rhs.at_a_step(kept.array, lambda _, view: view, {}).forward(ops, seen, k)
+                    kept.keep()
+            move(ops, tableau, state, state, h, [b for _, b in tableau.halves], slopes)
+
+    # Backwards
+
+    def pullback(self, dy: View, dx: View) -> None:
+        """Record the gradients of parameters, and `dx`, from the cotangents of the states at the times."""
+        ops, n, known = self.ops, self.n, self.n + self.inputs.given
+        d_state, adaptive = ops.scratch("d_state", (n,)), self.clock is not None
+        if adaptive:
+            ops.fill(d_state, 0.0)
+        else:
+            ops.copy(d_state, dy.index(1, self.grid.intervals))
+        ops.fill(dx.slice(-1, n, dx.sample_shape[0]), 0.0)
+        d_begins = self._at_begins(dy) if not adaptive else None
+        sums: list[tuple[View, View]] = []  # the gradient of a parameter, and those of a stage at each step, or in each segment
+        with self._segments(backwards=True) as at:
+            if at is not None:
+                state = ops.scratch("state", (n,))
+                ops.copy(state, at.now(self.s.checkpoints, 1))
+                self._run(at, state, None, keeps=True)
+            d_times = None if d_begins is None else self._of_segment(at, d_begins)
+            sums += self._back(at, d_state, dy, d_times, dx.slice(-1, n, known))
+        if self.clock is not None:
+            self._arrive(d_state, dy, self.clock.slice(-1, 0, 1))
+        ops.copy(dx.slice(-1, 0, n), d_state)
+        add_up(ops, sums)
+
+    def _back(self, at: Steps | None, d_state: View, dy: View, d_times: View | None, d_given: View) -> list[tuple[View, View]]:
+        """Record the way back through the steps of a segment. It gives the gradients of parameters as `add_up` takes them."""
+        ops, tableau, n, s, known = self.ops, self.tableau, self.n, self.s, self.n + self.inputs.given
+        stages = range(tableau.stages)
+        d_seen = [ops.scratch(f"d_x{i}", (self.inputs.width,)) for i in stages]
+        d_states = [view.slice(-1, 0, n) for view in d_seen]
+        d_slope = [ops.scratch(f"d_k{i}", (n,)) for i in stages]
+        sums: list[tuple[View, View]] = []
+
+        def gradient(name: str, view: View) -> View:
+            shape = (self.grid.cut.length, *view.sample_shape)
+            each = ops.scratch(f"{name} of each step", shape, batched=False)
+            sums.append((view, each))
+            return step.now(each, 0)
+
+        with ops.loop(self.grid.cut.length, backwards=True) as step:
+            h = self._length(at, step)
+            if d_times is None:
+                self._arrive(d_state, dy, self._now(s.ends, at, step), self._now(s.lengths, at, step))
+            for i in reversed(stages):
+                pull_slope(ops, tableau, d_slope[i], d_state, h, i, d_states)
+                kept = Kept(ops, step, i)
+                stage = self.rhs.at_a_step(kept.array, gradient, {})
+                kept.fetch()
+                seen, k = (step.now(view, 1).index(1, i) for view in (s.x, s.k))
+                stage.pullback(ops, seen, k, d_slope[i], d_seen[i])
+            more = [] if d_times is None else [step.now(d_times, 1)]
+            ops.map(d_state, lambda *terms: sum(terms), d_state, *more, *d_states)
+            if self.inputs.given:
+                ops.map(d_given, lambda *terms: sum(terms), d_given, *(view.slice(-1, n, known) for view in d_seen))
+        return sums if at is None else [(view, self._of_each_segment(at, each)) for view, each in sums]
+
+    def _of_each_segment(self, at: Steps, each: View) -> View:
+        """Record the sum over the steps of a segment; an array that has an entry for each segment."""
+        name = each.buffer.name.removesuffix("step") + "segment"
+        entries = self.ops.scratch(name, (self.grid.cut.segments, *each.sample_shape[1:]), batched=False)
+        self.ops.sum(at.now(entries, 0), each)
+        return entries
+
+    def _at_begins(self, dy: View) -> View:
+        """The cotangents of the states that intervals, or with several segments to an interval these, begin with."""
+        ops, grid = self.ops, self.grid
+        segments, _, spare = grid.cut
+        d_times = dy.slice(1, 0, grid.intervals)
+        if not grid.within and not spare:
+            return d_times
+        filled = ops.scratch("dy with spare", (segments if grid.within else spare + grid.intervals, self.n))
+        ops.fill(filled, 0.0)
+        own = filled.split(1, grid.intervals).index(2, 0) if grid.within else filled.slice(1, spare, spare + grid.intervals)
+        ops.copy(own, d_times)
+        return filled
+
+    def _of_segment(self, at: Steps | None, d_begins: View) -> View:
+        """The cotangents of the states that the steps of a segment begin with, (steps, n)."""
+        ops, length = self.ops, self.grid.cut.length
+        count = int(d_begins.shape[1]) // self.grid.cut.segments  # type: ignore[arg-type]
+        d_times = ops.scratch("d_states", (length, self.n))
+        ops.fill(d_times, 0.0)
+        ops.copy(d_times.split(1, count).index(2, 0), d_begins if at is None else at.part(d_begins, 1, count))
+        return d_times
+
+    def _arrive(self, d_state: View, dy: View, end: View, h: View | None = None) -> None:
+        """Record that the cotangents of the states at the end of a step of length h are added."""
+        assert self.clock is not None
+        ops = self.ops
+        here, total = ops.scratch("here", dy.sample_shape), ops.scratch("all here", d_state.sample_shape)
+        taken = [] if h is None else [h.expand(-1)]
+        picked = lambda time, t, d, *h: where((time == t) & (h[0] > 0.0) if h else time == t, d, 0.0)  # noqa: E731
+        ops.map(here, picked, self.clock.expand(-1), end.expand(-1), dy, *taken)
+        ops.sum(total.expand(1), here)
+        ops.map(d_state, lambda a, b: a + b, d_state, total)
+
+    # Steps
+
+    @contextmanager
+    def _segments(self, *, backwards: bool = False) -> Iterator[Steps | None]:
+        """A context: what is recorded inside is done for each segment. None where there is one alone, which is not repeated.
+
+        With step control, segments without a step are left out.
+        """
+        segments, length, _ = self.grid.cut
+        if not self.grid.repeats:
+            yield None
+            return
+        only = None if self.clock is None else lambda at: at.part(self.s.lengths, 1, length)
+        with self.ops.loop(segments, backwards=backwards, closed=True, only=only) as at:
+            yield at
+
+    def _now(self, view: View, at: Steps | None, step: Steps) -> View:
+        """The entry for a step, of an array with an entry for each of all."""
+        axis = int(view.batched)
+        return step.now(view if at is None else at.part(view, axis, self.grid.cut.length), axis)
+
+    def _length(self, at: Steps | None, step: Steps) -> Length:
+        """The length of a step: a number where all are alike."""
+        if self.grid.varies:
+            return self._now(self.s.lengths, at, step)
+        assert isinstance(self.grid.times, tuple)
+        _, lengths = self.grid.equal()
+        if np.ptp(lengths) <= 1e-14 * np.max(np.abs(self.grid.times)):
+            return float((self.grid.times[-1] - self.grid.times[0]) / self.grid.total)
+        return self._now(self.ops.constant("lengths of steps", lengths[:, None]), at, step)

@@ -1,0 +1,116 @@
+"""Checkpoints of the steps of differential equations, and attempts of step control that are left out: the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chains import ODE, Chain, Dense, Equations, MSELoss, ode_steps, tanh
+from chains.backends.numpy import lowerings
+from chains.expr import cos
+from chains.layers.ode_grid import Grid
+from chains.layers.tableaus import METHODS
+from chains.program.loop import Loop
+from tests.harness import BACKENDS, SEED, assert_close
+
+FORCING = ([0.0, 1.0, 2.0], [0.0, 1.0, 0.5])
+
+
+def drawn(rng, control):
+    """Two equal layers, of settings at random, the second one with checkpoints; and samples of theirs."""
+    own, steps, count = bool(rng.integers(2)), int(rng.integers(1, 8)), int(rng.integers(2, 7))
+    method = "tsit5" if control else str(rng.choice([name for name, tableau in METHODS.items() if len(tableau.halves) == 1]))
+    rhs = Equations(
+        lambda x, c, t, wind, u, k: k * x * cos(t) + u - c * wind,
+        inputs=("x", "c", "t", "wind"), network=Chain(Dense(4, 3, tanh), Dense(3, 1)), outputs=("u",), parameters={"k": 1.0},
+    )  # fmt: skip
+    times = np.sort(rng.uniform(0.0, 2.5, (9, count)), axis=1)
+    how = {"rtol": 1e-3, "max_steps": 23} if control else {"steps": steps}
+    layer = lambda **more: ODE(rhs, count if own else times[0], method, given=1, time=True, forcing=FORCING, **how, **more)  # noqa: E731
+    batch = int(rng.integers(1, 9))
+    x = np.hstack([rng.normal(size=(batch, 2)), times[:batch]] if own else [rng.normal(size=(batch, 2))])
+    every = int(rng.integers(1, 25 if control else (count - 1) * steps + 2))
+    return layer(checkpoint_every=23 if control else None), layer(checkpoint_every=every), x
+
+
+@pytest.mark.by_day(few=2)
+@pytest.mark.parametrize("control", [False, True], ids=["fixed", "control"])
+@pytest.mark.parametrize("draw", range(5))
+@pytest.mark.parametrize("name", BACKENDS)
+def test_solutions_and_gradients_are_those_without_checkpoints(name, draw, control):
+    rng = np.random.default_rng([SEED, draw, control])
+    plain, layer, x = drawn(rng, control)
+    plain = Chain(plain, backend=name if control else "numpy")  # step control goes by the last digits
+    net, p = Chain(layer, backend=name), rng.normal(size=plain.n_params)
+    y = plain(x, p)
+    assert np.isfinite(y).all()
+    assert_close(net(x, p), y, 1e-11, repr(layer))
+    for found, wanted in zip(net.vjp(p, x, np.ones(y.shape)), plain.vjp(p, x, np.ones(y.shape)), strict=True):
+        assert_close(found, wanted, 1e-11, repr(layer))
+
+
+def test_all_ways_to_cut_steps_have_each_step_once():
+    for intervals, steps, every in np.ndindex(5, 7, 30):
+        grid = Grid(tuple(np.arange(intervals + 2.0)), steps + 1, None, every + 1)
+        begins, lengths = grid.equal()
+        assert len(begins) == grid.total
+        assert grid.cut.length <= max(every + 1, 1)
+        assert_close(begins[lengths > 0.0], np.arange((intervals + 1) * (steps + 1)) / (steps + 1), 1e-13)
+        assert grid.total - grid.wanted <= grid.cut.spare * max(steps + 1, intervals + 1)
+
+
+def test_memory_is_that_of_a_segment_and_of_a_state_for_each():
+    rate = Chain(Dense(4, 32, tanh), Dense(32, 4))
+
+    def memory(times, steps, every, **how):
+        net = Chain(ODE(rate, times, steps=steps, checkpoint_every=every, **how), backend="numpy")
+        return net.program(MSELoss()).scratch.bytes_per_sample
+
+    whole = memory((0, 1), 400, None)
+    assert memory((0, 1), 400, 20) < 0.08 * whole
+    assert memory((0, 1), 4000, 20) - memory((0, 1), 400, 20) == 2 * 180 * 4 * 4  # a state, and its cotangent, for each segment
+    assert memory(np.arange(401.0), 1, 20) < 0.15 * whole  # with the states at all times and their cotangents
+    control = [memory((0, 1), 1, every, rtol=1e-3, max_steps=400) for every in (None, 20, 400)]
+    assert control[0] < control[1] < 0.2 * control[2]
+
+
+def test_attempts_that_no_sample_needs_are_left_out(monkeypatch):
+    """The right-hand side is evaluated for those in use, and the pullback goes through segments with a step alone."""
+    skip, done = lowerings._unless_zero, []
+
+    def counted(only, calls):
+        return skip(only, [lambda: done.append(len(calls)), *calls])
+
+    monkeypatch.setattr(lowerings, "_unless_zero", counted)
+    rate, x = Dense(2, 2, tanh), np.array([[1.0, 0.5], [0.2, -0.1]])
+    found = {}
+    for most in (24, 64):
+        net = Chain(ODE(rate, (0.0, 1.0, 3.0), rtol=1e-8, max_steps=most), backend="numpy")
+        p, taken = net.init(seed=0, dtype=np.float64), []
+        assert 8 < max(len(way.times) - 1 + way.refused for way in ode_steps(net, p, x)) <= 16
+        for call in (lambda: net(x, p), lambda: net.vjp(p, x, np.ones((2, 3, 2)))):  # noqa: B023
+            call()
+            done.clear()
+            taken.append((call(), len(done)))
+        found[most] = taken
+    for few, many in zip(found[24], found[64], strict=True):
+        assert few[1] == many[1] < 40
+        for a, b in zip(few[0], many[0], strict=True):
+            assert np.array_equal(a, b)
+
+
+@pytest.mark.by_day(few=1)
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_solution_that_fails_is_told_beside_ones_that_do_not(name):
+    net = Chain(ODE(Equations(lambda x: x * x, ("x",)), (0.0, 2.0), rtol=1e-5, max_steps=21, checkpoint_every=4), backend=name)
+    x, nothing = np.array([[0.1], [1.0], [0.2]]), np.zeros(0)
+    with pytest.raises(FloatingPointError, match=r"trajectory 1 stops at t = 0\.9\d+ of 2, after 21 tried steps"):
+        net(x, nothing)
+    dx = net.vjp(nothing, x, np.ones((3, 2, 1)))[1]
+    assert_close(dx[[0, 2], 0], 1.0 + 1.0 / (1.0 - 2.0 * x[[0, 2], 0]) ** 2, 1e-3)
+
+
+def test_the_loops_of_step_control_may_end_early():
+    program = Chain(ODE(Dense(2, 2), (0, 1), rtol=1e-3)).program(MSELoss())
+    loops = [each for each in program.operations if isinstance(each, Loop)]
+    assert [loop.only is not None for loop in loops] == [True, True]
