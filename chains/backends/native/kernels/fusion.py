@@ -23,6 +23,7 @@ class FusedProduct:
     maps: tuple[Map, ...] = ()  # on a sum over the samples: only if the tile is the whole batch
     transient: bool = False  # whether only the maps read the product itself
     padded: bool = False  # whether b's rows are padded to whole vectors (`pack`)
+    shared: bool = False  # whether its blocks are functions that products of all sizes share (`matmul_shared.py`)
 
     @classmethod
     def of(cls, operation: Operation, maps: Sequence[Map] = ()) -> FusedProduct:

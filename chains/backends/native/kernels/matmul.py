@@ -18,10 +18,11 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from chains.backends.native.kernels.elementwise import Frame, horizontal
+from chains.backends.native.kernels.elementwise import Frame, horizontal, lower_map
 from chains.backends.native.kernels.epilogue import store_block
 from chains.backends.native.kernels.fusion import FusedProduct, is_dots
 from chains.backends.native.kernels.matmul_narrow import dots, is_narrow, lower_matmul_narrow
+from chains.backends.native.kernels.matmul_shared import call_rows_block, shares_blocks
 from chains.backends.native.kernels.matmul_sums import SECOND_LEVEL_CACHE_BYTES, lower_matmul_sums
 from chains.backends.native.kernels.prefetch import prefetch_lines, reads_samples
 from chains.backends.native.llvm.accumulators import accumulators_for, combined
@@ -38,8 +39,11 @@ MOST_UNROLLED_MULTIPLY_ADDS = 96  # multiply-adds in one straight run of code, a
 def lower_matmul(frame: Frame, product: FusedProduct) -> None:
     if product.sums_over_batch:
         lower_matmul_sums(frame, product)
-    else:
-        _rows(frame, product)
+        return
+    apart = product.maps if product.shared else ()  # shared blocks know no maps: these go through the tile
+    _rows(frame, replace(product, maps=()) if apart else product)
+    for each in apart:
+        lower_map(frame, each)
 
 
 def _rows(frame: Frame, product: FusedProduct) -> None:
@@ -108,6 +112,9 @@ def _block(
     scalar: Type,
 ) -> None:
     """Compute `block` rows from `row` on, and a vector of columns for each mask, from `column` on."""
+    if not part.split and shares_blocks(frame, product, lanes):
+        call_rows_block(frame, product, row, block, column, masks, lanes)
+        return
     f, out, a, b = frame.f, product.out, product.a, product.b
     type, inner = Type(scalar.name, lanes), part.length
     a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(block)]

@@ -9,6 +9,7 @@ from itertools import product as pairs
 from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.kernels.epilogue import store_block
 from chains.backends.native.kernels.fusion import FusedProduct
+from chains.backends.native.kernels.matmul_shared import call_sums_block, shares_blocks
 from chains.backends.native.kernels.prefetch import prefetch_lines, reads_samples
 from chains.backends.native.llvm.accumulators import accumulate, accumulators_for
 from chains.backends.native.llvm.blocking import blocks, panels
@@ -83,6 +84,9 @@ def _sum_block(
     lanes: int,
     scalar: Type,
 ) -> None:
+    if not product.maps and shares_blocks(frame, product, lanes):
+        call_sums_block(frame, product, begin, count, row, block, column, masks, lanes)
+        return
     f, out, a, b = frame.f, product.out, product.a, product.b
     type = Type(scalar.name, lanes)
 

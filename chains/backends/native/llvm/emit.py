@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -293,6 +293,7 @@ class Module:
         self._declarations: dict[str, str] = {}
         self._functions: list[str] = []
         self._shared: dict[str, str] = {}  # the names of tables and outlined functions, by their text
+        self._known: dict[Hashable, str] = {}  # the names of outlined functions, by what determines their text
 
     def declare(self, name: str, declaration: str) -> None:
         self._declarations[name] = declaration
@@ -314,8 +315,15 @@ class Module:
         self.declare(name, f"@{name} = {text}")
         return Value(f"@{name}", PTR)
 
-    def outline(self, hint: str, types: Sequence[Type], write: Callable[[Function, list[Value]], None]) -> str:
-        """The name of an internal function with this body; equal functions are written once."""
+    def outline(
+        self, hint: str, types: Sequence[Type], write: Callable[[Function, list[Value]], None], key: Hashable = None
+    ) -> str:
+        """The name of an internal function with this body; equal functions are written once.
+
+        `key`, where there is one, has all that determines the function; then `write` is called once for it.
+        """
+        if key in self._known:
+            return self._known[key]
         f = Function(self, "outlined", [(type, f"a{k}") for k, type in enumerate(types)])
         write(f, f.arguments)
         f.line("ret void")
@@ -323,6 +331,8 @@ class Module:
         if text not in self._shared:
             f.name = self._shared[text] = f"{hint}_{len(self._shared)}"
             self.add(f, "internal")
+        if key is not None:
+            self._known[key] = self._shared[text]
         return self._shared[text]
 
     def text(self) -> str:

@@ -9,7 +9,7 @@ from chains.backends.native.plan.barriers import list_sums, place_barriers
 from chains.backends.native.plan.execution_plan import ExecutionPlan
 from chains.backends.native.plan.fused_update import fuse_update_into_large_products, fuse_update_into_tiles
 from chains.backends.native.plan.layout import arrange_layout
-from chains.backends.native.plan.outlining import outline_alike
+from chains.backends.native.plan.outlining import outline_alike, share_blocks
 from chains.backends.native.plan.padding import pad_rows
 from chains.backends.native.plan.row_partition import partition_rows
 from chains.backends.native.plan.segments import cut_into_segments
@@ -33,6 +33,7 @@ PASSES: tuple[Pass, ...] = (
     place_barriers,
     place_tile_scratch,
     point_to_rows,
+    share_blocks,
     outline_alike,
 )
 
