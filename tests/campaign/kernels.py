@@ -24,7 +24,7 @@ from chains.network import record
 from chains.program.program import Program
 from tests.campaign import running
 from tests.cupy import nvrtc
-from tests.cupy.resources import SHARED_BYTES, SPILL_BYTES, too_much
+from tests.cupy.resources import SHARED_BYTES, spilling, too_much
 from tests.cupy.support import gradient_program
 from tests.harness import CASES
 
@@ -93,7 +93,8 @@ def checked(name: str, program: Program, dtype: type[np.floating], architecture:
     code, usages = nvrtc.compiled(compiled.text(1), architecture)
     assert code
     problems = too_much([compiled], BATCHES if fused is None else (batch or 1,), usages, architecture)
-    problems += [f"{kernel} spills {used.spills} bytes" for kernel, used in usages.items() if used.spills > SPILL_BYTES]
+    spills = spilling(compiled.source.kernels.values(), usages)
+    problems += [f"{kernel} spills {used.spills} bytes" for kernel, used in spills.items()]
     assert not problems, f"{name}, {np.dtype(dtype)}, {architecture}, {kind}: {'; '.join(problems)}"
     for kernel, used in usages.items():
         what = f"{architecture}, {kernel.rstrip('0123456789_')}: most registers"

@@ -1,8 +1,8 @@
 """Programs on the emulated GPU with its memory watched: whether any kernel reads or writes what it must not, or too early.
 
 Each attempt is a program of the tests' harness, kernel by kernel or as one kernel, shared out among blocks in some way, in a
-type, at a batch size, run three times, which captures it too; or a training run, streamed or not, of one of its networks.
-Results are those of NumPy. Needs a C compiler that has the calls of a thread sanitizer.
+type, at a batch size, run once and three times, which captures it too. Results are those of NumPy. Needs a C compiler that has
+the calls of a thread sanitizer.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ def attempt(seed: int, number: int) -> str:
 def _done(rng: np.random.Generator, case, dtype, batch: int, made: watched.WatchedBackend) -> str:  # type: ignore[no-untyped-def]
     device = made.on_device.device
     assert isinstance(device, watched.WatchedDevice)
+    problem = case.problem(batch)
+    arrays, batch = arrays_of(problem), len(problem.x)
     if rng.random() < 0.5:
-        what, program, arrays = "gradient", gradient_program(case, dtype), arrays_of(case.problem(batch))
+        what, program = "gradient", gradient_program(case, dtype)
     else:
         net = case.net()
-        program = record.vjp(net.network, dtype, True)
-        problem = case.problem(batch)
-        arrays = arrays_of(problem)
+        what, program = "pullback", record.vjp(net.network, dtype, True)
         arrays |= {"dy": rng.normal(size=(batch, *net.output_shape))}
-        what, arrays = "pullback", {name: array for name, array in arrays.items() if name in program.buffers}
+    arrays = {name: array for name, array in arrays.items() if name in program.buffers}
     wanted = run_program(program, "numpy", batch, arrays, runs=1)
     found = run_program(program, "watched", batch, arrays, runs=1)
     run_program(program, "watched", batch, arrays, runs=3)

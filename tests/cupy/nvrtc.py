@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-OPTIONS = ("-std=c++17", "-ftz=true")  # CuPy adds the second to what the backend asks for
+STANDARD = "--std=c++17"  # what the backend asks for
+OPTIONS = (STANDARD, "-ftz=true", "--device-as-default-execution-space")  # what CuPy adds, beside the architecture
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def _library() -> ctypes.CDLL | None:
 def _by_nvrtc(library: ctypes.CDLL, text: str, architecture: str) -> tuple[bytes, str]:
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     assert library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernels.cu", 0, None, None) == 0
-    options = [option.encode() for option in (f"-arch={architecture}", *OPTIONS, "--ptxas-options=-v")]
+    options = [option.encode() for option in (*OPTIONS, f"-arch={architecture}", "--ptxas-options=-v")]
     status = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
@@ -83,7 +84,7 @@ def _by_nvcc(text: str, architecture: str) -> tuple[bytes, str]:
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "kernels.cu"), Path(folder, "kernels.cubin")
         source.write_text(text)
-        command = ["nvcc", *OPTIONS, "-Xptxas", "-v", f"-arch={architecture}", "-cubin", str(source), "-o", str(target)]
+        command = ["nvcc", *OPTIONS[:2], "-Xptxas", "-v", f"-arch={architecture}", "-cubin", str(source), "-o", str(target)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return target.read_bytes(), done.stderr

@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterable
 
 from chains.backends.cupy.compiler import Compiled
+from chains.backends.cupy.device.interface import Kernel
 from chains.backends.cupy.source.commands import Launch
 from tests.cupy.nvrtc import Usage
 
 SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10}  # that a block may have
 REGISTERS = 1 << 16  # of a multiprocessor, and so of a block
-SPILL_BYTES = 128  # a thread, at most: around calls of functions of CUDA such as pow there are some, whatever the registers
+SPILL_BYTES = 128  # a thread, at most, around calls of functions of CUDA: there are some, whatever the registers
+CALLED = r"\b(pow|sin|cos)f?\("  # functions that ptxas does not put in place
 REGISTER_UNIT = 8  # registers a thread are handed out in such units
 WARP = 32
 
@@ -43,6 +45,12 @@ def excess(launch: Launch, batch: int, usage: Usage, architecture: str) -> list[
         for what, (number, most) in limits.items()
         if not 1 <= number <= most and not (what == "bytes of shared memory" and number == 0)
     ]
+
+
+def spilling(kernels: Iterable[Kernel], usages: dict[str, Usage]) -> dict[str, Usage]:
+    """Kernels that spill registers: any bytes at all, but for some around calls of functions."""
+    most = {kernel.name: SPILL_BYTES if re.search(CALLED, kernel.text) else 0 for kernel in kernels}
+    return {name: used for name, used in usages.items() if used.spills > most[name]}
 
 
 def too_much(compiled: Iterable[Compiled], batches: Iterable[int], usages: dict[str, Usage], architecture: str) -> list[str]:

@@ -22,7 +22,7 @@ from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.view import Buffer
 from tests.cupy import nvrtc
-from tests.cupy.resources import SPILL_BYTES, excess, too_much
+from tests.cupy.resources import excess, spilling, too_much
 from tests.cupy.support import CONVOLUTIONS, EMULATED, arrays_of, gradient_program, needs_compiler, needs_nvrtc
 from tests.harness import CASES, OPTIMIZERS, assert_close, assert_same_bits, run_program
 
@@ -43,7 +43,7 @@ def test_kernels_of_every_case_compile(group, architecture):
     code, usages = nvrtc.compiled(source.text(wide=False), architecture)
     assert all(kernel.name.encode() in code for kernel in source.kernels.values())
     assert usages.keys() == {kernel.name for kernel in source.kernels.values()}
-    assert {name: used for name, used in usages.items() if used.spills > SPILL_BYTES} == {}
+    assert spilling(source.kernels.values(), usages) == {}
     assert too_much(made, (1, 70, 5_000, 10_000_000), usages, architecture) == []
 
 

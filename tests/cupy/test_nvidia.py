@@ -3,51 +3,24 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
+import inspect
 import re
 import subprocess
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from chains.backends.cupy.device import cublas
+from chains.backends.cupy.device import cublas, cuda
 from chains.backends.cupy.device.cublas import EPILOGUES, CublasLt
 from chains.backends.cupy.device.interface import Epilogue, Gemm
-from tests.cupy import emulated
+from tests.cupy import emulated, nvrtc
 from tests.cupy.fake_cublas import FakeCublasLt
-
-
-def nvidia_files(pattern: str) -> list[Path]:
-    spec = importlib.util.find_spec("nvidia")
-    folders = [Path(folder) for folder in spec.submodule_search_locations or []] if spec else []
-    return sorted(path for folder in [*folders, Path("/usr/local/cuda")] for path in folder.glob(pattern))
-
-
-def header(name: str) -> str:
-    """The text of a header of NVIDIA's, the first of this name that is found, without comments."""
-    files = [*nvidia_files(f"*/include/{name}"), *nvidia_files(f"include/{name}"), *nvidia_files(f"targets/*/include/{name}")]
-    if not files:
-        pytest.skip(f"{name} is not on this computer")
-    return re.sub(r"/\*.*?\*/|//[^\n]*", "", files[0].read_text(), flags=re.S)
-
-
-def header_values(*names: str) -> dict[str, int]:
-    """The enumerators of NVIDIA's headers."""
-    values: dict[str, int] = {}
-    for name in names:
-        text = header(name)
-        for enumerator, value in re.findall(r"\b(CU\w+)\s*=\s*([^,}]+)", text):
-            try:
-                values[enumerator] = eval(value, {}, dict(values))
-            except (NameError, SyntaxError):
-                continue  # of an enumeration that is of no interest here
-    return values
+from tests.cupy.headers import header, header_values, nvidia_files
 
 
 def test_values_are_those_of_the_header():
-    values = header_values("cublasLt.h")
+    values = header_values("cublas_api.h", "cublasLt.h")  # newer ones say some values by names of the first
     assert {name: values[f"CUBLASLT_EPILOGUE_{name.upper()}"] for name in EPILOGUES} == EPILOGUES
     assert values["CUBLASLT_POINTER_MODE_DEVICE"] == cublas.IN_DEVICE
     attributes = ("POINTER_MODE", "TRANSA", "TRANSB", "EPILOGUE", "BIAS_POINTER", "EPILOGUE_AUX_POINTER", "EPILOGUE_AUX_LD")
@@ -107,6 +80,30 @@ class Noting:
             return getattr(self.own, name)(*arguments) if hasattr(self.own, name) else 0
 
         return call
+
+
+def test_options_for_the_compiler_are_cupys(monkeypatch):
+    """What CuPy, where it is installed, gives to NVRTC beside what the backend asks for; it needs no GPU for that."""
+    compiler = pytest.importorskip("cupy", reason="CuPy is not installed").cuda.compiler
+    given = []
+
+    class Program:
+        def __init__(self, *rest, **settings):
+            pass
+
+        def compile(self, options=(), log_stream=None):
+            given.append(options)
+            return b"", {}
+
+    module = type("Module", (), {"load": lambda self, code: None, "_set_mapping": lambda self, mapping: None})
+    monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "1")
+    monkeypatch.setattr(compiler, "_NVRTCProgram", Program)
+    monkeypatch.setattr(compiler, "_get_nvrtc_version", lambda: (13, 0))
+    monkeypatch.setattr(compiler, "_get_arch_for_options_for_nvrtc", lambda arch: (f"-arch=sm_{arch}", "cubin"))
+    monkeypatch.setattr(compiler, "function", type("function", (), {"Module": module}))
+    compiler._compile_module_with_cache("", options=(nvrtc.STANDARD,), arch="90", backend="nvrtc")
+    assert sorted(given[-1]) == sorted([*nvrtc.OPTIONS, "-arch=sm_90"])
+    assert f'options=("{nvrtc.STANDARD}",)' in inspect.getsource(cuda.CudaDevice.compile)
 
 
 def test_functions_are_called_by_their_signatures():
