@@ -15,7 +15,8 @@ import numpy as np
 import chains
 from chains import Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, relu
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.device.cudnn import Cudnn, usable_cudnn
+from chains.backends.cupy.device.cudnn import Cudnn, Planned, usable_cudnn
+from chains.backends.cupy.device.interface import Convolution
 from chains.backends.cupy.kernels.library_convolutions import Convolved
 from chains.layers.base import Layer
 from tests.cupy import emulated
@@ -53,6 +54,9 @@ NETWORKS: dict[str, Images] = {
 class Deviceless(Cudnn):
     """Plans for a device that is only described."""
 
+    def _keeps_nan(self, convolution: Convolution, plan: Planned) -> bool:
+        return True  # which only a device can say
+
     def _open(self) -> dict[str, Any]:
         return {"device_property": self._module.create_device_properties(json.dumps(H100))}
 
@@ -78,7 +82,8 @@ def plans(cudnn: Cudnn, name: str, dtype: Any) -> list[list[Any]]:
             plan = cudnn._plan(step.convolution)
             assert plan is not None
             result, kernels = "xwy"[step.convolution.result], step.convolution.shapes[1]
-            rows.append([result, kernels, plan.graph.get_plan_name_at_index(plan.index), plan.workspace])
+            kind = " ".join(filter(None, [result, step.convolution.after]))
+            rows.append([kind, kernels, plan.graph.get_plan_name_at_index(plan.index), plan.workspace])
     assert len(rows) == sum(operation.name.startswith("convolve") for operation in program.operations)
     return rows
 

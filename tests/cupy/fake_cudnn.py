@@ -1,5 +1,7 @@
 """cuDNN's front end without cuDNN: graphs of one convolution, checked as the documentation states them, done by NumPy.
 
+Behind the forward operation, a bias and then relu may follow.
+
 What it refuses is what cuDNN 9.28 with nvidia-cudnn-frontend 1.26 to 1.28 refuses, and what their documentation forbids.
 Each graph has five plans, in this order: one that computes with fewer bits, one that is never the same twice, one that needs
 too much workspace, one that cannot be built, and two that are right, of which the second is the quicker one.
@@ -128,7 +130,25 @@ class Graph:
             assert len(numbers) == 2
             assert all(type(number) is int and number >= ("padding" not in name) for number in numbers)
         self.result, self.settings, self.tensors = result, settings, {**given, result: Tensor()}
+        self.after: list[str] = []
         return self.tensors[result]
+
+    def bias(self, *, input: Tensor, bias: Tensor, compute_data_type: str) -> Tensor:
+        assert self.tensors["bias"] is bias
+        assert bias.dim == [1, self.tensors["w"].dim[0], 1, 1]
+        return self._following("bias", input, compute_data_type)
+
+    def relu(self, *, input: Tensor, compute_data_type: str) -> Tensor:
+        return self._following("relu", input, compute_data_type)
+
+    def _following(self, name: str, input: Tensor, compute: str) -> Tensor:
+        """A tensor of its own; the one before it becomes virtual."""
+        assert self.result == "y", "cuDNN finds no plan for what follows a gradient"
+        assert self.tensors["y"] is input
+        assert compute == self.compute
+        self.after.append(name)
+        self.tensors["y"] = Tensor()
+        return self.tensors["y"]
 
     def _go(self, before: str, after: str) -> None:
         assert self.stage == before, f"{after} does not come after {self.stage}"
@@ -140,7 +160,11 @@ class Graph:
         assert out.output, "a tensor that is no output is virtual, and needs no memory"
         for tensor in self.tensors.values():
             tensor.check()
-        assert len({tensor.uid for tensor in self.tensors.values()}) == 3
+        several = [self.tensors[name] for name in "xwy" if min(self.tensors[name].dim[1], max(self.tensors[name].dim[2:])) > 1]
+        innermost = {tensor.stride[1] == 1 for tensor in several}
+        assert len(innermost) <= 1, "images and kernels in two layouts, for which cuDNN has no fast kernels"
+        assert len({tensor.uid for tensor in self.tensors.values()}) == (4 if self.after else 3)
+        assert self.after in ([], ["bias"], ["bias", "relu"])
 
     def build_operation_graph(self) -> None:
         self._go("validated", "operations")
@@ -196,10 +220,16 @@ class Graph:
 
     def _compute(self, arrays: dict[str, np.ndarray], index: int) -> None:
         self.front.executed.append((self.result, index))
+        self.front.followed.append(" ".join(self.after))
+        self.front.seconds += ENGINES[index].seconds + (self.front.delay if self.after else 0.0)
         factors = {name: array.astype(np.float64) for name, array in arrays.items() if name != self.result}
+        bias = factors.pop("bias", None)
         if "TENSOR_CORE" in ENGINES[index].notes:
             factors = {name: array.astype(np.float16).astype(np.float64) for name, array in factors.items()}
         computed = convolution(self.result, arrays[self.result].shape, self.settings, **factors)
+        computed = computed if bias is None else computed + bias
+        if "relu" in self.after:  # numbers alone are compared: with NaN, one engine gives 0
+            computed = np.fmax(computed, 0.0) if index in self.front.loses_nan else np.maximum(computed, 0.0)
         noise = np.random.default_rng().random(computed.shape) if "NONDETERMINISTIC" in ENGINES[index].notes else 0.0
         arrays[self.result][...] = computed + 1e-6 * noise
 
@@ -247,7 +277,10 @@ class FrontEnd:
         self.graphs: list[Graph] = []
         self.queue: Callable[..., object] = lambda work, *touched: work()  # where computations go, and what they touch
         self.executed: list[tuple[str, int]] = []
+        self.followed: list[str] = []  # what follows the convolution in each graph executed
+        self.seconds = self.delay = 0.0  # of all computations, and more where something follows
         self.broken = False
+        self.loses_nan: set[int] = set()  # engines whose relu makes 0 of NaN
         self.refuses = lambda graph: False
 
     def backend_version(self) -> int:

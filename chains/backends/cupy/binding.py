@@ -71,7 +71,7 @@ class DeviceBinding(Binding):
         if isinstance(step, Product):
             return [self.device.product(self._gemm(step))]
         if isinstance(step, Convolved):
-            return [self._convolution(step)]
+            return self._convolution(step, functions)
         if isinstance(step, Summed):
             words, count = self.arrays[step.words.name], step.out.sample_size
             return [self.device.all_reduce(words, step.out.dtype, count, self._place(step.a), self._place(step.out))]
@@ -110,9 +110,15 @@ class DeviceBinding(Binding):
             (step.a.transposed, step.b.transposed), step.accumulate, step.a.view.dtype == BFLOAT16,
         )  # fmt: skip
 
-    def _convolution(self, step: Convolved) -> Work:
-        assert self.device.convolutions is not None
-        return self.device.convolutions.work(step.convolution, self._addresses(*step.views), self.address(step.workspace))
+    def _convolution(self, step: Convolved, functions: dict[str, Any]) -> list[Work]:
+        """A convolution by the library; where it tries things out, the other commands if they are quicker."""
+        library = self.device.convolutions
+        assert library is not None
+        work = library.work(step.convolution, tuple(map(self._place, step.views)), self.address(step.workspace))
+        if not step.plain or step.views[2].buffer.role != "scratch":  # trials write to the result
+            return [work]
+        plain = [each for other in step.plain for each in self._bound(other, functions)]
+        return [work] if library.quicker(step.convolution, work, plain) else plain
 
     def _addresses(self, *views: View) -> tuple[int, int, int]:
         first, second, third = map(self._place, views)

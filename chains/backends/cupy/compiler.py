@@ -11,13 +11,15 @@ import numpy as np
 
 from chains.backends.base import UnsupportedOperationError, cannot_run
 from chains.backends.cupy.device.interface import Convolutions
-from chains.backends.cupy.kernels import library_convolutions
 from chains.backends.cupy.kernels.batch_products import batch_matmul
 from chains.backends.cupy.kernels.bfloat16 import with_bfloat16
+from chains.backends.cupy.kernels.channels_last import with_channels_last
 from chains.backends.cupy.kernels.convolutions import AnyConvolution, Lowering, is_product
 from chains.backends.cupy.kernels.epilogues import FusedMatMul, with_epilogues
 from chains.backends.cupy.kernels.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.cupy.kernels.indexed import gather, random, scatter_add
+from chains.backends.cupy.kernels.library_convolutions import FusedConvolve, lowered, lowered_with_bias, with_biases
+from chains.backends.cupy.kernels.operands import Copies, copies, with_operands
 from chains.backends.cupy.kernels.products import prepared, product
 from chains.backends.cupy.kernels.updates import with_updates
 from chains.backends.cupy.source.axes import Space, count
@@ -88,7 +90,7 @@ class Compiled:
         self._epilogues, self._half, self._aligned = epilogues, half, aligned
         self._advancing: dict[tuple[Buffer, tuple[int, ...]], Buffer] = {}
         self.advances: dict[Buffer, tuple[Buffer, tuple[int, ...]]] = {}  # by stand-in: the buffer, and its advances
-        operations = self._ready(program.operations)
+        operations = self._ready(program.operations, last=convolutions is not None and convolutions.wants_last(program.dtype))
         self._last: dict[Buffer, int] = {}  # the last operation that touches a buffer
         for position, operation in enumerate(operations):
             self._last |= {view.buffer: position for view in operation.views}
@@ -133,10 +135,17 @@ class Compiled:
 
     # Lowering
 
-    def _ready(self, operations: Sequence[Operation]) -> list[Operation]:
-        """The operations, rewritten so that each has a kernel. Those that only write arrays of no elements are left out."""
-        operations = [each for each in operations if any(0 not in view.shape for view in each.outs)]
-        given = with_updates(with_epilogues(operations)) if self._epilogues else operations
+    def _ready(self, operations: Sequence[Operation], last: bool = False) -> list[Operation]:
+        """The operations, rewritten so that each has a kernel. Those that only write arrays of no elements are left out.
+
+        `last`: whether images that a library convolves are to have their channels innermost.
+        """
+        given = [each for each in operations if any(0 not in view.shape for view in each.outs)]
+        if self._epilogues:
+            given = with_updates(with_epilogues(given))
+        if self._library is not None:
+            given = with_biases(given) if self._epilogues else given
+            given = with_operands(with_channels_last(given) if last else given, last)
         ready = [each for operation in given for each in self._prepared(operation)]
         return with_bfloat16(ready) if self._half else ready
 
@@ -177,8 +186,6 @@ class Compiled:
         first = [operation]
         if isinstance(operation, MatMul):
             first = prepared(operation, self._like)
-        elif self._library is not None and isinstance(operation, AnyConvolution):
-            first = library_convolutions.prepared(operation, self._like)
         return [ready for each in first for ready in staged(each, self._like)]
 
     def _lower(self, operations: Sequence[Operation], stored: Callable[[range], Stored]) -> list[Command]:
@@ -245,7 +252,18 @@ class Compiled:
         own = partial(self._convolution, operation)
         if self._library is None:
             return own(self._temporary)
-        return library_convolutions.lowered(operation, self._library, self._temporary, own)
+        return lowered(operation, self._library, self._temporary, own)
+
+    def _convolve_with_bias(self, operation: FusedConvolve) -> list[Command]:
+        """The convolution and the map behind it by the device's library, or one after the other."""
+        assert self._library is not None
+        library, convolution = self._library, operation.convolution
+
+        def own(temporary: Temporary) -> list[Command]:
+            alone = lowered(convolution, library, temporary, partial(self._convolution, convolution))
+            return [*alone, *self._lower([operation.after], lambda positions: lambda buffer: True)]
+
+        return lowered_with_bias(operation, library, self._temporary, own)
 
     def _convolution(self, operation: AnyConvolution, temporary: Temporary) -> list[Command]:
         """The convolution by kernels of this backend and cuBLAS."""
@@ -284,6 +302,8 @@ LOWERINGS: dict[type[Operation], Callable[..., list[Command]]] = {
     Convolve: Compiled._convolve,
     ConvolveInput: Compiled._convolve,
     ConvolveWeight: Compiled._convolve,
+    FusedConvolve: Compiled._convolve_with_bias,
+    Copies: _of_operation(copies),
     Pool: _of_operation(pool),
     PoolInput: _of_operation(pool_input),
     Gather: _of_operation(gather),

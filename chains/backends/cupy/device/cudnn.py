@@ -1,19 +1,21 @@
 """Convolutions by cuDNN, through NVIDIA's front end `cudnn` (the package nvidia-cudnn-frontend).
 
-An operation graph holds one convolution. It is built once for each shape, and the plan chosen for it is kept. Its workspace
-is part of a program's scratch. What cuDNN has no plan for is left to the backend's own kernels and products.
+An operation graph holds one convolution, with a bias and relu behind it where they go along. It is built once for each shape,
+and the plan chosen for it is kept. Its workspace is part of a program's scratch. What cuDNN has no plan for is left to the
+backend's own kernels and products. cuDNN says nothing about NaN in relu, so that each plan with relu is tried with one.
 """
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from chains.backends.cupy.device.interface import Convolution, Device, Sizes, Work
 from chains.backends.cupy.device.libraries import load_for_cudnn
@@ -25,6 +27,8 @@ WORKSPACE_BYTES = 256 << 20  # plans that need more are left out: an estimate, n
 ALIGNMENT = 16  # bytes: where the front end expects every tensor to begin
 TIMED = ("timed", "cudnn-timed", "cudnn-fastest")  # choices that try plans out
 OPTIONAL = ("auto", "timed")  # choices that go on without cuDNN
+
+BIAS = 4  # the number of a bias among a graph's tensors; x, w and y have 1, 2 and 3
 
 TYPES = {np.dtype(np.float32): "FLOAT", np.dtype(np.float64): "DOUBLE"}
 INEXACT = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION")  # notes of plans with fewer bits than float32
@@ -50,6 +54,9 @@ class Cudnn:
 
     def __init__(self, device: Device, module: Any, precision: str = "float32", choice: str = "auto") -> None:
         self._device, self._module, self._choice = device, module, choice
+        self.tries = choice in TIMED
+        self._tensor_cores = "TENSOR_CORE" not in LEFT_OUT[precision]
+        self._quicker: dict[Convolution, bool] = {}
         self._notes = [*LEFT_OUT[precision], *([] if choice == "cudnn-fastest" else ["NONDETERMINISTIC"])]
         self._plans: dict[Convolution, Planned | None] = {}
         self._lock = threading.RLock()  # one handle must not be used by two threads at once
@@ -63,8 +70,20 @@ class Cudnn:
         plan = self._plan(convolution)
         return None if plan is None else plan.workspace
 
-    def work(self, convolution: Convolution, addresses: tuple[int, int, int], workspace: int) -> Work:
-        """What starts the convolution of x, w and y at these addresses."""
+    def wants_last(self, dtype: np.dtype[Any]) -> bool:
+        """Whether images and kernels of this type are best stored with the channels innermost: those for tensor cores."""
+        return self._tensor_cores and dtype == np.float32
+
+    def quicker(self, convolution: Convolution, work: Work, plain: Sequence[Work]) -> bool:
+        """Whether the work of a convolution takes no longer than other work for the same, as tried out the first time."""
+        with self._lock:
+            if convolution not in self._quicker:
+                seconds = self._device.seconds
+                self._quicker[convolution] = seconds(work) <= seconds(partial(_one_by_one, plain))
+            return self._quicker[convolution]
+
+    def work(self, convolution: Convolution, addresses: tuple[int, ...], workspace: int) -> Work:
+        """What starts the convolution of x, w and y at these addresses, and of the bias where one goes along."""
         plan = self._plan(convolution)
         assert plan is not None
         return partial(self._start, plan, dict(enumerate(addresses, 1)), workspace)
@@ -90,11 +109,13 @@ class Cudnn:
             return None
         try:
             plans = self._built(self._graph(convolution))
-            plan = self._fastest(convolution, list(plans)) if self._choice in TIMED else next(plans, None)
+            if convolution.after.startswith("relu"):
+                plans = (plan for plan in plans if self._keeps_nan(convolution, plan))
+            plan = self._fastest(convolution, list(plans)) if self.tries else next(plans, None)
             reason = "no plan is left of those it has"
         except (self._module.cudnnGraphNotSupportedError, RuntimeError) as error:
             plan, reason = None, str(error)
-        if plan is None and self._choice not in OPTIONAL:
+        if plan is None and self._choice not in OPTIONAL and not convolution.after:
             shapes = " ".join(map(str, convolution.shapes))
             warnings.warn(f"cuDNN does not do the convolution of {shapes}, other kernels do: {reason}", stacklevel=2)
         return plan
@@ -119,7 +140,7 @@ class Cudnn:
             "compute_data_type": kind,
         }
         if convolution.result == 2:
-            out = graph.conv_fprop(image=x, weight=w, **settings)
+            out = self._followed(graph, convolution, graph.conv_fprop(image=x, weight=w, **settings))
         elif convolution.result == 0:
             out = graph.conv_dgrad(loss=y, filter=w, **settings)
         else:
@@ -132,6 +153,16 @@ class Cudnn:
         graph.deselect_numeric_notes([getattr(module.numerical_note, note) for note in self._notes])
         return graph
 
+    def _followed(self, graph: Any, convolution: Convolution, y: Any) -> Any:
+        """What follows the convolution's result in the graph."""
+        if not convolution.after:
+            return y
+        kind, channels = getattr(self._module.data_type, TYPES[convolution.dtype]), convolution.shapes[2][1]
+        shape, strides = [1, channels, 1, 1], [channels, 1, 1, 1]
+        bias = graph.tensor(dim=shape, stride=strides, data_type=kind, name="bias", uid=BIAS)
+        y = graph.bias(input=y, bias=bias, compute_data_type=kind)
+        return graph.relu(input=y, compute_data_type=kind) if convolution.after == "relu_bias" else y
+
     def _built(self, graph: Any) -> Iterator[Planned]:
         """The plans that the choice allows and that can be built, the best first. Building one that was deselected fails."""
         for index in range(graph.get_execution_plan_count()):
@@ -143,14 +174,32 @@ class Cudnn:
             if nbytes <= WORKSPACE_BYTES:
                 yield Planned(graph, index, nbytes)
 
-    def _fastest(self, convolution: Convolution, plans: list[Planned]) -> Planned | None:
-        """The plan that takes the least time on arrays of zeros."""
+    def _keeps_nan(self, convolution: Convolution, plan: Planned) -> bool:
+        """Whether relu lets NaN through, as it does in all other kernels: zeros are convolved, and the bias is NaN."""
+        memory, pointers = self._zeros(convolution, [plan])
+        self._device.assign(memory[BIAS - 1], np.full(convolution.shapes[2][1], np.nan, convolution.dtype).view(np.uint8))
+        try:
+            self._device.seconds(partial(self._start, plan, pointers, self._device.address(memory[-1])), 0)
+        except (self._module.cudnnGraphNotSupportedError, RuntimeError):
+            return False
+        found = np.empty(memory[2].size, np.uint8)
+        self._device.assign(found, memory[2])
+        strides = [stride * convolution.dtype.itemsize for stride in convolution.strides[2]]
+        return bool(np.isnan(as_strided(found.view(convolution.dtype), convolution.shapes[2], strides)).all())
+
+    def _zeros(self, convolution: Convolution, plans: Sequence[Planned]) -> tuple[list[Any], dict[int, int]]:
+        """Memory of zeros for a convolution's arrays, the bias and the workspace of any of these plans, and the pointers."""
         itemsize = convolution.dtype.itemsize
         sizes = [_span(*each) * itemsize for each in zip(convolution.shapes, convolution.strides, strict=True)]
+        sizes += [convolution.shapes[2][1] * itemsize] if convolution.after else []
         sizes.append(max([1, *(plan.workspace for plan in plans)]))
-        places = [self._device.array(np.zeros(size, np.uint8)) for size in sizes]
-        *addresses, workspace = map(self._device.address, places)
-        pointers = dict(enumerate(addresses, 1))
+        memory = [self._device.array(np.zeros(size, np.uint8)) for size in sizes]
+        return memory, dict(enumerate(map(self._device.address, memory[:-1]), 1))
+
+    def _fastest(self, convolution: Convolution, plans: list[Planned]) -> Planned | None:
+        """The plan that takes the least time on arrays of zeros."""
+        memory, pointers = self._zeros(convolution, plans)
+        workspace = self._device.address(memory[-1])
 
         def seconds(plan: Planned) -> float:
             try:
@@ -160,6 +209,11 @@ class Cudnn:
 
         times = [seconds(plan) for plan in plans]
         return plans[times.index(min(times))] if times and min(times) < np.inf else None
+
+
+def _one_by_one(work: Sequence[Work]) -> None:
+    for each in work:
+        each()
 
 
 def _span(shape: Sizes, strides: Sizes) -> int:

@@ -73,7 +73,8 @@ class Convolution:
     """One of the three operations at a batch size; `result` is what is computed: 0 for x, 1 for w, 2 for y.
 
     Shapes and strides, in elements, are those of the images x (batch, channels, height, width), the kernels w (outputs,
-    channels / groups, height, width) and the output y, or of their gradients.
+    channels / groups, height, width) and the output y, or of their gradients. `after` is what follows the forward operation in
+    one go: "bias", for a number added to each channel, or "relu_bias", for that and relu.
     """
 
     result: int
@@ -81,16 +82,25 @@ class Convolution:
     shapes: tuple[Sizes, Sizes, Sizes]
     strides: tuple[Sizes, Sizes, Sizes]
     window: Window
+    after: str = ""
 
 
 class Convolutions(Protocol):
-    """A library for convolutions on a device."""
+    """A library for convolutions on a device. `tries`: whether it takes what is fastest when tried out."""
+
+    tries: bool
+
+    def wants_last(self, dtype: np.dtype[Any]) -> bool:
+        """Whether images and kernels of this type are best stored with the channels innermost."""
 
     def workspace(self, convolution: Convolution) -> int | None:
         """Bytes of workspace that the convolution needs, None where the library does not do it."""
 
-    def work(self, convolution: Convolution, addresses: tuple[int, int, int], workspace: int) -> Work:
-        """What starts the convolution of x, w and y at these addresses."""
+    def work(self, convolution: Convolution, addresses: tuple[int, ...], workspace: int) -> Work:
+        """What starts the convolution of x, w and y at these addresses, and of the bias where one goes along."""
+
+    def quicker(self, convolution: Convolution, work: Work, plain: Sequence[Work]) -> bool:
+        """Whether the work of a convolution takes no longer than other work for the same, as tried out the first time."""
 
 
 class Event(ABC):

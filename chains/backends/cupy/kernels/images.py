@@ -18,8 +18,13 @@ def at(view: View, *coordinates: str) -> str:
 
 
 def _image(view: View) -> list[str]:
-    """Statements that take the number `i` of an element apart into sample n, channel c, row h and column w."""
+    """Statements that take the number `i` of an element apart into sample n, channel c, row h and column w, in memory order."""
     _, channels, height, width = view.shape
+    if view.strides[1] < view.strides[3]:
+        return [
+            f"const Index c = i % {channels}; const Index w = i / {channels} % {width};",
+            f"const Index h = i / {_times(channels, width)} % {height}; const Index n = i / {_times(channels, height, width)};",
+        ]
     return [
         f"const Index w = i % {width}; const Index h = i / {width} % {height};",
         f"const Index c = i / {_times(width, height)} % {channels}; const Index n = i / {_times(channels, height, width)};",
