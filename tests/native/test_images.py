@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -33,11 +34,13 @@ from chains.program.operations import Convolve, ConvolveInput
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
+from chains.backends.native import support
 from chains.backends.native.kernels import block_shapes, gemm, matmul_sums, winograd, winograd_weight
 from chains.backends.native.llvm.target import Processor, processor
 from chains.backends.native.memory_plan import MemoryPlan
 from chains.backends.native.plan.execution_plan import ExecutionPlan
 from chains.backends.native.plan.layout import arrange_layout
+from chains.backends.native.plan.passes import plan_of
 from tests.native.support import (
     FLOATS,
     INSTRUCTIONS,
@@ -155,9 +158,10 @@ def test_samples_of_a_tile_do_not_see_each_other():
 def test_scratch_of_images_does_not_grow_with_the_batch():
     program = gradient_program(lenet(), "float32", CrossEntropyLoss(), target_shape=())
     compiled = native(2).compile(program)
-    sizes = {batch: MemoryPlan(compiled.signature, batch, 2, compiled.work).nbytes for batch in (64, 2048, 100_000, 1_000_000)}
-    assert sizes[64] == sizes[2048]
-    assert sizes[64] < sizes[100_000] == sizes[1_000_000] < 1.5 * sizes[64]  # and the sums of a block of tiles
+    batches = (4 * compiled.signature.tile, 128 * compiled.signature.tile, 100_000, 1_000_000)
+    few, more, many, most = (MemoryPlan(compiled.signature, batch, 2, compiled.work).nbytes for batch in batches)
+    assert few == more
+    assert few < many == most < 1.5 * few  # and the sums of a block of tiles
 
 
 def test_room_behind_channels_is_left_where_their_length_is_a_page():
@@ -203,6 +207,63 @@ def test_dense_layers_behind_images_read_many_weights_in_parts(kind, simd, eager
     assert 3 * 11 * 13 * outs * np.dtype(kind).itemsize > matmul_sums.SECOND_LEVEL_CACHE_BYTES
     for batch in (1, 21):
         assert_equals_numpy(program, batch, kind, simd=simd)
+
+
+@pytest.fixture
+def gathered(changed_compiler, monkeypatch):
+    """Let dense layers behind images see the whole batch, however small they are."""
+    monkeypatch.setattr(support, "LEAST_GATHERED_WEIGHTS", 1000)
+    monkeypatch.setattr(support, "LEAST_GATHERED_SAMPLES", 2)
+    monkeypatch.setattr(support, "_most_gathered", WeakKeyDictionary())
+    monkeypatch.setattr(gemm, "LEAST_LARGE_ELEMENTS", 1000)
+    monkeypatch.setattr(gemm, "LEAST_VERY_LARGE_ELEMENTS", 1000)
+    changed_compiler()
+
+
+def behind_images(*more, backend="native"):
+    """A dense layer of many weights between small ones, with what goes from tiles to the whole batch and back."""
+    images = Conv(1, 3, 3, relu, padding=1), MaxPool(2), *more, Flatten()
+    return Chain(*images, Dense(3 * 4 * 5, 37, tanh), Dense(37, 3), input_shape=(1, 8, 10), backend=backend)
+
+
+@pytest.mark.by_day(few=1)
+@every_instruction_set
+@floats
+def test_dense_layers_behind_images_see_the_whole_batch(kind, simd, eager, gathered):
+    program = vjp_of(behind_images(BatchNorm(3), Dropout(0.3)), kind)
+    runner = native(2, simd)
+    assert len(list(plan_of(program, runner.processor, gathered=True).products)) == 3
+    for batch in (2, 21, 67):
+        arrays = random_arrays(program, batch)
+        fences = Fenced()
+        found = run_fenced(runner, program, batch, arrays, fences)
+        fences.check(f"batch {batch}")
+        assert_equal_results(found, run_on(NumpyBackend(), program, batch, arrays), kind, f"batch {batch}", factor=10.0)
+
+
+def test_training_where_dense_layers_behind_images_see_the_whole_batch(eager, gathered):
+    rng = np.random.default_rng(1)
+    x, t = rng.random((70, 1, 8, 10), np.float32), rng.integers(0, 3, 70)
+    results = []
+    for backend in ("native", "numpy"):
+        net = behind_images(backend=backend)
+        p = net.init(0)
+        chains.train(net, p, x, t, CrossEntropyLoss(), chains.SGD(0.05, momentum=0.9), epochs=2, batch_size=32, progress=False)
+        results.append(p)
+    np.testing.assert_allclose(*results, rtol=2e-4, atol=2e-6)
+
+
+def test_what_is_kept_for_the_whole_batch_is_bounded(gathered):
+    program = vjp_of(behind_images(), "float32")
+    most = support._most_samples(program)
+    assert support.gathers(program, 2)
+    assert support.gathers(program, most)
+    assert not support.gathers(program, most + 1)
+    assert not support.gathers(program, 1)
+    assert not plan_of(program, processor()).whole
+    kept = sum(buffer.nbytes for buffer in plan_of(program, processor(), gathered=True).whole)
+    assert 0 < kept * most < 1.1 * support.MOST_GATHERED_BYTES  # the layout leaves room
+    assert not support.gathers(vjp_of(Chain(Dense(300, 300)), "float32"), 50)
 
 
 # Large products

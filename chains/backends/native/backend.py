@@ -23,7 +23,7 @@ from chains.backends.native.runtime.epoch import SOURCES
 from chains.backends.native.runtime.fastcall import python_function
 from chains.backends.native.runtime.shared import worker_pool
 from chains.backends.native.single import NativeSingle
-from chains.backends.native.support import LIMITS, unsupported
+from chains.backends.native.support import LIMITS, gathers, unsupported
 from chains.program.program import Program
 from chains.threads import MOST_THREADS, get_num_threads
 
@@ -62,7 +62,9 @@ class NativeBackend(Backend):
         if threads is None:
             get_num_threads()  # reads and checks CHAINS_NUM_THREADS now
         self.processor = processor(simd)
-        self._compiled: WeakKeyDictionary[Program, dict[int, CompiledProgram]] = WeakKeyDictionary()  # by parts
+        self._compiled: WeakKeyDictionary[Program, dict[tuple[int, bool], CompiledProgram]] = (
+            WeakKeyDictionary()
+        )  # by kind of plan
         self._work: WeakKeyDictionary[Program, int] = WeakKeyDictionary()
         self._lock = threading.Lock()
         _backends.add(self)
@@ -82,7 +84,8 @@ class NativeBackend(Backend):
 
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
         """LLVM's assembly before optimisation, then the processor's assembly; with `passes`, the plan after each pass."""
-        return listing_of(program, self.processor, _parts(self.threads, _work(program), batch), passes)
+        parts = _parts(self.threads, _work(program), batch)
+        return listing_of(program, self.processor, parts, gathers(program, batch), passes)
 
     def about(self) -> dict[str, str]:
         each = self.processor
@@ -136,11 +139,11 @@ class NativeBackend(Backend):
                 self._compiled[program] = {}
                 self._work[program] = _work(program)
             work, made = self._work[program], self._compiled[program]
-            parts = _parts(threads, work, batch)
-            if parts not in made:
-                native = compiled_program(program, self.processor, parts, work)
-                made[parts] = made[native.signature.parts] = native
-            return made[parts]
+            parts, gathered = _parts(threads, work, batch), gathers(program, batch)
+            if (parts, gathered) not in made:
+                native = compiled_program(program, self.processor, parts, work, gathered)
+                made[parts, gathered] = made[native.signature.parts, gathered] = native
+            return made[parts, gathered]
 
     def __repr__(self) -> str:
         return f"<native backend: {self.processor.kind}, {self.threads} threads>"

@@ -59,18 +59,18 @@ class CompiledProgram:
 COMPILED: Recent[CompiledProgram] = Recent(64)  # by program, parts and processor; users keep alive those in use
 
 
-def compiled_program(program: Program, processor: Processor, parts: int, work: int) -> CompiledProgram:
-    """The compiled program, with products partitioned among `parts` threads if that is worth it.
+def compiled_program(program: Program, processor: Processor, parts: int, work: int, gathered: bool = False) -> CompiledProgram:
+    """The compiled program: of the plan for `parts` threads, `gathered` or not (`plan_of`).
 
     Raises UnsupportedOperationError if the program cannot be compiled.
     """
     reason = unsupported(program)
     if reason is not None:
         raise UnsupportedOperationError(reason)
-    name = code_name(processor, "program", fingerprint(program), processor.kind, str(parts), compiler_version())
+    name = code_name(processor, "program", fingerprint(program), processor.kind, str(parts), str(gathered), compiler_version())
 
     def make() -> CompiledProgram:
-        return _kept(name, processor, work) or _made(name, program, processor, parts, work)
+        return _kept(name, processor, work) or _made(name, program, processor, parts, work, gathered)
 
     with _locks["making"]:
         return COMPILED.get(name, make)
@@ -86,7 +86,7 @@ def _kept(name: str, processor: Processor, work: int) -> CompiledProgram | None:
     return None if code is None else CompiledProgram(Signature.read(signature), code, work)
 
 
-def _made(name: str, program: Program, processor: Processor, parts: int, work: int) -> CompiledProgram:
+def _made(name: str, program: Program, processor: Processor, parts: int, work: int, gathered: bool) -> CompiledProgram:
     """Compile a program, and keep it on the disk under this name."""
     with _loading:
         # Some thirty modules write assembly. They are loaded only here: most processes find all their programs on the disk.
@@ -94,7 +94,7 @@ def _made(name: str, program: Program, processor: Processor, parts: int, work: i
         from chains.backends.native.plan.passes import plan_of
 
     with notice(f"compiling '{program.name}' for this processor: {len(program.operations):,} operations"):
-        plan = plan_of(program, processor, parts)
+        plan = plan_of(program, processor, parts, gathered=gathered)
         if plan.parts != parts:
             made = compiled_program(program, processor, plan.parts, work)
         else:
@@ -104,12 +104,12 @@ def _made(name: str, program: Program, processor: Processor, parts: int, work: i
     return made
 
 
-def listing_of(program: Program, processor: Processor, parts: int, passes: bool) -> str:
+def listing_of(program: Program, processor: Processor, parts: int, gathered: bool, passes: bool) -> str:
     """LLVM's assembly before optimisation, then the processor's assembly; with `passes`, the plan after each pass."""
     from chains.backends.native.compiler import compile_program
     from chains.backends.native.plan.listing import passes_text
 
     if passes:
-        return passes_text(program, processor, parts)
-    text = compile_program(program, processor, parts).text
+        return passes_text(program, processor, parts, gathered)
+    text = compile_program(program, processor, parts, gathered).text
     return f"{program}\n\n{text}\n{assembly(text, processor)}"

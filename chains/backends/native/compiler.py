@@ -228,12 +228,12 @@ def signature_of(plan: ExecutionPlan) -> Signature:
     )
 
 
-def compile_program(program: Program, processor: Processor, parts: int = 1) -> Compiled:
-    """Write the assembly of a program, with products partitioned among `parts` threads if that is worth it.
+def compile_program(program: Program, processor: Processor, parts: int = 1, gathered: bool = False) -> Compiled:
+    """Write the assembly of a program: of the plan for `parts` threads, `gathered` or not (`plan_of`).
 
     Raises UnsupportedOperationError, with the name of the operation, for an operation that cannot be compiled.
     """
     reason = unsupported(program)
     if reason is not None:
         raise UnsupportedOperationError(reason)
-    return Compiler(plan_of(program, processor, parts)).compiled()
+    return Compiler(plan_of(program, processor, parts, gathered=gathered)).compiled()

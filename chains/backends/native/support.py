@@ -32,12 +32,16 @@ from chains.program.program import Program
 from chains.program.rows import UpdateRows
 from chains.program.view import Batch, View
 
+LEAST_GATHERED_WEIGHTS = 1 << 20  # of a product that is worth a plan of its own
+LEAST_GATHERED_SAMPLES = 32  # fewer are a few tiles
+MOST_GATHERED_BYTES = 256 << 20  # of what has to be kept for the whole batch
 IMAGES = (Convolve, ConvolveInput, ConvolveWeight, Pool)
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 INDICES = {np.dtype(np.int32): "i32", np.dtype(np.int64): "i64"}  # types of row numbers, with LLVM's names
 
 
 _reasons: WeakKeyDictionary[Program, str | None] = WeakKeyDictionary()  # kept, since networks of one structure share programs
+_most_gathered: WeakKeyDictionary[Program, int] = WeakKeyDictionary()
 
 
 def unsupported(program: Program) -> str | None:
@@ -45,6 +49,28 @@ def unsupported(program: Program) -> str | None:
     if program not in _reasons:
         _reasons[program] = _reason(program)
     return _reasons[program]
+
+
+def gathers(program: Program, batch: int | None) -> bool:
+    """Whether products of very many weights behind images see the whole batch: each tile would go through all weights.
+
+    What the operations on images need for their gradients is then kept for all samples, so the batch must not be too large.
+    """
+    if batch is None or batch < LEAST_GATHERED_SAMPLES:
+        return False
+    if program not in _most_gathered:
+        _most_gathered[program] = _most_samples(program)
+    return batch <= _most_gathered[program]
+
+
+def _most_samples(program: Program) -> int:
+    """The most samples whose intermediates are kept for such products; 0 for programs without them, or without images."""
+    products = [operation for operation in program.operations if isinstance(operation, MatMul)]
+    largest = max((v.sample_size for product in products for v in product.views if not v.batched), default=0)
+    if largest < LEAST_GATHERED_WEIGHTS or not any(isinstance(each, IMAGES) for each in program.operations):
+        return 0
+    buffers = {view.buffer for operation in program.operations for view in operation.views if view.batched}
+    return MOST_GATHERED_BYTES // sum(buffer.nbytes for buffer in buffers)
 
 
 def _reason(program: Program) -> str | None:

@@ -22,6 +22,7 @@ from chains.program.operations import MatMul, Operation
 from chains.program.view import Batch, View, concrete
 
 LEAST_LARGE_ELEMENTS = 1 << 17  # fewest elements of the operand without samples in a large product
+LEAST_VERY_LARGE_ELEMENTS = 1 << 20  # so many are worth going through once for the whole batch, though images gain by tiles
 MOST_SCALAR_LINES = 4  # with no more lines, packing goes number by number, with little code
 
 Masks = Sequence[Value | None]  # the masks of a panel's vectors
@@ -36,6 +37,13 @@ def is_large(operation: Operation) -> bool:
         return False
     rows, columns = concrete(weights.shape, 1)
     return rows * columns >= LEAST_LARGE_ELEMENTS and operation.outs[0].strides[1] == 1 and 1 in operation.ins[1].strides
+
+
+def is_very_large(operation: Operation) -> bool:
+    """Whether the operation is a large product whose weights exceed the second-level caches."""
+    return is_large(operation) and any(
+        view.sample_size >= LEAST_VERY_LARGE_ELEMENTS for view in operation.views if not view.batched
+    )
 
 
 def workspace(lanes: int, itemsize: int, registers: int) -> int:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from chains.backends.native.kernels.fusion import FusedProduct
-from chains.backends.native.kernels.gemm import is_large
+from chains.backends.native.kernels.gemm import is_large, is_very_large
 from chains.backends.native.kernels.outline import Likeness
 from chains.backends.native.llvm.target import Processor
 from chains.program.loop import Loop
@@ -184,13 +184,15 @@ class ExecutionPlan:
 
     `steps` are the rewritten operations, one per step, in an order in which they may run; `segments` are made of these
     steps. `parts` is the number of threads among which products are partitioned; with more than one, a tile is the whole
-    batch. A thread's table of addresses holds, in order: the buffers of `table`, the thread's own sums, its `PREFETCH`, the
-    `ROW_POINTERS`, and its list of rows.
+    batch. In a `gathered` plan, products of very many weights behind images see the whole batch. A thread's table of
+    addresses holds, in order: the buffers of `table`, the thread's own sums, its `PREFETCH`, the `ROW_POINTERS`, and its list
+    of rows.
     """
 
     program: Program
     processor: Processor
     parts: int = 1
+    gathered: bool = False
     steps: tuple[PlanStep, ...] = ()
     laned: frozenset[Buffer] = frozenset()  # the buffers laid out in lanes: if there are any, all tiles have one size
     segments: tuple[Segment, ...] = ()
@@ -203,10 +205,10 @@ class ExecutionPlan:
     tile_bytes: int = 0  # scratch memory of a tile: its buffers, then workspace
 
     @classmethod
-    def of(cls, program: Program, processor: Processor, parts: int = 1) -> ExecutionPlan:
+    def of(cls, program: Program, processor: Processor, parts: int = 1, gathered: bool = False) -> ExecutionPlan:
         """The plan of a program before the first pass."""
         steps = tuple(PlanStep(operation, origins=(position,)) for position, operation in enumerate(program.operations))
-        return cls(program, processor, parts, steps)
+        return cls(program, processor, parts, gathered, steps)
 
     @property
     def lanes(self) -> int:
@@ -215,7 +217,9 @@ class ExecutionPlan:
 
     def is_large(self, operation: Operation) -> bool:
         """Whether an operation sees the whole batch: a large product, or an update of rows."""
-        return isinstance(operation, UpdateRows) or (not self.laned and is_large(operation))
+        if isinstance(operation, UpdateRows):
+            return True
+        return is_very_large(operation) if self.gathered else not self.laned and is_large(operation)
 
     @cached_property
     def flushes_subnormals(self) -> bool:

@@ -12,7 +12,7 @@ left free after each channel, unless an operation reads the image as a flat arra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from chains.backends.native.kernels.relayout import Relayout
@@ -42,7 +42,7 @@ def arrange_layout(plan: ExecutionPlan) -> ExecutionPlan:
     operations = [step.operation for step in plan.steps]
     if not any(isinstance(operation, IMAGES) for operation in operations):
         return plan
-    arrangement = _Arrangement(operations, plan.lanes)
+    arrangement = _Arrangement(operations, plan.lanes, plan.is_large)
     steps: list[PlanStep] = []
     for step in plan.steps:
         arrangement.add(step.operation)
@@ -53,8 +53,9 @@ def arrange_layout(plan: ExecutionPlan) -> ExecutionPlan:
 class _Arrangement:
     """The operations under rewriting. A buffer of the program may have its contents in rows, in lanes, or both."""
 
-    def __init__(self, operations: Sequence[Operation], lanes: int) -> None:
+    def __init__(self, operations: Sequence[Operation], lanes: int, is_large: Callable[[Operation], bool]) -> None:
         self.lanes = lanes
+        self._is_large = is_large
         self.operations: list[Operation] = []
         self.laned: dict[Buffer, Buffer] = {}  # the laned form of each buffer
         self._views: dict[Buffer, list[View]] = {}
@@ -101,8 +102,9 @@ class _Arrangement:
         if not view.batched:
             return view
         valid = self._valid.setdefault(view.buffer, {False})
-        # A product reads single numbers of its first operand, from wherever they lie.
+        # A product reads single numbers of its first operand, from wherever they lie; a large one packs rows.
         by_number = isinstance(operation, MatMul) and view is operation.ins[0] and view.shape.count(Batch()) == 1
+        by_number = by_number and not self._is_large(operation)
         if by_number and valid == {True} and self._in_line(view):
             wanted = True
         self._provide(view.buffer, wanted)

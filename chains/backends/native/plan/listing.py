@@ -12,10 +12,10 @@ from chains.program.program import Program
 from chains.program.view import Buffer, View, shape_text
 
 
-def passes_text(program: Program, processor: Processor, parts: int = 1) -> str:
+def passes_text(program: Program, processor: Processor, parts: int = 1, gathered: bool = False) -> str:
     """The plan after every pass, under the name of the pass. New lines are marked with +, removed lines with -."""
     texts = [str(program)]
-    last = ExecutionPlan.of(program, processor, parts)
+    last = ExecutionPlan.of(program, processor, parts, gathered)
     before = lines_of(last)
 
     def watch(name: str, plan: ExecutionPlan) -> None:
@@ -25,7 +25,7 @@ def passes_text(program: Program, processor: Processor, parts: int = 1) -> str:
         before = after
 
     texts.append("\n".join(["== the program ==", *before]))
-    plan_of(program, processor, parts, watch)
+    plan_of(program, processor, parts, watch, gathered)
     return "\n\n".join(texts)
 
 

@@ -44,14 +44,19 @@ def name_of(function: Pass) -> str:
 
 
 def plan_of(
-    program: Program, processor: Processor, parts: int = 1, watch: Callable[[str, ExecutionPlan], None] | None = None
+    program: Program,
+    processor: Processor,
+    parts: int = 1,
+    watch: Callable[[str, ExecutionPlan], None] | None = None,
+    gathered: bool = False,
 ) -> ExecutionPlan:
     """The plan of a program, with products partitioned among `parts` threads if that is worth it.
 
+    In a `gathered` one, products of very many weights behind images see the whole batch.
     `watch` is called with the name of each pass and the plan after it. Raises UnsupportedOperationError for a product that no
     kernel can do.
     """
-    plan = ExecutionPlan.of(program, processor, parts)
+    plan = ExecutionPlan.of(program, processor, parts, gathered)
     for function in PASSES:
         plan = function(plan)
         if watch:
