@@ -14,6 +14,7 @@ import numpy as np
 
 from chains.checks import check_count, check_flags, check_number, check_word, whole
 from chains.layers.base import Declaration, Layer, SampleShape
+from chains.layers.ode_adjoint import Adjoint
 from chains.layers.ode_grid import Grid
 from chains.layers.ode_inputs import Inputs
 from chains.layers.ode_settings import ascending, forcing_of, tolerance
@@ -66,6 +67,10 @@ class ODE(Layer):
         Keep the state of every so many steps alone for the pullback, which repeats the steps between: less memory, and one
         more forward pass. Unless said everything is kept; with step control, whose pullback repeats the accepted steps anyway,
         8. Where the steps do not divide evenly, there are fewer between checkpoints.
+    adjoint : bool
+        Whether the gradient is that of the continuous adjoint equations, solved back in time by the same method and steps, from
+        the state at each of the times. No step is kept for it, but it is not exact: it is near the gradient of the solution,
+        by the order of the method. diffrax calls this BacksolveAdjoint, torchdiffeq odeint_adjoint.
 
     Raises
     ------
@@ -85,12 +90,14 @@ class ODE(Layer):
     def __init__(
         self, rhs: Layer, times: Sequence[float] | int, method: str = "tsit5", steps: int = 1, *, rtol: float | None = None,
         atol: Any = None, max_steps: int | None = None, given: int = 0, time: bool = False, forcing: Any = None,
-        checkpoint_every: int | None = None,
+        checkpoint_every: int | None = None, adjoint: bool = False,
     ) -> None:  # fmt: skip
         if not isinstance(rhs, Layer):
             raise TypeError(f"`rhs` (={shown(rhs)}) must be a layer, such as Chain(Dense(2, 5, tanh), Dense(5, 2))")
         check_word("method", method, *METHODS)
-        check_flags(time=time)
+        check_flags(time=time, adjoint=adjoint)
+        if adjoint and len(METHODS[method].halves) > 1:
+            raise ValueError(f"`adjoint` (=True) goes back in time by a method for the whole state, not by {method!r}")
         if whole(given, 0) is None:
             raise ValueError(f"`given` (={shown(given)}) must be a whole number of features, 0 or more")
         self.rhs = rhs
@@ -105,6 +112,7 @@ class ODE(Layer):
         self.time = time
         self.forcing = None if forcing is None else forcing_of(forcing)
         self.checkpoint_every = None if checkpoint_every is None else check_count("checkpoint_every", checkpoint_every)
+        self.adjoint = bool(adjoint)
 
     def _control(self, rtol: Any, atol: Any, max_steps: Any) -> tuple[float | None, Any, int | None]:
         """The checked settings of step control."""
@@ -137,7 +145,7 @@ class ODE(Layer):
 
     @property
     def _grid(self) -> Grid:
-        return Grid(self.times, self.steps, self.max_steps, self.checkpoint_every)
+        return Grid(self.times, self.steps, self.max_steps, self.checkpoint_every, self.adjoint)
 
     def fixed_input(self) -> SampleShape | None:
         shape = self.rhs.fixed_input()
@@ -186,7 +194,7 @@ class ODE(Layer):
         solution.forward(y, states)
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        self._solution(ops, x, y, s).pullback(dy, dx)
+        self._solution(ops, x, y, s).pullback(y, dy, dx)
 
     def _solution(self, ops: Recorder, x: View, y: View, s: Any) -> Solution:
         n, (node,), clock = y.sample_shape[-1], s.children, None
@@ -195,7 +203,8 @@ class ODE(Layer):
             clock = self._clock(ops, x)
             first = self.times[0] if isinstance(self.times, tuple) else self._times(x).slice(-1, 0, 1)
         inputs = Inputs(ops, x, n, self.given, self.time, self.forcing, first)
-        return Solution(ops, self._tableau, self._grid, node, inputs, s, clock)
+        kind = Adjoint if self.adjoint else Solution
+        return kind(ops, self._tableau, self._grid, node, inputs, s, clock)
 
     def _times(self, x: View) -> View:
         """Each sample's own times, (batch, times)."""
@@ -219,7 +228,12 @@ class ODE(Layer):
                 + (f", ..., {self.times[-1]:g}" if len(self.times) > 2 else "")
                 + ")"
             )
-        pairs: list[tuple[str, Any]] = [("given", self.given), ("time", self.time), ("checkpoint_every", self.checkpoint_every)]
+        pairs: list[tuple[str, Any]] = [
+            ("given", self.given),
+            ("time", self.time),
+            ("checkpoint_every", self.checkpoint_every),
+            ("adjoint", self.adjoint),
+        ]
         if self.rtol is None:
             pairs.insert(0, ("steps", self.steps))
         else:

@@ -41,12 +41,15 @@ class Grid:
         With step control, in place of equal steps: how many are tried.
     every : int, optional
         How many steps there are at most from one checkpoint to the next.
+    apart : bool
+        Whether no segment of equal steps goes beyond the next time.
     """
 
     times: tuple[float, ...] | int
     steps: int
     attempts: int | None = None
     every: int | None = None
+    apart: bool = False
 
     @property
     def intervals(self) -> int:
@@ -62,10 +65,10 @@ class Grid:
         """The segments."""
         if self.attempts is not None:
             return _cut(self.attempts, self.every or SEGMENT)
-        if self.every is None or self.every >= self.wanted:
+        if not self.apart and (self.every is None or self.every >= self.wanted):
             return Cut(1, self.wanted)
-        if self.every < self.steps:
-            parts, length, spare = _cut(self.steps, self.every)
+        if self.every is None or self.within:
+            parts, length, spare = _cut(self.steps, self.every or SEGMENT)
             return Cut(self.intervals * parts, length, spare)
         parts, length, spare = _cut(self.intervals, self.every // self.steps)
         return Cut(parts, length * self.steps, spare)
@@ -82,8 +85,8 @@ class Grid:
 
     @property
     def within(self) -> bool:
-        """Whether several segments lie between two times."""
-        return self.cut.segments > 1 and self.every is not None and self.every < self.steps
+        """Whether segments lie between two times."""
+        return self.apart or (self.every is not None and self.every < self.steps)
 
     @property
     def own(self) -> bool:

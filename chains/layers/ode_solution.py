@@ -24,6 +24,8 @@ from chains.program.recorder import Recorder
 from chains.program.steps import Steps
 from chains.program.view import View
 
+Around = tuple[Steps, ...]  # loops over segments, the outermost first
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -66,14 +68,13 @@ class Solution:
         spare = 0 if grid.within else grid.cut.spare
         at_times = y.slice(1, 0, intervals) if not spare else ops.scratch("y with spare", (spare + intervals, self.n))
         with self._segments() as at:
-            if at is not None:
-                ops.copy(at.now(self.s.checkpoints, 1), state)
+            for each in at:
+                ops.copy(each.now(self.s.checkpoints, 1), state)
             befores = ops.scratch("states", (grid.cut.length, self.n))
-            self._run(at, state, befores, keeps=at is None)
+            self._run(at, grid.cut.length, state, befores, keeps=not at)
             if not grid.within:
-                count = (spare + intervals) // grid.cut.segments
-                found = at_times if at is None else at.part(at_times, 1, count)
-                ops.copy(found, befores.split(1, count).index(2, 0))
+                found = part(at_times, at)
+                ops.copy(found, befores.split(1, int(found.shape[1])).index(2, 0))  # type: ignore[arg-type]
         if grid.within:
             ops.copy(y.slice(1, 0, intervals), self.s.checkpoints.split(1, intervals).index(2, 0))
         elif spare:
@@ -83,15 +84,15 @@ class Solution:
             ops.copy(states.slice(1, 0, grid.total), befores)
             ops.copy(states.index(1, grid.total), state)
 
-    def _run(self, at: Steps | None, state: View, befores: View | None, *, keeps: bool) -> None:
-        """Record the steps of a segment, which take a state to the next one. `befores` are filled with those before each."""
+    def _run(self, at: Around, length: int, state: View, befores: View | None, *, keeps: bool) -> None:
+        """Record steps, which take a state to the next one. `befores` are filled with those before each."""
         ops, tableau, n, s = self.ops, self.tableau, self.n, self.s
         stages = range(tableau.stages)
         known = self.inputs.at_stages(self.grid, tableau)
         alone = None if keeps else at_once(ops, self.rhs)
         rows_seen = [ops.scratch(f"seen {i}", (self.inputs.width,)) for i in stages] if alone else []
         values = [ops.scratch(f"slope {i}", (n,)) for i in stages] if alone else []
-        with ops.loop(self.grid.cut.length) as step:
+        with ops.loop(length) as step:
             h = self._length(at, step)
             if befores is not None:
                 ops.copy(step.now(befores, 1), state)
@@ -99,12 +100,7 @@ class Solution:
             for i, k in enumerate(slopes):
                 seen = rows_seen[i] if alone else step.now(s.x, 1).index(1, i)
                 move(ops, tableau, seen.slice(-1, 0, n), state, h, [a[i] for a, _ in tableau.halves], slopes)
-                if known is not None:
-                    self.inputs.record(seen)
-                    ops.copy(seen.slice(-1, n + self.inputs.given, self.inputs.width), self._now(known, at, step).index(0, i))
-                else:
-                    t = self._now(s.begins, at, step) if self.grid.varies else None
-                    self.inputs.record(seen, t, h, tableau.c[i])
+                self._behind(seen, None if known is None else self._now(known, at, step).index(0, i), at, step, h, tableau.c[i])
                 if alone is not None:
                     alone.forward(ops, seen, k)
                 else:
@@ -113,10 +109,18 @@ class Solution:
                     kept.keep()
             move(ops, tableau, state, state, h, [b for _, b in tableau.halves], slopes)
 
+    def _behind(self, seen: View, known: View | None, at: Around, step: Steps, h: Length, c: float) -> None:
+        """Record what the right-hand side sees behind the state, at the time c * h behind the begin of a step."""
+        if known is not None:
+            self.inputs.record(seen)
+            self.ops.copy(seen.slice(-1, self.n + self.inputs.given, self.inputs.width), known)
+        else:
+            self.inputs.record(seen, self._now(self.s.begins, at, step) if self.grid.varies else None, h, c)
+
     # Backwards
 
-    def pullback(self, dy: View, dx: View) -> None:
-        """Record the gradients of parameters, and `dx`, from the cotangents of the states at the times."""
+    def pullback(self, y: View, dy: View, dx: View) -> None:
+        """Record the gradients of parameters, and `dx`, from the cotangents of the states at the times, `y`."""
         ops, n, known = self.ops, self.n, self.n + self.inputs.given
         d_state, adaptive = ops.scratch("d_state", (n,)), self.clock is not None
         if adaptive:
@@ -125,21 +129,23 @@ class Solution:
             ops.copy(d_state, dy.index(1, self.grid.intervals))
         ops.fill(dx.slice(-1, n, dx.sample_shape[0]), 0.0)
         d_begins = self._at_begins(dy) if not adaptive else None
-        sums: list[tuple[View, View]] = []  # the gradient of a parameter, and those of a stage at each step, or in each segment
         with self._segments(backwards=True) as at:
-            if at is not None:
+            for each in at:
                 state = ops.scratch("state", (n,))
-                ops.copy(state, at.now(self.s.checkpoints, 1))
-                self._run(at, state, None, keeps=True)
+                ops.copy(state, each.now(self.s.checkpoints, 1))
+                self._run(at, self.grid.cut.length, state, None, keeps=True)
             d_times = None if d_begins is None else self._of_segment(at, d_begins)
-            sums += self._back(at, d_state, dy, d_times, dx.slice(-1, n, known))
+            sums = self._back(at, d_state, dy, d_times, dx.slice(-1, n, known))
         if self.clock is not None:
             self._arrive(d_state, dy, self.clock.slice(-1, 0, 1))
         ops.copy(dx.slice(-1, 0, n), d_state)
         add_up(ops, sums)
 
-    def _back(self, at: Steps | None, d_state: View, dy: View, d_times: View | None, d_given: View) -> list[tuple[View, View]]:
-        """Record the way back through the steps of a segment. It gives the gradients of parameters as `add_up` takes them."""
+    def _back(self, at: Around, d_state: View, dy: View, d_times: View | None, d_given: View) -> list[tuple[View, View]]:
+        """Record the way back through the steps of a segment.
+
+        It gives each parameter's gradient with an array of those of a stage at each step, or in each segment.
+        """
         ops, tableau, n, s, known = self.ops, self.tableau, self.n, self.s, self.n + self.inputs.given
         stages = range(tableau.stages)
         d_seen = [ops.scratch(f"d_x{i}", (self.inputs.width,)) for i in stages]
@@ -168,13 +174,15 @@ class Solution:
             ops.map(d_state, lambda *terms: sum(terms), d_state, *more, *d_states)
             if self.inputs.given:
                 ops.map(d_given, lambda *terms: sum(terms), d_given, *(view.slice(-1, n, known) for view in d_seen))
-        return sums if at is None else [(view, self._of_each_segment(at, each)) for view, each in sums]
+        return [(view, self._of_segments(at, each)) for view, each in sums]
 
-    def _of_each_segment(self, at: Steps, each: View) -> View:
-        """Record the sum over the steps of a segment; an array that has an entry for each segment."""
+    def _of_segments(self, at: Around, each: View) -> View:
+        """Record the sum over the steps of a segment; an array that has an entry for each segment, where there are several."""
+        if not at:
+            return each
         name = each.buffer.name.removesuffix("step") + "segment"
         entries = self.ops.scratch(name, (self.grid.cut.segments, *each.sample_shape[1:]), batched=False)
-        self.ops.sum(at.now(entries, 0), each)
+        self.ops.sum(part(entries, at, 0).index(0, 0), each)
         return entries
 
     def _at_begins(self, dy: View) -> View:
@@ -190,13 +198,12 @@ class Solution:
         ops.copy(own, d_times)
         return filled
 
-    def _of_segment(self, at: Steps | None, d_begins: View) -> View:
+    def _of_segment(self, at: Around, d_begins: View) -> View:
         """The cotangents of the states that the steps of a segment begin with, (steps, n)."""
-        ops, length = self.ops, self.grid.cut.length
-        count = int(d_begins.shape[1]) // self.grid.cut.segments  # type: ignore[arg-type]
-        d_times = ops.scratch("d_states", (length, self.n))
+        ops, own = self.ops, part(d_begins, at)
+        d_times = ops.scratch("d_states", (self.grid.cut.length, self.n))
         ops.fill(d_times, 0.0)
-        ops.copy(d_times.split(1, count).index(2, 0), d_begins if at is None else at.part(d_begins, 1, count))
+        ops.copy(d_times.split(1, int(own.shape[1])).index(2, 0), own)  # type: ignore[arg-type]
         return d_times
 
     def _arrive(self, d_state: View, dy: View, end: View, h: View | None = None) -> None:
@@ -213,25 +220,24 @@ class Solution:
     # Steps
 
     @contextmanager
-    def _segments(self, *, backwards: bool = False) -> Iterator[Steps | None]:
-        """A context: what is recorded inside is done for each segment. None where there is one alone, which is not repeated.
+    def _segments(self, *, backwards: bool = False) -> Iterator[Around]:
+        """A context: what is recorded inside is done for each segment. It gives the loop around, if there is one.
 
         With step control, segments without a step are left out.
         """
-        segments, length, _ = self.grid.cut
         if not self.grid.repeats:
-            yield None
+            yield ()
             return
-        only = None if self.clock is None else lambda at: at.part(self.s.lengths, 1, length)
-        with self.ops.loop(segments, backwards=backwards, closed=True, only=only) as at:
-            yield at
+        only = None if self.clock is None else lambda at: part(self.s.lengths, (at,))
+        with self.ops.loop(self.grid.cut.segments, backwards=backwards, closed=True, only=only) as at:
+            yield (at,)
 
-    def _now(self, view: View, at: Steps | None, step: Steps) -> View:
+    def _now(self, view: View, at: Around, step: Steps) -> View:
         """The entry for a step, of an array with an entry for each of all."""
         axis = int(view.batched)
-        return step.now(view if at is None else at.part(view, axis, self.grid.cut.length), axis)
+        return step.now(part(view, at, axis), axis)
 
-    def _length(self, at: Steps | None, step: Steps) -> Length:
+    def _length(self, at: Around, step: Steps) -> Length:
         """The length of a step: a number where all are alike."""
         if self.grid.varies:
             return self._now(self.s.lengths, at, step)
@@ -240,3 +246,10 @@ class Solution:
         if np.ptp(lengths) <= 1e-14 * np.max(np.abs(self.grid.times)):
             return float((self.grid.times[-1] - self.grid.times[0]) / self.grid.total)
         return self._now(self.ops.constant("lengths of steps", lengths[:, None]), at, step)
+
+
+def part(view: View, around: Around, axis: int = 1) -> View:
+    """The entries of an axis for the current steps of the loops around, the outermost first, which have as many each."""
+    for at in around:
+        view = at.part(view, axis, int(view.shape[axis]) // at.steps)  # type: ignore[arg-type]
+    return view

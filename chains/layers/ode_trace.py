@@ -13,7 +13,7 @@ from chains.program.view import View
 def trace_of(ode: ODE) -> Layer:
     """The trace of a layer, with its parameters: a layer whose output are the steps."""
     made = _Trace.__new__(_Trace)
-    vars(made).update(ode.__getstate__(), checkpoint_every=ode.max_steps)  # one segment
+    vars(made).update(ode.__getstate__(), checkpoint_every=ode.max_steps, adjoint=False)  # one segment
     return made
 
 

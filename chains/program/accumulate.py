@@ -7,7 +7,7 @@ Where all are in the loop, they add to zeros.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -50,22 +50,38 @@ class _Segments(NamedTuple):
             return False
         if loop.from_zero if first else not loop.closed or loop.added:
             return False
-        later = [operation for operation in loop.body if self.is_used_by(operation)]
-        begun, added = ([self._part(operation) for operation in some] for some in (first, later))
+        later = list(self._inside(loop))
+        begun, added = (
+            [self._part(operation) for operation in some] for some in (first, [operation for operation, _ in later])
+        )
         if None in (*begun, *added) or (first and any(part not in begun for part in added)):
             return False
         parts = [part for part in dict.fromkeys(begun or added) if part is not None]
         apart = not any(meet(a, b) for number, a in enumerate(parts) for b in parts[:number])
-        filled = {self._entry(operation.outs[0]) for operation in first}
-        in_loop = {self._entry(operation.outs[0].at(0, step)) for operation in later for step in range(loop.steps)}
-        entries = len(filled) == bool(first) and not filled & in_loop and len(filled | in_loop) == each.shape[0]
+        filled = {operation.outs[0].offset // target.sample_size for operation in first}
+        in_loop = [self._entries(operation.outs[0], loops) for operation, loops in later]
+        once = all(len(set(found)) == len(found) for found in in_loop)
+        others = {entry for found in in_loop for entry in found}
+        entries = once and len(filled) == bool(first) and not filled & others and len(filled | others) == each.shape[0]
         return entries and apart and sum(part.sample_size for part in parts) == target.sample_size
+
+    def _inside(self, *loops: Loop) -> Iterator[tuple[Operation, tuple[Loop, ...]]]:
+        """The operations in the innermost of these loops, and in those inside it, that use the array; each with its loops."""
+        for operation in loops[-1].body if self.is_used_by(loops[-1]) else ():
+            if isinstance(operation, Loop):
+                yield from self._inside(*loops, operation)
+            elif self.is_used_by(operation):
+                yield operation, loops
+
+    def _entries(self, out: View, loops: Sequence[Loop]) -> list[int]:
+        """The entries that an operation in loops fills, step by step."""
+        offsets = [out.offset]
+        for loop in loops:
+            offsets = [offset + step * out.move(loop.depth) for offset in offsets for step in range(loop.steps)]
+        return [offset // self.target.sample_size for offset in offsets]
 
     def is_used_by(self, operation: Operation) -> bool:
         return any(view.buffer is self.each.buffer for view in operation.views)
-
-    def _entry(self, view: View) -> int:
-        return view.offset // self.target.sample_size
 
     def _part(self, operation: Operation) -> View | None:
         """The part of the target that a product gives for one segment; None for other operations."""
@@ -76,8 +92,8 @@ class _Segments(NamedTuple):
         ):
             return None
         (out,), size = operation.outs, self.target.sample_size
-        start, stop = reach(out.at(0, 0))
-        if start // size != (stop - 1) // size or out.at(0, 0).moves or abs(out.move(0)) not in (0, size):
+        start, stop = reach(replace(out, moves=()))
+        if start // size != (stop - 1) // size or any(move % size for move in out.moves):
             return None
         return replace(self.target, shape=out.shape, strides=out.strides, offset=self.target.offset + start % size)
 
@@ -86,7 +102,7 @@ class _Segments(NamedTuple):
         if not self.is_used_by(operation):
             return operation
         if isinstance(operation, Loop):
-            return operation.around([self.redirected(inner, from_zero) for inner in operation.body], from_zero=from_zero)
+            return operation.around([self.redirected(inner, False) for inner in operation.body], from_zero=from_zero)
         part = self._part(operation)
         assert isinstance(operation, MatMul)
         assert part is not None

@@ -54,3 +54,18 @@ def test_gradients_through_controlled_steps_are_those_of_diffrax(name):
     assert_close(dx[0], np.asarray(d_start), 1e-10)
     for key, view in net.views(dp).items():
         assert_close(view, np.asarray(d_parts[key.split(".")[-1]]), 1e-10)
+
+
+@pytest.mark.by_day(few=1)
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_continuous_adjoint_is_that_of_diffrax(name):
+    """Its BacksolveAdjoint goes back through the same steps, from the state at each of the times."""
+    from benchmarks import ude, ude_diffrax
+
+    problem = ude.Problem(3.0 * ude.cycles()[:6])
+    net, p = problem.net(name, steps=ude.STEPS, adjoint=True), problem.start(0) + 0.4
+    g = net.value_and_grad(p, problem.x, problem.t, MSELoss())[1]
+    exact = problem.net(name).value_and_grad(p, problem.x, problem.t, MSELoss())[1]
+    wanted = np.asarray(ude_diffrax.gradients(problem, net.views(p))["backsolve"]())
+    assert_close(g, wanted, 1e-10)
+    assert abs(g - exact).max() > 1e3 * abs(g - wanted).max()
