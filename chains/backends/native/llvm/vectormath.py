@@ -40,6 +40,7 @@ _LOG = {  # (2 atanh(s) - 2 s) / s^3 in powers of s^2
         0.22222222392581045, 0.28571428570799784, 0.40000000000000885, 0.6666666666666666,
     ),
 }  # fmt: skip
+AVX2_BYTES = 32
 AVX2_FLOATS = 8  # lanes where moving signs takes a port of its own, beside those of sums and products
 TANH = (  # tanh(x) / x as a quotient in powers of x^2, for |x| <= 8.6
     (1.4082475683855679e-08, 2.112238521760849e-05, 0.0035264018659830532, 0.13406875584808678, 0.9999999867780235),
@@ -159,10 +160,13 @@ def log(f: Function, x: Value) -> Value:
     # The exponent is taken so that the mantissa lies in [sqrt(1/2), sqrt(2)).
     root = 0x3F3504F3 if single else 0x3FE6A09E667F3BCD
     shifted = f.binary("sub", raw, number(integer, root))
-    exponent = f.binary("ashr", shifted, number(integer, bits))
-    mantissa = f.cast("bitcast", f.binary("sub", raw, f.binary("shl", exponent, number(integer, bits))), x.type)
-    k = f.cast("sitofp", exponent, x.type)
-    k = f.select(tiny, f.binary("fsub", k, number(x.type, float(bits))), k)
+    if _has_condition_bits(x) and not single:
+        k, lifted = _exponents(f, shifted, x.type)
+    else:
+        exponent = f.binary("ashr", shifted, number(integer, bits))
+        k, lifted = f.cast("sitofp", exponent, x.type), f.binary("shl", exponent, number(integer, bits))
+    mantissa = f.cast("bitcast", f.binary("sub", raw, lifted), x.type)
+    k = f.binary("fsub", k, f.select(tiny, number(x.type, float(bits)), number(x.type, 0.0)))
     d = f.binary("fsub", mantissa, number(x.type, 1.0))
     s = f.binary("fdiv", d, f.binary("fadd", d, number(x.type, 2.0)))
     z = f.binary("fmul", s, s)
@@ -173,9 +177,30 @@ def log(f: Function, x: Value) -> Value:
     tail = f.binary("fsub", f.binary("fmul", k, number(x.type, low)), correction)
     result = f.fma(k, number(x.type, high), f.binary("fadd", d, tail))
     zero, infinity = number(x.type, 0.0), number(x.type, float("inf"))
+    if _has_condition_bits(x):
+        limits = [(infinity, infinity), (zero, number(x.type, float("-inf")))]
+        added = [f.cast("bitcast", f.select(f.compare("oeq", x, at), limit, zero), integer) for at, limit in limits]
+        result = f.binary("fadd", result, f.cast("bitcast", f.binary("or", *added), x.type))
+        ones = f.cast("sext", f.compare("ult", x, zero), integer)  # a NaN
+        return f.cast("bitcast", f.binary("or", f.cast("bitcast", result, integer), ones), x.type)
     result = f.select(f.compare("oeq", x, infinity), infinity, result)
     result = f.select(f.compare("oeq", x, zero), number(x.type, float("-inf")), result)
     return f.select(f.compare("ult", x, zero), number(x.type, float("nan")), result)
+
+
+def _has_condition_bits(x: Value) -> bool:
+    """Whether conditions on the vector are vectors of bits, as with AVX2: bitwise operations are faster than selections."""
+    return x.type.lanes * x.type.size == AVX2_BYTES
+
+
+def _exponents(f: Function, shifted: Value, type: Type) -> tuple[Value, Value]:
+    """The exponents in the upper bits of integers: as doubles, and in their place. AVX2 has no instruction for either."""
+    lift, magic = 1023 << 52, 0x4330000000000000  # 2^52: its lower bits hold integers
+    lifted = f.binary("add", shifted, number(shifted.type, lift))
+    upper = f.binary("lshr", lifted, number(shifted.type, 52))
+    k = f.cast("bitcast", f.binary("or", upper, number(shifted.type, magic)), type)
+    exponent = f.binary("fsub", k, number(type, 2.0**52 + 1023.0))
+    return exponent, f.binary("sub", f.binary("shl", upper, number(shifted.type, 52)), number(shifted.type, lift))
 
 
 def log1p(f: Function, x: Value) -> Value:
