@@ -95,7 +95,7 @@ class Derivatives(Recorded):
             some = whole
             if count > DIRECTIONS_AT_ONCE:
                 some = [place_of(p).empty((*each.shape[:-1], part.stop - part.start), p.dtype) for each in whole]
-            v = np.ascontiguousarray(vectors[:, part] if axis else vectors[part])
+            v = vectors[:, part] if axis else vectors[part]
             self._derivatives({**inputs, "v": v}, order, axis == 1, state, [results[0], *some])
             for each, found in zip(whole, some, strict=True):
                 if each is not found:
@@ -128,7 +128,7 @@ class Derivatives(Recorded):
             v = axes[start : start + DIRECTIONS_AT_ONCE]
             kind = ("laplacian", p.dtype, len(v))
             run = self._program(p, kind, partial(record_derivatives.laplacian, self.network, len(v), p.dtype))
-            self._run(run, {**inputs, "v": np.ascontiguousarray(v)}, state, {"laplacian": part})
+            self._run(run, {**inputs, "v": v}, state, {"laplacian": part})
             if part is not total:
                 total[...] = part if start == 0 else total + part
         return total
@@ -301,7 +301,7 @@ class Derivatives(Recorded):
                 f"`directions` has shape {v.shape}: wanted (directions, {text}), or ({len(x)}, directions, {text}) for "
                 "directions of each point's own"
             )
-        return np.ascontiguousarray(v, p.dtype)
+        return place_of(p).contiguous(v, p.dtype)
 
     def _derivatives(self, inputs: dict[str, Any], order: int, own: bool, state: Any, results: list[np.ndarray]) -> None:
         p, count = inputs["p"], results[1].shape[-1]
@@ -312,6 +312,7 @@ class Derivatives(Recorded):
 
     def _run(self, run: Executable, inputs: dict[str, Any], state: Any, results: dict[str, Any]) -> None:
         p = inputs["p"]
+        inputs |= {name: place_of(p).contiguous(inputs[name]) for name in ("v", "dy") if name in inputs}
         inputs |= self.state_for(run.program, state, p.dtype, False, inputs)
         run(len(inputs["x"]), {**inputs, **results})
 
@@ -327,7 +328,7 @@ class Derivatives(Recorded):
         rows = result.reshape(len(x), outputs, *shape)
         eye = np.eye(outputs, dtype=p.dtype).reshape(outputs, *self.output_shape)
         for start in range(0, outputs, DIRECTIONS_AT_ONCE):
-            dy = np.ascontiguousarray(eye[start : start + DIRECTIONS_AT_ONCE])
+            dy = eye[start : start + DIRECTIONS_AT_ONCE]
             run = self._program(p, (name, p.dtype, len(dy)), partial(make, self.network, len(dy), p.dtype))
             part = rows if outputs <= DIRECTIONS_AT_ONCE else place_of(p).empty((len(x), len(dy), *shape), p.dtype)
             self._run(run, {**inputs, "dy": dy}, state, {name: part})
@@ -375,9 +376,10 @@ class Derivatives(Recorded):
 
 def _matrix(second: np.ndarray, size: int) -> np.ndarray:
     """The matrices of second derivatives, from those along the inputs and along sums of two inputs."""
-    result = np.empty((*second.shape[:-1], size, size), second.dtype)
+    result = place_of(second).empty((*second.shape[:-1], size, size), second.dtype)
     diagonal = second[..., :size]
-    result[..., range(size), range(size)] = diagonal
+    for i in range(size):
+        result[..., i, i] = diagonal[..., i]
     for number, (i, j) in enumerate(itertools.combinations(range(size), 2), size):
         # The second derivative along the sum is those by i and by j, plus twice the mixed one.
         result[..., i, j] = result[..., j, i] = 0.5 * (second[..., number] - diagonal[..., i] - diagonal[..., j])

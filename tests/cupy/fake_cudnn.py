@@ -208,7 +208,7 @@ class Graph:
 
     def execute_plan_at_index(self, pointers: dict[int, int], workspace: int, index: int, handle: Any) -> None:
         assert index in self.built
-        assert self.front.streams[handle] == STREAM
+        assert self.front.streams[handle] == self.front.stream()
         assert set(pointers) == {tensor.uid for tensor in self.tensors.values()}
         arrays = {name: tensor.at(pointers[tensor.uid]) for name, tensor in self.tensors.items()}
         if nbytes := self.get_workspace_size_plan_at_index(index):
@@ -276,6 +276,7 @@ class FrontEnd:
         self.streams: dict[object, int] = {}
         self.graphs: list[Graph] = []
         self.queue: Callable[..., object] = lambda work, *touched: work()  # where computations go, and what they touch
+        self.stream: Callable[[], int] = lambda: STREAM  # where everything has to go to
         self.executed: list[tuple[str, int]] = []
         self.followed: list[str] = []  # what follows the convolution in each graph executed
         self.seconds = self.delay = 0.0  # of all computations, and more where something follows

@@ -13,7 +13,7 @@ from tests.cupy.nvrtc import Usage
 SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10}  # that a block may have
 REGISTERS = 1 << 16  # of a multiprocessor, and so of a block
 SPILL_BYTES = 128  # a thread, at most, around calls of functions of CUDA: there are some, whatever the registers
-CALLED = r"\b(pow|sin|cos)f?\("  # functions that ptxas does not put in place
+CALLED = r"\b(pow|sin|cos|erf)f?\("  # functions that ptxas does not put in place
 REGISTER_UNIT = 8  # registers a thread are handed out in such units
 WARP = 32
 
