@@ -52,30 +52,37 @@ RUNTIME = r"""
 struct place { unsigned x, y, z; } threadIdx, blockIdx, blockDim, gridDim;
 enum { THREADS = 1024, STACK = 65536, CHIP = 232448 };
 unsigned char chip[CHIP] __attribute__((aligned(64)));
-static ucontext_t scheduler, fibers[THREADS];
+static ucontext_t scheduler, first_fibers[THREADS], *fibers = first_fibers; /* of a block */
 static struct place places[THREADS];
 static char* stacks;
-static int done[THREADS], current, block;
-static unsigned passed[THREADS]; /* barriers */
+static int first_done[THREADS], *done = first_done, current, block;
+static unsigned first_passed[THREADS], *passed = first_passed; /* barriers */
 static void (*function)(void**);
 static void** arguments;
 
 static void body(void) { function(arguments); done[current] = 1; swapcontext(&fibers[current], &scheduler); }
 void barrier(void) { ++passed[current]; swapcontext(&fibers[current], &scheduler); }
+static int waiting;
+void others(void) { waiting = 1; swapcontext(&fibers[current], &scheduler); }
 
-static int together(int threads, int backwards)
+static void begun(int threads, char* room)
 {
-    int left = threads, apart = 0;
-    if (!stacks) stacks = malloc((size_t)THREADS * STACK);
     for (int t = 0; t < threads; ++t) {
         getcontext(&fibers[t]);
-        fibers[t].uc_stack.ss_sp = stacks + (size_t)t * STACK;
+        fibers[t].uc_stack.ss_sp = room + (size_t)t * STACK;
         fibers[t].uc_stack.ss_size = STACK;
         fibers[t].uc_link = 0;
         makecontext(&fibers[t], body, 0);
         places[t].x = t % blockDim.x; places[t].y = t / blockDim.x; places[t].z = 0;
         done[t] = 0;
     }
+}
+
+static int together(int threads, int backwards)
+{
+    int left = threads, apart = 0;
+    if (!stacks) stacks = malloc((size_t)THREADS * STACK);
+    begun(threads, stacks);
     while (left) {
         left = 0;
         for (int k = 0; k < threads; ++k) {
@@ -90,6 +97,60 @@ static int together(int threads, int backwards)
     return apart;
 }
 
+/* Let a block go on until it is over (0), or until one of its threads waits for other blocks (1). Threads that are at the
+barrier `at` stay there until all others are. */
+static int on(int threads, int backwards, unsigned* at, int* apart, int* moved)
+{
+    for (;;) {
+        int waits = 0, left = 0;
+        for (int k = 0; k < threads; ++k) {
+            current = backwards ? threads - 1 - k : k;
+            if (done[current] || passed[current] > *at) { left += !done[current]; continue; }
+            threadIdx = places[current];
+            waiting = 0;
+            swapcontext(&scheduler, &fibers[current]);
+            waits |= waiting;
+            left += !done[current];
+        }
+        if (waits) return 1;
+        *moved = 1;
+        if (!left) return 0;
+        *apart |= left < threads;
+        ++*at;
+    }
+}
+
+/* Blocks that run at the same time. Returns 2 where all of them wait for ever. */
+int launch_together(void (*f)(void**), void** a, int blocks, int threads, int shared, int backwards)
+{
+    size_t each = (size_t)threads * STACK;
+    char *room = malloc(blocks * each), *chips = malloc((size_t)blocks * shared + 1);
+    ucontext_t* all = malloc(sizeof(ucontext_t) * blocks * threads);
+    int *over = calloc(blocks * threads, sizeof(int)), *finished = calloc(blocks, sizeof(int)), left = blocks, apart = 0;
+    unsigned *barriers = calloc(blocks * threads, sizeof(unsigned)), *at = calloc(blocks, sizeof(unsigned));
+    function = f; arguments = a;
+    gridDim.x = blocks; blockDim.x = threads; gridDim.y = blockDim.y = gridDim.z = blockDim.z = 1;
+    memset(chips, 0xAB, (size_t)blocks * shared);
+    for (int begins = 1; left; begins = 0) {
+        int moved = 0;
+        for (int g = 0; g < blocks; ++g) {
+            block = backwards ? blocks - 1 - g : g;
+            if (finished[block]) continue;
+            blockIdx.x = block; blockIdx.y = blockIdx.z = 0;
+            fibers = all + (size_t)block * threads; done = over + block * threads; passed = barriers + block * threads;
+            if (begins) begun(threads, room + block * each);
+            memcpy(chip, chips + (size_t)block * shared, shared);
+            finished[block] = !on(threads, backwards, at + block, &apart, &moved);
+            memcpy(chips + (size_t)block * shared, chip, shared);
+            left -= finished[block];
+        }
+        if (!moved) { apart = 2; break; }
+    }
+    free(room); free(chips); free(all); free(over); free(finished); free(barriers); free(at);
+    fibers = first_fibers; done = first_done; passed = first_passed;
+    return apart;
+}
+
 /* Whether some threads of a block came to a barrier that others never came to. */
 int launch(void (*f)(void**), void** a, int gx, int gy, int bx, int by, int shared, int barriers, int backwards)
 {
@@ -99,7 +160,7 @@ int launch(void (*f)(void**), void** a, int gx, int gy, int bx, int by, int shar
     for (int g = 0; g < grid; ++g) {
         block = backwards ? grid - 1 - g : g;
         memset(chip, 0xAB, shared);
-        memset(passed, 0, sizeof passed);
+        memset(passed, 0, sizeof first_passed);
         blockIdx.x = block % gx; blockIdx.y = block / gx; blockIdx.z = 0;
         if (barriers) { apart |= together(threads, backwards); continue; }
         for (int k = 0; k < threads; ++k) {
@@ -121,6 +182,8 @@ SHIM = r"""
 #define SHARED static
 #endif
 #define ON_CHIP extern unsigned char chip[]
+void others(void);
+#define WAIT_FOR_OTHERS others()
 #define ALIGNED(bytes) __attribute__((aligned(bytes)))
 #ifdef WATCHED
 #define SIXTEEN ALIGNED(16)
@@ -333,6 +396,7 @@ class EmulatedDevice(Device):
         self._cublas, self._lt = Cublas(precision, self.cublas), CublasLt(precision, self.lt)
         self.products = TriedProducts(self, self._lt, self._started, timed)
         self.shared_bytes = SHARED_BYTES
+        self.blocks_together = 132
         self.backwards = backwards
         self.late: frozenset[str] = frozenset()
         self.deaf = ""
@@ -423,7 +487,13 @@ class EmulatedDevice(Device):
         return ctypes.PyDLL(str(built(hashlib.sha256(text.encode()).hexdigest()[:16], text)))
 
     def launch(
-        self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic], shared: int = 0
+        self,
+        kernel: Any,
+        grid: tuple[int, int],
+        block: tuple[int, int],
+        arguments: Sequence[np.generic],
+        shared: int = 0,
+        together: bool = False,
     ) -> Work:
         function, description = kernel
         assert len(arguments) == len(description.parameters)
@@ -434,8 +504,14 @@ class EmulatedDevice(Device):
         assert 1 <= grid[1] < 1 << 16
         boxes = [np.array(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(boxes))(*(box.ctypes.data for box in boxes))
-        barriers = "__syncthreads" in description.text
-        work = partial(self._launch, function, pointers, boxes, *grid, *block, shared, barriers)
+        assert together == ("WAIT_FOR_OTHERS" in description.text)
+        if together:
+            if grid[0] > self.blocks_together:
+                raise RuntimeError("CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE")
+            work = partial(self._launch_together, function, pointers, boxes, grid[0], block[0], shared)
+        else:
+            barriers = "__syncthreads" in description.text
+            work = partial(self._launch, function, pointers, boxes, *grid, *block, shared, barriers)
         number = ctypes.cast(function, ctypes.c_void_p).value or 0
         return partial(self.started_kernel, number, Task(work, f"the kernel {description.name}"))
 
@@ -449,6 +525,12 @@ class EmulatedDevice(Device):
         self.launches += 1
         apart = self.runtime().launch(function, pointers, *numbers, int(self.backwards))
         assert not apart, "some threads of a block came to a barrier that others never came to"
+
+    def _launch_together(self, function: Any, pointers: Any, boxes: Any, *numbers: int) -> None:
+        self.launches += 1
+        wrong = self.runtime().launch_together(function, pointers, *numbers, int(self.backwards))
+        assert wrong != 2, "all blocks wait for others, for ever"
+        assert not wrong, "some threads of a block came to a barrier that others never came to"
 
     def product(self, gemm: Gemm) -> Work:
         call = self._cublas.call(gemm)

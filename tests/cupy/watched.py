@@ -34,7 +34,9 @@ from tests.cupy import emulated
 from tests.cupy.emulated import DeviceArray, EmulatedDevice, EmulatedEvent, EmulatedQueue, PinnedArray, Task
 
 SANITIZERS = "thread,alignment,shift,signed-integer-overflow,bounds,float-cast-overflow,integer-divide-by-zero"
-OWN = {name: f"watched_{name}" for name in ("barrier", "threadIdx", "blockIdx", "blockDim", "gridDim", "chip")}
+OWN = {
+    name: f"watched_{name}" for name in ("barrier", "others", "launch", "threadIdx", "blockIdx", "blockDim", "gridDim", "chip")
+}
 OWN |= {"atomicAdd": "watch_add", "__threadfence": "watch_fence", "WATCHED": "1"}
 NAMES = [f"-D{name}={own}" for name, own in OWN.items()]
 SECTION = """
@@ -182,6 +184,7 @@ class WatchedDevice(EmulatedDevice):
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
+        self.blocks_together = 1  # blocks that wait for each other are not watched
         self.names = {0: "nothing"}
         self._sections: dict[int | None, tuple[int, int]] = {}  # of shared memory, by kernel
         self.arrays: dict[int, tuple[int, str]] = {}  # by address: bytes, and what it is

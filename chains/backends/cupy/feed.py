@@ -7,6 +7,8 @@ launches it.
 
 from __future__ import annotations
 
+import traceback
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,6 +19,7 @@ from chains.backends.cupy.binding import DeviceBinding, HostBinding, as_graph, l
 from chains.backends.cupy.compiler import LEAST_WIDE_ELEMENTS
 from chains.backends.cupy.device.interface import Device, Work
 from chains.backends.cupy.fused.fused import FusedProgram
+from chains.backends.cupy.fused.grid import GridProgram, for_many_steps
 from chains.backends.cupy.source.c_source import ctype, readable
 from chains.backends.cupy.source.commands import Launch, Pointers, Source, blocks, each_element
 from chains.program.view import Buffer
@@ -25,9 +28,9 @@ from chains.program.view import Buffer
 class DeviceFeed(Feed):
     """Many steps of a bound program on data in the GPU's memory. Only the order and the losses are transferred.
 
-    Where one block does a whole step, one launch does all steps of a call. Otherwise each step is a launch of the graph; a
-    call then does all its steps, even after a loss that is not finite. After `cycle` steps, if given, the device counts from
-    0 again.
+    Where one block does a whole step, or several that wait for each other, one launch does all steps of a call. Otherwise
+    each step is a launch of the graph; a call then does all its steps, even after a loss that is not finite. After `cycle`
+    steps, if given, the device counts from 0 again.
     """
 
     def __init__(
@@ -44,8 +47,10 @@ class DeviceFeed(Feed):
             "cursor": device.empty((1,), np.int64),
             "losses": device.empty((max(1, steps),), np.float64),
         }
-        compiled = binding.compiled
-        self._alone = compiled if isinstance(compiled, FusedProgram) and compiled.tiling.alone else None
+        self._whole = for_many_steps(binding.compiled, batch, device.shared_bytes, device.blocks_together)
+        if isinstance(self._whole, GridProgram):
+            self.own["arrived"] = device.empty((1,), np.int32)
+            self.own["parts"] = device.empty((self._whole.part_elements(batch),), binding.program.dtype)
         self._launch: tuple[Launch, dict[str, Any], type[np.generic]] | None = None
         self._step: Work | None = None
         self._ran = False
@@ -59,9 +64,7 @@ class DeviceFeed(Feed):
         else:
             part = slice(first * batch, (first + count) * batch)
             device.assign(own["order"][part], self._order[part])
-        if self._alone is not None:
-            self._on_end(self._alone, first, count)
-        else:
+        if self._whole is None or not self._on_end(self._whole, first, count):
             device.assign(own["cursor"], np.array([first]))
             for _ in range(count):
                 self.one()
@@ -69,8 +72,8 @@ class DeviceFeed(Feed):
         finite = np.isfinite(values)
         return count if finite.all() else int(np.argmin(finite)) + 1
 
-    def _on_end(self, program: FusedProgram, first: int, count: int) -> None:
-        """Do `count` steps in one launch."""
+    def _on_end(self, program: FusedProgram, first: int, count: int) -> bool:
+        """Do `count` steps in one launch. Whether they are done: blocks that wait for each other may be refused."""
         binding, arrays = self._binding, self._arrays()
         if self._launch is None:
             source = Source()
@@ -84,7 +87,19 @@ class DeviceFeed(Feed):
 
         work = launch(self._device, step, functions, binding.batch, number, address, (first, count))
         assert work is not None
-        work()
+        if not isinstance(program, GridProgram):
+            work()
+            return True
+        self._device.assign(self.own["arrived"], np.zeros(1, np.int32))
+        try:
+            work()
+        except RuntimeError:  # the driver's, where it cannot run all blocks at the same time
+            text = "the blocks of a kernel cannot run at the same time; each step is a graph instead, which takes longer"
+            warnings.warn(f"{text}:\n{traceback.format_exc()}", RuntimeWarning, stacklevel=2)
+            self._device.refused["together"] += 1
+            self._whole = None
+            return False
+        return True
 
     def _arrays(self) -> dict[str, Any]:
         """Everything that kernels read or write, by name."""

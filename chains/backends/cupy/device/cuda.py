@@ -37,7 +37,9 @@ class CudaDevice(Device):
         self.name = "cuda"
         self.precision = precision
         self.refused: Counter[str] = Counter()
-        self.shared_bytes = int(self.cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"])
+        attributes = self.cupy.cuda.Device().attributes
+        self.shared_bytes = int(attributes["MaxSharedMemoryPerBlockOptin"])
+        self.blocks_together = int(attributes["MultiProcessorCount"]) if attributes["CooperativeLaunch"] else 1
         self.stream, self._capturing, *copying = _streams(self.cupy.cuda.Device().id)
         self.main, self.to_device, self.to_host = (CudaQueue(self.cupy, stream) for stream in (self.stream, *copying))
         self._modules: dict[str, Any] = {}
@@ -96,10 +98,19 @@ class CudaDevice(Device):
             return {kernel.name: module.get_function(kernel.name) for kernel in kernels}
 
     def launch(
-        self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic], shared: int = 0
+        self,
+        kernel: Any,
+        grid: tuple[int, int],
+        block: tuple[int, int],
+        arguments: Sequence[np.generic],
+        shared: int = 0,
+        together: bool = False,
     ) -> Work:
         if shared:  # more than 48 kB, those of the text among them, have to be asked for
             kernel.max_dynamic_shared_size_bytes = shared
+        if together:  # RawKernel itself does so only for texts that include CUDA's cooperative groups
+            function = kernel.kernel
+            return partial(function, grid, block, tuple(arguments), shared_mem=shared, enable_cooperative_groups=True)
         return partial(kernel, grid, block, tuple(arguments), shared_mem=shared)
 
     def product(self, gemm: Gemm) -> Work:

@@ -145,6 +145,7 @@ class Device(Place):
     to_host: Queue
 
     shared_bytes: int  # the most shared memory that a block may have
+    blocks_together: int  # how many blocks run at the same time, whatever each needs; 1 where none may wait for others
 
     @abstractmethod
     def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
@@ -152,9 +153,18 @@ class Device(Place):
 
     @abstractmethod
     def launch(
-        self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic], shared: int = 0
+        self,
+        kernel: Any,
+        grid: tuple[int, int],
+        block: tuple[int, int],
+        arguments: Sequence[np.generic],
+        shared: int = 0,
+        together: bool = False,
     ) -> Work:
-        """What launches the kernel; `shared` bytes of shared memory beside those that its text declares."""
+        """What launches the kernel; `shared` bytes of shared memory beside those that its text declares.
+
+        `together`: all blocks run at the same time, or the launch raises an error.
+        """
 
     @abstractmethod
     def product(self, gemm: Gemm) -> Work:

@@ -97,29 +97,48 @@ class FusedProgram(Compiled):
         return [each for one in ready for each in staged(one, self._like)]
 
     def _lower(self, operations: Sequence[Operation], stored: Callable[[range], Stored]) -> list[Command]:
+        layout = self._arranged(operations)
+        self._parts = self._temporary("parts", self.program.dtype, lambda batch: self.blocks(batch) * self._sums.size)
+        ticket = self._temporary("ticket", np.dtype(np.int32), lambda batch: 1)
+        commands: list[Command] = [self._kernel(layout, ticket)]
+        if self.tiling.alone:
+            return commands
+        if self._sums.size:
+            block = Block(1, (), {}) if self.is_short and self._once else None
+            if block is not None:
+                take(block, self._once, self._stored_by)
+            commands.append(adding(self.source, self._sums, self._parts, ticket, self.blocks, block))
+        return commands if self.is_short else [*commands, *self._after()]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a block can do alone what is done once, with the sums of many blocks."""
+        sizes = [view.sample_size for operation in self._once for view in operation.views]
+        return bool(self._sums.size) and max(sizes, default=0) <= MOST_ONE_BLOCK_ELEMENTS
+
+    def _arranged(self, operations: Sequence[Operation]) -> Layout:
+        """The layout of the kernel for these operations."""
         parts = whole_on_tiles(operations)
         assert parts is not None
-        self._tiled, self._once = parts
+        self._tiled, once = parts
         self._sums = Sums([operation for operation in self._tiled if operation.sums_over_batch])
+        self._once = self._done_once(once)
         self._places = {id(operation): place for place, operation in enumerate([*self._tiled, *self._once])}
         self._uses = users([*self._tiled, *self._once])
         self._near: tuple[Buffer, ...] = ()
         self._near = self._chosen(self._layout({}))
         layout = self._layout({})
         self.chip_bytes = layout.nbytes
-        self._parts = self._temporary("parts", self.program.dtype, lambda batch: self.blocks(batch) * self._sums.size)
-        ticket = self._temporary("ticket", np.dtype(np.int32), lambda batch: 1)
-        commands: list[Command] = [self._kernel(layout, ticket)]
-        if self.tiling.alone:
-            return commands
-        sizes = [view.sample_size for operation in self._once for view in operation.views]
-        short = self._sums.size and max(sizes, default=0) <= MOST_ONE_BLOCK_ELEMENTS
-        if self._sums.size:
-            block = Block(1, (), {}) if short and self._once else None
-            if block is not None:
-                take(block, self._once, self._stored_by)
-            commands.append(adding(self.source, self._sums, self._parts, ticket, self.blocks, block))
-        return commands if short else [*commands, *self._after()]
+        return layout
+
+    def _done_once(self, operations: Sequence[Operation]) -> Sequence[Operation]:
+        """What is done once a step, as the kernel does it."""
+        return operations
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether each block goes on with what is done once."""
+        return self.tiling.alone
 
     def _after(self) -> list[Command]:
         """What is done once, by kernels of its own."""
@@ -173,14 +192,17 @@ class FusedProgram(Compiled):
     def _layout(self, fetches: Mapping[Buffer, Sequence[str]]) -> Layout:
         """The kernel's units; `fetches` are statements that find an element ``sample`` of inputs that are no array."""
         names: dict[Buffer, str] = {}
-        tiled, once = (Block(self.tiling.tile, self._near, names) for _ in range(2))
+        tiled = Block(self.tiling.tile, self._near, names)
+        once = Block(
+            self.tiling.tile, self._near if self.tiling.alone else (), names
+        )  # or else as `adding` does it, to the bit
         for buffer in dict.fromkeys([*self._near, *fetches]):
             if buffer.batched:
                 name = names.setdefault(buffer, f"b{len(names)}")
                 given = [f"const {ctype(buffer.dtype)} sample = far_{name}[first * {buffer.size} + i];"]
                 tiled.load(buffer, "sample", fetches.get(buffer, given))
         take(tiled, self._tiled, self._stored_by)
-        if self.tiling.alone:
+        if self.goes_on:
             take(once, self._once, self._stored_by)
         work = [*tiled.work, *once.work]
         first, second = phases(tiled.units), phases(once.units)
@@ -202,22 +224,23 @@ class FusedProgram(Compiled):
         )  # fmt: skip
 
     def training(self, source: Source, sources: Mapping[str, np.dtype[Any]], own: Collection[str] | None = None) -> Launch:
-        """The kernel, put into `source`, for many steps on end by one block: `steps`, from number `from` of "order" on.
+        """The kernel, put into `source`, for many steps on end: `steps`, from number `from` of "order" on.
 
         `sources` are the types of the data sets to take samples from, which are the buffers "all NAME". The losses are
         written to "losses"; one that is not finite is the last. Where `own` is given, block i does so for number i of
         "members": the buffers of these names, and all that are written, have a row for each member. How many elements
         there are from one row to the next is a number for each of them, as `moved` lists them.
         """
-        assert self.tiling.alone
+        assert self.goes_on
         buffers, far = self.program.buffers, Pointers()
-        order = far.named(_outside("order", np.int64), "order")
-        losses = far.named(_outside("losses", np.float64), "losses", write=True)
-        samples = {name: far.named(_outside(f"all {name}", dtype), f"all_{name}") for name, dtype in sources.items()}
+        order = far.named(outside("order", np.int64), "order")
+        losses = far.named(outside("losses", np.float64), "losses", write=True)
+        samples = {name: far.named(outside(f"all {name}", dtype), f"all_{name}") for name, dtype in sources.items()}
         layout = self._layout({buffers[name]: _fetch(buffers[name], data, order) for name, data in samples.items()})
         counted = [buffers["random"]] if "random" in buffers else []
-        value = layout.names[buffers["value"]]
-        notes = [f"{losses}[from + step] = {value}[0];", *(f"{layout.names[buffer]}[1] += 1;" for buffer in counted)]
+        value = layout.names[self._result(buffers["value"])]
+        notes = [f"{self._once_only}{losses}[from + step] = {value}[0];"]
+        notes += [f"{layout.names[buffer]}[1] += 1;" for buffer in counted]
         step = [
             *self._step(layout, far),
             f"if (threadIdx.x == 0) {{ {' '.join(notes)} }}",
@@ -233,16 +256,27 @@ class FusedProgram(Compiled):
             "__syncthreads();",
             *self._back(layout, far, counted),
         ]
-        extra = ["from", "steps"]
+        extra = ["each", "from", "steps"]
         if own is not None:
-            members = far.named(_outside("members", np.int64), "members")
+            members = far.named(outside("members", np.int64), "members")
             rows = {far.buffers[buffer]: f"row_{far.buffers[buffer]}" for buffer in moved(far.buffers, far.written, own)}
             lines = [f"{name} += {members}[blockIdx.x] * (int64){row};" for name, row in rows.items()] + lines
             extra += rows.values()
         return far.launch(
-            source, "training", lines, lambda batch: (1, 1), block=(THREADS, 1), extra=extra, label=self._label,
-            shared=layout.nbytes, apart=False,
+            source, "training", lines, lambda batch: (self.blocks(batch), 1), block=(THREADS, 1), extra=extra,
+            numbers=lambda batch: (self._each(batch),), label=self._label, shared=layout.nbytes, apart=False,
+            together=not self.tiling.alone,
         )  # fmt: skip
+
+    _once_only = ""  # what a statement begins with that one block is to do
+
+    def _result(self, buffer: Buffer) -> Buffer:
+        """Where a result of a step lies."""
+        return buffer
+
+    def _between(self, layout: Layout, far: Pointers) -> list[str]:
+        """What is done after all tiles, before what is done once."""
+        return []
 
     @property
     def _label(self) -> str:
@@ -266,7 +300,7 @@ class FusedProgram(Compiled):
         return [*lines, *phase_lines(phases(block.units))]
 
     def _step(self, layout: Layout, far: Pointers) -> list[str]:
-        """All tiles of the block, and where it is alone what is done once."""
+        """All tiles of the block, and where it goes on what is done once."""
         tile = self.tiling.tile
         pointers = []
         for buffer, name in layout.names.items():
@@ -282,17 +316,21 @@ class FusedProgram(Compiled):
             f"    const int fresh = {'1' if self.tiling.single else 'first == start'};",
             *indented([*pointers, *phase_lines(layout.tiled)]),
             "}",
+            *self._between(layout, far),
             *phase_lines(layout.once),
         ]
 
     def _back(self, layout: Layout, far: Pointers, counted: Collection[Buffer]) -> list[str]:
         """What was changed in shared memory goes back to where it came from."""
         lines = []
-        for buffer, name in layout.names.items():
-            changed = buffer in counted or (layout.writes(buffer) and buffer.role in ("state", "output"))
-            if buffer in self._near and changed:
-                outer = far.named(buffer, f"far_{name}", write=True)
-                lines.append(f"for (Index i = threadIdx.x; i < {buffer.size}; i += {THREADS}) {outer}[i] = {name}[i];")
+        for buffer in layout.names:
+            name, place = layout.names[self._result(buffer)], self._result(buffer)
+            changed = buffer in counted or (layout.writes(place) and buffer.role in ("state", "output"))
+            if place in self._near and changed:
+                outer, size = far.named(buffer, f"far_{name}", write=True), buffer.size
+                lines.append(
+                    f"{self._once_only}for (Index i = threadIdx.x; i < {size}; i += {THREADS}) {outer}[i] = {name}[i];"
+                )
         return lines
 
     def _outer(self, layout: Layout, far: Pointers, buffer: Buffer) -> str:
@@ -305,7 +343,8 @@ def moved(buffers: Iterable[Buffer], written: Collection[Buffer], own: Collectio
     return [buffer for buffer in buffers if buffer in written or buffer.name in own]
 
 
-def _outside(name: str, dtype: Any) -> Buffer:
+def outside(name: str, dtype: Any) -> Buffer:
+    """An array beside those of the program."""
     return Buffer(name, "state", np.dtype(dtype), ())
 
 

@@ -49,6 +49,23 @@ class Sums:
         return result
 
 
+def adding_lines(kind: str, size: int, parts: str) -> list[str]:
+    """Statements that add up number `o` of all `blocks`, as ``total`` in the threads with ``deep == 0``."""
+    depth = THREADS // SUMS_PER_BLOCK
+    lines = [
+        f"SHARED {kind} shared[{THREADS}];",
+        f"{kind} total = 0;",
+        f"if (o < {size}) for (Index r = deep; r < blocks; r += {depth}) total += {parts}[r * {size} + o];",
+        "shared[threadIdx.x] = total;",
+    ]
+    step = depth // 2
+    while step:
+        add = f"shared[threadIdx.x] += shared[threadIdx.x + {step * SUMS_PER_BLOCK}];"
+        lines += ["__syncthreads();", f"if (deep < {step}) {add}"]
+        step //= 2
+    return [*lines, "total = shared[threadIdx.x];"]
+
+
 def adding(
     source: Source, sums: Sums, parts: Buffer, ticket: Buffer, blocks: Callable[[int], int], once: Block | None
 ) -> Launch:
@@ -59,22 +76,13 @@ def adding(
     pointers = Pointers({} if once is None else once.names)
     into = {buffer: pointers(buffer, write=True) for buffer in sums.spans}
     near = {} if once is None else {buffer: pointers.buffers.pop(buffer) for buffer in once.work}
-    kind, depth = ctype(parts.dtype), THREADS // SUMS_PER_BLOCK
     mine = pointers.named(parts, "parts")
     lines = [
-        f"SHARED {kind} shared[{THREADS}];",
         f"const Index o = blockIdx.x * (Index){SUMS_PER_BLOCK} + threadIdx.x % {SUMS_PER_BLOCK}, "
         f"deep = threadIdx.x / {SUMS_PER_BLOCK};",
-        f"{kind} total = 0;",
-        f"if (o < {sums.size}) for (Index r = deep; r < blocks; r += {depth}) total += {mine}[r * {sums.size} + o];",
-        "shared[threadIdx.x] = total;",
+        *adding_lines(ctype(parts.dtype), sums.size, mine),
+        "if (deep == 0) {",
     ]
-    step = depth // 2
-    while step:
-        add = f"shared[threadIdx.x] += shared[threadIdx.x + {step * SUMS_PER_BLOCK}];"
-        lines += ["__syncthreads();", f"if (deep < {step}) {add}"]
-        step //= 2
-    lines += ["if (deep == 0) {", "    total = shared[threadIdx.x];"]
     for start, stop, buffer, place in sums.runs:
         lines.append(f"    if (o >= {start} && o < {stop}) {into[buffer]}[o - {start} + {place}] = total;")
     lines.append("}")

@@ -23,6 +23,7 @@ PRELUDE = """\
 #define SHARED __shared__
 #define ON_CHIP extern __shared__ __align__(16) unsigned char chip[]
 #define ALIGNED(bytes) __align__(bytes)
+#define WAIT_FOR_OTHERS
 #endif
 typedef long long int64;
 typedef unsigned long long uint64;

@@ -42,6 +42,7 @@ class Launch(Command):
     writes: tuple[Buffer, ...] = ()
     label: str = ""
     shared: int = 0  # bytes of shared memory beside what the text declares
+    together: bool = False  # whether all blocks have to run at the same time, since they wait for each other
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,7 @@ class Pointers:
         label: str = "",
         shared: int = 0,
         apart: bool = True,
+        together: bool = False,
     ) -> Launch:
         """A launch of the kernel with this body; `extra` names the `numbers`.
 
@@ -221,7 +223,7 @@ class Pointers:
         kernel = source.kernel(types, names, body, hint, max(THREADS, block[0] * block[1]))
         buffers = tuple(self.buffers)
         reads, writes = (tuple(b for b in buffers if b in some) for some in (self.read, self.written))
-        return Launch(kernel, buffers, grid, block, numbers, reads, writes, label, shared)
+        return Launch(kernel, buffers, grid, block, numbers, reads, writes, label, shared, together)
 
     def _parameter(self, buffer: Buffer, apart: bool) -> str:
         """The C type of the parameter for a buffer."""
