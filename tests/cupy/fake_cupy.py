@@ -288,30 +288,46 @@ class RawModule:
         self._made = partial(MODULE.inner.compile, code, kernels)
         self._index = 8 if "typedef long long Index" in code else 4
 
-    def get_function(self, name: str) -> Function:
-        return Function(self._made()[name], self._index)
+    def get_function(self, name: str) -> RawKernel:
+        return RawKernel(self._made()[name], self._index)
 
 
 def _types(parameters: str) -> list[str]:
     return [parameter.rpartition(" ")[0].strip() for parameter in parameters.split(",")]
 
 
-class Function:
+class RawKernel:
     """A kernel. An `Index` of its text has so many bytes."""
 
-    def __init__(self, kernel: Any, index: int) -> None:
-        self.kernel, self.index = kernel, index
+    def __init__(self, made: Any, index: int) -> None:
+        self.made, self.index = made, index
         self.max_dynamic_shared_size_bytes = 0  # beyond 48 kB, what a launch may ask for
 
     def __call__(
         self, grid: tuple[int, int], block: tuple[int, int], arguments: tuple[Any, ...], *, shared_mem: int = 0
     ) -> None:
+        self.kernel(grid, block, arguments, shared_mem=shared_mem)
+
+    @property
+    def kernel(self) -> Any:
+        """The function itself, which can be launched so that all blocks run at the same time."""
+        return self._launch
+
+    def _launch(
+        self,
+        grid: tuple[int, int],
+        block: tuple[int, int],
+        arguments: tuple[Any, ...],
+        shared_mem: int = 0,
+        stream: None = None,
+        enable_cooperative_groups: bool = False,
+    ) -> None:
         assert shared_mem <= max(48 << 10, self.max_dynamic_shared_size_bytes), "CUDA_ERROR_INVALID_VALUE"
-        for kind, argument in zip(self.kernel[1].parameters, arguments, strict=True):  # CuPy passes their bytes as they are
+        for kind, argument in zip(self.made[1].parameters, arguments, strict=True):  # CuPy passes their bytes as they are
             size = 8 if "*" in kind else {"const Index": self.index}[kind]
             assert argument.nbytes == size, f"{kind} is given {argument.nbytes} bytes of {size}"
         assert current().ptr in (MODULE.streams[0].ptr, MODULE.streams[1].ptr), "a launch on another stream"
-        MODULE.inner.launch(self.kernel, grid, block, arguments, shared_mem)()
+        MODULE.inner.launch(self.made, grid, block, arguments, shared_mem, enable_cooperative_groups)()
 
 
 def current() -> Any:
@@ -342,7 +358,12 @@ class FakeCupy(types.ModuleType):
             memoryTypeHost=1, memcpyAsync=self._copy, memGetInfo=lambda: (self.inner.free, self.total),
             pointerGetAttributes=self._attributes,
         )  # fmt: skip
-        device = types.SimpleNamespace(id=0, attributes={"MaxSharedMemoryPerBlockOptin": self.inner.shared_bytes})
+        attributes = {
+            "MaxSharedMemoryPerBlockOptin": self.inner.shared_bytes,
+            "MultiProcessorCount": self.inner.blocks_together,
+            "CooperativeLaunch": 1,
+        }
+        device = types.SimpleNamespace(id=0, attributes=attributes)
         self.cuda = types.SimpleNamespace(
             Stream=Stream, Event=Event, Device=lambda: device, runtime=self.runtime, memory=memory,
             get_current_stream=current, alloc_pinned_memory=self._pinned, get_elapsed_time=lambda start, stop: 1.0,

@@ -108,7 +108,7 @@ class CudaDevice(Device):
     ) -> Work:
         if shared:  # more than 48 kB, those of the text among them, have to be asked for
             kernel.max_dynamic_shared_size_bytes = shared
-        if together:  # RawKernel itself does so only for texts that include CUDA's cooperative groups
+        if together:  # CuPy would start fewer where they do not fit: callers ask for no more than `blocks_together`, one each
             function = kernel.kernel
             return partial(function, grid, block, tuple(arguments), shared_mem=shared, enable_cooperative_groups=True)
         return partial(kernel, grid, block, tuple(arguments), shared_mem=shared)
