@@ -78,6 +78,7 @@ class BlockShapes:
     matmul: Panels
     matmul_small_tiles: Panels  # for tiles with as many samples as a vector has lanes; the rows divide the lanes
     matmul_sums: Panels
+    sums_by_rows: int  # bytes of a sum over the samples of a small tile from which on its blocks go row by row
     matmul_narrow: Narrow
     gemm: Gemm
     convolve: Limits
@@ -93,6 +94,7 @@ SHAPES = {
         matmul=Panels((12, 12, 8, 6)),
         matmul_small_tiles=Panels((16, 8, 8)),
         matmul_sums=Panels((12, 12, 8, 6)),
+        sums_by_rows=256 << 10,
         matmul_narrow=Narrow(rows=8, sums=8),
         gemm=Gemm(rows=12, vectors=2),
         convolve=Limits(results=24, registers=64, outs=8, across=12),
@@ -104,6 +106,7 @@ SHAPES = {
         matmul=Panels((12, 6)),
         matmul_small_tiles=Panels((4, 4)),
         matmul_sums=Panels((12, 5)),
+        sums_by_rows=32 << 10,
         matmul_narrow=Narrow(rows=8, sums=4),
         gemm=Gemm(rows=6, vectors=2),
         convolve=Limits(results=12, registers=16, outs=8, across=12),

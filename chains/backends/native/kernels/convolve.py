@@ -310,11 +310,10 @@ def fusible_image_map(operation: Convolve | ConvolveInput, maps: Sequence[Map], 
     """Whether `candidate`, after `maps`, can be applied to the convolution's results in registers."""
     (out,) = operation.outs
     known = [out, *(view for fused in maps for view in fused.outs)]
-    for view in (*candidate.outs, *candidate.ins):
-        if any(across(view, other) for other in known):
-            return False
-        if view.buffer in {source.buffer for source in operation.ins}:
-            return False
+    if any(across(view, other) for view in candidate.views for other in known):
+        return False
+    if {view.buffer for view in candidate.outs} & {source.buffer for source in operation.ins}:
+        return False  # other blocks of the convolution still read the operands
     if not any(view in known for view in candidate.ins):
         return False
     if any(view.shape != out.shape for view in candidate.outs):

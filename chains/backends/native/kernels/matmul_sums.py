@@ -59,7 +59,7 @@ def _sum(frame: Frame, product: FusedProduct, begin: Value, count: Value) -> Non
         if prefetch and size == height:
             prefetch_lines(frame)
 
-    if frame.small_tiles and rows * columns * product.out.dtype.itemsize > SECOND_LEVEL_CACHE_BYTES:
+    if frame.small_tiles and rows * columns * product.out.dtype.itemsize > frame.shapes.sums_by_rows:
         # The operands of a few samples stay in cache; the result, from beyond it, is read as it lies.
         blocks(f, rows, height, lambda i, size: panels(f, columns, lanes, panel, partial(block, i, size)))
     else:
