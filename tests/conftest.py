@@ -44,12 +44,29 @@ def pytest_addoption(parser):
     parser.addoption("--all-cases", action="store_true", help="run every case on native, not the part of the day")
 
 
+def every_case(config):
+    """Whether all cases run: where that, or a test by its name, was asked for."""
+    return config.getoption("--all-cases") or any("::" in name for name in config.args)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc):
+    """Make no items of cases that do not run today, which are two of three."""
+    yield
+    test, calls = metafunc.definition, metafunc._calls
+    if calls and not every_case(metafunc.config):
+        today = sampling.chosen(test.nodeid, calls, test.get_closest_marker("by_day"), harness.SEED)
+        if not today:  # without any, pytest would take the test for one without parameters
+            today = calls[:1]
+            today[0].marks.append(pytest.mark.another_day.mark)
+        calls[:] = today
+
+
 def pytest_collection_modifyitems(config, items):
-    """Leave out what does not run today, unless a test was asked for by its name; one case after the other."""
-    if not config.getoption("--all-cases") and not any("::" in name for name in config.args):
-        items[:], others = sampling.chosen(items, harness.SEED)
-        config.hook.pytest_deselected(items=others)
-    items[:] = sampling.neighbours(items)
+    """Leave out tests of which nothing runs today; one case after the other."""
+    today = [item for item in items if every_case(config) or sampling.runs(item, harness.SEED)]
+    config.hook.pytest_deselected(items=[*{*items} - {*today}])
+    items[:] = sampling.neighbours(today)
 
 
 def pytest_sessionstart(session):

@@ -1,14 +1,15 @@
 """Which cases run today: compiling the programs of all of them takes longer than a change should wait.
 
-NumPy runs every case in float64. Of the harness's cases in float32, and of a test with many cases on native, a part runs,
-another part every day, so that all have run within sixty-four days; likewise of a test with the mark `by_day`. With
-``--all-cases`` all run.
+NumPy runs every case of the harness in float64 with a batch of several. Of those in float32 or of one sample, and of a test
+with many cases on native, a part runs, another part every day, so that all have run within sixty-four days; likewise of a test
+with the mark `by_day`. With ``--all-cases`` all run.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -17,12 +18,13 @@ import pytest
 from tests.harness import Case
 
 FEW = 2  # cases of a test on native that run every day
+FEW_ALONE = 100  # cases of the harness on NumPy in float64 with a batch of one that run every day
 FEW_FLOAT32 = 20  # cases of the harness on NumPy in float32 that run every day
 MOST_PARTS = 64  # a power of two, as all numbers of parts are: what runs of one in sixty-four is among what runs of one in two
 
 
-def parts(cases: int, few: int = FEW) -> int:
-    """Into how many parts so many cases of a test are divided, of which one runs a day."""
+def parts(cases: int, few: float = FEW) -> int:
+    """Into how many parts so many cases of a test are divided, of which one runs a day: a quarter is a case in four days."""
     count = 1
     while count < MOST_PARTS and cases > few * count:
         count *= 2
@@ -34,44 +36,49 @@ def of_the_day(number: int, count: int, seed: int) -> bool:
     return (number + seed) % count == 0
 
 
-def parameters(item: pytest.Item) -> dict:
-    return item.callspec.params if hasattr(item, "callspec") else {}
-
-
-def case_of(item: pytest.Item) -> str | None:
-    """The name of the harness's case that an item is of; other things called so may print as addresses."""
-    case = parameters(item).get("case")
+def name_of(parameters: dict) -> str | None:
+    """The name of the harness's case among parameters; other things called so may print as addresses."""
+    case = parameters.get("case")
     return case.name if isinstance(case, Case) else None
 
 
-def number_of(item: pytest.Item, seen: int) -> int:
-    """What tells the day of an item, the `seen`-th of its test; all of one case and type share it, as they share programs."""
-    case, test = case_of(item), item.nodeid.partition("[")[0]
-    return crc32(test.encode()) + seen if case is None else crc32(f"{case} {parameters(item).get('dtype')}".encode())
+def number_of(test: str, parameters: dict, place: int) -> int:
+    """What tells the day of a test's case at this place; all of one case and type share it, as they share programs."""
+    case = name_of(parameters)
+    return crc32(test.encode()) + place if case is None else crc32(f"{case} {parameters.get('dtype')}".encode())
 
 
-def few_of(item: pytest.Item) -> int | None:
-    """About how many cases of an item's test run a day; None for those of a test that always run."""
-    given, mark = parameters(item), item.get_closest_marker("by_day")
-    if given.get("backend_name") == "native":
-        return FEW
-    if mark is not None:
-        return mark.kwargs.get("few", FEW)
-    return FEW_FLOAT32 if case_of(item) is not None and given.get("dtype") is np.float32 else None
+def few_of(parameters: dict, mark: pytest.Mark | None) -> float | None:
+    """About how many cases of a test run a day; None for those that always run."""
+    given = None if mark is None else mark.kwargs.get("few", FEW)
+    if parameters.get("backend_name") == "native":
+        return FEW if given is None else min(given, FEW)
+    if given is not None:
+        return given
+    if name_of(parameters) is None:
+        return None
+    if parameters.get("dtype") is np.float32:
+        return FEW_FLOAT32
+    return FEW_ALONE if parameters.get("batch") == 1 else None
 
 
-def chosen(items: list[pytest.Item], seed: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """The items that run today, and the others."""
-    few = [few_of(item) for item in items]
-    cases = Counter((item.function, most) for item, most in zip(items, few, strict=True))
-    seen: Counter[Callable[..., None]] = Counter()
-    today, others = [], []
-    for item, most in zip(items, few, strict=True):
-        count = 1 if most is None else parts(cases[item.function, most], most)
-        runs = of_the_day(number_of(item, seen[item.function]), count, seed)
-        (today if runs else others).append(item)
-        seen[item.function] += 1
-    return today, others
+def chosen(test: str, calls: Sequence[Any], mark: pytest.Mark | None, seed: int) -> list[Any]:
+    """Those of a test's calls, each with `params` and `marks`, that run today."""
+    few = [few_of(call.params, next((own for own in call.marks if own.name == "by_day"), mark)) for call in calls]
+    cases, today = Counter(few), []
+    for place, (call, most) in enumerate(zip(calls, few, strict=True)):
+        count = 1 if most is None else parts(cases[most], most)
+        if of_the_day(number_of(test, call.params, place), count, seed):
+            today.append(call)
+    return today
+
+
+def runs(item: pytest.Item, seed: int) -> bool:
+    """Whether an item that was made runs today: cases were chosen before, a test without parameters may have a mark."""
+    mark = None if hasattr(item, "callspec") else item.get_closest_marker("by_day")
+    if mark is None:
+        return item.get_closest_marker("another_day") is None
+    return of_the_day(number_of(item.nodeid, {}, 0), parts(1, mark.kwargs.get("few", FEW)), seed)
 
 
 def neighbours(items: list[pytest.Item]) -> list[pytest.Item]:
@@ -83,5 +90,6 @@ def neighbours(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _place(item: pytest.Item) -> tuple:
-    name = case_of(item)
-    return (item.path, item.nodeid) if name is None else (item.path, name, parameters(item).get("backend_name"))
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    name = name_of(given)
+    return (item.path, item.nodeid) if name is None else (item.path, name, given.get("backend_name"))

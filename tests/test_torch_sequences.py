@@ -91,6 +91,7 @@ def test_attention(name, causal, rng):
     check(net, ours(parameters), x, lambda x: peer(x, x, x, need_weights=False, attn_mask=mask)[0], gradients(parameters))
 
 
+@pytest.mark.by_day(few=1)
 @every_backend
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_samples_with_lengths(name, causal):

@@ -39,6 +39,7 @@ def few(monkeypatch):
     return chosen
 
 
+@pytest.mark.by_day(few=0.5)
 @needs_compiler
 def test_a_rehearsal(few, capsys, tmp_path):
     """Every kind of row gives a figure; a second run finds all of it done."""
@@ -137,6 +138,7 @@ def run(rows, report, minutes=1.0, start=Worker, crew=2):
     gpu.Run(TINY, report, minutes, start, crew)(rows)
 
 
+@pytest.mark.by_day(few=0.5)
 def test_rows_that_hang_end_or_spoil_their_process_leave_the_others(capsys):
     rows = [
         Row("overlap", f"{k} {f.__name__}", "chains", 30.0, f) for k, f in enumerate((works, fails, works, ends, spoils, works))
@@ -154,6 +156,7 @@ def test_rows_that_hang_end_or_spoil_their_process_leave_the_others(capsys):
     assert "of no use" in capsys.readouterr().out
 
 
+@pytest.mark.by_day(few=0.5)
 def test_checks_are_done_side_by_side_and_steps_of_the_ladder_each_in_a_process():
     rows = [Row("ladder", str(k), "chains", 30.0, works) for k in range(2)]
     rows += [Row("correct", str(k), "chains", 30.0, f) for k, f in enumerate((works, works, fails))]

@@ -75,6 +75,7 @@ MIXED = (
 )  # fmt: skip
 
 
+@pytest.mark.by_day(few=2)
 @needs_compiler
 def test_forward_and_pullback(shared_out):
     """Every way to share out a batch; random numbers do not depend on it."""
@@ -111,6 +112,7 @@ def test_steps_of_many_blocks(short, monkeypatch):
 # Training by one block
 
 
+@pytest.mark.by_day(few=1)
 @needs_compiler
 @pytest.mark.parametrize(("optimizer", "dtype"), [("Adam-clipped", np.float32), ("Nesterov-clipped", np.float64)])
 def test_many_steps_are_one_launch(optimizer, dtype):

@@ -140,7 +140,7 @@ def test_every_operation_of_formulas(dtype):
         np.testing.assert_allclose(found[name], wanted[name], rtol=1e-6, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.by_day(few=16)
+@pytest.mark.by_day(few=3)
 @needs_compiler
 @pytest.mark.parametrize("kind", ["sum", "max"])
 @pytest.mark.parametrize(
@@ -191,6 +191,7 @@ def test_order_of_threads_does_not_matter(case):
         assert_close(found[name], wanted[name], 1e-4, name)
 
 
+@pytest.mark.by_day(few=10)
 @needs_compiler
 @pytest.mark.parametrize("layer", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
 @pytest.mark.parametrize("samples", [1, 3, 100])

@@ -72,6 +72,7 @@ def test_steps_are_those_of_numpy(name, tmp_path):
         compare(functions, n, arrays, 1e-12)
 
 
+@pytest.mark.by_day(few=1)
 @pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.01), Adam(0.01, sparse="lazy")], ids=str)
 def test_steps_of_an_embedding(optimizer, tmp_path):
     net = Chain(Embedding(7, 3, padding=0), GRU(3, 4), Dense(4, 2), input_shape=(5,))

@@ -38,7 +38,7 @@ def test_powers_and_sines_need_no_library(tmp_path):
     assert undefined(path) == []
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.by_day(few=1)
 @pytest.mark.parametrize("target", [name for name in TARGETS if name not in LINUX])
 def test_code_is_written_for_every_target(target):
     code = object_code(interface(NET), target)
@@ -47,13 +47,14 @@ def test_code_is_written_for_every_target(target):
     assert len(code) < 150_000
 
 
-@pytest.mark.by_day(few=3)
+@pytest.mark.by_day(few=1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_code_with_loops_is_written_for_every_target(target):
     net = Chain(chains.RNN(2, 3), input_shape=(4, 2))
     assert object_code(interface(net, loss=SquaredLoss(), optimizer=Adam(1e-3)), target)
 
 
+@pytest.mark.by_day(few=0.5)
 def test_files_lie_beside_each_other(tmp_path):
     written = chains.export(NET, tmp_path / "net.o", target="x86-64-v2,x86-64-v3,riscv64", name="net")
     assert [path.name for path in written] == ["net-x86-64.o", "net-riscv64.o", "net.h", "net.f90"]
@@ -121,6 +122,7 @@ def test_images_and_large_products_take_a_workspace():
                 np.testing.assert_array_equal(functions("forward", n, x=x, p=p)["y"], net(x, p))
 
 
+@pytest.mark.by_day(few=0.5)
 def test_levels_of_x86_share_a_file(tmp_path):
     made = interface(NET, loss=SquaredLoss())
     functions = loaded(made, "x86-64-v2,x86-64-v3,x86-64-v4")

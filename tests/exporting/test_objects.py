@@ -31,6 +31,7 @@ def test_bits_are_those_of_python(case, backend_name):
         compare(functions, batch, arrays)
 
 
+@pytest.mark.by_day(few=1)
 @pytest.mark.parametrize("name", ["SGD", "Nesterov", "AdamW", "Adagrad"])
 def test_steps_have_the_bits_of_python(name):
     optimizer = OPTIMIZERS[name]

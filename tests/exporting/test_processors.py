@@ -106,6 +106,7 @@ def compare(program, printed):
     assert place == len(printed)
 
 
+@pytest.mark.by_day(few=0.5)
 @pytest.mark.parametrize("target", ["aarch64", "riscv64"])
 def test_kernels_compute_what_numpy_computes(target, tmp_path, request):
     qemu, gcc = tool(f"qemu-{target}"), tool(f"{target}-linux-gnu-gcc")

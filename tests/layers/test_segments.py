@@ -33,6 +33,7 @@ def twins(rng, backend, **settings):
     return net(None, "numpy"), net(every, backend), rng.normal(size=(int(rng.integers(1, 150)), steps, inputs))
 
 
+@pytest.mark.by_day(few=5)
 @pytest.mark.parametrize("lengths", [False, True])
 @pytest.mark.parametrize("draw", range(6))
 def test_outputs_and_gradients_are_those_without_checkpoints(draw, lengths, backend_name):

@@ -205,7 +205,7 @@ def assert_as_in_torch(torch, net, peer, batch, dtype, tolerance):
         assert_relatively_close(view, tensor.numpy(), tolerance, name)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.by_day(few=0.25)
 @pytest.mark.parametrize(("make", "peer"), FULL, ids=IDS)
 def test_full_size_as_in_torch(torch, make, peer):
     assert_as_in_torch(torch, make(), peer(torch), 5, np.float64, 1e-9)

@@ -37,6 +37,7 @@ def stacks(sizes, dtype, turned=(False, False), accumulate=False):
     return ops.finish()
 
 
+@pytest.mark.by_day(few=1)
 @pytest.mark.parametrize("simd", ["sse2", "avx2", None])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_stacks_equal_numpy(simd, dtype):

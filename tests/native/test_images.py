@@ -77,6 +77,7 @@ def lenet(**options):
     return Chain(*layers, Dense(256, 120, relu), Dense(120, 84, relu), Dense(84, 10), input_shape=(1, 28, 28), **options)
 
 
+@pytest.mark.by_day(few=2)
 @every_instruction_set
 @floats
 def test_a_network_of_convolutions_at_odd_batches(kind, simd, eager):
@@ -284,6 +285,7 @@ def test_large_products_equal_numpy(sizes, activation, kind, simd, eager):
         assert_equals_numpy(program, batch, kind, simd=simd, factor=20.0)
 
 
+@pytest.mark.by_day(few=1)
 @floats
 def test_large_products_in_many_blocks(kind, monkeypatch):
     for registers, shapes in block_shapes.SHAPES.items():
@@ -299,6 +301,7 @@ def test_few_weights_are_no_large_product():
     assert not any(gemm.is_large(operation) for operation in program.operations)
 
 
+@pytest.mark.by_day(few=1)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_training_with_large_products(threads, eager):
     """Gradients, momentum and parameters are long enough for threads to share."""

@@ -67,6 +67,7 @@ def check(make, kind, simd, batches=BATCHES):
         assert_equal_results(actual, wanted, kind, f"batch {batch}")
 
 
+@pytest.mark.by_day(few=3)
 @widths
 @floats
 @pytest.mark.parametrize("columns", range(1, 9))

@@ -88,6 +88,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.by_day(few=1)
 @floats
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_same_bits_as_without_functions(name, kind, eager, outlined):
@@ -108,6 +109,7 @@ def test_the_same_bits_as_without_functions(name, kind, eager, outlined):
         assert_equal_results(by_calls, wanted, kind, f"batch {batch}", factor=10.0)
 
 
+@pytest.mark.by_day(few=1)
 @every_instruction_set
 def test_every_width_of_vectors(simd, eager):
     for net in (deep(6), NETWORKS["recurrence"]):
@@ -117,6 +119,7 @@ def test_every_width_of_vectors(simd, eager):
         assert_equal_results(run_on(native(2, simd), program, 101, arrays), wanted, "float32", factor=10.0)
 
 
+@pytest.mark.by_day(few=1)
 @pytest.mark.parametrize("batch", [5, 100])
 def test_samples_found_by_pointers(batch, many, outlined):
     """Steps of a recurrence that read their part of large samples where these lie in the data set."""

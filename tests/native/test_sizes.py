@@ -82,6 +82,7 @@ def other(name, kind):
     return record.vjp(Chain(*OTHERS[name]).network, np.dtype(kind), True)
 
 
+@pytest.mark.by_day(few=3)
 @pytest.mark.parametrize(("name", "kind"), [(name, "float32") for name in OTHERS] + [("dropout", "float64")])
 def test_other_networks_equal_numpy_within_their_buffers(name, kind, eager):
     program, wide = other(name, kind), other(name, "float64")

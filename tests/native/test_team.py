@@ -45,7 +45,7 @@ def test_split_products_equal_numpy_and_have_the_same_bits_alone(name, threads, 
         assert_equal_results(alone, fed(NumpyBackend(), program, batch, arrays, sources, order), kind, name, factor=100)
 
 
-@pytest.mark.by_day(few=6)
+@pytest.mark.by_day(few=2)
 @pytest.mark.parametrize("simd", INSTRUCTIONS)
 @pytest.mark.parametrize("name", [*SPLIT, *(f"tiled {name}" for name in TILED)])
 def test_every_width_of_vectors(name, simd, many):
@@ -58,7 +58,7 @@ def test_every_width_of_vectors(name, simd, many):
     assert_equal_results(alone, fed(NumpyBackend(), program, batch, arrays, sources, order), np.float32, factor=100)
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.by_day(few=1)
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *CLIPPED])
 @pytest.mark.parametrize("name", ["deep", "statistics of the batch"])
 def test_optimizers_of_split_products(name, optimizer, many):

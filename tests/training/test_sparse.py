@@ -87,7 +87,7 @@ def test_no_dense_gradient_is_filled(optimizer, padding):
     assert not any(view.sample_size >= COUNT * FEATURES for each in operations if isinstance(each, Fill) for view in each.outs)
 
 
-@pytest.mark.by_day(few=6)
+@pytest.mark.by_day(few=3)
 @every_backend
 @pytest.mark.parametrize("optimizer", [SGD(0.1), Adagrad(0.1), Adam(0.01), AdamW(0.01), RMSProp(0.01), SGD(0.1, 0.9)], ids=str)
 def test_exact_steps_have_the_bits_of_dense_ones(backend, optimizer, dense):
