@@ -14,6 +14,7 @@ from chains.backends.native.kernels.elementwise import Frame, horizontal
 from chains.backends.native.kernels.taps import Images, Taps, output_taps
 from chains.backends.native.llvm.blocking import blocks
 from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, number, real_type
+from chains.backends.native.llvm.shuffles import sums_of_lanes
 from chains.program.operations import ConvolveWeight
 
 
@@ -39,6 +40,7 @@ def lower_convolve_weight(frame: Frame, operation: ConvolveWeight) -> None:
 
 
 MOST_UNROLLED_MULTIPLY_ADDS = 20  # multiply-adds in one straight run of code
+LEAST_TOGETHER = 3  # sums whose lanes are added up together, in one vector
 
 
 @dataclass(frozen=True)
@@ -190,12 +192,20 @@ class _WeightSums:
         """Add up the lanes of each sum. The first tile stores these totals; later tiles add theirs."""
         offset = f.add(f.add(f.mul(o, self.weight[0]), f.mul(c, self.weight[1])), f.mul(k, self.weight[2]))
         out = f.address(out, offset, self.scalar)
-        zero = number(sums[0].type, 0.0)
+        type = sums[0].type
+        zero = number(type, 0.0)
+        together = self.weight[3] == 1 and LEAST_TOGETHER <= len(taps) <= self.lanes
         for h in range(height):
             for w in range(width):
-                for t in taps:
-                    total = horizontal(f, f.select(alive, sums[(h * width + w) * len(taps) + t - taps.start], zero))
-                    place = h * self.weight[0] + w * self.weight[1] + t * self.weight[3]
-                    pointer = f.address(out, integer(place), self.scalar)
-                    before = f.select(begin, number(self.scalar, 0.0), f.load(self.scalar, pointer))
-                    f.store(f.binary("fadd", before, total), pointer)
+                here = (h * width + w) * len(taps)
+                own = [f.select(alive, each, zero) for each in sums[here : here + len(taps)]]
+                place = h * self.weight[0] + w * self.weight[1] + taps.start * self.weight[3]
+                if together:
+                    totals = [sums_of_lanes(f, [*own, *[zero] * (self.lanes - len(own))])]
+                    mask = f.lane_mask(self.lanes, len(own))
+                else:
+                    totals, mask = [horizontal(f, each) for each in own], None
+                for t, total in enumerate(totals):
+                    pointer = f.address(out, integer(place + t * self.weight[3]), self.scalar)
+                    before = f.select(begin, number(total.type, 0.0), f.load(total.type, pointer, mask))
+                    f.store(f.binary("fadd", before, total), pointer, mask)
