@@ -74,6 +74,10 @@ class Feed(ABC):
         steps done: it stops after a loss that is not finite.
         """
 
+    def forget(self) -> None:
+        """Drop batches that were fetched ahead: the data or their order are others now."""
+        return
+
 
 class MemberFeed(ABC):
     """Bound training steps of the members of an ensemble, and the data from which they take their batches."""

@@ -57,6 +57,7 @@ class OneByOne(MemberFeed):
             for name, rows in self._rows.items():
                 place_of(rows).assign(self._at[name], rows[member])
             self._order[:] = self._orders[member if len(self._orders) > 1 else 0]
+            self._feed.forget()
             losses = np.empty(values.shape[1])
             done[position] = self._feed(first, losses)
             values[member] = losses

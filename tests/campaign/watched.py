@@ -1,25 +1,26 @@
 """Programs on the emulated GPU with its memory watched: whether any kernel reads or writes what it must not, or too early.
 
 Each attempt is a program of the tests' harness, kernel by kernel or as one kernel, shared out among blocks in some way, in a
-type, at a batch size, run once and three times, which captures it too. Results are those of NumPy. Needs a C compiler that has
-the calls of a thread sanitizer.
+type, at a batch size, run once and three times, which captures it too; or training with data there or streamed, of one network
+or several. Results are those of NumPy, but for factors that are rounded. Needs a C compiler that has the calls of a thread
+sanitizer.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 from unittest import mock
 
 import numpy as np
 
-from chains import backends
+from chains import Chain, CrossEntropyLoss, Dense, Dropout, backends, tanh, train
 from chains.backends.cupy.fused import fused, tiling_policy
-from chains.backends.cupy.fused.tiling_policy import suits
 from chains.network import record
 from tests.campaign import running
 from tests.cupy import watched
 from tests.cupy.support import arrays_of, gradient_program
-from tests.harness import CASES, assert_close, run_program
+from tests.harness import CASES, CLIPPED, OPTIMIZERS, Case, assert_close, run_program
 
 SHARES = (  # how a batch is shared out, by the constants of `tiling_policy`
     {"MOST_ONE_BLOCK_OPERATIONS": 1 << 40},
@@ -35,35 +36,30 @@ def attempt(seed: int, number: int) -> str:
     if not watched.available():
         return "the compiler has no calls of a thread sanitizer"
     rng = running.draws(seed, number)
-    case = CASES[int(rng.integers(len(CASES)))]
-    dtype = (np.float32, np.float64)[int(rng.integers(2))]
-    one, backwards = rng.random() < 0.5, bool(rng.random() < 0.5)
-    convolutions = str(rng.choice(["products", "auto"]))
-    share = SHARES[int(rng.integers(len(SHARES)))]
-    short = int(rng.choice([0, 1 << 13]))
-    batch = int(rng.choice(BATCHES))
+    share, short = SHARES[int(rng.integers(len(SHARES)))], int(rng.choice([0, 1 << 13]))
+    settings = {
+        "fused": bool(rng.random() < 0.5),
+        "backwards": bool(rng.random() < 0.5),
+        "convolutions": (None, "auto")[int(rng.integers(2))],
+        "precision": str(rng.choice(["float32", "float32", "tf32"])),
+    }
     with (
         mock.patch.multiple(tiling_policy, **share),
         mock.patch.object(fused, "MOST_ONE_BLOCK_ELEMENTS", short),
-        mock.patch.dict(backends._BACKENDS),
-        mock.patch.dict(backends._loaded),
+        mock.patch.dict(backends._BACKENDS, watched=watched.WatchedBackend),
+        mock.patch.dict(backends._loaded, watched=watched.WatchedBackend(**settings)),
     ):
-        made = watched.WatchedBackend(
-            fused=bool(one), backwards=backwards, convolutions=None if convolutions == "products" else convolutions
-        )
-        backends._BACKENDS["watched"] = lambda: made
-        backends._loaded["watched"] = made
-        said = f"{case} {np.dtype(dtype)} batch {batch} {'one kernel' if one else 'kernels'} {share} {backwards} {convolutions}"
+        case, dtype = CASES[int(rng.integers(len(CASES)))], (np.float32, np.float64)[int(rng.integers(2))]
+        done = _trained if rng.random() < 0.25 else _program
         try:
-            return _done(rng, case, dtype, batch, made)
+            outcome = done(rng, case, dtype, backends._loaded["watched"].on_device.device)  # type: ignore[attr-defined]
         except AssertionError as error:
-            raise AssertionError(f"{said}: {error}") from error
+            raise AssertionError(f"{case} {np.dtype(dtype)} {settings} {share} {short}: {error}") from error
+    return f"{outcome}, {'one kernel' if settings['fused'] else 'kernel by kernel'}"
 
 
-def _done(rng: np.random.Generator, case, dtype, batch: int, made: watched.WatchedBackend) -> str:  # type: ignore[no-untyped-def]
-    device = made.on_device.device
-    assert isinstance(device, watched.WatchedDevice)
-    problem = case.problem(batch)
+def _program(rng: np.random.Generator, case: Case, dtype: type[np.floating], device: watched.WatchedDevice) -> str:
+    problem = case.problem(int(rng.choice(BATCHES)))
     arrays, batch = arrays_of(problem), len(problem.x)
     if rng.random() < 0.5:
         what, program = "gradient", gradient_program(case, dtype)
@@ -72,14 +68,35 @@ def _done(rng: np.random.Generator, case, dtype, batch: int, made: watched.Watch
         what, program = "pullback", record.vjp(net.network, dtype, True)
         arrays |= {"dy": rng.normal(size=(batch, *net.output_shape))}
     arrays = {name: array for name, array in arrays.items() if name in program.buffers}
-    wanted = run_program(program, "numpy", batch, arrays, runs=1)
-    found = run_program(program, "watched", batch, arrays, runs=1)
+    found = run_program(program, "watched", batch, arrays)
     run_program(program, "watched", batch, arrays, runs=3)
-    for name in wanted:
-        assert_close(found[name], wanted[name], TOLERANCE[dtype], name)
-    device.finish()
-    form = "one kernel" if made.on_device.fused and suits(program) else "kernel by kernel"
-    return f"{what}, {form}"
+    if device.precision == "float32" or dtype == np.float64:
+        wanted = run_program(program, "numpy", batch, arrays)
+        for name in wanted:
+            assert_close(found[name], wanted[name], TOLERANCE[dtype], name)
+    device.end()
+    return what
+
+
+def _trained(rng: np.random.Generator, case: Case, dtype: type[np.floating], device: watched.WatchedDevice) -> str:
+    """A dense network of drawn lengths, whose loss falls by what NumPy's falls by."""
+    inputs, inner, members = (int(rng.integers(1, most)) for most in (9, 40, 4))
+    layers = [Dense(inputs, inner, tanh), Dropout(0.2), Dense(inner, 3)]
+    optimizer = list((OPTIMIZERS | CLIPPED).values())[int(rng.integers(len(OPTIMIZERS | CLIPPED)))]
+    x, t = rng.normal(size=(23, inputs)).astype(dtype), rng.integers(0, 3, 23)
+    device.free = 0 if rng.random() < 0.5 else 1 << 40
+    settings: dict[str, Any] = {"epochs": 2, "batch_size": int(rng.choice([4, 10, 23])), "seed": 1}
+    losses = []
+    for name in ("watched", "numpy"):
+        net = Chain(*layers, backend=name)
+        p = net.init(seed=0, dtype=dtype)
+        if members > 1:
+            p, settings["seed"] = net.init_many(members, seed=0, dtype=dtype), list(range(members))
+        losses.append(train(net, p, x, t, CrossEntropyLoss(), optimizer, **settings).loss)
+    if device.precision == "float32" or dtype == np.float64:
+        assert_close(np.array(losses[0]), np.array(losses[1]), 1e-2)
+    device.end()
+    return f"training of {'several' if members > 1 else 'one'}, data {'streamed' if device.free == 0 else 'there'}"
 
 
 if __name__ == "__main__":

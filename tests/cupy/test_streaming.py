@@ -141,6 +141,20 @@ def test_a_network_with_state(device, late):
         assert_close(parameters(device, state), wanted_state, 1e-5)
 
 
+def test_members_take_turns(device, late):
+    """Each in pieces of an epoch: what was fetched ahead for one is not taken by the next, whose order is another."""
+
+    def run(name):
+        net = network(name)
+        p = net.init_many(2, seed=0)
+        data = X.astype(np.float32), T
+        for _ in range(3):  # calls of one step, which grow
+            train(net, p, *data, CrossEntropyLoss(), SGD(0.1), epochs=1, batch_size=4, seed=[0, 1])
+        return p
+
+    assert_close(run("emulated"), run("numpy"), 1e-5)
+
+
 def deafness(device, run):
     """Who must wait for the numbers to be right: those without whose waiting some choice of late queues goes wrong."""
     needed = set()

@@ -200,6 +200,9 @@ class HostFeed(Feed):
         binding.download([*self._changing, "value"])
         return done
 
+    def forget(self) -> None:
+        self._feed.forget()
+
 
 def exchanged(binding: HostBinding, sources: Iterable[str]) -> tuple[list[str], list[str]]:
     """The names of the arrays that the host gives to steps beside the samples, and of the arrays that steps change."""

@@ -156,7 +156,7 @@ class StreamedFeed(Feed):
     def __call__(self, first: int, values: np.ndarray) -> int:
         steps, inlet = self._steps, self._steps.inlet
         if first == 0 or self._next - (inlet.sent - inlet.done) != first:  # another order
-            inlet.forget()
+            self.forget()
             self._next = first
         read, count = 0, len(values)
         for done in range(1, count + 1):
@@ -174,6 +174,10 @@ class StreamedFeed(Feed):
         if self._next == self._last:
             steps.finish()
         return count
+
+    def forget(self) -> None:
+        self._steps.inlet.forget()
+        self._next = -1
 
     def _send(self) -> None:
         piece = self._order[self._next * self._batch : (self._next + 1) * self._batch]
