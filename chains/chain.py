@@ -16,7 +16,7 @@ from chains.network import arguments, ensembles, record
 from chains.network.bound import Bound
 from chains.network.host_calls import call_from_host
 from chains.network.objectives import Objectives
-from chains.network.ode_steps import check_solved, controls_steps
+from chains.network.ode_steps import check_solved
 from chains.network.parallel import check_comm, part_arrays, part_of
 from chains.penalties import Penalty
 
@@ -52,8 +52,8 @@ class Chain(Objectives):
     """
 
     @lazy
-    def _controls_steps(self) -> bool:
-        return controls_steps(self)
+    def _may_fail(self) -> bool:
+        return self.network.declaration.may_fail
 
     def __call__(
         self,
@@ -76,7 +76,8 @@ class Chain(Objectives):
             The parameters, whose type is that of the computation. Of many networks at once, a row is one of them; then `x` is
             shared or each member's own, (members, batch, *input_shape), and `state` is (members, n_state).
         lengths : array, shape (batch,), optional
-            How many steps each sample has, for recurrent networks. Steps behind them must be finite, and are not looked at.
+            How many steps each sample has, for recurrent networks, or times each trajectory of an `ODE`. What lies behind
+            must be finite, and is not looked at.
         state : array, shape (n_state,), optional
             The state of a network that has one: read in the mode "eval", updated in place in the mode "train".
         mode : str
@@ -117,7 +118,7 @@ class Chain(Objectives):
         y = place_of(p).empty(shape, p.dtype) if out is None else arguments.check_out(out, shape, p.dtype, data)
         data["y"] = y
         run(len(x), arguments.with_random(data, run, seed, p))
-        if self._controls_steps:
+        if self._may_fail:
             check_solved(self, p, x, y)
         elif plain:
             self._shortcuts.add(kind, run, {"p": p, "x": x}, ["y"])
@@ -225,7 +226,7 @@ class Chain(Objectives):
         if shared is not None:
             data |= part_arrays(shared, run, total, first, p)
         run(len(data["x"]), arguments.with_random(data, run, seed, p))
-        if self._controls_steps:
+        if self._may_fail:
             check_solved(self, p, data["x"], value)
             if comm is not None and np.isnan(value):
                 raise FloatingPointError("the loss is nan: a solution of another process ends before its last time")

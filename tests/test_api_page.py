@@ -69,8 +69,8 @@ INSIDE = {
     "testing": "Checked Kink filled",
     "bound": "net p state",
     "result": "accesses ended error followers fresh held name owner place readers value waits work",
-    "net": "backward_pass brief declare fixed_input forward forward_pass network problem pullback "
-    "residuals_and_jacobian runner state_for training_step",
+    "net": "advice backward_pass brief declare fixed_input forward forward_pass network problem pullback "
+    "may_fail residuals_and_jacobian runner state_for training_step",
     "layout": "count index what",
     "program": "settings tuned",
     "checkpoint": "amount unit",
@@ -80,9 +80,9 @@ INSIDE = {
     "optimizer": "beta1 beta2 clip_norm eps learning_rate record settings",  # of Adam
     "penalty": "patterns settings strength",  # of L2Penalty
     "f": "derivative formula function needs_input slope_formula",
-    "d": "carried_shapes takes_lengths timed most_demanding saved_shapes "
+    "d": "carried_shapes timed output_times goes_along_time most_times may_fail advice all most_demanding saved_shapes "
     "shared_shapes slices smallest_batch state_slices temporary_shapes",
-    "ops": "carried external finish lengths name operations symbolic taken",
+    "ops": "carried external finish lengths name operations output_lengths symbolic taken",
     "view": "advancing at buffer move moves name offset over runs strides text within",
 }
 # Classes that users meet, but do not make, have no signature on the page.

@@ -55,7 +55,7 @@ def to_onnx(net: Chain, p: Any, state: Any = None, *, lengths: bool = False, pat
     arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
     check_flags(lengths=lengths)
     p, arrays = arrays_by_name(net, p, state)
-    if lengths and not net.network.declaration.takes_lengths:
+    if lengths and not net.network.declaration.goes_along_time:
         raise ValueError("`lengths` (=True) must be False: no layer of this network has a time axis")
     writer = _Writer(onnx, arrays, p.dtype, "lengths" if lengths else None)
     y = writer.sequence(net.network.declaration, "x")

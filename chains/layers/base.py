@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, ClassVar
 
 from chains.checks import check_count, check_settings, check_shape, signature
 from chains.initializers import InitializerLike, initializer
@@ -66,6 +66,13 @@ class Layer(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_chains_declared"}  # a copy may be changed
+
+    advice: ClassVar[str] = ""  # what to do where a loss is not finite, for the message that ends training
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether a call of the network looks through its results for NaN, and FloatingPointError tells why there are any."""
+        return False
 
     def fixed_input(self) -> SampleShape | None:
         """The shape of one sample, where the layer's settings decide it; None where any shape will do."""
@@ -164,6 +171,7 @@ class Declaration:
         self.carried_shapes: dict[str, SampleShape] = {}
         self.smallest_batch = 1
         self.timed = False  # whether the samples may have lengths
+        self.output_times = 0  # how many times an output has that may be fewer, where it goes along these by itself
         self.id_count: int | None = None  # where the input are ids, how many there are
         self.children: list[Declaration] = []
         self._layout = layout
@@ -326,9 +334,31 @@ class Declaration:
         return own + sum(child.n_state for child in self.children)
 
     @property
-    def takes_lengths(self) -> bool:
-        """Whether this layer or a part of it goes along a time axis."""
-        return self.timed or any(child.takes_lengths for child in self.children)
+    def all(self) -> Iterator[Declaration]:
+        """This layer and all its parts."""
+        yield self
+        for child in self.children:
+            yield from child.all
+
+    @property
+    def goes_along_time(self) -> bool:
+        """Whether this layer or a part of it goes along the first axis of its samples."""
+        return any(each.timed for each in self.all)
+
+    @property
+    def most_times(self) -> int:
+        """The largest length of a sample, where this layer or a part of it takes lengths; 0 where none does."""
+        return int(self.input[0]) if self.goes_along_time else next((d.output_times for d in self.all if d.output_times), 0)
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether this layer, or a part of it, may fail."""
+        return any(each.layer.may_fail for each in self.all)
+
+    @property
+    def advice(self) -> str:
+        """What to do where a loss is not finite, as the layers have it."""
+        return "; ".join(dict.fromkeys(each.layer.advice for each in self.all if each.layer.advice))
 
     @property
     def most_demanding(self) -> Declaration:

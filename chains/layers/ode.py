@@ -7,19 +7,22 @@ there. The right-hand side is recorded once a stage; its weights' gradients beco
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import nan
 from typing import Any, ClassVar
 
 import numpy as np
 
 from chains.checks import check_count, check_flags, check_number, check_word, whole
+from chains.expr import where
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.ode_adjoint import Adjoint
 from chains.layers.ode_grid import Grid
 from chains.layers.ode_inputs import Inputs
 from chains.layers.ode_settings import ascending, forcing_of, tolerance
 from chains.layers.ode_solution import Solution
-from chains.layers.recurrent import keep_each_step
+from chains.layers.recurrent import keep_each_step, mask_of
 from chains.layers.stages import check_no_chance
 from chains.layers.step_control import Attempts, StepControl
 from chains.layers.tableaus import METHODS, Tableau
@@ -43,7 +46,7 @@ class ODE(Layer):
         the time, and the forcing, as far as there are any. `Equations` makes one of formulas and a network.
     times : sequence of float, or int
         Two or more, ascending. A whole number k: each sample brings k times of its own, which are its last features. They
-        ascend too; equal ones give equal states.
+        ascend too; equal ones give equal states, and times that fall give NaN in place of states.
     method : str
         "euler" (order 1), "midpoint" (2), "rk4" (4), "tsit5" (5), or "leapfrog" (2, symplectic): the state is positions, then
         velocities, and the change of each half depends on the other half alone.
@@ -85,7 +88,7 @@ class ODE(Layer):
     kind, Rackauckas et al. 2020 (arXiv 2001.04385) for networks beside known terms.
     """
 
-    checked: ClassVar[bool] = True  # whether a call raises where step control does not reach the last time
+    advice: ClassVar[str] = "`ode_steps(net, p, x)` tells what became of each solution"
 
     def __init__(
         self, rhs: Layer, times: Sequence[float] | int, method: str = "tsit5", steps: int = 1, *, rtol: float | None = None,
@@ -127,7 +130,13 @@ class ODE(Layer):
         if self.steps != 1:
             raise ValueError(f"`steps` (={self.steps}) is a number of equal steps, but `rtol` (={shown(rtol)}) chooses steps")
         most = MOST_STEPS if max_steps is None else check_count("max_steps", max_steps)
+        if isinstance(self.times, tuple) and most < len(self.times) - 1:
+            raise ValueError(f"`max_steps` (={most}) must be at least {len(self.times) - 1}: steps end at each of the times")
         return float(rtol), 1e-3 * float(rtol) if atol is None else tolerance("atol", atol), most
+
+    @property
+    def may_fail(self) -> bool:
+        return self.rtol is not None
 
     @property
     def _tableau(self) -> Tableau:
@@ -176,45 +185,88 @@ class ODE(Layer):
             d.saved("checkpoints", (grid.cut.segments, n))
         for name in ("begins", "lengths", "tried", "ends") if grid.varies else ():
             d.saved(name, (grid.total, 1))
+        if self.adjoint:
+            d.saved("solved", (grid.intervals + 1, n))
+        d.output_times = grid.intervals + 1
         d.output((grid.intervals + 1, n))
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
-        self._solve(ops, x, y, s)
+        solved = s.solved if self.adjoint else y
+        with self._mask(ops) as mask:
+            self._solve(ops, x, solved, s, mask)
+        ops.copy(y, solved)
+        if mask is not None:
+            ops.map(y, _within, mask, y)
 
-    def _solve(self, ops: Recorder, x: View, y: View, s: Any, states: View | None = None) -> None:
+    def _solve(
+        self, ops: Recorder, x: View, y: View, s: Any, mask: View | None = None, states: View | None = None
+    ) -> None:  # fmt: skip
         """Record the solution; also the states before all steps and behind the last one, (steps + 1, n), if wanted."""
-        solution = self._solution(ops, x, y, s)
+        times = self._times(ops, x, mask) if self._own_times else None
+        solution = self._solution(ops, x, y, s, times)
         if self.rtol is not None and solution.clock is not None:
             control = StepControl(ops, self._tableau, solution.rhs, self.rtol, self.atol, solution.clock, solution.inputs)
             attempts = Attempts(s.begins, s.tried, s.lengths, s.ends, s.checkpoints)
             control.record(y, solution.grid, attempts, states)
             return
-        if self._own_times:
-            solution.grid.fill(ops, self._times(x), s.begins, s.lengths)
-        solution.forward(y, states)
+        start = x.slice(-1, 0, solution.n)
+        if times is not None:
+            solution.grid.fill(ops, times, s.begins, s.lengths)
+            start = self._unless_falling(ops, start, times)
+        solution.forward(start, y, states)
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        self._solution(ops, x, y, s).pullback(y, dy, dx)
+        with self._mask(ops) as mask:
+            if mask is not None:
+                ops.map(dy, _within, mask, dy)
+            times = self._times(ops, x, mask) if self._own_times else None
+            self._solution(ops, x, y, s, times).pullback(s.solved if self.adjoint else y, dy, dx)
 
-    def _solution(self, ops: Recorder, x: View, y: View, s: Any) -> Solution:
+    @contextmanager
+    def _mask(self, ops: Recorder) -> Iterator[View | None]:
+        """A context without lengths, which are not those of a right-hand side: 1 at the times that a sample has, 0 behind."""
+        lengths, ops.output_lengths = ops.output_lengths, None
+        try:
+            yield mask_of(ops, lengths, self._grid.intervals + 1)
+        finally:
+            ops.output_lengths = lengths
+
+    def _solution(self, ops: Recorder, x: View, y: View, s: Any, times: View | None) -> Solution:
         n, (node,), clock = y.sample_shape[-1], s.children, None
         first: View | float = 0.0
         if self.rtol is not None:
-            clock = self._clock(ops, x)
-            first = self.times[0] if isinstance(self.times, tuple) else self._times(x).slice(-1, 0, 1)
+            clock = self._clock(ops, times)
+            first = self.times[0] if isinstance(self.times, tuple) else times.slice(-1, 0, 1) if times is not None else 0.0
         inputs = Inputs(ops, x, n, self.given, self.time, self.forcing, first)
         kind = Adjoint if self.adjoint else Solution
         return kind(ops, self._tableau, self._grid, node, inputs, s, clock)
 
-    def _times(self, x: View) -> View:
-        """Each sample's own times, (batch, times)."""
-        return x.slice(-1, x.sample_shape[0] - self._own_times, x.sample_shape[0])
+    def _times(self, ops: Recorder, x: View, mask: View | None) -> View:
+        """Each sample's own times, (batch, times). Behind a sample's length its last one stands for all."""
+        count = self._own_times
+        times = x.slice(-1, x.sample_shape[0] - count, x.sample_shape[0])
+        if mask is None:
+            return times
+        kept, last, has = ops.scratch("own times", (count,)), ops.scratch("last own time", (1,)), mask.index(2, 0)
+        ops.map(kept, lambda has, t, first: where(has > 0.0, t, first), has, times, times.slice(-1, 0, 1))
+        ops.max(last, kept)
+        ops.map(kept, lambda has, t, last: where(has > 0.0, t, last), has, times, last)
+        return kept
 
-    def _clock(self, ops: Recorder, x: View) -> View:
+    def _unless_falling(self, ops: Recorder, start: View, times: View) -> View:
+        """The initial state; NaN where a sample's times do not ascend."""
+        falls, largest = ops.scratch("falls", (self._own_times - 1,)), ops.scratch("largest fall", (1,))
+        sound = ops.scratch("initial state", start.sample_shape)
+        ops.map(falls, lambda a, b: a - b, *(times.slice(-1, k, k + self._own_times - 1) for k in (0, 1)))
+        ops.max(largest, falls)
+        ops.map(sound, lambda y, falls: where(falls > 0.0, nan, y), start, largest)
+        return sound
+
+    def _clock(self, ops: Recorder, times: View | None) -> View:
         """The times since the first one, by which step control goes: far from time 0, sums of lengths would lose digits."""
-        if isinstance(self.times, tuple):
-            return ops.constant("clock", np.array(self.times) - self.times[0])
-        clock, times = ops.scratch("clock", (self.times,)), self._times(x)
+        if times is None:
+            return ops.constant("clock", np.array(self.times) - self.times[0])  # type: ignore[index]
+        clock = ops.scratch("clock", (self._own_times,))
         ops.map(clock, lambda t, first: t - first, times, times.slice(-1, 0, 1))
         return clock
 
@@ -241,3 +293,8 @@ class ODE(Layer):
         more = "".join(f", {name}={value}" for name, value in pairs if value)
         more += ", forcing=..." if self.forcing is not None else ""
         return f"ODE({self.rhs!r}, {times}, method={self.method!r}{more})"
+
+
+def _within(mask: Any, y: Any) -> Any:
+    """Zero behind a sample's length, where states may be NaN."""
+    return where(mask > 0.0, y, 0.0)

@@ -23,12 +23,12 @@ from chains.program.view import View
 class Adjoint(Solution):
     """The steps of a method on a grid of segments that are `apart`, with the continuous adjoint in place of the pullback."""
 
-    def forward(self, y: View, states: View | None = None) -> None:
+    def forward(self, start: View, y: View, states: View | None = None) -> None:
         if states is not None:
             raise ValueError("an adjoint keeps no states")
         ops, intervals = self.ops, self.grid.intervals
         state = ops.scratch("state", (self.n,))
-        ops.copy(state, self.inputs.x.slice(-1, 0, self.n))
+        ops.copy(state, start)
         with ops.loop(intervals, closed=True) as at:
             ops.copy(at.now(y.slice(1, 0, intervals), 1), state)
             self._run((at,), self.grid.total // intervals, state, None, keeps=False)

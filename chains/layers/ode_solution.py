@@ -57,14 +57,14 @@ class Solution:
 
     # Forwards
 
-    def forward(self, y: View, states: View | None = None) -> None:
+    def forward(self, start: View, y: View, states: View | None = None) -> None:
         """Record the states at the times, and what is kept; also `states`, (batch, steps + 1, n), if wanted.
 
         The latter is for grids of one segment.
         """
         ops, grid, intervals = self.ops, self.grid, self.grid.intervals
         state = ops.scratch("state", (self.n,))
-        ops.copy(state, self.inputs.x.slice(-1, 0, self.n))
+        ops.copy(state, start)
         spare = 0 if grid.within else grid.cut.spare
         at_times = y.slice(1, 0, intervals) if not spare else ops.scratch("y with spare", (spare + intervals, self.n))
         with self._segments() as at:

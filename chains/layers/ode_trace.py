@@ -23,7 +23,9 @@ class _Trace(ODE):
     One more row has the time and the state behind the last step. With step control, times are counted from the first one.
     """
 
-    checked = False
+    @property
+    def may_fail(self) -> bool:
+        return False
 
     def declare(self, d: Declaration) -> None:
         super().declare(d)
@@ -32,7 +34,7 @@ class _Trace(ODE):
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         n, grid = y.sample_shape[-1] - 3, self._grid
         clock = y.slice(1, 0, grid.total)
-        self._solve(ops, x, ops.scratch("y", (grid.intervals + 1, n)), s, y.slice(-1, 3, 3 + n))
+        self._solve(ops, x, ops.scratch("y", (grid.intervals + 1, n)), s, states=y.slice(-1, 3, 3 + n))
         ops.fill(y.index(1, grid.total).slice(-1, 0, 3), 0.0)
         if self.rtol is not None:
             ops.copy(y.index(1, grid.total).slice(-1, 0, 1), s.ends.index(1, grid.total - 1))

@@ -161,7 +161,7 @@ class _Direction:
         self.segments = layer.segments(steps, self.backwards)
         self.shapes = node.declaration.carried_shapes
         self.first = next(iter(self.shapes))
-        self.mask = _mask(ops, steps)  # 1 where a sample has a step; None where all have all
+        self.mask = mask_of(ops, ops.lengths, steps)  # 1 where a sample has a step; None where all have all
 
     def forward(self, p: Any) -> None:
         ops, carried = self.ops, self._arrays("carried")
@@ -280,13 +280,13 @@ class _Direction:
         check_kept(name, recorded, {f"s.before.{name}": view for name, view in kept.items()}, "fill s.after instead")
 
 
-def _mask(ops: Recorder, steps: int) -> View | None:
+def mask_of(ops: Recorder, lengths: View | None, steps: int) -> View | None:
     """Record, for each step and sample, 1 where the sample has that step and 0 behind its length; None without lengths."""
-    if ops.lengths is None:
+    if lengths is None:
         return None
     mask = ops.scratch("mask", (steps, 1))
     numbers = ops.constant("numbers of steps", np.arange(steps).reshape(steps, 1))
-    ops.map(mask, lambda t, n: where(t < n, 1.0, 0.0), numbers, ops.lengths.expand(1).expand(2))
+    ops.map(mask, lambda t, n: where(t < n, 1.0, 0.0), numbers, lengths.expand(1).expand(2))
     return mask
 
 

@@ -254,14 +254,14 @@ def lengths_of(lengths: Any, x: Any, network: Declaration, name: str = "lengths"
         return {}
     lengths = as_array(name, lengths)
     _check_batch(name, lengths, len(x), of)
-    if not network.takes_lengths:
+    steps = network.most_times
+    if not steps:
         raise ValueError(f"`{name}` must be left out: no layer of this network has a time axis")
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
         raise TypeError(
             f"`{name}` must have shape ({len(x)},), a whole number of steps for each sample, "
             f"got {lengths.dtype} of shape {lengths.shape}"
         )
-    steps = network.input[0]
     if lengths.min() < 1 or lengths.max() > steps:
         wrong = int(lengths.min()) if lengths.min() < 1 else int(lengths.max())
         raise ValueError(f"`{name}` must be from 1 to {steps}, the steps of a sample, but there is {wrong}")

@@ -17,6 +17,9 @@ from chains.messages import counted
 from chains.network import arguments
 from chains.network.recorded import Recorded
 
+SMALL = 1e-4  # of the whole way: a step of step control that is shorter may be so since the problem is stiff,
+MANY = 0.1  # and so may be that a larger share of the tried steps is refused
+
 
 @dataclass(frozen=True)
 class Trajectory:
@@ -71,12 +74,6 @@ def ode_steps(net: Recorded, p: Any, x: Any) -> list[Trajectory]:
     if found is None:
         raise ValueError(f"`net` has layer {odes[0].name}, {odes[0].layer!r}, within a layer whose computation is not followed")
     return _ways(net, *found)
-
-
-def controls_steps(net: Recorded) -> bool:
-    """Whether a layer of the network chooses the lengths of its steps, so that it may fail."""
-    layers = [d.layer for d in _odes(net.network.declaration)]
-    return any(isinstance(layer, ODE) and layer.rtol is not None and layer.checked for layer in layers)
 
 
 def check_solved(net: Recorded, p: Any, x: Any, results: np.ndarray) -> None:
@@ -178,6 +175,9 @@ def _problem(
     (times, states), last = way, wanted.max()
     if ode.rtol is not None and not (wanted >= wanted[0]).all():
         return f"trajectory {number} has times {wanted}, but the first must come before the others"
+    if ode.rtol is None and (falls := np.diff(wanted) < 0.0).any():
+        k = int(np.argmax(falls))
+        return f"trajectory {number} has times that must ascend, but {wanted[k + 1]:g} comes after {wanted[k]:g}"
     bad = ~np.isfinite(states).all(1)
     if bad[0]:
         return f"trajectory {number} starts from a state that is not finite, {states[0]}"
@@ -191,8 +191,12 @@ def _problem(
         return ""
     if np.isnan(tried[-1]):
         return f"trajectory {number} stops at t = {times[-1]:.9g} of {last:.9g}: the right-hand side is not finite there"
+    if refused > MANY * len(tried) or tried[-1] < SMALL * (last - wanted[0]):
+        reason = "The problem is stiff there, or its solution grows without bound; otherwise raise"
+    else:
+        reason = "Raise"
     return (
         f"trajectory {number} stops at t = {times[-1]:.9g} of {last:.9g}, after {counted(len(tried), 'tried step')} "
-        f"(`max_steps`), {refused} of them refused, the last one {tried[-1]:.2g} long. The problem is stiff there, or its "
-        f"solution grows without bound; otherwise raise max_steps, or rtol (={ode.rtol:g})"
+        f"(`max_steps`), {refused} of them refused, the last one {tried[-1]:.2g} long. {reason} max_steps, or rtol "
+        f"(={ode.rtol:g})"
     )

@@ -165,7 +165,8 @@ def _begin(
     parallel: bool = False,
 ) -> tuple[Recorder, View, View]:
     ops = Recorder(name, dtype, training=training, parallel=parallel)
-    ops.lengths = ops.external("lengths", (), role="input", batched=True) if masked else None
+    lengths = ops.external("lengths", (), role="input", batched=True) if masked else None
+    ops.lengths, ops.output_lengths = (lengths, None) if network.declaration.goes_along_time else (None, lengths)
     p = ops.external("p", (network.layout.size,), role=role)
     kind = None if network.id_count is None else IDS
     return ops, p, ops.external("x", network.declaration.input, role="input", batched=True, dtype=kind)

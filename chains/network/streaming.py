@@ -81,13 +81,13 @@ class Streaming(Derivatives):
     @property
     def n_carried(self) -> int:
         """The number of values that a sample carries from step to step."""
-        return self._carried[-1].stop if self.network.declaration.takes_lengths else 0
+        return self._carried[-1].stop if self.network.declaration.goes_along_time else 0
 
     @lazy
     def _stepwise(self) -> record.Network:
         """The network at one step. Raises ValueError where there is none."""
         params, state = LayoutBuilder(), LayoutBuilder()
-        if not self.network.declaration.takes_lengths:
+        if not self.network.declaration.goes_along_time:
             raise ValueError("this network has no recurrent layer: it is called as a whole, net(x, p)")
         declaration = Declaration(stepwise(self), self.input_shape[1:], params, state)
         layout = Layout(params.slices)

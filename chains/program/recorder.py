@@ -63,6 +63,7 @@ class Recorder(Buffers):
         self.name = name
         self.training = training  # whether layers behave as in training
         self.lengths: View | None = None  # the number of steps of each sample, if the caller gives lengths
+        self.output_lengths: View | None = None  # likewise of its output, where samples have no time axis
         self.carried: list[View] = []  # in a single step: the views that each cell reads and writes, in order
         self.operations: list[Operation] = []
         self._draws = 0

@@ -43,11 +43,11 @@ class Rates:
         return min(good, count)
 
 
-def loss_text(loss: float, step: int) -> str:
-    """The message that the loss of a step is not finite."""
+def loss_text(loss: float, step: int, advice: str = "") -> str:
+    """The message that the loss of a step is not finite, with what the network's layers advise."""
     return (
         f"the loss is {loss} at step {step}: the parameters or the data are out of range; "
-        "try a lower learning rate or clip_norm, or look for extreme values in the data"
+        f"try a lower learning rate or clip_norm, or look for extreme values in the data{advice and f'; {advice}'}"
     )
 
 
@@ -62,10 +62,10 @@ def parameter_text(p: np.ndarray, step: int) -> str:
     )
 
 
-def check_loss(loss: float, step: int) -> None:
-    """Raise FloatingPointError where the loss of a step is not finite."""
+def check_loss(loss: float, step: int, advice: str = "") -> None:
+    """Raise FloatingPointError where the loss of a step is not finite, with what the network's layers advise."""
     if not math.isfinite(loss):
-        raise FloatingPointError(loss_text(loss, step))
+        raise FloatingPointError(loss_text(loss, step, advice))
 
 
 def check_parameters(p: np.ndarray, step: int) -> None:

@@ -74,7 +74,7 @@ class MemberSteps(ArraySteps):
             losses[member, count:] = np.nan
             if not np.isfinite(loss := losses[member, count - 1]):
                 epochs = count if self._whole_batch else self.step + count == self.per_epoch
-                history.end(member, history.epochs + epochs, loss_text(loss, self.done + count))
+                history.end(member, history.epochs + epochs, loss_text(loss, self.done + count, self.advice))
         return int(done.max())
 
     def _shuffle_all(self) -> None:

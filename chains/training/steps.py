@@ -38,6 +38,7 @@ class Steps(ABC):
     finished = False  # whether all steps of the epoch are done
     known = 0  # steps of this call whose losses are known
     loss: Any = 0.0  # of the last of these; of an ensemble, shape (members,)
+    advice = ""  # of the network's layers, where a loss is not finite
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Steps(ABC):
 
     def check(self) -> None:
         """Raise FloatingPointError where the last loss is not finite."""
-        check_loss(self.loss, self.known)
+        check_loss(self.loss, self.known, self.advice)
 
     def check_parameters(self, p: np.ndarray) -> None:
         """Raise FloatingPointError where the last step has made a parameter infinite or NaN."""

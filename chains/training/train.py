@@ -231,6 +231,7 @@ def train(
             steps = steps_through(
                 step, trained, optimizer, seed=seeds, optimizer_state=start.optimizer_state, position=position
             )
+            steps.advice = net.network.declaration.advice
             if processes is not None:
                 settings = {
                     "net": net,

@@ -57,6 +57,10 @@ SETTINGS = {
     "ODE-atol-text": (lambda: chains.ODE(RATE, (0, 1), rtol=1e-3, atol="small"), "`atol` (='small')"),
     "ODE-atol-alone": (lambda: chains.ODE(RATE, (0, 1), atol=1e-3), "`atol` (=0.001) is of use with step control only"),
     "ODE-max-steps": (lambda: chains.ODE(RATE, (0, 1), rtol=1e-3, max_steps=0), "`max_steps` (=0)"),
+    "ODE-max-steps-few": (
+        lambda: chains.ODE(RATE, (0, 1, 2, 3), rtol=1e-3, max_steps=2),
+        "`max_steps` (=2) must be at least 3: steps end at each of the times",
+    ),
     "ODE-max-steps-alone": (lambda: chains.ODE(RATE, (0, 1), max_steps=9), "`max_steps` (=9) is of use with step control only"),
     "ODE-checkpoints": (lambda: chains.ODE(RATE, (0, 1), checkpoint_every=0), "`checkpoint_every` (=0)"),
     "ODE-given": (lambda: chains.ODE(RATE, (0, 1), given=-1), "`given` (=-1)"),

@@ -45,6 +45,14 @@ def test_a_solution_that_ends_shortly_before_a_large_time_is_told():
     assert ode_steps(net, NOTHING, np.ones((1, 1)))[0].times[-1] < 1e6 + 1.1
 
 
+def test_too_few_steps_are_told_apart_from_stiff_problems():
+    mild = Chain(ODE(Equations(lambda x, y: (y, -x), ("x", "y")), (0.0, 50.0), rtol=1e-8, max_steps=20), backend="numpy")
+    stiff = Chain(ODE(Equations(lambda x: -1e6 * x, ("x",)), (0.0, 1.0), rtol=1e-3, max_steps=20), backend="numpy")
+    (few,), (hard,) = ode_steps(mild, NOTHING, np.ones((1, 2))), ode_steps(stiff, NOTHING, np.ones((1, 1)))
+    assert "long. Raise max_steps, or rtol (=1e-08)" in few.problem
+    assert "The problem is stiff there" in hard.problem
+
+
 CONTROL = {"rtol": 1e-5, "max_steps": 12}
 
 
