@@ -13,6 +13,8 @@ import json
 import math
 import os
 import stat
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ NAMES = {np.dtype(dtype): name for name, dtype in TYPES.items()}
 DIGEST = "sha256"
 DIGEST_BYTES = 32
 TEXTS = "__metadata__"
+WAITS = (0.01, 0.03, 0.1, 0.3, 1.0)  # seconds between attempts to move a file on Windows
 UNFINISHED = "unfinished.part"  # one name for all, so that runs that are killed leave one of them at most
 
 
@@ -62,7 +65,7 @@ def write(
     beside = path.with_name(unfinished)
     try:
         _write(beside, pieces, digest)
-        os.replace(beside, path)
+        _move(beside, path)
     except OSError:
         beside.unlink(missing_ok=True)
         raise
@@ -80,6 +83,17 @@ def _write(path: Path, pieces: list[Any], digest: bool) -> None:
             file.write(summed.digest())
         file.flush()
         os.fsync(file.fileno())
+
+
+def _move(source: Path, target: Path) -> None:
+    """Put a file in the place of another. Windows refuses that while somebody reads the other, as searches for viruses do."""
+    for wait in WAITS if sys.platform == "win32" else ():
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError:
+            time.sleep(wait)
+    os.replace(source, target)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -24,6 +24,8 @@ from chains.training import interrupts
 MOST_HELD = 32 << 20  # bytes of arguments that nobody but the queue holds
 NEWEST = 16  # arguments, of the last calls, that are looked at again: whether somebody else still holds them
 HELD = 3  # references to an argument that nobody else holds: of its call, of the loop over the newest ones, of the question
+# Seconds. On Windows Ctrl-C is answered between two waits, not within one.
+LONGEST_WAIT = 0.1 if sys.platform == "win32" else threading.TIMEOUT_MAX
 _working = threading.local()  # `.scheduler` is that of the worker that runs here
 
 
@@ -74,7 +76,7 @@ class Scheduler:
             left = len(self.pending)
         with Progress(progress, left, "call") as bar, self._lock:
             while self.pending:
-                self._ended.wait(0.1 if bar.begun else None)
+                self._wait(0.1 if bar.begun else None)
                 bar.update(max(0, left - len(self.pending)))
                 left = min(left, len(self.pending))
             bar.update(left)
@@ -90,7 +92,11 @@ class Scheduler:
                 left = None if end is None else end - time.monotonic()
                 if left is not None and left <= 0.0:
                     raise TimeoutError(f"{result!r} has not ended within {timeout} s")
-                self._ended.wait(left)
+                self._wait(left)
+
+    def _wait(self, timeout: float | None = None) -> None:
+        """Wait until a call ends, or sooner."""
+        self._ended.wait(LONGEST_WAIT if timeout is None else min(timeout, LONGEST_WAIT))
 
     def close(self, cancel: bool) -> None:
         """Wait until all calls have ended, those that have begun where the others are to `cancel`; let the workers go."""
@@ -100,7 +106,7 @@ class Scheduler:
         try:
             with self._lock:
                 while self.pending:
-                    self._ended.wait()
+                    self._wait()
         except BaseException:
             self._cancel("the queue was closed before it ran")
             raise
@@ -127,7 +133,7 @@ class Scheduler:
         if getattr(_working, "scheduler", None) is self:
             return  # a worker that waited for itself would wait for ever
         while len(self.pending) >= self._most or self._held > MOST_HELD:
-            self._ended.wait()
+            self._wait()
             if self.closed:
                 raise RuntimeError(f"the queue {self.closed}: no further call can be queued")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import runpy
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,9 +15,7 @@ from chains import SGD, Chain, Dense, SquaredLoss, tanh
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-import llvmlite.binding as llvm
 
-from chains.backends.native.runtime import workers
 from chains.backends.native.runtime.shared import WorkerPool, runtime, worker_pool
 from chains.backends.native.runtime.workers import WORKER_POOL
 from tests.native.support import LINUX, native
@@ -107,14 +103,3 @@ def test_a_worker_on_the_callers_processor_does_not_stop_it(one_processor, eager
         with binding.alone():
             alone += seconds(run)
     assert together < 1.5 * alone
-
-
-@pytest.mark.parametrize(
-    ("system", "functions"), [("win32", {"Sleep", "SwitchToThread"}), ("darwin", {"usleep", "sched_yield"})]
-)
-def test_workers_call_what_other_systems_have(system, functions, monkeypatch):
-    """The code of the workers there; it is not run."""
-    monkeypatch.setattr(sys, "platform", system)
-    module = llvm.parse_assembly(runpy.run_path(workers.__file__)["TEXT"])
-    module.verify()
-    assert {f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")} == functions

@@ -590,6 +590,18 @@ def test_the_process_ends_while_calls_are_pending(workers):
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 
+def test_waits_in_pieces(monkeypatch):
+    """As on Windows, where Ctrl-C is answered between them."""
+    monkeypatch.setattr(scheduler, "LONGEST_WAIT", 0.002)
+    with chains.Queue(workers=1, pending=1) as q:
+        slow = q.call(time.sleep, 0.03)
+        with pytest.raises(TimeoutError, match=r"0\.01 s"):
+            slow.wait(0.01)
+        later = q.call(int, 7)  # which waits for room
+        assert slow.ended
+        assert later.wait() == 7
+
+
 def test_ctrl_c_while_waiting():
     done = run_script(SCRIPT + """
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()

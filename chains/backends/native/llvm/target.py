@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from dataclasses import dataclass
 from functools import cache
 
@@ -11,6 +10,9 @@ import llvmlite.binding as llvm
 
 llvm.initialize_native_target()
 llvm.initialize_native_asmprinter()
+
+# Of this process, which an emulator may run: `platform.machine` would tell the computer's, by another name on each system.
+ARM = llvm.get_process_triple().startswith(("aarch64", "arm64"))
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,15 @@ class Processor:
     def lanes(self, itemsize: int) -> int:
         return self.width // itemsize
 
-    def machine(self) -> llvm.TargetMachine:
-        target = llvm.Target.from_triple(llvm.get_process_triple())
-        return target.create_target_machine(cpu=self.cpu, features=self.features, opt=2, reloc="pic", codemodel="small")
+    def machine(self, triple: str | None = None) -> llvm.TargetMachine:
+        """LLVM's code generator for this processor, and for this system or that of a `triple`.
+
+        On Windows code calls functions by their whole addresses: JITLink makes no stubs there for those beyond two GiB.
+        """
+        triple = triple or llvm.get_process_triple()
+        model = "large" if "windows" in triple else "small"
+        target = llvm.Target.from_triple(triple)
+        return target.create_target_machine(cpu=self.cpu, features=self.features, opt=2, reloc="pic", codemodel=model)
 
 
 @cache
@@ -44,7 +52,7 @@ def processor(kind: str | None = None) -> Processor:
     """
     kind = kind or os.environ.get("CHAINS_SIMD") or None
     host, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
-    if platform.machine() in ("aarch64", "arm64"):
+    if ARM:
         choices = {"neon": Processor("neon", 16, 32, host, features.flatten())}
     else:
         choices = {"sse2": Processor("sse2", 16, 16, "x86-64", "")}

@@ -36,7 +36,7 @@ copy:
   call void @llvm.memcpy.p0.p0.i64(ptr %t, ptr %s, i64 %bytes, i1 false)
   br label %rowend"""  # the compiler's loop takes a number at a time
     return f"""
-define void @gather_{source}_{target}(ptr %source, ptr noalias %target, ptr %order, i64 %rows, i64 %width) {{
+define void @gather_{source}_{target}(ptr %source, ptr noalias %target, ptr %order, i64 %rows, i64 %width) nounwind {{
 entry:
   br label %row
 row:
@@ -96,7 +96,7 @@ GATHER = Struct({"function": "ptr", "source": "ptr", "target": "ptr", "width": "
 
 # Returns the number of steps done; stops after a step whose loss is not finite.
 STEPS = f"""
-define i64 @steps(ptr %job) {{
+define i64 @steps(ptr %job) nounwind {{
 entry:
 {JOB.load_text("job")}
   %randomp = inttoptr i64 %random to ptr

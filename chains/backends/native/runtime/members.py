@@ -26,7 +26,7 @@ PLACE = Struct({"word": "ptr", "first": "i64", "stride": "i64"})  # first: the a
 COPY = Struct({"target": "ptr", "rows": "ptr", "nbytes": "i64"})  # nbytes: bytes of a row
 
 MEMBERS = f"""
-define internal void @copy_rows(ptr %copies, i64 %copy_count, i64 %member, i64 %back) {{
+define internal void @copy_rows(ptr %copies, i64 %copy_count, i64 %member, i64 %back) nounwind {{
 entry:
   br label %next
 next:
@@ -51,7 +51,7 @@ end:
   ret void
 }}
 
-define void @lane(ptr %lanes, i64 %part) {{
+define void @lane(ptr %lanes, i64 %part) nounwind {{
 entry:
   %position_of_lane = mul i64 %part, {LANE.size}
   %own = getelementptr i64, ptr %lanes, i64 %position_of_lane

@@ -17,7 +17,7 @@ LATE_PAUSES = 20_000  # a meeting this long, a quarter of a millisecond, is late
 
 
 TEXT = f"""
-define void @meet(ptr %pool, i64 %thread, i64 %threads) {{
+define void @meet(ptr %pool, i64 %thread, i64 %threads) nounwind {{
 entry:
 {WORKER_POOL.address_text("pool", "late")}
   %meetings = getelementptr i64, ptr %pool, i64 {WORKER_POOL.size}
@@ -60,7 +60,7 @@ end:
 }}
 
 ; A worker in a team. The last meeting is the one at which they part.
-define void @serve(ptr %words, i64 %part) {{
+define void @serve(ptr %words, i64 %part) nounwind {{
 entry:
   %thread = add i64 %part, 1
 {ARGUMENTS.load_text("words", "pool", "threads", "member")}
@@ -89,7 +89,7 @@ end:
 
 ; Asks for workers, and waits so many pauses for them. Returns 1 where there is a team now, -1 where it may still come, and 0
 ; where another caller has the workers.
-define i64 @form(ptr %pool, ptr %words, i64 %patience) {{
+define i64 @form(ptr %pool, ptr %words, i64 %patience) nounwind {{
 entry:
 {WORKER_POOL.address_text("pool", "busy", "team_state", "late", "joined")}
   %busy = atomicrmw xchg ptr %at_busy, i64 1 acquire
@@ -134,7 +134,7 @@ none:
 }}
 
 ; Sends away the workers that have come.
-define internal void @dismiss(ptr %pool) {{
+define internal void @dismiss(ptr %pool) nounwind {{
 entry:
 {WORKER_POOL.address_text("pool", "claim", "team_state", "busy")}
   %last = atomicrmw or ptr %at_claim, i64 {CLOSED} seq_cst
@@ -145,7 +145,7 @@ entry:
   ret void
 }}
 
-define internal void @disband(ptr %pool, ptr %words) {{
+define internal void @disband(ptr %pool, ptr %words) nounwind {{
 entry:
 {WORKER_POOL.address_text("pool", "team_state", "busy")}
 {ARGUMENTS.address_text("words", "team")}
@@ -160,7 +160,7 @@ entry:
 }}
 
 ; A step of a program, by the team if there is one.
-define void @lead(ptr %words) {{
+define void @lead(ptr %words) nounwind {{
 entry:
 {ARGUMENTS.load_text("words", "team", "pool", "threads", "run", "member")}
 {WORKER_POOL.address_text("pool", "joined", "team_state", "late")}
@@ -203,7 +203,7 @@ end:
 }}
 
 ; `steps` by a team, from the step on at which the team has come together. The caller waits for it for a quarter of the steps.
-define i64 @team_steps(ptr %job, ptr %words, i64 %patience) {{
+define i64 @team_steps(ptr %job, ptr %words, i64 %patience) nounwind {{
 entry:
 {ARGUMENTS.load_text("words", "pool")}
 {JOB.load_text("job", "steps")}

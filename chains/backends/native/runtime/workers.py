@@ -16,6 +16,7 @@ import platform
 import sys
 
 from chains.backends.native.llvm.struct import Struct
+from chains.backends.native.llvm.target import ARM
 from chains.threads import MOST_THREADS
 
 WORKER_POOL = Struct(
@@ -40,8 +41,7 @@ CLOSED = 0xFFFF  # no part is left to claim
 # before it first yields the processor, and between two yields.
 WORKER_PAUSES, POLITE_PAUSES, PAUSES_BETWEEN = 4000, 512, 64
 
-_ARM = platform.machine() in ("aarch64", "arm64")
-PAUSE = "call void @llvm.aarch64.hint(i32 1)" if _ARM else "call void @llvm.x86.sse2.pause()"
+PAUSE = "call void @llvm.aarch64.hint(i32 1)" if ARM else "call void @llvm.x86.sse2.pause()"
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if sys.platform == "linux" else None
 _WINDOWS = sys.platform == "win32"  # with functions of its own in place of POSIX's
 YIELD = "call i32 @SwitchToThread()" if _WINDOWS else "call i32 @sched_yield()"
@@ -53,7 +53,7 @@ _DECLARE = "\n".join(
         "declare i64 @syscall(i64, ...)" if _FUTEX else f"declare {'void @Sleep' if _WINDOWS else 'i32 @usleep'}(i32)",
         YIELD.replace("call", "declare"),
         "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
-        "declare void @llvm.aarch64.hint(i32)" if _ARM else "declare void @llvm.x86.sse2.pause()",
+        "declare void @llvm.aarch64.hint(i32)" if ARM else "declare void @llvm.x86.sse2.pause()",
     ]
 )
 
@@ -61,7 +61,7 @@ TEXT = f"""
 {_DECLARE}
 
 ; The n-th pause of a thread that waits.
-define internal void @relax(i64 %n) {{
+define internal void @relax(i64 %n) nounwind {{
 entry:
   {PAUSE}
   %long = icmp sge i64 %n, {POLITE_PAUSES}
@@ -76,7 +76,7 @@ end:
   ret void
 }}
 
-define internal void @claim_parts(ptr %pool) {{
+define internal void @claim_parts(ptr %pool) nounwind {{
 entry:
 {WORKER_POOL.address_text("pool", "claim", "task", "words", "parts", "finished")}
   br label %look
@@ -101,7 +101,7 @@ end:
   ret void
 }}
 
-define void @worker(ptr %pool) {{
+define void @worker(ptr %pool) nounwind {{
 entry:
 {WORKER_POOL.address_text("pool", "sleepers")}
   br label %wait
@@ -138,7 +138,7 @@ woke:
   br label %wait
 }}
 
-define void @parallel(ptr %pool, ptr %function, ptr %words, i64 %parts) {{
+define void @parallel(ptr %pool, ptr %function, ptr %words, i64 %parts) nounwind {{
 entry:
 {WORKER_POOL.address_text("pool", "busy")}
   %busy = atomicrmw xchg ptr %at_busy, i64 1 acquire
@@ -156,7 +156,7 @@ together:
 }}
 
 ; Does all parts itself.
-define void @serial(ptr %pool, ptr %function, ptr %words, i64 %parts) {{
+define void @serial(ptr %pool, ptr %function, ptr %words, i64 %parts) nounwind {{
 entry:
   br label %look
 look:
@@ -171,7 +171,7 @@ end:
   ret void
 }}
 
-define internal void @publish(ptr %pool, ptr %function, ptr %words, i64 %parts) {{
+define internal void @publish(ptr %pool, ptr %function, ptr %words, i64 %parts) nounwind {{
 entry:
 {WORKER_POOL.address_text("pool", "claim", "task", "words", "parts", "finished", "sleepers")}
   %before = load atomic i64, ptr %pool monotonic, align 8
@@ -196,7 +196,7 @@ end:
   ret void
 }}
 
-define internal void @await(ptr %pool, i64 %parts) {{
+define internal void @await(ptr %pool, i64 %parts) nounwind {{
 entry:
 {WORKER_POOL.address_text("pool", "finished")}
   br label %poll
