@@ -1,0 +1,60 @@
+"""Budgets of instructions for the inner loops of the main kernels, as ptxas makes them for sm_90."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.cupy import nvrtc, sass
+
+LISTING = """
+        /*0000*/                   LDC R1, c[0x0][0x37c] ;
+.L_x_0:
+        /*0010*/                   S2R R0, SR_TID.X ;
+.L_x_1:
+        /*0020*/                   LDG.E.128 R4, desc[UR4][R2.64] ;
+        /*0030*/                   FFMA R4, R4, R5, R6 ;
+        /*0040*/                   FADD R5, R4, R5 ;
+        /*0050*/                   STG.E.128 desc[UR4][R2.64], R4 ;
+        /*0060*/               @P0 BRA `(.L_x_1) ;
+        /*0070*/               @P1 BRA `(.L_x_0) ;
+        /*0080*/                   EXIT ;
+.L_x_2:
+        /*0090*/                   BRA `(.L_x_2);
+"""
+
+BUDGETS = {  # by network and kind of kernel: instructions for each that adds or multiplies, or for each number of a result
+    ("matrix_exp", "network"): ("a_product", 1.8),
+    ("matrix_exp", "sums"): ("a_product", 3.5),
+    ("mnist_mlp", "network"): ("a_product", 1.7),
+    ("matrix_exp, kernels", "sum"): ("a_product", 1.8),
+    ("matrix_exp, kernels", "map"): ("an_element", 45.0),
+    ("lenet5", "convolve"): ("a_product", 10.5),
+    ("lenet5", "convolve_input"): ("a_product", 6.0),
+    ("lenet5", "map"): ("an_element", 60.0),
+    ("lenet5", "patches"): ("an_element", 80.0),
+}
+
+
+def test_loops_are_found():
+    lines = [line.strip() for line in LISTING.splitlines() if line.strip()]
+    (loop,) = sass.inner_loops(lines)  # the outer one holds another; the last instruction leads to itself
+    assert (loop.instructions, loop.products, loop.loads, loop.stores, loop.words) == (5, 2, 1, 1, 4)
+    assert (loop.a_product, loop.an_element) == (2.5, 1.25)
+    assert sass.busiest(lines) == loop
+    assert sass.busiest(lines[:2]) is None
+
+
+@pytest.mark.by_day(few=1)
+@pytest.mark.skipif(not nvrtc.available() or sass.disassembler() is None, reason="no NVRTC or nvcc, or no nvdisasm")
+@pytest.mark.parametrize("name", sass.EXAMPLES)
+def test_inner_loops_keep_to_their_budgets(name):
+    found = sass.loops(name)
+    for (network, kind), (what, most) in BUDGETS.items():
+        if network == name:
+            loops = {kernel: loop for kernel, (_, loop) in found.items() if re.fullmatch(rf"{kind}_\d+", kernel)}
+            assert loops, kind
+            figures = {kernel: getattr(loop, what) for kernel, loop in loops.items() if loop and getattr(loop, what) < 1e9}
+            assert figures
+            assert {kernel: figure for kernel, figure in figures.items() if figure > most} == {}
