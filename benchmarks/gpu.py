@@ -1,6 +1,7 @@
 """What the GPU backend gives, on one GPU: tried step by step, checked against NumPy, then measured, beside PyTorch and JAX.
 
     python -m benchmarks.gpu --plan
+    python -m benchmarks.gpu --floors
     python -m benchmarks.gpu --minutes 9.5 --folder gpu --data DATA
 
 It needs CuPy with NVRTC and cuBLAS, what this project itself needs (NumPy, array-api-compat, tqdm), and pytest's harness in
@@ -34,6 +35,7 @@ import numpy as np
 
 import chains
 from benchmarks import gpu_chains
+from benchmarks.gpu_floors import lines
 from benchmarks.gpu_goals import goals
 from benchmarks.gpu_kept import pack, unpacked
 from benchmarks.gpu_problems import Setting
@@ -159,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ladder", action="store_true", help="single steps alone, each in a process of its own")
     parser.add_argument("--again", action="store_true", help="also rows that are done")
     parser.add_argument("--plan", action="store_true", help="print the rows in their order with estimated seconds, and end")
+    parser.add_argument("--floors", action="store_true", help="print what steps take at least on an H200, and end")
     parser.add_argument("--rehearse", action="store_true", help="tiny, on an emulated GPU, in this process")
     options = parser.parse_args(arguments)
     problems = ["ladder"] if options.ladder else options.problems or KEYS
@@ -171,6 +174,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.folder is not None:
         options.folder.mkdir(parents=True, exist_ok=True)
     report = Report({}, None if options.folder is None else options.folder / "results.json")
+    if options.floors:
+        print("\n".join(lines(setting)))
+        return 0
     if options.plan:
         print("\n".join(plan(chosen, report, options.minutes)))
         return 0
