@@ -14,12 +14,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_wine
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.model_selection import KFold, StratifiedKFold
-from sklearn.neural_network import MLPClassifier, MLPRegressor
-from sklearn.preprocessing import StandardScaler
-from threadpoolctl import threadpool_limits
+
+try:
+    from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_wine
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.model_selection import KFold, StratifiedKFold
+    from sklearn.neural_network import MLPClassifier, MLPRegressor
+    from sklearn.preprocessing import StandardScaler
+    from threadpoolctl import threadpool_limits
+except ImportError as error:
+    raise SystemExit(f"this benchmark compares with scikit-learn: {error}; pip install 'chains-nn[bench]'") from None
 
 from benchmarks.machine import describe
 from chains.sklearn import ChainClassifier, ChainRegressor

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from chains.axes import new_axes
 from chains.callbacks.base import Callback
 from chains.chain import Chain
 from chains.checks import check_count, check_number
@@ -39,10 +40,7 @@ class LearningRates:
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the losses over the rates with matplotlib, on `ax` or on a new figure; returns the `Axes`."""
-        if ax is None:
-            from matplotlib import pyplot
-
-            ax = pyplot.subplots()[1]
+        ax = new_axes() if ax is None else ax
         ax.semilogx(self.rates, self.losses)
         ax.axvline(self.suggestion, linestyle=":")
         ax.set(xlabel="learning rate", ylabel="loss")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from chains.axes import new_axes
 from chains.checks import check_count
 from chains.messages import counted
 
@@ -78,10 +79,7 @@ class Draws:
         -------
         Axes
         """
-        if ax is None:
-            from matplotlib import pyplot
-
-            ax = pyplot.subplots(figsize=(6, 4), layout="constrained")[1]
+        ax = new_axes() if ax is None else ax
         if len(self.energy) > MOST_LINES:
             low, middle, high = np.quantile(self.energy, [0.05, 0.5, 0.95], axis=0)
             ax.fill_between(np.arange(len(middle)), low, high, alpha=0.3, linewidth=0, label="nine tenths of the chains")

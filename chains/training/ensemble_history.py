@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from chains.axes import new_axes
 from chains.backends.places import on_host
 from chains.messages import counted, listed
 from chains.training.history import History, Position, shown_epochs
@@ -125,10 +126,7 @@ class EnsembleHistory(History):
 
         `ax` and the result are as for `History`.
         """
-        if ax is None:
-            from matplotlib import pyplot
-
-            ax = pyplot.subplots(figsize=(6, 4), layout="constrained")[1]
+        ax = new_axes() if ax is None else ax
         epochs = range(1, self.epochs + 1)
         for number, (name, values) in enumerate((("training", self.loss), ("validation", self.validation_loss))):
             if not values:

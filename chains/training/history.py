@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from chains import encoding
+from chains.axes import new_axes
 from chains.backends.places import on_host
 from chains.messages import as_html, counted, listed, shown
 from chains.params import Layout
@@ -223,10 +224,7 @@ class History:
         Axes
             Those of the losses: ``history.plot().figure.savefig("history.png")`` saves the figure.
         """
-        if ax is None:
-            from matplotlib import pyplot
-
-            ax = pyplot.subplots(figsize=(6, 4), layout="constrained")[1]
+        ax = new_axes() if ax is None else ax
         epochs = range(1, self.epochs + 1)
         lines = ax.plot(epochs, self.loss, label="training")
         if self.validation_loss:

@@ -425,7 +425,8 @@ def test_a_folder_that_cannot_be_written_to(tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
 def test_ctrl_c_while_a_checkpoint_is_written(tmp_path, monkeypatch):
-    """It is heard afterwards."""
+    """It is heard afterwards, at the end of a run of steps: of the whole epoch, however slow the computer is."""
+    monkeypatch.setattr("chains.training.steps.RUN_SECONDS", 3600.0)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     replace = os.replace
     monkeypatch.setattr(os, "replace", lambda *paths: (signal.raise_signal(signal.SIGINT), replace(*paths)))
