@@ -37,10 +37,14 @@ class FusedProduct:
         return isinstance(self.a.shape[1], Batch)
 
     def turned(self, lanes: int) -> FusedProduct:
-        """This sum over the samples, or its transpose if that saves more than storing the result number by number costs."""
+        """This sum over the samples, or its transpose if that saves more than storing the result costs.
+
+        The result is stored number by number, or interleaved if it has 2 or 4 columns that follow one another.
+        """
         rows, columns = (int(extent) for extent in self.out.shape)  # type: ignore[arg-type]
         by_columns, by_rows = rows * -(-columns // lanes), columns * -(-rows // lanes)
-        if self.a.strides[0] == 1 and (2 * by_rows < by_columns or self.b.strides[1] != 1):
+        cost = 1 if columns in (2, 4) and self.out.strides == (columns, 1) else 2
+        if self.a.strides[0] == 1 and (cost * by_rows < by_columns or self.b.strides[1] != 1):
             assert not self.maps  # the maps would have to be transposed too
             return replace(self, out=self.out.T, a=self.b.T, b=self.a.T)
         return self
