@@ -84,7 +84,10 @@ class DeviceBackend(Backend):
             key = tiling, aligned
             if key not in kept:
                 kept[key] = fused_program(program, tiling, self.device.shared_bytes, forced=self.fused is True, aligned=aligned)
-            return kept[key] or compiled
+            made = kept[key]
+        if made is None or not (self.fused or made.is_worth(sum(1 for _ in compiled.at(batch)), batch)):
+            return compiled
+        return made
 
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
         """The program, then its kernels in CUDA C. There is only one pass."""

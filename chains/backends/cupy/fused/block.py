@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.cupy.source.axes import length
+from chains.backends.cupy.source.axes import advances, length, offset_text, step_name
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Pointers, indented
 from chains.backends.cupy.source.fusion import Run
@@ -73,6 +73,36 @@ class Unit:
         return ["{", *indented([*self.before, f"const Index count = {self.count};", *loop]), "}"]
 
 
+@dataclass
+class Repetition(Unit):
+    """The units of a loop's body, all of them at each of `count` steps; `depth` is the loop's."""
+
+    depth: int = 0
+    units: Sequence[Unit] = ()
+
+    @classmethod
+    def of(cls, units: Sequence[Unit], steps: int, depth: int) -> Repetition:
+        reads, writes = (
+            list(dict.fromkeys(view.over(depth, steps) for unit in units for view in views(unit)))
+            for views in (_reads, _writes)
+        )
+        return cls(str(steps), THREADS, (), reads=reads, writes=writes, depth=depth, units=units)
+
+    def lines(self, first: int) -> list[str]:
+        """The loop, in which all threads meet."""
+        step = step_name(self.depth)
+        body = phase_lines(phases(self.units))
+        return ["#pragma unroll 1", f"for (Index {step} = 0; {step} < {self.count}; ++{step}) {{", *indented(body), "}"]
+
+
+def _reads(unit: Unit) -> list[View]:
+    return unit.reads
+
+
+def _writes(unit: Unit) -> list[View]:
+    return unit.writes
+
+
 def phases(units: Sequence[Unit]) -> list[list[Unit]]:
     """The units in groups with a barrier between them, each in the first group that all it waits for stand before."""
     result: list[list[Unit]] = []
@@ -82,6 +112,12 @@ def phases(units: Sequence[Unit]) -> list[list[Unit]]:
             result.append([])
         result[at].append(unit)
     return result
+
+
+def meetings(groups: Sequence[Sequence[Unit]]) -> int:
+    """How often the threads meet, those of a loop's body at each step."""
+    loops = [unit for group in groups for unit in group if isinstance(unit, Repetition)]
+    return len(groups) + sum(int(loop.count) * meetings(phases(loop.units)) for loop in loops)
 
 
 def phase_lines(groups: Sequence[Sequence[Unit]]) -> list[str]:
@@ -99,16 +135,16 @@ def phase_lines(groups: Sequence[Sequence[Unit]]) -> list[str]:
 class Block:
     """Collects `units` that touch a tile of up to `tile` samples. `near` are buffers that lie in shared memory."""
 
-    def __init__(self, tile: int, near: Collection[Buffer], names: dict[Buffer, str]) -> None:
+    def __init__(self, tile: int, near: Collection[Buffer], names: dict[Buffer, str], work: list[Buffer] | None = None) -> None:
         self.tile = tile
         self.names = names
         self.units: list[Unit] = []
-        self.work: list[Buffer] = []  # parts of sums, which lie in shared memory too
-        self._near = near
+        self.work = [] if work is None else work  # parts of sums, which lie in shared memory too
+        self.near = near
 
     def is_near(self, buffer: Buffer) -> bool:
         """Whether a buffer lies in shared memory, where it begins at a multiple of 64 bytes."""
-        return buffer in self._near or (buffer.role == "scratch" and buffer.batched)
+        return buffer in self.near or (buffer.role == "scratch" and buffer.batched)
 
     def pointers(self) -> Pointers:
         """Names of buffers, which take down what one unit touches."""
@@ -141,7 +177,8 @@ class Block:
             for view in dict.fromkeys(run.ins):
                 if not view.batched and view.sample_size == 1 and view.buffer not in written:
                     known[view] = f"h{len(lines)}"
-                    lines.append(f"const {kind} {known[view]} = ({kind}){pointers(view.buffer)}[{view.offset}];")
+                    place = offset_text(view.offset, advances(view))
+                    lines.append(f"const {kind} {known[view]} = ({kind}){pointers(view.buffer)}[{place}];")
         return lines, known
 
     def result(self, operation: Operation, pointers: Pointers, place: str, total: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from chains.backends.cupy.fused.block import TERMS_PER_THREAD, THREADS, Block, Unit, whole
+from chains.backends.cupy.fused.block import TERMS_PER_THREAD, THREADS, Block, Repetition, Unit, whole
 from chains.backends.cupy.fused.block_products import Stored, product
 from chains.backends.cupy.kernels.indexed import NUMBERS_PER_ROUND
 from chains.backends.cupy.source.axes import Space, count, count_text
@@ -13,6 +13,7 @@ from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Pointers
 from chains.backends.cupy.source.fusion import ELEMENTWISE, Run, run_at, run_lines
 from chains.backends.cupy.source.reduction import join, start, step_in_memory
+from chains.program.loop import Loop
 from chains.program.operations import Fill, MatMul, Operation, Random, Reduce
 
 
@@ -25,6 +26,8 @@ def take(block: Block, operations: Sequence[Operation], stored: Callable[[Sequen
             while stop < len(operations) and follows(operation, operations[at + 1 : stop], operations[stop]):
                 stop += 1
             product(block, operation, Run(list(operations[at + 1 : stop])), stored(operations[at:stop]))
+        elif isinstance(operation, Loop):
+            loop(block, operation)
         elif type(operation) in KERNELS:
             KERNELS[type(operation)](block, operation, stored([operation]))
         else:
@@ -34,6 +37,13 @@ def take(block: Block, operations: Sequence[Operation], stored: Callable[[Sequen
             else:
                 elementwise(block, run, stored(operations[at:stop]))
         at = stop
+
+
+def loop(block: Block, operation: Loop) -> None:
+    """The body's units, once a step. What a step computes is stored, since others may read it."""
+    inner = Block(block.tile, block.near, block.names, block.work)
+    take(inner, operation.body, lambda operations: lambda buffer: True)
+    block.units.append(Repetition.of(inner.units, operation.steps, operation.depth))
 
 
 def elementwise(block: Block, run: Run, stored: Stored) -> None:
@@ -139,3 +149,10 @@ KERNELS: dict[type[Operation], Callable[[Block, Any, Stored], None]] = {
     Random: lambda block, operation, stored: random(block, operation),
 }
 SUPPORTED = {MatMul, *KERNELS, *ELEMENTWISE}
+
+
+def supported(operation: Operation) -> bool:
+    """Whether a block can do the operation."""
+    if isinstance(operation, Loop):  # random numbers would need the step, sums over the batch a beginning
+        return not operation.totals and all(type(each) in SUPPORTED - {Random} for each in operation.body)
+    return type(operation) in SUPPORTED

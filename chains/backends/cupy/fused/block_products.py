@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chains.backends.cupy.fused.block import TERMS_PER_THREAD, THREADS, Block, Unit, whole
-from chains.backends.cupy.source.axes import aligned_strides, extent_text, offset_text
+from chains.backends.cupy.source.axes import advances, aligned_strides, extent_text, offset_text
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Pointers
 from chains.backends.cupy.source.fusion import Run, run_lines
@@ -28,7 +28,7 @@ class Cell:
     """An element of a matrix, by the variables ``row`` and ``column``."""
 
     def index_of(self, view: View) -> str:
-        return offset_text(view.offset, list(zip(("row", "column"), aligned_strides(view, 2), strict=True)))
+        return offset_text(view.offset, [*zip(("row", "column"), aligned_strides(view, 2), strict=True), *advances(view)])
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Side:
         """Statements that read `step` terms of the sum, from number k on, into `name`[row or column][term]."""
 
         def place(number: str, term: str) -> str:
-            return offset_text(self.view.offset, [(number, self.along), (term, self.inner)])
+            return offset_text(self.view.offset, [(number, self.along), (term, self.inner), *advances(self.view)])
 
         vector, parts = f"{type_}{self.width}", "xyzw"[: self.width]
         if self.read == "inner":
@@ -178,7 +178,7 @@ def _side(block: Block, view: View, extent: Extent, inner: Extent, count: int) -
     """The operand with (rows or columns, terms of the sum) as its axes, and how it can be read."""
     along, terms = aligned_strides(view, 2)
     width, read = vector_width(view), "single"
-    if block.is_near(view.buffer) and view.offset % width == 0:
+    if block.is_near(view.buffer) and not any(place % width for place in (view.offset, *view.moves)):
         if terms == 1 and isinstance(inner, int) and inner % width == 0 and along % width == 0:
             read = "inner"
         elif along == 1 and count == width and isinstance(extent, int) and extent % width == 0 and terms % width == 0:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.fused.block import THREADS, Block, Unit, phase_lines, phases
+from chains.backends.cupy.fused.block import THREADS, Block, Repetition, Unit, meetings, phase_lines, phases
 from chains.backends.cupy.fused.block_operations import take
 from chains.backends.cupy.fused.block_products import Stored
 from chains.backends.cupy.fused.sums import Sums, adding
@@ -23,11 +23,13 @@ from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Command, Launch, Pointers, Source, indented
 from chains.backends.cupy.source.fusion import staged
 from chains.backends.tiling import whole_on_tiles
+from chains.program.loop import Loop, all_operations
 from chains.program.operations import MatMul, Operation, users
 from chains.program.program import Program
 from chains.program.scratch import Lifetime, plan_scratch
 from chains.program.view import Buffer
 
+MEETINGS_PER_LAUNCH = 3  # how often a block's threads meet, and work between, in the time of a launch in a graph: an estimate
 MOST_ONE_BLOCK_ELEMENTS = 1 << 13  # of a vector that one block updates alone, where many blocks do the tiles
 
 
@@ -37,9 +39,11 @@ def fused_program(
     """The program as one kernel for such batches, with `room` bytes of shared memory for a block; None where it is not to be.
 
     It is where the parameters that products read fit there beside a tile of some samples, or, where `forced`, wherever a
-    tile of one fits. The program must be one that `suits`.
+    tile of one fits; so for a program with loops, since the launches of all steps would take longer. The program must be one
+    that `suits`.
     """
-    least = 1 if forced else min(LEAST_BLOCK_SAMPLES, tiling.tile)
+    loops = any(isinstance(operation, Loop) for operation in program.operations)
+    least = 1 if forced or loops else min(LEAST_BLOCK_SAMPLES, tiling.tile)
     while tiling.tile >= least:
         made = FusedProgram(program, tiling, room, aligned)
         if made.chip_bytes <= room and (forced or made.has_parameters):
@@ -87,10 +91,13 @@ class FusedProgram(Compiled):
     @property
     def has_parameters(self) -> bool:
         """Whether all that products read lies in shared memory, but for what is a sample's."""
-        views = [view for operation in self._tiled if isinstance(operation, MatMul) for view in operation.ins]
+        products = [operation for operation in all_operations(self._tiled) if isinstance(operation, MatMul)]
+        views = [view for operation in products for view in operation.ins]
         return all(view.batched or view.buffer in self._near for view in views)
 
     def _prepared(self, operation: Operation) -> list[Operation]:
+        if isinstance(operation, Loop):
+            return [operation.around([ready for each in operation.body for ready in self._prepared(each)])]
         ready = [operation]
         if isinstance(operation, MatMul) and operation.outs[0].buffer in [view.buffer for view in operation.ins]:
             ready = prepared(operation, self._like)
@@ -128,12 +135,19 @@ class FusedProgram(Compiled):
         self._near: tuple[Buffer, ...] = ()
         self._near = self._chosen(self._layout({}))
         layout = self._layout({})
-        self.chip_bytes = layout.nbytes
+        self.chip_bytes, self._groups = layout.nbytes, layout.tiled
         return layout
 
     def _done_once(self, operations: Sequence[Operation]) -> Sequence[Operation]:
         """What is done once a step, as the kernel does it."""
         return operations
+
+    def is_worth(self, launches: int, batch: int) -> bool:
+        """Whether the program is done sooner so than by this many launches; where it has no loops, it is."""
+        if not any(isinstance(unit, Repetition) for group in self._groups for unit in group):
+            return True
+        tiles = -(-self._each(batch) // self.tiling.tile)
+        return tiles * meetings(self._groups) <= MEETINGS_PER_LAUNCH * launches
 
     @property
     def goes_on(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chains.backends.cupy.fused.block_operations import SUPPORTED
+from chains.backends.cupy.fused.block_operations import supported
 from chains.backends.tiling import whole_on_tiles
 from chains.program.program import Program
 
@@ -30,7 +30,7 @@ class Tiling:
 def suits(program: Program) -> bool:
     """Whether tiles of samples can go through the whole program, and their sums be added."""
     parts = whole_on_tiles(program.operations)
-    if parts is None or not parts[0] or not all(type(operation) in SUPPORTED for operation in program.operations):
+    if parts is None or not parts[0] or not all(map(supported, program.operations)):
         return False
     sums = [operation for operation in parts[0] if operation.sums_over_batch]
     if any(view.dtype != program.dtype for operation in sums for view in operation.outs):

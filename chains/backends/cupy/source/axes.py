@@ -106,7 +106,7 @@ class Space:
         """The number of the view's element in its buffer, as C."""
         number = self._number[view]
         steps = [axis.strides[number] for axis in (*self.kept, *self.inner)]
-        return offset_text(view.offset, list(zip(self._names, steps, strict=True)))
+        return offset_text(view.offset, [*zip(self._names, steps, strict=True), *advances(view)])
 
 
 def coordinate_lines(axes: Sequence[Axis], index: str, prefix: str) -> tuple[list[str], list[str]]:
@@ -121,6 +121,16 @@ def coordinate_lines(axes: Sequence[Axis], index: str, prefix: str) -> tuple[lis
     if axes:
         lines.append(f"const Index {names[0]} = {prefix}_rest;")
     return lines, names
+
+
+def advances(view: View) -> list[tuple[str, int]]:
+    """The number of the current step of each loop around, as C, and how far a step leads in the view."""
+    return [(step_name(depth), move) for depth, move in enumerate(view.moves)]
+
+
+def step_name(depth: int) -> str:
+    """The variable for the current step of the loop at this depth."""
+    return f"now{depth}"
 
 
 def offset_text(start: int, parts: Sequence[tuple[str, int]]) -> str:
