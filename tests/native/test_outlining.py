@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chains import SGD, Adam, BatchNorm, Chain, Dense, LayerNorm, Residual, relu, tanh
+from chains import ODE, SGD, Adam, BatchNorm, Chain, Dense, LayerNorm, MSELoss, Residual, relu, tanh
 from chains.backends.numpy.backend import NumpyBackend
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
@@ -175,3 +175,15 @@ def test_what_is_not_alike():
 
 def slice_of(view, start, width):
     return view.slice(1, start, start + width)
+
+
+def test_the_stages_of_a_step_in_a_loop_share_their_code(outlined):
+    rate = Chain(Dense(2, 16, tanh), Dense(16, 16, tanh), Dense(16, 2))
+
+    def growth():
+        few, many = (length(Chain(ODE(rate, (0, 1), method, 5)).program(MSELoss())) for method in ("midpoint", "tsit5"))
+        return many / few
+
+    shared, apart = outlined(growth)
+    assert apart > 2.5  # six stages for two
+    assert shared < 1.7

@@ -6,7 +6,7 @@ All functions take a thread's table of addresses and the scratch memory of its t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from chains.backends.base import UnsupportedOperationError
@@ -198,6 +198,7 @@ class Compiler:
             f.when(by_pointers, lambda: begin_prefetch(frame, f.load(I64, rows), f.load(PTR, numbers)))
 
     def _steps(self, steps: Sequence[PlanStep], frame: Frame) -> None:
+        frame = replace(frame, call_alike=self.outlines.call)
         for step in steps:
             if step.likeness:
                 write = partial(lower, step=step, plan=self.plan)

@@ -73,7 +73,14 @@ def _loop(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
 
     def write(frame: Frame) -> None:
         for each in step.body:
-            lower(frame, each, plan)
+            if each.likeness and frame.call_alike:
+                own = frame
+                for total in each.operation.totals:
+                    own = _of_sum(own, total.view)
+                code = partial(lower, step=each, plan=plan)
+                frame.call_alike(replace(own, steps=()), each.likeness, each.operation.name, code)
+            else:
+                lower(frame, each, plan)
 
     lower_loop(frame, step.operation, write)
 

@@ -42,6 +42,7 @@ class Frame:
     rows: RowPointers | None = None  # the input whose samples are found by pointers, if any
     steps: tuple[Value, ...] = ()  # the numbers of the current steps of the loops around, the outermost first
     prefetch: Value | None = None  # the address of `PREFETCH`, which says what to prefetch; None for nothing
+    call_alike: Callable[..., None] | None = None  # `Outlines.call`: writes a call of the code that steps share
 
     @property
     def shapes(self) -> BlockShapes:

@@ -26,7 +26,7 @@ class Likeness:
 
     def __init__(self, known: Callable[[Buffer], Hashable], *parts: Any) -> None:
         self._known = known
-        self.first: dict[Buffer, View] = {}
+        self.first: dict[Hashable, View] = {}
         self.key = self._of(parts)
 
     def _of(self, part: Any) -> Hashable:
@@ -39,10 +39,15 @@ class Likeness:
         return repr(part)  # `repr` tells 0.0 from -0.0
 
     def _of_view(self, view: View) -> Hashable:
-        buffer = view.buffer
-        kind = () if buffer in self.first else (buffer.role, buffer.dtype, buffer.shape, self._known(buffer))
-        first = self.first.setdefault(buffer, view)
-        return list(self.first).index(buffer), kind, view.shape, view.strides, view.offset - first.offset
+        buffer, place = view.buffer, _place(view)
+        kind = () if place in self.first else (buffer.role, buffer.dtype, buffer.shape, self._known(buffer))
+        first = self.first.setdefault(place, view)
+        return list(self.first).index(place), kind, view.shape, view.strides, view.offset - first.offset
+
+
+def _place(view: View) -> Hashable:
+    """What views share whose addresses differ by a known number: the buffer, and how they advance with the steps of loops."""
+    return view.buffer, view.moves
 
 
 @dataclass(frozen=True)
@@ -97,11 +102,12 @@ def _arguments(frame: Frame, likeness: Likeness, prototype: Likeness) -> list[Va
 def _inside(frame: Frame, f: Function, likeness: Likeness) -> Frame:
     """The frame inside the function, whose values are the function's arguments."""
     arguments = iter(f.arguments)
-    bases = {buffer: next(arguments) for buffer in likeness.first}
+    bases = {place: next(arguments) for place in likeness.first}
 
     def base(view: View) -> Value:
-        offset = view.offset - likeness.first[view.buffer].offset
-        return f.address(bases[view.buffer], integer(offset), real_type(view.dtype))
+        place = _place(view)
+        offset = view.offset - likeness.first[place].offset
+        return f.address(bases[place], integer(offset), real_type(view.dtype))
 
     def own(value: Value | None) -> Value | None:
         return None if value is None else next(arguments)

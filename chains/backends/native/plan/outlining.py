@@ -50,7 +50,7 @@ def outline_alike(plan: ExecutionPlan) -> ExecutionPlan:
         return replace(step, likeness=likeness, packing_likeness=packing)
 
     marked = plan.changed(described)
-    steps = [step for segment in marked.segments for step in segment.steps]
+    steps = [step for segment in marked.segments for outer in segment.steps for step in outer.all]
     found = [likeness for step in steps for likeness in (step.likeness, step.packing_likeness) if likeness]
     uses = Counter(likeness.key for likeness in found)
 
