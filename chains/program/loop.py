@@ -21,7 +21,8 @@ class Loop(Operation):
 
     A step may be left out where all elements of `only`, which it reads before all others, are 0: for all samples that a
     backend takes together. It must change nothing that is read later then, so a backend may do it all the same. Where steps may
-    be left out, and in any loop `from_zero`, sums over samples begin with zeros before the first step.
+    be left out, and in any loop `from_zero`, sums over samples and arrays with an entry for each step, but without samples,
+    begin with zeros before the first step.
     """
 
     steps: int
@@ -69,9 +70,12 @@ class Loop(Operation):
 
     @property
     def zeros(self) -> tuple[Fill, ...]:
-        """What comes before the first step: the fills of sums that begin with zeros."""
-        views = dict.fromkeys(total.view for total in self.totals) if self.from_zero else ()
-        return tuple(Fill((view,), (), 0.0, label=self.label) for view in views)
+        """What comes before the first step: the fills of sums that begin with zeros, and of their entries for each step."""
+        if not self.from_zero:
+            return ()
+        entries = [view for operation in self.body for view in operation.writes if not view.batched and view.move(self.depth)]
+        views = [*(total.view for total in self.totals), *(view.over(self.depth, self.steps) for view in entries)]
+        return tuple(Fill((view,), (), 0.0, label=self.label) for view in dict.fromkeys(views))
 
     @property
     def reads(self) -> tuple[View, ...]:

@@ -89,7 +89,8 @@ class Recorder(Buffers):
             step stay in the loop. Outside of it they need memory for all steps.
         only : callable, optional
             It gives an array of a step that is 0 for a sample to which the step does nothing that is read later. Steps may be
-            left out that are so for all samples; the loop is closed then. Sums over samples begin with zeros.
+            left out that are so for all samples; the loop is closed then. Sums over samples begin with zeros, and so do
+            arrays without samples that have an entry for each step.
         """
         around, self.operations = self.operations, []
         self._depth += 1

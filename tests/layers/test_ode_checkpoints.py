@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chains import ODE, Chain, Dense, Equations, MSELoss, ode_steps, tanh
+from chains import ODE, Chain, Dense, Equations, Flatten, MSELoss, Reshape, ode_steps, tanh
 from chains.backends.numpy import lowerings
 from chains.expr import cos
 from chains.layers.ode_grid import Grid
 from chains.layers.tableaus import METHODS
 from chains.program.loop import Loop
-from tests.harness import BACKENDS, SEED, assert_close
+from tests.harness import BACKENDS, SEED, assert_close, run_program
 
 FORCING = ([0.0, 1.0, 2.0], [0.0, 1.0, 0.5])
 
@@ -97,6 +97,17 @@ def test_attempts_that_no_sample_needs_are_left_out(monkeypatch):
         assert few[1] == many[1] < 40
         for a, b in zip(few[0], many[0], strict=True):
             assert np.array_equal(a, b)
+
+
+def test_segments_that_are_left_out_add_nothing_to_gradients():
+    """Weights of rows: what the layer saves is copied stage by stage, so their gradients are summed up in each segment."""
+    rate = Chain(Reshape(2, 1), Dense(1, 3, tanh), Flatten(), Dense(6, 2))
+    rng = np.random.default_rng(0)
+    given, found = {"x": rng.normal(size=(3, 2)), "t": rng.normal(size=(3, 2, 2)), "p": rng.normal(size=20)}, []
+    for every in (40, 8):  # with one segment none is left out
+        net = Chain(ODE(rate, (0.0, 0.1), rtol=1e-2, max_steps=40, checkpoint_every=every), input_shape=(2,), backend="numpy")
+        found.append(run_program(net.program(MSELoss(), dtype=np.float64), "numpy", 3, given, 0xFF)["g"])
+    assert_close(found[1], found[0], 1e-12)
 
 
 @pytest.mark.by_day(few=1)
