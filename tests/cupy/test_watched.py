@@ -83,6 +83,7 @@ KERNELS = {  # by what is said of it: the kernel, and its blocks
 }  # fmt: skip
 
 
+@pytest.mark.by_day(few=4)
 @pytest.mark.parametrize("said", KERNELS)
 def test_what_kernels_must_not_do_is_told(said, gpu):
     body, blocks = KERNELS[said]
@@ -205,6 +206,7 @@ WAITS = {  # by who does not wait: what is said
 }
 
 
+@pytest.mark.by_day(few=4)
 @pytest.mark.parametrize("data", ["arrays", "batches", "pieces"])
 @pytest.mark.parametrize("deaf", WAITS)
 def test_a_queue_that_does_not_wait_is_told(deaf, data, gpu, monkeypatch):
