@@ -15,7 +15,7 @@ from chains.backends.cupy.kernels.products import product
 from chains.program.operations import MatMul
 from chains.program.program import Program
 
-Operand = tuple[str, bool]  # "a" or "b", and whether it is bfloat16
+Operand = tuple[str, str]  # "a" or "b", and whether it is bfloat16
 
 
 def share(key: str, precision: str, epilogues: bool, setting: Setting) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def cublas_seconds(device: Device, program: Program, batch: int) -> float:
     """What a program's products take by themselves, one after another, in its order, sizes, layouts and types."""
     operations = [operation for operation in program.operations if isinstance(operation, MatMul)]
     halves_pay = device.precision == "bf16" and batch >= bfloat16.LEAST_BFLOAT16_LENGTH
-    halves = [halves_pay and bfloat16.is_large(each) for each in operations]
+    halves = ["bfloat16" if halves_pay and bfloat16.is_large(each) else "" for each in operations]
     steps = [product(operation) for operation in operations]
     sizes = [step.sizes(batch) for step in steps]  # rows, columns, inner
     lengths: dict[Operand, int] = {}
@@ -64,7 +64,7 @@ def cublas_seconds(device: Device, program: Program, batch: int) -> float:
     return timed(device, all_of_them) / 5
 
 
-def _numbers(length: int, half: bool) -> np.ndarray:
+def _numbers(length: int, half: str) -> np.ndarray:
     """Noise, whose bits cost power as real ones do; as bfloat16, the upper half of each number."""
     array = np.random.default_rng(length).standard_normal(length, np.float32)
     return (array.view(np.uint32) >> 16).astype(np.uint16) if half else array

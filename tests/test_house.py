@@ -34,7 +34,7 @@ FLOORS = [
     ["params", "jets"],
     ["activations", "schedules", "optimizers", "backends"],
     ["arrays"],
-    ["layers", "penalties", "metrics", "levenberg_marquardt", "samplers"],
+    ["layers", "penalties", "metrics", "levenberg_marquardt", "samplers", "loss_scale"],
     ["losses", "minimize"],
     ["residuals"],
     ["network"],

@@ -41,6 +41,10 @@ _BACKENDS: dict[str, Callable[[], Backend]] = {
     "cupy-tf32": partial(_cupy, "tf32"),
     "cupy-bf16": partial(_cupy, "bf16"),
     "cupy-bf16-timed": partial(_cupy, "bf16", "timed"),
+    "cupy-f16": partial(_cupy, "f16"),
+    "cupy-f16-timed": partial(_cupy, "f16", "timed"),
+    "cupy-bf16-activations": partial(_cupy, "bf16-activations"),
+    "cupy-bf16-activations-timed": partial(_cupy, "bf16-activations", "timed"),
     **{
         f"{name}-{convolutions}": partial(_cupy, precision, convolutions)
         for name, precision in (("cupy", "float32"), ("cupy-tf32", "tf32"))

@@ -12,8 +12,11 @@ from typing import Any
 
 import numpy as np
 
-FLOAT, DOUBLE, BFLOAT16 = 0, 1, 14
-COMPUTE = {(FLOAT, FLOAT): (68, 75, 77), (BFLOAT16, FLOAT): (68,), (DOUBLE, DOUBLE): (70,)}  # by factors and result
+FLOAT, DOUBLE, FLOAT16, BFLOAT16 = 0, 1, 2, 14
+COMPUTE = {
+    (FLOAT, FLOAT): (68, 75, 77), (BFLOAT16, FLOAT): (68,), (BFLOAT16, BFLOAT16): (68,), (FLOAT16, FLOAT): (68,),
+    (FLOAT16, FLOAT16): (68,), (DOUBLE, DOUBLE): (70,),
+}  # fmt: skip # by factors and result
 RELU, BIAS, DRELU, BGRAD, AUX, BGRADA, BGRADB = 2, 4, 8, 16, 128, 256, 512
 ALGORITHMS = 3  # of a product
 WORKSPACE = 0x7F0000  # an address that nobody reads, aligned as it must be
@@ -30,19 +33,21 @@ def memory(address: int, span: int) -> Any:
     return (ctypes.c_char * max(1, span)).from_address(address)
 
 
-def matrix(address: int, kind: int, rows: int, columns: int, leading: int) -> np.ndarray:
-    """A column-major matrix in memory; of bfloat16, a float32 copy."""
+def matrix(address: int, kind: int, rows: int, columns: int, leading: int, raw: bool = False) -> np.ndarray:
+    """A column-major matrix in memory; of bfloat16, a float32 copy unless it is to be `raw`."""
     assert leading >= max(1, rows), "cuBLAS would refuse this leading dimension"
-    dtype = np.dtype({FLOAT: np.float32, DOUBLE: np.float64, BFLOAT16: np.uint16}[kind])
+    dtype = np.dtype({FLOAT: np.float32, DOUBLE: np.float64, FLOAT16: np.float16, BFLOAT16: np.uint16}[kind])
     span = ((columns - 1) * leading + rows) * dtype.itemsize
     size = dtype.itemsize
     found = np.ndarray((rows, columns), dtype, memory(address, span), 0, (size, leading * size))
-    return (found.astype(np.uint32) << 16).view(np.float32) if kind == BFLOAT16 else found
+    return (found.astype(np.uint32) << 16).view(np.float32) if kind == BFLOAT16 and not raw else found
 
 
 def multiplied(left: np.ndarray, right: np.ndarray, kinds: tuple[int, int], compute: int) -> np.ndarray:
     """The product as a result of its type, factors rounded where the compute type says so."""
     assert compute in COMPUTE[kinds]
+    if kinds[0] == FLOAT16:
+        left, right = left.astype(np.float32), right.astype(np.float32)
     if compute == 75:
         left, right = rounded(left), rounded(right)
     return (right.T @ left.T).T
@@ -53,12 +58,14 @@ class FakeCublas:
 
     def cublasGemmEx(self, handle, ta, tb, m, n, k, alpha, a, ka, lda, b, kb, ldb, beta, c, kc, ldc, compute, algorithm):
         assert ka.value == kb.value
+        assert kc.value != BFLOAT16 or not beta._obj.value, "no program asks for that"
         left = matrix(a.value, ka.value, *((k.value, m.value) if ta.value else (m.value, k.value)), lda.value)
         right = matrix(b.value, kb.value, *((n.value, k.value) if tb.value else (k.value, n.value)), ldb.value)
-        out = matrix(c.value, kc.value, m.value, n.value, ldc.value)
+        out = matrix(c.value, kc.value, m.value, n.value, ldc.value, raw=True)
         factors = (left.T if ta.value else left, right.T if tb.value else right)
         product = alpha._obj.value * multiplied(*factors, (ka.value, kc.value), compute.value)
-        out[...] = product + (beta._obj.value * out if beta._obj.value else 0)
+        total = product + (beta._obj.value * out if beta._obj.value else 0)
+        out[...] = rounded(total).view(np.uint32) >> 16 if kc.value == BFLOAT16 else total
         return 0
 
 

@@ -18,6 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.cupy.fake_cublas import rounded
+
+TYPES = {"FLOAT": np.float32, "DOUBLE": np.float64, "HALF": np.float16, "BFLOAT16": np.uint16}
 STREAM = 0x57EA  # the handle of the stream that everything has to go to
 NOTES = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "NONDETERMINISTIC", "STRICT_NAN_PROP")
 
@@ -80,14 +83,14 @@ class Tensor:
             assert type(numbers) is list
             assert len(numbers) == 4, "images and kernels have four axes, whose lengths and strides must all be set"
             assert all(type(number) is int and number >= 1 for number in numbers)
-        assert self.data_type in ("FLOAT", "DOUBLE")
+        assert self.data_type in TYPES
         assert self.uid >= 1
 
     def at(self, address: int) -> np.ndarray:
         """The array there."""
         assert type(address) is int, "pointers are numbers"
         assert address % 16 == 0, "CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER"
-        dtype = np.dtype(np.float32 if self.data_type == "FLOAT" else np.float64)
+        dtype = np.dtype(TYPES[self.data_type])
         strides = tuple(stride * dtype.itemsize for stride in self.stride)
         span = sum((extent - 1) * stride for extent, stride in zip(self.dim, strides, strict=True)) + dtype.itemsize
         return np.ndarray(tuple(self.dim), dtype, (ctypes.c_char * span).from_address(address), 0, strides)
@@ -97,7 +100,8 @@ class Graph:
     """`cudnn.pygraph`; its methods must be called in the documented order."""
 
     def __init__(self, front: FrontEnd, *, io_data_type: str, intermediate_data_type: str, compute_data_type: str, handle: Any):
-        assert {io_data_type, intermediate_data_type, compute_data_type} <= {"FLOAT", "DOUBLE"}
+        assert io_data_type in TYPES
+        assert intermediate_data_type == compute_data_type == ("DOUBLE" if io_data_type == "DOUBLE" else "FLOAT")
         assert handle in front.handles
         self.front, self.compute = front, compute_data_type
         self.tensors: dict[str, Tensor] = {}
@@ -204,7 +208,7 @@ class Graph:
     def get_workspace_size_plan_at_index(self, index: int) -> int:
         assert index in self.built
         out = self.tensors[self.result]
-        return ENGINES[index].workspace * int(np.prod(out.dim)) * (4 if out.data_type == "FLOAT" else 8)
+        return ENGINES[index].workspace * int(np.prod(out.dim)) * np.dtype(TYPES[out.data_type]).itemsize
 
     def execute_plan_at_index(self, pointers: dict[int, int], workspace: int, index: int, handle: Any) -> None:
         assert index in self.built
@@ -222,16 +226,25 @@ class Graph:
         self.front.executed.append((self.result, index))
         self.front.followed.append(" ".join(self.after))
         self.front.seconds += ENGINES[index].seconds + (self.front.delay if self.after else 0.0)
-        factors = {name: array.astype(np.float64) for name, array in arrays.items() if name != self.result}
+        half = self.tensors[self.result].data_type in ("HALF", "BFLOAT16")
+        factors = {name: self._numbers(array, name) for name, array in arrays.items() if name != self.result}
         bias = factors.pop("bias", None)
-        if "TENSOR_CORE" in ENGINES[index].notes:
+        if "TENSOR_CORE" in ENGINES[index].notes and not half:
             factors = {name: array.astype(np.float16).astype(np.float64) for name, array in factors.items()}
         computed = convolution(self.result, arrays[self.result].shape, self.settings, **factors)
         computed = computed if bias is None else computed + bias
         if "relu" in self.after:  # numbers alone are compared: with NaN, one engine gives 0
             computed = np.fmax(computed, 0.0) if index in self.front.loses_nan else np.maximum(computed, 0.0)
         noise = np.random.default_rng().random(computed.shape) if "NONDETERMINISTIC" in ENGINES[index].notes else 0.0
-        arrays[self.result][...] = computed + 1e-6 * noise
+        computed = computed + 1e-6 * noise
+        if self.tensors[self.result].data_type == "BFLOAT16":
+            computed = rounded(computed.astype(np.float32)).view(np.uint32) >> 16
+        arrays[self.result][...] = computed
+
+    def _numbers(self, array: np.ndarray, name: str) -> np.ndarray:
+        if self.tensors[name].data_type == "BFLOAT16":
+            array = (array.astype(np.uint32) << 16).view(np.float32)
+        return array.astype(np.float64)
 
 
 def convolution(result: str, shape: tuple[int, ...], settings: dict[str, Any], **given: np.ndarray) -> np.ndarray:
@@ -267,7 +280,7 @@ class FrontEnd:
 
     __version__ = "1.28.0"
     cudnnGraphNotSupportedError = cudnnGraphNotSupportedError  # noqa: N815
-    data_type = SimpleNamespace(FLOAT="FLOAT", DOUBLE="DOUBLE")
+    data_type = SimpleNamespace(**{name: name for name in TYPES})
     heur_mode = SimpleNamespace(A="A", B="B", FALLBACK="FALLBACK")
     numerical_note = SimpleNamespace(**{note: note for note in NOTES})
 

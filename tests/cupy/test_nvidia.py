@@ -46,7 +46,7 @@ def test_values_are_those_of_cublas_header():
 
 def test_types_are_those_of_the_header():
     values = header_values("library_types.h")
-    assert values["CUDA_R_16BF"] == cublas.BFLOAT16_TYPE
+    assert {"float16": values["CUDA_R_16F"], "bfloat16": values["CUDA_R_16BF"]} == cublas.HALF_TYPES
     assert (values["CUDA_R_32F"], values["CUDA_R_64F"]) == tuple(cublas.TYPES.values())
 
 
@@ -161,7 +161,7 @@ def real():
     return CublasLt("float32", real_library())
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("half", ["", "bfloat16", "float16"])
 @pytest.mark.parametrize("kind", EPILOGUES)
 def test_the_library_takes_the_descriptors(real, kind, half):
     """Which needs no GPU; what was set is what it says."""
@@ -190,7 +190,7 @@ def test_the_library_takes_the_descriptors(real, kind, half):
         ]
         for layout in real._layouts(gemm)
     ]
-    factor = 14 if half else 0
+    factor = {"": 0, "bfloat16": 14, "float16": 2}[half]
     assert layouts == [[factor, 7, 3, 3], [factor, 7, 5, 7], [0, 3, 5, 6]]
 
 

@@ -19,6 +19,7 @@ from chains.backends.cupy.feed import DeviceFeed, HostFeed
 from chains.backends.cupy.fused.fused import FusedProgram, fused_program
 from chains.backends.cupy.fused.tiling_policy import Tiling, suits, tiling_of
 from chains.backends.cupy.kernels.bfloat16 import LEAST_BFLOAT16_LENGTH
+from chains.backends.cupy.kernels.half_activations import TYPES as HALF_ACTIVATIONS
 from chains.backends.cupy.kernels.library_convolutions import convolved
 from chains.backends.cupy.member_feed import DeviceMemberFeed, HostMemberFeed
 from chains.backends.cupy.source.c_source import readable
@@ -66,7 +67,8 @@ class DeviceBackend(Backend):
             known = self._compiled.setdefault(program, {})
             if key not in known:
                 settings = {"epilogues": self.device.epilogues, "half": half, "aligned": aligned}
-                known[key] = Compiled(program, None, convolutions, **settings)
+                activations = HALF_ACTIVATIONS.get(self.device.precision)
+                known[key] = Compiled(program, None, convolutions, activations=activations, **settings)
             return known[key]
 
     def commands(self, program: Program, batch: int, aligned: bool = True, library: bool = True) -> Compiled:
@@ -90,8 +92,10 @@ class DeviceBackend(Backend):
         return made
 
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
-        """The program, then its kernels in CUDA C. There is only one pass."""
-        return f"{program}\n\n{self.compile(program).text(1)}"
+        """The program, the names of buffers whose numbers have 16 bits, and the kernels in CUDA C. There is only one pass."""
+        compiled = self.compile(program)
+        rounded = f"in 16 bits: {', '.join(compiled.rounded)}\n\n" if compiled.rounded else ""
+        return f"{program}\n\n{rounded}{compiled.text(1)}"
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
         return self.commands(program, batch).scratch_plan(batch).nbytes(batch)

@@ -15,7 +15,7 @@ from chains.backends.base import Arrays, Binding, caller_arrays
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.device.interface import Device, Epilogue, Gemm, Uncaptured, Work
 from chains.backends.cupy.kernels.library_convolutions import Convolved
-from chains.backends.cupy.source.c_source import BFLOAT16
+from chains.backends.cupy.source.c_source import half_name
 from chains.backends.cupy.source.commands import Command, Fused, Launch, Product, Summed
 from chains.backends.places import Array
 from chains.program.all_reduce import COMMUNICATOR, COMMUNICATOR_WORDS
@@ -107,7 +107,7 @@ class DeviceBinding(Binding):
         )
         return Gemm(
             step.out.dtype, (rows, columns, inner), self._addresses(step.out, step.a.view, step.b.view), leading,
-            (step.a.transposed, step.b.transposed), step.accumulate, step.a.view.dtype == BFLOAT16,
+            (step.a.transposed, step.b.transposed), step.accumulate, half_name(step.a.view.dtype),
         )  # fmt: skip
 
     def _convolution(self, step: Convolved, functions: dict[str, Any]) -> list[Work]:

@@ -16,6 +16,7 @@ from chains.backends.cupy.kernels.bfloat16 import with_bfloat16
 from chains.backends.cupy.kernels.channels_last import with_channels_last
 from chains.backends.cupy.kernels.convolutions import AnyConvolution, Lowering, is_product
 from chains.backends.cupy.kernels.epilogues import FusedMatMul, with_epilogues
+from chains.backends.cupy.kernels.half_activations import with_half_activations
 from chains.backends.cupy.kernels.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.cupy.kernels.indexed import gather, random, scatter_add
 from chains.backends.cupy.kernels.library_convolutions import FusedConvolve, lowered, lowered_with_bias, with_biases
@@ -23,6 +24,7 @@ from chains.backends.cupy.kernels.operands import Copies, copies, with_operands
 from chains.backends.cupy.kernels.products import prepared, product
 from chains.backends.cupy.kernels.updates import with_updates
 from chains.backends.cupy.source.axes import Space, count
+from chains.backends.cupy.source.c_source import half_name
 from chains.backends.cupy.source.commands import (
     THREADS,
     Command,
@@ -45,6 +47,7 @@ from chains.program.operations import (
     Convolve,
     ConvolveInput,
     ConvolveWeight,
+    Copy,
     Gather,
     MatMul,
     Operation,
@@ -68,8 +71,8 @@ class Compiled:
     """The commands of a program, the source of their kernels, and the scratch memory they need; for any batch size.
 
     `convolutions` is a library for convolutions, where it can do them. `epilogues`: whether products include the operations
-    that follow them, where they can. `half`: whether large products get bfloat16 factors. `aligned`: whether all arrays begin
-    at multiples of 16 bytes.
+    that follow them, where they can. `half`: whether large products get bfloat16 factors. `activations`: the type of 16 bits
+    that samples are stored in, if any. `aligned`: whether all arrays begin at multiples of 16 bytes.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Compiled:
         *,
         epilogues: bool = True,
         half: bool = False,
+        activations: np.dtype[Any] | None = None,
         aligned: bool = True,
     ) -> None:
         self.program = program
@@ -88,9 +92,11 @@ class Compiled:
         self.commands: list[Command] = []
         self._sizes: dict[Buffer, Callable[[int], int]] = {}  # elements of this backend's own scratch buffers
         self._epilogues, self._half, self._aligned = epilogues, half, aligned
+        self._activations = activations if program.dtype == np.float32 else None
         self._advancing: dict[tuple[Buffer, tuple[int, ...]], Buffer] = {}
         self.advances: dict[Buffer, tuple[Buffer, tuple[int, ...]]] = {}  # by stand-in: the buffer, and its advances
-        operations = self._ready(program.operations, last=convolutions is not None and convolutions.wants_last(program.dtype))
+        operations = self._ready(self._rounded(program.operations), self._wants_last)
+        self.rounded = sorted({v.buffer.name for each in operations for v in each.views if half_name(v.dtype)})
         self._last: dict[Buffer, int] = {}  # the last operation that touches a buffer
         for position, operation in enumerate(operations):
             self._last |= {view.buffer: position for view in operation.views}
@@ -133,7 +139,18 @@ class Compiled:
         self._sizes[buffer] = elements
         return buffer
 
+    @property
+    def _wants_last(self) -> bool:
+        """Whether images are to have their channels innermost."""
+        return self._library is not None and self._library.wants_last(self._activations or self.program.dtype)
+
     # Lowering
+
+    def _rounded(self, operations: Sequence[Operation]) -> Sequence[Operation]:
+        """The operations, on 16 bits a number where that is asked for."""
+        if self._activations is None:
+            return operations
+        return with_half_activations(operations, self._activations, self._library is not None)
 
     def _ready(self, operations: Sequence[Operation], last: bool = False) -> list[Operation]:
         """The operations, rewritten so that each has a kernel. Those that only write arrays of no elements are left out.
@@ -267,6 +284,12 @@ class Compiled:
 
     def _convolution(self, operation: AnyConvolution, temporary: Temporary) -> list[Command]:
         """The convolution by kernels of this backend and cuBLAS."""
+        (out,) = operation.outs
+        if isinstance(operation, ConvolveWeight) and half_name(out.dtype):  # sums are kept in float32
+            buffer = Buffer(f"{out} summed", "scratch", np.dtype(np.float32), out.shape)
+            total = View(buffer, out.shape, c_strides(out.shape))
+            summed = convolve_weight(self.source, replace(operation, outs=(total,)), temporary)
+            return [*summed, *self._lower([Copy((out,), (total,), label=operation.label)], lambda _: lambda _: True)]
         if is_product(operation):
             return Lowering(self.source, operation, temporary).commands()
         if isinstance(operation, Convolve):

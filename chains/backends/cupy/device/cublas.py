@@ -18,11 +18,12 @@ import numpy as np
 
 from chains.backends.cupy.device.interface import Epilogue, Gemm
 from chains.backends.cupy.device.libraries import loaded
+from chains.backends.cupy.source.c_source import half_name
 
 WORKSPACE_BYTES = 32 << 20  # what cuBLAS recommends for the largest GPUs
 
 TYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}  # CUDA_R_32F, CUDA_R_64F
-BFLOAT16_TYPE = 14  # CUDA_R_16BF
+HALF_TYPES = {"float16": 2, "bfloat16": 14}  # CUDA_R_16F, CUDA_R_16BF
 COMPUTE = {"float32": 68, "tf32": 77, "bf16": 75}  # CUBLAS_COMPUTE_32F, _32F_FAST_TF32, _32F_FAST_16BF
 COMPUTE_DOUBLE = 70  # CUBLAS_COMPUTE_64F
 DEFAULT_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
@@ -30,10 +31,10 @@ DEFAULT_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
 
 def types(gemm: Gemm, precision: str) -> tuple[int, int, int]:
     """The types of the factors and of the result, and how is computed."""
-    result = TYPES[gemm.dtype]
+    result = TYPES[gemm.dtype] if gemm.dtype in TYPES else HALF_TYPES[half_name(gemm.dtype)]
     if gemm.half:
-        return BFLOAT16_TYPE, result, COMPUTE["float32"]
-    return result, result, COMPUTE_DOUBLE if gemm.dtype == np.float64 else COMPUTE[precision]
+        return HALF_TYPES[gemm.half], result, COMPUTE["float32"]
+    return result, result, COMPUTE_DOUBLE if gemm.dtype == np.float64 else COMPUTE.get(precision, COMPUTE["float32"])
 
 
 def scalars(gemm: Gemm) -> tuple[Any, Any]:

@@ -19,6 +19,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from chains.backends.cupy.device.interface import Convolution, Device, Sizes, Work
 from chains.backends.cupy.device.libraries import load_for_cudnn
+from chains.backends.cupy.source.c_source import BFLOAT16, FLOAT16, half_name
 
 VERSIONS = ((1, 26), (1, 29))  # of the front end: from the first on, below the second
 OLDEST = 90000  # version of cuDNN itself
@@ -30,9 +31,10 @@ OPTIONAL = ("auto", "timed")  # choices that go on without cuDNN
 
 BIAS = 4  # the number of a bias among a graph's tensors; x, w and y have 1, 2 and 3
 
-TYPES = {np.dtype(np.float32): "FLOAT", np.dtype(np.float64): "DOUBLE"}
+TYPES = {np.dtype(np.float32): "FLOAT", np.dtype(np.float64): "DOUBLE", FLOAT16: "HALF", BFLOAT16: "BFLOAT16"}
 INEXACT = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION")  # notes of plans with fewer bits than float32
-LEFT_OUT = {"float32": INEXACT, "tf32": INEXACT[1:]}  # by precision; tensor cores take float32 factors as TF32
+LEFT_OUT = {"float32": INEXACT, "tf32": INEXACT[1:], "f16": INEXACT, "bf16-activations": INEXACT}  # by precision
+HALF_LEFT_OUT = INEXACT[1:]  # for types of 16 bits, which tensor cores take as they are; they take float32 as TF32
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Cudnn:
         self.tries = choice in TIMED
         self._tensor_cores = "TENSOR_CORE" not in LEFT_OUT[precision]
         self._quicker: dict[Convolution, bool] = {}
-        self._notes = [*LEFT_OUT[precision], *([] if choice == "cudnn-fastest" else ["NONDETERMINISTIC"])]
+        self._inexact = LEFT_OUT[precision]
+        self._unstable = [] if choice == "cudnn-fastest" else ["NONDETERMINISTIC"]
         self._plans: dict[Convolution, Planned | None] = {}
         self._lock = threading.RLock()  # one handle must not be used by two threads at once
         self._target = self._open()
@@ -72,7 +75,7 @@ class Cudnn:
 
     def wants_last(self, dtype: np.dtype[Any]) -> bool:
         """Whether images and kernels of this type are best stored with the channels innermost: those for tensor cores."""
-        return self._tensor_cores and dtype == np.float32
+        return bool(half_name(dtype)) or (self._tensor_cores and dtype == np.float32)
 
     def quicker(self, convolution: Convolution, work: Work, plain: Sequence[Work]) -> bool:
         """Whether the work of a convolution takes no longer than other work for the same, as tried out the first time."""
@@ -123,8 +126,8 @@ class Cudnn:
     def _graph(self, convolution: Convolution) -> Any:
         """The graph of the convolution, with cuDNN's ranking of plans."""
         module, window = self._module, convolution.window
-        kind = getattr(module.data_type, TYPES[convolution.dtype])
-        graph = module.pygraph(io_data_type=kind, intermediate_data_type=kind, compute_data_type=kind, **self._target)
+        kind, compute = self._types(convolution)
+        graph = module.pygraph(io_data_type=kind, intermediate_data_type=compute, compute_data_type=compute, **self._target)
         shapes, strides = ([list(sizes) for sizes in each] for each in (convolution.shapes, convolution.strides))
         x, w, y = (
             None
@@ -137,7 +140,7 @@ class Cudnn:
             "post_padding": [after for _, after in window.padding],
             "stride": list(window.stride),
             "dilation": list(window.dilation),
-            "compute_data_type": kind,
+            "compute_data_type": compute,
         }
         if convolution.result == 2:
             out = self._followed(graph, convolution, graph.conv_fprop(image=x, weight=w, **settings))
@@ -150,18 +153,25 @@ class Cudnn:
         graph.validate()
         graph.build_operation_graph()
         graph.create_execution_plans([module.heur_mode.A, module.heur_mode.FALLBACK])
-        graph.deselect_numeric_notes([getattr(module.numerical_note, note) for note in self._notes])
+        notes = [*(HALF_LEFT_OUT if half_name(convolution.dtype) else self._inexact), *self._unstable]
+        graph.deselect_numeric_notes([getattr(module.numerical_note, note) for note in notes])
         return graph
 
     def _followed(self, graph: Any, convolution: Convolution, y: Any) -> Any:
         """What follows the convolution's result in the graph."""
         if not convolution.after:
             return y
-        kind, channels = getattr(self._module.data_type, TYPES[convolution.dtype]), convolution.shapes[2][1]
+        (kind, compute), channels = self._types(convolution), convolution.shapes[2][1]
         shape, strides = [1, channels, 1, 1], [channels, 1, 1, 1]
         bias = graph.tensor(dim=shape, stride=strides, data_type=kind, name="bias", uid=BIAS)
-        y = graph.bias(input=y, bias=bias, compute_data_type=kind)
-        return graph.relu(input=y, compute_data_type=kind) if convolution.after == "relu_bias" else y
+        y = graph.bias(input=y, bias=bias, compute_data_type=compute)
+        return graph.relu(input=y, compute_data_type=compute) if convolution.after == "relu_bias" else y
+
+    def _types(self, convolution: Convolution) -> tuple[Any, Any]:
+        """The front end's types of arrays, and of what is computed with them."""
+        kinds = self._module.data_type
+        kind = getattr(kinds, TYPES[convolution.dtype])
+        return kind, kinds.FLOAT if half_name(convolution.dtype) else kind
 
     def _built(self, graph: Any) -> Iterator[Planned]:
         """The plans that the choice allows and that can be built, the best first. Building one that was deselected fails."""
@@ -177,15 +187,18 @@ class Cudnn:
     def _keeps_nan(self, convolution: Convolution, plan: Planned) -> bool:
         """Whether relu lets NaN through, as it does in all other kernels: zeros are convolved, and the bias is NaN."""
         memory, pointers = self._zeros(convolution, [plan])
-        self._device.assign(memory[BIAS - 1], np.full(convolution.shapes[2][1], np.nan, convolution.dtype).view(np.uint8))
+        self._device.assign(memory[BIAS - 1], _nans(convolution.shapes[2][1], convolution.dtype))
         try:
             self._device.seconds(partial(self._start, plan, pointers, self._device.address(memory[-1])), 0)
         except (self._module.cudnnGraphNotSupportedError, RuntimeError):
             return False
         found = np.empty(memory[2].size, np.uint8)
         self._device.assign(found, memory[2])
-        strides = [stride * convolution.dtype.itemsize for stride in convolution.strides[2]]
-        return bool(np.isnan(as_strided(found.view(convolution.dtype), convolution.shapes[2], strides)).all())
+        is_bfloat16 = convolution.dtype == BFLOAT16
+        numbers = found.view(np.uint16).astype(np.uint32) << 16 if is_bfloat16 else found
+        real = numbers.view(np.float32 if is_bfloat16 else convolution.dtype)
+        strides = [stride * real.itemsize for stride in convolution.strides[2]]
+        return bool(np.isnan(as_strided(real, convolution.shapes[2], strides)).all())
 
     def _zeros(self, convolution: Convolution, plans: Sequence[Planned]) -> tuple[list[Any], dict[int, int]]:
         """Memory of zeros for a convolution's arrays, the bias and the workspace of any of these plans, and the pointers."""
@@ -209,6 +222,12 @@ class Cudnn:
 
         times = [seconds(plan) for plan in plans]
         return plans[times.index(min(times))] if times and min(times) < np.inf else None
+
+
+def _nans(count: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """The bytes of so many NaN."""
+    bits = np.full(count, 0x7FC0, np.uint16) if dtype == BFLOAT16 else np.full(count, np.nan, dtype)
+    return bits.view(np.uint8)
 
 
 def _one_by_one(work: Sequence[Work]) -> None:

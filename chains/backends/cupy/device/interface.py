@@ -41,7 +41,7 @@ class Gemm:
     leading: tuple[int, int, int]
     transposed: tuple[bool, bool]
     accumulate: bool
-    half: bool = False  # whether a and b are bfloat16
+    half: str = ""  # "bfloat16" or "float16" where a and b are
     factors: int | None = None
 
 

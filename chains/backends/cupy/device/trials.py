@@ -38,7 +38,7 @@ class TriedProducts:
     def __init__(self, device: Device, lt: CublasLt, started: Callable[[MatmulPlan], Work], timed: bool = False) -> None:
         self._device, self._lt, self._started, self._timed = device, lt, started, timed
         self._algorithms: dict[tuple[Any, ...], Algorithm | None] = {}
-        self._relus: dict[tuple[np.dtype[Any], bool], bool] = {}
+        self._relus: dict[tuple[np.dtype[Any], str], bool] = {}
         self._lock = threading.Lock()
 
     def plan(self, gemm: Gemm, epilogue: Epilogue) -> MatmulPlan | None:
@@ -110,7 +110,7 @@ class TriedProducts:
             self._relus[key] = self._relu_tried(*key)
         return self._relus[key]
 
-    def _relu_tried(self, dtype: np.dtype[Any], half: bool) -> bool:
+    def _relu_tried(self, dtype: np.dtype[Any], half: str) -> bool:
         device, ones = self._device, np.ones((SIDE, SIDE), dtype)
         signs = np.zeros((SIDE, SIDE), dtype)  # of four rows: the product's are NaN, 0, SIDE and -SIDE
         signs[0], signs[2], signs[3] = np.nan, 1.0, -1.0
@@ -140,6 +140,8 @@ class TriedProducts:
         return values and bool((dx[[1, 3]] == 0.0).all() and (dx[2] == SIDE).all())
 
 
-def _as_factor(array: np.ndarray, half: bool) -> np.ndarray:
-    """The numbers, of few bits, as bfloat16 where factors are `half`."""
+def _as_factor(array: np.ndarray, half: str) -> np.ndarray:
+    """The numbers, of few bits, in the type of 16 bits that factors have, if any."""
+    if half == "float16":
+        return array.astype(np.float16)
     return (array.view(np.uint32) >> 16).astype(np.uint16) if half else array

@@ -20,6 +20,7 @@ import numpy as np
 
 from chains.backends.cupy.device.cublas import MASK_BITS
 from chains.backends.cupy.kernels.products import matrix
+from chains.backends.cupy.source.c_source import half_name
 from chains.expr import Formula, maximum, trace, where
 from chains.program.alias import meet, same
 from chains.program.operations import Map, MatMul, Operation, Reduce
@@ -169,6 +170,7 @@ def usable(product: MatMul) -> bool:
     (out,), (a, b) = product.outs, product.ins
     into = matrix(out)
     alone = out.buffer is not a.buffer and out.buffer is not b.buffer and out.dtype == a.dtype == b.dtype
+    alone = alone and not half_name(out.dtype)
     dense = into is not None and not into.transposed and isinstance(out.shape[1], int)
     return alone and dense and not product.accumulate and matrix(a) is not None and matrix(b) is not None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chains.backends.cupy.source.axes import Space, count, count_text
-from chains.backends.cupy.source.c_source import ctype, literal
+from chains.backends.cupy.source.c_source import computed, converted, ctype, half_name, literal
 from chains.backends.cupy.source.commands import HELPERS, Command, Pointers, Source, blocks, each_element
 from chains.backends.cupy.source.reduction import Temporary, Terms, reduce_commands
 from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Pool, PoolInput
@@ -29,6 +29,23 @@ def _image(view: View) -> list[str]:
         f"const Index w = i % {width}; const Index h = i / {width} % {height};",
         f"const Index c = i / {_times(width, height)} % {channels}; const Index n = i / {_times(channels, height, width)};",
     ]
+
+
+def number(pointers: Pointers, view: View, *coordinates: str) -> str:
+    """An element of a view to compute with, as C."""
+    place = f"{pointers(view.buffer)}[{at(view, *coordinates)}]"
+    return converted(place, ctype(view.dtype), computed(view.dtype))
+
+
+def stored(pointers: Pointers, view: View, value: str, *coordinates: str) -> str:
+    """The statement that gives an element of a view this value."""
+    rounded = converted(value, computed(view.dtype), ctype(view.dtype))
+    return f"{pointers(view.buffer, write=True)}[{at(view, *coordinates)}] = {rounded};"
+
+
+def _unrolled(view: View) -> list[str]:
+    """What keeps compilers from so many conversions at a time, of numbers of 16 bits, that registers do not hold them."""
+    return ["#pragma unroll 4"] if half_name(view.dtype) else []
 
 
 def _times(*lengths: object) -> int:
@@ -84,9 +101,8 @@ def covering(window: Window, y: View, body: list[str]) -> list[str]:
 
 def pool(source: Source, operation: Pool) -> list[Command]:
     (y,), (x,) = operation.outs, operation.ins
-    pointers, kind, window = Pointers(), ctype(y.dtype), operation.window
-    into, image = pointers(y.buffer, write=True), pointers(x.buffer)
-    value = f"{image}[{at(x, 'n', 'c', 'ih', 'iw')}]"
+    pointers, kind, window = Pointers(), computed(y.dtype), operation.window
+    value = number(pointers, x, "n", "c", "ih", "iw")
     if operation.kind == "max":
         start, each, result = literal(float("-inf"), kind), [f"total = max_{kind[0]}(total, {value});"], "total"
     else:
@@ -97,7 +113,7 @@ def pool(source: Source, operation: Pool) -> list[Command]:
         "int entries = 0;",
         *_entries(window, x, each),
         "(void)entries;",
-        f"{into}[{at(y, 'n', 'c', 'h', 'w')}] = {result};",
+        stored(pointers, y, result, "n", "c", "h", "w"),
     ]
     return _one_each(source, pointers, y, body, operation.name, operation.label)
 
@@ -105,16 +121,14 @@ def pool(source: Source, operation: Pool) -> list[Command]:
 def pool_input(source: Source, operation: PoolInput) -> list[Command]:
     """A thread for each element of the input goes through the windows it is in, and asks each whether it gets a share."""
     (dx,), (dy, *rest) = operation.outs, operation.ins
-    pointers, kind, window = Pointers(), ctype(dx.dtype), operation.window
-    into, cotangent = pointers(dx.buffer, write=True), pointers(dy.buffer)
-    share = f"{cotangent}[{at(dy, 'n', 'c', 'oh', 'ow')}]"
+    pointers, kind, window = Pointers(), computed(dx.dtype), operation.window
+    share = number(pointers, dy, "n", "c", "oh", "ow")
     if operation.kind == "max":
         x, y = rest
-        image, largest = pointers(x.buffer), pointers(y.buffer)
         first = [
-            f"const {kind} most = {largest}[{at(y, 'n', 'c', 'oh', 'ow')}];",
-            f"int mine = {image}[{at(x, 'n', 'c', 'h', 'w')}] == most;",
-            *_earlier(window, x, f"if ({image}[{at(x, 'n', 'c', 'ih', 'iw')}] == most) mine = 0;"),
+            f"const {kind} most = {number(pointers, y, 'n', 'c', 'oh', 'ow')};",
+            f"int mine = {number(pointers, x, 'n', 'c', 'h', 'w')} == most;",
+            *_earlier(window, x, f"if ({number(pointers, x, 'n', 'c', 'ih', 'iw')} == most) mine = 0;"),
             f"if (mine) total += {share};",
         ]
     elif operation.count_padding:
@@ -124,7 +138,7 @@ def pool_input(source: Source, operation: PoolInput) -> list[Command]:
     body = [
         f"{kind} total = {literal(0.0, kind)};",
         *covering(window, dy, first),
-        f"{into}[{at(dx, 'n', 'c', 'h', 'w')}] = total;",
+        stored(pointers, dx, "total", "n", "c", "h", "w"),
     ]
     return _one_each(source, pointers, dx, body, operation.name, operation.label)
 
@@ -164,36 +178,36 @@ def _inside(window: Window, x: View, axis: int, position: str) -> str:
 
 def convolve(source: Source, operation: Convolve) -> list[Command]:
     (y,), (x, w) = operation.outs, operation.ins
-    pointers, kind = Pointers(), ctype(y.dtype)
-    into, image, kernels = pointers(y.buffer, write=True), pointers(x.buffer), pointers(w.buffer)
+    pointers, kind = Pointers(), computed(y.dtype)
     inputs, outputs = w.shape[1], _times(w.shape[0]) // operation.groups
     each = [
+        *_unrolled(x),
         f"for (int k = 0; k < {inputs}; ++k)",
-        f"    total += {image}[{at(x, 'n', f'c / {outputs} * {inputs} + k', 'ih', 'iw')}]",
-        f"        * {kernels}[{at(w, 'c', 'k', 'kh', 'kw')}];",
+        f"    total += {number(pointers, x, 'n', f'c / {outputs} * {inputs} + k', 'ih', 'iw')}",
+        f"        * {number(pointers, w, 'c', 'k', 'kh', 'kw')};",
     ]
     body = [
         f"{kind} total = {literal(0.0, kind)};",
         *_entries(operation.window, x, each),
-        f"{into}[{at(y, 'n', 'c', 'h', 'w')}] = total;",
+        stored(pointers, y, "total", "n", "c", "h", "w"),
     ]
     return _one_each(source, pointers, y, body, operation.name, operation.label)
 
 
 def convolve_input(source: Source, operation: ConvolveInput) -> list[Command]:
     (dx,), (dy, w) = operation.outs, operation.ins
-    pointers, kind = Pointers(), ctype(dx.dtype)
-    into, cotangent, kernels = pointers(dx.buffer, write=True), pointers(dy.buffer), pointers(w.buffer)
+    pointers, kind = Pointers(), computed(dx.dtype)
     inputs, outputs = w.shape[1], _times(w.shape[0]) // operation.groups
     each = [
+        *_unrolled(dy),
         f"for (int k = 0; k < {outputs}; ++k)",
-        f"    total += {cotangent}[{at(dy, 'n', f'c / {inputs} * {outputs} + k', 'oh', 'ow')}]",
-        f"        * {kernels}[{at(w, f'c / {inputs} * {outputs} + k', f'c % {inputs}', 'kh', 'kw')}];",
+        f"    total += {number(pointers, dy, 'n', f'c / {inputs} * {outputs} + k', 'oh', 'ow')}",
+        f"        * {number(pointers, w, f'c / {inputs} * {outputs} + k', f'c % {inputs}', 'kh', 'kw')};",
     ]
     body = [
         f"{kind} total = {literal(0.0, kind)};",
         *covering(operation.window, dy, each),
-        f"{into}[{at(dx, 'n', 'c', 'h', 'w')}] = total;",
+        stored(pointers, dx, "total", "n", "c", "h", "w"),
     ]
     return _one_each(source, pointers, dx, body, operation.name, operation.label)
 
@@ -202,7 +216,6 @@ def convolve_weight(source: Source, operation: ConvolveWeight, temporary: Tempor
     """A sum over samples and positions for each entry of the kernels."""
     (dw,), (x, dy) = operation.outs, operation.ins
     window, kind, pointers = operation.window, ctype(dw.dtype), Pointers()
-    image, cotangent = pointers(x.buffer), pointers(dy.buffer)
     _, inputs, rows, columns = (_times(length) for length in dw.shape)
     outputs = _times(dw.shape[0]) // operation.groups
     shape = (*dw.shape, Batch(), *dy.shape[2:])
@@ -218,7 +231,7 @@ def convolve_weight(source: Source, operation: ConvolveWeight, temporary: Tempor
         f"const Index ih = oh * {window.stride[0]} + kh * {window.dilation[0]} - {top};",
         f"const Index iw = ow * {window.stride[1]} + kw * {window.dilation[1]} - {left};",
         f"const {kind} term = ih < 0 || ih >= {x.shape[2]} || iw < 0 || iw >= {x.shape[3]} ? {literal(0.0, kind)}",
-        f"    : {image}[{at(x, 'n', f'c / {outputs} * {inputs} + k', 'ih', 'iw')}]",
-        f"    * {cotangent}[{at(dy, 'n', 'c', 'oh', 'ow')}];",
+        f"    : {number(pointers, x, 'n', f'c / {outputs} * {inputs} + k', 'ih', 'iw')}",
+        f"    * {number(pointers, dy, 'n', 'c', 'oh', 'ow')};",
     ]
     return reduce_commands(source, "sum", space, pointers, Terms(lines, "term"), wide, operation.label, temporary)

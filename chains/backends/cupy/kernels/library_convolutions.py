@@ -17,6 +17,7 @@ import numpy as np
 from chains.backends.cupy.device.interface import Convolution, Convolutions
 from chains.backends.cupy.kernels.convolutions import AnyConvolution, parts
 from chains.backends.cupy.kernels.epilogues import FORWARD, equal
+from chains.backends.cupy.source.c_source import computed
 from chains.backends.cupy.source.commands import Command, Tiled, untiled
 from chains.backends.cupy.source.reduction import Temporary
 from chains.program.alias import same
@@ -80,7 +81,12 @@ def _with_bias(convolution: Convolve, after: Map) -> FusedConvolve | None:
         return None
     out, bias = after.outs[0], after.ins[1]
     per_channel = (y.shape[1], *(1 for _ in out.shape[2:]))
-    if bias.shape != per_channel or bias.strides[0] != 1 or bias.buffer is y.buffer or bias.dtype != y.dtype:
+    if (
+        bias.shape != per_channel
+        or bias.strides[0] != 1
+        or bias.buffer is y.buffer
+        or computed(bias.dtype) != computed(y.dtype)
+    ):
         return None
     vector = View(bias.buffer, bias.shape[:1], (1,), bias.offset, bias.name, bias.moves)
     return FusedConvolve((y,), (*convolution.ins, vector), convolution, after, kind, label=after.label)

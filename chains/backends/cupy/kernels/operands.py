@@ -1,14 +1,17 @@
 """What convolutions of a library read and write, put where the library can take it.
 
 A library wants arrays to begin at multiples of 16 bytes, which parameters in a flat vector rarely do, and kernels in the
-layout of the images. What lies otherwise goes through scratch: all parameters of a program by one launch, and all gradients
-of parameters by another, as late as they may.
+layout and the type of the images. What lies otherwise goes through scratch: all parameters of a program by one launch, and
+all gradients of parameters by another, as late as they may.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from chains.backends.cupy.device.cudnn import ALIGNMENT
 from chains.backends.cupy.kernels.channels_last import CONVOLUTIONS, in_memory_order, is_last, last_strides, permuted
@@ -19,6 +22,8 @@ from chains.backends.cupy.source.commands import Command, Pointers, Source, bloc
 from chains.program.alias import meet
 from chains.program.operations import Copy, Operation
 from chains.program.view import Buffer, View, c_strides
+
+Wanted = tuple[View, "np.dtype[Any]"]  # what is read, and the type it is to have
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class _Placing:
     given: Sequence[Operation]
     last: bool
     operations: list[Operation] = field(default_factory=list)
-    _kept: dict[View, View] | None = None  # the copies that are up to date
+    _kept: dict[Wanted, View] | None = None  # the copies that are up to date
     _results: list[tuple[View, View]] = field(default_factory=list)  # copies of parameters' gradients, still to be made
 
     def add(self, operation: Operation) -> None:
@@ -75,8 +80,8 @@ class _Placing:
         for each in (operation, *images):
             self.operations.append(each)
             kept = self._kept or {}
-            for view in [view for view in kept if any(meet(view, out) for out in each.writes)]:
-                del kept[view]
+            for key in [key for key in kept if any(meet(key[0], out) for out in each.writes)]:
+                del kept[key]
 
     def finish(self) -> None:
         """Copy the results that wait for it."""
@@ -87,12 +92,12 @@ class _Placing:
         """The convolution on copies, and what copies a result of images."""
         if self._kept is None:
             self._kept = dict(self._parameters())
-            self.operations += copied([(place, view) for view, place in self._kept.items()], operation.label)
-        (y,) = operation.outs
-        if isinstance(operation, FusedConvolve) and self._moved(y):
+            self.operations += copied([(place, view) for (view, _), place in self._kept.items()], operation.label)
+        (y,), dtype = operation.outs, _type_of(operation)
+        if isinstance(operation, FusedConvolve) and self._moved(y, dtype):
             return self._placed_both(operation)
-        ins = tuple(map(self._at, operation.ins))
-        out = self._room(y) if self._moved(y) else y
+        ins = tuple(self._at(view, dtype) for view in operation.ins)
+        out = self._room(y, dtype) if self._moved(y, dtype) else y
         after: list[Operation] = []
         if out is not y and not y.batched:
             self._results.append((y, out))
@@ -109,37 +114,43 @@ class _Placing:
         convolution, after = self._placed(operation.convolution)
         return convolution, [*after, operation.after]
 
-    def _parameters(self) -> list[tuple[View, View]]:
+    def _parameters(self) -> list[tuple[Wanted, View]]:
         """What convolutions read of parameters and cannot take where it is, with places in scratch."""
-        found: dict[View, View] = {}
+        found: dict[Wanted, View] = {}
         written: list[View] = []
         for operation in self.given:
             for view in operation.ins if isinstance(operation, CONVOLUTIONS) else ():
                 fixed = not view.batched and view.buffer.role != "scratch" and not any(meet(view, out) for out in written)
-                if fixed and view not in found and self._moved(view):
-                    found[view] = self._room(view)
+                dtype = _type_of(operation)
+                if fixed and self._moved(view, dtype):
+                    found.setdefault((view, dtype), self._room(view, dtype))
             written += operation.writes
         return list(found.items())
 
-    def _at(self, view: View) -> View:
+    def _at(self, view: View, dtype: np.dtype[Any]) -> View:
         """The view, or an up-to-date copy of it."""
         assert self._kept is not None
-        if not self._moved(view):
+        if not self._moved(view, dtype):
             return _canonical(view) if self.last else view
-        if view not in self._kept:
-            self._kept[view] = self._room(view)
-            self.operations.append(_image_copy(self._kept[view], view, ""))
-        return self._kept[view]
+        if (view, dtype) not in self._kept:
+            place = self._kept[view, dtype] = self._room(view, dtype)
+            self.operations.append(_image_copy(place, view, ""))
+        return self._kept[view, dtype]
 
-    def _moved(self, view: View) -> bool:
-        """Whether the library cannot take the view where it is."""
+    def _moved(self, view: View, dtype: np.dtype[Any]) -> bool:
+        """Whether the library cannot take the view where it is, for an operation on this type."""
         laid_otherwise = self.last and view.ndim == 4 and not is_last(view)
-        return laid_otherwise or view.offset * view.dtype.itemsize % ALIGNMENT != 0
+        return laid_otherwise or view.dtype != dtype or view.offset * view.dtype.itemsize % ALIGNMENT != 0
 
-    def _room(self, view: View) -> View:
+    def _room(self, view: View, dtype: np.dtype[Any]) -> View:
         """Scratch for a copy."""
-        buffer = Buffer(f"{view} staged", "scratch", view.dtype, view.shape)
+        buffer = Buffer(f"{view} staged", "scratch", dtype, view.shape)
         return View(buffer, view.shape, last_strides(view.shape) if self.last and view.ndim == 4 else c_strides(view.shape))
+
+
+def _type_of(operation: Operation) -> np.dtype[Any]:
+    """The type of a convolution's images: that of 16 bits where one has it."""
+    return min((view.dtype for view in operation.views), key=lambda dtype: dtype.itemsize)
 
 
 def _canonical(view: View) -> View:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from chains.backends.cupy.source.c_source import BFLOAT16, converted, ctype, formula_lines, literal
+from chains.backends.cupy.source.c_source import converted, ctype, formula_lines, half_name, literal
 from chains.backends.cupy.source.commands import Pointers
 from chains.program.alias import across
 from chains.program.operations import Copy, Fill, Map, Operation, Reduce
@@ -47,7 +47,7 @@ class Run:
     @property
     def kind(self) -> str:
         """The C type to compute in."""
-        return "double" if self.scalar else next((ctype(out.dtype) for out in self.outs if out.dtype != BFLOAT16), "float")
+        return "double" if self.scalar else next((ctype(out.dtype) for out in self.outs if not half_name(out.dtype)), "float")
 
     def takes(self, operation: Operation) -> bool:
         """Whether the operation may join, at the end."""
@@ -74,7 +74,7 @@ def run_at(operations: Sequence[Operation], start: int) -> tuple[Run, Reduce | N
 def feeds(run: Run, reduce: Reduce) -> bool:
     """Whether the reduction can go along with the run: it sums what the run computes, into memory the run leaves alone."""
     (out,), (a,) = reduce.outs, reduce.ins
-    if a.shape != run.shape or a not in run.outs or run.scalar or a.dtype != out.dtype:
+    if a.shape != run.shape or a not in run.outs or run.scalar or run.kind != ctype(out.dtype):
         return False
     touched = [*run.outs, *run.ins]
     return all(view.buffer is not out.buffer for view in touched) and not any(across(a, other) for other in run.outs)
