@@ -70,9 +70,9 @@ class Adjoint(Solution):
         sums: list[tuple[View, View, float]] = []
 
         def gradient(weight: float, name: str, view: View) -> View:
-            each = ops.scratch(f"{name} of each step", (self.grid.cut.length, *view.sample_shape), batched=False)
+            each, entry = self._each_step(name, view, at, step)
             sums.extend([(view, each, weight)] if weight else [])
-            return step.now(each, 0)
+            return entry
 
         with ops.loop(self.grid.cut.length, backwards=True) as step:
             h = self._length(at, step)

@@ -154,10 +154,9 @@ class Solution:
         sums: list[tuple[View, View]] = []
 
         def gradient(name: str, view: View) -> View:
-            shape = (self.grid.cut.length, *view.sample_shape)
-            each = ops.scratch(f"{name} of each step", shape, batched=False)
+            each, entry = self._each_step(name, view, at, step)
             sums.append((view, each))
-            return step.now(each, 0)
+            return entry
 
         with ops.loop(self.grid.cut.length, backwards=True) as step:
             h = self._length(at, step)
@@ -176,9 +175,20 @@ class Solution:
                 ops.map(d_given, lambda *terms: sum(terms), d_given, *(view.slice(-1, n, known) for view in d_seen))
         return [(view, self._of_segments(at, each)) for view, each in sums]
 
+    def _each_step(self, name: str, view: View, at: Around, step: Steps) -> tuple[View, View]:
+        """An array for the gradients of a parameter at each step of a segment, or of all, and its entry for this step."""
+        count = self.grid.total if self._of_rows else self.grid.cut.length
+        each = self.ops.scratch(f"{name} of each step", (count, *view.sample_shape), batched=False)
+        return each, step.now(part(each, at, 0) if self._of_rows else each, 0)
+
+    @property
+    def _of_rows(self) -> bool:
+        """Whether the right-hand side keeps matrices of a sample: products of these have no form for all steps at once."""
+        return any(len(shape) > 3 for each in self.rhs.declaration.all for shape in each.saved_shapes.values())
+
     def _of_segments(self, at: Around, each: View) -> View:
         """Record the sum over the steps of a segment; an array that has an entry for each segment, where there are several."""
-        if not at:
+        if not at or self._of_rows:
             return each
         name = each.buffer.name.removesuffix("step") + "segment"
         entries = self.ops.scratch(name, (self.grid.cut.segments, *each.sample_shape[1:]), batched=False)

@@ -111,6 +111,18 @@ def test_segments_that_are_left_out_add_nothing_to_gradients():
 
 
 @pytest.mark.by_day(few=1)
+@pytest.mark.parametrize("how", [{"checkpoint_every": 2}, {"rtol": 1e-2, "max_steps": 20}, {"adjoint": True}], ids=str)
+def test_right_hand_sides_of_rows_are_compiled(how):
+    pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
+    rate, rng = Chain(Reshape(2, 1), Dense(1, 3, tanh), Flatten(), Dense(6, 2)), np.random.default_rng(0)
+    settings = {"method": "rk4", "steps": 3} | how if "rtol" not in how else how
+    nets = [Chain(ODE(rate, (0.0, 0.1), **settings), input_shape=(2,), backend=name) for name in ("native", "numpy")]
+    p, x, dy = rng.normal(size=nets[0].n_params), rng.normal(size=(3, 2)), rng.normal(size=(3, 2, 2))
+    for found, wanted in zip(*(net.vjp(p, x, dy) for net in nets), strict=True):
+        assert_close(found, wanted, 1e-9)
+
+
+@pytest.mark.by_day(few=1)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_solution_that_fails_is_told_beside_ones_that_do_not(name):
     net = Chain(ODE(Equations(lambda x: x * x, ("x",)), (0.0, 2.0), rtol=1e-5, max_steps=21, checkpoint_every=4), backend=name)
