@@ -46,8 +46,8 @@ def test_segments_and_own_times_change_nothing(name, settings):
 
 @pytest.mark.by_day(few=1)
 def test_it_goes_back_through_the_steps_that_step_control_accepted(name):
-    exact = gradients("numpy", steps=30)
-    errors = [abs(gradients(name, rtol=rtol, max_steps=25, adjoint=True) - exact).max() for rtol in (1e-3, 1e-7)]
+    exact = gradients("numpy", steps=12)
+    errors = [abs(gradients(name, rtol=rtol, max_steps=18, adjoint=True) - exact).max() for rtol in (1e-3, 1e-7)]
     assert errors[1] < 1e-5
     assert errors[1] < 1e-2 * errors[0]
 
