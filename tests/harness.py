@@ -288,6 +288,7 @@ LAYERS += [
                          chains.ODE(_dense(3, 3), 3, "midpoint", 2, checkpoint_every=2)),
            (3,), frozen=("1.0.a", "1.0.b", "1.0.c")),
     _layer("ODE-control", chains.ODE(_dense(2, 2), (0.0, 0.25, 0.5), rtol=1e6, atol=1e6, max_steps=9), (2,)),
+    _layer("ODE-implicit", chains.ODE(_pendulum(), (0.0, 0.25), "kvaerno3", **_FORCED), (3,)),
     Case("ODE-frozen", chains.ODE, (chains.ODE(_pendulum(), (0.0, 0.25), "euler", **_FORCED),), (3,),
          frozen=("0.drag", "0.network.0.weight")),
     Case("ODE-trained-start", chains.ODE, (chains.Embedding(4, 3), chains.ODE(_dense(), (0.0, 0.5), "euler", 2)), ()),

@@ -17,6 +17,9 @@ import numpy as np
 from chains.checks import check_count, check_flags, check_number, check_word, whole
 from chains.expr import where
 from chains.layers.base import Declaration, Layer, SampleShape
+from chains.layers.implicit import LARGEST_STATE
+from chains.layers.implicit_control import ImplicitControl
+from chains.layers.implicit_solution import ImplicitSolution
 from chains.layers.ode_adjoint import Adjoint
 from chains.layers.ode_grid import Grid
 from chains.layers.ode_inputs import Inputs
@@ -26,7 +29,7 @@ from chains.layers.recurrent import keep_each_step, mask_of
 from chains.layers.stages import check_no_chance
 from chains.layers.step_control import Attempts, StepControl
 from chains.layers.tableaus import METHODS, Tableau
-from chains.messages import shown
+from chains.messages import listed, shown
 from chains.program.recorder import Recorder
 from chains.program.view import View
 
@@ -49,12 +52,14 @@ class ODE(Layer):
         ascend too; equal ones give equal states, and times that fall give NaN in place of states.
     method : str
         "euler" (order 1), "midpoint" (2), "rk4" (4), "tsit5" (5), or "leapfrog" (2, symplectic): the state is positions, then
-        velocities, and the change of each half depends on the other half alone.
+        velocities, and the change of each half depends on the other half alone. For stiff equations of at most 32 numbers
+        "kvaerno3" (3) and "kvaerno5" (5), implicit and L-stable: states are NaN from where a step is too long for Newton's
+        method to converge.
     steps : int
         How many equal steps there are from each of the times to the next one.
     rtol : float, optional
-        Step control, with "tsit5", in place of equal steps: the estimated error of a step stays below ``atol + rtol * abs(y)``,
-        as a mean square over the state. Each trajectory has steps of its own, which end at the times.
+        Step control, with "tsit5" or an implicit method, in place of equal steps: the estimated error of a step stays below
+        ``atol + rtol * abs(y)``, as a mean square over the state. Each trajectory has steps of its own, which end at the times.
     atol : float, or sequence of n floats, optional
         By default a thousandth of `rtol`.
     max_steps : int, optional
@@ -73,7 +78,7 @@ class ODE(Layer):
     adjoint : bool
         Whether the gradient is that of the continuous adjoint equations, solved back in time by the same method and steps, from
         the state at each of the times. No step is kept for it, but it is not exact: it is near the gradient of the solution,
-        by the order of the method. diffrax calls this BacksolveAdjoint, torchdiffeq odeint_adjoint.
+        by the order of the method, which must be explicit. diffrax calls this BacksolveAdjoint, torchdiffeq odeint_adjoint.
 
     Raises
     ------
@@ -84,8 +89,9 @@ class ODE(Layer):
     -----
     Times and lengths of steps are constants of the pullback, as in diffrax: the gradient by a sample's times is 0.
 
-    Source: Hairer, Nørsett and Wanner, "Solving ordinary differential equations I", 1993; Chen et al. 2018 for layers of this
-    kind, Rackauckas et al. 2020 (arXiv 2001.04385) for networks beside known terms.
+    Source: Hairer, Nørsett and Wanner, "Solving ordinary differential equations I", 1993; Kværnø, "Singly diagonally implicit
+    Runge-Kutta methods with an explicit first stage", 2004; Chen et al. 2018 for layers of this kind, Rackauckas et al. 2020
+    (arXiv 2001.04385) for networks beside known terms.
     """
 
     advice: ClassVar[str] = "`ode_steps(net, p, x)` tells what became of each solution"
@@ -101,6 +107,8 @@ class ODE(Layer):
         check_flags(time=time, adjoint=adjoint)
         if adjoint and len(METHODS[method].halves) > 1:
             raise ValueError(f"`adjoint` (=True) goes back in time by a method for the whole state, not by {method!r}")
+        if adjoint and METHODS[method].gamma:
+            raise ValueError(f"`adjoint` (=True) goes back in time, where stiff equations explode: not with {method!r}")
         if whole(given, 0) is None:
             raise ValueError(f"`given` (={shown(given)}) must be a whole number of features, 0 or more")
         self.rhs = rhs
@@ -126,7 +134,8 @@ class ODE(Layer):
             return None, None, None
         check_number("rtol", rtol, "in (0, inf)")
         if not self._tableau.error:
-            raise ValueError(f"`rtol` (={shown(rtol)}): method {self.method!r} does not estimate its error, but 'tsit5' does")
+            estimate = listed(repr(name) for name, tableau in METHODS.items() if tableau.error)
+            raise ValueError(f"`rtol` (={shown(rtol)}): method {self.method!r} does not estimate its error, but {estimate} do")
         if self.steps != 1:
             raise ValueError(f"`steps` (={self.steps}) is a number of equal steps, but `rtol` (={shown(rtol)}) chooses steps")
         most = MOST_STEPS if max_steps is None else check_count("max_steps", max_steps)
@@ -136,11 +145,16 @@ class ODE(Layer):
 
     @property
     def may_fail(self) -> bool:
-        return self.rtol is not None
+        return self.rtol is not None or self.implicit
 
     @property
     def _tableau(self) -> Tableau:
         return METHODS[self.method]
+
+    @property
+    def implicit(self) -> bool:
+        """Whether stages are solutions of equations."""
+        return self._tableau.gamma > 0.0
 
     @property
     def _own_times(self) -> int:
@@ -174,6 +188,8 @@ class ODE(Layer):
             raise ValueError(f"`rhs` (={self.rhs!r}) gives {output} for a state of shape {(n,)}: it must give its change")
         if len(self._tableau.halves) > n or n % len(self._tableau.halves):
             raise ValueError(f"`method` (={self.method!r}) takes positions and as many velocities, not a state of length {n}")
+        if self.implicit and n > LARGEST_STATE:
+            raise ValueError(f"`method` (={self.method!r}) takes states of at most {LARGEST_STATE} numbers, but there are {n}")
         if isinstance(self.atol, tuple) and len(self.atol) != n:
             raise ValueError(f"`atol` (={self.atol}) must have as many numbers as the state, {n}, or be one for all")
         check_no_chance(d.children[-1])
@@ -181,6 +197,8 @@ class ODE(Layer):
         keep_each_step(d.children[-1], grid.cut.length, stages)
         d.saved("x", (grid.cut.length, stages, n + self.given + self._known))  # what the right-hand side sees
         d.saved("k", (grid.cut.length, stages, n))  # what it gives
+        if self.implicit:
+            d.saved("inverse", (grid.cut.length, n, n))  # of the matrix of Newton's method
         if grid.repeats:
             d.saved("checkpoints", (grid.cut.segments, n))
         for name in ("begins", "lengths", "tried", "ends") if grid.varies else ():
@@ -205,7 +223,8 @@ class ODE(Layer):
         times = self._times(ops, x, mask) if self._own_times else None
         solution = self._solution(ops, x, y, s, times)
         if self.rtol is not None and solution.clock is not None:
-            control = StepControl(ops, self._tableau, solution.rhs, self.rtol, self.atol, solution.clock, solution.inputs)
+            kind = ImplicitControl if self.implicit else StepControl
+            control = kind(ops, self._tableau, solution.rhs, self.rtol, self.atol, solution.clock, solution.inputs)
             attempts = Attempts(s.begins, s.tried, s.lengths, s.ends, s.checkpoints)
             control.record(y, solution.grid, attempts, states)
             return
@@ -238,7 +257,7 @@ class ODE(Layer):
             clock = self._clock(ops, times)
             first = self.times[0] if isinstance(self.times, tuple) else times.slice(-1, 0, 1) if times is not None else 0.0
         inputs = Inputs(ops, x, n, self.given, self.time, self.forcing, first)
-        kind = Adjoint if self.adjoint else Solution
+        kind = ImplicitSolution if self.implicit else Adjoint if self.adjoint else Solution
         return kind(ops, self._tableau, self._grid, node, inputs, s, clock)
 
     def _times(self, ops: Recorder, x: View, mask: View | None) -> View:

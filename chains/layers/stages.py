@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from chains.layers.base import Declaration
 from chains.layers.dropout import Dropout
 from chains.layers.node import Node
@@ -10,19 +12,19 @@ from chains.program.steps import Steps
 from chains.program.view import View
 
 
-class Kept:
-    """What the right-hand side saves for one stage of each step.
+class Copies:
+    """What the right-hand side saves in one evaluation; `entry` gives the part of a saved array.
 
     Arrays of more than one axis are copied: layers take them for matrices of (samples x rows), whose rows must not have gaps.
     """
 
-    def __init__(self, ops: Recorder, at: Steps, stage: int) -> None:
-        self._ops, self._at, self._stage = ops, at, stage
+    def __init__(self, ops: Recorder, entry: Callable[[View], View]) -> None:
+        self._ops, self._entry = ops, entry
         self._copies: dict[View, tuple[View, View]] = {}
 
     def array(self, view: View) -> View:
-        """The array that stands for a saved one in this stage."""
-        entry = self._at.now(view, 1).index(1, self._stage)
+        """The array that stands for a saved one in this evaluation."""
+        entry = self._entry(view)
         if entry.ndim <= 2:
             return entry
         if view not in self._copies:
@@ -38,6 +40,13 @@ class Kept:
         """Record that the arrays are as they were kept."""
         for entry, own in self._copies.values():
             self._ops.copy(own, entry)
+
+
+class Kept(Copies):
+    """What the right-hand side saves for one stage of each step."""
+
+    def __init__(self, ops: Recorder, at: Steps, stage: int) -> None:
+        super().__init__(ops, lambda view: at.now(view, 1).index(1, stage))
 
 
 def at_once(ops: Recorder, rhs: Node) -> Node:

@@ -7,7 +7,7 @@ attempts behind the last one that a sample needs can be left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import nan
@@ -83,7 +83,7 @@ class StepControl:
         ops, n, start = self.ops, self.inputs.n, self.inputs.x.slice(-1, 0, self.inputs.n)
         t, h, last, left = (ops.scratch(name, (1,)) for name in ("t", "h", "last time", "left"))
         state, found = ops.scratch("state", (n,)), ops.scratch("found", y.sample_shape)
-        slopes = [ops.scratch(f"slope {i}", (n,)) for i in range(len(self.tableau.error))]
+        slopes = [ops.scratch(f"slope {i}", (n,)) for i in range(self._slopes)]
         seen, rhs = ops.scratch("seen", (self.inputs.width,)), at_once(ops, self.rhs)
         ops.copy(state, start)
         ops.copy(t, self.times.slice(-1, 0, 1))
@@ -113,29 +113,39 @@ class StepControl:
                     before = segment.part(states.slice(1, 0, grid.total), 1, grid.cut.length)
                     ops.copy(at.now(before, 1), state)
                 tried, reached = self._next_length(h, t, last)
-                for i, k in enumerate(slopes[1:], 1):
-                    c, rows = self._stage(i)
-                    move(ops, self.tableau, seen.slice(-1, 0, n), state, tried, rows, slopes)
-                    self.inputs.record(seen, t, tried, c)
-                    rhs.forward(ops, seen, k)
-                error = self._error(state, seen.slice(-1, 0, n), tried, slopes)
+                new, error = self._step(rhs, seen, state, t, tried, slopes)
                 ops.copy(begin, t)
                 ops.copy(tries, tried)
                 ops.map((taken, end, h), partial(_judged, self.tableau.order), error, t, h, tried, reached)
                 ops.copy(t, end)
-                for view, new in ((state, seen.slice(-1, 0, n)), (slopes[0], slopes[-1])):
-                    ops.map(view, lambda taken, new, old: where(taken > 0.0, new, old), taken, new, view)
+                for view, behind in ((state, new), (slopes[0], slopes[-1])):
+                    ops.map(view, lambda taken, new, old: where(taken > 0.0, new, old), taken, behind, view)
                 self._keep(found, t, state, taken)
                 ops.map(left, _left, last, t)
         ops.copy(y, found)
         if states is not None:
             ops.copy(states.index(1, grid.total), state)
 
+    def _step(self, rhs: Node, seen: View, state: View, t: View, h: View, slopes: Sequence[View]) -> tuple[View, View]:
+        """Record a step. Returns the state behind it, and the mean square of the estimated error over the tolerated one."""
+        new = seen.slice(-1, 0, self.inputs.n)
+        for i, k in enumerate(slopes[1:], 1):
+            c, rows = self._stage(i)
+            move(self.ops, self.tableau, new, state, h, rows, slopes)
+            self.inputs.record(seen, t, h, c)
+            rhs.forward(self.ops, seen, k)
+        return new, self._error(state, new, h, slopes)
+
     def _stop(self, h: View, grid: Grid, segment: Steps, at: Steps) -> None:
         """Record that spare attempts, which come last, have the length 0."""
         real = self.ops.constant("attempts", (np.arange(grid.total) < grid.wanted).astype(np.float64)[:, None])
         own = at.now(segment.part(real, 0, grid.cut.length), 0)
         self.ops.map(h, lambda h, real: where(real > 0.0, h, 0.0), h, own)
+
+    @property
+    def _slopes(self) -> int:
+        """How many slopes a step needs; the last one is the first one of the next step."""
+        return len(self.tableau.error)
 
     def _stage(self, i: int) -> tuple[float, list[Row]]:
         """The time of a stage, and its weights for each half of the state; behind the last one the end of the step."""
@@ -161,7 +171,7 @@ class StepControl:
         atol = self.atol
         return lambda y: atol + rtol * y, []
 
-    def _mean_square(self, name: str, value: Callable[..., Any], *views: View) -> View:
+    def mean_square(self, name: str, value: Callable[..., Any], *views: View) -> View:
         """Record the mean over the state of the squares of a formula over the tolerated error.
 
         The formula gets the views; it returns the number, and that of the state whose error is tolerated.
@@ -183,14 +193,14 @@ class StepControl:
     def _first_length(self, h: View, t: View, last: View, state: View, slope: View, seen: View, rhs: Node) -> None:
         """Record a first length for which an explicit Euler step changes the state and its slope by little."""
         ops, n = self.ops, state.sample_shape[-1]
-        size = self._mean_square("size", lambda y: (y, abs(y)), state)
-        change = self._mean_square("change", lambda y, k: (k, abs(y)), state, slope)
+        size = self.mean_square("size", lambda y: (y, abs(y)), state)
+        change = self.mean_square("change", lambda y, k: (k, abs(y)), state, slope)
         short, other = ops.scratch("short", (1,)), ops.scratch("other", (n,))
         ops.map(short, _short, size, change, t, last)
         ops.map(seen.slice(-1, 0, n), lambda y, h, k: y + h * k, state, short, slope)
         self.inputs.record(seen, t, short, 1.0)
         rhs.forward(ops, seen, other)
-        bend = self._mean_square("bend", lambda y, a, b: (a - b, abs(y)), state, other, slope)
+        bend = self.mean_square("bend", lambda y, a, b: (a - b, abs(y)), state, other, slope)
         order = self.tableau.order
         ops.map(h, lambda *values: _first(order, *values), short, change, bend, t, last)
 
@@ -204,14 +214,14 @@ class StepControl:
         ops.map((tried, reached), _tried, h, t, behind)
         return tried, reached
 
-    def _error(self, y: View, new: View, h: View, slopes: list[View]) -> View:
+    def _error(self, y: View, new: View, h: View, slopes: Sequence[View]) -> View:
         """Record the mean square of the estimated error over the tolerated one."""
         weights = self.tableau.error
 
         def relative(y: Any, new: Any, h: Any, *slopes: Any) -> Any:
             return h * sum(w * k for w, k in zip(weights, slopes, strict=True)), maximum(abs(y), abs(new))
 
-        return self._mean_square("error", relative, y, new, h, *slopes)
+        return self.mean_square("error", relative, y, new, h, *slopes)
 
 
 def _left(last: Any, t: Any) -> Any:

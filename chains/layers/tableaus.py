@@ -1,8 +1,10 @@
-"""Explicit methods for ordinary differential equations, as the numbers of their stages.
+"""Runge-Kutta methods for ordinary differential equations, as the numbers of their stages.
 
 Stage i evaluates the right-hand side at ``x_i = y + h * sum(a[i][j] * k_j for j < i)`` and time ``t + c[i] * h``, which gives
 ``k_i``; the step ends at ``y + h * sum(b[j] * k_j)``. A symplectic method has such numbers for each half of the state. With one
 more stage at the end of the step, a method estimates the step's error: ``h * sum(error[j] * k_j)``.
+
+In an implicit method, x_i of all stages but the first one has ``h * gamma * k_i`` too. Its last stage is the end of the step.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ class Tableau:
     c: Row
     halves: tuple[tuple[tuple[Row, ...], Row], ...]
     error: Row = ()
+    gamma: float = 0.0  # 0 in explicit methods
 
     @property
     def stages(self) -> int:
@@ -71,4 +74,45 @@ _LEAPFROG = Tableau(
     ((((), (0.0,), (0.0, 1.0)), (0.0, 1.0, 0.0)), (((), (0.5,), (0.5, 0.0)), (0.5, 0.0, 0.5))),
 )
 
-METHODS = {"euler": _EULER, "midpoint": _MIDPOINT, "rk4": _RK4, "tsit5": _TSIT5, "leapfrog": _LEAPFROG}
+# Kværnø, "Singly diagonally implicit Runge-Kutta methods with an explicit first stage", 2004: both the method and the one that
+# estimates the error, which ends with the stage before the last, are stiffly accurate; the method is L-stable.
+
+
+def _kvaerno(order: int, gamma: float, *rows: Row) -> Tableau:
+    """The method whose implicit stages have these numbers beside the diagonal."""
+    (*_, before), last = [(*row, gamma) for row in rows[:-1]], rows[-1]
+    error = (*(a - b for a, b in zip(last, before, strict=True)), gamma)
+    c = (0.0, *(sum(row) + gamma for row in rows))
+    return Tableau(order, c, ((((), *rows), (*last, gamma)),), error, gamma)
+
+
+_G = 0.4358665215084590  # a root of 6 g**3 - 18 g**2 + 9 g - 1
+
+_KVAERNO3 = _kvaerno(
+    3,
+    _G,
+    (_G,),
+    ((-4.0 * _G**2 + 6.0 * _G - 1.0) / (4.0 * _G), (1.0 - 2.0 * _G) / (4.0 * _G)),
+    ((6.0 * _G - 1.0) / (12.0 * _G), -1.0 / ((24.0 * _G - 12.0) * _G), (-6.0 * _G**2 + 6.0 * _G - 1.0) / (6.0 * _G - 3.0)),
+)
+
+_KVAERNO5 = _kvaerno(
+    5,
+    0.26,
+    (0.26,),
+    (0.13, 0.84033320996790809),
+    (0.22371961478320505, 0.47675532319799699, -0.06470895363112615),
+    (0.16648564323248321, 0.1045001884159172, 0.03631482272098715, -0.13090704451073998),
+    (0.13855640231268224, 0.0, -0.04245337201752043, 0.02446657898003141, 0.61943039072480676),
+    (0.13659751177640291, 0.0, -0.05496908796538376, -0.04118626728321046, 0.62993304899016403, 0.06962479448202728),
+)
+
+METHODS = {
+    "euler": _EULER,
+    "midpoint": _MIDPOINT,
+    "rk4": _RK4,
+    "tsit5": _TSIT5,
+    "leapfrog": _LEAPFROG,
+    "kvaerno3": _KVAERNO3,
+    "kvaerno5": _KVAERNO5,
+}

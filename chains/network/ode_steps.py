@@ -185,6 +185,8 @@ def _problem(
         k = int(np.argmax(bad))
         step = f"step {k} of {len(times) - 1}, from t = {times[k - 1]:g} to {times[k]:g}"
         remedy = "more steps, or step control by `rtol`" if ode.rtol is None else "a smaller rtol"
+        if ode.implicit:
+            remedy += ", for Newton's iterations to converge"
         reasons = f"the solution grows without bound, the right-hand side is not defined there, or it needs {remedy}"
         return f"trajectory {number} is not finite behind {step}: {reasons}"
     if ode.rtol is None or reached:
@@ -192,7 +194,8 @@ def _problem(
     if np.isnan(tried[-1]):
         return f"trajectory {number} stops at t = {times[-1]:.9g} of {last:.9g}: the right-hand side is not finite there"
     if refused > MANY * len(tried) or tried[-1] < SMALL * (last - wanted[0]):
-        reason = "The problem is stiff there, or its solution grows without bound; otherwise raise"
+        stiff = "Its" if ode.implicit else "The problem is stiff there, which method='kvaerno5' is for, or its"
+        reason = f"{stiff} solution grows without bound; otherwise raise"
     else:
         reason = "Raise"
     return (

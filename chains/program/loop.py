@@ -78,6 +78,12 @@ class Loop(Operation):
         return tuple(Fill((view,), (), 0.0, label=self.label) for view in dict.fromkeys(views))
 
     @property
+    def advances(self) -> bool:
+        """Whether some view of the body advances with the steps."""
+        views = [view for operation in all_operations(self.body) for view in operation.views]
+        return any(view.move(self.depth) for view in (*views, *([] if self.only is None else [self.only])))
+
+    @property
     def reads(self) -> tuple[View, ...]:
         return self.ins + self.added
 
@@ -92,7 +98,7 @@ class Loop(Operation):
 
     def at(self, step: int) -> list[Operation]:
         """The operations of one step."""
-        return [operation.on(lambda view: view.at(self.depth, step)) for operation in self.body]
+        return [_moved(operation, lambda view: view.at(self.depth, step)) for operation in self.body]
 
     @property
     def written_out(self) -> list[Operation]:
@@ -104,6 +110,15 @@ class Loop(Operation):
 
     def __str__(self) -> str:
         return f"{self.steps} times:" if self.only is None else f"{self.steps} times, where {self.only} is not 0:"
+
+
+def _moved(operation: Operation, change: Callable[[View], View]) -> Operation:
+    """The operation with all views moved alike, so that effects of loops move too and need not be found again."""
+    if not isinstance(operation, Loop):
+        return operation.on(change)
+    outs, ins, added = (tuple(map(change, views)) for views in (operation.outs, operation.ins, operation.added))
+    body, only = tuple(_moved(each, change) for each in operation.body), operation.only
+    return replace(operation, outs=outs, ins=ins, added=added, body=body, only=None if only is None else change(only))
 
 
 def all_operations(operations: Iterable[Operation]) -> Iterable[Operation]:

@@ -52,6 +52,8 @@ SETTINGS = {
     "ODE-own-times": (lambda: chains.ODE(RATE, 1), "`times` (=1) must be a whole number, 2 or more"),
     "ODE-rtol": (lambda: chains.ODE(RATE, (0, 1), rtol=0.0), "`rtol` (=0.0) must be in (0, inf)"),
     "ODE-rtol-euler": (lambda: chains.ODE(RATE, (0, 1), "euler", rtol=1e-3), "method 'euler' does not estimate its error"),
+    "ODE-rtol-leapfrog": (lambda: chains.ODE(RATE, (0, 1), "leapfrog", rtol=1e-3), "but 'tsit5', 'kvaerno3', 'kvaerno5' do"),
+    "ODE-adjoint-implicit": (lambda: chains.ODE(RATE, (0, 1), "kvaerno3", adjoint=True), "`adjoint` (=True) goes back in time"),
     "ODE-rtol-steps": (lambda: chains.ODE(RATE, (0, 1), steps=10, rtol=1e-3), "`steps` (=10) is a number of equal steps"),
     "ODE-atol": (lambda: chains.ODE(RATE, (0, 1), rtol=1e-3, atol=[1e-3, -1.0]), "`atol` (=[0.001, -1.0]) must be positive"),
     "ODE-atol-text": (lambda: chains.ODE(RATE, (0, 1), rtol=1e-3, atol="small"), "`atol` (='small')"),

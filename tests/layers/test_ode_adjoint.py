@@ -28,7 +28,7 @@ def gradients(name, times=TIMES, x=X, **how):
 
 
 @pytest.mark.by_day(few=1)
-@pytest.mark.parametrize("method", [method for method, tableau in METHODS.items() if len(tableau.halves) == 1])
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if len(method.halves) == 1 and not method.gamma])
 def test_it_converges_to_the_exact_gradient_by_the_order_of_the_method(name, method):
     exact = gradients("numpy", steps=30)
     errors = [abs(gradients(name, method=method, steps=steps, adjoint=True) - exact).max() for steps in (5, 10)]

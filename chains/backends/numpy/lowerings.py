@@ -233,14 +233,17 @@ def _fill(memory: Memory, operation: Fill) -> list[Call]:
 
 def _loop(memory: Memory, operation: Loop) -> list[Call]:
     calls = [call for each in operation.zeros for call in lower(memory, each)]
-    for step in range(operation.steps):
-        of_step = [call for each in operation.at(step) for call in lower(memory, each)]
-        calls += (
-            of_step
-            if operation.only is None
-            else [_unless_zero(memory.array(operation.only.at(operation.depth, step)), of_step)]
-        )
-    return calls
+    if not operation.advances:  # all steps are the same calls
+        return [*calls, *_step(memory, operation, 0) * operation.steps]
+    return [*calls, *(call for step in range(operation.steps) for call in _step(memory, operation, step))]
+
+
+def _step(memory: Memory, operation: Loop, step: int) -> list[Call]:
+    """The calls of one step."""
+    calls = [call for each in operation.at(step) for call in lower(memory, each)]
+    if operation.only is None:
+        return calls
+    return [_unless_zero(memory.array(operation.only.at(operation.depth, step)), calls)]
 
 
 def _unless_zero(only: np.ndarray, calls: Sequence[Call]) -> Call:
