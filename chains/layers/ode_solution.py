@@ -253,7 +253,7 @@ class Solution:
             return self._now(self.s.lengths, at, step)
         assert isinstance(self.grid.times, tuple)
         _, lengths = self.grid.equal()
-        if np.ptp(lengths) <= 1e-14 * np.max(np.abs(self.grid.times)):
+        if np.ptp(lengths) <= min(1e-14 * np.max(np.abs(self.grid.times)), 1e-6 * np.max(lengths)):
             return float((self.grid.times[-1] - self.grid.times[0]) / self.grid.total)
         return self._now(self.ops.constant("lengths of steps", lengths[:, None]), at, step)
 

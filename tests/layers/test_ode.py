@@ -139,3 +139,10 @@ def test_a_right_hand_side_of_rows(name):
     dp, dx = net.vjp(p, x, dy)
     assert_close(dp, central_difference(lambda p: np.sum(dy * net(x, p)), p), 1e-8)
     assert_close(dx, central_difference(lambda x: np.sum(dy * net(x, p)), x), 1e-8)
+
+
+def test_steps_keep_their_lengths_at_late_times(name):
+    """Seconds since 1970, microseconds apart: what rounding leaves of each length is kept."""
+    times = 1.7e9 + np.array([0.0, 1e-5, 3e-5])
+    y = Chain(ODE(Equations(lambda x: 1e5 * x, ("x",)), times, "rk4", steps=30), backend=name)(np.ones((1, 1)), np.zeros(0))
+    assert_close(y[0, :, 0], np.exp(1e5 * (times - times[0])), 1e-6)
