@@ -91,7 +91,7 @@ class ImplicitSolution(Solution):
             if self.inputs.given:
                 given = d_all.slice(-1, n, n + self.inputs.given)
                 ops.map(d_given, lambda total, d: total + d, d_given, given)
-        return [(view, self._of_segments(at, each)) for view, each in self._gradients(ops, d_values)]
+        return [(view, self._of_segments(at, each)) for view, each in self._gradients(at, d_values)]
 
     def _pullback(self, ops: Recorder, entry: Callable[[View], View]) -> Callable[[View, View], None]:
         """What records the pullback of the right-hand side in a stage, without gradients; what it needs is recorded now."""
@@ -101,14 +101,14 @@ class ImplicitSolution(Solution):
         kept.fetch()
         return partial(evaluated.pullback, ops, entry(self.s.x), entry(self.s.k))
 
-    def _gradients(self, ops: Recorder, d_values: View) -> list[tuple[View, View]]:
+    def _gradients(self, at: Around, d_values: View) -> list[tuple[View, View]]:
         """Record the gradients of parameters, and for each the array of those of all evaluations."""
-        sums: list[tuple[View, View]] = []
+        ops, sums = self.ops, list[tuple[View, View]]()
 
         def gradient(name: str, view: View) -> View:
-            found = ops.scratch(f"{name} of each step", (self._evaluations, *view.sample_shape), batched=False)
+            found, entry = self._each_step(name, view, at, each)
             sums.append((view, found))
-            return each.now(found, 0)
+            return entry
 
         with ops.loop(self._evaluations, backwards=True) as each:
             kept = Copies(ops, partial(self._flat, each))

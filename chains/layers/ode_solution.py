@@ -177,7 +177,7 @@ class Solution:
 
     def _each_step(self, name: str, view: View, at: Around, step: Steps) -> tuple[View, View]:
         """An array for the gradients of a parameter at each step of a segment, or of all, and its entry for this step."""
-        count = self.grid.total if self._of_rows else self.grid.cut.length
+        count = step.steps * (self.grid.cut.segments if self._of_rows else 1)
         each = self.ops.scratch(f"{name} of each step", (count, *view.sample_shape), batched=False)
         return each, step.now(part(each, at, 0) if self._of_rows else each, 0)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
-from chains import ODE, Chain, Dense, Equations, ode_steps, tanh
+from chains import ODE, Chain, Dense, Equations, Flatten, Reshape, ode_steps, tanh
 from chains.expr import cos
 from chains.layers.inverse import record_inverse
 from chains.layers.tableaus import METHODS
@@ -131,3 +131,18 @@ def test_steps_whose_iterations_do_not_converge_are_told(name):
     net = Chain(ODE(RELAXATION, (0.0, 900.0), "kvaerno3", 2), backend=name)
     with pytest.raises(FloatingPointError, match=r"trajectory 0 is not finite behind step \d of 2, .* Newton's"):
         net(np.array([[2.0, 5.0]]), np.zeros(0))
+
+
+@pytest.mark.by_day(few=1)
+@pytest.mark.parametrize("name", BACKENDS)
+def test_gradients_of_rows_are_those_without_checkpoints(name):
+    """Weights of rows have gradients in each segment, which are added up."""
+    rate = Chain(Reshape(2, 1), Dense(1, 3, tanh), Flatten(), Dense(6, 2))
+    rng = np.random.default_rng(0)
+    p, x, dy = rng.normal(size=20), rng.normal(size=(3, 2)), rng.normal(size=(3, 2, 2))
+    for how in ({"steps": 3}, {"rtol": 1e-4, "max_steps": 12}):
+        plain, net = (
+            Chain(ODE(rate, (0.0, 0.2), "kvaerno3", checkpoint_every=k, **how), input_shape=(2,), backend=backend)
+            for k, backend in ((12, "numpy"), (1 if "steps" in how else 4, name))
+        )
+        assert_close(net.vjp(p, x, dy)[0], plain.vjp(p, x, dy)[0], 1e-7)
