@@ -148,7 +148,7 @@ def training_step(
     If `parallel`, the gradient is that of all processes together.
     """
     ops, p, x = _begin("training step", network, dtype, True, "state", masked=objective.masked, parallel=parallel)
-    moving = ops.symbolic(optimizer)
+    objective, moving = ops.symbolic((objective, optimizer))  # in the order in which a step is given their numbers
     scale = moving.scale(ops, network.layout.size)
     g = _record_gradient(ops, network, objective, p, None, x, updates=True, scale=scale)
     with ops.label(type(optimizer).__name__):
