@@ -254,6 +254,11 @@ def test_training_where_dense_layers_behind_images_see_the_whole_batch(eager, ga
     np.testing.assert_allclose(*results, rtol=2e-4, atol=2e-6)
 
 
+def test_dense_layers_see_the_whole_batch_where_threads_ask_for_parts(gathered, monkeypatch):
+    monkeypatch.setattr("chains.backends.native.backend.LEAST_PART_OPERATIONS", 1)
+    assert native(2).compile(vjp_of(behind_images(), "float32"), 4).signature.products
+
+
 def test_what_is_kept_for_the_whole_batch_is_bounded(gathered):
     program = vjp_of(behind_images(), "float32")
     most = support._most_samples(program)

@@ -96,7 +96,7 @@ def _made(name: str, program: Program, processor: Processor, parts: int, work: i
     with notice(f"compiling '{program.name}' for this processor: {len(program.operations):,} operations"):
         plan = plan_of(program, processor, parts, gathered=gathered)
         if plan.parts != parts:
-            made = compiled_program(program, processor, plan.parts, work)
+            made = compiled_program(program, processor, plan.parts, work, gathered)
         else:
             written = Compiler(plan).compiled()
             made = CompiledProgram(written.signature, machine_code(written.text, FUNCTIONS, processor), work)
