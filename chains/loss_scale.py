@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from chains.checks import check_count, check_number
@@ -13,6 +13,7 @@ from chains.messages import shown
 from chains.optimizers import Optimizer, Rate
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.samplers import SWAG
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class LossScale(Optimizer):
     Raises
     ------
     TypeError, ValueError
-        For settings that are not valid, by name; and for optimisers with ``sparse="lazy"``.
+        For settings that are not valid, by name; for optimisers with ``sparse="lazy"``; and for `SWAG`, whose mean would count
+        steps that are left out.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("learning_rate", "clip_norm", "initial")
@@ -58,6 +60,8 @@ class LossScale(Optimizer):
             check_count("interval", self.interval, 1, ", or None")
         if self.optimizer.sparse == "lazy":
             raise ValueError(f"`optimizer` (={self.optimizer!r}) updates single rows, but a scaled gradient is a whole one")
+        if isinstance(self.optimizer, SWAG):
+            raise ValueError(f"`optimizer` (={self.optimizer!r}) counts every step, but a scaled loss may leave some out")
         object.__setattr__(self, "learning_rate", self.optimizer.learning_rate)
         object.__setattr__(self, "clip_norm", self.optimizer.clip_norm)
 
@@ -71,18 +75,23 @@ class LossScale(Optimizer):
     def scalars(self, step: Any) -> tuple[Any, ...]:
         return self.optimizer.scalars(step)
 
-    def scale(self, ops: Recorder, size: int) -> tuple[View, View]:
+    def scale(self, ops: Recorder, size: int) -> tuple[View, View] | None:
+        if not size:
+            return None
         scale, inverse = (ops.scratch(name, (), batched=False) for name in ("loss scale", "inverse loss scale"))
         initial, interval = self.initial, self.interval
 
         def factors(count: Any) -> tuple[Any, ...]:
-            factor = initial if interval is None else initial * 2.0 ** floor(count * (1.0 / interval))
+            factor = initial if interval is None else initial * 2.0 ** _whole(count, interval)
             return factor, 1.0 / factor
 
         ops.map((scale, inverse), factors, self._count(ops, size))
         return scale, inverse
 
     def record(self, ops: Recorder, p: View, g: View, ranges: Sequence[tuple[int, int]]) -> None:
+        if not ranges:  # nothing is trained
+            super().record(ops, p, g, ranges)
+            return
         finite = ops.scratch("finite", (), batched=False)
         largest = [ops.scratch("largest", (1,), batched=False) for _ in ranges]
         for (start, stop), out in zip(ranges, largest, strict=True):
@@ -97,7 +106,7 @@ class LossScale(Optimizer):
         if (interval := self.interval) is not None:
             # One more for each finite gradient: the scale's exponent is the number of whole intervals.
             count = self._count(ops, p.sample_size)
-            lower = lambda count: (floor(count * (1.0 / interval)) - 1.0) * interval  # noqa: E731
+            lower = lambda count: (_whole(count, interval) - 1.0) * interval  # noqa: E731
             ops.map(count, lambda count, finite: where(finite > 0.0, count + 1.0, lower(count)), count, finite)
 
     def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
@@ -113,6 +122,18 @@ class LossScale(Optimizer):
         """Where the scale's number is kept."""
         moments = ops.external("moments", (self.n_states * size,), role="state")
         return moments.index(0, self.optimizer.n_states * size)
+
+
+def with_rate(optimizer: Optimizer, learning_rate: Rate) -> Optimizer:
+    """The same optimiser with another learning rate."""
+    if isinstance(optimizer, LossScale):
+        return replace(optimizer, optimizer=with_rate(optimizer.optimizer, learning_rate))
+    return replace(optimizer, learning_rate=learning_rate)
+
+
+def _whole(count: Any, interval: int) -> Any:
+    """The whole intervals in a whole number; without the half, the quotient's rounding may lose one."""
+    return floor((count + 0.5) * (1.0 / interval))
 
 
 def _every(conditions: Sequence[Any]) -> Any:

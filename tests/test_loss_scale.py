@@ -5,7 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chains import SGD, Adam, AdamW, Chain, CrossEntropyLoss, Dense, LossScale, tanh, train
+from chains import (
+    SGD,
+    SWAG,
+    Activation,
+    Adam,
+    AdamW,
+    Chain,
+    CrossEntropyLoss,
+    Dense,
+    L2Penalty,
+    LossScale,
+    SquaredLoss,
+    tanh,
+    train,
+)
+from chains.callbacks import find_learning_rate
 
 
 def problem(backend="numpy"):
@@ -68,16 +83,61 @@ def test_it_goes_on_where_it_ended():
     np.testing.assert_array_equal(p, q)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_intervals_are_as_long_as_they_say(dtype):
+    """Also where the quotients by them are rounded down, as by 49; one too large a scale is halved once."""
+    net, optimizer = Chain(Dense(1, 1)), LossScale(SGD(0.0), initial=2.0 ** (np.finfo(dtype).maxexp - 4), interval=49)
+    p = np.zeros(2, dtype)
+    history = train(net, p, np.ones((1, 1)), np.full((1, 1), -0.75), SquaredLoss(), optimizer, epochs=300)
+    assert history.optimizer_state["moments"][0] == 3 * 49 + 3  # 4 * 49 is left at steps 197, 247 and 297
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.3), LossScale(SGD(0.3), initial=8.0)], ids=["alone", "scaled"])
+def test_a_penalty_keeps_its_strength(optimizer):
+    """Beside a learning rate of another value: both are numbers that one program is given."""
+    net, x, t = problem()
+    penalty, begun = L2Penalty(0.01), net.init(seed=0)
+    p = begun.copy()
+    train(net, p, x, t, CrossEntropyLoss(), optimizer, epochs=1, batch_size=48, penalty=penalty)
+    _, g = net.value_and_grad(begun, x, t, CrossEntropyLoss(), penalty=penalty)
+    np.testing.assert_allclose(p, begun - 0.3 * g, rtol=1e-4, atol=1e-6)
+
+
+def test_networks_without_parameters():
+    _, x, _ = problem()
+    losses = []
+    for optimizer in (SGD(0.1), LossScale(SGD(0.1))):
+        net = Chain(Activation(tanh), input_shape=(5,))
+        losses.append(train(net, net.init(), x, x, SquaredLoss(), optimizer, epochs=2).loss)
+    assert losses[0] == losses[1]
+
+
+def test_a_learning_rate_can_be_looked_for():
+    net, x, t = problem()
+    found = [
+        find_learning_rate(net, net.init(seed=0), x, t, CrossEntropyLoss(), each, steps=9, batch_size=16)
+        for each in (Adam(), LossScale(Adam()))
+    ]
+    np.testing.assert_array_equal(found[0].losses, found[1].losses)
+
+
+def test_the_history_of_another_optimizer_is_refused():
+    _, history = trained(LossScale(Adam(0.01)), epochs=1)
+    with pytest.raises(ValueError, match=r"history of LossScale\(Adam\), which LossScale\(optimizer=AdamW"):
+        trained(LossScale(AdamW(0.01)), epochs=2, resume=history)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "sentence"),
     [
         ({"optimizer": 0.1}, TypeError, r"`optimizer` \(=0\.1\) must be an optimiser such as Adam\(1e-3\)"),
         ({"optimizer": LossScale(SGD(0.1))}, ValueError, "scales the loss already"),
         ({"optimizer": Adam(sparse="lazy")}, ValueError, "updates single rows"),
+        ({"optimizer": SWAG(0.1)}, ValueError, "counts every step, but a scaled loss may leave some out"),
         ({"optimizer": SGD(0.1), "initial": 0.0}, ValueError, r"`initial` \(=0\.0\) must be in \(0, inf\)"),
         ({"optimizer": SGD(0.1), "interval": 0}, ValueError, r"`interval` \(=0\) must be a positive whole number, or None"),
     ],
-    ids=["type", "twice", "lazy", "initial", "interval"],
+    ids=["type", "twice", "lazy", "moments", "initial", "interval"],
 )
 def test_what_is_refused(arguments, error, sentence):
     with pytest.raises(error, match=sentence):
