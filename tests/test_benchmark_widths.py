@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import simd
+from benchmarks.cpuid import hold_to_avx2
 
 WIDTHS = """
 import json, numpy, threadpoolctl
@@ -71,6 +73,12 @@ def test_the_processor_denies_what_is_wider():
         pytest.skip("CPUID cannot be trapped here, or there is no C compiler")
     assert not [name for name in found["numpy"] if name.startswith(simd.WIDER["avx2"])]
     assert set(found["blas"]) <= {"Haswell", "Zen", None}
+
+
+def test_without_a_compiler_that_works_nothing_is_denied(monkeypatch):
+    which = shutil.which
+    monkeypatch.setattr("benchmarks.cpuid.shutil.which", lambda name: which("false"))
+    assert not hold_to_avx2()
 
 
 def test_variables_of_the_caller_are_kept(monkeypatch):
