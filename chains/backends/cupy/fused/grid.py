@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from chains.backends.cupy.fused.block import THREADS
+from chains.backends.cupy.fused.block_products import Stored
 from chains.backends.cupy.fused.fused import FusedProgram, Layout, outside
 from chains.backends.cupy.fused.sums import SUMS_PER_BLOCK, adding_lines
 from chains.backends.cupy.fused.tiling_policy import Tiling
@@ -75,6 +76,12 @@ class GridProgram(FusedProgram):
 
     def _own(self, view: View) -> View:
         return replace(view, buffer=self._result(view.buffer))
+
+    def _stored_by(self, operations: Sequence[Operation]) -> Stored:
+        """Also copies of results, which are told at the end of a step."""
+        stored = super()._stored_by(operations)
+        told = {total for buffer, total in self._totals.items() if buffer.role != "scratch"}
+        return lambda buffer: buffer in told or stored(buffer)
 
     def _result(self, buffer: Buffer) -> Buffer:
         return self._totals.get(buffer, buffer)
