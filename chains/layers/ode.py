@@ -185,7 +185,9 @@ class ODE(Layer):
         n, stages = d.input[0] - beside, self._tableau.stages
         output = d.child("", self.rhs, (n + self.given + self._known,))
         if output != (n,):
-            raise ValueError(f"`rhs` (={self.rhs!r}) gives {output} for a state of shape {(n,)}: it must give its change")
+            more = self.given + self._known
+            sees = f", from the state and {more} more (given, time, forcing)" if more else ""
+            raise ValueError(f"`rhs` (={self.rhs!r}) gives {output} for a state of shape {(n,)}: it must give its change{sees}")
         if len(self._tableau.halves) > n or n % len(self._tableau.halves):
             raise ValueError(f"`method` (={self.method!r}) takes positions and as many velocities, not a state of length {n}")
         if self.implicit and n > LARGEST_STATE:

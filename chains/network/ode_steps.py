@@ -173,6 +173,8 @@ def _problem(
 ) -> str:
     """What ended a solution early, with what to do about it."""
     (times, states), last = way, wanted.max()
+    if not np.isfinite(wanted).all():
+        return f"trajectory {number} has times {wanted}, but they must be finite"
     if ode.rtol is not None and not (wanted >= wanted[0]).all():
         return f"trajectory {number} has times {wanted}, but the first must come before the others"
     if ode.rtol is None and (falls := np.diff(wanted) < 0.0).any():
@@ -194,8 +196,8 @@ def _problem(
     if np.isnan(tried[-1]):
         return f"trajectory {number} stops at t = {times[-1]:.9g} of {last:.9g}: the right-hand side is not finite there"
     if refused > MANY * len(tried) or tried[-1] < SMALL * (last - wanted[0]):
-        stiff = "Its" if ode.implicit else "The problem is stiff there, which method='kvaerno5' is for, or its"
-        reason = f"{stiff} solution grows without bound; otherwise raise"
+        cause = "Perhaps the" if ode.implicit else "The problem is stiff there, which method='kvaerno5' is for, or its"
+        reason = f"{cause} solution grows without bound; otherwise raise"
     else:
         reason = "Raise"
     return (

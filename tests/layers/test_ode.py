@@ -114,6 +114,7 @@ def test_a_program_does_not_grow_with_the_steps(name):
 def test_right_hand_sides_that_do_not_fit_are_refused(name):
     for layer, shape, words in (
         (ODE(Dense(2, 3), (0, 1)), (2,), r"gives \(3,\) for a state of shape \(2,\)"),
+        (ODE(Dense(2, 2), (0, 1), time=True), (1,), r"its change, from the state and 1 more \(given, time, forcing\)"),
         (ODE(Dense(3, 3), (0, 1), "leapfrog"), (3,), "positions and as many velocities, not a state of length 3"),
         (ODE(Dense(33, 33), (0, 1), "kvaerno5"), (33,), "takes states of at most 32 numbers, but there are 33"),
         (ODE(Dense(3, 2), (0, 1), given=1), (1,), r"a state \(n,\) and 1 given features, but its shape is \(1,\)"),

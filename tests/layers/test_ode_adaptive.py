@@ -105,6 +105,8 @@ def test_the_end_of_a_solution_is_told(name):
         net(np.array([[np.nan]]), p)
     with pytest.raises(FloatingPointError, match=r"trajectory 0 has times \[2. 1.\], but the first must come before"):
         Chain(ODE(explodes, 2, rtol=1e-5, max_steps=5), backend=name)(np.array([[0.1, 2.0, 1.0]]), p)
+    with pytest.raises(FloatingPointError, match=r"trajectory 0 has times \[ 0. nan\], but they must be finite"):
+        Chain(ODE(explodes, 2, rtol=1e-5, max_steps=5), backend=name)(np.array([[0.1, 0.0, np.nan]]), p)
     assert np.isnan(net.objective(x, target, MSELoss())(p)[0])  # a line search takes a shorter step
     with pytest.raises(FloatingPointError, match="the loss is nan at step 1"):
         chains.train(net, p, x, target, MSELoss(), chains.SGD(0.1), epochs=1)
