@@ -143,6 +143,16 @@ def test_a_loss_that_is_not_finite_ends_all_blocks(several):
     assert found[0] == found[1]
 
 
+@needs_compiler
+def test_the_loss_is_a_mean_without_a_penalty(several):
+    rng = np.random.default_rng(0)
+    x, t, losses = rng.normal(size=(9, 3)), rng.normal(size=(9, 2)), []
+    for name in ("numpy", "one-kernel"):
+        net = Chain(Dense(3, 4), Dense(4, 2), backend=name)
+        losses.append(train(net, net.init(seed=0, dtype=np.float64), x, t, SquaredLoss(), SGD(0.1), epochs=2).loss)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-12)
+
+
 def matrix_exp():
     net = Chain(Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4))
     return net, net.program(SquaredLoss(), Adam(1e-3))
