@@ -64,7 +64,8 @@ class ODE(Layer):
         By default a thousandth of `rtol`.
     max_steps : int, optional
         With step control: how many steps are tried at most on the whole way, 256 unless said. What is not needed is left out.
-        States at times that are not reached are NaN, and `ode_steps` tells why.
+        Where that is too few, ``net(x, p)``, ``net.bound(p)(x)`` and `value_and_grad` raise FloatingPointError, as `ode_steps`
+        tells it; everything else, such as `loss` and `vjp`, gives NaN for states that are not reached, and for gradients.
     given : int
         So many of a sample's features, behind the initial state, are no state but stay as they are: a dose, a temperature.
     time : bool
@@ -241,7 +242,15 @@ class ODE(Layer):
             if mask is not None:
                 ops.map(dy, _within, mask, dy)
             times = self._times(ops, x, mask) if self._own_times else None
-            self._solution(ops, x, y, s, times).pullback(s.solved if self.adjoint else y, dy, dx)
+            failed = self._failed(ops, y) if self.may_fail else None
+            self._solution(ops, x, y, s, times).pullback(s.solved if self.adjoint else y, dy, dx, failed)
+
+    def _failed(self, ops: Recorder, y: View) -> View:
+        """0 for each solution that has all its states, NaN for others: this makes their gradients NaN too."""
+        states, failed = ops.scratch("failed states", y.sample_shape), ops.scratch("failed", (1,))
+        ops.map(states, lambda y: where(y == y, 0.0, nan), y)
+        ops.sum(failed, states.reshape(y.sample_size))
+        return failed
 
     @contextmanager
     def _mask(self, ops: Recorder) -> Iterator[View | None]:

@@ -34,18 +34,16 @@ class Adjoint(Solution):
             self._run((at,), self.grid.total // intervals, state, None, keeps=False)
         ops.copy(y.index(1, intervals), state)
 
-    def pullback(self, y: View, dy: View, dx: View) -> None:
+    def pullback(self, y: View, dy: View, dx: View, failed: View | None) -> None:
         ops, n, known, last = self.ops, self.n, self.n + self.inputs.given, self.grid.intervals
         state, d_state, d_given = ops.scratch("state", (n,)), ops.scratch("d_state", (n,)), dx.slice(-1, n, known)
-        ops.fill(dx.slice(-1, n, dx.sample_shape[0]), 0.0)
+        self._begin_back(d_state, None if self.clock is not None else dy.index(1, last), dx, failed)
         if self.clock is not None:
             ops.copy(state, y.index(1, last))
-            ops.fill(d_state, 0.0)
-            with self._segments(backwards=True) as at:
+            with self._segments(backwards=True, failed=failed) as at:
                 sums = self._back_in_time(at, state, d_state, d_given, (y, dy))
             self._arrive(d_state, dy, self.clock.slice(-1, 0, 1))
         else:
-            ops.copy(d_state, dy.index(1, last))
             with ops.loop(last, backwards=True, closed=True) as interval:
                 ops.copy(state, interval.now(y.slice(1, 1, last + 1), 1))
                 with ops.loop(self.grid.cut.segments // last, backwards=True, closed=True) as segment:

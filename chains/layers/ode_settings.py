@@ -14,6 +14,9 @@ from chains.messages import shown
 def ascending(name: str, given: Any, least: int, also: str = "") -> np.ndarray:
     """Times as an array (n,). Raises TypeError or ValueError, naming the setting, for others than finite, ascending ones."""
     try:
+        flags = isinstance(given, (tuple, list)) and any(isinstance(each, (bool, np.bool_)) for each in given)
+        if flags or np.asarray(given).dtype.kind not in "iufO":  # NumPy takes flags and words for numbers
+            raise TypeError
         times = np.array(given, np.float64)
     except (TypeError, ValueError):
         raise TypeError(f"`{name}` (={shown(given)}) must be a sequence of ascending times{also}") from None

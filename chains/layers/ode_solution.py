@@ -119,17 +119,16 @@ class Solution:
 
     # Backwards
 
-    def pullback(self, y: View, dy: View, dx: View) -> None:
-        """Record the gradients of parameters, and `dx`, from the cotangents of the states at the times, `y`."""
+    def pullback(self, y: View, dy: View, dx: View, failed: View | None) -> None:
+        """Record the gradients of parameters, and `dx`, from the cotangents of the states at the times, `y`.
+
+        `failed`, (batch, 1), is NaN for solutions that have failed, and 0 for others, where there may be such.
+        """
         ops, n, known = self.ops, self.n, self.n + self.inputs.given
         d_state, adaptive = ops.scratch("d_state", (n,)), self.clock is not None
-        if adaptive:
-            ops.fill(d_state, 0.0)
-        else:
-            ops.copy(d_state, dy.index(1, self.grid.intervals))
-        ops.fill(dx.slice(-1, n, dx.sample_shape[0]), 0.0)
+        self._begin_back(d_state, None if adaptive else dy.index(1, self.grid.intervals), dx, failed)
         d_begins = self._at_begins(dy) if not adaptive else None
-        with self._segments(backwards=True) as at:
+        with self._segments(backwards=True, failed=failed) as at:
             for each in at:
                 state = ops.scratch("state", (n,))
                 ops.copy(state, each.now(self.s.checkpoints, 1))
@@ -140,6 +139,15 @@ class Solution:
             self._arrive(d_state, dy, self.clock.slice(-1, 0, 1))
         ops.copy(dx.slice(-1, 0, n), d_state)
         add_up(ops, sums)
+
+    def _begin_back(self, d_state: View, d_last: View | None, dx: View, failed: View | None) -> None:
+        """Record the cotangents that the way back begins with: of the state, and of what stands behind it in a sample."""
+        for view, given in ((d_state, d_last), (dx.slice(-1, self.n, dx.sample_shape[0]), None)):
+            if failed is None and given is None:
+                self.ops.fill(view, 0.0)
+            else:
+                terms = [term for term in (given, failed) if term is not None]
+                self.ops.map(view, lambda *terms: sum(terms), *terms)
 
     def _back(self, at: Around, d_state: View, dy: View, d_times: View | None, d_given: View) -> list[tuple[View, View]]:
         """Record the way back through the steps of a segment.
@@ -230,15 +238,22 @@ class Solution:
     # Steps
 
     @contextmanager
-    def _segments(self, *, backwards: bool = False) -> Iterator[Around]:
+    def _segments(self, *, backwards: bool = False, failed: View | None = None) -> Iterator[Around]:
         """A context: what is recorded inside is done for each segment. It gives the loop around, if there is one.
 
-        With step control, segments without a step are left out.
+        With step control, segments without a step are left out, but the first one is done for solutions that have failed.
         """
         if not self.grid.repeats:
             yield ()
             return
-        only = None if self.clock is None else lambda at: part(self.s.lengths, (at,))
+        only = None
+        if self.clock is not None:
+            needed = lengths = self.s.lengths
+            if failed is not None:
+                needed = self.ops.scratch("steps needed", lengths.sample_shape)
+                self.ops.copy(needed, lengths)
+                self.ops.map(needed.index(1, 0), lambda h, failed: where(failed == 0.0, h, 1.0), lengths.index(1, 0), failed)
+            only = lambda at: part(needed, (at,))  # noqa: E731
         with self.ops.loop(self.grid.cut.segments, backwards=backwards, closed=True, only=only) as at:
             yield (at,)
 

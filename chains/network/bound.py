@@ -10,6 +10,7 @@ import numpy as np
 from chains.arrays import as_array
 from chains.backends import Executable, Single
 from chains.messages import shown
+from chains.network.ode_steps import check_solved
 
 
 class Bound:
@@ -25,6 +26,7 @@ class Bound:
         self._quick = None if self._single is None else self._single.function
         self._quick_vjp: Callable[..., Any] | None = None
         self._has_vjp = False
+        self._may_fail = net.network.declaration.may_fail
 
     def __call__(self, x: Any, out: np.ndarray | None = None) -> np.ndarray:
         """The output, shape (*output_shape,), at `x` of shape (*input_shape,).
@@ -40,9 +42,13 @@ class Bound:
         ------
         TypeError, ValueError
             For arrays that do not fit.
+        FloatingPointError
+            Where step control of an `ODE` does not reach the last time.
         """
         quick = self._quick
         if quick is not None and (found := quick(x, out)) is not None:
+            if self._may_fail:
+                check_solved(self.net, self.p, np.asarray(x)[None], found)
             return found
         x = self._one("x", x, self.net.input_shape)
         if out is None:

@@ -13,6 +13,7 @@ from chains.layers.tableaus import METHODS
 from chains.program.loop import Loop
 from tests.harness import BACKENDS, SEED, assert_close, run_program
 
+CONTROLS = [{"rtol": 1e-3}, {"rtol": 1e-3, "adjoint": True}, {"rtol": 1e-3, "method": "kvaerno3"}]
 FORCING = ([0.0, 1.0, 2.0], [0.0, 1.0, 0.5])
 
 
@@ -129,8 +130,31 @@ def test_a_solution_that_fails_is_told_beside_ones_that_do_not(name):
     x, nothing = np.array([[0.1], [1.0], [0.2]]), np.zeros(0)
     with pytest.raises(FloatingPointError, match=r"trajectory 1 stops at t = 0\.9\d+ of 2, after 21 tried steps"):
         net(x, nothing)
+    with pytest.raises(FloatingPointError, match=r"trajectory 0 stops at t = 0\.9\d+ of 2"):
+        net.bound(nothing)(x[1])
+    assert np.isnan(net.loss(nothing, x, np.ones((3, 2, 1)), MSELoss()))
     dx = net.vjp(nothing, x, np.ones((3, 2, 1)))[1]
     assert_close(dx[[0, 2], 0], 1.0 + 1.0 / (1.0 - 2.0 * x[[0, 2], 0]) ** 2, 1e-3)
+
+
+@pytest.mark.by_day(few=2)
+@pytest.mark.parametrize("how", CONTROLS, ids=str)
+@pytest.mark.parametrize("name", BACKENDS)
+def test_gradients_of_solutions_that_fail_are_nan_whatever_is_beside_them(name, how):
+    rng = np.random.default_rng(0)
+    rate = Equations(lambda x, u: x * x + u, ("x",), network=Dense(1, 1, tanh), outputs=("u",))
+    net = Chain(ODE(rate, (0.0, 0.5, 1.0), max_steps=24, checkpoint_every=4, **how), backend=name)
+    p, x, dy = np.zeros(2), rng.uniform(-0.5, 0.3, (17, 1)), rng.normal(size=(17, 3, 1))
+    sound = net.vjp(p, x, dy)
+    assert all(np.isfinite(each).all() for each in sound)
+    for start in (np.nan, 1.5):  # the second one goes to infinity before the last time
+        for failed in ([3], [3, 16], list(range(17))):
+            others, some = np.setdiff1d(np.arange(17), failed), x.copy()
+            some[failed] = start
+            dp, dx = net.vjp(p, some, dy)
+            assert np.isnan(dp).all()
+            assert np.isnan(dx[failed]).all()
+            assert_close(dx[others], sound[1][others], 1e-12)
 
 
 def test_the_loops_of_step_control_may_end_early():
