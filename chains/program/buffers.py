@@ -66,9 +66,14 @@ class Buffers:
         return used[-1]
 
     def symbolic(self, thing: T) -> T:
-        """`thing` with symbols for its settings. Symbols that formulas use become inputs of the program."""
+        """`thing` with symbols for its settings. Symbols that formulas use become inputs of the program.
+
+        One call has all things with settings, a tuple, in the order in which runs are given their numbers.
+        """
+        numbers = numbers_of(thing)
+        assert not (numbers and self._numbers), f"settings of {thing!r} are numbered behind others: give both in one call"
         twin = symbolic(thing, len(self._numbers))
-        self._numbers += numbers_of(thing)
+        self._numbers += numbers
         return twin
 
     def _setting(self, node: Expr, dtype: np.dtype[Any]) -> View:
