@@ -22,7 +22,7 @@ def record_inverse(ops: Recorder, out: View, matrix: View) -> None:
     both, marks = ops.scratch("matrix beside identity", (n, 2 * n)), ops.scratch("pivots", (n, n))
     column, size, rank, free = (ops.scratch(name, (n,)) for name in ("column", "size", "rank", "free"))
     largest, chosen = ops.scratch("largest", (1,)), ops.scratch("chosen", (1,))
-    row = ops.scratch("row of the pivot", (2 * n,))
+    row, pivot = ops.scratch("row of the pivot", (2 * n,)), ops.scratch("pivot", (1,))
     numbers = ops.constant("numbers of rows", np.arange(n, dtype=np.float64))
     ops.copy(both.slice(-1, 0, n), matrix)
     ops.copy(both.slice(-1, n, 2 * n), ops.constant("identity", np.eye(n)))
@@ -35,8 +35,8 @@ def record_inverse(ops: Recorder, out: View, matrix: View) -> None:
         ops.max(chosen, rank)
         ops.map((mark, free), _marked, numbers, chosen, free)
         ops.matmul(row.expand(1), mark.expand(1), both)
-        pivot = at.now(row, 1).expand(1).expand(1)
-        ops.map(both, _eliminated, both, mark.expand(2), column.expand(2), row.expand(1), pivot)
+        ops.matmul(pivot.expand(1), mark.expand(1), column.expand(2))
+        ops.map(both, _eliminated, both, mark.expand(2), column.expand(2), row.expand(1), pivot.expand(1))
     ops.matmul(out, marks, both.slice(-1, n, 2 * n))
 
 

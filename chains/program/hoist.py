@@ -260,10 +260,9 @@ class _Split:
             stride * self.steps if isinstance(extent, Batch) else stride
             for extent, stride in zip(view.shape, view.strides, strict=True)
         ]
-        return replace(
-            view, buffer=entry.buffer, strides=tuple(strides), offset=entry.offset + view.offset, moves=entry.moves,
-            name=view.name or view.buffer.name,
-        )  # fmt: skip
+        offset, name = entry.offset + view.offset, view.name or view.buffer.name
+        placed = replace(view, buffer=entry.buffer, strides=tuple(strides), offset=offset, name=name)
+        return placed.advancing(self.depth, entry.move(self.depth))  # beside how it advances with loops within this one
 
     def _at_once(self, operation: Operation, entries: dict[Buffer, View]) -> Operation:
         """An operation for all steps."""

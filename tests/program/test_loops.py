@@ -200,3 +200,28 @@ def test_what_only_its_step_reads_has_one_entry_for_all_steps():
         return program.scratch.bytes_per_sample
 
     assert scratch(True) - scratch(False) == 49 * 2 * 8
+
+
+def test_what_loops_within_go_through_keeps_its_entries():
+    """A product of a step moves out of the loop; a loop within goes through its rows, which all steps have entries for now."""
+    rows = 3
+    ops = Recorder("rows of each step", np.float64)
+    x = ops.external("x", (STEPS, rows, INPUTS), role="input", batched=True)
+    w, y = ops.external("w", (INPUTS, UNITS), role="input"), ops.external("y", (UNITS,), role="output", batched=True)
+    found = ops.scratch("rows", (rows, UNITS))
+    ops.fill(y, 0.0)
+    with ops.loop(STEPS) as at:
+        for row in range(rows):
+            ops.matmul(found.index(1, row), at.now(x, 1).index(1, row), w)
+        with ops.loop(rows, closed=True) as inner:
+            ops.map(y, lambda y, row: 0.5 * y + row, y, inner.now(found, 1))
+    rng = np.random.default_rng(0)
+    given = {"x": rng.normal(size=(BATCH, STEPS, rows, INPUTS)), "w": rng.normal(size=(INPUTS, UNITS))}
+    wanted = np.zeros((BATCH, UNITS))
+    for step in range(STEPS):
+        for row in range(rows):
+            wanted = 0.5 * wanted + given["x"][:, step, row] @ given["w"]
+    (loop,) = [operation for operation in ops.finish().operations if isinstance(operation, Loop)]
+    assert not any(isinstance(operation, MatMul) for operation in loop.body)
+    for program in (unhoisted(ops), ops.finish()):
+        np.testing.assert_allclose(run_program(program, "numpy", BATCH, given)["y"], wanted, rtol=1e-12)
