@@ -13,6 +13,7 @@ from tests.cupy.nvrtc import Usage
 SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10}  # that a block may have
 REGISTERS = 1 << 16  # of a multiprocessor, and so of a block
 SPILL_BYTES = 128  # a thread, at most, around calls of functions of CUDA: there are some, whatever the registers
+FEW_BYTES, FEW_REGISTERS = 32, 64  # with fewer registers, ptxas itself saves a few bytes for more threads side by side
 CALLED = r"\b(pow|sin|cos|erf)f?\("  # functions that ptxas does not put in place
 REGISTER_UNIT = 8  # registers a thread are handed out in such units
 WARP = 32
@@ -48,8 +49,16 @@ def excess(launch: Launch, batch: int, usage: Usage, architecture: str) -> list[
 
 
 def spilling(kernels: Iterable[Kernel], usages: dict[str, Usage]) -> dict[str, Usage]:
-    """Kernels that spill registers: any bytes at all, but for some around calls of functions."""
-    most = {kernel.name: SPILL_BYTES if re.search(CALLED, kernel.text) else 0 for kernel in kernels}
+    """Kernels that spill more bytes than they may: in float32 any, but for calls of functions and ptxas's own choice.
+
+    Numbers in float64 take two registers each, and kernels of whole programs are at their bound with them.
+    """
+    most = {}
+    for kernel in kernels:
+        few = FEW_BYTES if usages[kernel.name].registers < FEW_REGISTERS else 0
+        most[kernel.name] = SPILL_BYTES if re.search(CALLED, kernel.text) else few
+        if "double" in ",".join(kernel.parameters):
+            most[kernel.name] = 2 * SPILL_BYTES
     return {name: used for name, used in usages.items() if used.spills > most[name]}
 
 
