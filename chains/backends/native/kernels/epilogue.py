@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
 from chains.backends.native.kernels.elementwise import Frame, evaluate
 from chains.backends.native.kernels.fusion import FusedProduct, as_rows
-from chains.backends.native.llvm.emit import Type, Value
+from chains.backends.native.llvm.emit import Type, Value, number, real_type
 from chains.backends.native.llvm.shuffles import repeated
 from chains.program.view import View
 
 
+@dataclass(frozen=True)
+class ResultBlock:
+    """The results in registers: `height` rows from `row` on, and of each a vector for each mask, from `column` on."""
+
+    row: Value
+    height: int
+    column: Value
+    masks: Sequence[Value | None]
+    lanes: int
+
+    @property
+    def size(self) -> int:
+        """How many vectors there are."""
+        return self.height * len(self.masks)
+
+    def places(self) -> Iterator[tuple[int, int, Value | None]]:
+        """Row, vector and mask of each vector of results, in their order."""
+        return ((r, c, mask) for r in range(self.height) for c, mask in enumerate(self.masks))
+
+    def zeros(self, scalar: Type) -> list[Value]:
+        return [number(Type(scalar.name, self.lanes), 0.0)] * self.size
+
+
 def store_block(
-    frame: Frame,
-    product: FusedProduct,
-    row: Value,
-    results: list[Value],
-    column: Value,
-    masks: list[Value | None],
-    lanes: int,
-    scalar: Type,
-    rows: int | None = None,
+    frame: Frame, product: FusedProduct, block: ResultBlock, results: Sequence[Value], rows: int | None = None
 ) -> None:
     """Apply the maps to a block of results and store their results.
 
     A vector holds a part of a row or, with `rows`, this number of whole rows as they follow one another in memory. All loads
     come before all stores, because the processor delays loads after masked stores to nearby places.
     """
-    f, out = frame.f, product.out
+    f, out, lanes = frame.f, product.out, block.lanes
+    row, column, masks = block.row, block.column, block.masks
+    scalar = real_type(out.dtype)
     type = Type(scalar.name, lanes)
     columns = int(out.shape[1])  # type: ignore[arg-type]
     step = lanes if rows is None else rows * columns
@@ -52,18 +72,16 @@ def store_block(
         return shared[key]
 
     stores: list[tuple[Value, Value, Value | None]] = []
-    for r in range(len(results) // len(masks)):
-        for c, mask in enumerate(masks):
-            result = results[r * len(masks) + c]
-            if product.accumulate:
-                result = f.binary("fadd", result, f.load(type, element(out, r, c), mask))
-            values: dict[View, Value] = {out: result}
-            for fused in product.maps:
-                ins = [operand(view, r, c, values) for view in fused.ins]
-                for view, value in zip(fused.outs, evaluate(f, fused.formula, ins, type), strict=True):
-                    values[as_rows(view)] = value
-            for view, value in values.items():
-                if view != out or not product.transient:
-                    stores.append((value, element(view, r, c), mask))
+    for (r, c, mask), result in zip(block.places(), results, strict=True):
+        if product.accumulate:
+            result = f.binary("fadd", result, f.load(type, element(out, r, c), mask))
+        values: dict[View, Value] = {out: result}
+        for fused in product.maps:
+            ins = [operand(view, r, c, values) for view in fused.ins]
+            for view, value in zip(fused.outs, evaluate(f, fused.formula, ins, type), strict=True):
+                values[as_rows(view)] = value
+        for view, value in values.items():
+            if view != out or not product.transient:
+                stores.append((value, element(view, r, c), mask))
     for value, pointer, mask in stores:
         f.store(value, pointer, mask)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from chains.backends.native.kernels.block_shapes import block_shapes
 from chains.backends.native.kernels.elementwise import Frame, horizontal
-from chains.backends.native.kernels.epilogue import store_block
+from chains.backends.native.kernels.epilogue import ResultBlock, store_block
 from chains.backends.native.kernels.fusion import FusedProduct, as_rows
 from chains.backends.native.llvm.blocking import row_blocks
 from chains.backends.native.llvm.emit import Function, Type, Value, integer, number, real_type
@@ -70,20 +70,6 @@ def lower_large(frame: Frame, product: FusedProduct, space: Value, thread: Value
 
     name = frame.f.module.outline("gemm", [argument.type for argument in arguments], write)
     frame.f.line(f"call void @{name}({', '.join(map(str, arguments))})")
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The part of the result in registers: some rows, and a vector of columns for each mask."""
-
-    row: Value
-    height: int
-    column: Value
-    masks: Masks
-
-    @property
-    def size(self) -> int:
-        return self.height * len(self.masks)
 
 
 @dataclass
@@ -173,8 +159,8 @@ class _Product:
 
             def multiply(panel: Value, masks: Masks) -> None:
                 def rows(r: Value, count: int) -> None:
-                    part = _Part(f.add(i, r), count, f.mul(panel, self.width), masks)
-                    self._multiply(part, k, depth, self._at(self.space, f.mul(r, depth)), packed(panel))
+                    block = ResultBlock(f.add(i, r), count, f.mul(panel, self.width), masks, self.lanes)
+                    self._multiply(block, k, depth, self._at(self.space, f.mul(r, depth)), packed(panel))
 
                 row_blocks(f, integer(0), height, self.shape.heights, rows)
 
@@ -239,44 +225,48 @@ class _Product:
         else:
             f.loop(integer(0), depth, 1, by_number)
 
-    def _multiply(self, part: _Part, k: Value, depth: Value, a: Value, b: Value) -> None:
+    def _multiply(self, block: ResultBlock, k: Value, depth: Value, a: Value, b: Value) -> None:
         """Packed rows of a times a packed panel of b; both begin with element `k` of the summed axis."""
-        f, width = self.f, len(part.masks) * self.lanes
+        f, width = self.f, len(block.masks) * self.lanes
         first, last = f.compare("eq", k, integer(0)), f.compare("sge", f.add(k, self.shape.inner), self.inner)
-        self._fetch(part, first, last)
+        self._fetch(block, first, last)
 
         def multiply(k: Value, sums: list[Value]) -> list[Value]:
-            vectors = [self._at(b, f.add(f.mul(k, width), n * self.lanes)) for n in range(len(part.masks))]
-            numbers = [self._at(a, f.add(f.mul(k, part.height), n)) for n in range(part.height)]
+            vectors = [self._at(b, f.add(f.mul(k, width), n * self.lanes)) for n in range(len(block.masks))]
+            numbers = [self._at(a, f.add(f.mul(k, block.height), n)) for n in range(block.height)]
             return self._added(sums, [f.load(self.scalar, x) for x in numbers], [f.load(self.type, x) for x in vectors])
 
-        sums = f.loop(integer(0), depth, 1, multiply, [number(self.type, 0.0)] * part.size)[1]
+        sums = f.loop(integer(0), depth, 1, multiply, [number(self.type, 0.0)] * block.size)[1]
 
         def added() -> list[Value]:
-            before = [f.load(self.type, *place) for place in self._places(self.product.out, part)]
+            before = [f.load(self.type, *place) for place in self._places(self.product.out, block)]
             return [f.binary("fadd", *pair) for pair in zip(before, sums, strict=True)]
 
         sums = added() if self.product.accumulate else f.choice(first, lambda: sums, added)
+
+        def store(product: FusedProduct) -> None:
+            store_block(self.frame, product, block, sums)
+
         product = replace(self.product, accumulate=False)  # earlier contents have been added
         if product.maps:
             plain = replace(product, maps=(), transient=False)
-            f.when(last, lambda: self._store(product, part, sums), lambda: self._store(plain, part, sums))
+            f.when(last, lambda: store(product), lambda: store(plain))
         else:
-            self._store(product, part, sums)
+            store(product)
 
     def _added(self, sums: Sequence[Value], numbers: Sequence[Value], vectors: Sequence[Value]) -> list[Value]:
         """The sums with the products of numbers of a and vectors of b."""
         products = [(self.f.splat(x, self.lanes), vector) for x in numbers for vector in vectors]
         return [self.f.fma(x, vector, total) for (x, vector), total in zip(products, sums, strict=True)]
 
-    def _fetch(self, part: _Part, first: Value, last: Value) -> None:
+    def _fetch(self, block: ResultBlock, first: Value, last: Value) -> None:
         """Prefetch the data that is read and written after the sums."""
         f, out = self.f, self.product.out
         views = [view for each in self.product.maps for view in each.views if view.batched or view.shape == out.shape]
         others = [view for view in dict.fromkeys(map(as_rows, views)) if view != out]
 
         def fetch(views: Sequence[View]) -> None:
-            for place, _ in (each for view in views for each in self._places(view, part)):
+            for place, _ in (each for view in views for each in self._places(view, block)):
                 f.call("llvm.prefetch.p0", None, place, "i32 1", "i32 3", "i32 1")  # for writing, into the nearest cache
 
         if others:
@@ -286,16 +276,13 @@ class _Product:
         else:
             fetch([out])
 
-    def _places(self, view: View, part: _Part) -> Iterator[tuple[Value, Value | None]]:
-        """The addresses of a part's vectors in a matrix, with their masks."""
-        for n in range(part.height):
-            row = self.f.mul(self.f.add(part.row, n), view.strides[0])
-            for c, mask in enumerate(part.masks):
-                offset = self.f.add(row, self.f.add(part.column, c * self.lanes))
+    def _places(self, view: View, block: ResultBlock) -> Iterator[tuple[Value, Value | None]]:
+        """The addresses of a block's vectors in a matrix, with their masks."""
+        for n in range(block.height):
+            row = self.f.mul(self.f.add(block.row, n), view.strides[0])
+            for c, mask in enumerate(block.masks):
+                offset = self.f.add(row, self.f.add(block.column, c * self.lanes))
                 yield self._at(self.frame.base(view), offset), mask
-
-    def _store(self, product: FusedProduct, part: _Part, sums: list[Value]) -> None:
-        store_block(self.frame, product, part.row, sums, part.column, list(part.masks), self.lanes, self.scalar)
 
     # Few rows: nothing is packed
 
@@ -308,23 +295,23 @@ class _Product:
 
         def columns(panel: Value, masks: Masks) -> None:
             def rows(i: Value, count: int) -> None:
-                self._multiply_as_it_is(_Part(i, count, f.mul(panel, self.width), masks))
+                self._multiply_as_it_is(ResultBlock(i, count, f.mul(panel, self.width), masks, self.lanes))
 
             row_blocks(f, integer(0), self.rows, self.shape.heights, rows)
 
         self._panels(begin, end, columns)
 
-    def _multiply_as_it_is(self, part: _Part) -> None:
+    def _multiply_as_it_is(self, block: ResultBlock) -> None:
         f, (across, along), (along_b, _) = self.f, self.a_strides, self.b_strides
-        rows = [self._at(self.a, f.mul(f.add(part.row, n), across)) for n in range(part.height)]
+        rows = [self._at(self.a, f.mul(f.add(block.row, n), across)) for n in range(block.height)]
 
         def multiply(k: Value, sums: list[Value]) -> list[Value]:
-            row = self._at(self.b, f.add(f.mul(k, along_b), part.column))
-            vectors = [f.load(self.type, self._at(row, integer(n * self.lanes)), mask) for n, mask in enumerate(part.masks)]
+            row = self._at(self.b, f.add(f.mul(k, along_b), block.column))
+            vectors = [f.load(self.type, self._at(row, integer(n * self.lanes)), mask) for n, mask in enumerate(block.masks)]
             return self._added(sums, [f.load(self.scalar, self._at(x, f.mul(k, along))) for x in rows], vectors)
 
-        sums = f.loop(integer(0), self.inner, 1, multiply, [number(self.type, 0.0)] * part.size)[1]
-        self._store(self.product, part, sums)
+        sums = f.loop(integer(0), self.inner, 1, multiply, [number(self.type, 0.0)] * block.size)[1]
+        store_block(self.frame, self.product, block, sums)
 
     def _dots(self, begin: Value, end: Value) -> None:
         """A product with the transpose of b: each result is the dot product of two contiguous runs."""
@@ -348,7 +335,7 @@ class _Product:
             if depth > whole:
                 sums = multiply(integer(whole), sums, rest)
             results = [horizontal(f, each) for each in sums]
-            store_block(self.frame, self.product, i, results, n, [None] * width, 1, self.scalar)
+            store_block(self.frame, self.product, ResultBlock(i, height, n, [None] * width, 1), results)
 
         def some(n: Value, width: int) -> None:
             row_blocks(f, integer(0), self.rows, sizes, lambda i, height: block(i, height, n, width))

@@ -19,7 +19,7 @@ from functools import partial
 from typing import NamedTuple
 
 from chains.backends.native.kernels.elementwise import Frame, horizontal, lower_map
-from chains.backends.native.kernels.epilogue import store_block
+from chains.backends.native.kernels.epilogue import ResultBlock, store_block
 from chains.backends.native.kernels.fusion import FusedProduct, is_dots
 from chains.backends.native.kernels.matmul_narrow import dots, is_narrow, lower_matmul_narrow
 from chains.backends.native.kernels.matmul_shared import call_rows_block, shares_blocks
@@ -50,7 +50,6 @@ def _rows(frame: Frame, product: FusedProduct) -> None:
     """Compute the result, one block of rows at a time."""
     f, out, a = frame.f, product.out, product.a
     columns, inner = int(out.shape[1]), int(a.shape[1])  # type: ignore[arg-type]
-    scalar = real_type(out.dtype)
     narrow = is_narrow(product, frame.lanes)
     begin = lower_matmul_narrow(frame, product) if narrow else integer(0)
     if columns == 1 and a.strides[1] == 1 and product.b.strides[0] == 1 and inner >= frame.lanes:
@@ -73,13 +72,13 @@ def _rows(frame: Frame, product: FusedProduct) -> None:
     def of_part(product: FusedProduct, part: _Part) -> None:
         def run_panel(column: Value, masks: list[Value | None]) -> None:
             position = begin
-            for block in dict.fromkeys(max(1, each) for each in (*heights, 1)):
+            for height in dict.fromkeys(max(1, each) for each in (*heights, 1)):
 
-                def step(i: Value, _: list[Value], block: int = block) -> list[Value]:
-                    _block(frame, product, i, block, column, masks, lanes, part, scalar)
+                def step(i: Value, _: list[Value], height: int = height) -> list[Value]:
+                    _block(frame, product, ResultBlock(i, height, column, masks, lanes), part)
                     return []
 
-                position, _ = f.loop(position, f.add(rows, 1 - block), block, step)
+                position, _ = f.loop(position, f.add(rows, 1 - height), height, step)
 
         panels(f, columns, lanes, panel, run_panel)
 
@@ -100,24 +99,16 @@ class _Part(NamedTuple):
     split: bool = False
 
 
-def _block(
-    frame: Frame,
-    product: FusedProduct,
-    row: Value,
-    block: int,
-    column: Value,
-    masks: list[Value | None],
-    lanes: int,
-    part: _Part,
-    scalar: Type,
-) -> None:
-    """Compute `block` rows from `row` on, and a vector of columns for each mask, from `column` on."""
-    if not part.split and shares_blocks(frame, product, lanes):
-        call_rows_block(frame, product, row, block, column, masks, lanes)
+def _block(frame: Frame, product: FusedProduct, block: ResultBlock, part: _Part) -> None:
+    """Compute a block of results whose rows are samples."""
+    if not part.split and shares_blocks(frame, product, block.lanes):
+        call_rows_block(frame, product, block)
         return
     f, out, a, b = frame.f, product.out, product.a, product.b
-    type, inner = Type(scalar.name, lanes), part.length
-    a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(block)]
+    row, column, masks, lanes = block.row, block.column, block.masks, block.lanes
+    scalar, inner = real_type(out.dtype), part.length
+    type = Type(scalar.name, lanes)
+    a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(block.height)]
     b_base = f.address(frame.base(b), f.mul(column, b.strides[1]), scalar)
 
     def multiply(k: Value, sums: list[Value]) -> list[Value]:
@@ -127,17 +118,17 @@ def _block(
             for c, mask in enumerate(masks)
         ]
         results = []
-        for r in range(block):
+        for r in range(block.height):
             x = f.splat(f.load(scalar, f.address(a_rows[r], f.mul(k, a.strides[1]), scalar)), lanes)
             results += [f.fma(x, w, sums[r * len(weights) + c]) for c, w in enumerate(weights)]
         return results
 
-    width = block * len(masks)
+    width = block.size
     # With few sums, additions would wait for one another, so each sum gets several accumulators.
     accumulators = min(inner, accumulators_for(width))
     start = [number(type, 0.0)] * (width * accumulators)
     if part.split:
-        rows = [frame.row(out, f.add(row, r), out.strides[0]) for r in range(block)]
+        rows = [frame.row(out, f.add(row, r), out.strides[0]) for r in range(block.height)]
         columns = [f.mul(f.add(column, c * lanes), out.strides[1]) for c in range(len(masks))]
         places = [(f.address(r, c, scalar), mask) for r in rows for c, mask in zip(columns, masks, strict=True)]
         zeros, first = start[:width], f.compare("eq", part.begin, integer(0))
@@ -160,7 +151,7 @@ def _block(
         )
     sums = steps(f.add(part.begin, whole), list(sums), inner - whole)
     results = combined(sums, width, partial(f.binary, "fadd"))
-    store_block(frame, product, row, results, column, masks, lanes, scalar)
+    store_block(frame, product, block, results)
 
 
 def _along(
@@ -189,7 +180,7 @@ def _dots(frame: Frame, product: FusedProduct, begin: Value) -> None:
 
     def step(i: Value, _: list[Value]) -> list[Value]:
         result = horizontal(frame.f, dots(frame, product, i, 1)[0])
-        store_block(frame, product, i, [result], integer(0), [None], 1, real_type(product.out.dtype))
+        store_block(frame, product, ResultBlock(i, 1, integer(0), [None], 1), [result])
         return []
 
     frame.f.loop(begin, frame.extent(product.out.shape[0]), 1, step)
@@ -218,7 +209,7 @@ def _dot_rows(frame: Frame, product: FusedProduct) -> None:
                 sums = multiply(integer(whole), sums, f.lane_mask(lanes, inner - whole))
             sums += [number(type, 0.0)] * (lanes - width)
             mask = f.lane_mask(lanes, width)
-            store_block(frame, product, i, [sums_of_lanes(f, sums)], column, [mask], lanes, scalar)
+            store_block(frame, product, ResultBlock(i, 1, column, [mask], lanes), [sums_of_lanes(f, sums)])
 
         f.loop(integer(0), frame.extent(out.shape[0]), 1, row)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 
 from chains.backends.native.kernels.elementwise import Frame
-from chains.backends.native.kernels.epilogue import store_block
+from chains.backends.native.kernels.epilogue import ResultBlock, store_block
 from chains.backends.native.kernels.fusion import FusedProduct, as_rows
 from chains.backends.native.llvm.accumulators import combined
 from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
@@ -44,13 +44,12 @@ def lower_matmul_narrow(frame: Frame, product: FusedProduct) -> Value:
             sums = (
                 [sums_of_lanes(f, dots(frame, product, row, lanes))] if columns == 1 else _blocks(frame, product, row, vectors)
             )
-            scalar = real_type(out.dtype)
             if (used := samples * columns) < lanes:
                 block = _block(columns)
                 packed = [block * (k // columns) + k % columns if k < used else 0 for k in range(lanes)]
                 sums = [shuffled(f, vector, None, packed) for vector in sums]
             masks = [f.lane_mask(lanes, used)] * vectors
-            store_block(frame, product, row, sums, integer(0), masks, lanes, scalar, rows=samples)
+            store_block(frame, product, ResultBlock(row, 1, integer(0), masks, lanes), sums, rows=samples)
 
         rows = samples * vectors
         position, _ = f.loop(position, f.add(frame.extent(out.shape[0]), 1 - rows), rows, step)

@@ -6,14 +6,57 @@ A program of many different products compiles in a fraction of the time so. A ca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 
 from chains.backends.native.kernels.elementwise import Frame
+from chains.backends.native.kernels.epilogue import ResultBlock
 from chains.backends.native.kernels.fusion import FusedProduct
 from chains.backends.native.llvm.accumulators import accumulate, accumulators_for, combined
-from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, number, real_type
+from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, lanes_of, real_type
 
 UNROLLED_MULTIPLY_ADDS = 24  # in one straight run of code, at most: with more, LLVM keeps operands in memory
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of numbers: the address of the first one, and the distance between two."""
+
+    first: Value
+    distance: Value
+    scalar: Type
+
+    def row(self, g: Function, k: Value | int) -> Value:
+        return g.address(self.first, g.mul(self.distance, k), self.scalar)
+
+    def vectors(self, g: Function, k: Value, lanes: int, masks: Iterable[Value | None]) -> list[Value]:
+        """The vectors of row k, one for each mask."""
+        row, type = self.row(g, k), Type(self.scalar.name, lanes)
+        return [g.load(type, g.address(row, integer(c * lanes), self.scalar), mask) for c, mask in enumerate(masks)]
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What the function of a block is called with."""
+
+    a: Rows
+    b: Rows
+    out: Rows
+    length: Value  # of the sums
+    columns: Value  # of the last vector, where that has a mask
+    begins: Value  # other than 0 where sums begin here
+
+    def values(self) -> list[Value]:
+        """The arguments of a call."""
+        rows = [value for each in (self.a, self.b, self.out) for value in (each.first, each.distance)]
+        return [*rows, self.length, self.columns, self.begins]
+
+    def within(self, arguments: list[Value]) -> Operands:
+        """The same inside the function, which has the `values` as these arguments."""
+        a, a_distance, b, b_distance, out, out_distance, length, columns, begins = arguments
+        scalar = self.out.scalar
+        rows = Rows(a, a_distance, scalar), Rows(b, b_distance, scalar), Rows(out, out_distance, scalar)
+        return Operands(*rows, length, columns, begins)
 
 
 def shares_blocks(frame: Frame, product: FusedProduct, lanes: int) -> bool:
@@ -22,121 +65,96 @@ def shares_blocks(frame: Frame, product: FusedProduct, lanes: int) -> bool:
     return product.shared and lanes > 1 and not by_pointers and product.out.strides[1] == product.b.strides[1] == 1
 
 
-def call_rows_block(
-    frame: Frame, product: FusedProduct, row: Value, block: int, column: Value, masks: list[Value | None], lanes: int
-) -> None:
-    """Compute `block` rows from `row` on, and a vector of columns for each mask, from `column` on."""
+def call_rows_block(frame: Frame, product: FusedProduct, block: ResultBlock) -> None:
+    """Compute a block of results whose rows are those of the left operand."""
     f, a, b = frame.f, product.a, product.b
     scalar = real_type(product.out.dtype)
-    inner = integer(int(a.shape[1]))  # type: ignore[arg-type]
-    places = [(frame.row(a, row, a.strides[0]), a.strides[0]), (f.address(frame.base(b), column, scalar), b.strides[0])]
-    begin = [number(Type(scalar.name, lanes), 0.0)] * (block * len(masks))
     along = a.strides[1]
 
-    def write(g: Function, a: _Rows, b: _Rows, out: _Rows, length: Value, masks: list[Value | None], first: Value) -> None:
+    def write(g: Function, given: Operands, block: ResultBlock) -> None:
+        rows = [given.a.row(g, r) for r in range(block.height)]
+        masks = [None if product.padded else mask for mask in block.masks]
+
         def step(k: Value, sums: list[Value]) -> list[Value]:
-            vectors = b.vectors(g, k, lanes, [None if product.padded else mask for mask in masks])
+            vectors = given.b.vectors(g, k, block.lanes, masks)
             numbers = (g.load(scalar, g.address(row, g.mul(k, along), scalar)) for row in rows)
             return _multiplied(g, numbers, vectors, sums)
 
-        rows = [a.row(g, r) for r in range(block)]
-        sums = _sums(g, length, step, begin)
-        for r in range(block):
-            for c, mask in enumerate(masks):
-                total, place = sums[r * len(masks) + c], g.address(out.row(g, r), integer(c * lanes), scalar)
-                if product.accumulate:
-                    total = g.binary("fadd", total, g.load(total.type, place, mask))
-                g.store(total, place, mask)
+        sums = _sums(g, given.length, step, block.zeros(scalar))
+        for (r, c, mask), total in zip(block.places(), sums, strict=True):
+            place = g.address(given.out.row(g, r), integer(c * block.lanes), scalar)
+            if product.accumulate:
+                total = g.binary("fadd", total, g.load(total.type, place, mask))
+            g.store(total, place, mask)
 
-    key = "rows", block, along, product.padded, product.accumulate
-    _call(frame, product, key, write, places, inner, row, column, masks, lanes, None)
+    left = Rows(frame.row(a, block.row, a.strides[0]), integer(a.strides[0]), scalar)
+    right = Rows(f.address(frame.base(b), block.column, scalar), integer(b.strides[0]), scalar)
+    length = integer(int(a.shape[1]))  # type: ignore[arg-type]
+    given = Operands(left, right, _results(frame, product, block), length, _columns(block), integer(0))
+    _call(frame, ("rows", along, product.padded, product.accumulate), write, given, block)
 
 
-def call_sums_block(
-    frame: Frame,
-    product: FusedProduct,
-    start: Value,
-    count: Value,
-    row: Value,
-    block: int,
-    column: Value,
-    masks: list[Value | None],
-    lanes: int,
-) -> None:
-    """Compute `block` rows of sums over `count` samples, and add them to the present sums unless sums begin here."""
+def call_sums_block(frame: Frame, product: FusedProduct, block: ResultBlock, start: Value, count: Value) -> None:
+    """Compute a block of sums over `count` samples from `start` on; add it to the present sums unless sums begin here."""
     f, a, b = frame.f, product.a, product.b
     scalar = real_type(product.out.dtype)
     across = a.strides[0]
-    left = f.address(frame.row(a, start, a.strides[1]), f.mul(row, across), scalar)
-    right = f.address(frame.row(b, start, b.strides[0]), column, scalar)
-    begin = [number(Type(scalar.name, lanes), 0.0)] * (block * len(masks))
 
-    def write(g: Function, a: _Rows, b: _Rows, out: _Rows, length: Value, masks: list[Value | None], first: Value) -> None:
+    def write(g: Function, given: Operands, block: ResultBlock) -> None:
         def step(s: Value, sums: list[Value]) -> list[Value]:
-            sample = a.row(g, s)
-            numbers = (g.load(scalar, g.address(sample, integer(r * across), scalar)) for r in range(block))
-            return _multiplied(g, numbers, b.vectors(g, s, lanes, masks), sums)
+            sample = given.a.row(g, s)
+            numbers = (g.load(scalar, g.address(sample, integer(r * across), scalar)) for r in range(block.height))
+            return _multiplied(g, numbers, given.b.vectors(g, s, block.lanes, block.masks), sums)
 
-        sums = _sums(g, length, step, begin)
-        begins = g.compare("ne", first, integer(0))
-        for r in range(block):
-            for c, mask in enumerate(masks):
-                total, place = sums[r * len(masks) + c], g.address(out.row(g, r), integer(c * lanes), scalar)
-                before = g.load(total.type, place, mask)
-                g.store(g.select(begins, total, g.binary("fadd", before, total)), place, mask)
+        sums = _sums(g, given.length, step, block.zeros(scalar))
+        begins = g.compare("ne", given.begins, integer(0))
+        for (r, c, mask), total in zip(block.places(), sums, strict=True):
+            place = g.address(given.out.row(g, r), integer(c * block.lanes), scalar)
+            before = g.load(total.type, place, mask)
+            g.store(g.select(begins, total, g.binary("fadd", before, total)), place, mask)
 
-    first = integer(0) if frame.first is None else f.cast("zext", frame.first, I64)
-    key = "sums", block, across
-    _call(frame, product, key, write, [(left, a.strides[1]), (right, b.strides[0])], count, row, column, masks, lanes, first)
-
-
-class _Rows:
-    """Rows of numbers inside a function: the address of the first one, and the distance between two."""
-
-    def __init__(self, first: Value, distance: Value, scalar: Type) -> None:
-        self.first, self.distance, self.scalar = first, distance, scalar
-
-    def row(self, g: Function, k: Value | int) -> Value:
-        return g.address(self.first, g.mul(self.distance, k), self.scalar)
-
-    def vectors(self, g: Function, k: Value, lanes: int, masks: list[Value | None]) -> list[Value]:
-        """The vectors of row k, one for each mask."""
-        row, type = self.row(g, k), Type(self.scalar.name, lanes)
-        return [g.load(type, g.address(row, integer(c * lanes), self.scalar), mask) for c, mask in enumerate(masks)]
+    left = f.address(frame.row(a, start, a.strides[1]), f.mul(block.row, across), scalar)
+    right = f.address(frame.row(b, start, b.strides[0]), block.column, scalar)
+    begins = integer(0) if frame.first is None else f.cast("zext", frame.first, I64)
+    given = Operands(
+        Rows(left, integer(a.strides[1]), scalar),
+        Rows(right, integer(b.strides[0]), scalar),
+        _results(frame, product, block),
+        count,
+        _columns(block),
+        begins,
+    )
+    _call(frame, ("sums", across), write, given, block)
 
 
-_Write = Callable[[Function, _Rows, _Rows, _Rows, Value, list[Value | None], Value], None]
-
-
-def _call(
-    frame: Frame,
-    product: FusedProduct,
-    key: tuple[object, ...],
-    write: _Write,
-    places: list[tuple[Value, int]],
-    length: Value,
-    row: Value,
-    column: Value,
-    masks: list[Value | None],
-    lanes: int,
-    first: Value | None,
-) -> None:
-    """Call the function of this kind of block, which `write` fills; the lanes of a mask are an argument too."""
+def _results(frame: Frame, product: FusedProduct, block: ResultBlock) -> Rows:
+    """The memory that a block of results is written to."""
     f, out = frame.f, product.out
     scalar = real_type(out.dtype)
-    last = masks[-1]
-    target = f.address(f.address(frame.base(out), f.mul(row, out.strides[0]), scalar), column, scalar)
-    pairs = [*places, (target, out.strides[0])]
-    arguments = [each for place, distance in pairs for each in (place, integer(distance))]
-    arguments += [length, integer(lanes if last is None else last.text.count("i1 1")), first or integer(0)]
+    first = f.address(f.address(frame.base(out), f.mul(block.row, out.strides[0]), scalar), block.column, scalar)
+    return Rows(first, integer(out.strides[0]), scalar)
 
-    def body(g: Function, given: list[Value]) -> None:
-        a, b, out = (_Rows(given[k], given[k + 1], scalar) for k in (0, 2, 4))
-        inside = [*masks[:-1], None if last is None else g.first_lanes(lanes, given[7])]
-        write(g, a, b, out, given[6], inside, given[8])
 
-    whole = (*key, scalar.name, lanes, len(masks), last is None)
-    name = f.module.outline("block", [argument.type for argument in arguments], body, whole)
+def _columns(block: ResultBlock) -> Value:
+    """The number of columns of a block's last vector."""
+    return integer(lanes_of(block.masks[-1], block.lanes))
+
+
+_Write = Callable[[Function, Operands, ResultBlock], None]
+
+
+def _call(frame: Frame, kind: tuple[object, ...], write: _Write, given: Operands, block: ResultBlock) -> None:
+    """Call the function of this kind of block, which `write` fills; the lanes of a mask are an argument too."""
+    f, lanes, last = frame.f, block.lanes, block.masks[-1]
+
+    def body(g: Function, arguments: list[Value]) -> None:
+        inside = given.within(arguments)
+        mask = None if last is None else g.first_lanes(lanes, inside.columns)
+        write(g, inside, replace(block, masks=[*block.masks[:-1], mask]))
+
+    arguments = given.values()
+    key = (*kind, block.height, given.out.scalar.name, lanes, len(block.masks), last is None)
+    name = f.module.outline("block", [argument.type for argument in arguments], body, key)
     f.line(f"call void @{name}({', '.join(map(str, arguments))})")
 
 

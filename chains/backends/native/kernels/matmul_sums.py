@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from itertools import product as pairs
 
 from chains.backends.native.kernels.elementwise import Frame
-from chains.backends.native.kernels.epilogue import store_block
+from chains.backends.native.kernels.epilogue import ResultBlock, store_block
 from chains.backends.native.kernels.fusion import FusedProduct
 from chains.backends.native.kernels.matmul_shared import call_sums_block, shares_blocks
 from chains.backends.native.kernels.prefetch import prefetch_lines, reads_samples
 from chains.backends.native.llvm.accumulators import accumulate, accumulators_for
 from chains.backends.native.llvm.blocking import blocks, panels
-from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
+from chains.backends.native.llvm.emit import Type, Value, integer, lanes_of, real_type
 from chains.backends.native.llvm.shuffles import interleaved
 from chains.program.view import Batch
 
@@ -47,7 +46,6 @@ def _sum(frame: Frame, product: FusedProduct, begin: Value, count: Value) -> Non
     """The sum over `count` rows of the operands."""
     rows, columns = (int(extent) for extent in product.out.shape)  # type: ignore[arg-type]
     f = frame.f
-    scalar = real_type(product.out.dtype)
     lanes = frame.lanes if product.b.strides[1] == 1 else 1
     vectors = -(-columns // lanes)
     prefetch = reads_samples(product.a)
@@ -55,7 +53,7 @@ def _sum(frame: Frame, product: FusedProduct, begin: Value, count: Value) -> Non
     height = min(rows, height)
 
     def block(i: Value, size: int, column: Value, masks: list[Value | None]) -> None:
-        _sum_block(frame, product, begin, count, i, size, column, masks, lanes, scalar)
+        _sum_block(frame, product, ResultBlock(i, size, column, masks, lanes), begin, count)
         if prefetch and size == height:
             prefetch_lines(frame)
 
@@ -72,22 +70,14 @@ def _sum(frame: Frame, product: FusedProduct, begin: Value, count: Value) -> Non
         )
 
 
-def _sum_block(
-    frame: Frame,
-    product: FusedProduct,
-    begin: Value,
-    count: Value,
-    row: Value,
-    block: int,
-    column: Value,
-    masks: list[Value | None],
-    lanes: int,
-    scalar: Type,
-) -> None:
-    if not product.maps and shares_blocks(frame, product, lanes):
-        call_sums_block(frame, product, begin, count, row, block, column, masks, lanes)
+def _sum_block(frame: Frame, product: FusedProduct, block: ResultBlock, begin: Value, count: Value) -> None:
+    """A block of the result: the sums over `count` rows of the operands from `begin` on."""
+    if not product.maps and shares_blocks(frame, product, block.lanes):
+        call_sums_block(frame, product, block, begin, count)
         return
     f, out, a, b = frame.f, product.out, product.a, product.b
+    row, height, column, masks, lanes = block.row, block.height, block.column, block.masks, block.lanes
+    scalar = real_type(out.dtype)
     type = Type(scalar.name, lanes)
 
     def step(i: Value, sums: list[Value]) -> list[Value]:
@@ -98,41 +88,39 @@ def _sum_block(
             f.load(type, f.address(b_row, integer(c * lanes * b.strides[1]), scalar), mask) for c, mask in enumerate(masks)
         ]
         results = []
-        for r in range(block):
+        for r in range(height):
             x = f.splat(f.load(scalar, f.address(a_column, integer(r * a.strides[0]), scalar)), lanes)
             results += [f.fma(x, v, sums[r * len(masks) + c]) for c, v in enumerate(vectors)]
         return results
 
-    start = [number(type, 0.0)] * (block * len(masks))
+    start = block.zeros(scalar)
     sums = accumulate(f, count, accumulators_for(len(start)), step, start, start[0], partial(f.binary, "fadd"))
 
     def add_interleaved() -> None:
         for c, mask in enumerate(masks):
-            first = f.address(frame.base(out), f.mul(f.add(column, c * lanes), block), scalar)
-            left = block * (lanes if mask is None else mask.text.count("i1 1"))
+            first = f.address(frame.base(out), f.mul(f.add(column, c * lanes), height), scalar)
+            left = height * lanes_of(mask, lanes)
             for k, total in enumerate(interleaved(f, sums[c :: len(masks)])[: -(-left // lanes)]):
                 pointer = f.address(first, integer(k * lanes), scalar)
                 _add(frame, total, pointer, f.lane_mask(lanes, left - k * lanes))
 
     def add_up() -> None:
-        if out.shape[0] == block and out.strides == (1, block) and block & (block - 1) == 0:  # all rows of a transpose
+        if out.shape[0] == height and out.strides == (1, height) and height & (height - 1) == 0:  # all rows of a transpose
             add_interleaved()
             return
-        for r, (c, mask) in pairs(range(block), enumerate(masks)):
-            total = sums[r * len(masks) + c]
+        for (r, c, mask), total in zip(block.places(), sums, strict=True):
             offset = f.add(f.mul(f.add(row, r), out.strides[0]), f.mul(f.add(column, c * lanes), out.strides[1]))
             pointer = f.address(frame.base(out), offset, scalar)
             if out.strides[1] == 1:
                 _add(frame, total, pointer, mask)
                 continue
-            used = lanes if mask is None else mask.text.count("i1 1")
-            for lane in range(used):
+            for lane in range(lanes_of(mask, lanes)):
                 x = f.assign(scalar, f"extractelement {total}, i64 {lane}") if lanes > 1 else total
                 _add(frame, x, f.address(pointer, integer(lane * out.strides[1]), scalar), None)
 
     if product.maps:
         assert frame.whole is not None
-        f.when(frame.whole, lambda: store_block(frame, product, row, sums, column, masks, lanes, scalar), add_up)
+        f.when(frame.whole, lambda: store_block(frame, product, block, sums), add_up)
     else:
         add_up()
 

@@ -78,6 +78,11 @@ def integer(value: int) -> Value:
     return Value(str(value), I64)
 
 
+def lanes_of(mask: Value | None, lanes: int) -> int:
+    """The number of lanes that a mask of `lane_mask` lets through."""
+    return lanes if mask is None else mask.text.count("i1 1")
+
+
 class Function:
     """A function being written. Methods append instructions and return their results."""
 
