@@ -43,18 +43,21 @@ def attempt(seed: int, number: int) -> str:
         "convolutions": (None, "auto")[int(rng.integers(2))],
         "precision": str(rng.choice(["float32", "float32", "tf32"])),
     }
+    together = (1, 132)[int(rng.integers(2))]  # blocks
     with (
         mock.patch.multiple(tiling_policy, **share),
         mock.patch.object(fused, "MOST_ONE_BLOCK_ELEMENTS", short),
         mock.patch.dict(backends._BACKENDS, watched=watched.WatchedBackend),
         mock.patch.dict(backends._loaded, watched=watched.WatchedBackend(**settings)),
     ):
+        device = backends._loaded["watched"].on_device.device  # type: ignore[attr-defined]
+        device.blocks_together = together
         case, dtype = CASES[int(rng.integers(len(CASES)))], (np.float32, np.float64)[int(rng.integers(2))]
         done = _trained if rng.random() < 0.25 else _program
         try:
-            outcome = done(rng, case, dtype, backends._loaded["watched"].on_device.device)  # type: ignore[attr-defined]
+            outcome = done(rng, case, dtype, device)
         except AssertionError as error:
-            raise AssertionError(f"{case} {np.dtype(dtype)} {settings} {share} {short}: {error}") from error
+            raise AssertionError(f"{case} {np.dtype(dtype)} {settings} {share} {short} {together}: {error}") from error
     return f"{outcome}, {'one kernel' if settings['fused'] else 'kernel by kernel'}"
 
 

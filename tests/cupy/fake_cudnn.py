@@ -226,10 +226,10 @@ class Graph:
         self.front.executed.append((self.result, index))
         self.front.followed.append(" ".join(self.after))
         self.front.seconds += ENGINES[index].seconds + (self.front.delay if self.after else 0.0)
-        half = self.tensors[self.result].data_type in ("HALF", "BFLOAT16")
+        single = self.tensors[self.result].data_type == "FLOAT"  # all else tensor cores take as it is
         factors = {name: self._numbers(array, name) for name, array in arrays.items() if name != self.result}
         bias = factors.pop("bias", None)
-        if "TENSOR_CORE" in ENGINES[index].notes and not half:
+        if "TENSOR_CORE" in ENGINES[index].notes and single:
             factors = {name: array.astype(np.float16).astype(np.float64) for name, array in factors.items()}
         computed = convolution(self.result, arrays[self.result].shape, self.settings, **factors)
         computed = computed if bias is None else computed + bias

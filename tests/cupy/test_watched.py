@@ -13,7 +13,7 @@ from chains import Adam, Chain, CrossEntropyLoss, Dense, Dropout, Flatten, backe
 from chains.backends import places
 from chains.backends.cupy import chunked_call as pieces
 from chains.backends.cupy import streaming
-from chains.backends.cupy.fused import tiling_policy
+from chains.backends.cupy.fused import grid, tiling_policy
 from chains.backends.cupy.source.commands import Pointers, Source
 from chains.data import Batches
 from chains.program.view import Buffer
@@ -83,22 +83,70 @@ KERNELS = {  # by what is said of it: the kernel, and its blocks
 }  # fmt: skip
 
 
-@pytest.mark.by_day(few=4)
-@pytest.mark.parametrize("said", KERNELS)
-def test_what_kernels_must_not_do_is_told(said, gpu):
-    body, blocks = KERNELS[said]
-    device, source, pointers = gpu(), Source(), Pointers()
+def run_kernel(device, body, blocks, shared=0, together=False):
+    """Run a kernel of 64 threads a block on three arrays: numbers, nothing yet, zeros."""
+    source, pointers = Source(), Pointers()
     arrays = [device.array(np.arange(256, dtype=FLOAT)), device.empty((256,), FLOAT), device.array(np.zeros(4, np.int32))]
     for k, array in enumerate(arrays):
         pointers.named(Buffer(f"b{k}", "state", array.dtype, (array.size,)), f"b{k}", write=True)
     step = pointers.launch(source, "own", body, lambda batch: (blocks, 1), block=(64, 1))
     kernel = device.compile(source.text(False), list(source.kernels.values()))[step.kernel.name]
-    device.launch(kernel, (blocks, 1), step.block, [np.int32(64), *(np.uint64(device.address(array)) for array in arrays)])()
+    numbers = [np.int32(64), *(np.uint64(device.address(array)) for array in arrays)]
+    device.launch(kernel, (blocks, 1), step.block, numbers, shared, together)()
+    device.finish()
+
+
+@pytest.mark.by_day(few=4)
+@pytest.mark.parametrize("said", KERNELS)
+def test_what_kernels_must_not_do_is_told(said, gpu):
     if said.strip():
         with pytest.raises(MisuseError, match=f"the kernel own_0:? {said}"):
-            device.finish()
+            run_kernel(gpu(), *KERNELS[said])
     else:
-        device.finish()
+        run_kernel(gpu(), *KERNELS[said])
+
+
+# Blocks that wait for each other: each writes a row, reads the next block's, and writes over its own.
+
+FENCE, SPIN = "    __threadfence();", next(line for line in grid.BARRIER if "while" in line)
+LEFT_OUT = {  # by what is left out of a place to wait: the lines there
+    "nothing": grid.BARRIER,
+    "the barrier before": grid.BARRIER[1:],
+    "the fence before": [line for k, line in enumerate(grid.BARRIER) if k != grid.BARRIER.index(FENCE)],
+    "waiting": [line for line in grid.BARRIER if line != SPIN],
+    "volatile": [line.replace("volatile ", "") for line in grid.BARRIER],
+    "the fence behind": [line for k, line in enumerate(grid.BARRIER) if k <= grid.BARRIER.index(FENCE) or line != FENCE],
+    "the barrier behind": grid.BARRIER[:-1],
+    "all": [],
+}
+
+
+def exchange(first, second):
+    return [
+        "int* const arrived = (int*)b2;", "ON_CHIP;", "float* const s = (float*)chip;", f"s[{ME}] = b0[{ME}] + blockIdx.x;",
+        f"b1[blockIdx.x * 64 + {ME}] = {ME};", *first,
+        f"const float v = b1[(blockIdx.x + 1) % 3 * 64 + {ME}] + s[63 - {ME}];", *second, f"b1[blockIdx.x * 64 + {ME}] = v;",
+    ]  # fmt: skip
+
+
+@pytest.mark.by_day(few=4)
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("less", LEFT_OUT)
+def test_blocks_wait_for_each_other_by_fences_and_barriers(less, place, gpu):
+    """Each line of both places is needed, and with all of them nothing is told, in either order of blocks."""
+    places = [grid.BARRIER, grid.BARRIER]
+    places[place] = LEFT_OUT[less]
+    if less == "nothing":
+        run_kernel(gpu(backwards=bool(place)), exchange(*places), 3, 256, True)
+        return
+    used = {"volatile": r"reads an array of \(4,\) int32"}.get(less, r"(reads|writes) an array of \(256,\) float32")
+    with pytest.raises(MisuseError, match=rf"the kernel own_0 {used}.* by thread \d+ of block \d"):
+        run_kernel(gpu(), exchange(*places), 3, 256, True)
+
+
+def test_blocks_that_wait_for_ever_are_told(gpu):
+    with pytest.raises(MisuseError, match="all blocks wait for others, for ever"):
+        run_kernel(gpu(), exchange(grid.BARRIER, [f"if (blockIdx.x < 2) {{ {' '.join(grid.BARRIER)} }}"]), 3, 256, True)
 
 
 # Programs
@@ -121,6 +169,21 @@ def test_training_touches_memory_in_order(settings, gpu):
     assert_close(trained(), trained("numpy"), 1e-5)
 
 
+@pytest.fixture
+def several(monkeypatch):
+    """Several blocks, of three samples or a few more."""
+    monkeypatch.setattr(tiling_policy, "MOST_ONE_BLOCK_OPERATIONS", 0)
+    monkeypatch.setattr(tiling_policy, "LEAST_BLOCK_SAMPLES", 3)
+
+
+@pytest.mark.parametrize("together", [1, 132], ids=["graphs", "grid"])
+def test_training_by_several_blocks_touches_memory_in_order(together, several, gpu):
+    device = gpu(fused=True)
+    device.blocks_together = together
+    assert_close(trained(), trained("numpy"), 1e-5)
+    assert (device.graphs > 0) == (together == 1)
+
+
 @pytest.mark.parametrize("layer", [CONVOLUTIONS["settings"]], ids=["settings"])
 @pytest.mark.parametrize("library", [None, "auto"])
 def test_convolutions_touch_memory_in_order(layer, library, gpu):
@@ -139,15 +202,16 @@ LESS = {  # what is left out of the kernels of a step by many blocks
     "the barrier before the ticket": r"(SHARED int last;\s*)__syncthreads\(\);",
     "the fence before the ticket": r"(SHARED int last;.*?)__threadfence\(\);",
     "the fence behind the ticket": r"(atomicAdd\(ticket.*?)__threadfence\(\);",
+    "the fence before blocks wait": r"()__threadfence\(\);(?=\s+const unsigned goal)",
+    "the barrier behind where blocks wait": r"(WAIT_FOR_OTHERS;\s+__threadfence\(\);\s+\}\s+)__syncthreads\(\);",
 }
 
 
 @pytest.mark.by_day(few=2)
 @pytest.mark.parametrize("less", LESS)
-def test_a_barrier_or_fence_that_is_left_out_is_missed(less, gpu, monkeypatch):
-    monkeypatch.setattr(tiling_policy, "MOST_ONE_BLOCK_OPERATIONS", 0)
-    monkeypatch.setattr(tiling_policy, "LEAST_BLOCK_SAMPLES", 3)
+def test_a_barrier_or_fence_that_is_left_out_is_missed(less, several, gpu, monkeypatch):
     device = gpu(fused=True)
+    device.blocks_together = 132 if "wait" in less else 1
     loaded, changed = device.loaded, []
 
     def without(text):
@@ -156,7 +220,7 @@ def test_a_barrier_or_fence_that_is_left_out_is_missed(less, gpu, monkeypatch):
         return loaded(text)
 
     monkeypatch.setattr(device, "loaded", without)
-    with pytest.raises(MisuseError, match=r"the kernel (network|sums)_\d.* (reads|writes) .* by thread"):
+    with pytest.raises(MisuseError, match=r"the kernel (network|sums|training)_\d.* (reads|writes) .* by thread"):
         trained(epochs=1, batch_size=10)
     assert any(changed)
 

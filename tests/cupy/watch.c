@@ -2,20 +2,23 @@
 
 Of each four bytes is known who wrote them last, who read them since, and whether they were ever written. Work is ordered by
 clocks: how far the work of each queue is known to be done before it. Within a kernel, the accesses of a block are ordered by
-its barriers, those of different blocks by an atomic addition between two fences, as CUDA has it. */
+its barriers. Those of different blocks are ordered by a counter, as CUDA has it: a thread that has passed a fence adds to it,
+another adds to it later, or reads it as volatile, and passes a fence. */
 #include <stdint.h>
 #include <stddef.h>
 #include <sys/mman.h>
 
 enum { QUEUES = 4, MOST_REPORTS = 64, SECTION = 1 << 16, ATOMIC = 0xffff };
 enum { OUTSIDE = 1, UNWRITTEN, RACE, MISALIGNED, BEHAVIOUR, UNDECLARED };
-enum { OF_BLOCK = 1, OF_BLOCKS = 2, OF_BYTES = 4 }; /* who else read: threads before the same barrier, blocks, other bytes */
+enum { OF_BLOCK = 1, OF_BYTES = 2 }; /* what else was read before the same barrier: the same bytes, others */
 #define ARENA ((uintptr_t)1 << 36)
 
+struct reader { uint32_t barriers; uint16_t thread; uint8_t bytes, others; }; /* a block, before the last barrier at which it read */
 struct cell {
-    uint32_t wwork, wblock, wbarriers, rwork, rblock, rbarriers;
-    uint16_t wthread, rthread;
-    uint8_t wbytes, rbytes, made, there, others;
+    uint32_t wwork, wblock, wbarriers, rwork, rblock;
+    uint16_t wthread;
+    uint8_t wbytes, made, there;
+    struct reader one, *all; /* the only block that read, or by block where there are several */
     uint8_t read_bytes[QUEUES];
     uint32_t readers[QUEUES]; /* the last work of each queue that read, and which bytes */
 };
@@ -26,7 +29,7 @@ struct report {
     uint32_t kind, write, bytes, block, thread, barriers, other, other_write, other_block, other_thread, other_barriers;
 };
 
-static struct cell *cells, near[CHIP / 4], section[SECTION / 4];
+static struct cell *cells, one_block[CHIP / 4 + SECTION / 4], *near = one_block; /* of shared memory: dynamic, then static */
 static struct work* works;
 static uint32_t many, room, now; /* work, and what is being done */
 static uintptr_t base, section_start;
@@ -34,9 +37,7 @@ static size_t section_bytes, near_bytes;
 static int watching;
 static struct report reports[MOST_REPORTS];
 static uint32_t reported;
-static uint32_t *released, **known; /* by block: how many barriers had been passed when it was released; what a block knows of all */
-static uint32_t* pending;
-static int blocks;
+static int blocks, side_by_side; /* of a launch; whether each has cells of its own for shared memory */
 static struct range* ranges; /* what a kernel has said that it touches */
 static int64_t range_count;
 
@@ -67,17 +68,101 @@ static void report(int kind, uintptr_t a, int bytes, int write, uint32_t other, 
     reports[reported++] = found;
 }
 
+/* Order among blocks. A row has for each block the number of its barriers before which all that it did is known to be done. */
+
+struct order { uint32_t *known, *got, by, at; }; /* a block's; and what a thread got before a barrier, for others behind it */
+struct counter { uintptr_t a; uint32_t* released; };
+struct passing { uint32_t *fenced, *seen; }; /* a thread's: what its last fence found done; what it saw of counters since */
+
+static struct order* orders;
+static struct counter* counters;
+static struct passing* passing;
+static void** rooms; /* of the launch that runs */
+static int counted, taken;
+
+static void* fresh(size_t size)
+{
+    if (!(taken & (taken + 1))) rooms = realloc(rooms, (2 * taken + 2) * sizeof *rooms);
+    return rooms[taken++] = calloc(1, size);
+}
+
+static uint32_t* row(uint32_t** at) { return *at ? *at : (*at = fresh(blocks * sizeof **at)); }
+
+static void join(uint32_t** into, const uint32_t* from)
+{
+    for (int b = 0; from && b < blocks; ++b) if (from[b] > row(into)[b]) (*into)[b] = from[b];
+}
+
+static uint32_t knows(uint32_t b)
+{
+    struct order* o = orders + block;
+    uint32_t known = o->known ? o->known[b] : 0;
+    int mine = o->got && (o->by == (uint32_t)current || passed[current] > o->at);
+    return mine && o->got[b] > known ? o->got[b] : known;
+}
+
+static struct counter* counter(uintptr_t a)
+{
+    for (int k = 0; k < counted; ++k) if (counters[k].a == a) return counters + k;
+    return 0;
+}
+
+static struct passing* here(void) { return passing + (size_t)block * THREADS + current; }
+
+void watch_fence(void)
+{
+    if (!watching) return;
+    struct order* o = orders + block;
+    struct passing* p = here();
+    if (p->seen) {
+        if (o->got && (o->by != (uint32_t)current || o->at != passed[current])) {
+            if (passed[current] > o->at) join(&o->known, o->got);
+            memset(o->got, 0, blocks * sizeof *o->got);
+        }
+        join(&o->got, p->seen);
+        o->by = current; o->at = passed[current];
+    }
+    for (int b = 0; b < blocks; ++b) row(&p->fenced)[b] = b == block ? passed[current] : knows(b);
+}
+
 /* Whether what this thread of the running kernel did then comes before what is done now. */
 static int before(uint32_t b, uint32_t t, uint32_t barriers)
 {
     if (b == (uint32_t)block) return t == (uint32_t)current || barriers < passed[current];
-    return known && known[block] && known[block][b] > barriers;
+    return orders && knows(b) > barriers;
 }
 
 static int is_done(uint32_t work)
 {
     uint32_t queue = works[work].queue;
     return works[now].clock[queue] >= works[work].clock[queue];
+}
+
+/* What is known of this block as a reader. */
+static struct reader* reader(struct cell* c)
+{
+    if (c->rwork != now) {
+        c->rwork = now; c->rblock = block; c->all = 0;
+        memset(&c->one, 0, sizeof c->one);
+    }
+    if (!c->all && c->rblock == (uint32_t)block) return &c->one;
+    if (!c->all) (c->all = fresh(blocks * sizeof *c->all))[c->rblock] = c->one;
+    return c->all + block;
+}
+
+static void note(struct reader* r, unsigned bytes)
+{
+    if (!r->bytes || r->barriers != passed[current]) r->bytes = r->others = 0;
+    else if (r->thread != current) r->others |= r->bytes & bytes ? OF_BLOCK : OF_BYTES;
+    r->bytes |= bytes; r->barriers = passed[current]; r->thread = current;
+}
+
+/* Whether the block b may still be reading what is written now. */
+static int meets(const struct reader* r, uint32_t b, unsigned bytes)
+{
+    if (b != (uint32_t)block) return !before(b, r->thread, r->barriers);
+    if (r->barriers != passed[current] || r->others & OF_BYTES) return 0;
+    return r->bytes & bytes && (r->others & OF_BLOCK || r->thread != current);
 }
 
 static void touch(struct cell* c, uintptr_t a, unsigned bytes, int write, int atomic)
@@ -89,15 +174,10 @@ static void touch(struct cell* c, uintptr_t a, unsigned bytes, int write, int at
     } else if (c->wwork && c->wbytes & bytes && !(atomic && c->wthread == ATOMIC) && !before(c->wblock, c->wthread, c->wbarriers))
         report(RACE, a, bytes, write, now, 1, c->wblock, c->wthread, c->wbarriers);
     if (!write) {
-        int here = c->rwork == now && c->rblock == (uint32_t)block && c->rbarriers == passed[current], q = works[now].queue;
+        int q = works[now].queue;
         c->read_bytes[q] = c->readers[q] == now ? c->read_bytes[q] | bytes : bytes;
         c->readers[q] = now;
-        if (c->rwork != now) c->others = 0;
-        else if (c->rblock != (uint32_t)block) c->others |= OF_BLOCKS;
-        else if (!here) c->others &= OF_BLOCKS;
-        else if (c->rthread != current) c->others |= c->rbytes & bytes ? OF_BLOCK : OF_BYTES;
-        c->rbytes = here ? c->rbytes | bytes : bytes;
-        c->rwork = now; c->rblock = block; c->rthread = current; c->rbarriers = passed[current];
+        if (!atomic) note(reader(c), bytes);
         return;
     }
     for (int q = 0; q < QUEUES; ++q) {
@@ -105,18 +185,16 @@ static void touch(struct cell* c, uintptr_t a, unsigned bytes, int write, int at
         if (c->readers[q] != now && !is_done(c->readers[q])) report(RACE, a, bytes, 1, c->readers[q], 0, 0, 0, 0);
         if (!(c->read_bytes[q] &= ~bytes)) c->readers[q] = 0;
     }
-    if (c->rwork == now) {
-        int same = c->rblock == (uint32_t)block && c->rbarriers == passed[current];
-        int others = c->others & OF_BLOCKS && !(known && known[block]);
-        if (same && !(c->others & OF_BYTES)) others |= c->rbytes & bytes && (c->others & OF_BLOCK || c->rthread != current);
-        if (!same && c->rblock != (uint32_t)block) others |= !before(c->rblock, c->rthread, c->rbarriers);
-        if (others) report(RACE, a, bytes, 1, now, 0, c->rblock, c->rthread, c->rbarriers);
+    for (int k = 0; c->rwork == now && k < (c->all ? blocks : 1); ++k) {
+        struct reader* r = c->all ? c->all + k : &c->one;
+        uint32_t b = c->all ? (uint32_t)k : c->rblock;
+        if (r->bytes && meets(r, b, bytes)) report(RACE, a, bytes, 1, now, 0, b, r->thread, r->barriers);
     }
     if (c->wwork == now && c->wthread == current && c->wblock == (uint32_t)block && c->wbarriers == passed[current]) c->wbytes |= bytes;
     else c->wbytes = bytes;
     c->made |= bytes;
     c->wwork = now; c->wblock = block; c->wthread = atomic ? ATOMIC : current; c->wbarriers = passed[current];
-    c->rwork = 0; c->others = 0;
+    c->rwork = 0;
 }
 
 /* Shared memory is as good as new for each block. */
@@ -133,7 +211,7 @@ static struct cell* of_block(struct cell* c, int there)
 static void touch_near(struct cell* c, uintptr_t a, unsigned bytes, int write, int there)
 {
     uint32_t stamp = block + 1;
-    c = of_block(c, there);
+    c = of_block(side_by_side ? c + (size_t)block * (sizeof one_block / sizeof *c) : c, there);
     memset(c->readers, 0, sizeof c->readers);
     touch(c, a, bytes, write, 0);
     c->readers[2] = now; c->readers[3] = stamp;
@@ -160,7 +238,7 @@ static void access(uintptr_t a, size_t size, int write, int atomic)
         else if (at - (uintptr_t)chip < CHIP)
             touch_near(near + (at - (uintptr_t)chip) / 4, at, bytes, write, at - (uintptr_t)chip < near_bytes);
         else if (at - section_start < section_bytes)
-            touch_near(section + (at - section_start) / 4, at, bytes, write, 1);
+            touch_near(near + CHIP / 4 + (at - section_start) / 4, at, bytes, write, 1);
         else return;
     }
 }
@@ -198,52 +276,77 @@ void watch_gone(uintptr_t a, int64_t size) /* whole pages */
     madvise(cells + (a - base) / 4, size / 4 * sizeof(struct cell), MADV_DONTNEED);
 }
 
+static void begin(uint32_t work, uintptr_t start, int64_t bytes, struct range* own, int64_t count, int many_blocks, int shared)
+{
+    now = work; section_start = start; section_bytes = bytes < SECTION ? bytes : SECTION; near_bytes = shared;
+    ranges = own; range_count = count; blocks = many_blocks;
+    orders = calloc(blocks, sizeof *orders); passing = calloc((size_t)blocks * THREADS, sizeof *passing);
+    watching = 1;
+}
+
+static void end(void)
+{
+    watching = 0; range_count = 0; counted = 0;
+    while (taken) free(rooms[--taken]);
+    free(orders); free(passing); free(counters); free(rooms);
+    orders = 0; passing = 0; counters = 0; rooms = 0;
+}
+
 int watch_launch(
     uint32_t work, uintptr_t start, int64_t bytes, struct range* own, int64_t count, void (*f)(void**), void** a, int gx, int gy, int bx, int by, int shared,
     int barriers, int backwards)
 {
     int apart;
-    now = work; section_start = start; section_bytes = bytes < SECTION ? bytes : SECTION; near_bytes = shared;
-    blocks = gx * gy; watching = 1; ranges = own; range_count = count;
+    begin(work, start, bytes, own, count, gx * gy, shared);
     apart = launch(f, a, gx, gy, bx, by, shared, barriers, backwards);
-    watching = 0; range_count = 0;
-    if (known) for (int b = 0; b < blocks; ++b) free(known[b]);
-    free(known); free(released); free(pending);
-    known = 0; released = pending = 0;
+    end();
     return apart;
 }
 
-/* Order among blocks */
-
-static unsigned fence_at[THREADS]; /* one more than the barriers passed and the block, of a thread's last fence */
-static uint32_t fence_block[THREADS];
-
-void watch_fence(void)
+/* Blocks that run at the same time, each with its own shared memory. */
+int watch_launch_together(
+    uint32_t work, uintptr_t start, int64_t bytes, struct range* own, int64_t count, void (*f)(void**), void** a, int grid, int threads, int shared,
+    int backwards)
 {
-    fence_at[current] = passed[current] + 1; fence_block[current] = block + 1;
-    if (pending && known && pending[block] == (uint32_t)current + 1) {
-        if (!known[block]) known[block] = calloc(blocks, sizeof **known);
-        for (int b = 0; b < blocks; ++b) if (released[b] > known[block][b]) known[block][b] = released[b];
-        pending[block] = 0;
-    }
+    size_t size = grid * sizeof one_block;
+    int wrong;
+    begin(work, start, bytes, own, count, grid, shared);
+    near = mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    side_by_side = 1;
+    wrong = launch_together(f, a, grid, threads, shared, backwards);
+    side_by_side = 0;
+    munmap(near, size);
+    near = one_block;
+    end();
+    return wrong;
 }
+
+/* Counters */
+
+static void see(struct counter* c) { join(&here()->seen, c->released); }
 
 int watch_add(int* a, int value)
 {
     int old = *a;
+    struct counter* c = counter((uintptr_t)a);
     access((uintptr_t)a, 4, 0, 1);
     access((uintptr_t)a, 4, 1, 1);
     *a += value;
-    if (watching) {
-        if (!known) {
-            known = calloc(blocks, sizeof *known); released = calloc(blocks, sizeof *released);
-            pending = calloc(blocks, sizeof *pending);
-        }
-        if (fence_block[current] == (uint32_t)block + 1 && fence_at[current] == passed[current] + 1)
-            released[block] = passed[current];
-        pending[block] = current + 1;
+    if (!watching) return old;
+    if (!c) {
+        counters = realloc(counters, (counted + 1) * sizeof *counters);
+        *(c = counters + counted++) = (struct counter){ (uintptr_t)a, 0 };
     }
+    see(c);
+    join(&c->released, here()->fenced);
     return old;
+}
+
+static void volatile_read(uintptr_t a, size_t size)
+{
+    struct counter* c = watching ? counter(a) : 0;
+    access(a, size, 0, c != 0);
+    if (c) see(c);
 }
 
 /* What the compiler calls */
@@ -253,7 +356,7 @@ int watch_add(int* a, int value)
     void __tsan_write##n(void* a) { access((uintptr_t)a, n, 1, 0); } \
     void __tsan_unaligned_read##n(void* a) { access((uintptr_t)a, n, 0, 0); } \
     void __tsan_unaligned_write##n(void* a) { access((uintptr_t)a, n, 1, 0); } \
-    void __tsan_volatile_read##n(void* a) { access((uintptr_t)a, n, 0, 0); } \
+    void __tsan_volatile_read##n(void* a) { volatile_read((uintptr_t)a, n); } \
     void __tsan_volatile_write##n(void* a) { access((uintptr_t)a, n, 1, 0); } \
     void __tsan_read_write##n(void* a) { access((uintptr_t)a, n, 0, 0); access((uintptr_t)a, n, 1, 0); }
 OF(1) OF(2) OF(4) OF(8) OF(16)

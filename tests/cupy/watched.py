@@ -33,9 +33,11 @@ from chains.program.view import Buffer
 from tests.cupy import emulated
 from tests.cupy.emulated import DeviceArray, EmulatedDevice, EmulatedEvent, EmulatedQueue, PinnedArray, Task
 
+VOLATILE = "--param=tsan-distinguish-volatile=1"  # what spins on a counter
 SANITIZERS = "thread,alignment,shift,signed-integer-overflow,bounds,float-cast-overflow,integer-divide-by-zero"
 OWN = {
-    name: f"watched_{name}" for name in ("barrier", "others", "launch", "threadIdx", "blockIdx", "blockDim", "gridDim", "chip")
+    name: f"watched_{name}"
+    for name in ("barrier", "others", "launch", "launch_together", "threadIdx", "blockIdx", "blockDim", "gridDim", "chip")
 }
 OWN |= {"atomicAdd": "watch_add", "__threadfence": "watch_fence", "WATCHED": "1"}
 NAMES = [f"-D{name}={own}" for name, own in OWN.items()]
@@ -91,7 +93,7 @@ def available() -> bool:
 def _runtime() -> ctypes.PyDLL:
     text = "\n".join([emulated.RUNTIME, Path(__file__).with_name("watch.c").read_text()])
     library = ctypes.PyDLL(str(emulated.built("watched", text, NAMES)), mode=ctypes.RTLD_GLOBAL)
-    emulated.built("probe", "int probe(int* a, int k) { return a[k] << k; }", [f"-fsanitize={SANITIZERS}"])
+    emulated.built("probe", "int probe(int* a, int k) { return a[k] << k; }", [f"-fsanitize={SANITIZERS}", VOLATILE])
     for name in ("memory", "work"):
         getattr(library, f"watch_{name}").restype = ctypes.c_uint64
     library.watch_reports.restype = ctypes.POINTER(Report)
@@ -184,7 +186,6 @@ class WatchedDevice(EmulatedDevice):
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
-        self.blocks_together = 1  # blocks that wait for each other are not watched
         self.names = {0: "nothing"}
         self._sections: dict[int | None, tuple[int, int]] = {}  # of shared memory, by kernel
         self.arrays: dict[int, tuple[int, str]] = {}  # by address: bytes, and what it is
@@ -293,7 +294,7 @@ class WatchedDevice(EmulatedDevice):
     def loaded(self, text: str) -> ctypes.PyDLL:
         name = f"watched-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         _runtime()
-        module = ctypes.PyDLL(str(emulated.built(name, text + SECTION, [*NAMES, f"-fsanitize={SANITIZERS}"])))
+        module = ctypes.PyDLL(str(emulated.built(name, text + SECTION, [*NAMES, f"-fsanitize={SANITIZERS}", VOLATILE])))
         module.watch_start.restype = module.watch_bytes.restype = ctypes.c_int64
         return module
 
@@ -304,15 +305,22 @@ class WatchedDevice(EmulatedDevice):
         return partial(self.started_kernel, function, KernelTask(task.work, task.what, ranges=self.ranges))
 
     def _launch(self, function: Any, pointers: Any, boxes: Any, *numbers: int) -> None:
+        if self._watched_launch("watch_launch", function, pointers, *numbers):
+            self.owed.append(f"{self.names[self.working]}: some threads of a block came to a barrier, others never did")
+
+    def _launch_together(self, function: Any, pointers: Any, boxes: Any, *numbers: int) -> None:
+        wrong = self._watched_launch("watch_launch_together", function, pointers, *numbers)
+        if wrong:
+            what = "some threads of a block came to a barrier, others never did"
+            self.owed.append(f"{self.names[self.working]}: {'all blocks wait for others, for ever' if wrong == 2 else what}")
+
+    def _watched_launch(self, name: str, function: Any, pointers: Any, *numbers: int) -> int:
         self.launches += 1
         start, nbytes = self._sections[ctypes.cast(function, ctypes.c_void_p).value]
         ranges = np.array(self.running_ranges or [], np.uint64).reshape(-1, 3)
-        apart = _runtime().watch_launch(
-            ctypes.c_uint32(self.working), *map(ctypes.c_int64, (start, nbytes, ranges.ctypes.data, len(ranges))),
-            function, pointers, *numbers, int(self.backwards),
-        )  # fmt: skip
-        if apart:
-            raise MisuseError(f"{self.names[self.working]}: some threads of a block came to a barrier, others never did")
+        given = map(ctypes.c_int64, (start, nbytes, ranges.ctypes.data, len(ranges)))
+        run = getattr(_runtime(), name)
+        return int(run(ctypes.c_uint32(self.working), *given, function, pointers, *numbers, int(self.backwards)))
 
     def compile(self, text: str, kernels: Sequence[Any]) -> dict[str, Any]:
         functions = super().compile(text, kernels)
