@@ -36,14 +36,17 @@ class DeviceBinding(Binding):
         nbytes = max(1, self._plan.nbytes(batch))
         self.scratch = device.empty((nbytes,), np.uint8) if scratch is None or scratch.nbytes < nbytes else scratch
         self._base = device.address(self.scratch)
-        self._index: type[np.generic] = np.int64 if "long long Index" in compiled.text(batch) else np.int32
+        self.index: type[np.generic] = np.int64 if "long long Index" in compiled.text(batch) else np.int32
         kernels = list(compiled.source.kernels.values())
         functions = device.compile(compiled.text(batch), kernels)
         self._masks: set[Buffer] = set()  # masks that a product fills
         self._steps: tuple[int, ...] = ()  # the current step of each loop around the command
         self.work: list[Work] = []
+        self.commands: list[tuple[Command, tuple[int, ...]]] = []  # of each work: the command, and the steps of loops around it
         for step, self._steps in compiled.at(batch):
-            self.work += self._bound(step, functions)
+            work = self._bound(step, functions)
+            self.work += work
+            self.commands += [(step, self._steps)] * len(work)
         self._graph: Work | None = None
         self._runs = 0
 
@@ -66,7 +69,7 @@ class DeviceBinding(Binding):
     def _bound(self, step: Command, functions: dict[str, Any]) -> list[Work]:
         """The work of a command."""
         if isinstance(step, Launch):
-            work = launch(self.device, step, functions, self.batch, self._index, self.address)
+            work = launch(self.device, step, functions, self.batch, self.index, self.address)
             return [] if work is None else [work]
         if isinstance(step, Product):
             return [self.device.product(self._gemm(step))]

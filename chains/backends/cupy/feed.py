@@ -1,8 +1,8 @@
 """Training on a GPU: the data, their order and the losses stay there, and a step is one graph.
 
-Before the program, kernels gather the step's batch by the numbers in `order`. After it, a kernel stores the loss and counts
-the step. Everything that changes from step to step is in the GPU's memory: one graph does every step, the host only
-launches it.
+Before the program, a kernel gathers the step's batch by the numbers in `order`. Its last kernel, or one behind it, stores the
+loss and counts the step (`step_kernels`). Everything that changes from step to step is in the GPU's memory: one graph does
+every step, the host only launches it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from chains.backends.cupy.compiler import LEAST_WIDE_ELEMENTS
 from chains.backends.cupy.device.interface import Device, Work
 from chains.backends.cupy.fused.fused import FusedProgram
 from chains.backends.cupy.fused.grid import GridProgram, for_many_steps
-from chains.backends.cupy.source.c_source import ctype, readable
-from chains.backends.cupy.source.commands import Launch, Pointers, Source, blocks, each_element
+from chains.backends.cupy.source.c_source import readable
+from chains.backends.cupy.source.commands import Launch, Source
+from chains.backends.cupy.step_kernels import fetch, noting
 from chains.program.view import Buffer
 
 
@@ -122,29 +123,26 @@ class DeviceFeed(Feed):
         """The work of a step."""
         binding, arrays = self._binding, self._arrays()
         source = Source()
-        before = [_fetch(source, name, data, binding) for name, data in self._sources.items()]
-        after = _count(source, binding, self._cycle)
-        text, number = sized(source, arrays.values())
+        before = [fetch(source, self._sources, binding)] if self._sources else []
+        place, last = noting(source, binding, self._cycle)
+        most = sum(binding.program.buffers[name].size for name in self._sources) * binding.batch
+        text, number = sized(source, arrays.values(), LEAST_WIDE_ELEMENTS if binding.index is np.int64 else most)
         functions = self._device.compile(text, list(source.kernels.values()))
 
         def address(buffer: Buffer) -> int:
-            return self._device.address(arrays[buffer.name])
+            return self._device.address(arrays[buffer.name]) if buffer.role != "scratch" else binding.address(buffer)
 
-        first, last = (
+        first, noted = (
             [work for step in steps if (work := launch(self._device, step, functions, binding.batch, number, address))]
-            for steps in (before, [after])
+            for steps in (before, [last])
         )
-        return [*first, *binding.work, *last]
+        return [*first, *binding.work[:place], *noted, *binding.work[place + 1 :]]
 
 
-def sized(source: Source, arrays: Iterable[Any]) -> tuple[str, type[np.generic]]:
-    """The source of kernels on these arrays, and the type of its indices."""
-    wide = any(array.size >= LEAST_WIDE_ELEMENTS for array in arrays)
+def sized(source: Source, arrays: Iterable[Any], most: int = 0) -> tuple[str, type[np.generic]]:
+    """The source of kernels on these arrays, or that count as far as `most`, and the type of its indices."""
+    wide = max(most, *(array.size for array in arrays)) >= LEAST_WIDE_ELEMENTS
     return source.text(wide), np.int64 if wide else np.int32
-
-
-def _buffer(name: str, dtype: Any) -> Buffer:
-    return Buffer(name, "state", np.dtype(dtype), ())
 
 
 def in_place(device: Device, data: Any, wanted: np.dtype[Any]) -> Any:
@@ -152,37 +150,6 @@ def in_place(device: Device, data: Any, wanted: np.dtype[Any]) -> Any:
     if not device.owns(data) and not readable(data.dtype):
         data = data.astype(wanted)
     return device.contiguous(data)
-
-
-def _fetch(source: Source, name: str, data: Any, binding: DeviceBinding) -> Launch:
-    """Gather the samples of a step: row i of the input is the sample with the number order[cursor * batch + i]."""
-    target = binding.program.buffers[name]
-    width = target.size
-    pointers = Pointers()
-    into = pointers(target, write=True)
-    samples, order = pointers(_buffer(f"all {name}", data.dtype)), pointers(_buffer("order", np.int64))
-    body = [
-        f"const int64 sample = {order}[{pointers(_buffer('cursor', np.int64))}[0] * batch + i / {width}];",
-        f"{into}[i] = ({ctype(target.dtype)}){samples}[sample * {width} + i % {width}];",
-    ]
-    lines = each_element(f"batch * {width}", body)
-    return pointers.launch(source, "fetch", lines, lambda batch: (blocks(batch * width), 1))
-
-
-def _count(source: Source, binding: DeviceBinding, cycle: int | None) -> Launch:
-    """Store the loss, and count the step and the draws of random numbers."""
-    pointers, buffers = Pointers(), binding.program.buffers
-    value, losses, cursor = (
-        pointers(buffers["value"]),
-        pointers(_buffer("losses", np.float64), write=True),
-        pointers(_buffer("cursor", np.int64), write=True),
-    )
-    body = [f"{losses}[{cursor}[0]] = {value}[0];", f"{cursor}[0] += 1;"]
-    if cycle is not None:
-        body.append(f"if ({cursor}[0] == {cycle}) {cursor}[0] = 0;")
-    if "random" in buffers:
-        body.append(f"{pointers(buffers['random'], write=True)}[1] += 1;")
-    return pointers.launch(source, "count", body, lambda batch: (1, 1), block=(1, 1))
 
 
 class HostFeed(Feed):

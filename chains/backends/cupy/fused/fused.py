@@ -235,6 +235,7 @@ class FusedProgram(Compiled):
         return far.launch(
             self.source, "network", lines, lambda batch: (self.blocks(batch), 1), block=(THREADS, 1), extra=["each"],
             numbers=lambda batch: (self._each(batch),), label=self._label, shared=layout.nbytes, apart=False,
+            ends_alone=self.tiling.alone,
         )  # fmt: skip
 
     def training(self, source: Source, sources: Mapping[str, np.dtype[Any]], own: Collection[str] | None = None) -> Launch:

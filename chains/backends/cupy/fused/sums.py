@@ -110,4 +110,5 @@ def adding(
     return pointers.launch(
         source, "sums", lines, lambda batch: (-(-sums.size // SUMS_PER_BLOCK), 1), block=(THREADS, 1), extra=["blocks"],
         numbers=lambda batch: (blocks(batch),), label="sums", shared=shared, apart=False,
+        ends_alone=once is not None,
     )  # fmt: skip

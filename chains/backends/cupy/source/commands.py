@@ -7,7 +7,7 @@ Fixed lengths and strides are part of the text, so that one kernel serves every 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from chains.backends.cupy.device.interface import Kernel
 from chains.backends.cupy.source.c_source import PRELUDE, ctype
@@ -43,6 +43,7 @@ class Launch(Command):
     label: str = ""
     shared: int = 0  # bytes of shared memory beside what the text declares
     together: bool = False  # whether all blocks have to run at the same time, since they wait for each other
+    ends_alone: bool = False  # whether one block alone comes to the end of the body, when all others are over
 
 
 @dataclass(frozen=True)
@@ -149,17 +150,20 @@ def unrolled(commands: Iterable[Command], around: tuple[int, ...] = ()) -> Itera
             yield command, around
 
 
+Definition = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], int]  # types, names, body; threads of a block
+
+
 class Source:
     """The kernels of a program: their definitions in one text."""
 
     def __init__(self) -> None:
-        self.kernels: dict[tuple[str, ...], Kernel] = {}
+        self.kernels: dict[Definition, Kernel] = {}
 
     def kernel(
         self, parameters: Sequence[str], names: Sequence[str], body: Sequence[str], hint: str, threads: int = THREADS
     ) -> Kernel:
         """The kernel of this body; `parameters` are C types, for the variables `names`."""
-        key = (*parameters, *names, *body)
+        key = tuple(parameters), tuple(names), tuple(body), threads
         if key not in self.kernels:
             name = f"{hint}_{len(self.kernels)}"
             arguments = ", ".join(f"{kind} {variable}" for kind, variable in zip(parameters, names, strict=True))
@@ -167,6 +171,21 @@ class Source:
             text = f"{head} {name}({arguments})\n{{\n" + "".join(f"    {line}\n" for line in body) + "}\n"
             self.kernels[key] = Kernel(name, tuple(parameters), text)
         return self.kernels[key]
+
+    def longer(self, launch: Launch, more: Pointers, lines: Sequence[str], into: Source) -> Launch:
+        """The launch of a kernel of this source with more `lines` at the end of its body, put `into` another source.
+
+        `more` are what these lines touch. Some may be the launch's own buffers, under other names.
+        """
+        made = next(key for key, kernel in self.kernels.items() if kernel is launch.kernel)
+        parameters, names, body, threads = made
+        first = 1 + len(launch.buffers)  # the batch size, then addresses, then numbers
+        kinds = [f"{ctype(buffer.dtype)}*" for buffer in more.buffers]
+        parameters = (*parameters[:first], *kinds, *parameters[first:])
+        names = (*names[:first], *more.buffers.values(), *names[first:])
+        kernel = into.kernel(parameters, names, (*body, *lines), launch.kernel.name.rpartition("_")[0], threads)
+        reads, writes = ((*launch.reads, *more.read), (*launch.writes, *more.written))
+        return replace(launch, kernel=kernel, buffers=(*launch.buffers, *more.buffers), reads=reads, writes=writes)
 
     def text(self, wide: bool) -> str:
         """All of it; `wide` where some array has so many elements that they need numbers of 64 bits."""
@@ -211,6 +230,7 @@ class Pointers:
         shared: int = 0,
         apart: bool = True,
         together: bool = False,
+        ends_alone: bool = False,
     ) -> Launch:
         """A launch of the kernel with this body; `extra` names the `numbers`.
 
@@ -223,7 +243,7 @@ class Pointers:
         kernel = source.kernel(types, names, body, hint, max(THREADS, block[0] * block[1]))
         buffers = tuple(self.buffers)
         reads, writes = (tuple(b for b in buffers if b in some) for some in (self.read, self.written))
-        return Launch(kernel, buffers, grid, block, numbers, reads, writes, label, shared, together)
+        return Launch(kernel, buffers, grid, block, numbers, reads, writes, label, shared, together, ends_alone)
 
     def _parameter(self, buffer: Buffer, apart: bool) -> str:
         """The C type of the parameter for a buffer."""
