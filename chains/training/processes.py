@@ -39,11 +39,12 @@ class Processes:
         """Whether this is the process that shows progress and writes checkpoints."""
         return bool(self.comm.rank == 0)
 
-    def begin(self, identity: Mapping[str, Any]) -> None:
-        """Go on if all processes have come so far. Raises ValueError, on all, where they begin with different things."""
+    def begin(self, settings: Mapping[str, Any], arrays: Mapping[str, np.ndarray | None]) -> None:
+        """Go on if all processes have come so far. Raises ValueError, on all, where their settings or arrays differ."""
+        identity = {name: repr(value) for name, value in settings.items()} | _checksums(arrays)
         self._meet(GOES_ON)
         with self._held():
-            each = self.comm.allgather(dict(identity))
+            each = self.comm.allgather(identity)
         for rank, other in enumerate(each):
             names = dict.fromkeys([*each[0], *other])
             wrong = [f"`{name}`" for name in names if each[0].get(name) != other.get(name)]
@@ -149,6 +150,6 @@ def check_divided(samples: int, batch_size: int, drop_last: bool, processes: int
         raise ValueError(f"the last batch (={rest} samples) is too small for {processes} processes: use drop_last=True")
 
 
-def digest(arrays: Mapping[str, np.ndarray | None]) -> dict[str, int]:
+def _checksums(arrays: Mapping[str, np.ndarray | None]) -> dict[str, int]:
     """A checksum of each array, by name."""
     return {name: zlib.crc32(np.ascontiguousarray(on_host(a)).data) for name, a in arrays.items() if a is not None and a.size}

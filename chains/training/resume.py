@@ -62,6 +62,10 @@ class Beginning:
         self.position = self.history.position = Position(left.step, left.losses, epoch, data, seconds)
         return self.position
 
+    def vectors(self, p: np.ndarray, state: np.ndarray | None) -> dict[str, np.ndarray | None]:
+        """The vectors that training begins with: those of the checkpoint, if there is one."""
+        return {"p": p, "state": state} if self.saved is None else {"p": self.saved.p, "state": self.saved.state}
+
     def restore(self, p: np.ndarray, state: np.ndarray | None) -> None:
         """Copy the vectors of the checkpoint, if there is one, to the vectors to train."""
         if self.saved is not None and not self.restored:

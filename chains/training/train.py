@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,24 +13,18 @@ from chains.chain import Chain
 from chains.checks import check_count, check_flags
 from chains.losses import Loss
 from chains.messages import shown
-from chains.network import arguments, ensembles
-from chains.network.record import Criterion
+from chains.network import arguments
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
+from chains.training.batching import from_arrays, from_source
 from chains.training.checkpoint import Checkpoint, as_checkpoint
-from chains.training.ensemble import Ensemble
 from chains.training.history import History
-from chains.training.identity import data_of, source_data
-from chains.training.judge import Judge, Metric
-from chains.training.member_judge import MemberJudge
-from chains.training.member_steps import MemberSteps
-from chains.training.processes import check_divided, digest, processes_of
+from chains.training.judge import Metric
+from chains.training.processes import processes_of
 from chains.training.resume import Resume, begin
 from chains.training.run import Callback, Run, interrupted
 from chains.training.saver import Saver, watched
-from chains.training.shared_steps import SharedSteps
-from chains.training.steps import ArraySteps, Steps
-from chains.training.stream import Stream, StreamSteps, source_epoch
+from chains.training.subject import subject_of
 
 
 def train(
@@ -140,17 +134,8 @@ def train(
     """
     with processes_of(comm) as processes:
         arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
-        ensemble: Ensemble | None = None
-        seeds: Any = seed
-        if ensembles.is_ensemble(p):
-            if processes is not None:
-                raise ValueError("`comm` is for one network: the members of an ensemble need no messages, divide them instead")
-            p = ensembles.check_members(p, net.n_params, trained=True)
-            ensemble = Ensemble(p, seed, optimizer)
-            seeds, optimizer = ensemble.seed, ensemble.optimizers[0]
-        else:
-            p = arguments.check_trained(p, net.n_params)
-            seeds = arguments.check_seed(seed)
+        subject = subject_of(net, p, seed, optimizer, processes)
+        p, optimizer = subject.p, subject.optimizer
         arguments.check_loss(loss)
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"`optimizer` (={shown(optimizer)}) must be an optimiser such as Adam(1e-3)")
@@ -162,88 +147,49 @@ def train(
             check_flags(progress=progress)
         checkpoint = as_checkpoint(checkpoint, every)
         start = begin(net, p, loss, optimizer, resume, checkpoint)
-        history: Any = start.history  # of an ensemble, an `EnsembleHistory`
+        history = start.history
         try:
-            if processes is not None:
-                progress = progress if processes.first else False
-            data: dict[str, np.ndarray] = {}
-            steps_through: Callable[..., Steps]
             if t is None:
-                if ensemble is not None:
-                    raise ValueError("`t` is missing: an ensemble is trained on arrays, not on a source of batches")
-                if processes is not None:
-                    raise ValueError("`t` is missing: with `comm`, training is on arrays, not on a source of batches")
-                given = {"batch_size": batch_size, "shuffle": not shuffle, "drop_last": drop_last, "weights": weights}
-                given["lengths"] = lengths
-                settings = source_data(_check_source(x, given), seeds)
-                position = start.position_in(settings, source_epoch(x))
-                stream = Stream(x, _batch_problem(net, p, loss, penalty, check_finite), epochs - history.epochs, position)
-                objective, steps_through = stream.objective, partial(StreamSteps, stream, data=settings)
+                batching = from_source(
+                    subject, x, loss, penalty, epochs, start, check_finite,
+                    batch_size=batch_size, shuffle=not shuffle, drop_last=drop_last, weights=weights, lengths=lengths,
+                )  # fmt: skip
             else:
-                if hasattr(x, "__iter__") and not isinstance(x, (list, tuple)) and not hasattr(x, "shape"):
-                    kind = type(x).__name__
-                    raise TypeError(f"`t` must be None: `x` (a {kind}) is a source of batches, which gives targets too")
-                problem = net.problem if ensemble is None else partial(ensemble.problem, net)
-                data, objective = problem(x, t, loss, weights, penalty, lengths)
-                samples = len(data["x"]) if ensemble is None else ensemble.members.samples
+                batching = from_arrays(
+                    subject, x, t, loss, penalty, start,
+                    weights=weights, lengths=lengths, batch_size=batch_size, drop_last=drop_last, shuffle=shuffle,
+                )  # fmt: skip
                 if lengths is not None and isinstance(validation, (tuple, list)) and (*validation, None)[2] is None:
                     raise ValueError("`validation` must be (x, t, lengths) with `lengths`: its samples would have none")
-                batch_size = _check_batch_size(net, samples, batch_size, drop_last)
-                data = arguments.together(p, data, move=False)
-                position = start.position_in(data_of(samples, batch_size, drop_last, shuffle, seeds))
-                made: Callable[..., Steps] = ArraySteps
-                if ensemble is not None:
-                    made = partial(MemberSteps, ensemble, objective, history)
-                elif processes is not None:
-                    check_divided(samples, batch_size, drop_last, processes.comm.size)
-                    if optimizer.sparse == "lazy":
-                        raise ValueError("`comm` needs sparse='exact': the rows that ids name differ between the processes")
-                    made = partial(SharedSteps, processes.comm)
-                steps_through = partial(made, data, batch_size=batch_size, drop_last=drop_last, shuffle=shuffle)
-            step = net.training_step(p, objective, optimizer, parallel=processes is not None)
-            judge: Judge | MemberJudge
-            if ensemble is None:
-                state = net.state_for(step.program, state, p.dtype, False, {"p": p, **data}).get("state")
-                judge = Judge(net, p, state, loss, penalty, validation, metrics)
-            else:
-                state = ensemble.check_state(net, step, state)
-                judge = MemberJudge(net, p, state, loss, penalty, validation, metrics, history)
+            step = net.training_step(p, batching.objective, optimizer, parallel=processes is not None)
+            state = subject.check_state(step, state, batching.data)
+            judge = subject.judge(state, loss, penalty, validation, metrics, history)
+            read = {**batching.data, **judge.data}
             trained = {"p": p} if state is None else {"p": p, "state": state}
             for name, array in trained.items():
-                arguments.check_apart(name, array, {**data, **judge.data})
+                arguments.check_apart(name, array, read)
             if check_finite:
-                own = {"p": p, "state": state} if start.saved is None else {"p": start.saved.p, "state": start.saved.state}
-                if ensemble is not None:
-                    own = {name: None if rows is None else rows[history.running] for name, rows in own.items()}
-                arguments.check_finite(p.dtype, **own, **data, **judge.data)
+                arguments.check_finite(p.dtype, **subject.still_trained(start.vectors(p, state), history), **read)
             names = ["loss", *judge.names, "seconds"]
             start.check_columns(names)
             saver = None
             if checkpoint is not None:
                 watched(checkpoint, names)
                 saver = partial(Saver, checkpoint, names=names, run=start.run, saved=start.saved)
-            for callback in callbacks:
-                ready = getattr(callback, "begin", None)
-                if ready is not None:
-                    ready(names)
+            _begin_callbacks(callbacks, names)
             start.load_callbacks(callbacks)
             start.restore(p, state)
-            steps = steps_through(
-                step, trained, optimizer, seed=seeds, optimizer_state=start.optimizer_state, position=position
-            )
+            steps = batching.steps(
+                step, trained, optimizer,
+                seed=subject.seed, optimizer_state=start.optimizer_state, position=batching.position,
+            )  # fmt: skip
             steps.advice = net.network.declaration.advice
             if processes is not None:
-                settings = {
-                    "net": net,
-                    "frozen": net.network.trainable,
-                    "loss": loss,
-                    "penalty": penalty,
-                    "optimizer": optimizer,
-                }
-                settings |= {"epochs": epochs, "position": (steps.epoch, steps.step), **steps.data}
-                arrays = digest({"p": p, "state": state, **data, **steps.optimizer_state})
-                processes.begin({name: repr(value) for name, value in settings.items()} | arrays)
-                saver = saver if processes.first else None
+                settings: dict[str, Any] = {"net": net, "frozen": net.network.trainable, "loss": loss, "penalty": penalty}
+                settings |= {"optimizer": optimizer, "epochs": epochs, "position": (steps.epoch, steps.step), **steps.data}
+                processes.begin(settings, {"p": p, "state": state, **batching.data, **steps.optimizer_state})
+                if not processes.first:
+                    saver, progress = None, False
             run = Run(net, p, state, steps, history, epochs, judge, callbacks, progress, saver, processes)
             run.go()
             run.finish()
@@ -258,41 +204,9 @@ def train(
         return history
 
 
-def _check_batch_size(net: Chain, samples: int, batch_size: int | None, drop_last: bool) -> int:
-    """The batch size, at most the number of samples. Raises ValueError if it is invalid, or too small for this network."""
-    batch_size = samples if batch_size is None else check_count("batch_size", batch_size, also=", or None for all samples")
-    if drop_last and batch_size > samples:
-        raise ValueError(f"`drop_last` leaves nothing to train on: `batch_size` (={batch_size}) exceeds the {samples} samples")
-    batch_size = min(batch_size, samples)
-    net.network.check_batch(batch_size)
-    if samples % batch_size and not drop_last:
-        net.network.check_batch(samples % batch_size, "the last batch, which `drop_last` would leave out,")
-    return batch_size
-
-
-def _check_source(x: Any, given: dict[str, Any]) -> Any:
-    """`x`. Raises TypeError or ValueError unless it is iterable, and if an argument is given that the batches decide."""
-    if isinstance(x, np.ndarray) or not hasattr(x, "__iter__"):
-        raise TypeError(
-            f"`t` is None, and `x` (a {type(x).__name__}) is not a source of batches: pass targets, or Batches(x, t, ...)"
-            + "; call it, if it returns one" * callable(x)
-        )
-    for name, value in given.items():
-        if value is not None and value is not False:
-            raise ValueError(f"`{name}` is decided by the source of batches: give it there, not to train")
-    return x
-
-
-def _batch_problem(net: Chain, p: np.ndarray, loss: Loss, penalty: Penalty | None, finite: bool) -> Callable[..., Any]:
-    """`net.problem` for a batch of a source. It also refuses batches that are too small or share memory with `p` and,
-    if numbers must be `finite`, infinities and NaN."""
-
-    def problem(x: Any, t: Any, weights: Any = None) -> tuple[dict[str, np.ndarray], Criterion]:
-        data, objective = net.problem(x, t, loss, weights, penalty)
-        net.network.check_batch(len(data["x"]))
-        arguments.check_apart("p", p, data)
-        if finite:
-            arguments.check_finite(p.dtype, **data)
-        return data, objective
-
-    return problem
+def _begin_callbacks(callbacks: Sequence[Callback], names: list[str]) -> None:
+    """Tell the callbacks the names of the quantities to be recorded."""
+    for callback in callbacks:
+        ready = getattr(callback, "begin", None)
+        if ready is not None:
+            ready(names)
