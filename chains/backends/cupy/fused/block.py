@@ -14,7 +14,7 @@ import numpy as np
 from chains.backends.cupy.source.axes import advances, length, offset_text, step_name
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Pointers, indented
-from chains.backends.cupy.source.fusion import Run
+from chains.backends.cupy.source.fusion import Indexing, Run, run_lines
 from chains.backends.cupy.source.reduction import join
 from chains.program.alias import meet
 from chains.program.operations import Operation
@@ -23,6 +23,8 @@ from chains.program.view import Batch, Buffer, Extent, View
 THREADS = 512  # of a block
 TERMS_PER_THREAD = 16  # a thread's share of a long sum at least, and the parts of one that a thread adds up
 READS_AT_ONCE = 8  # numbers that a thread reads before it stores anything, where many are only moved or mapped
+
+Stored = Callable[[Buffer], bool]  # whether a result is needed in memory
 
 
 @dataclass
@@ -133,10 +135,21 @@ def phase_lines(groups: Sequence[Sequence[Unit]]) -> list[str]:
 
 
 class Block:
-    """Collects `units` that touch a tile of up to `tile` samples. `near` are buffers that lie in shared memory."""
+    """Collects `units` that touch a tile of up to `tile` samples, or, where `whole`, of all samples.
 
-    def __init__(self, tile: int, near: Collection[Buffer], names: dict[Buffer, str], work: list[Buffer] | None = None) -> None:
+    `near` are buffers that lie in shared memory.
+    """
+
+    def __init__(
+        self,
+        tile: int,
+        near: Collection[Buffer],
+        names: dict[Buffer, str],
+        work: list[Buffer] | None = None,
+        whole: bool = False,
+    ) -> None:
         self.tile = tile
+        self.whole = whole
         self.names = names
         self.units: list[Unit] = []
         self.work = [] if work is None else work  # parts of sums, which lie in shared memory too
@@ -185,13 +198,30 @@ class Block:
         """The statement that stores a result, which adds to that of the tiles before where it is a sum over the samples."""
         (out,) = operation.outs
         at = f"{pointers(out.buffer, write=True)}[{place}]"
-        if operation.sums_over_batch:
+        if operation.sums_over_batch and not self.whole:
             pointers(out.buffer)
             return f"{at} = fresh ? {total} : {at} + {total};"
         if operation.accumulates:
             pointers(out.buffer)
             return f"{at} = {at} + {total};"
         return f"{at} = {total};"
+
+    def ending(
+        self, operation: Operation, run: Run, stored: Stored, pointers: Pointers, space: Indexing
+    ) -> tuple[list[str], list[str]]:
+        """Statements before the loop, and those that deal with ``total``, an element of the operation's result, and the run."""
+        (out,) = operation.outs
+        place = space.index_of(out)
+        if not run.operations:
+            return [], [self.result(operation, pointers, place, "total")]
+        before, known = self.hoisted(run, pointers)
+        lines = [f"const {ctype(out.dtype)} z = total;"]
+        if operation.accumulates:
+            lines = [f"const {ctype(out.dtype)} z = {pointers(out.buffer)}[{place}] + total;"]
+        if out not in run.outs and stored(out.buffer):
+            lines.append(f"{pointers(out.buffer, write=True)}[{place}] = z;")
+        more, _ = run_lines(run, space, pointers, stored, {**known, out: "z"})
+        return before, [*lines, *more]
 
     def combine(
         self,

@@ -22,10 +22,14 @@ def take(block: Block, operations: Sequence[Operation], stored: Callable[[Sequen
     at = 0
     while at < len(operations):
         operation, stop = operations[at], at + 1
-        if isinstance(operation, MatMul):
-            while stop < len(operations) and follows(operation, operations[at + 1 : stop], operations[stop]):
+        if isinstance(operation, MatMul | Reduce):
+            while stop < len(operations) and follows(block, operation, operations[at + 1 : stop], operations[stop]):
                 stop += 1
-            product(block, operation, Run(list(operations[at + 1 : stop])), stored(operations[at:stop]))
+            along = Run(list(operations[at + 1 : stop]))
+            if isinstance(operation, MatMul):
+                product(block, operation, along, stored(operations[at:stop]))
+            else:
+                reduce(block, operation, Run(), stored(operations[at:stop]), along)
         elif isinstance(operation, Loop):
             loop(block, operation)
         elif type(operation) in KERNELS:
@@ -33,7 +37,7 @@ def take(block: Block, operations: Sequence[Operation], stored: Callable[[Sequen
         else:
             run, after, stop = run_at(operations, at)
             if after is not None:
-                reduce(block, after, run, stored(operations[at:stop]))
+                reduce(block, after, run, stored(operations[at:stop]), Run())
             else:
                 elementwise(block, run, stored(operations[at:stop]))
         at = stop
@@ -60,15 +64,19 @@ def elementwise(block: Block, run: Run, stored: Stored) -> None:
     block.add(unit, pointers, [*run.outs, *run.ins])
 
 
-def reduce(block: Block, operation: Reduce, run: Run | None, stored: Stored) -> None:
-    """A thread for each result, or, where there are few results of many terms, several that add a part of it."""
+def reduce(block: Block, operation: Reduce, run: Run, stored: Stored, along: Run) -> None:
+    """A thread for each result, or, where there are few results of many terms, several that add a part of it.
+
+    The elementwise `run` gives what is summed, unless it is empty; `along` goes on with the results.
+    """
     (out,), (a,) = operation.outs, operation.ins
     missing = a.ndim - out.ndim
     reduced = {k for k in range(a.ndim) if k < missing or out.shape[k - missing] != a.shape[k]}
-    views = [*run.outs, *run.ins, a, out] if run else [a, out]
+    after = [out, *along.outs, *along.ins]
+    views = [*run.outs, *run.ins, a, *after]
     space, pointers = Space(a.shape, views, reduced, kept="o", inner="r"), block.pointers()
     before: list[str] = []
-    if run:
+    if run.operations:
         before, known = block.hoisted(run, pointers)
         lines, known = run_lines(run, space, pointers, stored, known)
         value = known[a]
@@ -85,21 +93,23 @@ def reduce(block: Block, operation: Reduce, run: Run | None, stored: Stored) -> 
         f"    total = {join(kind, type_, 'total', value)};",
         "}",
     ]
-
-    def finish(pointers: Pointers) -> list[str]:
-        return [block.result(operation, pointers, space.index_of(out), "total")]
-
     if parts == 1:
-        body = ["const Index o = i, part = 0;", *space.kept_lines, *adding, *finish(pointers)]
-        block.add(Unit(many, results, body, before), pointers, views)
+        hoisted, ending = block.ending(operation, along, stored, pointers, space)
+        body = ["const Index o = i, part = 0;", *space.kept_lines, *adding, *ending]
+        block.add(Unit(many, results, body, [*before, *hoisted]), pointers, views)
         return
     work = block.workspace(out.dtype, parts * results)
-    along = not space.kept or step_in_memory(space.inner, space, a) < step_in_memory(space.kept, space, a)
-    numbers = f"o = i / {parts}, part = i % {parts}" if along else f"o = i % ({many}), part = i / ({many})"
+    in_rows = not space.kept or step_in_memory(space.inner, space, a) < step_in_memory(space.kept, space, a)
+    numbers = f"o = i / {parts}, part = i % {parts}" if in_rows else f"o = i % ({many}), part = i / ({many})"
     store = f"{pointers(work, write=True)}[part * ({many}) + o] = total;"
     body = [f"const Index {numbers};", *space.kept_lines, *adding, store]
     block.add(Unit(f"({many}) * {parts}", results * parts, body, before), pointers, [*views, whole(work)])
-    block.combine(kind, work, parts, many, results, [out], lambda p: [*space.kept_lines, *finish(p)])
+    hoisted, _ = block.hoisted(along, block.pointers())
+
+    def finish(pointers: Pointers) -> list[str]:
+        return [*space.kept_lines, *block.ending(operation, along, stored, pointers, space)[1]]
+
+    block.combine(kind, work, parts, many, results, after, finish, hoisted)
 
 
 def random(block: Block, operation: Random) -> None:
@@ -128,27 +138,28 @@ def random(block: Block, operation: Random) -> None:
     block.add(Unit(rounds, count(space.kept, block.tile) // NUMBERS_PER_ROUND + 2, body, before), pointers, [out, key])
 
 
-def follows(product: MatMul, before: Sequence[Operation], operation: Operation) -> bool:
-    """Whether an operation can go along with a product, element by element, after those `before` it.
+def follows(block: Block, first: MatMul | Reduce, before: Sequence[Operation], operation: Operation) -> bool:
+    """Whether an operation can go along with a product or a sum, element by element, after those `before` it.
 
     A sum over the samples is not known before all tiles are done.
     """
-    (out,) = product.outs
-    if product.sums_over_batch or not operation.elementwise:
+    (out,) = first.outs
+    if not operation.elementwise or (first.sums_over_batch and not block.whole):
+        return False
+    if isinstance(first, Reduce) and not first.sums_over_batch:
         return False
     if any(view.dtype != out.dtype for view in operation.outs):
         return False
     # A whole row and column of the operands is read for each element.
-    if any(view.buffer is other.buffer for view in operation.outs for other in product.ins):
+    if any(view.buffer is other.buffer for view in operation.outs for other in first.ins):
         return False
     return Run([Fill((out,), (), 0.0), *before]).takes(operation)
 
 
 KERNELS: dict[type[Operation], Callable[[Block, Any, Stored], None]] = {
-    Reduce: lambda block, operation, stored: reduce(block, operation, None, stored),
     Random: lambda block, operation, stored: random(block, operation),
 }
-SUPPORTED = {MatMul, *KERNELS, *ELEMENTWISE}
+SUPPORTED = {MatMul, Reduce, *KERNELS, *ELEMENTWISE}
 
 
 def supported(operation: Operation) -> bool:

@@ -7,18 +7,15 @@ results are few and the sums long, several threads share a result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from chains.backends.cupy.fused.block import TERMS_PER_THREAD, THREADS, Block, Unit, whole
+from chains.backends.cupy.fused.block import TERMS_PER_THREAD, THREADS, Block, Stored, Unit, whole
 from chains.backends.cupy.source.axes import advances, aligned_strides, extent_text, offset_text
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Pointers
-from chains.backends.cupy.source.fusion import Run, run_lines
+from chains.backends.cupy.source.fusion import Run
 from chains.program.operations import MatMul
-from chains.program.view import Buffer, Extent, View
-
-Stored = Callable[[Buffer], bool]  # whether a result is needed in memory
+from chains.program.view import Extent, View
 
 WARP_SCHEDULERS = 4  # of a multiprocessor, each of which starts an instruction of one warp at a time
 LATENCY_CYCLES = 24  # cycles that a step of a thread takes at least, roughly
@@ -129,7 +126,7 @@ def product(block: Block, operation: MatMul, run: Run, stored: Stored) -> None:
     ]
     views = [out, a, b, *run.outs, *run.ins]
     if parts == 1:
-        before, ending = _ending(block, operation, run, stored, pointers)
+        before, ending = block.ending(operation, run, stored, pointers, Cell())
         ending = [f"const {type_} total = sums[m][n];", *ending]
     else:
         work = block.workspace(out.dtype, parts * sizes[0] * sizes[1])
@@ -152,26 +149,10 @@ def product(block: Block, operation: MatMul, run: Run, stored: Stored) -> None:
         before, _ = block.hoisted(run, block.pointers())
 
         def finish(pointers: Pointers) -> list[str]:
-            _, ending = _ending(block, operation, run, stored, pointers)
+            _, ending = block.ending(operation, run, stored, pointers, Cell())
             return [f"const Index row = o / {n}, column = o % {n};", *ending]
 
         block.combine("sum", work, parts, f"{m} * {n}", sizes[0] * sizes[1], [out, *run.outs, *run.ins], finish, before)
-
-
-def _ending(block: Block, operation: MatMul, run: Run, stored: Stored, pointers: Pointers) -> tuple[list[str], list[str]]:
-    """Statements before the loop, and those that deal with ``total``, the product's element at ``row`` and ``column``."""
-    (out,) = operation.outs
-    place = Cell().index_of(out)
-    if not run.operations:
-        return [], [block.result(operation, pointers, place, "total")]
-    before, known = block.hoisted(run, pointers)
-    lines = [f"const {ctype(out.dtype)} z = total;"]
-    if operation.accumulate:
-        lines = [f"const {ctype(out.dtype)} z = {pointers(out.buffer)}[{place}] + total;"]
-    if out not in run.outs and stored(out.buffer):
-        lines.append(f"{pointers(out.buffer, write=True)}[{place}] = z;")
-    more, _ = run_lines(run, Cell(), pointers, stored, {**known, out: "z"})
-    return before, [*lines, *more]
 
 
 def _side(block: Block, view: View, extent: Extent, inner: Extent, count: int) -> Side:

@@ -18,11 +18,13 @@ from chains.backends.cupy.fused.block_operations import take
 from chains.backends.cupy.fused.block_products import Stored
 from chains.backends.cupy.fused.sums import Sums, adding
 from chains.backends.cupy.fused.tiling_policy import LEAST_BLOCK_SAMPLES, Tiling, even, samples_each
+from chains.backends.cupy.fused.updates import in_one_pass
 from chains.backends.cupy.kernels.products import prepared
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Command, Launch, Pointers, Source, indented
 from chains.backends.cupy.source.fusion import staged
 from chains.backends.tiling import whole_on_tiles
+from chains.program.alias import meet
 from chains.program.loop import Loop, all_operations
 from chains.program.operations import MatMul, Operation, users
 from chains.program.program import Program
@@ -91,8 +93,7 @@ class FusedProgram(Compiled):
     @property
     def has_parameters(self) -> bool:
         """Whether all that products read lies in shared memory, but for what is a sample's."""
-        products = [operation for operation in all_operations(self._tiled) if isinstance(operation, MatMul)]
-        views = [view for operation in products for view in operation.ins]
+        views = [view for operation in self._products for view in operation.ins]
         return all(view.batched or view.buffer in self._near for view in views)
 
     def _prepared(self, operation: Operation) -> list[Operation]:
@@ -128,10 +129,11 @@ class FusedProgram(Compiled):
         parts = whole_on_tiles(operations)
         assert parts is not None
         self._tiled, once = parts
+        self._products = [each for each in all_operations(self._tiled) if isinstance(each, MatMul)]
+        if self.tiling.single:
+            self._tiled, once = in_one_pass([*self._tiled, *once]), []
         self._sums = Sums([operation for operation in self._tiled if operation.sums_over_batch])
         self._once = self._done_once(once)
-        self._places = {id(operation): place for place, operation in enumerate([*self._tiled, *self._once])}
-        self._uses = users([*self._tiled, *self._once])
         self._near: tuple[Buffer, ...] = ()
         self._near = self._chosen(self._layout({}))
         layout = self._layout({})
@@ -162,8 +164,11 @@ class FusedProgram(Compiled):
         return super()._lower(operations, needed)
 
     def _stored_by(self, operations: Sequence[Operation]) -> Stored:
-        mine = {self._places[id(operation)] for operation in operations}
-        return lambda buffer: buffer.role != "scratch" or any(use not in mine for use in self._uses[buffer])
+        mine = {id(operation) for operation in operations}
+        written = [view for operation in operations for view in operation.writes]
+        read = [view for each in (*self._tiled, *self._once) if id(each) not in mine for view in each.reads]
+        needed = {a.buffer for a in written if any(meet(a, b) for b in read)}
+        return lambda buffer: buffer.role != "scratch" or buffer in needed
 
     # What lies in shared memory
 
@@ -206,7 +211,7 @@ class FusedProgram(Compiled):
     def _layout(self, fetches: Mapping[Buffer, Sequence[str]]) -> Layout:
         """The kernel's units; `fetches` are statements that find an element ``sample`` of inputs that are no array."""
         names: dict[Buffer, str] = {}
-        tiled = Block(self.tiling.tile, self._near, names)
+        tiled = Block(self.tiling.tile, self._near, names, whole=self.tiling.single)
         once = Block(
             self.tiling.tile, self._near if self.tiling.alone else (), names
         )  # or else as `adding` does it, to the bit

@@ -1,0 +1,123 @@
+"""Gradient and update in one pass: what follows a gradient, element by element, goes along with the sum that gives it.
+
+    g0 = x.T @ dy                  p0 = p0 - (x.T @ dy) * rate
+    g1 = sum(dy)            ->     p1 = p1 - sum(dy) * rate
+    ...                            ...
+    p = p - g * rate               p = p - g * rate, for the rest of the vector
+
+So a step reads and writes each parameter once, and that part of the gradient is never stored. It works wherever one tile has
+all samples, for whatever is done to the vector element by element, such as momentum, moments or a penalty's part. What reads
+the whole gradient, such as its norm, stands between the two, and all stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from chains.backends.cupy.source.fusion import Run
+from chains.program.alias import conflict, meet
+from chains.program.operations import MatMul, Operation, Reduce
+from chains.program.view import View, c_strides
+
+
+def in_one_pass(operations: Sequence[Operation]) -> list[Operation]:
+    """The operations on a whole batch; sums over the samples stand before what is done with their results."""
+    left, done = _soonest(operations), list[Operation]()
+    while left:
+        run, between, rest = _vector_run(left)
+        sums = _movable(done, run, between) if run.operations else []
+        if sums:
+            done = [*(each for each in done if each not in sums), *between, *_in_parts(run, sums)]
+            left = rest
+        else:
+            done.append(left.pop(0))
+    return done
+
+
+def _soonest(operations: Sequence[Operation]) -> list[Operation]:
+    """The operations, before all others those that are no sample's and wait for none."""
+    first: list[Operation] = []
+    others: list[Operation] = []
+    for operation in operations:
+        waits = operation.batched or any(conflict(operation, other) for other in others)
+        (others if waits else first).append(operation)
+    return [*first, *others]
+
+
+def _vector_run(operations: Sequence[Operation]) -> tuple[Run, list[Operation], list[Operation]]:
+    """The run on whole vectors that begins here, or an empty one; what may as well come before it; and the rest."""
+    run, between = Run(), list[Operation]()
+    for at, operation in enumerate(operations):
+        if _is_flat(operation) and (not run.operations or run.takes(operation)):
+            run.operations.append(operation)
+        elif not run.operations or any(conflict(operation, each) for each in run.operations):
+            return run, between, list(operations[at:])
+        else:
+            between.append(operation)
+    return run, between, []
+
+
+def _is_flat(operation: Operation) -> bool:
+    """Whether the operation goes through vectors without gaps, element by element."""
+    if not operation.elementwise or operation.batched:
+        return False
+    shape = operation.outs[0].shape
+    flat = all(view.shape == shape and view.contiguous for view in operation.views if view.ndim or view in operation.outs)
+    return flat and len(shape) == 1 and not any(view.moves for view in operation.views)
+
+
+def _movable(before: Sequence[Operation], run: Run, between: Sequence[Operation]) -> list[Operation]:
+    """The sums over samples that may be done where the run is, in the order of their results."""
+    chosen: list[Operation] = []
+    passed = [*between]
+    for operation in reversed(before):
+        if _gives(operation, run) and not any(conflict(operation, other) for other in passed):
+            chosen.append(operation)
+        else:
+            passed.append(operation)
+    return sorted(chosen, key=lambda operation: operation.outs[0].offset)
+
+
+def _gives(operation: Operation, run: Run) -> bool:
+    """Whether the operation sums, over the samples, a part of a vector that the run reads, and reads nothing it writes."""
+    if not isinstance(operation, MatMul | Reduce) or not operation.sums_over_batch or operation.accumulates:
+        return False
+    (out,) = operation.outs
+    vectors = {view for view in (*run.ins, *run.outs) if view.buffer is out.buffer}
+    if len(vectors) != 1 or not vectors <= {*run.ins} or not out.ndim or not out.contiguous or out.moves:
+        return False
+    (vector,) = vectors
+    inside = vector.offset <= out.offset and out.offset + out.sample_size <= vector.offset + vector.sample_size
+    typed = all(view.dtype == out.dtype for view in run.outs)
+    return inside and typed and not any(meet(read, written) for read in operation.ins for written in run.outs)
+
+
+def _in_parts(run: Run, sums: Sequence[Operation]) -> list[Operation]:
+    """Each sum with the run's part for its result behind it; last, the run on what lies between the results."""
+    result: list[Operation] = []
+    edges = [0]
+    for operation in sums:
+        (out,) = operation.outs
+        vector = next(view for view in run.ins if view.buffer is out.buffer)
+        start = out.offset - vector.offset
+        edges += [start, start + out.sample_size]
+        result += [operation, *_part(run, start, out)]
+    edges.append(run.outs[0].sample_size)
+    for start, stop in list(pairwise(edges))[::2]:
+        if start < stop:
+            shape = (stop - start,)
+            result += _part(run, start, replace(run.outs[0], shape=shape, strides=c_strides(shape)))
+    return result
+
+
+def _part(run: Run, start: int, like: View) -> list[Operation]:
+    """The run on the elements from a place on, as many as a view has and with its axes."""
+
+    def part(view: View) -> View:
+        if not view.ndim:
+            return view
+        return replace(view, shape=like.shape, strides=like.strides, offset=view.offset + start, name="")
+
+    return [operation.on(part) for operation in run.operations]
