@@ -45,6 +45,7 @@ from benchmarks.gpu_rows import SIDE_BY_SIDE, Row, rows
 
 CREW = 12  # processes for rows that measure no time
 CHECKING_SHARE = 1 / 3  # of the time, for such rows at most
+FACTS_SECONDS = 90.0  # to find the GPU, at most
 OPTIONAL = ("torch", "jax", "sanitizer")  # peers that may not be installed
 LATE = "not run: the time was over"
 
@@ -188,10 +189,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measured(chosen: Sequence[Row], setting: Setting, report: Report, options: Any, kernels: Path) -> int:
-    try:
-        facts = gpu_chains.facts(setting)
-    except ValueError as error:
-        print(f"nothing was measured: {error}")
+    worker = (Here if options.rehearse else Worker)(setting)
+    facts = worker(gpu_chains.facts, FACTS_SECONDS)
+    worker.end()
+    if "failed" in facts:
+        print(f"nothing was measured: {facts['failed']}")
         return 0
     facts["libraries"] = f"NumPy {np.__version__}, chains {chains.__version__}, Python {sys.version.split()[0]}"
     report.facts |= facts

@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks.gpu_problems import Problem, Setting, problem, timing
+from benchmarks.gpu_problems import NoGpuError, Problem, Setting, problem, timing
 from chains import SGD, Adam, Chain, Conv, Dense, SquaredLoss, backends, relu, tanh, train
 from chains.backends.cupy import CupyBackend, streaming
 from chains.backends.cupy import chunked_call as pieces
@@ -25,6 +25,7 @@ from chains.training.steps import UNLIMITED_STEPS, ArraySteps
 
 Result = dict[str, Any]
 PRECISIONS = ("float32", "tf32", "bf16")
+HALVES = ("f16", "bf16-activations")  # types of stored activations
 TIMED = ("timed", "tf32-timed", "bf16-timed")  # the same by algorithms that are tried out
 CONVOLUTIONS = tuple(f"{first}{how}" for first in ("", "tf32-") for how in ("products", "cudnn", "cudnn-timed"))
 KERNELS = {"one-kernel": True, "kernel-by-kernel": False}  # ways to run a program that tiles can go through
@@ -35,7 +36,8 @@ LONG = 15.0  # seconds of measuring after which a problem is not run again
 def backend_name(way: str, setting: Setting) -> str:
     """The backend for a precision, for a way of convolving such as "tf32-cudnn", or for one of `KERNELS`."""
     if setting.tiny:
-        own = {"one-kernel": way} | {f"{p}{end}": f"emulated-{p}" for p in PRECISIONS[1:] for end in ("", "-timed")}
+        own = {"one-kernel": way} | {p: f"emulated-{p}" for p in HALVES}
+        own |= {f"{p}{end}": f"emulated-{p}" for p in PRECISIONS[1:] for end in ("", "-timed")}
         return own.get(way, "emulated-cudnn" if "cudnn" in way else "emulated")
     return "cupy" if way == "float32" else f"cupy-{way}"
 
@@ -57,8 +59,11 @@ def _either_way(fused: bool) -> CupyBackend:
 
 
 def facts(setting: Setting) -> dict[str, str]:
-    """The machine as text by heading. Raises ValueError, saying what is missing, where no GPU can be used."""
-    device_of("float32", setting)
+    """The machine as text by heading. Raises NoGpuError, saying what is missing, where no GPU can be used."""
+    try:
+        device_of("float32", setting)
+    except ValueError as error:
+        raise NoGpuError(str(error)) from error
     if setting.tiny:
         return {"gpu": "emulated by the processor: no figure means anything"}
     import cupy
@@ -219,8 +224,9 @@ class Trainer:
         compiled, refused = self.binding.compiled, self.device.refused
         text = f"{len(self.binding.work)} commands"
         if isinstance(compiled, FusedProgram):
-            blocks = compiled.blocks(self.problem.batch)
-            text = "all steps by one block" if compiled.tiling.alone else f"one kernel by {blocks} blocks, {text}"
+            blocks = "one block" if compiled.tiling.alone else f"{compiled.blocks(self.problem.batch)} blocks"
+            on_end = getattr(self.steps._parts[0].feed, "_whole", None) is not None
+            text = f"all steps by {blocks}" if on_end else f"one kernel by {blocks}, {text}"
         parts = [text, *(["NOT CAPTURED"] if refused["graph"] else [])]
         kinds = ", ".join(f"{count} {kind}" for kind, count in refused.items() if kind != "graph" and count)
         return "; ".join([*parts, *([f"not done by cublasLt: {kinds}"] if kinds else [])])

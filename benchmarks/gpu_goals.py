@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Result = dict[str, Any]
+ROUNDED = ("tf32", "bf16", "f16")  # precisions, as they stand in the names of rows
 MODES = ("graph", "channels-last", "eager", "compile")  # of PyTorch
 Find = Callable[..., Result | None]
 
@@ -16,9 +17,7 @@ def goals(results: Sequence[Result]) -> list[Result]:
     def find(problem: str, who: str, precision: str = "") -> Result | None:
         """The fastest of a problem's rows whose name begins so, or None; of those at this precision, if one is named."""
         rows = [r for r in results if r["problem"] == problem and r["who"].startswith(who) and "failed" not in r]
-        rows = [
-            r for r in rows if not precision or precision == next((p for p in ("tf32", "bf16") if p in r["who"]), "float32")
-        ]
+        rows = [r for r in rows if not precision or precision == next((p for p in ROUNDED if p in r["who"]), "float32")]
         return min(rows, key=lambda r: r.get("seconds", 0.0), default=None)
 
     found = [

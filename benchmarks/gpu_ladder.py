@@ -10,15 +10,17 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
-from benchmarks.gpu_chains import backend_name, device_of, near, on_host
+from benchmarks.gpu_chains import HALVES, backend_name, device_of, near, on_host
 from benchmarks.gpu_problems import Setting
 from chains import SGD, Adam, Chain, Conv, Dense, Flatten, SquaredLoss, backends, relu, tanh, train
 from chains.backends.cupy.binding import DeviceBinding
 from chains.backends.cupy.device.cublas import MASK_BITS
 from chains.backends.cupy.device.interface import Device, Epilogue, Gemm, Work
+from chains.backends.cupy.fused import tiling_policy
 from chains.backends.cupy.source.commands import Pointers, Source, each_element
 from chains.network import record
 from chains.program.view import Buffer
@@ -123,7 +125,7 @@ def epilogue(kind: str, precision: str, setting: Setting) -> Result:
     bias = rng.standard_normal(size, FLOAT)
     a[3] = 0.0
     a[5, 7] = np.nan
-    half = precision == "bf16"
+    half = "bfloat16" if precision == "bf16" else ""
     if half:
         left, right = (device.array((each.view(np.uint32) >> 16).astype(np.uint16)) for each in (a, b))
     else:
@@ -192,6 +194,30 @@ def _gradient(net: Chain, way: str, setting: Setting, tolerance: float) -> Resul
     return {"value": error, "note": f"{len(inner.work)} commands; {type(inner.compiled).__name__}"}
 
 
+def halves(precision: str, setting: Setting) -> Result:
+    """The gradient of a network whose activations are stored in 16 bits, run by run and as a graph."""
+    layers = Conv(8, 16, 3, tanh, padding=1), Flatten(), Dense(16 * 64, 32, tanh), Dense(32, 4)
+    return _gradient(Chain(*layers, input_shape=(8, 8, 8)), precision, setting, TOLERANCE["bf16"])
+
+
+def together(setting: Setting) -> Result:
+    """Many steps in one cooperative launch, by blocks that wait for each other; then a graph a step."""
+    device, rng = device_of("one-kernel", setting), np.random.default_rng(0)
+    x, t = rng.standard_normal((64, 5), FLOAT), rng.standard_normal((64, 3), FLOAT)
+    results, most, own = [], device.blocks_together, backend_name("one-kernel", setting)
+    with mock.patch.object(tiling_policy, "MOST_ONE_BLOCK_OPERATIONS", 0):  # so that there are several blocks
+        for name, blocks in (("numpy", 1), (own, most), (own, 1)):
+            net = Chain(Dense(5, 8, tanh), Dense(8, 3), backend=name)
+            p = net.init(seed=0) if name == "numpy" else device.array(net.init(seed=0))
+            with mock.patch.object(device, "blocks_together", blocks):
+                train(net, p, x, t, SquaredLoss(), Adam(0.01), epochs=8)
+            results.append(p if name == "numpy" else on_host(device, p))
+    near(results[2], results[0], 1e-4)
+    assert not device.refused["together"], "the driver refuses blocks that wait for each other: see the warnings"
+    note = f"up to {most} blocks; the bits of a graph a step: {results[1].tobytes() == results[2].tobytes()}"
+    return {"value": near(results[1], results[0], 1e-4), "note": note}
+
+
 def training(way: str, setting: Setting) -> Result:
     """Some steps of training on data on the device, and on data that are streamed there."""
     device, rng = device_of(way, setting), np.random.default_rng(0)
@@ -235,4 +261,6 @@ STEPS: Mapping[str, Callable[[Setting], Result]] = {
     **{f"network, {way}": partial(network, way) for way in ("kernel-by-kernel", "one-kernel")},
     **{f"convolution, {way}": partial(convolution, way) for way in ("products", "cudnn", "tf32-cudnn", "cudnn-timed")},
     **{f"training, {way}": partial(training, way) for way in ("kernel-by-kernel", "one-kernel")},
+    "training, blocks that wait": together,
+    **{f"16 bits, {precision}": partial(halves, precision) for precision in HALVES},
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import traceback
 import warnings
 from collections.abc import Callable
@@ -18,6 +20,7 @@ ENDING_SECONDS = 10.0  # to wait for a process that was killed
 
 def serve(connection: Any, setting: Setting) -> None:
     """Answer each piece of work with its result, or with the error, until no more can come."""
+    os.setpgrp()  # so that what this process starts ends with it
     with suppress(EOFError):  # where the script itself was ended
         while True:
             connection.send(attempt(connection.recv(), setting))
@@ -78,8 +81,13 @@ class Worker:
         return {"failed": f"took longer than {limit:.3g} s, and was ended"}
 
     def end(self) -> None:
-        """End the process at once. One that the system cannot end, within the driver for example, is left to itself."""
+        """End the process at once, and those that it began, such as compute-sanitizer.
+
+        One that the system cannot end, within the driver for example, is left to itself.
+        """
         if self._process is not None:
+            with suppress(ProcessLookupError):  # where it has ended, or not begun
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
             self._process.join(ENDING_SECONDS)
             self._connection.close()

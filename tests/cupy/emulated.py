@@ -656,5 +656,7 @@ def register(backends: dict[str, Callable[[], Backend]]) -> None:
     backends["emulated-cudnn"] = partial(EmulatedBackend, "emulated-cudnn", False, "auto")
     for precision in ("tf32", "bf16"):
         backends[f"emulated-{precision}"] = partial(EmulatedBackend, f"emulated-{precision}", precision=precision)
+    for precision in ("f16", "bf16-activations"):
+        backends[f"emulated-{precision}"] = partial(EmulatedBackend, f"emulated-{precision}", False, "auto", precision)
     backends["one-kernel"] = partial(EmulatedBackend, "one-kernel", fused=True)
     backends["one-kernel-backwards"] = partial(EmulatedBackend, "one-kernel-backwards", True, fused=True)

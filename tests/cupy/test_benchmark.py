@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import subprocess
+import sys
 import time
 import warnings
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,6 +71,20 @@ def test_a_rehearsal(few, capsys, tmp_path):
     assert "ladder" not in capsys.readouterr().out
 
 
+@pytest.mark.by_day(few=6)
+@needs_compiler
+@pytest.mark.parametrize("name", gpu_ladder.STEPS)
+def test_each_step_of_the_ladder_works(name):
+    result = gpu_ladder.STEPS[name](TINY)
+    assert "failed" not in result
+    assert result.get("value", 0.0) < 0.03
+
+
+def test_rows_can_be_sent_to_processes():
+    sent = pickle.dumps([row.work for row in gpu.rows()])
+    assert [each.args for each in pickle.loads(sent) if isinstance(each, partial)]
+
+
 def test_problems_that_do_not_exist(capsys):
     with pytest.raises(SystemExit):
         gpu.main(["--problems", "lenet"])
@@ -122,6 +141,11 @@ def hangs(setting):
     time.sleep(60)
 
 
+def begins_another(setting):
+    print("begun", subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid, flush=True)
+    time.sleep(60)
+
+
 def ends(setting):
     os._exit(3)
 
@@ -157,6 +181,20 @@ def test_rows_that_hang_end_or_spoil_their_process_leave_the_others(capsys):
 
 
 @pytest.mark.by_day(few=0.5)
+def test_what_a_row_began_ends_with_it(capfd):
+    """Such as compute-sanitizer, which would use the GPU while others are timed."""
+    worker = Worker(TINY)
+    assert worker(begins_another, 5.0)["failed"] == "took longer than 5 s, and was ended"
+    begun = int(capfd.readouterr().out.split()[-1])
+    for _ in range(100):
+        if not Path(f"/proc/{begun}").exists() or "zombie" in Path(f"/proc/{begun}/status").read_text():
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("the process goes on")
+
+
+@pytest.mark.by_day(few=0.5)
 def test_checks_are_done_side_by_side_and_steps_of_the_ladder_each_in_a_process():
     rows = [Row("ladder", str(k), "chains", 30.0, works) for k in range(2)]
     rows += [Row("correct", str(k), "chains", 30.0, f) for k, f in enumerate((works, works, fails))]
@@ -170,6 +208,8 @@ def test_checks_are_done_side_by_side_and_steps_of_the_ladder_each_in_a_process(
 
 def test_a_process_that_cannot_be_ended_is_left(monkeypatch):
     class Stuck:
+        pid = 1 << 30
+
         def kill(self):
             pass
 

@@ -298,5 +298,6 @@ def test_the_benchmark_says_that_nothing_was_measured(monkeypatch, capsys):
 
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(backends, "_loaded", {})
+    monkeypatch.setattr(script, "Worker", script.Here)
     assert script.main([]) == 0
     assert capsys.readouterr().out.startswith("nothing was measured: `backend` (='cupy') needs CuPy")
