@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from chains import SGD, Chain, Dense, SquaredLoss, tanh, σ
+from chains import SGD, Adam, Chain, Dense, SquaredLoss, tanh, σ
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
@@ -50,7 +51,19 @@ def test_a_step_goes_through_all_the_lines_of_the_next_rows(width, batch):
 def test_nothing_is_asked_for_where_samples_are_small():
     programs = [Chain(Dense(n, 8)).program(SquaredLoss(), SGD(0.1)) for n in (100, 200)]
     code = [compile_program(program, processor()).text for program in programs]
-    assert ["llvm.prefetch" in text for text in code] == [False, True]
+    fetch = re.compile(r"call void @llvm\.prefetch\.p0\(ptr \S+, i32 0,")
+    assert [bool(fetch.search(text)) for text in code] == [False, True]
+
+
+def test_what_a_thread_is_about_to_change_is_asked_for_to_be_written():
+    small, large = (program_of_steps(inputs) for inputs in (32, 300))
+    counts = [text.split("define  void @member(")[1].split("\n}")[0].count("i32 1, i32 3") for text in (small, large)]
+    assert counts == [1, 0]  # parameters that all threads read; Adam's moments no other thread has
+
+
+def program_of_steps(inputs):
+    """The assembly of Adam's steps of a network with so many inputs."""
+    return compile_program(Chain(Dense(inputs, 16, tanh), Dense(16, 4)).program(SquaredLoss(), Adam(0.1)), processor()).text
 
 
 def test_threads_share_the_lines_of_every_sample():

@@ -12,11 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from chains.backends.native.kernels.prefetch import prefetch_to_write
 from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer, real_type
 from chains.backends.native.llvm.vectormath import maximum
 from chains.backends.native.llvm.words import ARGUMENTS, THREAD
 from chains.backends.native.plan.execution_plan import ExecutionPlan, Segment, SumRun
 from chains.backends.native.plan.segments import LEAST_SHARED_ELEMENTS, LEAST_TEAM_ELEMENTS
+
+MOST_PREFETCHED_BYTES = 16 << 10  # of a vector that all threads have read and each changes a part of
 
 word = ARGUMENTS.load
 
@@ -136,6 +139,7 @@ def _write_member(module: Module, plan: ExecutionPlan) -> None:
             f.when(f.compare("slt", thread, word(f, words, "sharing")), partial(share, f"work_{k}"))
         meet()
         if segment.sums:
+            _prefetch_changed(f, words, thread, segment, plan)
             share(f"reduce_part_{k}")
         for position, work in enumerate(segment.once):
             if segment.barriers[position]:
@@ -150,6 +154,21 @@ def _write_member(module: Module, plan: ExecutionPlan) -> None:
                 f.when(first, partial(_do, f, words, f"once_{k}_{position}", ", i64 0, i64 1"))
     f.line("ret void")
     module.add(f)
+
+
+def _prefetch_changed(f: Function, words: Value, thread: Value, segment: Segment, plan: ExecutionPlan) -> None:
+    """Ask for the elements that this thread is about to change, and that all threads have read: they come during the sums."""
+    read = {view.buffer for step in segment.tiled_steps for operation in step.operations for view in operation.ins}
+    table, _ = table_of(f, words, thread)
+    for work in (work for work in segment.once if work.length):
+        changed = dict.fromkeys(view for operation in work.operations for view in operation.outs if view.buffer in read)
+        for view in changed:
+            if view.buffer.nbytes <= MOST_PREFETCHED_BYTES:
+                begin, end = share(f, work.length, plan.lanes, thread, word(f, words, "threads"))
+                scalar = real_type(view.dtype)
+                base = f.load(PTR, f.address(table, integer(plan.positions[view.buffer]), PTR))
+                first = f.address(base, f.add(begin, view.offset), scalar)
+                prefetch_to_write(f, first, f.mul(f.binary("sub", end, begin), scalar.size))
 
 
 def _write_partitioned(module: Module, plan: ExecutionPlan) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from chains.backends.native.kernels.elementwise import Frame
-from chains.backends.native.llvm.emit import I64, Type, Value, integer
+from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer
 from chains.backends.native.llvm.words import CACHE_LINE_BYTES, PREFETCH
 from chains.program.view import View
 
@@ -58,3 +58,12 @@ def prefetch_lines(frame: Frame) -> None:
 
     more = f.binary("or", f.compare("sgt", left, integer(0)), f.compare("sgt", rows, integer(0)))
     f.when(more, fetch)
+
+
+def prefetch_to_write(f: Function, first: Value, nbytes: Value) -> None:
+    """Prefetch `nbytes` bytes from `first` on for writing: other processors give up their copies."""
+
+    def line(offset: Value, _: list[Value]) -> None:
+        f.call("llvm.prefetch.p0", None, f.address(first, offset, Type("i8")), "i32 1", "i32 3", "i32 1")
+
+    f.loop(integer(0), nbytes, CACHE_LINE_BYTES, line)

@@ -57,7 +57,7 @@ def processor(kind: str | None = None) -> Processor:
     else:
         choices = {"sse2": Processor("sse2", 16, 16, "x86-64", "")}
         if features.get("avx2") and features.get("fma"):
-            choices["avx2"] = Processor("avx2", 32, 16, "haswell", "")
+            choices["avx2"] = Processor("avx2", 32, 16, "haswell", "+prfchw")  # Haswell ignores it
         if all(features.get(name) for name in ("avx512f", "avx512dq", "avx512bw", "avx512vl")):
             choices["avx512"] = Processor("avx512", 64, 32, host, features.flatten())
         elif "avx2" in choices:
