@@ -119,7 +119,7 @@ class Chain(Objectives):
         data["y"] = y
         run(len(x), arguments.with_random(data, run, seed, p))
         if self._may_fail:
-            check_solved(self, p, x, y)
+            check_solved(self, p, x, y, lengths=lengths)
         elif plain:
             self._shortcuts.add(kind, run, {"p": p, "x": x}, ["y"])
         return y
@@ -227,7 +227,7 @@ class Chain(Objectives):
             data |= part_arrays(shared, run, total, first, p)
         run(len(data["x"]), arguments.with_random(data, run, seed, p))
         if self._may_fail:
-            check_solved(self, p, data["x"], value)
+            check_solved(self, p, data["x"], value, lengths=lengths)
             if comm is not None and np.isnan(value):
                 raise FloatingPointError("the loss is nan: a solution of another process ends before its last time")
         elif plain:

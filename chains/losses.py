@@ -74,7 +74,7 @@ class Loss(Recorded, ABC):
         y, t : View, shapes (batch, *output) and (batch, *target)
             Outputs and targets.
         w : View, shape (batch,), or None
-            Weights of the samples.
+            Weights of the samples. Where outputs go along steps, and samples have lengths, those of the steps, (batch, steps).
         value : View, shape ()
             Filled with the loss.
         dy : View, shape (batch, *output)

@@ -80,7 +80,7 @@ INSIDE = {
     "optimizer": "beta1 beta2 clip_norm eps learning_rate record settings",  # of Adam
     "penalty": "patterns settings strength",  # of L2Penalty
     "f": "derivative formula function needs_input slope_formula",
-    "d": "carried_shapes timed output_times goes_along_time most_times may_fail advice all most_demanding saved_shapes "
+    "d": "carried_shapes timed timed_apart output_times goes_along_time may_fail advice all most_demanding saved_shapes "
     "shared_shapes slices smallest_batch state_slices temporary_shapes",
     "ops": "carried external finish lengths name operations output_lengths symbolic taken",
     "view": "advancing at buffer move moves name offset over runs strides text within",

@@ -171,7 +171,8 @@ class Declaration:
         self.carried_shapes: dict[str, SampleShape] = {}
         self.smallest_batch = 1
         self.timed = False  # whether the samples may have lengths
-        self.output_times = 0  # how many times an output has that may be fewer, where it goes along these by itself
+        self.output_times: int | None = None  # along the output; 0: none; None: those of the input, if they stay
+        self.timed_apart = False  # whether a part goes along other steps than those of the input
         self.id_count: int | None = None  # where the input are ids, how many there are
         self.children: list[Declaration] = []
         self._layout = layout
@@ -344,11 +345,6 @@ class Declaration:
     def goes_along_time(self) -> bool:
         """Whether this layer or a part of it goes along the first axis of its samples."""
         return any(each.timed for each in self.all)
-
-    @property
-    def most_times(self) -> int:
-        """The largest length of a sample, where this layer or a part of it takes lengths; 0 where none does."""
-        return int(self.input[0]) if self.goes_along_time else next((d.output_times for d in self.all if d.output_times), 0)
 
     @property
     def may_fail(self) -> bool:

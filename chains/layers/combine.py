@@ -11,6 +11,7 @@ from chains.activations import Activation, identity, resolve
 from chains.checks import check_word, whole
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.shape import Reshape
+from chains.layers.time_axis import keeps_time
 from chains.messages import shown
 from chains.program.recorder import Recorder
 from chains.program.view import View
@@ -50,6 +51,9 @@ class Series(Layer):
             if k < len(self.layers) - 1:
                 d.saved(f"y{k}", output)
             shape = output
+            d.children[k].timed_apart |= d.output_times is not None and d.children[k].goes_along_time
+            if not keeps_time(d.children[k]):
+                d.output_times = d.children[k].output_times or 0
         d.output(shape)
         _share_input(d, d.children[:1])
 

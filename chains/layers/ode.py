@@ -196,6 +196,8 @@ class ODE(Layer):
         if isinstance(self.atol, tuple) and len(self.atol) != n:
             raise ValueError(f"`atol` (={self.atol}) must have as many numbers as the state, {n}, or be one for all")
         check_no_chance(d.children[-1])
+        for part in d.children[-1].all:
+            part.timed = False  # lengths are those of the times here
         grid = self._grid
         keep_each_step(d.children[-1], grid.cut.length, stages)
         d.saved("x", (grid.cut.length, stages, n + self.given + self._known))  # what the right-hand side sees
@@ -224,7 +226,7 @@ class ODE(Layer):
     ) -> None:  # fmt: skip
         """Record the solution; also the states before all steps and behind the last one, (steps + 1, n), if wanted."""
         times = self._times(ops, x, mask) if self._own_times else None
-        solution = self._solution(ops, x, y, s, times)
+        solution = self._solution(ops, x, y, s, times, mask)
         if self.rtol is not None and solution.clock is not None:
             kind = ImplicitControl if self.implicit else StepControl
             control = kind(ops, self._tableau, solution.rhs, self.rtol, self.atol, solution.clock, solution.inputs)
@@ -243,7 +245,7 @@ class ODE(Layer):
                 ops.map(dy, _within, mask, dy)
             times = self._times(ops, x, mask) if self._own_times else None
             failed = self._failed(ops, y) if self.may_fail else None
-            self._solution(ops, x, y, s, times).pullback(s.solved if self.adjoint else y, dy, dx, failed)
+            self._solution(ops, x, y, s, times, mask).pullback(s.solved if self.adjoint else y, dy, dx, failed)
 
     def _failed(self, ops: Recorder, y: View) -> View:
         """0 for each solution that has all its states, NaN for others: this makes their gradients NaN too."""
@@ -261,27 +263,25 @@ class ODE(Layer):
         finally:
             ops.output_lengths = lengths
 
-    def _solution(self, ops: Recorder, x: View, y: View, s: Any, times: View | None) -> Solution:
-        n, (node,), clock = y.sample_shape[-1], s.children, None
+    def _solution(self, ops: Recorder, x: View, y: View, s: Any, times: View | None, mask: View | None) -> Solution:
+        n, (node,), clock, lengths = y.sample_shape[-1], s.children, None, None
         first: View | float = 0.0
         if self.rtol is not None:
-            clock = self._clock(ops, times)
+            clock = self._clock(ops, times, mask)
             first = self.times[0] if isinstance(self.times, tuple) else times.slice(-1, 0, 1) if times is not None else 0.0
         inputs = Inputs(ops, x, n, self.given, self.time, self.forcing, first)
         kind = ImplicitSolution if self.implicit else Adjoint if self.adjoint else Solution
-        return kind(ops, self._tableau, self._grid, node, inputs, s, clock)
+        if self._grid.varies:
+            lengths = s.lengths
+        elif mask is not None:
+            lengths = self._grid.until(ops, mask)
+        return kind(ops, self._tableau, self._grid, node, inputs, s, clock, lengths)
 
     def _times(self, ops: Recorder, x: View, mask: View | None) -> View:
         """Each sample's own times, (batch, times). Behind a sample's length its last one stands for all."""
         count = self._own_times
         times = x.slice(-1, x.sample_shape[0] - count, x.sample_shape[0])
-        if mask is None:
-            return times
-        kept, last, has = ops.scratch("own times", (count,)), ops.scratch("last own time", (1,)), mask.index(2, 0)
-        ops.map(kept, lambda has, t, first: where(has > 0.0, t, first), has, times, times.slice(-1, 0, 1))
-        ops.max(last, kept)
-        ops.map(kept, lambda has, t, last: where(has > 0.0, t, last), has, times, last)
-        return kept
+        return times if mask is None else _until(ops, times, mask)
 
     def _unless_falling(self, ops: Recorder, start: View, times: View) -> View:
         """The initial state; NaN where a sample's times do not ascend."""
@@ -292,10 +292,11 @@ class ODE(Layer):
         ops.map(sound, lambda y, falls: where(falls > 0.0, nan, y), start, largest)
         return sound
 
-    def _clock(self, ops: Recorder, times: View | None) -> View:
+    def _clock(self, ops: Recorder, times: View | None, mask: View | None) -> View:
         """The times since the first one, by which step control goes: far from time 0, sums of lengths would lose digits."""
         if times is None:
-            return ops.constant("clock", np.array(self.times) - self.times[0])  # type: ignore[index]
+            shared = ops.constant("clock", np.array(self.times) - self.times[0])  # type: ignore[index]
+            return shared if mask is None else _until(ops, shared, mask)
         clock = ops.scratch("clock", (self._own_times,))
         ops.map(clock, lambda t, first: t - first, times, times.slice(-1, 0, 1))
         return clock
@@ -323,6 +324,15 @@ class ODE(Layer):
         more = "".join(f", {name}={value}" for name, value in pairs if value)
         more += ", forcing=..." if self.forcing is not None else ""
         return f"ODE({self.rhs!r}, {times}, method={self.method!r}{more})"
+
+
+def _until(ops: Recorder, times: View, mask: View) -> View:
+    """Record the times of each sample, (batch, times), with its last one in place of those behind its length."""
+    kept, last, has = ops.scratch("own times", mask.sample_shape[:1]), ops.scratch("last own time", (1,)), mask.index(2, 0)
+    ops.map(kept, lambda has, t, first: where(has > 0.0, t, first), has, times, times.slice(-1, 0, 1))
+    ops.max(last, kept)
+    ops.map(kept, lambda has, t, last: where(has > 0.0, t, last), has, times, last)
+    return kept
 
 
 def _within(mask: Any, y: Any) -> Any:

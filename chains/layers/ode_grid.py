@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from chains.expr import where
 from chains.program.recorder import Recorder
 from chains.program.view import View
 
@@ -113,6 +114,21 @@ class Grid:
             np.concatenate([np.full(spare_times, times[0]), begins.reshape(-1)]),
             np.concatenate([np.zeros(spare_times), lengths.reshape(-1)]),
         )
+
+    def until(self, ops: Recorder, mask: View) -> View:
+        """Record how long the equal steps that all share are for each sample, (batch, total, 1): 0 behind its last time.
+
+        `mask`, (batch, times, 1), is 1 at the times that a sample has.
+        """
+        lengths = ops.scratch("lengths until the last time", (self.total, 1))
+        first = 0 if self.within else self.cut.spare * self.steps
+        if first:
+            ops.fill(lengths.slice(1, 0, first), 0.0)
+        own = lengths.index(2, 0).slice(1, first, self.total).split(1, self.intervals)
+        shared = ops.constant("lengths of steps", self.equal()[1][first:].reshape(self.intervals, -1))
+        has = mask.slice(1, 1, self.intervals + 1)
+        ops.map(own, lambda has, h: where(has > 0.0, h, 0.0), has, shared)
+        return lengths
 
     def fill(self, ops: Recorder, times: View, begins: View, lengths: View) -> None:
         """Record when the equal steps between the samples' own times, (batch, times), begin, and how long they are."""

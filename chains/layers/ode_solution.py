@@ -41,6 +41,8 @@ class Solution:
         (batch, steps, 1), where samples have steps of their own.
     clock : View, optional
         With step control, the times since the first one.
+    lengths : View, optional
+        How long the steps of each sample are, (batch, steps, 1), where they are not alike.
     """
 
     ops: Recorder
@@ -50,6 +52,7 @@ class Solution:
     inputs: Inputs
     s: Any
     clock: View | None = None
+    lengths: View | None = None
 
     @property
     def n(self) -> int:
@@ -264,8 +267,8 @@ class Solution:
 
     def _length(self, at: Around, step: Steps) -> Length:
         """The length of a step: a number where all are alike."""
-        if self.grid.varies:
-            return self._now(self.s.lengths, at, step)
+        if self.lengths is not None:
+            return self._now(self.lengths, at, step)
         assert isinstance(self.grid.times, tuple)
         _, lengths = self.grid.equal()
         if np.ptp(lengths) <= min(1e-14 * np.max(np.abs(self.grid.times)), 1e-6 * np.max(lengths)):

@@ -34,7 +34,8 @@ class _Trace(ODE):
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         n, grid = y.sample_shape[-1] - 3, self._grid
         clock = y.slice(1, 0, grid.total)
-        self._solve(ops, x, ops.scratch("y", (grid.intervals + 1, n)), s, states=y.slice(-1, 3, 3 + n))
+        with self._mask(ops) as mask:
+            self._solve(ops, x, ops.scratch("y", (grid.intervals + 1, n)), s, mask, y.slice(-1, 3, 3 + n))
         ops.fill(y.index(1, grid.total).slice(-1, 0, 3), 0.0)
         if self.rtol is not None:
             ops.copy(y.index(1, grid.total).slice(-1, 0, 1), s.ends.index(1, grid.total - 1))

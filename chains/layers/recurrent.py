@@ -90,7 +90,7 @@ class Recurrent(Layer):
     def declare(self, d: Declaration) -> None:
         if not d.input:
             raise ValueError(f"{self!r} needs samples with a time axis, (steps, ...), not scalars")
-        steps, d.timed = d.input[0], True
+        steps, d.timed, d.output_times = d.input[0], True, None if self.return_sequences else 0
         segments = self.segments(steps)
         for name in self._directions:
             output = d.child(name, self.cell, d.input[1:])

@@ -14,6 +14,7 @@ from chains.backends import Executable
 from chains.backends.places import HOST, Place, is_elsewhere, place_of
 from chains.checks import check_count, takes
 from chains.layers.base import Declaration
+from chains.layers.time_axis import most_steps, steps_of_output
 from chains.losses import Loss
 from chains.messages import counted, shown
 from chains.params import Layout
@@ -195,10 +196,12 @@ def check_data(network: Declaration, x: Any, t: Any, loss: Loss, weights: Any, l
     """The data of a problem by buffer name. Raises TypeError or ValueError where they do not fit."""
     x = check_input(x, network.input, ids=network.id_count)
     check_loss(loss)
+    counts = lengths_of(lengths, x, network)
+    t = without_padding(as_array("t", t), counts.get("lengths"), steps_of_output(network))
     data = {"x": x, "t": check_targets(t, len(x), network.output_shape, loss)}
     if weights is not None:
         data["weights"] = check_weights(weights, len(x))
-    return data | lengths_of(lengths, x, network)
+    return data | counts
 
 
 def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name: str = "t", x: str = "x") -> np.ndarray:
@@ -213,6 +216,18 @@ def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name:
         raise ValueError(f"`{name}`: {error}") from None
     check_target_values(t, output, loss, name)
     return t
+
+
+def without_padding(t: Any, lengths: Any, steps: int) -> Any:
+    """Targets (batch, steps, ...) with those of a sample's first step behind its length, where losses count nothing.
+
+    Where outputs do not go along so many `steps`, or there are no lengths, targets are as they are.
+    """
+    if lengths is None or not steps or t.shape[:2] != (len(lengths), steps):
+        return t
+    xp = array_api_compat.array_namespace(t)
+    within = xp.arange(steps) < xp.asarray(lengths)[:, None]
+    return xp.where(within.reshape(*t.shape[:2], *[1] * (t.ndim - 2)), t, t[:, :1])
 
 
 def is_column(t: Any, output: tuple[int, ...], loss: Loss) -> bool:
@@ -254,9 +269,13 @@ def lengths_of(lengths: Any, x: Any, network: Declaration, name: str = "lengths"
         return {}
     lengths = as_array(name, lengths)
     _check_batch(name, lengths, len(x), of)
-    steps = network.most_times
+    steps = most_steps(network)
     if not steps:
         raise ValueError(f"`{name}` must be left out: no layer of this network has a time axis")
+    if apart := next((d for d in network.all if d.timed_apart), None):
+        raise ValueError(
+            f"`{name}` must be left out: layer {apart.name}, {apart.layer!r}, goes along other steps than the input's"
+        )
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
         raise TypeError(
             f"`{name}` must have shape ({len(x)},), a whole number of steps for each sample, "

@@ -14,6 +14,7 @@ import numpy as np
 
 from chains.arrays import as_array
 from chains.backends.places import place_of
+from chains.layers.time_axis import steps_of_output
 from chains.losses import Loss
 from chains.messages import counted
 from chains.network import arguments
@@ -124,8 +125,12 @@ def check_data(net: Any, count: int, x: Any, t: Any, loss: Loss, weights: Any, l
     samples = _add_inputs(members, net, x, lengths)
     arguments.check_loss(loss)
     t, output = as_array("t", t), net.output_shape
-    own = "x" in members.own or (t.shape[:2] == (count, samples) and not _fits(t, samples, output, loss))
-    flat = _flat("t", t, count, samples) if own else t
+    steps, counts = steps_of_output(net.network.declaration), members.arrays.get("lengths")
+    shared = t if "lengths" in members.own else arguments.without_padding(t, counts, steps)
+    own = "x" in members.own or (t.shape[:2] == (count, samples) and not _fits(shared, samples, output, loss))
+    flat = _flat("t", t, count, samples) if own else shared
+    if own and counts is not None:
+        flat = arguments.without_padding(flat, np.broadcast_to(counts, (count, samples)).reshape(-1), steps)
     checked = arguments.check_targets(flat, count * samples if own else samples, output, loss)
     members.add("t", checked.reshape(count, samples, *checked.shape[1:]) if own else checked, own)
     if weights is not None:

@@ -223,6 +223,8 @@ class Objective:
     def _second_order(self) -> SecondOrder:
         if self._second is None:
             raise TypeError("an objective with `comm` has values and gradients, but no residuals and no second derivatives")
+        if "lengths" in self._data:
+            raise TypeError("an objective with `lengths` has values and gradients, but no residuals and no second derivatives")
         return self._second
 
     def _vector(self, name: str, given: Any) -> np.ndarray:

@@ -43,7 +43,7 @@ class Trajectory:
     problem: str
 
 
-def ode_steps(net: Recorded, p: Any, x: Any) -> list[Trajectory]:
+def ode_steps(net: Recorded, p: Any, x: Any, *, lengths: Any = None) -> list[Trajectory]:
     """The steps of a network's differential equation for each of a batch of inputs.
 
     Parameters
@@ -52,6 +52,8 @@ def ode_steps(net: Recorded, p: Any, x: Any) -> list[Trajectory]:
         A network with an `ODE` among its layers, or within chains, `Residual` or `Parallel`; the first of them counts.
     p, x : array, shapes (n_params,) and (batch, *input_shape)
         As in a call of the network.
+    lengths : array, shape (batch,), optional
+        The number of times of each trajectory, as in a call: its way ends at the last of these.
 
     Returns
     -------
@@ -70,20 +72,21 @@ def ode_steps(net: Recorded, p: Any, x: Any) -> list[Trajectory]:
         raise ValueError(f"`net` (={net!r}) has no ODE among its layers")
     p = arguments.check_params(p, net.n_params)
     x = arguments.check_input(x, net.input_shape, ids=net.network.id_count)
-    found = next(_with_inputs(net, whole, p, x), None)
+    steps = arguments.lengths_of(lengths, x, whole)
+    found = next(_with_inputs(net, whole, p, x, steps), None)
     if found is None:
         raise ValueError(f"`net` has layer {odes[0].name}, {odes[0].layer!r}, within a layer whose computation is not followed")
-    return _ways(net, *found)
+    return _ways(net, *found, **steps)
 
 
-def check_solved(net: Recorded, p: Any, x: Any, results: np.ndarray) -> None:
+def check_solved(net: Recorded, p: Any, x: Any, results: np.ndarray, **lengths: Any) -> None:
     """Raise FloatingPointError where results are NaN since some solution ends before its last time."""
     if is_elsewhere(results) or not np.isnan(results).any():
         return
     odes, followed = list(_odes(net.network.declaration)), []
     try:
-        for found in _with_inputs(net, net.network.declaration, p, x):
-            problem = next((way.problem for way in _ways(net, *found) if way.problem), "")
+        for found in _with_inputs(net, net.network.declaration, p, x, lengths):
+            problem = next((way.problem for way in _ways(net, *found, **lengths) if way.problem), "")
             if problem:
                 raise FloatingPointError(problem if len(odes) == 1 else f"layer {found[0].name}: {problem}")
             followed.append(found[0])
@@ -106,41 +109,52 @@ def _odes(d: Declaration) -> Iterator[Declaration]:
             yield from _odes(child)
 
 
-def _with_inputs(net: Recorded, d: Declaration, p: np.ndarray, x: Any) -> Iterator[tuple[Declaration, np.ndarray, Any]]:
-    """Those of them whose inputs can be computed, with their parameters and inputs."""
+def _with_inputs(
+    net: Recorded, d: Declaration, p: np.ndarray, x: Any, given: dict[str, Any]
+) -> Iterator[tuple[Declaration, np.ndarray, Any]]:
+    """Those of them whose inputs can be computed, with their parameters and inputs; `given` may have lengths."""
     if isinstance(d.layer, ODE):
         yield d, p, x
     if not isinstance(d.layer, (Series, Residual, Parallel)):
         return
     for k, child in enumerate(d.children):
         own, p = p[: child.n_params], p[child.n_params :]
-        yield from _with_inputs(net, child, own, x)
+        yield from _with_inputs(net, child, own, x, given)
         if isinstance(d.layer, Series) and any(any(_odes(later)) for later in d.children[k + 1 :]):
-            x = type(net)(child.layer, input_shape=child.input, backend=net.backend)(x, own)
+            before = type(net)(child.layer, input_shape=child.input, backend=net.backend)
+            x = before(x, own, **given) if child.goes_along_time else before(x, own)
 
 
-def _ways(net: Recorded, d: Declaration, p: np.ndarray, x: Any) -> list[Trajectory]:
+def _ways(net: Recorded, d: Declaration, p: np.ndarray, x: Any, lengths: Any = None) -> list[Trajectory]:
     """The solutions of a differential equation from each of a batch of inputs."""
     ode = d.layer
     assert isinstance(ode, ODE)
+    if net.network.declaration.goes_along_time:  # lengths are those of another layer's input
+        lengths = None
     trace = type(net)(trace_of(ode), input_shape=d.input, backend=net.backend)
-    rows = trace(np.asarray(x, p.dtype), p)
+    rows = trace(np.asarray(x, p.dtype), p, lengths=lengths)
     sound = bool(np.isfinite(p).all())
+    counts = [None] * len(rows) if lengths is None else np.asarray(lengths).tolist()
     return [
-        _trajectory(ode, number, own, np.asarray(row), sound) for number, (own, row) in enumerate(zip(x, rows, strict=True))
+        _trajectory(ode, number, _times(ode, own, count), np.asarray(row), sound)
+        for number, (own, row, count) in enumerate(zip(x, rows, counts, strict=True))
     ]
 
 
-def _trajectory(ode: ODE, number: int, start: np.ndarray, rows: np.ndarray, sound: bool) -> Trajectory:
-    """The steps in the rows of a trace; `sound` says whether parameters are finite."""
+def _times(ode: ODE, sample: np.ndarray, count: int | None) -> np.ndarray:
+    """The times of a sample, of which it may have only the first so many."""
+    return np.asarray(ode.times if isinstance(ode.times, tuple) else sample[-ode.times :], np.float64)[:count]
+
+
+def _trajectory(ode: ODE, number: int, wanted: np.ndarray, rows: np.ndarray, sound: bool) -> Trajectory:
+    """The steps in the rows of a trace to the wanted times; `sound` says whether parameters are finite."""
     (begins, lengths, tried), states = rows[:-1, :3].T, rows[:, 3:]
-    wanted = np.array(ode.times) if isinstance(ode.times, tuple) else np.asarray(start[-ode.times :], np.float64)
     if ode.rtol is None:
         taken = waiting = np.flatnonzero(begins < wanted.max())
         times = np.append(wanted[:1], np.append(begins[1:], begins[-1] + lengths[-1])[taken])
         reached = True
     else:
-        clock = _clock(ode, start, rows.dtype)
+        clock = _clock(ode, wanted, rows.dtype)
         waiting, taken = np.flatnonzero(begins < clock.max()), np.flatnonzero(lengths)
         since = np.append(clock[:1], rows[1:, 0][taken])
         here = since[:, None] == clock
@@ -154,12 +168,11 @@ def _trajectory(ode: ODE, number: int, start: np.ndarray, rows: np.ndarray, soun
     return Trajectory(*way, refused, problem)
 
 
-def _clock(ode: ODE, start: np.ndarray, dtype: Any) -> np.ndarray:
+def _clock(ode: ODE, times: np.ndarray, dtype: Any) -> np.ndarray:
     """The times since the first one, as step control has them."""
     if isinstance(ode.times, tuple):
-        return (np.array(ode.times) - ode.times[0]).astype(dtype)
-    times = np.asarray(start[-ode.times :], dtype)
-    return times - times[0]
+        return (times - times[0]).astype(dtype)
+    return times.astype(dtype) - times[:1].astype(dtype)
 
 
 def _problem(

@@ -17,10 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from chains.expr import where
 from chains.jets.jet import Jet
 from chains.jets.series import indices
 from chains.layers.base import Declaration
 from chains.layers.node import Node, Vectors, check_filled, check_kept
+from chains.layers.recurrent import mask_of
+from chains.layers.time_axis import steps_of_output
 from chains.lazy import lazy
 from chains.losses import Loss
 from chains.optimizers import Optimizer
@@ -268,12 +271,29 @@ def _record_loss(ops: Recorder, loss: Loss, node: Node, views: Gradient, scale: 
     node.forward(ops, x, y)
     begun, function = len(ops.operations), f"{type(loss).__name__}.record"
     with ops.label(type(loss).__name__):
-        loss.record(ops, y, t, w, value, dy)
+        loss.record(ops, *_within_lengths(ops, steps_of_output(node.declaration), y, t, w), value, dy)
     check_filled(function, ops.operations[begun:], {"value": value, "dy": dy})
     check_kept(function, ops.operations[begun:], {"y": y}, "write to one of its own, ops.scratch(name, shape)")
     if scale is not None:
         ops.map(scaled, lambda dy, scale: dy * scale, dy, scale)
     node.pullback(ops, x, y, scaled, dx)
+
+
+def _within_lengths(ops: Recorder, steps: int, y: View, t: View, w: View | None) -> tuple[View, View, View | None]:
+    """Outputs, targets and weights of a loss, for outputs of so many `steps`: those behind a sample's length count nothing.
+
+    They have the weight 0, which is one of each step then. Numbers that mean nothing might not be finite: there is the first
+    step in place of outputs here, and of targets in `arguments.without_padding`.
+    """
+    mask = mask_of(ops, ops.lengths if ops.output_lengths is None else ops.output_lengths, steps) if steps else None
+    if mask is None or t.sample_shape[:1] != (steps,):
+        return y, t, w
+    kept, has = ops.scratch("y within lengths", y.sample_shape), mask.reshape(steps, *[1] * (y.ndim - 2))
+    ops.map(kept, lambda has, y, first: where(has > 0.0, y, first), has, y, y.slice(1, 0, 1))
+    weights = mask.index(2, 0)
+    if w is not None:
+        ops.map(weights, lambda has, w: where(has > 0.0, w, 0.0), weights, w.expand(1))
+    return kept, t, weights
 
 
 def _record_residuals(ops: Recorder, loss: ResidualLoss, network: Network, node: Node, views: Gradient) -> None:

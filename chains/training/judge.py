@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from chains.arrays import as_array
 from chains.backends.places import on_host, place_of
 from chains.chain import Chain
+from chains.layers.time_axis import steps_of_output
 from chains.losses import Loss
 from chains.messages import shown
 from chains.metrics import accuracy
@@ -50,10 +52,12 @@ class Judge:
                     f"`validation` (a {type(validation).__name__}) must be a pair of arrays (x, t), or (x, t, lengths)"
                 )
             x = arguments.check_input(validation[0], net.input_shape, "validation[0]", ids=net.network.id_count)
-            t = arguments.check_targets(validation[1], len(x), net.output_shape, loss, "validation[1]", "validation[0]")
-            given = {"x": x, "t": t}
-            if len(validation) == 3:
-                given |= arguments.lengths_of(validation[2], x, net.network.declaration, "validation[2]", "validation[0]")
+            known, counts = net.network.declaration, (*validation, None)[2]
+            lengths = arguments.lengths_of(counts, x, known, "validation[2]", "validation[0]")
+            t = as_array("validation[1]", validation[1])
+            t = arguments.without_padding(t, lengths.get("lengths"), steps_of_output(known))
+            t = arguments.check_targets(t, len(x), net.output_shape, loss, "validation[1]", "validation[0]")
+            given = {"x": x, "t": t} | lengths
             self._names = {name: f"validation[{k}]" for k, name in enumerate(given)}
             together = arguments.together(p, {self._names[name]: array for name, array in given.items()})
             self._data = {name: together[self._names[name]] for name in given}

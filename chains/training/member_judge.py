@@ -34,7 +34,8 @@ class MemberJudge:
             self._check(validation, len(p))
             pairs = list(zip(*validation, strict=True))
             self._judges = [Judge(net, p[m], states[m], loss, penalty, pairs[m], metrics) for m in range(len(p))]
-            self.data = {f"validation[{k}]": np.asarray(array) for k, array in enumerate(validation)}
+            each = enumerate(self._judges)
+            self.data = {f"{name} of member {m}": array for m, judge in each for name, array in judge.data.items()}
         else:
             first = Judge(net, p[0], states[0], loss, penalty, validation, metrics)
             self._judges = [first.of(p[m], states[m]) for m in range(len(p))]

@@ -5,7 +5,26 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chains import GRU, LSTM, SGD, Chain, Dense, MSELoss, train
+from chains import (
+    GRU,
+    LSTM,
+    ODE,
+    SGD,
+    Attention,
+    BCEWithLogitsLoss,
+    Chain,
+    CrossEntropyLoss,
+    Dense,
+    Embedding,
+    Flatten,
+    MSELoss,
+    Reshape,
+    Residual,
+    loss,
+    tanh,
+    train,
+)
+from chains.expr import log
 from tests.harness import assert_close, central_difference
 
 STEPS, LENGTHS = 6, np.array([6, 1, 3, 2])
@@ -46,6 +65,9 @@ def test_gradient_loss_and_objective(net, problem):
     assert_close(g, central_difference(lambda p: net.loss(p, x, t, MSELoss(), lengths=LENGTHS), p), 1e-8)
     objective = net.objective(x, t, MSELoss(), lengths=LENGTHS)
     assert_close(objective(p)[1], g, 1e-12)
+    for derivatives in (objective.residuals, objective.jacobian, objective.normal_equations, lambda p: objective.hessp(p, p)):
+        with pytest.raises(TypeError, match="an objective with `lengths` has values and gradients, but no residuals"):
+            derivatives(p)
     for _ in range(3):  # the quick ways of calls without lengths do not take over
         assert net.value_and_grad(p, x, t, MSELoss())[0] != pytest.approx(value)
         assert net.value_and_grad(p, x, t, MSELoss(), lengths=LENGTHS)[0] == pytest.approx(value, abs=1e-12)
@@ -128,3 +150,87 @@ def test_validation_that_does_not_fit_is_refused(net, problem):
     with pytest.raises(TypeError, match=r"must be a pair of arrays \(x, t\), or \(x, t, lengths\)"):
         train(net, p, x, t, MSELoss(), SGD(0.1), validation=(x, t, LENGTHS, t), progress=False)
     np.testing.assert_array_equal(p, before)
+
+
+SEQUENCES = {
+    "recurrent": lambda: (GRU(2, 3, return_sequences=True), Dense(3, 2)),
+    "attention": lambda: (Dense(2, 4), Attention(4, 2), Residual(Dense(4, 4)), Dense(4, 2)),
+    "words": lambda: (Embedding(5, 3), LSTM(3, 3, bidirectional=True, return_sequences=True), Dense(6, 2)),
+    "trajectories": lambda: (ODE(Dense(2, 2, tanh), np.arange(6.0), rtol=1e-2, max_steps=9), Dense(2, 2)),
+}
+ENTRIES, ONE_HOT = 4 * STEPS * 2, np.eye(2)
+CRITERIA = {  # what targets are padded with, and the loss and its derivative, by hand
+    MSELoss(): (np.nan, lambda y, t: (y - t) ** 2 / ENTRIES, lambda y, t: 2 * (y - t) / ENTRIES),
+    BCEWithLogitsLoss(): (
+        np.nan,
+        lambda y, t: (np.logaddexp(0.0, y) - y * t) / ENTRIES,
+        lambda y, t: (1 / (1 + np.exp(-y)) - t) / ENTRIES,
+    ),
+    CrossEntropyLoss(): (
+        -1,
+        lambda y, t: (np.logaddexp(*np.moveaxis(y, -1, 0))[..., None] - y) * ONE_HOT[t] * 2 / ENTRIES,
+        lambda y, t: (np.exp(y) / np.exp(y).sum(-1, keepdims=True) - ONE_HOT[t]) * 2 / ENTRIES,
+    ),
+    loss("log", lambda y, t: t * log(2.0 + y * y)): (
+        np.inf,
+        lambda y, t: t * np.log(2 + y * y) / 4,
+        lambda y, t: t * 2 * y / (2 + y * y) / 4,
+    ),
+}
+
+
+@pytest.mark.by_day(few=4)
+@pytest.mark.parametrize("criterion", CRITERIA, ids=str)
+@pytest.mark.parametrize("weights", [None, np.array([0.5, -1.0, 2.0, 0.0])], ids=["plain", "weights"])
+@pytest.mark.parametrize("kind", SEQUENCES)
+def test_losses_count_nothing_behind_a_length(kind, weights, criterion, backend_name):
+    rng, shape = np.random.default_rng(1), {"words": (STEPS,), "trajectories": (2,)}.get(kind, (STEPS, 2))
+    net = Chain(*SEQUENCES[kind](), input_shape=shape, backend=backend_name)
+    padding, value, slope = CRITERIA[criterion]
+    p, labels, behind = net.init(seed=2, dtype=np.float64), padding == -1, np.arange(STEPS) >= LENGTHS[:, None]
+    x = rng.integers(0, 5, (4, *shape)) if kind == "words" else rng.normal(size=(4, *shape))
+    t = rng.integers(0, 2, (4, STEPS)) if labels else rng.uniform(size=(4, STEPS, 2))
+    each = np.where(behind, 0.0, (np.ones(4) if weights is None else weights)[:, None])[..., None]
+    y = net(x, p, lengths=LENGTHS)
+    wanted, g = np.sum(each * value(y, t)), net.vjp(p, x, each * slope(y, t), lengths=LENGTHS)[0]
+    t[behind] = padding
+    how = {"weights": weights, "lengths": LENGTHS}
+    for found in (net.value_and_grad(p, x, t, criterion, **how, check_finite=True), net.objective(x, t, criterion, **how)(p)):
+        assert found[0] == pytest.approx(wanted, abs=1e-12)
+        assert_close(found[1], g, 1e-12)
+    assert net.loss(p, x, t, criterion, **how) == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
+def test_training_and_ensembles_take_padded_targets(own):
+    net = Chain(GRU(2, 3, return_sequences=True), Dense(3, 2), input_shape=(STEPS, 2), backend="numpy")
+    rng, P = np.random.default_rng(3), net.init_many(2, dtype=np.float64)
+    x, t = (rng.uniform(size=(*[2] * own, 4, STEPS, 2)) for _ in range(2))
+    lengths = np.stack([LENGTHS, LENGTHS[::-1]]) if own else LENGTHS
+    t[np.arange(STEPS) >= lengths[..., None]] = np.nan
+    values, _ = net.value_and_grad(P, x, t, BCEWithLogitsLoss(), lengths=lengths)
+    history = train(
+        net, P.copy(), x, t, BCEWithLogitsLoss(), SGD(0.1), epochs=2, batch_size=None, lengths=lengths,
+        validation=(x, t, lengths), progress=False,
+    )  # fmt: skip
+    for m, (p, value) in enumerate(zip(P, values, strict=True)):
+        mine = (x[m], t[m], lengths[m]) if own else (x, t, lengths)
+        assert net.value_and_grad(p, *mine[:2], BCEWithLogitsLoss(), lengths=mine[2])[0] == value
+        assert history[m].loss[0] == pytest.approx(value)
+        alone = train(
+            net, p, *mine[:2], BCEWithLogitsLoss(), SGD(0.1), epochs=2, batch_size=None, lengths=mine[2],
+            validation=mine, progress=False,
+        )  # fmt: skip
+        assert alone.validation_loss == pytest.approx(history[m].validation_loss, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [(GRU(2, 6), Dense(6, 6)), (GRU(2, 6), Reshape(6, 1)), (GRU(2, 6, return_sequences=True), Flatten(), Reshape(6, 6))],
+    ids=["numbers", "reshaped", "mixed"],
+)
+def test_outputs_that_are_no_steps_count_as_a_whole(layers):
+    net = Chain(*layers, input_shape=(STEPS, 2), backend="numpy")
+    p, x = net.init(seed=1, dtype=np.float64), np.random.default_rng(1).normal(size=(4, STEPS, 2))
+    y = net(x, p, lengths=LENGTHS)
+    assert net.loss(p, x, 0 * y, MSELoss(), lengths=LENGTHS) == pytest.approx(np.mean(y * y))
