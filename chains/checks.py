@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+import os
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,6 +94,13 @@ def check_word(name: str, value: Any, *words: str) -> None:
     if not isinstance(value, str) or value not in words:
         *most, last = map(repr, words)
         raise ValueError(f"`{name}` (={shown(value)}) must be {', '.join(most)} or {last}")
+
+
+def check_path(name: str, value: Any, such_as: str = "") -> Path:
+    """`value` as a path. Raises TypeError, perhaps with an example, unless it is one."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"`{name}` must be a path{such_as and f' such as {such_as!r}'}, got {shown(value)}")
+    return Path(os.fspath(value))
 
 
 def check_shape(name: str, shape: Any, of: str = "") -> tuple[int, ...]:

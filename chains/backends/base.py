@@ -126,6 +126,9 @@ class Backend(ABC):
     has_functions = False  # whether `function` ever returns one
     copied_bytes = COPIED_BYTES  # larger arrays are not copied; the program is bound again instead
 
+    def __repr__(self) -> str:
+        return f"<{self.name} backend>"
+
     @abstractmethod
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> Binding:
         """Bind a program to the caller's arrays. Each is C-contiguous, with the type and size of its buffer.

@@ -13,6 +13,9 @@ class Callback:
     then done one by one, which costs some microseconds each.
     """
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     def on_train_begin(self, names: Sequence[str]) -> None:
         """Before the first step. `names` are the quantities that will be recorded, such as "loss" and "validation loss"."""
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from chains.callbacks.base import Callback
-from chains.messages import shown
+from chains.checks import check_path
 
 
 class CSVLogger(Callback):
@@ -31,9 +30,7 @@ class CSVLogger(Callback):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, append: bool = False) -> None:
-        if not isinstance(path, (str, os.PathLike)):
-            raise TypeError(f"`path` must be a path, got {shown(path)}")
-        self.path = Path(path)
+        self.path = check_path("path", path)
         self.append = append
 
     def on_train_begin(self, names: Sequence[str]) -> None:
@@ -72,7 +69,7 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, histograms: bool = False) -> None:
-        self.folder = os.fspath(folder)
+        self.folder = str(check_path("folder", folder))
         self.histograms = histograms
 
     def on_train_begin(self, names: Sequence[str]) -> None:

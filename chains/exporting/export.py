@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from chains.chain import Chain
-from chains.checks import check_flags, check_text, check_word
+from chains.checks import check_flags, check_path, check_text, check_word
 from chains.exporting.interface import interface_of
 from chains.losses import Loss
 from chains.network import arguments
@@ -83,7 +83,7 @@ def export(
         Where there is no code for an operation of a custom layer.
     """
     arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 1))")
-    path = Path(path)
+    path = check_path("path", path, "model.o")
     if path.suffix not in SUFFIXES:
         raise ValueError(f"`path` (={str(path)!r}) must end with one of {', '.join(SUFFIXES)}")
     check_text("name", name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from chains import storage
 from chains.backends import backend as find_backend
 from chains.backends.places import on_host
 from chains.chain import Chain
+from chains.checks import check_path
 from chains.files.architecture import built, described
 from chains.messages import shown
 from chains.network import arguments
@@ -51,7 +51,7 @@ def save(path: str | os.PathLike[str], net: Chain, p: Any, state: Any = None) ->
     -----
     The layout of the file is that of https://github.com/huggingface/safetensors, whose library reads it.
     """
-    file = _path(path)
+    file = check_path("path", path, "model.safetensors")
     arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
     p = on_host(arguments.check_params(p, net.n_params))
     arrays: dict[str, np.ndarray] = dict(net.views(p))
@@ -101,7 +101,7 @@ def load(
     OSError
         Where there is no such file.
     """
-    file = _path(path)
+    file = check_path("path", path, "model.safetensors")
     if net is not None:
         arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
     find_backend(backend)
@@ -117,12 +117,6 @@ def load(
     except ValueError as error:
         raise ValueError(f"`path` (={str(path)!r}) cannot be loaded: {error}") from error
     return net, p, state
-
-
-def _path(path: Any) -> Path:
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"`path` must be a path such as 'model.safetensors', got {shown(path)}")
-    return Path(os.fspath(path))
 
 
 def _network(texts: dict[str, str], backend: str) -> Chain:

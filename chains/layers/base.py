@@ -182,6 +182,9 @@ class Declaration:
             layer.declare(self)
         vars(layer)["_chains_declared"] = True
 
+    def __repr__(self) -> str:
+        return f"<declaration of {self.layer!r}: {self.input} to {self._output}>"
+
     def param(self, name: str, shape: SampleShape, init: InitializerLike) -> None:
         """Declare a parameter: the next slice of the flat vector.
 

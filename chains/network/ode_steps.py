@@ -42,6 +42,12 @@ class Trajectory:
     refused: int
     problem: str
 
+    def __repr__(self) -> str:
+        steps = (
+            f"{counted(len(self.times) - 1, 'step')} from {self.times[0]:.4g} to {self.times[-1]:.4g}, {self.refused} refused"
+        )
+        return f"<{steps}{self.problem and f': {self.problem}'}>"
+
 
 def ode_steps(net: Recorded, p: Any, x: Any, *, lengths: Any = None) -> list[Trajectory]:
     """The steps of a network's differential equation for each of a batch of inputs.

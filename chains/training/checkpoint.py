@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from chains import encoding, storage
-from chains.checks import check_count, check_number, check_word, is_real, whole
-from chains.messages import listed, shown
+from chains.checks import check_count, check_number, check_path, check_word, is_real, whole
+from chains.messages import counted, listed, shown
 from chains.training.ensemble_history import EnsembleHistory
 from chains.training.history import History, Position, names_from
 from chains.training.optimizer_state import COUNTS, OptimizerState
@@ -40,6 +40,9 @@ class Saved:
     run: dict[str, Any]  # the network, the loss and so on of the run, as texts
     best: dict[str, float]  # the best value of the watched quantity, and its epoch; empty without one
     callbacks: list[dict[str, Any]]
+
+    def __repr__(self) -> str:
+        return f"<checkpoint {str(self.path)!r}: {counted(self.p.shape[-1], 'parameter')}, {self.history!r}>"
 
 
 class Checkpoint:
@@ -74,13 +77,11 @@ class Checkpoint:
         best: str | None = "validation loss",
         mode: str = "min",
     ) -> None:
-        if not isinstance(folder, (str, os.PathLike)):
-            raise TypeError(f"`folder` must be a path, got {shown(folder)}")
+        self.folder = check_path("folder", folder)
         if best is not None and not isinstance(best, str):
             raise TypeError(f"`best` must be the name of a quantity, such as 'validation loss', or None, got {shown(best)}")
         check_word("mode", mode, "min", "max")
         self.unit, self.amount = interval(every)
-        self.folder = Path(folder)
         self.every = every
         self.keep = check_count("keep", keep)
         self.best = best

@@ -84,9 +84,9 @@ class History:
     steps: int = 0
     optimizer: str = ""
     stopped: str = ""
-    optimizer_state: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    position: Position = field(default_factory=Position, repr=False)
-    layout: Names = field(default=(), repr=False)
+    optimizer_state: Mapping[str, Any] = field(default_factory=dict)
+    position: Position = field(default_factory=Position)
+    layout: Names = ()
 
     @property
     def epochs(self) -> int:
@@ -198,6 +198,10 @@ class History:
     def _repr_html_(self) -> str:
         """For notebooks."""
         return as_html(str(self))
+
+    def __repr__(self) -> str:
+        numbers = [f"{name} {self.latest(name):.4g}" for name in self.columns()]
+        return f"<history after {', '.join([counted(self.epochs, 'epoch'), *numbers])}{self.stopped and f', {self.stopped}'}>"
 
     def __str__(self) -> str:
         columns = self.columns()
