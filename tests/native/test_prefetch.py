@@ -57,8 +57,20 @@ def test_nothing_is_asked_for_where_samples_are_small():
 
 def test_what_a_thread_is_about_to_change_is_asked_for_to_be_written():
     small, large = (program_of_steps(inputs) for inputs in (32, 300))
-    counts = [text.split("define  void @member(")[1].split("\n}")[0].count("i32 1, i32 3") for text in (small, large)]
-    assert counts == [1, 0]  # parameters that all threads read; Adam's moments no other thread has
+    assert [asked(text, to_write=1) for text in (small, large)] == [1, 0]  # parameters that all read; moments nobody else has
+
+
+def test_threads_ask_for_what_they_exchange():
+    network = Chain(Dense(784, 30, σ), Dense(30, 10, σ)), Chain(Dense(784, 300, σ), Dense(300, 10, σ))
+    programs = [net.program(SquaredLoss(), SGD(3.0)) for net in network]
+    text, wide = (compile_program(program, processor(), parts=2).text for program in programs)
+    assert [asked(text, to_write) for to_write in (1, 0)] == [2, 2]  # a sum of the second thread, a gradient of the first
+    assert [asked(wide, to_write) for to_write in (1, 0)] == [0, 0]
+
+
+def asked(text, to_write):
+    """How many runs of memory a thread of a team asks for between its functions."""
+    return text.split("define  void @member(")[1].split("\n}")[0].count(f"i32 {to_write}, i32 3")
 
 
 def program_of_steps(inputs):

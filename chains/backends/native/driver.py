@@ -9,17 +9,19 @@ of tiles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from chains.backends.native.kernels.prefetch import prefetch_to_write
+from chains.backends.native.kernels.prefetch import prefetch_run
 from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer, real_type
 from chains.backends.native.llvm.vectormath import maximum
 from chains.backends.native.llvm.words import ARGUMENTS, THREAD
-from chains.backends.native.plan.execution_plan import ExecutionPlan, Segment, SumRun
+from chains.backends.native.plan.execution_plan import ExecutionPlan, Segment, SumRun, Work
 from chains.backends.native.plan.segments import LEAST_SHARED_ELEMENTS, LEAST_TEAM_ELEMENTS
+from chains.program.view import Buffer
 
 MOST_PREFETCHED_BYTES = 16 << 10  # of a vector that all threads have read and each changes a part of
+MOST_PREFETCHED_ROW_BYTES = 1 << 10  # of a sample's numbers that threads exchange, for some ten samples
 
 word = ARGUMENTS.load
 
@@ -168,7 +170,7 @@ def _prefetch_changed(f: Function, words: Value, thread: Value, segment: Segment
                 scalar = real_type(view.dtype)
                 base = f.load(PTR, f.address(table, integer(plan.positions[view.buffer]), PTR))
                 first = f.address(base, f.add(begin, view.offset), scalar)
-                prefetch_to_write(f, first, f.mul(f.binary("sub", end, begin), scalar.size))
+                prefetch_run(f, first, f.mul(f.binary("sub", end, begin), scalar.size), to_write=True)
 
 
 def _write_partitioned(module: Module, plan: ExecutionPlan) -> None:
@@ -184,6 +186,18 @@ def _write_partitioned(module: Module, plan: ExecutionPlan) -> None:
         call = f"call void @{name}({table}, {scratch}, i64 0, {batch}, i64 1{more})"
         f.when(f.compare("eq", thread, integer(owner)), lambda: f.line(call))
 
+    def prefetch(owner: int, buffers: Iterable[Buffer], to_write: bool) -> None:
+        """Let a thread ask for buffers of the tile: nobody else has a copy of what it has."""
+        found = [buffer for buffer in buffers if plan.offset(buffer) is not None and buffer.nbytes <= MOST_PREFETCHED_ROW_BYTES]
+
+        def ask() -> None:
+            for buffer in found:
+                first = f.address(scratch, integer(plan.offset(buffer) or 0), Type("i8"))
+                prefetch_run(f, first, f.mul(batch, buffer.nbytes), to_write)
+
+        if found:
+            f.when(f.compare("eq", thread, integer(owner)), ask)
+
     for k, segment in enumerate(plan.segments):
         if k > 0:
             meet()
@@ -194,9 +208,14 @@ def _write_partitioned(module: Module, plan: ExecutionPlan) -> None:
             f.line(f"call void @list_{k}({table}, {scratch}, i64 0, {batch}, i64 1)")
         for packer in segment.packers:
             only(packer, f"prepare_{k}_{packer}")
+        for owner in range(plan.parts):
+            prefetch(owner, _exchanged(segment.tiled, segment.tiled, owner, to_others=True), to_write=True)
         for position, work in enumerate(segment.tiled):
             if segment.barriers[1 + position]:
                 meet()
+                for owner in range(plan.parts):
+                    coming = _exchanged(segment.tiled[:position], segment.tiled[position:], owner, to_others=False)
+                    prefetch(owner, coming, to_write=False)
             only(work.thread, f"tile_{k}_{position}", ", i64 1")
         for position, work in enumerate(segment.once):
             if segment.barriers[1 + len(segment.tiled) + position]:
@@ -212,6 +231,14 @@ def _write_partitioned(module: Module, plan: ExecutionPlan) -> None:
     f.when(f.compare("ne", word(f, words, "gathers"), integer(0)), meet)
     f.line("ret void")
     module.add(f)
+
+
+def _exchanged(before: Sequence[Work], after: Sequence[Work], owner: int, to_others: bool) -> list[Buffer]:
+    """The buffers that a thread writes `before` for works of others `after`, or gets from others."""
+    writers = [work for work in before if (work.thread == owner) == to_others]
+    readers = [work for work in after if (work.thread == owner) != to_others]
+    written = {view.buffer for work in writers for operation in work.operations for view in operation.writes}
+    return list(dict.fromkeys(v.buffer for work in readers for o in work.operations for v in o.reads if v.buffer in written))
 
 
 def _write_share(module: Module, name: str) -> None:

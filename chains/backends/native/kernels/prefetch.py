@@ -60,10 +60,10 @@ def prefetch_lines(frame: Frame) -> None:
     f.when(more, fetch)
 
 
-def prefetch_to_write(f: Function, first: Value, nbytes: Value) -> None:
-    """Prefetch `nbytes` bytes from `first` on for writing: other processors give up their copies."""
+def prefetch_run(f: Function, first: Value, nbytes: Value, to_write: bool) -> None:
+    """Prefetch `nbytes` bytes from `first` on, to read or to write them: then other processors give up their copies."""
 
     def line(offset: Value, _: list[Value]) -> None:
-        f.call("llvm.prefetch.p0", None, f.address(first, offset, Type("i8")), "i32 1", "i32 3", "i32 1")
+        f.call("llvm.prefetch.p0", None, f.address(first, offset, Type("i8")), f"i32 {to_write:d}", "i32 3", "i32 1")
 
     f.loop(integer(0), nbytes, CACHE_LINE_BYTES, line)
