@@ -1,0 +1,9 @@
+"""Optimisers, a family a file; `base` says what one is."""
+
+from chains.optimizers.adagrad import Adagrad
+from chains.optimizers.adam import Adam, AdamW
+from chains.optimizers.base import Optimizer, Rate, Schedule
+from chains.optimizers.rmsprop import RMSProp
+from chains.optimizers.sgd import SGD
+
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Optimizer", "RMSProp", "Rate", "Schedule"]

@@ -1,0 +1,54 @@
+"""Adagrad."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from chains.checks import check_number
+from chains.expr import sqrt
+from chains.optimizers.base import Optimizer, Rate
+from chains.program.recorder import Recorder
+from chains.program.view import View
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """p -= rate * g / (sqrt(v) + eps), v the sum of all g^2 so far, as in PyTorch. Source: Duchi et al. 2011.
+
+    Parameters
+    ----------
+    learning_rate
+        As of `Optimizer`.
+    eps : float
+        Positive.
+    clip_norm, sparse
+        As of `Optimizer`.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = (*Optimizer.settings, "eps")
+
+    learning_rate: Rate = 1e-2
+    eps: float = 1e-10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("eps", self.eps, "in (0, inf)")
+
+    @property
+    def n_states(self) -> int:
+        return 1
+
+    @property
+    def rests(self) -> bool:
+        return True
+
+    def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
+        eps = self.eps
+
+        def step(p: Any, g: Any, v: Any, rate: Any) -> tuple[Any, ...]:
+            v = v + g * g
+            return v, p - rate * (g / (sqrt(v) + eps))
+
+        ops.map((states[0], p), step, p, g, states[0], scalars[0])
