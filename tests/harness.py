@@ -31,7 +31,8 @@ from chains.network import record
 from chains.network.architecture import Architecture
 from chains.program.recorder import Recorder
 from chains.sampling.leapfrog import Leapfrog
-from chains.testing import ROUNDING, Kink, assert_close, away_from_kinks, central_difference, filled, run_program  # noqa: F401
+from chains.testing import Kink, assert_close, away_from_kinks, central_difference, filled, run_program  # noqa: F401
+from chains.testing.gradients import ROUNDING  # noqa: F401
 from tests.own import Boost, Decay, Double, DyUser, Outer, Repeat, Stacked
 
 HERE = "numpy,native" if importlib.util.find_spec("llvmlite") else "numpy"

@@ -1,40 +1,28 @@
-"""For people who write layers, activations or losses: are the gradients right, and does every backend agree?
-
-from chains.testing import check_gradients
-
-def test_my_layer():
-    check_gradients(MyLayer(3, 4), input_shape=(3,))
-
-def test_my_loss():
-    check_loss(my_loss, t=np.array([[0.5, -1.0], [2.0, 0.0]]))
-"""
+"""Gradients of layers, networks and losses against central differences, and on every backend."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from chains.arrays import as_numpy
-from chains.backends import backend
 from chains.chain import Chain
 from chains.checks import check_count, check_shape
 from chains.layers.base import Layer
 from chains.layers.dense import Dense
 from chains.layers.shape import Reshape
 from chains.losses import Loss
-from chains.messages import shown
 from chains.network import arguments, record
 from chains.program.program import Program
-from chains.program.scratch import ALIGNMENT
-from chains.program.view import concrete
+from chains.testing.differences import assert_close, away_from_kinks, central_difference
+from chains.testing.programs import named_backends, run_program
 
-T = TypeVar("T")
 DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
 ROUNDING = {np.dtype(np.float32): 3e-5, np.dtype(np.float64): 1e-12}  # of a short computation, relative to its scale
 SLOPE = 2e-8  # of a float64 gradient against a central difference, relative to its scale
@@ -95,7 +83,7 @@ def check_gradients(
         Where the layer cannot be recorded (it does not fill a result, or writes to `x`), and for arguments that make no sense.
     """
     net, seed = _network(network, input_shape), arguments.check_seed(seed)
-    names = _named(backends, ("numpy", "native", "cupy"))
+    names = named_backends(backends, ("numpy", "native", "cupy"))
     size = max(check_count("batch", batch), net.network.declaration.most_demanding.smallest_batch)
     worst = {"g": 0.0, "dx": 0.0}
     for mode in ("eval", "train"):
@@ -161,7 +149,7 @@ def check_loss(
     if t.ndim == 0 or not len(t):
         raise ValueError(f"`t` must be a batch of at least one target, got shape {t.shape}")
     batch, shape = len(t), t.shape[1:] if output_shape is None else check_shape("output_shape", output_shape)
-    names = _named(backends, ("numpy", "native"))
+    names = named_backends(backends, ("numpy", "native"))
     layers = Dense(batch, math.prod(shape), bias=False), Reshape(*shape)
     nets = {name: Chain(*layers, backend=name) for name in ("numpy", *names)}
     x = np.eye(batch)  # so that the weights are the outputs, and the gradient is the derivative
@@ -210,29 +198,6 @@ def _differences(net: Chain, forward: Program, batch: int, seed: int) -> tuple[d
     return arrays, {"g": g, "dx": dx}
 
 
-def usable_backends() -> tuple[str, ...]:
-    """The names of the backends that can be used on this computer."""
-    return tuple(_usable(("numpy", "native", "cupy")))
-
-
-def _named(names: Sequence[str] | None, by_default: Sequence[str]) -> tuple[str, ...]:
-    """The names of backends; for None those by default that can be used here. Raises TypeError unless they are a list."""
-    if names is None:
-        return tuple(_usable(by_default))
-    if not isinstance(names, (list, tuple)) or not names:
-        raise TypeError(f"`backends` (={shown(names)}) must be a list of names, such as ['numpy', 'native']")
-    return tuple(names)
-
-
-def _usable(names: Sequence[str]) -> Iterator[str]:
-    for name in names:
-        try:
-            backend(name)
-        except ValueError:  # its libraries or its GPU are missing
-            continue
-        yield name
-
-
 def _point(network: Chain, batch: int, seed: int) -> dict[str, np.ndarray]:
     """Random arrays by buffer name, whose numbers are exact in float32, so that both types see the same ones."""
     rng = np.random.default_rng([seed, batch])
@@ -263,132 +228,3 @@ def _check_memory(
         if not np.isfinite(array).all():
             raise AssertionError(f"{what} is not finite, or not filled everywhere")
     return clean
-
-
-# Central differences
-
-
-class Kink(Exception):  # noqa: N818 - no error, but a place
-    """A function was not smooth where it was to be differentiated."""
-
-
-def central_difference(f: Callable[[np.ndarray], float], at: np.ndarray, step: float = 1e-3) -> np.ndarray:
-    """The gradient of a function at an array: central differences, extrapolated to step zero.
-
-    Parameters
-    ----------
-    f : callable
-        A function of an array that returns a number.
-    at : array of float64
-        Where.
-    step : float
-        The longest step.
-
-    Raises
-    ------
-    Kink
-        Where steps of different lengths disagree, as they do where a slope or a curvature jumps.
-    """
-    gradient = np.empty(at.shape)
-    for index in np.ndindex(at.shape):
-        wide, middle, narrow = (_slope(f, at, index, h) for h in (step, step / 2, step / 4))
-        coarse, fine = (4.0 * middle - wide) / 3.0, (4.0 * narrow - middle) / 3.0
-        if abs(coarse - fine) > 1e-8 * max(1.0, abs(fine)):
-            raise Kink
-        gradient[index] = fine
-    return gradient
-
-
-def _slope(f: Callable[[np.ndarray], float], at: np.ndarray, index: tuple[int, ...], h: float) -> float:
-    up, down = at.copy(), at.copy()
-    up[index] += h
-    down[index] -= h
-    return (f(up) - f(down)) / (up[index] - down[index])
-
-
-def away_from_kinks(make: Callable[[int], T], first: int = 0, tries: int = 12) -> T:
-    """``make(seed)`` for the first seed that raises no Kink. Raises AssertionError where all of them do.
-
-    Parameters
-    ----------
-    make : callable
-        A function of a seed.
-    first, tries : int
-        The first seed, and how many of them.
-    """
-    for seed in range(first, first + tries):
-        try:
-            return make(seed)
-        except Kink:
-            continue
-    raise AssertionError(f"{tries} random points all lay at a kink: is the function smooth anywhere?")
-
-
-def assert_close(actual: Any, wanted: Any, tolerance: float, what: str = "") -> None:
-    """Raise AssertionError unless two arrays are equal, to within `tolerance` times the scale of `wanted` (at least 1).
-
-    Parameters
-    ----------
-    actual, wanted : array
-        The arrays.
-    tolerance : float
-        The difference allowed.
-    what : str
-        Of what the message speaks.
-    """
-    actual, wanted = np.asarray(actual, np.float64), np.asarray(wanted, np.float64)
-    if actual.shape != wanted.shape:
-        raise AssertionError(f"{what}: must have shape {wanted.shape}, got {actual.shape}")
-    scale = max(1.0, float(np.max(np.abs(wanted), initial=0.0)))
-    np.testing.assert_allclose(actual, wanted, rtol=0.0, atol=tolerance * scale, err_msg=what)
-
-
-# Programs on a named backend
-
-
-def run_program(
-    program: Program, name: str, batch: int, arrays: Mapping[str, np.ndarray], fill: int = 0, runs: int = 1
-) -> dict[str, np.ndarray]:
-    """Run a program on arrays. Outputs hold NaN beforehand.
-
-    Parameters
-    ----------
-    program : Program
-        The program.
-    name : str
-        The backend.
-    batch : int
-        The number of samples.
-    arrays : mapping of array
-        The inputs and states by name; states are copied.
-    fill : int
-        The byte that scratch memory holds beforehand.
-    runs : int
-        How often it is run.
-
-    Returns
-    -------
-    dict of array
-        What it wrote, by name.
-    """
-    own = {}
-    for buffer in program.buffers.values():
-        if buffer.role == "output":
-            own[buffer.name] = np.full(concrete(buffer.shape, batch), np.nan, buffer.dtype)
-        elif buffer.name in arrays:
-            own[buffer.name] = np.array(arrays[buffer.name], buffer.dtype, order="C")
-    runner = backend(name)
-    binding = runner.bind(program, batch, own, scratch=filled(runner.scratch_bytes(program, batch), fill))
-    with runner.running():
-        for _ in range(runs):
-            binding.run()
-    return {
-        buffer.name: binding.arrays[buffer.name] for buffer in program.buffers.values() if buffer.role in ("output", "state")
-    }
-
-
-def filled(nbytes: int, fill: int) -> np.ndarray:
-    """Aligned bytes, all `fill`."""
-    block = np.full(nbytes + ALIGNMENT, fill, np.uint8)
-    start = -block.ctypes.data % ALIGNMENT
-    return block[start : start + nbytes]

@@ -1,0 +1,27 @@
+"""For people who write layers, activations or losses: are the gradients right, and does every backend agree?
+
+from chains.testing import check_gradients
+
+def test_my_layer():
+    check_gradients(MyLayer(3, 4), input_shape=(3,))
+
+def test_my_loss():
+    check_loss(my_loss, t=np.array([[0.5, -1.0], [2.0, 0.0]]))
+"""
+
+from chains.testing.differences import Kink, assert_close, away_from_kinks, central_difference
+from chains.testing.gradients import Checked, check_gradients, check_loss
+from chains.testing.programs import filled, run_program, usable_backends
+
+__all__ = [
+    "Checked",
+    "Kink",
+    "assert_close",
+    "away_from_kinks",
+    "central_difference",
+    "check_gradients",
+    "check_loss",
+    "filled",
+    "run_program",
+    "usable_backends",
+]

@@ -1,0 +1,84 @@
+"""Programs on a backend by its name, with scratch memory that holds what a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from chains.backends import backend
+from chains.messages import shown
+from chains.program.program import Program
+from chains.program.scratch import ALIGNMENT
+from chains.program.view import concrete
+
+
+def usable_backends() -> tuple[str, ...]:
+    """The names of the backends that can be used on this computer."""
+    return tuple(_usable(("numpy", "native", "cupy")))
+
+
+def named_backends(names: Sequence[str] | None, by_default: Sequence[str]) -> tuple[str, ...]:
+    """The names of backends; for None those by default that can be used here. Raises TypeError unless they are a list."""
+    if names is None:
+        return tuple(_usable(by_default))
+    if not isinstance(names, (list, tuple)) or not names:
+        raise TypeError(f"`backends` (={shown(names)}) must be a list of names, such as ['numpy', 'native']")
+    return tuple(names)
+
+
+def _usable(names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        try:
+            backend(name)
+        except ValueError:  # its libraries or its GPU are missing
+            continue
+        yield name
+
+
+def run_program(
+    program: Program, name: str, batch: int, arrays: Mapping[str, np.ndarray], fill: int = 0, runs: int = 1
+) -> dict[str, np.ndarray]:
+    """Run a program on arrays. Outputs hold NaN beforehand.
+
+    Parameters
+    ----------
+    program : Program
+        The program.
+    name : str
+        The backend.
+    batch : int
+        The number of samples.
+    arrays : mapping of array
+        The inputs and states by name; states are copied.
+    fill : int
+        The byte that scratch memory holds beforehand.
+    runs : int
+        How often it is run.
+
+    Returns
+    -------
+    dict of array
+        What it wrote, by name.
+    """
+    own = {}
+    for buffer in program.buffers.values():
+        if buffer.role == "output":
+            own[buffer.name] = np.full(concrete(buffer.shape, batch), np.nan, buffer.dtype)
+        elif buffer.name in arrays:
+            own[buffer.name] = np.array(arrays[buffer.name], buffer.dtype, order="C")
+    runner = backend(name)
+    binding = runner.bind(program, batch, own, scratch=filled(runner.scratch_bytes(program, batch), fill))
+    with runner.running():
+        for _ in range(runs):
+            binding.run()
+    return {
+        buffer.name: binding.arrays[buffer.name] for buffer in program.buffers.values() if buffer.role in ("output", "state")
+    }
+
+
+def filled(nbytes: int, fill: int) -> np.ndarray:
+    """Aligned bytes, all `fill`."""
+    block = np.full(nbytes + ALIGNMENT, fill, np.uint8)
+    start = -block.ctypes.data % ALIGNMENT
+    return block[start : start + nbytes]
