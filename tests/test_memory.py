@@ -31,6 +31,7 @@ from chains import (
     train,
 )
 from chains.backends import backend
+from chains.backends.numpy.backend import NumpyBinding
 from chains.training.updater import Updater
 
 CEILING = 2000  # bytes
@@ -267,3 +268,18 @@ def test_an_update_makes_no_array(backend_name):
     p, g = np.ones(20_000, np.float32), np.ones(20_000, np.float32)
     update = Updater(Adam(1e-3), p)
     assert peak(lambda: update(g)) < CEILING + ufunc_buffers(update._binding)
+
+
+def test_numpy_makes_the_calls_of_a_program_once(monkeypatch):
+    """To make them takes longer than to run them: a second for the attempts of an implicit method."""
+    made, make = [], NumpyBinding.__init__
+    monkeypatch.setattr(NumpyBinding, "__init__", lambda self, *given: (made.append(given), make(self, *given))[1])
+    net = Chain(Dense(2, 3, gelu), Dense(3, 1), backend="numpy")
+    p, x, t = net.init(dtype=np.float64), np.ones((4, 2)), np.zeros((4, 1))
+    first = net.value_and_grad(p, x, t, SquaredLoss())
+    assert len(made) == 1
+    arrays = {"p": p, "x": x, "t": t}
+    runner, program = backend("numpy"), net.program(SquaredLoss(), dtype=np.float64)
+    whole = runner.bind(program, 4, arrays, np.empty(runner.scratch_bytes(program, 4), np.uint8))
+    whole()
+    np.testing.assert_array_equal(whole.arrays["g"], first[1])

@@ -29,21 +29,26 @@ class NumpyBackend(Backend):
         self._scratch_bytes: WeakKeyDictionary[Program, dict[int, int]] = WeakKeyDictionary()
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> NumpyBinding:
-        scratch = aligned(self.scratch_bytes(program, batch)) if scratch is None else scratch
-        return NumpyBinding(program, batch, arrays, scratch)
+        known = self._scratch_bytes.setdefault(program, {})
+        if scratch is None and batch in known:
+            scratch = aligned(known[batch])
+        binding = NumpyBinding(program, batch, arrays, scratch)
+        known[batch] = binding.scratch_bytes
+        return binding
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
-        known = self._scratch_bytes.setdefault(program, {})
-        if batch not in known:  # which temporary arrays formulas need is known once all calls are made
-            known[batch] = NumpyBinding(program, batch, {}, None).scratch_bytes
-        return known[batch]
+        known = self._scratch_bytes.get(program, {})
+        return known[batch] if batch in known else self.bind(program, batch, {}).scratch_bytes
 
     def running(self) -> AbstractContextManager[object]:
         return np.errstate(all="ignore")  # infinities and NaN are results here, as on every other backend
 
 
 class NumpyBinding(Binding):
-    """A program bound to arrays: `calls`, made in order. Without `scratch`, it only finds out how much scratch is needed."""
+    """A program bound to arrays: `calls`, made in order.
+
+    Which temporary arrays formulas need is known once all calls are made. So without `scratch`, each has memory of its own.
+    """
 
     def __init__(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None) -> None:
         self.program = program

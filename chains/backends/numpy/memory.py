@@ -18,9 +18,10 @@ from chains.program.view import View, concrete
 
 
 class Memory:
-    """The caller's arrays and scratch. Without `scratch`, it only finds out how much scratch is needed.
+    """The caller's arrays and scratch.
 
-    `scratch_bytes` grows with every temporary array. `workspace_bytes` must be set before the workspace is used.
+    Temporary arrays are a part of `scratch`, where it is given. `scratch_bytes`, how much of it is needed, grows with each of
+    them. `workspace_bytes` must be set before the workspace is used.
     """
 
     def __init__(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None) -> None:
@@ -29,7 +30,7 @@ class Memory:
         self.arrays = caller_arrays(program, batch, arrays)
         self.scratch_bytes = program.scratch.nbytes(batch)
         self.workspace_bytes = 0
-        self._counting = scratch is None
+        self._whole = scratch
         self._scratch = aligned(self.scratch_bytes) if scratch is None else scratch
         self._arrays: dict[View, np.ndarray] = {}
         self._temporaries: dict[tuple[Any, ...], np.ndarray] = {}
@@ -70,12 +71,12 @@ class Memory:
         dtype = np.dtype(dtype)
         key = (shape, dtype, number)
         if key not in self._temporaries:
-            start = self.scratch_bytes
-            self.scratch_bytes += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-            if self._counting:
-                self._temporaries[key] = np.empty(shape, dtype)
+            start, nbytes = self.scratch_bytes, -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+            self.scratch_bytes += nbytes
+            if self._whole is None:
+                self._temporaries[key] = np.ndarray(shape, dtype, aligned(nbytes))
             else:
-                self._temporaries[key] = np.ndarray(shape, dtype, self._scratch, start)
+                self._temporaries[key] = np.ndarray(shape, dtype, self._whole, start)
         return self._temporaries[key]
 
     @lazy
