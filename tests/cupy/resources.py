@@ -51,11 +51,13 @@ def excess(launch: Launch, batch: int, usage: Usage, architecture: str) -> list[
 def spilling(kernels: Iterable[Kernel], usages: dict[str, Usage]) -> dict[str, Usage]:
     """Kernels that spill more bytes than they may: in float32 any, but for calls of functions and ptxas's own choice.
 
+    Those that add up what blocks have summed, "sums", spill none at all.
+
     Numbers in float64 take two registers each, and kernels of whole programs are at their bound with them.
     """
     most = {}
     for kernel in kernels:
-        few = FEW_BYTES if usages[kernel.name].registers < FEW_REGISTERS else 0
+        few = FEW_BYTES if usages[kernel.name].registers < FEW_REGISTERS and not kernel.name.startswith("sums_") else 0
         most[kernel.name] = SPILL_BYTES if re.search(CALLED, kernel.text) else few
         if "double" in ",".join(kernel.parameters):
             most[kernel.name] = 2 * SPILL_BYTES

@@ -16,15 +16,20 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 import chains
 from chains import SGD, Adam, Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, MSELoss, SquaredLoss, relu, tanh
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.fused.fused import fused_program
+from chains.backends.cupy.fused.grid import for_many_steps
 from chains.backends.cupy.fused.tiling_policy import tiling_of
+from chains.backends.cupy.source.commands import Source
 from chains.program.program import Program
 from tests.cupy import nvrtc
 from tests.cupy.resources import SHARED_BYTES
 
+MULTIPROCESSORS = 132
 ADDING = r"(FFMA2?|DFMA|HFMA2|FADD|DADD|FMUL|DMUL)\b"  # what computes
 
 
@@ -117,27 +122,36 @@ def _images() -> tuple[Program, int]:
 
 
 EXAMPLES = {
-    "matrix_exp": (_small, True),
-    "mnist_mlp": (_digits, True),
-    "matrix_exp, kernels": (_small, False),
-    "lenet5": (_images, False),
+    "matrix_exp": (_small, "one kernel"),
+    "mnist_mlp": (_digits, "one kernel"),
+    "matrix_exp, many steps": (_small, "many steps"),
+    "mnist_mlp, many steps": (_digits, "many steps"),
+    "matrix_exp, kernels": (_small, "kernels"),
+    "lenet5": (_images, "kernels"),
 }
 
 
-def compiled(name: str, room: int = SHARED_BYTES["sm_90"]) -> tuple[Compiled, int]:
-    """A network of the benchmark, as one kernel or several, and its batch size."""
-    make, whole = EXAMPLES[name]
+def kernels(name: str, room: int = SHARED_BYTES["sm_90"]) -> Source:
+    """The kernels of a network of the benchmark: of a step as one kernel or several, or of many steps."""
+    make, kind = EXAMPLES[name]
     program, batch = make()
-    made = fused_program(program, tiling_of(program, batch), room) if whole else Compiled(program)
+    if kind == "kernels":
+        return Compiled(program).source
+    made = fused_program(program, tiling_of(program, batch), room)
     assert made is not None
-    return made, batch
+    if kind == "one kernel":
+        return made.source
+    source, many = Source(), for_many_steps(made, batch, room, MULTIPROCESSORS)
+    assert many is not None
+    many.training(source, {"x": np.dtype(np.float32), "t": np.dtype(np.float32)})
+    return source
 
 
 def loops(name: str, architecture: str = "sm_90") -> dict[str, tuple[int, Inner | None]]:
     """By kernel of a network: the number of its instructions, and its busiest inner loop."""
-    made, batch = compiled(name)
-    found = listing(nvrtc.cubin(made.text(batch), architecture))
-    names = [kernel.name for kernel in made.source.kernels.values()]
+    source = kernels(name)
+    found = listing(nvrtc.cubin(source.text(wide=False), architecture))
+    names = [kernel.name for kernel in source.kernels.values()]
     return {each: (sum(not line.startswith(".") for line in found[each]), busiest(found[each])) for each in names}
 
 
