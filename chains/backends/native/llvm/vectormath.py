@@ -215,16 +215,26 @@ def log1p(f: Function, x: Value) -> Value:
 def tanh(f: Function, x: Value) -> Value:
     if x.type.name == "float":
         limit = 9.1  # there the quotient is above 1 by several units in the last place
-        positive = x.type.lanes == AVX2_FLOATS
-        near = minimum(f, absolute(f, x), number(x.type, limit)) if positive else _within(f, x, limit)
+        size, sign = _without_sign(f, x) if x.type.lanes == AVX2_FLOATS else (x, None)
+        near = minimum(f, size, number(x.type, limit)) if sign else _within(f, x, limit)
         z = f.binary("fmul", near, near)
         above, below = (polynomial(f, z, coefficients) for coefficients in TANH)
         quotient = f.binary("fdiv", f.binary("fmul", near, above), below)
-        return f.intrinsic("copysign", minimum(f, quotient, number(x.type, 1.0)), x) if positive else _within(f, quotient, 1.0)
+        if sign is None:
+            return _within(f, quotient, 1.0)
+        bits = f.cast("bitcast", minimum(f, quotient, number(x.type, 1.0)), sign.type)
+        return f.cast("bitcast", f.binary("or", bits, sign), x.type)
     size = minimum(f, absolute(f, x), number(x.type, 22.0))
     e = _moderate_expm1(f, f.binary("fadd", size, size))
     result = f.binary("fdiv", e, f.binary("fadd", e, number(x.type, 2.0)))
     return f.intrinsic("copysign", result, x)
+
+
+def _without_sign(f: Function, x: Value) -> tuple[Value, Value]:
+    """The absolute value of a float, and its sign as bits. One constant does for both, and the sign goes back by one "or"."""
+    bits = f.cast("bitcast", x, x.type.of("i32"))
+    sign = f.binary("and", bits, number(bits.type, -(1 << 31)))
+    return f.cast("bitcast", f.binary("xor", bits, sign), x.type), sign
 
 
 def _within(f: Function, x: Value, limit: float) -> Value:
