@@ -20,6 +20,7 @@ from chains import SGD, Adam, Chain, Conv, Dense, Flatten, SquaredLoss, backends
 from chains.backends.cupy.binding import DeviceBinding
 from chains.backends.cupy.device.cublas import MASK_BITS
 from chains.backends.cupy.device.interface import Device, Epilogue, Gemm, Work
+from chains.backends.cupy.fused import cluster as fused_cluster
 from chains.backends.cupy.fused import tiling_policy
 from chains.backends.cupy.source.commands import Pointers, Source, each_element
 from chains.network import record
@@ -218,6 +219,23 @@ def together(setting: Setting) -> Result:
     return {"value": near(results[1], results[0], 1e-4), "note": note}
 
 
+def cluster(setting: Setting) -> Result:
+    """Many steps by a cluster of blocks that read each other's shared memory; then by one block."""
+    device, rng = device_of("one-kernel", setting), np.random.default_rng(0)
+    x, t = rng.standard_normal((16, 64), FLOAT), rng.standard_normal((16, 3), FLOAT)
+    results, most, own = [], device.cluster_blocks, backend_name("one-kernel", setting)
+    with mock.patch.object(fused_cluster, "LEAST_CLUSTER_PRODUCTS", 0):
+        for name, blocks in (("numpy", 1), (own, most), (own, 1)):
+            net = Chain(Dense(64, 8, tanh), Dense(8, 3), backend=name)
+            p = net.init(seed=0) if name == "numpy" else device.array(net.init(seed=0))
+            with mock.patch.object(device, "cluster_blocks", blocks):
+                train(net, p, x, t, SquaredLoss(), Adam(0.01), epochs=8)
+            results.append(p if name == "numpy" else on_host(device, p))
+    near(results[2], results[0], 1e-4)
+    assert not device.refused["together"], "the driver refuses clusters: see the warnings"
+    return {"value": near(results[1], results[0], 1e-4), "note": f"{most} blocks"}
+
+
 def training(way: str, setting: Setting) -> Result:
     """Some steps of training on data on the device, and on data that are streamed there."""
     device, rng = device_of(way, setting), np.random.default_rng(0)
@@ -262,5 +280,6 @@ STEPS: Mapping[str, Callable[[Setting], Result]] = {
     **{f"convolution, {way}": partial(convolution, way) for way in ("products", "cudnn", "tf32-cudnn", "cudnn-timed")},
     **{f"training, {way}": partial(training, way) for way in ("kernel-by-kernel", "one-kernel")},
     "training, blocks that wait": together,
+    "training, a cluster": cluster,
     **{f"16 bits, {precision}": partial(halves, precision) for precision in HALVES},
 }

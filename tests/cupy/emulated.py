@@ -120,14 +120,39 @@ static int on(int threads, int backwards, unsigned* at, int* apart, int* moved)
     }
 }
 
-/* Blocks that run at the same time. Returns 2 where all of them wait for ever. */
+static unsigned char* chips; /* the shared memory of all blocks that run at the same time */
+static int chip_bytes, *finished, gone;
+static unsigned* met; /* barriers of the cluster that blocks came to */
+
+/* The same place in another block's shared memory, which is there until that block is over. */
+const void* of_block(const void* place, unsigned other)
+{
+    if (other == blockIdx.x) return place;
+    gone |= other >= gridDim.x || finished[other];
+    return chips + (size_t)other * chip_bytes + ((unsigned char*)place - chip);
+}
+
+void cluster_barrier(void)
+{
+    barrier();
+    if (!threadIdx.x) {
+        const unsigned goal = ++met[block];
+        for (unsigned other = 0; other < gridDim.x;)
+            if (met[other] < goal) others(); else ++other;
+    }
+    barrier();
+}
+
+/* Blocks that run at the same time. Returns 2 where all of them wait for ever, 3 where one reads memory of one that is over. */
 int launch_together(void (*f)(void**), void** a, int blocks, int threads, int shared, int backwards)
 {
     size_t each = (size_t)threads * STACK;
-    char *room = malloc(blocks * each), *chips = malloc((size_t)blocks * shared + 1);
+    char* room = malloc(blocks * each);
     ucontext_t* all = malloc(sizeof(ucontext_t) * blocks * threads);
-    int *over = calloc(blocks * threads, sizeof(int)), *finished = calloc(blocks, sizeof(int)), left = blocks, apart = 0;
+    int *over = calloc(blocks * threads, sizeof(int)), left = blocks, apart = 0;
     unsigned *barriers = calloc(blocks * threads, sizeof(unsigned)), *at = calloc(blocks, sizeof(unsigned));
+    chips = malloc((size_t)blocks * shared + 1); chip_bytes = shared; gone = 0;
+    finished = calloc(blocks, sizeof(int)); met = calloc(blocks, sizeof(unsigned));
     function = f; arguments = a;
     gridDim.x = blocks; blockDim.x = threads; gridDim.y = blockDim.y = gridDim.z = blockDim.z = 1;
     memset(chips, 0xAB, (size_t)blocks * shared);
@@ -146,7 +171,8 @@ int launch_together(void (*f)(void**), void** a, int blocks, int threads, int sh
         }
         if (!moved) { apart = 2; break; }
     }
-    free(room); free(chips); free(all); free(over); free(finished); free(barriers); free(at);
+    if (gone) apart = 3;
+    free(room); free(chips); free(all); free(over); free(finished); free(met); free(barriers); free(at);
     fibers = first_fibers; done = first_done; passed = first_passed;
     return apart;
 }
@@ -175,6 +201,7 @@ int launch(void (*f)(void**), void** a, int gx, int gy, int bx, int by, int shar
 SHIM = r"""
 #define KERNEL static void
 #define KERNEL_OF(threads) static void
+#define KERNEL_OF_CLUSTER(threads, blocks) static void
 #define DEVICE static inline
 #ifdef WATCHED
 #define SHARED static __attribute__((section("on_chip")))
@@ -184,6 +211,9 @@ SHIM = r"""
 #define ON_CHIP extern unsigned char chip[]
 void others(void);
 #define WAIT_FOR_OTHERS others()
+void cluster_barrier(void);
+#define CLUSTER_BARRIER cluster_barrier()
+const void* of_block(const void*, unsigned);
 #define ALIGNED(bytes) __attribute__((aligned(bytes)))
 #ifdef WATCHED
 #define SIXTEEN ALIGNED(16)
@@ -381,6 +411,7 @@ class EmulatedDevice(Device):
     """
 
     watched = False  # its memory
+    cluster_blocks = 8
 
     def __init__(
         self,
@@ -497,15 +528,19 @@ class EmulatedDevice(Device):
     ) -> Work:
         function, description = kernel
         assert len(arguments) == len(description.parameters)
-        bounds = re.search(rf"KERNEL(?:_OF\((\d+)\))? {description.name}\(", description.text)
+        bounds = re.search(rf"KERNEL(?:_OF(?:_CLUSTER)?\((\d+)(?:, \d+)?\))? {description.name}\(", description.text)
         assert block[0] * block[1] <= int(bounds[1] or 256)
         assert shared <= self.shared_bytes
         assert 1 <= grid[0] < 1 << 31
         assert 1 <= grid[1] < 1 << 16
         boxes = [np.array(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(boxes))(*(box.ctypes.data for box in boxes))
+        cluster = re.search(rf"KERNEL_OF_CLUSTER\(\d+, (\d+)\) {description.name}\(", description.text)
         assert together == ("WAIT_FOR_OTHERS" in description.text)
-        if together:
+        assert (cluster is None) == ("CLUSTER_BARRIER" not in description.text)
+        if cluster is not None and not int(cluster[1]) == grid[0] <= self.cluster_blocks:
+            raise RuntimeError("CUDA_ERROR_INVALID_CLUSTER_SIZE")
+        if together or cluster is not None:
             if grid[0] > self.blocks_together:
                 raise RuntimeError("CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE")
             work = partial(self._launch_together, function, pointers, boxes, grid[0], block[0], shared)
@@ -530,6 +565,7 @@ class EmulatedDevice(Device):
         self.launches += 1
         wrong = self.runtime().launch_together(function, pointers, *numbers, int(self.backwards))
         assert wrong != 2, "all blocks wait for others, for ever"
+        assert wrong != 3, "a block reads the shared memory of one that is over"
         assert not wrong, "some threads of a block came to a barrier that others never came to"
 
     def product(self, gemm: Gemm) -> Work:

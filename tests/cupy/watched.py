@@ -183,6 +183,7 @@ class WatchedDevice(EmulatedDevice):
     """An emulated GPU that raises `MisuseError`. One at a time: the clocks of several are not compared."""
 
     watched = True
+    cluster_blocks = 1  # what blocks read of each other's memory is not watched
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)

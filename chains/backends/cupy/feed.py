@@ -18,6 +18,7 @@ from chains.backends.base import Feed
 from chains.backends.cupy.binding import DeviceBinding, HostBinding, as_graph, launch
 from chains.backends.cupy.compiler import LEAST_WIDE_ELEMENTS
 from chains.backends.cupy.device.interface import Device, Work
+from chains.backends.cupy.fused.cluster import ClusterProgram, in_cluster
 from chains.backends.cupy.fused.fused import FusedProgram
 from chains.backends.cupy.fused.grid import GridProgram, for_many_steps
 from chains.backends.cupy.source.c_source import readable
@@ -48,7 +49,8 @@ class DeviceFeed(Feed):
             "cursor": device.empty((1,), np.int64),
             "losses": device.empty((max(1, steps),), np.float64),
         }
-        self._whole = for_many_steps(binding.compiled, batch, device.shared_bytes, device.blocks_together)
+        self._whole: FusedProgram | None = in_cluster(binding.compiled, batch, device.shared_bytes, device.cluster_blocks)
+        self._whole = self._whole or for_many_steps(binding.compiled, batch, device.shared_bytes, device.blocks_together)
         if isinstance(self._whole, GridProgram):
             self.own["arrived"] = device.empty((1,), np.int32)
             self.own["parts"] = device.empty((self._whole.part_elements(batch),), binding.program.dtype)
@@ -88,18 +90,21 @@ class DeviceFeed(Feed):
 
         work = launch(self._device, step, functions, binding.batch, number, address, (first, count))
         assert work is not None
-        if not isinstance(program, GridProgram):
+        if not isinstance(program, GridProgram | ClusterProgram):
             work()
             return True
-        self._device.assign(self.own["arrived"], np.zeros(1, np.int32))
+        if isinstance(program, GridProgram):
+            self._device.assign(self.own["arrived"], np.zeros(1, np.int32))
         try:
             work()
         except RuntimeError:  # the driver's, where it cannot run all blocks at the same time
-            text = "the blocks of a kernel cannot run at the same time; each step is a graph instead, which takes longer"
+            alone = for_many_steps(binding.compiled, binding.batch, self._device.shared_bytes, 1)
+            instead = "one block does all of it" if alone else "each step is a graph"
+            text = f"the blocks of a kernel cannot run at the same time; {instead} instead, which takes longer"
             warnings.warn(f"{text}:\n{traceback.format_exc()}", RuntimeWarning, stacklevel=2)
             self._device.refused["together"] += 1
-            self._whole = None
-            return False
+            self._whole, self._launch = alone, None
+            return alone is not None and self._on_end(alone, first, count)
         return True
 
     def _arrays(self) -> dict[str, Any]:

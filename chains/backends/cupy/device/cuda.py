@@ -22,6 +22,8 @@ from chains.backends.cupy.device.interface import Device, Epilogue, Event, Gemm,
 from chains.backends.cupy.device.trials import TriedProducts
 from chains.backends.places import Array
 
+CLUSTER_BLOCKS, CLUSTER_CAPABILITY = 8, 9  # blocks that any GPU with clusters takes as one, and the first such GPUs
+
 
 class CudaDevice(Device):
     """The current CUDA device. `precision` says how float32 matrices are multiplied: "float32", "tf32" or "bf16".
@@ -40,6 +42,7 @@ class CudaDevice(Device):
         attributes = self.cupy.cuda.Device().attributes
         self.shared_bytes = int(attributes["MaxSharedMemoryPerBlockOptin"])
         self.blocks_together = int(attributes["MultiProcessorCount"]) if attributes["CooperativeLaunch"] else 1
+        self.cluster_blocks = CLUSTER_BLOCKS if attributes["ComputeCapabilityMajor"] >= CLUSTER_CAPABILITY else 1
         self.stream, self._capturing, *copying = _streams(self.cupy.cuda.Device().id)
         self.main, self.to_device, self.to_host = (CudaQueue(self.cupy, stream) for stream in (self.stream, *copying))
         self._modules: dict[str, Any] = {}

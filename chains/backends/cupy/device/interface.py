@@ -145,6 +145,7 @@ class Device(Place):
     to_host: Queue
 
     shared_bytes: int  # the most shared memory that a block may have
+    cluster_blocks: int  # how many blocks of a cluster read each other's shared memory, at most; 1 where there are no clusters
     blocks_together: int  # how many blocks run at the same time, whatever each needs; 1 where none may wait for others
 
     @abstractmethod

@@ -7,6 +7,7 @@ from typing import Any
 
 from chains.backends.cupy.fused.block import TERMS_PER_THREAD, THREADS, Block, Repetition, Unit, whole
 from chains.backends.cupy.fused.block_products import Stored, product
+from chains.backends.cupy.fused.exchange import SumOfBlocks, sum_of_blocks
 from chains.backends.cupy.kernels.indexed import NUMBERS_PER_ROUND
 from chains.backends.cupy.source.axes import Space, count, count_text
 from chains.backends.cupy.source.c_source import ctype
@@ -22,12 +23,14 @@ def take(block: Block, operations: Sequence[Operation], stored: Callable[[Sequen
     at = 0
     while at < len(operations):
         operation, stop = operations[at], at + 1
-        if isinstance(operation, MatMul | Reduce):
+        if isinstance(operation, MatMul | Reduce | SumOfBlocks):
             while stop < len(operations) and follows(block, operation, operations[at + 1 : stop], operations[stop]):
                 stop += 1
             along = Run(list(operations[at + 1 : stop]))
             if isinstance(operation, MatMul):
                 product(block, operation, along, stored(operations[at:stop]))
+            elif isinstance(operation, SumOfBlocks):
+                sum_of_blocks(block, operation, along, stored(operations[at:stop]))
             else:
                 reduce(block, operation, Run(), stored(operations[at:stop]), along)
         elif isinstance(operation, Loop):
@@ -138,8 +141,8 @@ def random(block: Block, operation: Random) -> None:
     block.add(Unit(rounds, count(space.kept, block.tile) // NUMBERS_PER_ROUND + 2, body, before), pointers, [out, key])
 
 
-def follows(block: Block, first: MatMul | Reduce, before: Sequence[Operation], operation: Operation) -> bool:
-    """Whether an operation can go along with a product or a sum, element by element, after those `before` it.
+def follows(block: Block, first: Operation, before: Sequence[Operation], operation: Operation) -> bool:
+    """Whether an operation can go along with the `first`, a product or a sum, element by element, after those `before` it.
 
     A sum over the samples is not known before all tiles are done.
     """

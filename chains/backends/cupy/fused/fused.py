@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.fused.block import THREADS, Block, Repetition, Unit, meetings, phase_lines, phases
+from chains.backends.cupy.fused.block import MEETING, THREADS, Block, Repetition, Unit, meetings, phase_lines, phases
 from chains.backends.cupy.fused.block_operations import take
 from chains.backends.cupy.fused.block_products import Stored
 from chains.backends.cupy.fused.sums import Sums, adding
@@ -203,10 +203,13 @@ class FusedProgram(Compiled):
                 used[buffer] = (used.get(buffer, (number, number))[0], number)
         lives = []
         for buffer, life in used.items():
-            brief = buffer.batched or buffer in passing or (self.tiling.single and buffer.role == "scratch")
+            brief = self._is_brief(buffer, passing)
             lives.append(Lifetime(buffer, self._near_bytes(buffer), False, *(life if brief else (0, len(groups)))))
         placed = plan_scratch(lives)
         return placed.fixed, placed.fixed_bytes
+
+    def _is_brief(self, buffer: Buffer, passing: Collection[Buffer]) -> bool:
+        return buffer.batched or buffer in passing or (self.tiling.single and buffer.role == "scratch")
 
     def _layout(self, fetches: Mapping[Buffer, Sequence[str]]) -> Layout:
         """The kernel's units; `fetches` are statements that find an element ``sample`` of inputs that are no array."""
@@ -218,7 +221,7 @@ class FusedProgram(Compiled):
         for buffer in dict.fromkeys([*self._near, *fetches]):
             if buffer.batched:
                 name = names.setdefault(buffer, f"b{len(names)}")
-                given = [f"const {ctype(buffer.dtype)} sample = far_{name}[first * {buffer.size} + i];"]
+                given = self._given(buffer, name)
                 tiled.load(buffer, "sample", fetches.get(buffer, given))
         take(tiled, self._tiled, self._stored_by)
         if self.goes_on:
@@ -256,7 +259,7 @@ class FusedProgram(Compiled):
         order = far.named(outside("order", np.int64), "order")
         losses = far.named(outside("losses", np.float64), "losses", write=True)
         samples = {name: far.named(outside(f"all {name}", dtype), f"all_{name}") for name, dtype in sources.items()}
-        layout = self._layout({buffers[name]: _fetch(buffers[name], data, order) for name, data in samples.items()})
+        layout = self._layout({buffers[name]: self._fetched(buffers[name], data, order) for name, data in samples.items()})
         counted = [buffers["random"]] if "random" in buffers else []
         value = layout.names[self._result(buffers["value"])]
         notes = [f"{self._once_only}{losses}[from + step] = {value}[0];"]
@@ -273,7 +276,7 @@ class FusedProgram(Compiled):
             "for (Index step = 0; step < steps; ++step) {",
             *indented(step),
             "}",
-            "__syncthreads();",
+            self._parting,
             *self._back(layout, far, counted),
         ]
         extra = ["each", "from", "steps"]
@@ -285,10 +288,12 @@ class FusedProgram(Compiled):
         return far.launch(
             source, "training", lines, lambda batch: (self.blocks(batch), 1), block=(THREADS, 1), extra=extra,
             numbers=lambda batch: (self._each(batch),), label=self._label, shared=layout.nbytes, apart=False,
-            together=not self.tiling.alone,
+            together=not self.tiling.alone, cluster=self.cluster,
         )  # fmt: skip
 
+    cluster = 1  # blocks that read each other's shared memory
     _once_only = ""  # what a statement begins with that one block is to do
+    _parting = MEETING  # after the last step
 
     def _result(self, buffer: Buffer) -> Buffer:
         """Where a result of a step lies."""
@@ -311,7 +316,7 @@ class FusedProgram(Compiled):
             if buffer in layout.offsets:
                 lines.append(f"{kind}* const {name} = ({kind}*)(chip + {layout.offsets[buffer]});")
                 if buffer in self._near and not buffer.batched and buffer.role in ("input", "state", "constant"):
-                    block.load(buffer, f"{self._outer(layout, far, buffer)}[i]")
+                    block.load(buffer, f"{self._outer(layout, far, buffer)}[{self._element(buffer)}]")
             elif not self.tiling.alone and buffer in self._sums.spans:
                 parts, shift = far.named(self._parts, "parts", write=True), self._sums.shift(buffer)
                 lines.append(f"{kind}* const {name} = {parts} + blockIdx.x * (Index){self._sums.size} + ({shift});")
@@ -348,10 +353,37 @@ class FusedProgram(Compiled):
             changed = buffer in counted or (layout.writes(place) and buffer.role in ("state", "output"))
             if place in self._near and changed:
                 outer, size = far.named(buffer, f"far_{name}", write=True), buffer.size
-                lines.append(
-                    f"{self._once_only}for (Index i = threadIdx.x; i < {size}; i += {THREADS}) {outer}[i] = {name}[i];"
-                )
+                loop = f"for (Index i = threadIdx.x; i < {size}; i += {THREADS})"
+                lines.append(f"{loop} {self._writes_back(place)}{outer}[{self._element(place)}] = {name}[i];")
         return lines
+
+    def _writes_back(self, buffer: Buffer) -> str:
+        """What the statement begins with that writes element `i` of a buffer back."""
+        return self._once_only
+
+    # Where the elements of a buffer lie in the array outside
+
+    def _element(self, buffer: Buffer) -> str:
+        """The place of element `i` of a buffer without samples."""
+        return "i"
+
+    def _column(self, buffer: Buffer) -> tuple[int, str]:
+        """The length of a sample, and the place in it of element `i` of a tile's samples."""
+        return buffer.size, f"i % {buffer.size}"
+
+    def _given(self, buffer: Buffer, name: str) -> list[str]:
+        """Statements that find the element `i` of a tile's samples in the array of all samples of the step."""
+        width, column = self._column(buffer)
+        place = f"first * {width} + i" if width == buffer.size else f"(first + i / {buffer.size}) * {width} + {column}"
+        return [f"const {ctype(buffer.dtype)} sample = far_{name}[{place}];"]
+
+    def _fetched(self, buffer: Buffer, samples: str, order: str) -> list[str]:
+        """Statements that find it in a data set, of which a step takes the samples with the numbers in `order`."""
+        width, column = self._column(buffer)
+        return [
+            f"const int64 row = {order}[(from + step) * (int64)all + first + i / {buffer.size}];",
+            f"const {ctype(buffer.dtype)} sample = ({ctype(buffer.dtype)}){samples}[row * {width} + {column}];",
+        ]
 
     def _outer(self, layout: Layout, far: Pointers, buffer: Buffer) -> str:
         """The parameter for a buffer that is not, or not only, in shared memory."""
@@ -366,12 +398,3 @@ def moved(buffers: Iterable[Buffer], written: Collection[Buffer], own: Collectio
 def outside(name: str, dtype: Any) -> Buffer:
     """An array beside those of the program."""
     return Buffer(name, "state", np.dtype(dtype), ())
-
-
-def _fetch(target: Buffer, samples: str, order: str) -> list[str]:
-    """Statements that find the element `i` of a step's samples, which are taken by the numbers in `order`."""
-    width, kind = target.size, ctype(target.dtype)
-    return [
-        f"const int64 row = {order}[(from + step) * (int64)all + first + i / {width}];",
-        f"const {kind} sample = ({kind}){samples}[row * {width} + i % {width}];",
-    ]

@@ -50,7 +50,7 @@ def _vector_run(operations: Sequence[Operation]) -> tuple[Run, list[Operation], 
     """The run on whole vectors that begins here, or an empty one; what may as well come before it; and the rest."""
     run, between = Run(), list[Operation]()
     for at, operation in enumerate(operations):
-        if _is_flat(operation) and (not run.operations or run.takes(operation)):
+        if is_flat(operation) and (not run.operations or run.takes(operation)):
             run.operations.append(operation)
         elif not run.operations or any(conflict(operation, each) for each in run.operations):
             return run, between, list(operations[at:])
@@ -59,7 +59,7 @@ def _vector_run(operations: Sequence[Operation]) -> tuple[Run, list[Operation], 
     return run, between, []
 
 
-def _is_flat(operation: Operation) -> bool:
+def is_flat(operation: Operation) -> bool:
     """Whether the operation goes through vectors without gaps, element by element."""
     if not operation.elementwise or operation.batched:
         return False

@@ -24,6 +24,16 @@ PRELUDE = """\
 #define ON_CHIP extern __shared__ __align__(16) unsigned char chip[]
 #define ALIGNED(bytes) __align__(bytes)
 #define WAIT_FOR_OTHERS
+#if __CUDA_ARCH__ >= 900
+#define KERNEL_OF_CLUSTER(threads, blocks) extern "C" __global__ void __cluster_dims__(blocks) __launch_bounds__(threads, 1)
+#define CLUSTER_BARRIER asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory")
+DEVICE const void* of_block(const void* place, unsigned block)
+{{
+    const void* there;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(place), "r"(block));
+    return there;
+}}
+#endif
 #endif
 typedef long long int64;
 typedef unsigned long long uint64;

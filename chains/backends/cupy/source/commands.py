@@ -160,14 +160,16 @@ class Source:
         self.kernels: dict[Definition, Kernel] = {}
 
     def kernel(
-        self, parameters: Sequence[str], names: Sequence[str], body: Sequence[str], hint: str, threads: int = THREADS
-    ) -> Kernel:
-        """The kernel of this body; `parameters` are C types, for the variables `names`."""
+        self, parameters: Sequence[str], names: Sequence[str], body: Sequence[str], hint: str, threads: int = THREADS,
+        cluster: int = 1,
+    ) -> Kernel:  # fmt: skip
+        """The kernel of this body; `parameters` are C types, for the variables `names`. A `cluster` has so many blocks."""
         key = tuple(parameters), tuple(names), tuple(body), threads
         if key not in self.kernels:
             name = f"{hint}_{len(self.kernels)}"
             arguments = ", ".join(f"{kind} {variable}" for kind, variable in zip(parameters, names, strict=True))
             head = "KERNEL" if threads == THREADS else f"KERNEL_OF({threads})"
+            head = head if cluster == 1 else f"KERNEL_OF_CLUSTER({threads}, {cluster})"
             text = f"{head} {name}({arguments})\n{{\n" + "".join(f"    {line}\n" for line in body) + "}\n"
             self.kernels[key] = Kernel(name, tuple(parameters), text)
         return self.kernels[key]
@@ -231,6 +233,7 @@ class Pointers:
         apart: bool = True,
         together: bool = False,
         ends_alone: bool = False,
+        cluster: int = 1,
     ) -> Launch:
         """A launch of the kernel with this body; `extra` names the `numbers`.
 
@@ -240,7 +243,7 @@ class Pointers:
         kinds = [self._parameter(buffer, apart) for buffer in self.buffers]
         types = ["const Index", *kinds, *("const Index" for _ in extra)]
         names = ["batch", *self.buffers.values(), *extra]
-        kernel = source.kernel(types, names, body, hint, max(THREADS, block[0] * block[1]))
+        kernel = source.kernel(types, names, body, hint, max(THREADS, block[0] * block[1]), cluster)
         buffers = tuple(self.buffers)
         reads, writes = (tuple(b for b in buffers if b in some) for some in (self.read, self.written))
         return Launch(kernel, buffers, grid, block, numbers, reads, writes, label, shared, together, ends_alone)
