@@ -93,7 +93,8 @@ def check_word(name: str, value: Any, *words: str) -> None:
     """Raise ValueError unless `value` is one of the words."""
     if not isinstance(value, str) or value not in words:
         *most, last = map(repr, words)
-        raise ValueError(f"`{name}` (={shown(value)}) must be {', '.join(most)} or {last}")
+        hint = meant(value.lower(), words) if isinstance(value, str) else ""
+        raise ValueError(f"`{name}` (={shown(value)}) must be {', '.join(most)} or {last}{hint}")
 
 
 def check_path(name: str, value: Any, such_as: str = "") -> Path:

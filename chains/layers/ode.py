@@ -34,6 +34,7 @@ from chains.program.recorder import Recorder
 from chains.program.view import View
 
 MOST_STEPS = 256  # attempts of step control, unless said
+MOST_SHOWN = 6  # times in a printed layer; of more the first ones and the last
 
 
 class ODE(Layer):
@@ -302,15 +303,10 @@ class ODE(Layer):
         return clock
 
     def __repr__(self) -> str:
-        if isinstance(self.times, int):
-            times = str(self.times)
-        else:
-            times = (
-                "("
-                + ", ".join(f"{t:g}" for t in self.times[:2])
-                + (f", ..., {self.times[-1]:g}" if len(self.times) > 2 else "")
-                + ")"
-            )
+        times = str(self.times)
+        if isinstance(self.times, tuple):
+            numbers = [f"{t:g}" for t in self.times]
+            times = f"({', '.join(numbers if len(numbers) <= MOST_SHOWN else [*numbers[:2], '...', numbers[-1]])})"
         pairs: list[tuple[str, Any]] = [
             ("given", self.given),
             ("time", self.time),

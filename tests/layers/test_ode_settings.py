@@ -14,3 +14,18 @@ def test_words_and_flags_are_no_times(times):
         ODE(Dense(2, 2), times)
     with pytest.raises(TypeError, match=r"`forcing\[0\]` \(=.*\) must be a sequence of ascending times"):
         ODE(Dense(2, 2), (0, 1), forcing=(times, (0.0, 1.0)))
+
+
+@pytest.mark.parametrize(("method", "hint"), [("Kvaerno5", "kvaerno5"), ("RK4", "rk4"), ("Tsit", "tsit5"), ("heun", None)])
+def test_a_method_that_is_nearly_one_is_asked_for(method, hint):
+    text = r"`method` \(=.*\) must be 'euler', .* or 'kvaerno5'" + ("$" if hint is None else rf"; did you mean `{hint}`\?$")
+    with pytest.raises(ValueError, match=text):
+        ODE(Dense(2, 2), (0, 1), method)
+
+
+@pytest.mark.parametrize(
+    ("times", "text"),
+    [((0, 0.5, 1), "(0, 0.5, 1)"), (range(6), "(0, 1, 2, 3, 4, 5)"), (range(7), "(0, 1, ..., 6)"), (9, "9")],
+)
+def test_few_times_are_printed(times, text):
+    assert repr(ODE(Dense(2, 2), times)).endswith(f", {text}, method='tsit5', steps=1)")
