@@ -73,14 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     t, t_test = (np.sin(2 * np.sum(x[:, :4] * x[:, 4:], axis=1, keepdims=True)) for x in (x, x_test))
 
     loss, rows = SquaredLoss(), []
-    for name, net in [("own layer and activation", own), ("Dense and tanh only", plain)]:
+    for name, net in [("custom layer and activation", own), ("Dense and tanh only", plain)]:
         p = net.init(seed=0)
         history = train(net, p, x, t, loss, Adam(3e-3), epochs=options.epochs, batch_size=50, progress=True)
         rows.append((name, net.n_params, history.loss[-1], net.loss(p, x_test, t_test, loss), history.seconds[-1]))
 
-    print(f"\n{'network':26}{'parameters':>12}{'train loss':>14}{'test loss':>14}{'seconds':>10}")
+    print(f"\n{'network':28}{'parameters':>12}{'train loss':>14}{'test loss':>14}{'seconds':>10}")
     for name, size, train_loss, test_loss, seconds in rows:
-        print(f"{name:26}{size:12}{train_loss:14.3e}{test_loss:14.3e}{seconds:10.2f}")
+        print(f"{name:28}{size:12}{train_loss:14.3e}{test_loss:14.3e}{seconds:10.2f}")
 
 
 if __name__ == "__main__":

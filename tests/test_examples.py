@@ -96,7 +96,7 @@ def test_custom_layer(capsys):
     text = capsys.readouterr().out
     errors = text.split("central differences: ")[1].splitlines()[0]
     assert all(float(part.split()[0]) < 1e-7 for part in errors.split(", "))
-    own, plain = table_row(text, "own layer and activation"), table_row(text, "Dense and tanh only")
+    own, plain = table_row(text, "custom layer and activation"), table_row(text, "Dense and tanh only")
     assert own[0] < plain[0]
     assert own[2] < plain[2] / 10
 
