@@ -1,4 +1,4 @@
-"""A layer and an activation of one's own, checked against central differences and then trained.
+"""A custom layer and a custom activation, checked against central differences and then trained.
 
     python examples/custom_layer.py
 
@@ -56,7 +56,7 @@ class Product(Layer):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Check and train a layer of one's own.")
+    parser = argparse.ArgumentParser(description="Check and train a custom layer.")
     parser.add_argument("--epochs", type=int, default=100)
     options = parser.parse_args(arguments)
 

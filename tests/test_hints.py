@@ -318,7 +318,7 @@ def test_initializers_that_there_are_not(make, words):
 
 
 class Own(Layer):
-    """y = weight * x, or what a `forward` of one's own makes of it."""
+    """y = weight * x, or what a custom `forward` makes of it."""
 
     def __init__(self, init="ones", forward=None):
         self.init, self.own = init, forward

@@ -1,4 +1,4 @@
-"""The gradient check for layers of one's own: it passes what is right, and finds each thing that may be wrong."""
+"""The gradient check for custom layers: it passes what is right, and finds each thing that may be wrong."""
 
 from __future__ import annotations
 

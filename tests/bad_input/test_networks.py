@@ -1,4 +1,4 @@
-"""Layers that do not fit, and layers of one's own that record or declare what they may not."""
+"""Layers that do not fit, and custom layers that record or declare what they may not."""
 
 from __future__ import annotations
 

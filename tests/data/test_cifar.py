@@ -36,7 +36,7 @@ def small_files(monkeypatch):
 
 @pytest.fixture
 def places(tmp_path, monkeypatch):
-    """A cache of one's own, and no CHAINS_DATA; downloading fails the test."""
+    """A separate cache, and no CHAINS_DATA; downloading fails the test."""
     pooch = pytest.importorskip("pooch")
     monkeypatch.delenv("CHAINS_DATA", raising=False)
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache" / project)

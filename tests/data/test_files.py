@@ -130,7 +130,7 @@ def test_idx_says_when_there_is_no_file(tmp_path):
 
 @pytest.fixture
 def places(tmp_path, monkeypatch):
-    """A cache of one's own, and no CHAINS_DATA; downloading fails the test."""
+    """A separate cache, and no CHAINS_DATA; downloading fails the test."""
     pooch = pytest.importorskip("pooch")
     monkeypatch.delenv("CHAINS_DATA", raising=False)
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache" / project)

@@ -340,7 +340,7 @@ def test_one_layer_object_in_two_places():
 
 @pytest.mark.parametrize("case", LAYERS + OWN_LAYERS + ACTIVATION_CASES, ids=str)
 def test_layers_can_be_pickled_and_copied(case):
-    """Those of one's own too, and activations made of lambdas: what is kept is their formula."""
+    """Custom ones too, and activations made of lambdas: what is kept is their formula."""
     problem, net = case.problem(3), case.net()
     y, frozen = net(problem.x, problem.p, state=problem.state), net.frozen
     for twin in (pickle.loads(pickle.dumps(net)), copy.deepcopy(net)):

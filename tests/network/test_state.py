@@ -94,7 +94,7 @@ def test_the_summary_shows_it(net):
 
 
 class Counter(chains.Layer):
-    """Counts its training calls, a layer of one's own with state: y = x + count."""
+    """Counts its training calls, a custom layer with state: y = x + count."""
 
     def declare(self, d):
         d.output(d.input)

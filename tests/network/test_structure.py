@@ -175,7 +175,7 @@ DIFFERENT = {
 
 @dataclass(frozen=True)
 class By(Boost):
-    """A layer of one's own that says when it equals another."""
+    """A custom layer that says when it equals another."""
 
     factor: float
 

@@ -550,7 +550,7 @@ def test_what_train_is_told():
 
 
 def test_labels(tmp_path):
-    """Losses with labels, and a network of one's own loss, are resumed alike."""
+    """Losses with labels, and a network with a custom loss, are resumed alike."""
     net, t = Chain(Dense(3, 4)), np.arange(23) % 4
     run(net=net, data=(X, t), loss=CrossEntropyLoss(), checkpoint=tmp_path, epochs=1)
     p = run(net=net, data=(X, t), loss=CrossEntropyLoss(), resume=tmp_path)[0]

@@ -1,4 +1,4 @@
-"""The optimiser for loops of one's own: what it remembers can be seen, kept and given back."""
+"""The optimiser for custom loops: what it remembers can be seen, kept and given back."""
 
 from __future__ import annotations
 
