@@ -34,7 +34,7 @@ FLOORS = [
     ["params", "jets"],
     ["activations", "schedules", "optimizers", "backends"],
     ["arrays"],
-    ["layers", "penalties", "metrics", "levenberg_marquardt", "samplers"],
+    ["layers", "penalties", "metrics", "levenberg_marquardt", "line_search", "quasi_newton", "samplers"],
     ["losses", "loss_scale", "minimize"],
     ["residuals"],
     ["network"],
