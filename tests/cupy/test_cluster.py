@@ -8,7 +8,7 @@ import pytest
 import chains
 from chains import SGD, Adam, AdamW, Chain, CrossEntropyLoss, Dense, Dropout, L2Penalty, SquaredLoss, backends, tanh, train
 from chains.backends import backend
-from chains.backends.cupy.fused import block, block_operations, block_products, cluster, exchange, fused
+from chains.backends.cupy.fused import cluster, exchange
 from chains.backends.cupy.fused.fused import fused_program
 from chains.backends.cupy.fused.tiling_policy import tiling_of
 from chains.backends.cupy.source.commands import Source
@@ -18,15 +18,6 @@ from tests.cupy.support import needs_compiler, needs_nvrtc
 from tests.harness import assert_close
 
 NAMES = ("one-kernel", "one-kernel-backwards")
-
-
-@pytest.fixture
-def any_size(monkeypatch):
-    """Clusters for networks of any size, with few threads."""
-    monkeypatch.setattr(cluster, "LEAST_CLUSTER_PRODUCTS", 0)
-    monkeypatch.setattr(backends, "_loaded", {})
-    for module in (block, block_operations, block_products, fused):
-        monkeypatch.setattr(module, "THREADS", 64)
 
 
 def trained(name, optimizer=None, dtype=np.float32, blocks=8):

@@ -18,7 +18,7 @@ import chains
 from chains import Adam, Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, backends, relu, train
 from chains.backends import backend
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.device import cudnn
+from chains.backends.cupy.device import cudnn, libraries
 from chains.backends.cupy.device.cuda import CudaDevice
 from chains.backends.cupy.device.cudnn import Cudnn
 from chains.backends.cupy.device.interface import Convolution
@@ -291,6 +291,15 @@ def test_what_is_missing_is_said_to_those_who_ask_for_it(monkeypatch, module, se
         with pytest.raises(ValueError, match=sentence):
             cudnn.chosen(device, "float32", choice)
     assert cudnn.chosen(device, "float32", "auto") is None
+
+
+def test_libraries_that_cudnn_asks_for_by_name_are_loaded_before_it(monkeypatch):
+    """Those of CuPy, which are then the ones that it finds."""
+    order = []
+    monkeypatch.setattr(libraries, "loaded", order.append)
+    monkeypatch.setitem(sys.modules, "cudnn", front_end(backend_version=lambda: order.append("cudnn") or 92800))
+    cudnn.usable_cudnn()
+    assert order == ["cudart", "nvrtc", "cublasLt", "cublas", "cudnn"]
 
 
 @pytest.mark.parametrize("version", ["1.26.0", "1.27.1", "1.28.0"])

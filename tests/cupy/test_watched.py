@@ -17,7 +17,7 @@ from chains.backends.cupy.fused import grid, tiling_policy
 from chains.backends.cupy.source.commands import Pointers, Source
 from chains.data import Batches
 from chains.program.view import Buffer
-from tests.cupy import emulated, watched
+from tests.cupy import emulated, test_cluster, watched
 from tests.cupy.support import CONVOLUTIONS
 from tests.cupy.watched import MisuseError
 from tests.harness import assert_close
@@ -83,13 +83,13 @@ KERNELS = {  # by what is said of it: the kernel, and its blocks
 }  # fmt: skip
 
 
-def run_kernel(device, body, blocks, shared=0, together=False):
+def run_kernel(device, body, blocks, shared=0, together=False, cluster=1):
     """Run a kernel of 64 threads a block on three arrays: numbers, nothing yet, zeros."""
     source, pointers = Source(), Pointers()
     arrays = [device.array(np.arange(256, dtype=FLOAT)), device.empty((256,), FLOAT), device.array(np.zeros(4, np.int32))]
     for k, array in enumerate(arrays):
         pointers.named(Buffer(f"b{k}", "state", array.dtype, (array.size,)), f"b{k}", write=True)
-    step = pointers.launch(source, "own", body, lambda batch: (blocks, 1), block=(64, 1))
+    step = pointers.launch(source, "own", body, lambda batch: (blocks, 1), block=(64, 1), cluster=cluster)
     kernel = device.compile(source.text(False), list(source.kernels.values()))[step.kernel.name]
     numbers = [np.int32(64), *(np.uint64(device.address(array)) for array in arrays)]
     device.launch(kernel, (blocks, 1), step.block, numbers, shared, together)()
@@ -149,6 +149,38 @@ def test_blocks_that_wait_for_ever_are_told(gpu):
         run_kernel(gpu(), exchange(grid.BARRIER, [f"if (blockIdx.x < 2) {{ {' '.join(grid.BARRIER)} }}"]), 3, 256, True)
 
 
+# A cluster: each block writes numbers in its shared memory, all read the next block's, and write again.
+
+MEET = "CLUSTER_BARRIER;"
+SHARING = [
+    "ON_CHIP;", "float* const s = (float*)chip;", f"s[{ME}] = b0[{ME}] + blockIdx.x;", MEET,
+    f"b1[blockIdx.x * 64 + {ME}] = ((const float*)of_block(s, (blockIdx.x + 1) % 3))[63 - {ME}];", MEET,
+    f"s[{ME}] = b0[{ME}];", MEET, f"b1[blockIdx.x * 64 + {ME}] += ((const float*)of_block(s, blockIdx.x ? 0 : 1))[{ME}];", MEET,
+]  # fmt: skip
+BARRIERS = [k for k, line in enumerate(SHARING) if line == MEET]
+IN_CLUSTER = r"(reads|writes) shared memory(, which nothing has written| by thread \d+ of block \d behind \d barriers)"
+MISSING = {
+    0: IN_CLUSTER,
+    1: IN_CLUSTER,
+    2: IN_CLUSTER,
+    3: r"(a block reads|thread \d+ of block \d reads) (the )?shared memory of",
+}
+
+
+@pytest.mark.by_day(few=5)
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("less", [None, *MISSING])
+def test_blocks_of_a_cluster_read_each_others_memory_between_barriers(less, backwards, gpu):
+    """Each barrier of the cluster is needed; one of a block in its place is not enough."""
+    device, body = gpu(backwards=backwards), list(SHARING)
+    if less is None:
+        run_kernel(device, body, 3, 256, cluster=3)
+        return
+    body[BARRIERS[less]] = "__syncthreads();"
+    with pytest.raises(MisuseError, match=f"the kernel own_0:? {MISSING[less]}"):
+        run_kernel(device, body, 3, 256, cluster=3)
+
+
 # Programs
 
 
@@ -194,6 +226,29 @@ def test_convolutions_touch_memory_in_order(layer, library, gpu):
         net = Chain(layer, Flatten(), Dense(105, 2), input_shape=(2, 9, 8), backend=name)
         results.append(net.value_and_grad(net.init(), images, np.arange(3) % 2, CrossEntropyLoss())[1])
     assert_close(*results, 1e-5)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_training_by_a_cluster_touches_memory_in_order(backwards, any_size, gpu):
+    gpu(fused=True, backwards=backwards)
+    found, wanted = (test_cluster.trained(name) for name in ("watched", "numpy"))
+    assert_close(found[0], wanted[0], 1e-4)
+
+
+def test_a_barrier_of_the_cluster_that_is_left_out_is_missed(any_size, gpu, monkeypatch):
+    device = gpu(fused=True)
+    loaded = device.loaded
+    for number in range(2):  # of a step, and at the end
+        monkeypatch.setattr(device, "loaded", lambda text, number=number: loaded(_without(text, MEET, number)))
+        with pytest.raises(MisuseError, match="shared memory"):
+            test_cluster.trained("watched")
+        device.main.drop()
+
+
+def _without(text, line, number):
+    """The text without such a line behind the definitions."""
+    places = [found.start() for found in re.finditer(re.escape(line), text)]
+    return text if not places else text[: places[number]] + text[places[number] + len(line) :]
 
 
 LESS = {  # what is left out of the kernels of a step by many blocks

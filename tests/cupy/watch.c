@@ -3,13 +3,15 @@
 Of each four bytes is known who wrote them last, who read them since, and whether they were ever written. Work is ordered by
 clocks: how far the work of each queue is known to be done before it. Within a kernel, the accesses of a block are ordered by
 its barriers. Those of different blocks are ordered by a counter, as CUDA has it: a thread that has passed a fence adds to it,
-another adds to it later, or reads it as volatile, and passes a fence. */
+another adds to it later, or reads it as volatile, and passes a fence. The barriers of a cluster order what its blocks did before
+with what they do behind. Blocks of a cluster read each other's shared memory. */
 #include <stdint.h>
 #include <stddef.h>
 #include <sys/mman.h>
 
 enum { QUEUES = 4, MOST_REPORTS = 64, SECTION = 1 << 16, ATOMIC = 0xffff };
-enum { OUTSIDE = 1, UNWRITTEN, RACE, MISALIGNED, BEHAVIOUR, UNDECLARED };
+enum { SHARED_CELLS = CHIP / 4 + SECTION / 4 }; /* of a block: dynamic, then static */
+enum { OUTSIDE = 1, UNWRITTEN, RACE, MISALIGNED, BEHAVIOUR, UNDECLARED, OVER };
 enum { OF_BLOCK = 1, OF_BYTES = 2 }; /* what else was read before the same barrier: the same bytes, others */
 #define ARENA ((uintptr_t)1 << 36)
 
@@ -29,7 +31,7 @@ struct report {
     uint32_t kind, write, bytes, block, thread, barriers, other, other_write, other_block, other_thread, other_barriers;
 };
 
-static struct cell *cells, one_block[CHIP / 4 + SECTION / 4], *near = one_block; /* of shared memory: dynamic, then static */
+static struct cell *cells, one_block[SHARED_CELLS], *near = one_block; /* of shared memory */
 static struct work* works;
 static uint32_t many, room, now; /* work, and what is being done */
 static uintptr_t base, section_start;
@@ -197,22 +199,14 @@ static void touch(struct cell* c, uintptr_t a, unsigned bytes, int write, int at
     c->rwork = 0;
 }
 
-/* Shared memory is as good as new for each block. */
-static struct cell* of_block(struct cell* c, int there)
+/* The shared memory of the block `owner`, which is as good as new for each. */
+static void touch_near(uint32_t owner, size_t place, uintptr_t a, unsigned bytes, int write, int there)
 {
-    if (c->readers[2] != now || c->readers[3] != (uint32_t)block + 1) {
-        memset(c, 0, sizeof *c);
-        c->readers[2] = now; c->readers[3] = block + 1;
-    }
-    c->there = there;
-    return c;
-}
-
-static void touch_near(struct cell* c, uintptr_t a, unsigned bytes, int write, int there)
-{
-    uint32_t stamp = block + 1;
-    c = of_block(side_by_side ? c + (size_t)block * (sizeof one_block / sizeof *c) : c, there);
+    struct cell* c = near + (side_by_side ? (size_t)owner * SHARED_CELLS : 0) + place;
+    uint32_t stamp = owner + 1;
+    if (c->readers[2] != now || c->readers[3] != stamp) memset(c, 0, sizeof *c);
     memset(c->readers, 0, sizeof c->readers);
+    c->there = there;
     touch(c, a, bytes, write, 0);
     c->readers[2] = now; c->readers[3] = stamp;
 }
@@ -236,9 +230,11 @@ static void access(uintptr_t a, size_t size, int write, int atomic)
             if (!declared(a, write)) report(UNDECLARED, a, bytes, write, 0, 0, 0, 0, 0);
         }
         else if (at - (uintptr_t)chip < CHIP)
-            touch_near(near + (at - (uintptr_t)chip) / 4, at, bytes, write, at - (uintptr_t)chip < near_bytes);
+            touch_near(block, (at - (uintptr_t)chip) / 4, at, bytes, write, at - (uintptr_t)chip < near_bytes);
         else if (at - section_start < section_bytes)
-            touch_near(near + CHIP / 4 + (at - section_start) / 4, at, bytes, write, 1);
+            touch_near(block, CHIP / 4 + (at - section_start) / 4, at, bytes, write, 1);
+        else if (side_by_side && at - (uintptr_t)chips < (size_t)blocks * chip_bytes)
+            touch_near((at - (uintptr_t)chips) / chip_bytes, (at - (uintptr_t)chips) % chip_bytes / 4, at, bytes, write, 1);
         else return;
     }
 }
@@ -303,18 +299,51 @@ int watch_launch(
     return apart;
 }
 
+/* Barriers of a cluster. A block can be one ahead of others: what blocks have done before two of them is kept. */
+static uint32_t** meetings[2]; /* by the last digit of the barrier's number, and block */
+
+void watch_meet(void)
+{
+    uint32_t*** all = meetings + (met[block] & 1);
+    if (watching) {
+        for (int b = 0; b < blocks; ++b) row(*all + block)[b] = knows(b);
+        (*all)[block][block] = passed[current] + 1;
+    }
+    cluster_barrier();
+    for (int b = 0; watching && b < blocks; ++b) join(&orders[block].known, (*all)[b]);
+}
+
+/* Whether a block that is over knew of all that others read in its shared memory. */
+static void check_end(int shared)
+{
+    passed[current = 0] = UINT32_MAX; /* whatever its threads got, all know */
+    for (int place = 0; place < shared / 4; ++place) {
+        struct cell* c = near + (size_t)block * SHARED_CELLS + place;
+        for (int k = 0; c->rwork == now && k < (c->all ? blocks : 1); ++k) {
+            struct reader* r = c->all ? c->all + k : &c->one;
+            uint32_t b = c->all ? (uint32_t)k : c->rblock;
+            if (r->bytes && b != (uint32_t)block && knows(b) <= r->barriers)
+                report(OVER, place, 4, 0, now, 0, b, r->thread, r->barriers);
+        }
+    }
+    passed[0] = 0;
+}
+
 /* Blocks that run at the same time, each with its own shared memory. */
 int watch_launch_together(
     uint32_t work, uintptr_t start, int64_t bytes, struct range* own, int64_t count, void (*f)(void**), void** a, int grid, int threads, int shared,
     int backwards)
 {
-    size_t size = grid * sizeof one_block;
+    size_t size = (size_t)grid * sizeof one_block;
     int wrong;
     begin(work, start, bytes, own, count, grid, shared);
+    meetings[0] = calloc(blocks, sizeof **meetings); meetings[1] = calloc(blocks, sizeof **meetings);
     near = mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     side_by_side = 1;
     wrong = launch_together(f, a, grid, threads, shared, backwards);
+    for (block = 0; block < grid; ++block) check_end(shared);
     side_by_side = 0;
+    free(meetings[0]); free(meetings[1]);
     munmap(near, size);
     near = one_block;
     end();

@@ -37,8 +37,20 @@ VOLATILE = "--param=tsan-distinguish-volatile=1"  # what spins on a counter
 SANITIZERS = "thread,alignment,shift,signed-integer-overflow,bounds,float-cast-overflow,integer-divide-by-zero"
 OWN = {
     name: f"watched_{name}"
-    for name in ("barrier", "others", "launch", "launch_together", "threadIdx", "blockIdx", "blockDim", "gridDim", "chip")
+    for name in (
+        "barrier",
+        "others",
+        "of_block",
+        "launch",
+        "launch_together",
+        "threadIdx",
+        "blockIdx",
+        "blockDim",
+        "gridDim",
+        "chip",
+    )
 }
+RUNTIME = ["-Dcluster_barrier=watched_cluster_barrier"]  # which kernels call through `watch_meet`
 OWN |= {"atomicAdd": "watch_add", "__threadfence": "watch_fence", "WATCHED": "1"}
 NAMES = [f"-D{name}={own}" for name, own in OWN.items()]
 SECTION = """
@@ -51,7 +63,7 @@ ADDRESSES = 1 << 36  # bytes
 PAGE = 4096
 BEGIN = 256  # bytes into a page: so CUDA aligns memory, and no more
 QUEUES = ("main", "to_device", "to_host", "host")
-OUTSIDE, UNWRITTEN, RACE, MISALIGNED, UNDEFINED, UNDECLARED = range(1, 7)
+OUTSIDE, UNWRITTEN, RACE, MISALIGNED, UNDEFINED, UNDECLARED, OVER = range(1, 8)
 Clock = list[int]
 
 
@@ -92,7 +104,7 @@ def available() -> bool:
 @cache
 def _runtime() -> ctypes.PyDLL:
     text = "\n".join([emulated.RUNTIME, Path(__file__).with_name("watch.c").read_text()])
-    library = ctypes.PyDLL(str(emulated.built("watched", text, NAMES)), mode=ctypes.RTLD_GLOBAL)
+    library = ctypes.PyDLL(str(emulated.built("watched", text, [*NAMES, *RUNTIME])), mode=ctypes.RTLD_GLOBAL)
     emulated.built("probe", "int probe(int* a, int k) { return a[k] << k; }", [f"-fsanitize={SANITIZERS}", VOLATILE])
     for name in ("memory", "work"):
         getattr(library, f"watch_{name}").restype = ctypes.c_uint64
@@ -183,7 +195,6 @@ class WatchedDevice(EmulatedDevice):
     """An emulated GPU that raises `MisuseError`. One at a time: the clocks of several are not compared."""
 
     watched = True
-    cluster_blocks = 1  # what blocks read of each other's memory is not watched
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
@@ -295,7 +306,13 @@ class WatchedDevice(EmulatedDevice):
     def loaded(self, text: str) -> ctypes.PyDLL:
         name = f"watched-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         _runtime()
-        module = ctypes.PyDLL(str(emulated.built(name, text + SECTION, [*NAMES, f"-fsanitize={SANITIZERS}", VOLATILE])))
+        module = ctypes.PyDLL(
+            str(
+                emulated.built(
+                    name, text + SECTION, [*NAMES, "-Dcluster_barrier=watch_meet", f"-fsanitize={SANITIZERS}", VOLATILE]
+                )
+            )
+        )
         module.watch_start.restype = module.watch_bytes.restype = ctypes.c_int64
         return module
 
@@ -311,9 +328,13 @@ class WatchedDevice(EmulatedDevice):
 
     def _launch_together(self, function: Any, pointers: Any, boxes: Any, *numbers: int) -> None:
         wrong = self._watched_launch("watch_launch_together", function, pointers, *numbers)
+        what = {
+            1: "some threads of a block came to a barrier, others never did",
+            2: "all blocks wait for others, for ever",
+            3: "a block reads the shared memory of one that is over",
+        }
         if wrong:
-            what = "some threads of a block came to a barrier, others never did"
-            self.owed.append(f"{self.names[self.working]}: {'all blocks wait for others, for ever' if wrong == 2 else what}")
+            self.owed.append(f"{self.names[self.working]}: {what[wrong]}")
 
     def _watched_launch(self, name: str, function: Any, pointers: Any, *numbers: int) -> int:
         self.launches += 1
@@ -346,6 +367,9 @@ class WatchedDevice(EmulatedDevice):
         me = self.names[self.working]
         verb = "writes" if found.write else "reads"
         place = self._place(found.address)
+        if found.kind == OVER:
+            thread, block = found.other_thread, found.other_block
+            return f"{me}: thread {thread} of block {block} reads shared memory of block {found.block}, which may be over"
         if found.kind != RACE:
             return (
                 f"{me} "
