@@ -71,7 +71,7 @@ def test_the_bits_are_those_of_a_graph_a_step(several, dtype, optimizer, batch_s
         assert p.tobytes() == other.tobytes()
         assert loss.tobytes() == losses.tobytes()
         assert not refused
-    assert launches < results["one-kernel", "graphs"][2] / 2
+    assert 2 * launches <= results["one-kernel", "graphs"][2]  # two kernels a step
     wanted, losses, *_ = trained("numpy", 0, dtype, optimizer, batch_size)
     for found, one in ((p, wanted), (loss, losses)):
         assert_close(found, one, 1e-3 if dtype == np.float32 else 1e-10)
