@@ -17,7 +17,8 @@ from chains.backends.cupy.device.cudnn import ALIGNMENT
 from chains.backends.cupy.device.interface import Device
 from chains.backends.cupy.feed import DeviceFeed, HostFeed
 from chains.backends.cupy.fused.fused import FusedProgram, fused_program
-from chains.backends.cupy.fused.tiling_policy import Tiling, suits, tiling_of
+from chains.backends.cupy.fused.loops import LoopShare, loops
+from chains.backends.cupy.fused.tiling_policy import Tiling, loop_samples, suits, tiling_of
 from chains.backends.cupy.kernels.bfloat16 import LEAST_BFLOAT16_LENGTH
 from chains.backends.cupy.kernels.half_activations import TYPES as HALF_ACTIVATIONS
 from chains.backends.cupy.kernels.library_convolutions import convolved
@@ -45,7 +46,7 @@ class DeviceBackend(Backend):
         self.device = device
         self.fused = fused
         self._tiled: WeakKeyDictionary[Program, dict[tuple[Tiling, bool], FusedProgram | None] | None] = WeakKeyDictionary()
-        self._compiled: WeakKeyDictionary[Program, dict[tuple[bool, ...], Compiled]] = WeakKeyDictionary()
+        self._compiled: WeakKeyDictionary[Program, dict[tuple[int, ...], Compiled]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> DeviceBinding:
@@ -58,17 +59,20 @@ class DeviceBackend(Backend):
         """The commands of a program and the source of its kernels, compiled the first time.
 
         There are separate ones for large batches with bfloat16 factors, for arrays of which some do not begin at multiples of
-        16 bytes, so that kernels cannot read them as vectors, and for those that a `library` for convolutions cannot take.
+        16 bytes, so that kernels cannot read them as vectors, for those that a `library` for convolutions cannot take, and for
+        loops of which a block takes more samples.
         """
         convolutions = self.device.convolutions if library else None
         half = self.device.precision == "bf16" and batch >= LEAST_BFLOAT16_LENGTH
-        key = aligned, convolutions is None, half, self.device.epilogues
+        samples = loop_samples(batch) if self.fused is not False and loops(program) else 0
+        key = aligned, convolutions is None, half, self.device.epilogues, samples
         with self._lock:
             known = self._compiled.setdefault(program, {})
             if key not in known:
                 settings = {"epilogues": self.device.epilogues, "half": half, "aligned": aligned}
                 activations = HALF_ACTIVATIONS.get(self.device.precision)
-                known[key] = Compiled(program, None, convolutions, activations=activations, **settings)
+                share = LoopShare(samples, self.device.shared_bytes, forced=self.fused is True) if samples else None
+                known[key] = Compiled(program, None, convolutions, activations=activations, loops=share, **settings)
             return known[key]
 
     def commands(self, program: Program, batch: int, aligned: bool = True, library: bool = True) -> Compiled:
@@ -87,7 +91,7 @@ class DeviceBackend(Backend):
             if key not in kept:
                 kept[key] = fused_program(program, tiling, self.device.shared_bytes, forced=self.fused is True, aligned=aligned)
             made = kept[key]
-        if made is None or not (self.fused or made.is_worth(sum(1 for _ in compiled.at(batch)), batch)):
+        if made is None or not (self.fused or made.is_worth(sum(1 for _ in compiled.at(batch)), compiled.meetings, batch)):
             return compiled
         return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ import numpy as np
 
 from chains.backends.base import UnsupportedOperationError, cannot_run
 from chains.backends.cupy.device.interface import Convolutions
+from chains.backends.cupy.fused.loops import LoopKernel, LoopShare, suits
 from chains.backends.cupy.kernels.batch_products import batch_matmul
 from chains.backends.cupy.kernels.bfloat16 import with_bfloat16
 from chains.backends.cupy.kernels.channels_last import with_channels_last
@@ -72,7 +74,8 @@ class Compiled:
 
     `convolutions` is a library for convolutions, where it can do them. `epilogues`: whether products include the operations
     that follow them, where they can. `half`: whether large products get bfloat16 factors. `activations`: the type of 16 bits
-    that samples are stored in, if any. `aligned`: whether all arrays begin at multiples of 16 bytes.
+    that samples are stored in, if any. `aligned`: whether all arrays begin at multiples of 16 bytes. `loops`: how blocks go
+    through all steps of a loop in one launch, if they may.
     """
 
     def __init__(
@@ -85,8 +88,11 @@ class Compiled:
         half: bool = False,
         activations: np.dtype[Any] | None = None,
         aligned: bool = True,
+        loops: LoopShare | None = None,
     ) -> None:
         self.program = program
+        self.meetings = 0  # of a block's threads, in kernels of loops
+        self._share = loops
         self.source = source or Source()
         self._library = convolutions
         self.commands: list[Command] = []
@@ -100,6 +106,7 @@ class Compiled:
         self._last: dict[Buffer, int] = {}  # the last operation that touches a buffer
         for position, operation in enumerate(operations):
             self._last |= {view.buffer: position for view in operation.views}
+        self._touches = Counter(buffer for each in operations for buffer in {view.buffer for view in each.views})
         self.commands = self._lower(operations, self._needed)
 
     def scratch_plan(self, batch: int) -> ScratchPlan[Buffer]:
@@ -167,10 +174,16 @@ class Compiled:
         return with_bfloat16(ready) if self._half else ready
 
     def _loop(self, operation: Loop) -> list[Command]:
-        """The steps of a loop. In its body, all views of a buffer that advance alike become views of one stand-in buffer.
+        """The steps of a loop, in one launch where that pays.
 
-        All steps are done, those too that may be left out: what a graph launches is known before its first step.
+        Otherwise, all views of a buffer in its body that advance alike become views of one stand-in buffer. All steps are done,
+        those too that may be left out: what a graph launches is known before its first step.
         """
+        if self._share is not None and suits(operation):
+            made = LoopKernel(operation, self._share, self._outlasts, self._like)
+            if made.possible and (self._share.forced or made.is_worth):
+                self.meetings += made.meetings
+                return [made.launch(self.source)]
         zeros = self._body(operation.zeros)
         moves: dict[Buffer, set[tuple[int, ...]]] = {}
         for view in (view for each in operation.body for view in each.views):
@@ -181,6 +194,10 @@ class Compiled:
         body = self._body([each.on(self._standing) for each in operation.body])
         reads, writes = (tuple(dict.fromkeys(self.real(b) for step in body for b in each(step))) for each in (_reads, _writes))
         return [*zeros, Repeated(tuple(body), operation.steps, reads, writes, operation.label)]
+
+    def _outlasts(self, buffer: Buffer) -> bool:
+        """Whether the contents of a buffer matter before or behind the one operation that touches it."""
+        return buffer.role != "scratch" or self._touches[buffer] > 1
 
     def _body(self, operations: Sequence[Operation]) -> list[Command]:
         return self._lower(self._ready(operations), lambda positions: lambda buffer: True)

@@ -140,7 +140,7 @@ def phase_lines(groups: Sequence[Sequence[Unit]]) -> list[str]:
 class Block:
     """Collects `units` that touch a tile of up to `tile` samples, or, where `whole`, of all samples.
 
-    `near` are buffers that lie in shared memory.
+    `near` are buffers that lie in shared memory, as does scratch of samples, but for those that are `far`.
     """
 
     def __init__(
@@ -150,17 +150,18 @@ class Block:
         names: dict[Buffer, str],
         work: list[Buffer] | None = None,
         whole: bool = False,
+        far: Collection[Buffer] = (),
     ) -> None:
         self.tile = tile
         self.whole = whole
         self.names = names
         self.units: list[Unit] = []
         self.work = [] if work is None else work  # parts of sums, which lie in shared memory too
-        self.near = near
+        self.near, self.far = near, far
 
     def is_near(self, buffer: Buffer) -> bool:
         """Whether a buffer lies in shared memory, where it begins at a multiple of 64 bytes."""
-        return buffer in self.near or (buffer.role == "scratch" and buffer.batched)
+        return buffer in self.near or (buffer.role == "scratch" and buffer.batched and buffer not in self.far)
 
     def pointers(self) -> Pointers:
         """Names of buffers, which take down what one unit touches."""

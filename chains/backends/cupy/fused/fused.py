@@ -17,7 +17,7 @@ from chains.backends.cupy.fused.block import MEETING, THREADS, Block, Repetition
 from chains.backends.cupy.fused.block_operations import take
 from chains.backends.cupy.fused.block_products import Stored
 from chains.backends.cupy.fused.sums import Sums, adding
-from chains.backends.cupy.fused.tiling_policy import LEAST_BLOCK_SAMPLES, Tiling, even, samples_each
+from chains.backends.cupy.fused.tiling_policy import LEAST_BLOCK_SAMPLES, MEETINGS_PER_LAUNCH, Tiling, even, samples_each
 from chains.backends.cupy.fused.updates import in_one_pass
 from chains.backends.cupy.kernels.products import prepared
 from chains.backends.cupy.source.c_source import ctype
@@ -31,7 +31,6 @@ from chains.program.program import Program
 from chains.program.scratch import Lifetime, plan_scratch
 from chains.program.view import Buffer
 
-MEETINGS_PER_LAUNCH = 3  # how often a block's threads meet, and work between, in the time of a launch in a graph: an estimate
 MOST_ONE_BLOCK_ELEMENTS = 1 << 13  # of a vector that one block updates alone, where many blocks do the tiles
 
 
@@ -144,12 +143,12 @@ class FusedProgram(Compiled):
         """What is done once a step, as the kernel does it."""
         return operations
 
-    def is_worth(self, launches: int, batch: int) -> bool:
-        """Whether the program is done sooner so than by this many launches; where it has no loops, it is."""
+    def is_worth(self, launches: int, around: int, batch: int) -> bool:
+        """Whether the program is done sooner so than by launches in which threads meet `around` times; without loops, it is."""
         if not any(isinstance(unit, Repetition) for group in self._groups for unit in group):
             return True
         tiles = -(-self._each(batch) // self.tiling.tile)
-        return tiles * meetings(self._groups) <= MEETINGS_PER_LAUNCH * launches
+        return tiles * meetings(self._groups) <= MEETINGS_PER_LAUNCH * launches + around
 
     @property
     def goes_on(self) -> bool:

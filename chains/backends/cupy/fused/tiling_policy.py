@@ -18,6 +18,13 @@ MOST_ONE_BLOCK_OPERATIONS = 1 << 20  # operations up to which one block does the
 MOST_TILE_SAMPLES = 256  # samples of a tile
 LEAST_CLUSTER_PRODUCTS = 1 << 16  # multiplications of a batch's inputs from which on a cluster of blocks shares them
 
+# What takes as long as the threads of a block from one meeting to the next, about 0.4 us.
+MEETINGS_PER_LAUNCH = 3  # a launch in a graph
+OPERATIONS_PER_MEETING = 100_000  # operations of products that a block does
+LIBRARY_OPERATIONS_PER_MEETING = 200_000  # those that the library does for a block's share of the samples, on the whole GPU
+NEAR_BYTES_PER_MEETING = 80_000  # what a block reads from its shared memory
+FAR_BYTES_PER_MEETING = 20_000  # what it reads from the second-level cache
+
 
 @dataclass(frozen=True)
 class Tiling:
@@ -46,6 +53,11 @@ def samples_each(program: Program, batch: int) -> int:
     if batch * work <= MOST_ONE_BLOCK_OPERATIONS:
         return batch
     return min(batch, max(LEAST_BLOCK_SAMPLES, -(-batch // MOST_BLOCKS)))
+
+
+def loop_samples(batch: int) -> int:
+    """How many samples a block takes through a loop: as few as may be, since steps wait for each other."""
+    return even(-(-batch // MOST_BLOCKS))
 
 
 def tiling_of(program: Program, batch: int) -> Tiling:

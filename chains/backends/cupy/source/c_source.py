@@ -17,8 +17,8 @@ from chains.expr.scalar import SYMBOLS
 
 PRELUDE = """\
 #ifndef KERNEL
-#define KERNEL_OF(threads) extern "C" __global__ void __launch_bounds__(threads)
-#define KERNEL KERNEL_OF(256)
+#define KERNEL_OF(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+#define KERNEL extern "C" __global__ void __launch_bounds__(256)
 #define DEVICE static __device__ __forceinline__
 #define SHARED __shared__
 #define ON_CHIP extern __shared__ __align__(16) unsigned char chip[]
