@@ -227,6 +227,9 @@ class Trainer:
             blocks = "one block" if compiled.tiling.alone else f"{compiled.blocks(self.problem.batch)} blocks"
             on_end = getattr(self.steps._parts[0].feed, "_whole", None) is not None
             text = f"all steps by {blocks}" if on_end else f"one kernel by {blocks}, {text}"
+            text += "" if on_end or not self.device.overlaps else ", which begin early"
+        elif self.device.overlaps:
+            text += ", kernels behind kernels begin early"
         parts = [text, *(["NOT CAPTURED"] if refused["graph"] else [])]
         kinds = ", ".join(f"{count} {kind}" for kind, count in refused.items() if kind != "graph" and count)
         return "; ".join([*parts, *([f"not done by cublasLt: {kinds}"] if kinds else [])])

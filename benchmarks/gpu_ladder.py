@@ -119,6 +119,22 @@ def capture(what: str, setting: Setting) -> Result:
     return {}
 
 
+def early(setting: Setting) -> Result:
+    """A graph of kernels that begin while the one before them ends, and of kernels that wait; what a launch takes in each."""
+    count, times = 30, []
+    for way in ("float32", "serial"):
+        device = device_of(way, setting)
+        x = device.array(np.ones(1000, FLOAT))
+        double = _doubling(device, x, 1000)
+        with device.running():
+            double()
+            graph = device.capture([double] * count)
+            graph()
+        near(on_host(device, x), np.full(1000, 2.0 ** (count + 1)), 0.0)
+        times.append(f"{device.seconds(graph) / count * 1e6:.2f} us a launch {'early' if device.overlaps else 'waiting'}")
+    return {"note": ", ".join(times)}
+
+
 def epilogue(kind: str, precision: str, setting: Setting) -> Result:
     """A product by cublasLt with what follows it, plain and captured; factors as bfloat16 where that is the precision."""
     device, size, rng = device_of(precision, setting), 256, np.random.default_rng(1)
@@ -274,6 +290,7 @@ STEPS: Mapping[str, Callable[[Setting], Result]] = {
     "all shared memory": partial(kernel, True),
     **{f"product, {precision}": partial(product, precision) for precision in TOLERANCE},
     **{f"capture: {what}": partial(capture, what) for what in ("kernels", "product", "both")},
+    "kernels that begin early": early,
     **{f"cublasLt {kind}, {precision}": partial(epilogue, kind, precision) for precision in TOLERANCE for kind in KINDS},
     **{f"update by the product, {precision}": partial(update, precision) for precision in TOLERANCE},
     **{f"network, {way}": partial(network, way) for way in ("kernel-by-kernel", "one-kernel")},

@@ -4,6 +4,8 @@ The text of the kernels is C as it stands. Each thread of a block is a coroutine
 Threads and blocks may run in either order: results that depend on it show a missing barrier or a race. So may the work
 of queues: at once, or as late as events allow, which shows where one is missing.
 
+In graphs, a kernel behind another one begins first, and the one before it runs when a thread first waits for it.
+
 While a graph is captured, the device refuses what the driver refuses or what would not be part of the graph: memory, loading
 of kernels, copies by the host, waiting, other queues and their events. What is captured is done by replays alone.
 """
@@ -22,7 +24,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -52,18 +54,18 @@ RUNTIME = r"""
 struct place { unsigned x, y, z; } threadIdx, blockIdx, blockDim, gridDim;
 enum { THREADS = 1024, STACK = 65536, CHIP = 232448 };
 unsigned char chip[CHIP] __attribute__((aligned(64)));
-static ucontext_t scheduler, first_fibers[THREADS], *fibers = first_fibers; /* of a block */
-static struct place places[THREADS];
-static char* stacks;
+static ucontext_t schedulers[2], *scheduler = schedulers, first_fibers[THREADS], *fibers = first_fibers; /* of a block */
+static struct place first_places[THREADS], *places = first_places;
+static char *stacks, *more_stacks;
 static int first_done[THREADS], *done = first_done, current, block;
 static unsigned first_passed[THREADS], *passed = first_passed; /* barriers */
 static void (*function)(void**);
 static void** arguments;
 
-static void body(void) { function(arguments); done[current] = 1; swapcontext(&fibers[current], &scheduler); }
-void barrier(void) { ++passed[current]; swapcontext(&fibers[current], &scheduler); }
+static void body(void) { function(arguments); done[current] = 1; swapcontext(&fibers[current], scheduler); }
+void barrier(void) { ++passed[current]; swapcontext(&fibers[current], scheduler); }
 static int waiting;
-void others(void) { waiting = 1; swapcontext(&fibers[current], &scheduler); }
+void others(void) { waiting = 1; swapcontext(&fibers[current], scheduler); }
 
 static void begun(int threads, char* room)
 {
@@ -89,7 +91,7 @@ static int together(int threads, int backwards)
             current = backwards ? threads - 1 - k : k;
             if (done[current]) continue;
             threadIdx = places[current];
-            swapcontext(&scheduler, &fibers[current]);
+            swapcontext(scheduler, &fibers[current]);
             left += !done[current];
         }
         apart |= left && left < threads;
@@ -108,7 +110,7 @@ static int on(int threads, int backwards, unsigned* at, int* apart, int* moved)
             if (done[current] || passed[current] > *at) { left += !done[current]; continue; }
             threadIdx = places[current];
             waiting = 0;
-            swapcontext(&scheduler, &fibers[current]);
+            swapcontext(scheduler, &fibers[current]);
             waits |= waiting;
             left += !done[current];
         }
@@ -177,11 +179,60 @@ int launch_together(void (*f)(void**), void** a, int blocks, int threads, int sh
     return apart;
 }
 
+/* The kernel before the one that runs: as late as may be, when a thread first waits for it. */
+struct kernel { void (*f)(void**); void** a; int gx, gy, bx, by, shared, barriers; };
+static struct kernel* ahead;
+static int turned, ahead_apart;
+static long waited; /* threads */
+int launch(void (*f)(void**), void** a, int gx, int gy, int bx, int by, int shared, int barriers, int backwards);
+void earlier(void)
+{
+    static ucontext_t more_fibers[THREADS];
+    static struct place more_places[THREADS];
+    static int more_done[THREADS];
+    static unsigned more_passed[THREADS];
+    struct place t = threadIdx, b = blockIdx, d = blockDim, g = gridDim;
+    struct kernel* k = ahead;
+    int at = current, in = block, bytes = chip_bytes;
+    long count;
+    void *own = function, *given = arguments, *kept;
+    char* room = stacks;
+    ++waited;
+    if (!ahead) return;
+    swapcontext(&fibers[current], scheduler); /* until all threads of the block are here */
+    if (!ahead) return;
+    count = waited; ahead = 0;
+    kept = malloc(bytes + 1);
+    memcpy(kept, chip, bytes);
+    scheduler = schedulers + 1; fibers = more_fibers; places = more_places; done = more_done; passed = more_passed;
+    stacks = more_stacks;
+    ahead_apart = launch(k->f, k->a, k->gx, k->gy, k->bx, k->by, k->shared, k->barriers, turned);
+    more_stacks = stacks; stacks = room;
+    scheduler = schedulers; fibers = first_fibers; places = first_places; done = first_done; passed = first_passed;
+    memcpy(chip, kept, bytes);
+    free(kept);
+    threadIdx = t; blockIdx = b; blockDim = d; gridDim = g; current = at; block = in; chip_bytes = bytes;
+    function = own; arguments = given; waited = count;
+}
+
+/* A kernel that begins before the one before it: all threads of its first block, as far as where they wait. Returns 3 where one
+does not wait. */
+int launch_early(
+    struct kernel* before, void (*f)(void**), void** a, int gx, int gy, int bx, int by, int shared, int backwards)
+{
+    int apart;
+    ahead = before; turned = backwards; waited = ahead_apart = 0;
+    apart = launch(f, a, gx, gy, bx, by, shared, 1, backwards);
+    if (ahead || waited != (long)gx * gy * bx * by) apart = 3;
+    ahead = 0;
+    return apart | ahead_apart;
+}
+
 /* Whether some threads of a block came to a barrier that others never came to. */
 int launch(void (*f)(void**), void** a, int gx, int gy, int bx, int by, int shared, int barriers, int backwards)
 {
     int grid = gx * gy, threads = bx * by, apart = 0;
-    function = f; arguments = a;
+    function = f; arguments = a; chip_bytes = shared;
     gridDim.x = gx; gridDim.y = gy; blockDim.x = bx; blockDim.y = by; gridDim.z = blockDim.z = 1;
     for (int g = 0; g < grid; ++g) {
         block = backwards ? grid - 1 - g : g;
@@ -214,6 +265,9 @@ void others(void);
 void cluster_barrier(void);
 #define CLUSTER_BARRIER cluster_barrier()
 const void* of_block(const void*, unsigned);
+void earlier(void);
+#define WAIT_FOR_EARLIER earlier()
+#define FROM_HERE(pointer)
 #define ALIGNED(bytes) __attribute__((aligned(bytes)))
 #ifdef WATCHED
 #define SIXTEEN ALIGNED(16)
@@ -304,12 +358,23 @@ class EmulatedEvent(Event):
 
 @dataclass
 class Task:
-    """Work of a queue: what it is called, and what it reads and writes, as arrays there, where that is known."""
+    """Work of a queue: what it is called, and what it reads and writes, as arrays there, where that is known.
+
+    A `kernel` that is `early` may begin before the kernel in front of it in a graph has ended.
+    """
 
     work: Work
     what: str = ""
     reads: Sequence[np.ndarray] = ()
     writes: Sequence[np.ndarray] = ()
+    kernel: tuple[Any, ...] | None = None  # function, arguments, their memory, and the numbers of a launch
+    early: bool = False
+
+
+class KernelRecord(ctypes.Structure):
+    """A launch, as the run-time keeps it for later."""
+
+    _fields_ = [("function", ctypes.c_void_p), ("arguments", ctypes.c_void_p), ("numbers", ctypes.c_int * 6)]
 
 
 class EmulatedQueue(Queue):
@@ -438,8 +503,8 @@ class EmulatedDevice(Device):
         self.main, self.to_device, self.to_host = (EmulatedQueue(self, name) for name in ("main", "to_device", "to_host"))
         devices.add(self)
         self.allocations = 0
-        self.launches = 0
-        self.graphs = 0
+        self.launches = self.early = 0  # kernels; those that began before the one before them had ended
+        self.graphs = self.replays = 0
         self.captured: list[Task] | None = None  # the work of the graph that is being captured
         self._loaded: set[int] = set()  # kernels that were launched
         self.library = fake_cudnn.FrontEnd()
@@ -543,12 +608,13 @@ class EmulatedDevice(Device):
         if together or cluster is not None:
             if grid[0] > self.blocks_together:
                 raise RuntimeError("CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE")
-            work = partial(self._launch_together, function, pointers, boxes, grid[0], block[0], shared)
+            task = Task(partial(self._launch_together, function, pointers, boxes, grid[0], block[0], shared))
         else:
-            barriers = "__syncthreads" in description.text
-            work = partial(self._launch, function, pointers, boxes, *grid, *block, shared, barriers)
+            given = function, pointers, boxes, *grid, *block, shared, int("__syncthreads" in description.text)
+            task = Task(partial(self._launch, *given), kernel=given)
+        task.what = f"the kernel {description.name}"
         number = ctypes.cast(function, ctypes.c_void_p).value or 0
-        return partial(self.started_kernel, number, Task(work, f"the kernel {description.name}"))
+        return partial(self.started_kernel, number, task)
 
     def started_kernel(self, function: int, task: Task) -> None:
         if function not in self._loaded:
@@ -566,6 +632,15 @@ class EmulatedDevice(Device):
         wrong = self.runtime().launch_together(function, pointers, *numbers, int(self.backwards))
         assert wrong != 2, "all blocks wait for others, for ever"
         assert wrong != 3, "a block reads the shared memory of one that is over"
+        assert not wrong, "some threads of a block came to a barrier that others never came to"
+
+    def _launch_early(self, before: tuple[Any, ...], kernel: tuple[Any, ...], what: str) -> None:
+        self.launches += 2
+        self.early += 1
+        first, (function, pointers, _, *numbers) = ctypes.cast(before[0], ctypes.c_void_p), kernel
+        record = KernelRecord(first, ctypes.cast(before[1], ctypes.c_void_p), (ctypes.c_int * 6)(*before[3:]))
+        wrong = self.runtime().launch_early(ctypes.byref(record), function, pointers, *numbers[:-1], int(self.backwards))
+        assert wrong != 3, f"a thread of {what} does not wait for the kernel before it"
         assert not wrong, "some threads of a block came to a barrier that others never came to"
 
     def product(self, gemm: Gemm) -> Work:
@@ -602,13 +677,27 @@ class EmulatedDevice(Device):
             for each in work:
                 each()
         finally:
-            captured, self.captured = tuple(self.captured), None
+            captured, self.captured = self.captured, None
+        for k in range(1, len(captured)):
+            if captured[k].kernel and captured[k - 1].kernel:
+                captured[k] = replace(captured[k], early=True)
+        return partial(self.replay, captured)
 
-        def replay() -> None:
-            for each in captured:
-                self.main.put(each)
-
-        return replay
+    def replay(self, graph: Sequence[Task]) -> None:
+        """Do the work of a graph; of two early kernels behind each other, one begins early now, the other the next time."""
+        self.replays += 1
+        place = 0
+        while place < len(graph):
+            task, after = graph[place], graph[place + 1] if place + 1 < len(graph) else None
+            pair = after is not None and after.early and (place + self.replays) % 2 == 0
+            if pair:
+                assert after is not None
+                assert task.kernel is not None
+                assert after.kernel is not None
+                self.main.add(partial(self._launch_early, task.kernel, after.kernel, after.what), f"{task.what}, {after.what}")
+            else:
+                self.main.put(task)
+            place += 1 + pair
 
     def running(self) -> AbstractContextManager[object]:
         return np.errstate(all="ignore")

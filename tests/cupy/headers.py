@@ -15,12 +15,17 @@ def nvidia_files(pattern: str) -> list[Path]:
     return sorted(path for folder in [*folders, Path("/usr/local/cuda")] for path in folder.glob(pattern))
 
 
-def header(name: str) -> str:
-    """The text of a header of NVIDIA's, the first of this name that is found, without comments."""
+def header_file(name: str) -> Path:
+    """The first header of NVIDIA's of this name that is found."""
     files = [*nvidia_files(f"*/include/{name}"), *nvidia_files(f"include/{name}"), *nvidia_files(f"targets/*/include/{name}")]
     if not files:
         pytest.skip(f"{name} is not on this computer")
-    return re.sub(r"/\*.*?\*/|//[^\n]*", "", files[0].read_text(), flags=re.S)
+    return files[0]
+
+
+def header(name: str) -> str:
+    """The text of a header of NVIDIA's, without comments."""
+    return re.sub(r"/\*.*?\*/|//[^\n]*", "", header_file(name).read_text(), flags=re.S)
 
 
 def header_values(*names: str) -> dict[str, int]:

@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,6 +30,7 @@ from tests.cupy import nvrtc
 from tests.cupy.resources import SHARED_BYTES
 
 MULTIPROCESSORS = 132
+TOUCHING = r"LD|LDG|ST|STG|ATOM|ATOMG|RED|REDG|LDGSTS|UBLKCP|UTMALDG|UTMASTG"  # the GPU's memory
 ADDING = r"(FFMA2?|DFMA|HFMA2|FADD|DADD|FMUL|DMUL)\b"  # what computes
 
 
@@ -147,19 +148,34 @@ def kernels(name: str, room: int = SHARED_BYTES["sm_90"]) -> Source:
     return source
 
 
-def loops(name: str, architecture: str = "sm_90") -> dict[str, tuple[int, Inner | None]]:
-    """By kernel of a network: the number of its instructions, and its busiest inner loop."""
+def machine_code(name: str, architecture: str = "sm_90") -> dict[str, list[str]]:
+    """By kernel of a network: its lines."""
     source = kernels(name)
     found = listing(nvrtc.cubin(source.text(wide=False), architecture))
-    names = [kernel.name for kernel in source.kernels.values()]
-    return {each: (sum(not line.startswith(".") for line in found[each]), busiest(found[each])) for each in names}
+    return {kernel.name: found[kernel.name] for kernel in source.kernels.values()}
+
+
+def loops(lines: Mapping[str, list[str]]) -> dict[str, tuple[int, Inner | None]]:
+    """By kernel: the number of its instructions, and its busiest inner loop."""
+    return {name: (sum(not line.startswith(".") for line in body), busiest(body)) for name, body in lines.items()}
+
+
+def waits(lines: list[str]) -> bool:
+    """Whether a kernel waits for the one before it before it jumps, touches memory or lets the next one begin.
+
+    It must not read by a cache that need not see what was written while the kernel was there.
+    """
+    code = [re.sub(r"/\*.*?\*/", "", line).strip() for line in lines if not line.startswith(".L_")]
+    wait = next((place for place, text in enumerate(code) if text.startswith("ACQBULK")), len(code))
+    early = any(re.search(rf"\b({TOUCHING}|BRA|EXIT|CALL|PREEXIT)\b", text) for text in code[:wait])
+    return wait < len(code) and not early and not any(re.search(r"\bLDG\b.*\.CONSTANT\b", text) for text in code)
 
 
 if __name__ == "__main__":
     heads = "in all", "inner loop", "+ and x", "loads", "stores", "a + or x", "a number"
     print(f"{'network':22}{'kernel':20}", *(f"{head:>10}" for head in heads))
     for network in EXAMPLES:
-        for kernel, (count, loop) in loops(network).items():
+        for kernel, (count, loop) in loops(machine_code(network)).items():
             numbers = () if loop is None else (loop.instructions, loop.products, loop.loads, loop.stores)
             shares = () if loop is None else (loop.a_product, loop.an_element)
             print(f"{network:22}{kernel:20}", *(f"{n:10}" for n in (count, *numbers)), *(f"{n:10.2f}" for n in shares))

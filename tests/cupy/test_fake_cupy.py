@@ -186,7 +186,16 @@ def test_what_the_stand_in_has_cupy_has():
     assert all(hasattr(real, name) for name in (*fake_cupy.FUNCTIONS, "asarray", "asnumpy", "ascontiguousarray", "RawModule"))
     for name in ("Stream", "Event", "Device", "get_current_stream", "alloc_pinned_memory", "get_elapsed_time"):
         assert hasattr(real.cuda, name)
-    for name in ("memcpyAsync", "memcpyDefault", "memoryTypeHost", "pointerGetAttributes", "memGetInfo", "getDeviceCount"):
+    for name in (
+        "memcpyAsync",
+        "memcpyDefault",
+        "memoryTypeHost",
+        "pointerGetAttributes",
+        "memGetInfo",
+        "getDeviceCount",
+        "driverGetVersion",
+    ):
         assert hasattr(real.cuda.runtime, name)
+    assert hasattr(real.cuda.function.Function, "ptr")
     for name in ("begin_capture", "end_capture", "wait_event", "record", "synchronize"):
         assert hasattr(real.cuda.Stream, name)

@@ -52,11 +52,25 @@ def test_loops_are_found():
     assert sass.busiest(lines[:2]) is None
 
 
+def test_a_kernel_that_does_not_wait_first_is_seen():
+    lines = [line.strip() for line in LISTING.splitlines() if line.strip()]
+    wait, let = "/*0008*/ ACQBULK ;", "/*0009*/ PREEXIT ;"
+    assert not sass.waits(lines)
+    assert sass.waits([lines[0], wait, let, *lines[1:]])
+    assert not sass.waits([lines[0], let, wait, *lines[1:]])
+    assert not sass.waits([*lines[:5], wait, let, *lines[5:]])
+    constant = [line.replace("LDG.E.128", "LDG.E.128.CONSTANT") for line in lines]
+    assert not sass.waits([wait, *constant])
+
+
 @pytest.mark.by_day(few=1)
 @pytest.mark.skipif(not nvrtc.available() or sass.disassembler() is None, reason="no NVRTC or nvcc, or no nvdisasm")
 @pytest.mark.parametrize("name", sass.EXAMPLES)
 def test_inner_loops_keep_to_their_budgets(name):
-    found = sass.loops(name)
+    """And every kernel first waits for the one before it."""
+    lines = sass.machine_code(name)
+    assert [kernel for kernel, body in lines.items() if not sass.waits(body)] == []
+    found = sass.loops(lines)
     for (network, kind), (what, most) in BUDGETS.items():
         if network == name:
             loops = {kernel: loop for kernel, (_, loop) in found.items() if re.fullmatch(rf"{kind}_\d+", kernel)}

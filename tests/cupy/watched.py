@@ -41,6 +41,7 @@ OWN = {
         "barrier",
         "others",
         "of_block",
+        "earlier",
         "launch",
         "launch_together",
         "threadIdx",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -18,7 +19,8 @@ import numpy as np
 
 from chains.backends.cupy.device import cudnn, nccl
 from chains.backends.cupy.device.cublas import WORKSPACE_BYTES, Cublas, CublasLt, MatmulPlan
-from chains.backends.cupy.device.interface import Device, Epilogue, Event, Gemm, Kernel, Queue, Uncaptured, Work
+from chains.backends.cupy.device.early import DEFINED, EarlyLaunch, EarlyLaunches
+from chains.backends.cupy.device.interface import Device, Epilogue, Event, Gemm, Kernel, Launched, Queue, Uncaptured, Work
 from chains.backends.cupy.device.trials import TriedProducts
 from chains.backends.places import Array
 
@@ -29,12 +31,13 @@ class CudaDevice(Device):
     """The current CUDA device. `precision` says how float32 matrices are multiplied: "float32", "tf32" or "bf16".
 
     The last two round the factors to 10 or 7 bits and add in float32. `convolutions` says who does these (see
-    `chains.backends.cupy.device.cudnn`). Raises ValueError where there is no GPU to use.
+    `chains.backends.cupy.device.cudnn`), `early` whether kernels may begin while the one before them ends (see
+    `chains.backends.cupy.device.early`). Raises ValueError where there is no GPU to use.
     """
 
     _lock = threading.Lock()  # of all devices, which share the stream for capturing
 
-    def __init__(self, precision: str = "float32", convolutions: str = "auto") -> None:
+    def __init__(self, precision: str = "float32", convolutions: str = "auto", early: bool = True) -> None:
         self.cupy = usable_cupy()
         self.name = "cuda"
         self.precision = precision
@@ -46,11 +49,16 @@ class CudaDevice(Device):
         self.stream, self._capturing, *copying = _streams(self.cupy.cuda.Device().id)
         self.main, self.to_device, self.to_host = (CudaQueue(self.cupy, stream) for stream in (self.stream, *copying))
         self._modules: dict[str, Any] = {}
+        self.early = EarlyLaunches(self, early)
         self._cublas = Cublas(precision)
         self._lt = CublasLt(precision)
         self._products = TriedProducts(self, self._lt, self._started, convolutions in cudnn.TIMED)
         self._workspace = self.empty((WORKSPACE_BYTES,), np.uint8)
         self.convolutions = cudnn.chosen(self, precision, convolutions)
+
+    @property
+    def overlaps(self) -> bool:
+        return self.early.work
 
     def owns(self, array: Any) -> bool:
         return isinstance(array, self.cupy.ndarray)
@@ -94,6 +102,10 @@ class CudaDevice(Device):
         return int(array.data.ptr)
 
     def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
+        return self.loaded(DEFINED + text if self.early.work else text, kernels)
+
+    def loaded(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
+        """The kernels of a text as it is."""
         with self._lock:
             if text not in self._modules:
                 self._modules[text] = self.cupy.RawModule(code=text, options=("--std=c++17",), backend="nvrtc")
@@ -114,7 +126,18 @@ class CudaDevice(Device):
         if together:  # CuPy would start fewer where they do not fit: callers ask for no more than `blocks_together`, one each
             function = kernel.kernel
             return partial(function, grid, block, tuple(arguments), shared_mem=shared, enable_cooperative_groups=True)
-        return partial(kernel, grid, block, tuple(arguments), shared_mem=shared)
+        return self.launched(kernel, grid, block, arguments, shared, early=self.early.work)
+
+    def launched(
+        self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic], shared: int = 0,
+        *, early: bool,
+    ) -> Launched:  # fmt: skip
+        """A launch, which knows how to begin `early` where its kernel waits."""
+        start = partial(kernel, grid, block, tuple(arguments), shared_mem=shared)
+        if not early:
+            return Launched(start)
+        ahead = EarlyLaunch(int(kernel.kernel.ptr), grid, block, arguments, shared)
+        return Launched(start, lambda: ahead.start(self.current_stream()))
 
     def product(self, gemm: Gemm) -> Work:
         return partial(self._multiply, self._cublas.call(gemm))
@@ -143,11 +166,27 @@ class CudaDevice(Device):
         nccl.all_reduce(self.cupy, words, dtype, count, source, target, self.current_stream())
 
     def capture(self, work: Sequence[Work]) -> Work:
+        if not self.early.work:
+            return self.captured(work, early=False)
+        try:
+            return self.captured(work, early=True)
+        except Exception:  # whatever it is, it may be due to that
+            why = traceback.format_exc()
+        graph = self.captured(work, early=False)
+        self.early.give_up(why)
+        return graph
+
+    def captured(self, work: Sequence[Work], *, early: bool) -> Work:
+        """A graph of the work. In it, a kernel behind a kernel may begin `early`."""
         with self._lock, self._capturing:
             self._capturing.begin_capture()
             try:
+                before: Work | None = None
                 for each in work:
-                    each()
+                    behind = early and isinstance(before, Launched)
+                    start = each.early if behind and isinstance(each, Launched) else None
+                    (start or each)()
+                    before = each
             except BaseException:
                 with suppress(Exception):  # fails too, as the capture is invalid: the first error says why
                     self._capturing.end_capture()

@@ -69,6 +69,17 @@ class Uncaptured:
 
 
 @dataclass(frozen=True)
+class Launched:
+    """Work that is a kernel of the backend's own. `early` starts it so that it may begin before the kernel in front is over."""
+
+    start: Work
+    early: Work | None = None
+
+    def __call__(self) -> None:
+        self.start()
+
+
+@dataclass(frozen=True)
 class Convolution:
     """One of the three operations at a batch size; `result` is what is computed: 0 for x, 1 for w, 2 for y.
 
@@ -143,6 +154,11 @@ class Device(Place):
     main: Queue
     to_device: Queue
     to_host: Queue
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether kernels in a graph may begin while the one before them ends."""
+        return False
 
     shared_bytes: int  # the most shared memory that a block may have
     cluster_blocks: int  # how many blocks of a cluster read each other's shared memory, at most; 1 where there are no clusters

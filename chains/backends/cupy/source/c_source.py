@@ -34,6 +34,14 @@ DEVICE const void* of_block(const void* place, unsigned block)
     return there;
 }}
 #endif
+#if defined(EARLY) && __CUDA_ARCH__ >= 900 /* what is __restrict__ might be read before: so its address is known from here on */
+#define WAIT_FOR_EARLIER \
+    asm volatile("griddepcontrol.wait;" : : : "memory"); asm volatile("griddepcontrol.launch_dependents;" : : : "memory")
+#define FROM_HERE(pointer) asm volatile("" : "+l"(pointer) : : "memory"); __builtin_assume(__isGlobal(pointer))
+#else
+#define WAIT_FOR_EARLIER
+#define FROM_HERE(pointer)
+#endif
 #endif
 typedef long long int64;
 typedef unsigned long long uint64;

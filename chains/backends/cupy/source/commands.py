@@ -150,7 +150,7 @@ def unrolled(commands: Iterable[Command], around: tuple[int, ...] = ()) -> Itera
             yield command, around
 
 
-Definition = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], int]  # types, names, body; threads of a block
+Definition = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], int, int]  # types, names, body; threads, cluster
 
 
 class Source:
@@ -164,13 +164,19 @@ class Source:
         cluster: int = 1,
     ) -> Kernel:  # fmt: skip
         """The kernel of this body; `parameters` are C types, for the variables `names`. A `cluster` has so many blocks."""
-        key = tuple(parameters), tuple(names), tuple(body), threads
+        key = tuple(parameters), tuple(names), tuple(body), threads, cluster
         if key not in self.kernels:
             name = f"{hint}_{len(self.kernels)}"
             arguments = ", ".join(f"{kind} {variable}" for kind, variable in zip(parameters, names, strict=True))
             head = "KERNEL" if threads == THREADS else f"KERNEL_OF({threads})"
             head = head if cluster == 1 else f"KERNEL_OF_CLUSTER({threads}, {cluster})"
-            text = f"{head} {name}({arguments})\n{{\n" + "".join(f"    {line}\n" for line in body) + "}\n"
+            begin = " ".join(
+                [
+                    "WAIT_FOR_EARLIER;",
+                    *(f"FROM_HERE({n});" for kind, n in zip(parameters, names, strict=True) if "__restrict__" in kind),
+                ]
+            )
+            text = f"{head} {name}({arguments})\n{{\n" + "".join(f"    {line}\n" for line in (begin, *body)) + "}\n"
             self.kernels[key] = Kernel(name, tuple(parameters), text)
         return self.kernels[key]
 
@@ -180,12 +186,12 @@ class Source:
         `more` are what these lines touch. Some may be the launch's own buffers, under other names.
         """
         made = next(key for key, kernel in self.kernels.items() if kernel is launch.kernel)
-        parameters, names, body, threads = made
+        parameters, names, body, *shape = made
         first = 1 + len(launch.buffers)  # the batch size, then addresses, then numbers
         kinds = [f"{ctype(buffer.dtype)}*" for buffer in more.buffers]
         parameters = (*parameters[:first], *kinds, *parameters[first:])
         names = (*names[:first], *more.buffers.values(), *names[first:])
-        kernel = into.kernel(parameters, names, (*body, *lines), launch.kernel.name.rpartition("_")[0], threads)
+        kernel = into.kernel(parameters, names, (*body, *lines), launch.kernel.name.rpartition("_")[0], *shape)
         reads, writes = ((*launch.reads, *more.read), (*launch.writes, *more.written))
         return replace(launch, kernel=kernel, buffers=(*launch.buffers, *more.buffers), reads=reads, writes=writes)
 
