@@ -38,7 +38,7 @@ ADDING = r"(FFMA2?|DFMA|HFMA2|FADD|DADD|FMUL|DMUL)\b"  # what computes
 class Inner:
     """An innermost loop: its instructions, those among them that add or multiply, those that go to memory.
 
-    `words` of 32 bits are what a store to the GPU's memory takes at most.
+    `words` of 32 bits are what a store to the GPU's memory takes at most, `all_words` what all take together.
     """
 
     instructions: int
@@ -46,11 +46,17 @@ class Inner:
     loads: int
     stores: int
     words: int
+    all_words: int
 
     @property
     def a_product(self) -> float:
         """Instructions for each that adds or multiplies."""
         return self.instructions / self.products if self.products else float("inf")
+
+    @property
+    def a_word(self) -> float:
+        """Instructions for each float32 number that is stored, where all are results."""
+        return self.instructions / self.all_words if self.all_words else float("inf")
 
     @property
     def an_element(self) -> float:
@@ -101,7 +107,7 @@ def inner_loops(lines: list[str]) -> Iterator[Inner]:
             widths = [
                 int(width or 32) // 32 for text in body for width in re.findall(r"\bSTG\.E(?:\.\w+)*?(?:\.(64|128))?\b", text)
             ]
-            yield Inner(len(body), *counts, max(widths, default=0))
+            yield Inner(len(body), *counts, max(widths, default=0), sum(widths))
 
 
 def busiest(lines: list[str]) -> Inner | None:

@@ -160,11 +160,14 @@ def rounded(net, precision, library):
 
 @with_cudnn
 def test_what_is_stored_in_16_bits(precision, device):
-    """Activations and cotangents; neither parameters, gradients, random numbers, losses nor what softmax compares."""
+    """Activations and cotangents; neither parameters, gradients, random numbers, losses nor what softmax compares.
+
+    The pool's result and its cotangents are in registers alone.
+    """
     net = NETWORKS["images"]
     compiled, known = rounded(net, precision, device.convolutions)
-    activations = {"y0", "y1", "y2", "y3", "y4", "y5"}
-    assert {*compiled.rounded} & known == activations | {"dy", "dy0", "dy1", "dy2", "dy3", "dy4", "dy6"}
+    activations = {"y0", "y1", "y3", "y4", "y5"}
+    assert {*compiled.rounded} & known == activations | {"dy", "dy0", "dy1", "dy4", "dy6"}
     assert "y" not in compiled.rounded
     listing = backend(NAME).on_device.listing(net.program(CrossEntropyLoss(), target_shape=()))
     assert f"\nin 16 bits: {', '.join(compiled.rounded)}\n" in listing

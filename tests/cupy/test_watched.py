@@ -9,7 +9,21 @@ import re
 import numpy as np
 import pytest
 
-from chains import Adam, Chain, CrossEntropyLoss, Dense, Dropout, Flatten, backends, tanh, train
+from chains import (
+    Adam,
+    AvgPool,
+    Chain,
+    Conv,
+    CrossEntropyLoss,
+    Dense,
+    Dropout,
+    Flatten,
+    MaxPool,
+    backends,
+    relu,
+    tanh,
+    train,
+)
 from chains.backends import places
 from chains.backends.cupy import chunked_call as pieces
 from chains.backends.cupy import streaming
@@ -216,14 +230,19 @@ def test_training_by_several_blocks_touches_memory_in_order(together, several, g
     assert (device.graphs > 0) == (together == 1)
 
 
-@pytest.mark.parametrize("layer", [CONVOLUTIONS["settings"]], ids=["settings"])
+@pytest.mark.parametrize(
+    "layers",
+    [(CONVOLUTIONS["settings"], Flatten(), Dense(105, 2)),
+     (Conv(2, 3, 2, relu), MaxPool(2), AvgPool(2, stride=1), MaxPool(2, stride=1), Flatten(), Dense(6, 2))],
+    ids=["settings", "pools"],
+)  # fmt: skip
 @pytest.mark.parametrize("library", [None, "auto"])
-def test_convolutions_touch_memory_in_order(layer, library, gpu):
+def test_convolutions_touch_memory_in_order(layers, library, gpu):
     """Those of cuDNN by its stand-in, which says what it reads and writes."""
     gpu(convolutions=library)
     results, images = [], RNG.normal(size=(3, 2, 9, 8))
     for name in ("watched", "numpy"):
-        net = Chain(layer, Flatten(), Dense(105, 2), input_shape=(2, 9, 8), backend=name)
+        net = Chain(*layers, input_shape=(2, 9, 8), backend=name)
         results.append(net.value_and_grad(net.init(), images, np.arange(3) % 2, CrossEntropyLoss())[1])
     assert_close(*results, 1e-5)
 

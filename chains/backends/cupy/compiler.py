@@ -19,10 +19,12 @@ from chains.backends.cupy.kernels.channels_last import with_channels_last
 from chains.backends.cupy.kernels.convolutions import AnyConvolution, Lowering, is_product
 from chains.backends.cupy.kernels.epilogues import FusedMatMul, with_epilogues
 from chains.backends.cupy.kernels.half_activations import with_half_activations
-from chains.backends.cupy.kernels.images import convolve, convolve_input, convolve_weight, pool, pool_input
+from chains.backends.cupy.kernels.images import convolve, convolve_input, convolve_weight
 from chains.backends.cupy.kernels.indexed import gather, random, scatter_add
 from chains.backends.cupy.kernels.library_convolutions import FusedConvolve, lowered, lowered_with_bias, with_biases
 from chains.backends.cupy.kernels.operands import Copies, copies, with_operands
+from chains.backends.cupy.kernels.pool_runs import PoolInputRun, PoolRun, taken_before, with_pool_runs
+from chains.backends.cupy.kernels.pools import pool, pool_input, pool_input_run, pool_run
 from chains.backends.cupy.kernels.products import prepared, product
 from chains.backends.cupy.kernels.updates import with_updates
 from chains.backends.cupy.source.axes import Space, count
@@ -101,7 +103,7 @@ class Compiled:
         self._activations = activations if program.dtype == np.float32 else None
         self._advancing: dict[tuple[Buffer, tuple[int, ...]], Buffer] = {}
         self.advances: dict[Buffer, tuple[Buffer, tuple[int, ...]]] = {}  # by stand-in: the buffer, and its advances
-        operations = self._ready(self._rounded(program.operations), self._wants_last)
+        operations = with_pool_runs(self._ready(self._rounded(program.operations), self._wants_last, whole=True))
         self.rounded = sorted({v.buffer.name for each in operations for v in each.views if half_name(v.dtype)})
         self._last: dict[Buffer, int] = {}  # the last operation that touches a buffer
         for position, operation in enumerate(operations):
@@ -159,16 +161,18 @@ class Compiled:
             return operations
         return with_half_activations(operations, self._activations, self._library is not None)
 
-    def _ready(self, operations: Sequence[Operation], last: bool = False) -> list[Operation]:
+    def _ready(self, operations: Sequence[Operation], last: bool = False, whole: bool = False) -> list[Operation]:
         """The operations, rewritten so that each has a kernel. Those that only write arrays of no elements are left out.
 
-        `last`: whether images that a library convolves are to have their channels innermost.
+        `last`: whether images that a library convolves are to have their channels innermost. `whole`: whether these are all
+        operations of a program, so that pools are to take along what is before and behind them.
         """
         given = [each for each in operations if any(0 not in view.shape for view in each.outs)]
         if self._epilogues:
             given = with_updates(with_epilogues(given))
         if self._library is not None:
-            given = with_biases(given) if self._epilogues else given
+            others = taken_before(given) if whole and self._activations is None else ()  # 16 bits are rounded behind the bias
+            given = with_biases(given, others) if self._epilogues else given
             given = with_operands(with_channels_last(given) if last else given, last)
         ready = [each for operation in given for each in self._prepared(operation)]
         return with_bfloat16(ready) if self._half else ready
@@ -346,6 +350,8 @@ LOWERINGS: dict[type[Operation], Callable[..., list[Command]]] = {
     Copies: _of_operation(copies),
     Pool: _of_operation(pool),
     PoolInput: _of_operation(pool_input),
+    PoolRun: _of_operation(pool_run),
+    PoolInputRun: lambda compiled, operation: pool_input_run(compiled.source, operation, compiled._temporary),
     Gather: _of_operation(gather),
     ScatterAdd: _of_operation(scatter_add),
     UpdateRows: Compiled._update_rows,

@@ -1,12 +1,12 @@
-"""Kernels for pools, and for convolutions of few channels as sums over the window: no atomics, one thread a result."""
+"""Convolutions of few channels as sums over the window, with one thread a result; and what kernels on images share."""
 
 from __future__ import annotations
 
 from chains.backends.cupy.source.axes import Space, count, count_text
 from chains.backends.cupy.source.c_source import computed, converted, ctype, half_name, literal
-from chains.backends.cupy.source.commands import HELPERS, Command, Pointers, Source, blocks, each_element
+from chains.backends.cupy.source.commands import Command, Pointers, Source, blocks, each_element
 from chains.backends.cupy.source.reduction import Temporary, Terms, reduce_commands
-from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Pool, PoolInput
+from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight
 from chains.program.view import Batch, View
 from chains.program.window import Window
 
@@ -17,17 +17,18 @@ def at(view: View, *coordinates: str) -> str:
     return " + ".join([*terms, str(view.offset)])
 
 
-def _image(view: View) -> list[str]:
+def coordinates(view: View) -> list[str]:
     """Statements that take the number `i` of an element apart into sample n, channel c, row h and column w, in memory order."""
     _, channels, height, width = view.shape
+    i, all_ = "(Count)i", _times(channels, height, width)  # divisions without a sign take fewer instructions
     if view.strides[1] < view.strides[3]:
         return [
-            f"const Index c = i % {channels}; const Index w = i / {channels} % {width};",
-            f"const Index h = i / {_times(channels, width)} % {height}; const Index n = i / {_times(channels, height, width)};",
+            f"const Index c = {i} % {channels}; const Index w = {i} / {channels} % {width};",
+            f"const Index h = {i} / {_times(channels, width)} % {height}; const Index n = {i} / {all_};",
         ]
     return [
-        f"const Index w = i % {width}; const Index h = i / {width} % {height};",
-        f"const Index c = i / {_times(width, height)} % {channels}; const Index n = i / {_times(channels, height, width)};",
+        f"const Index w = {i} % {width}; const Index h = {i} / {width} % {height};",
+        f"const Index c = {i} / {_times(width, height)} % {channels}; const Index n = {i} / {all_};",
     ]
 
 
@@ -56,28 +57,36 @@ def _times(*lengths: object) -> int:
     return product
 
 
-def _one_each(source: Source, pointers: Pointers, view: View, body: list[str], hint: str, label: str) -> list[Command]:
+def one_each(source: Source, pointers: Pointers, view: View, body: list[str], hint: str, label: str) -> list[Command]:
     """A launch with a thread for each element of an image."""
     space = Space(view.shape, [view])
     grid = lambda batch: (blocks(count(space.kept, batch)), 1)  # noqa: E731
-    lines = each_element(count_text(space.kept), [*_image(view), *body])
+    lines = each_element(count_text(space.kept), [*coordinates(view), *body])
     return [pointers.launch(source, hint, lines, grid, label=label)]
 
 
-def _entries(window: Window, x: View, body: list[str]) -> list[str]:
+def entries(window: Window, x: View, y: View, body: list[str]) -> list[str]:
     """`body` for each entry (kh, kw) of the window at the output position (h, w) that lies within the image, at (ih, iw)."""
     (rows, columns), (top, left) = window.size, (window.padding[0][0], window.padding[1][0])
     return [
         f"for (int kh = 0; kh < {rows}; ++kh) {{",
         f"    const Index ih = h * {window.stride[0]} + kh * {window.dilation[0]} - {top};",
-        f"    if (ih < 0 || ih >= {x.shape[2]}) continue;",
+        *(f"    {line}" for line in _unless_inside(window, x, y, 0, "ih")),
         f"    for (int kw = 0; kw < {columns}; ++kw) {{",
         f"        const Index iw = w * {window.stride[1]} + kw * {window.dilation[1]} - {left};",
-        f"        if (iw < 0 || iw >= {x.shape[3]}) continue;",
+        *(f"        {line}" for line in _unless_inside(window, x, y, 1, "iw")),
         *(f"        {line}" for line in body),
         "    }",
         "}",
     ]
+
+
+def _unless_inside(window: Window, x: View, y: View, axis: int, name: str) -> list[str]:
+    """What goes on with the next entry where this one lies in the padding; nothing where none does."""
+    before, length = window.padding[axis][0], x.shape[2 + axis]
+    end = (_times(y.shape[2 + axis]) - 1) * window.stride[axis] + window.span[axis] - before
+    outside = [*([f"{name} < 0"] if before else []), *([f"{name} >= {length}"] if end > _times(length) else [])]
+    return [f"if ({' || '.join(outside)}) continue;"] if outside else []
 
 
 def covering(window: Window, y: View, body: list[str]) -> list[str]:
@@ -99,83 +108,6 @@ def covering(window: Window, y: View, body: list[str]) -> list[str]:
     ]
 
 
-def pool(source: Source, operation: Pool) -> list[Command]:
-    (y,), (x,) = operation.outs, operation.ins
-    pointers, kind, window = Pointers(), computed(y.dtype), operation.window
-    value = number(pointers, x, "n", "c", "ih", "iw")
-    if operation.kind == "max":
-        start, each, result = literal(float("-inf"), kind), [f"total = max_{kind[0]}(total, {value});"], "total"
-    else:
-        start, each = literal(0.0, kind), [f"total += {value};", "++entries;"]
-        result = f"total / {literal(float(window.area), kind) if operation.count_padding else f'({kind})entries'}"
-    body = [
-        f"{kind} total = {start};",
-        "int entries = 0;",
-        *_entries(window, x, each),
-        "(void)entries;",
-        stored(pointers, y, result, "n", "c", "h", "w"),
-    ]
-    return _one_each(source, pointers, y, body, operation.name, operation.label)
-
-
-def pool_input(source: Source, operation: PoolInput) -> list[Command]:
-    """A thread for each element of the input goes through the windows it is in, and asks each whether it gets a share."""
-    (dx,), (dy, *rest) = operation.outs, operation.ins
-    pointers, kind, window = Pointers(), computed(dx.dtype), operation.window
-    share = number(pointers, dy, "n", "c", "oh", "ow")
-    if operation.kind == "max":
-        x, y = rest
-        first = [
-            f"const {kind} most = {number(pointers, y, 'n', 'c', 'oh', 'ow')};",
-            f"int mine = {number(pointers, x, 'n', 'c', 'h', 'w')} == most;",
-            *_earlier(window, x, f"if ({number(pointers, x, 'n', 'c', 'ih', 'iw')} == most) mine = 0;"),
-            f"if (mine) total += {share};",
-        ]
-    elif operation.count_padding:
-        first = [f"total += {share} / {literal(float(window.area), kind)};"]
-    else:
-        first = [f"total += {share} / ({kind})({_inside(window, dx, 0, 'oh')} * {_inside(window, dx, 1, 'ow')});"]
-    body = [
-        f"{kind} total = {literal(0.0, kind)};",
-        *covering(window, dy, first),
-        stored(pointers, dx, "total", "n", "c", "h", "w"),
-    ]
-    return _one_each(source, pointers, dx, body, operation.name, operation.label)
-
-
-def _earlier(window: Window, x: View, body: str) -> list[str]:
-    """`body` for the entries before (kh, kw) of the window at (oh, ow), while it may still be the first largest."""
-    (down, right), (over, along) = window.stride, window.dilation
-    top, left = window.padding[0][0], window.padding[1][0]
-    return [
-        f"for (int e = 0; mine && e < kh * {window.size[1]} + kw; ++e) {{",
-        f"    const Index ih = oh * {down} + e / {window.size[1]} * {over} - {top};",
-        f"    const Index iw = ow * {right} + e % {window.size[1]} * {along} - {left};",
-        f"    if (ih >= 0 && ih < {x.shape[2]} && iw >= 0 && iw < {x.shape[3]}) {body}",
-        "}",
-    ]
-
-
-INSIDE = """\
-DEVICE int inside(int position, int stride, int dilation, int size, int padding, int length)
-{
-    int entries = 0;
-    for (int k = 0; k < size; ++k) {
-        const int at = position * stride + k * dilation - padding;
-        entries += at >= 0 && at < length;
-    }
-    return entries;
-}
-"""
-HELPERS.append(INSIDE)
-
-
-def _inside(window: Window, x: View, axis: int, position: str) -> str:
-    """How many entries of the window, along an axis, are no padding."""
-    numbers = window.stride[axis], window.dilation[axis], window.size[axis], window.padding[axis][0], x.shape[2 + axis]
-    return f"inside((int){position}, {', '.join(map(str, numbers))})"
-
-
 def convolve(source: Source, operation: Convolve) -> list[Command]:
     (y,), (x, w) = operation.outs, operation.ins
     pointers, kind = Pointers(), computed(y.dtype)
@@ -188,10 +120,10 @@ def convolve(source: Source, operation: Convolve) -> list[Command]:
     ]
     body = [
         f"{kind} total = {literal(0.0, kind)};",
-        *_entries(operation.window, x, each),
+        *entries(operation.window, x, y, each),
         stored(pointers, y, "total", "n", "c", "h", "w"),
     ]
-    return _one_each(source, pointers, y, body, operation.name, operation.label)
+    return one_each(source, pointers, y, body, operation.name, operation.label)
 
 
 def convolve_input(source: Source, operation: ConvolveInput) -> list[Command]:
@@ -209,7 +141,7 @@ def convolve_input(source: Source, operation: ConvolveInput) -> list[Command]:
         *covering(operation.window, dy, each),
         stored(pointers, dx, "total", "n", "c", "h", "w"),
     ]
-    return _one_each(source, pointers, dx, body, operation.name, operation.label)
+    return one_each(source, pointers, dx, body, operation.name, operation.label)
 
 
 def convolve_weight(source: Source, operation: ConvolveWeight, temporary: Temporary) -> list[Command]:

@@ -60,12 +60,14 @@ def convolved(program: Program) -> set[str]:
     return {view.buffer.name for each in program.operations if isinstance(each, AnyConvolution) for view in each.views}
 
 
-def with_biases(operations: Sequence[Operation]) -> list[Operation]:
-    """The operations with convolutions and the maps behind them that a library takes along made one."""
+def with_biases(operations: Sequence[Operation], others: Sequence[Operation] = ()) -> list[Operation]:
+    """The operations with convolutions and the maps behind them that a library takes along made one; not with the `others`."""
     result: list[Operation] = []
+    left = {id(each) for each in others}
     for operation in operations:
         before = result[-1] if result else None
-        fused = _with_bias(before, operation) if isinstance(before, Convolve) and isinstance(operation, Map) else None
+        behind = operation if isinstance(operation, Map) and id(operation) not in left else None
+        fused = _with_bias(before, behind) if isinstance(before, Convolve) and behind is not None else None
         if fused is None:
             result.append(operation)
         else:

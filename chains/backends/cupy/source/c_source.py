@@ -48,6 +48,7 @@ typedef unsigned long long uint64;
 typedef unsigned short bfloat16;
 typedef unsigned short float16;
 typedef {index} Index;
+typedef unsigned {index} Count;
 
 DEVICE bfloat16 bfloat16_of(float a)
 {{

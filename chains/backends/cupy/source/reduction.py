@@ -97,7 +97,7 @@ def reduction(
         terms = Terms(lines, known[a])
     else:
         terms = Terms([], converted(f"{pointers(a.buffer)}[{space.index_of(a)}]", ctype(a.dtype), ctype(out.dtype)))
-    shape = _spread(space, a)
+    shape = spread(space, a)
     read, written = (read_by(run), run.stored(stored)) if run else ([a], [])
     axes = space.inner if shape.along else space.kept
     lanes = lane_count(space, axes, read, written, begins) if shape.split else 1
@@ -118,9 +118,10 @@ def reduce_commands(
     label: str,
     temporary: Temporary,
     shape: Shape | None = None,
+    hint: str = "",
 ) -> list[Command]:
-    """Launches that fill `out` with the reduction of the `terms`, one for each element of `space`."""
-    shape = shape or _spread(space, None)
+    """Launches that fill `out` with the reduction of the `terms`, one for each element of `space`; `hint` names the kernel."""
+    shape = shape or spread(space, None)
     type_, own = ctype(out.dtype), shape.own
     place = space.index_of(out) + (f" + u * {space.step(space.kept[-1], out)}" if own > 1 else "")
     into = f"{pointers(out.buffer, write=True)}[{place}]"
@@ -152,7 +153,7 @@ def reduce_commands(
     commands: list[Command] = [
         pointers.launch(
             source,
-            kind,
+            hint or kind,
             body,
             shape.grid,
             block=(shape.width, shape.depth),
@@ -265,7 +266,7 @@ def join(kind: str, type_: str, a: str, b: str) -> str:
     return f"{a} + {b}" if kind == "sum" else f"max_{type_[0]}({a}, {b})"
 
 
-def _spread(space: Space, a: View | None) -> Shape:
+def spread(space: Space, a: View | None) -> Shape:
     """How wide and deep the blocks are: threads beside each other should read numbers beside each other."""
 
     def results(batch: int) -> int:
