@@ -18,7 +18,7 @@ from chains.backends.native.backend import NativeBackend
 from chains.backends.native.compiler import compile_program
 from chains.backends.native.feed import row_shares
 from chains.backends.native.kernels import prefetch
-from chains.backends.native.llvm.target import processor
+from chains.backends.native.llvm.target import Processor, processor
 from chains.backends.native.llvm.words import ARGUMENTS
 from chains.backends.native.runtime.epoch import JOB
 from chains.backends.native.runtime.workers import WORKER_POOL_WORDS
@@ -66,6 +66,13 @@ def test_threads_ask_for_what_they_exchange():
     text, wide = (compile_program(program, processor(), parts=2).text for program in programs)
     assert [asked(text, to_write) for to_write in (1, 0)] == [2, 2]  # a sum of the second thread, a gradient of the first
     assert [asked(wide, to_write) for to_write in (1, 0)] == [0, 0]
+
+
+def test_weights_beyond_the_first_cache_are_asked_for_before_they_are_updated():
+    programs = [Chain(Dense(n, 30, σ), Dense(30, 10, σ)).program(SquaredLoss(), SGD(3.0)) for n in (784, 200)]
+    avx2 = Processor("avx2", 32, 16, "haswell", "")
+    counts = [compile_program(program, avx2).text.count("i32 1, i32 3, i32 1") for program in programs]
+    assert counts[0] > counts[1] == 0
 
 
 def asked(text, to_write):

@@ -85,6 +85,7 @@ class BlockShapes:
     convolve_weight: Limits
     winograd: Block  # output channels times tiles
     winograd_weight: Block  # output channels times input channels, together a multiple of the lanes
+    updates_ahead: int  # a sum over the samples prefetches the weights that so many blocks later are updated; 0: none
     reduce: int = 8  # vectors of columns
     pool: int = 4  # windows of a row
 
@@ -101,6 +102,7 @@ SHAPES = {
         convolve_weight=Limits(results=24, registers=64, outs=8, across=8, taps=6),
         winograd=Block(rows=6, vectors=4),
         winograd_weight=Block(rows=4, vectors=4),
+        updates_ahead=0,
     ),
     16: BlockShapes(
         matmul=Panels((12, 6)),
@@ -113,6 +115,7 @@ SHAPES = {
         convolve_weight=Limits(results=12, registers=16, outs=8, across=8, taps=5),
         winograd=Block(rows=6, vectors=2),
         winograd_weight=Block(rows=4, vectors=2),
+        updates_ahead=2,
     ),
 }
 

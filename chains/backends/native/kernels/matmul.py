@@ -23,14 +23,13 @@ from chains.backends.native.kernels.epilogue import ResultBlock, store_block
 from chains.backends.native.kernels.fusion import FusedProduct, is_dots
 from chains.backends.native.kernels.matmul_narrow import dots, is_narrow, lower_matmul_narrow
 from chains.backends.native.kernels.matmul_shared import call_rows_block, shares_blocks
-from chains.backends.native.kernels.matmul_sums import SECOND_LEVEL_CACHE_BYTES, lower_matmul_sums
+from chains.backends.native.kernels.matmul_sums import FIRST_LEVEL_CACHE_BYTES, SECOND_LEVEL_CACHE_BYTES, lower_matmul_sums
 from chains.backends.native.kernels.prefetch import prefetch_lines, reads_samples
 from chains.backends.native.llvm.accumulators import accumulators_for, combined
 from chains.backends.native.llvm.blocking import blocks, panels
 from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
 from chains.backends.native.llvm.shuffles import sums_of_lanes
 
-FIRST_LEVEL_CACHE_BYTES = 32 << 10  # bytes of the smallest first-level caches
 PART = 16  # length of a part of the inner axis, where weights exceed the second-level cache
 STEPS_PER_PREFETCH = 6  # steps of the inner loop
 MOST_UNROLLED_MULTIPLY_ADDS = 96  # multiply-adds in one straight run of code, at most

@@ -9,13 +9,14 @@ from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.kernels.epilogue import ResultBlock, store_block
 from chains.backends.native.kernels.fusion import FusedProduct
 from chains.backends.native.kernels.matmul_shared import call_sums_block, shares_blocks
-from chains.backends.native.kernels.prefetch import prefetch_lines, reads_samples
+from chains.backends.native.kernels.prefetch import prefetch_lines, prefetch_row, reads_samples
 from chains.backends.native.llvm.accumulators import accumulate, accumulators_for
 from chains.backends.native.llvm.blocking import blocks, panels
 from chains.backends.native.llvm.emit import Type, Value, integer, lanes_of, real_type
 from chains.backends.native.llvm.shuffles import interleaved
 from chains.program.view import Batch
 
+FIRST_LEVEL_CACHE_BYTES = 32 << 10  # bytes of the smallest first-level caches
 SECOND_LEVEL_CACHE_BYTES = 256 << 10  # bytes of the smallest second-level caches
 PART_BYTES = 256 << 10  # of both operands: they stay in a second-level cache, and their pages in the TLB
 LEAST_PART = 64  # fewest rows of a part: with fewer, writing and reading the sums again costs too much
@@ -93,6 +94,7 @@ def _sum_block(frame: Frame, product: FusedProduct, block: ResultBlock, begin: V
             results += [f.fma(x, v, sums[r * len(masks) + c]) for c, v in enumerate(vectors)]
         return results
 
+    _prefetch_updated(frame, product, block)
     start = block.zeros(scalar)
     sums = accumulate(f, count, accumulators_for(len(start)), step, start, start[0], partial(f.binary, "fadd"))
 
@@ -123,6 +125,19 @@ def _sum_block(frame: Frame, product: FusedProduct, block: ResultBlock, begin: V
         f.when(frame.whole, lambda: store_block(frame, product, block, sums), add_up)
     else:
         add_up()
+
+
+def _prefetch_updated(frame: Frame, product: FusedProduct, block: ResultBlock) -> None:
+    """Prefetch the weights that a later block updates, unless all of them stay in the first-level cache."""
+    f, ahead = frame.f, frame.shapes.updates_ahead
+    width = block.lanes * len(block.masks)
+    for view in dict.fromkeys(view for fused in product.maps for view in fused.outs):
+        if not ahead or view.sample_size * view.dtype.itemsize <= FIRST_LEVEL_CACHE_BYTES:
+            continue
+        scalar = real_type(view.dtype)
+        for r in range(ahead * block.height, (ahead + 1) * block.height):
+            start = f.add(f.mul(f.add(block.row, r), view.strides[0]), block.column)
+            prefetch_row(f, f.address(frame.base(view), start, scalar), width * scalar.size)
 
 
 def _add(frame: Frame, value: Value, pointer: Value, mask: Value | None) -> None:

@@ -60,6 +60,13 @@ def prefetch_lines(frame: Frame) -> None:
     f.when(more, fetch)
 
 
+def prefetch_row(f: Function, first: Value, nbytes: int) -> None:
+    """Prefetch the lines of a few bytes from `first` on, which may begin within a line, to write them."""
+    for offset in (*range(0, nbytes, CACHE_LINE_BYTES), nbytes - 1):
+        line = f.address(first, integer(offset), Type("i8"))
+        f.call("llvm.prefetch.p0", None, line, "i32 1", "i32 3", "i32 1")
+
+
 def prefetch_run(f: Function, first: Value, nbytes: Value, to_write: bool) -> None:
     """Prefetch `nbytes` bytes from `first` on, to read or to write them: then other processors give up their copies."""
 
