@@ -16,7 +16,8 @@ import numpy as np
 
 from benchmarks.gpu_chains import HALVES, backend_name, device_of, near, on_host
 from benchmarks.gpu_problems import Setting
-from chains import SGD, Adam, Chain, Conv, Dense, Flatten, SquaredLoss, backends, relu, tanh, train
+from chains import GRU, SGD, Adam, Chain, Conv, Dense, Flatten, SquaredLoss, backends, relu, tanh, train
+from chains.backends.cupy import backend as choosing
 from chains.backends.cupy.binding import DeviceBinding
 from chains.backends.cupy.device.cublas import MASK_BITS
 from chains.backends.cupy.device.interface import Device, Epilogue, Gemm, Work
@@ -187,6 +188,13 @@ def network(way: str, setting: Setting) -> Result:
     return _gradient(Chain(Dense(8, 32, tanh), Dense(32, 4)), way, setting, 1e-5)
 
 
+def loops(setting: Setting) -> Result:
+    """The gradient of a recurrent network whose loops are a launch each, with most of a block's shared memory."""
+    net = Chain(GRU(8, 128), Dense(128, 4), input_shape=(4, 8))
+    with mock.patch.object(choosing, "suits", return_value=False):  # the program as a whole is no kernel
+        return _gradient(net, "one-kernel", setting, 1e-5)
+
+
 def _gradient(net: Chain, way: str, setting: Setting, tolerance: float) -> Result:
     device_of(way, setting)
     rng, samples = np.random.default_rng(0), 12
@@ -296,6 +304,7 @@ STEPS: Mapping[str, Callable[[Setting], Result]] = {
     **{f"network, {way}": partial(network, way) for way in ("kernel-by-kernel", "one-kernel")},
     **{f"convolution, {way}": partial(convolution, way) for way in ("products", "cudnn", "tf32-cudnn", "cudnn-timed")},
     **{f"training, {way}": partial(training, way) for way in ("kernel-by-kernel", "one-kernel")},
+    "loops": loops,
     "training, blocks that wait": together,
     "training, a cluster": cluster,
     **{f"16 bits, {precision}": partial(halves, precision) for precision in HALVES},

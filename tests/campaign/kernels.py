@@ -19,7 +19,8 @@ from benchmarks.gpu_problems import PROBLEMS, Setting
 from chains import Chain, CrossEntropyLoss, models
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.fused.fused import fused_program
-from chains.backends.cupy.fused.tiling_policy import suits, tiling_of
+from chains.backends.cupy.fused.loops import LoopShare
+from chains.backends.cupy.fused.tiling_policy import loop_samples, suits, tiling_of
 from chains.network import record
 from chains.program.program import Program
 from tests.campaign import running
@@ -89,7 +90,8 @@ def checked(name: str, program: Program, dtype: type[np.floating], architecture:
     fused = None
     if batch is not None and suits(program):
         fused = fused_program(program, tiling_of(program, batch), SHARED_BYTES[architecture], forced=True)
-    kind, compiled = ("kernel by kernel", Compiled(program)) if fused is None else ("one kernel", fused)
+    share = None if batch is None else LoopShare(loop_samples(batch), SHARED_BYTES[architecture], forced=True)
+    kind, compiled = ("kernel by kernel", Compiled(program, loops=share)) if fused is None else ("one kernel", fused)
     code, usages = nvrtc.compiled(compiled.text(1), architecture)
     assert code
     problems = too_much([compiled], BATCHES if fused is None else (batch or 1,), usages, architecture)

@@ -15,6 +15,7 @@ from unittest import mock
 import numpy as np
 
 from chains import Chain, CrossEntropyLoss, Dense, Dropout, backends, tanh, train
+from chains.backends.cupy import backend as choosing
 from chains.backends.cupy.fused import fused, tiling_policy
 from chains.network import record
 from tests.campaign import running
@@ -44,7 +45,9 @@ def attempt(seed: int, number: int) -> str:
         "precision": str(rng.choice(["float32", "float32", "tf32"])),
     }
     together = (1, 132)[int(rng.integers(2))]  # blocks
+    whole = choosing.suits if rng.random() < 0.8 else lambda program: False  # else loops at most are one kernel
     with (
+        mock.patch.object(choosing, "suits", whole),
         mock.patch.multiple(tiling_policy, **share),
         mock.patch.object(fused, "MOST_ONE_BLOCK_ELEMENTS", short),
         mock.patch.dict(backends._BACKENDS, watched=watched.WatchedBackend),

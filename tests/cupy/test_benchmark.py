@@ -32,6 +32,7 @@ def few(monkeypatch):
     rare += (
         *(f"cases {k} of" for k in range(2, 13)),
         "ladder: network",
+        "ladder: loops",
         "ladder: training",
         "ladder: convolution",
         "ladder: update",
