@@ -26,6 +26,7 @@ COUNTS = {
     "kill": 1,
     "kernels": 2,
     "watched": 4,
+    "ode": 2,
 }
 
 
