@@ -224,10 +224,11 @@ class Trainer:
         compiled, refused = self.binding.compiled, self.device.refused
         text = f"{len(self.binding.work)} commands"
         if isinstance(compiled, FusedProgram):
-            blocks = "one block" if compiled.tiling.alone else f"{compiled.blocks(self.problem.batch)} blocks"
-            on_end = getattr(self.steps._parts[0].feed, "_whole", None) is not None
-            text = f"all steps by {blocks}" if on_end else f"one kernel by {blocks}, {text}"
-            text += "" if on_end or not self.device.overlaps else ", which begin early"
+            whole = getattr(self.steps._parts[0].feed, "_whole", None)  # what does all steps in one launch
+            count = (whole or compiled).blocks(self.problem.batch)
+            blocks = "one block" if count == 1 else f"{count} blocks"
+            text = f"all steps by {blocks}" if whole is not None else f"one kernel by {blocks}, {text}"
+            text += "" if whole is not None or not self.device.overlaps else ", which begin early"
         elif self.device.overlaps:
             text += ", kernels behind kernels begin early"
         parts = [text, *(["NOT CAPTURED"] if refused["graph"] else [])]
