@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chains import Adam, Chain
+from chains import SGD, Adam, Chain, Dense, SquaredLoss
+from chains.backends import backend
 from chains.training.updater import Updater
 from tests.cupy.support import data, needs_compiler, trained
 from tests.harness import assert_close
@@ -52,6 +53,22 @@ def test_a_training_step_is_a_graph_and_allocates_nothing(net, device):
     trained(net, q, device.array(x), device.array(t), epochs=4, callbacks=[lambda state: counts.append(device.allocations)])
     assert device.graphs == 1  # for the one batch size
     assert counts[1] == counts[2] == counts[3]
+
+
+@needs_compiler
+def test_calls_of_more_steps_need_neither_memory_nor_another_graph(device):
+    """On the same batch, where how many steps a call does goes by the time they take."""
+    program, runner = Chain(Dense(3, 2)).program(SquaredLoss(), SGD(0.01)), backend("emulated")
+    given = {"p": np.zeros(8, np.float32), "x": np.ones((4, 3), np.float32), "t": np.ones((4, 2), np.float32)}
+    feed = runner.feed(runner.bind(program, 4, given | program.tuned([0.01])), {}, np.arange(4))
+    counts = []
+    with runner.running():
+        for steps in (2, 3, 5, 40):
+            losses = np.empty(steps)
+            assert feed(0, losses) == steps
+            assert (losses[1:] < losses[:-1]).all()
+            counts.append((device.allocations, device.graphs))
+    assert len(set(counts)) == 1
 
 
 @needs_compiler

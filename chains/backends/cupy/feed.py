@@ -26,6 +26,8 @@ from chains.backends.cupy.source.commands import Launch, Source
 from chains.backends.cupy.step_kernels import fetch, noting
 from chains.program.view import Buffer
 
+LEAST_LOSSES = 1 << 13  # steps of a call on the same batch that there is room for: graphs know the place of the losses
+
 
 class DeviceFeed(Feed):
     """Many steps of a bound program on data in the GPU's memory. Only the order and the losses are transferred.
@@ -47,7 +49,7 @@ class DeviceFeed(Feed):
         self.own = {
             "order": device.empty((max(1, steps * batch),), np.int64),
             "cursor": device.empty((1,), np.int64),
-            "losses": device.empty((max(1, steps),), np.float64),
+            "losses": device.empty((steps or LEAST_LOSSES,), np.float64),
         }
         self._whole: FusedProgram | None = in_cluster(binding.compiled, batch, device.shared_bytes, device.cluster_blocks)
         self._whole = self._whole or for_many_steps(binding.compiled, batch, device.shared_bytes, device.blocks_together)
@@ -63,7 +65,7 @@ class DeviceFeed(Feed):
         if not self._sources:  # the same batch at every step: losses are counted from the first step of the call
             first = 0
             if own["losses"].size < count:
-                own["losses"], self._step = device.empty((count,), np.float64), None
+                own["losses"], self._step = device.empty((max(2 * count, LEAST_LOSSES),), np.float64), None
         else:
             part = slice(first * batch, (first + count) * batch)
             device.assign(own["order"][part], self._order[part])
