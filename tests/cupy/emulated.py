@@ -64,6 +64,27 @@ static void** arguments;
 
 static void body(void) { function(arguments); done[current] = 1; swapcontext(&fibers[current], scheduler); }
 void barrier(void) { ++passed[current]; swapcontext(&fibers[current], scheduler); }
+
+/* Copies that are under way, of each thread of a block. They arrive at once, or, where `late`, when the thread waits. */
+struct copy { void* to; const void* from; int bytes; struct copy* next; };
+static struct copy *first_copies[THREADS], **under_way = first_copies;
+static int late;
+void copy_ahead(void* to, const void* from, int bytes)
+{
+    struct copy* copy = malloc(sizeof *copy);
+    if (!late) { memcpy(to, from, bytes); free(copy); return; }
+    *copy = (struct copy){ to, from, bytes, under_way[current] };
+    under_way[current] = copy;
+}
+void copies_arrive(void)
+{
+    for (struct copy *copy = under_way[current], *next; copy; copy = next) {
+        memcpy(copy->to, copy->from, copy->bytes);
+        next = copy->next;
+        free(copy);
+    }
+    under_way[current] = 0;
+}
 static int waiting;
 void others(void) { waiting = 1; swapcontext(&fibers[current], scheduler); }
 
@@ -155,6 +176,8 @@ int launch_together(void (*f)(void**), void** a, int blocks, int threads, int sh
     unsigned *barriers = calloc(blocks * threads, sizeof(unsigned)), *at = calloc(blocks, sizeof(unsigned));
     chips = malloc((size_t)blocks * shared + 1); chip_bytes = shared; gone = 0;
     finished = calloc(blocks, sizeof(int)); met = calloc(blocks, sizeof(unsigned));
+    struct copy** every = calloc(blocks * threads, sizeof(struct copy*));
+    late = !backwards;
     function = f; arguments = a;
     gridDim.x = blocks; blockDim.x = threads; gridDim.y = blockDim.y = gridDim.z = blockDim.z = 1;
     memset(chips, 0xAB, (size_t)blocks * shared);
@@ -165,6 +188,7 @@ int launch_together(void (*f)(void**), void** a, int blocks, int threads, int sh
             if (finished[block]) continue;
             blockIdx.x = block; blockIdx.y = blockIdx.z = 0;
             fibers = all + (size_t)block * threads; done = over + block * threads; passed = barriers + block * threads;
+            under_way = every + (size_t)block * threads;
             if (begins) begun(threads, room + block * each);
             memcpy(chip, chips + (size_t)block * shared, shared);
             finished[block] = !on(threads, backwards, at + block, &apart, &moved);
@@ -174,8 +198,8 @@ int launch_together(void (*f)(void**), void** a, int blocks, int threads, int sh
         if (!moved) { apart = 2; break; }
     }
     if (gone) apart = 3;
-    free(room); free(chips); free(all); free(over); free(finished); free(met); free(barriers); free(at);
-    fibers = first_fibers; done = first_done; passed = first_passed;
+    free(room); free(chips); free(all); free(over); free(finished); free(met); free(barriers); free(at); free(every);
+    fibers = first_fibers; done = first_done; passed = first_passed; under_way = first_copies;
     return apart;
 }
 
@@ -232,7 +256,7 @@ int launch_early(
 int launch(void (*f)(void**), void** a, int gx, int gy, int bx, int by, int shared, int barriers, int backwards)
 {
     int grid = gx * gy, threads = bx * by, apart = 0;
-    function = f; arguments = a; chip_bytes = shared;
+    function = f; arguments = a; chip_bytes = shared; late = !backwards;
     gridDim.x = gx; gridDim.y = gy; blockDim.x = bx; blockDim.y = by; gridDim.z = blockDim.z = 1;
     for (int g = 0; g < grid; ++g) {
         block = backwards ? grid - 1 - g : g;
@@ -262,6 +286,14 @@ SHIM = r"""
 #define ON_CHIP extern unsigned char chip[]
 void others(void);
 #define WAIT_FOR_OTHERS others()
+#ifdef WATCHED
+#define COPY_AHEAD(to, from, bytes) (*(to) = *(from))
+#define COPIES_ARRIVE
+#else
+void copy_ahead(void*, const void*, int), copies_arrive(void);
+#define COPY_AHEAD copy_ahead
+#define COPIES_ARRIVE copies_arrive()
+#endif
 void cluster_barrier(void);
 #define CLUSTER_BARRIER cluster_barrier()
 const void* of_block(const void*, unsigned);

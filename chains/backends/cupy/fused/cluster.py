@@ -16,7 +16,8 @@ from collections.abc import Collection, Sequence
 from weakref import WeakKeyDictionary
 
 from chains.backends.cupy.fused.exchange import SumOfBlocks
-from chains.backends.cupy.fused.fused import FusedProgram, Layout
+from chains.backends.cupy.fused.fused import FusedProgram
+from chains.backends.cupy.fused.layout import Layout
 from chains.backends.cupy.fused.slices import Slices, UndividableError
 from chains.backends.cupy.fused.tiling_policy import LEAST_CLUSTER_PRODUCTS, Tiling
 from chains.backends.cupy.source.commands import Command, Pointers

@@ -7,7 +7,6 @@ small enough is one block's, which then does the whole step alone, and many step
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,8 @@ from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.fused.block import MEETING, THREADS, Block, Repetition, Unit, meetings, phase_lines, phases
 from chains.backends.cupy.fused.block_operations import take
 from chains.backends.cupy.fused.block_products import Stored
+from chains.backends.cupy.fused.layout import Layout
+from chains.backends.cupy.fused.samples import DataSet, copies, tile_elements, tile_of_step, waited
 from chains.backends.cupy.fused.sums import Sums, adding
 from chains.backends.cupy.fused.tiling_policy import LEAST_BLOCK_SAMPLES, MEETINGS_PER_LAUNCH, Tiling, even, samples_each
 from chains.backends.cupy.fused.updates import in_one_pass
@@ -53,25 +54,6 @@ def fused_program(
             return None
         tiling = Tiling(even(tiling.tile // 2), tiling.alone, single=False)
     return None
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The units of a kernel in groups between barriers, and where in shared memory buffers lie."""
-
-    tiled: list[list[Unit]]
-    once: list[list[Unit]]
-    names: Mapping[Buffer, str]
-    offsets: Mapping[Buffer, int]
-    nbytes: int
-    fetched: Collection[Buffer]  # inputs that come from data sets
-
-    @property
-    def units(self) -> list[Unit]:
-        return [unit for group in (*self.tiled, *self.once) for unit in group]
-
-    def writes(self, buffer: Buffer) -> bool:
-        return any(view.buffer is buffer for unit in self.units for view in unit.writes)
 
 
 class FusedProgram(Compiled):
@@ -190,7 +172,11 @@ class FusedProgram(Compiled):
         return buffer.nbytes * (self.tiling.tile if buffer.batched else 1)
 
     def _placed(
-        self, groups: Sequence[Sequence[Unit]], chip: Collection[Buffer], passing: Collection[Buffer]
+        self,
+        groups: Sequence[Sequence[Unit]],
+        chip: Collection[Buffer],
+        passing: Collection[Buffer],
+        ahead: Collection[Buffer] = (),
     ) -> tuple[Mapping[Buffer, int], int]:
         """Offsets in shared memory, and its size.
 
@@ -202,34 +188,35 @@ class FusedProgram(Compiled):
                 used[buffer] = (used.get(buffer, (number, number))[0], number)
         lives = []
         for buffer, life in used.items():
-            brief = self._is_brief(buffer, passing)
-            lives.append(Lifetime(buffer, self._near_bytes(buffer), False, *(life if brief else (0, len(groups)))))
+            life = life if self._is_brief(buffer, passing) and buffer not in ahead else (0, len(groups))
+            tiles = 2 * tile_elements(buffer, self.tiling.tile) * buffer.dtype.itemsize
+            lives.append(Lifetime(buffer, tiles if buffer in ahead else self._near_bytes(buffer), False, *life))
         placed = plan_scratch(lives)
         return placed.fixed, placed.fixed_bytes
 
     def _is_brief(self, buffer: Buffer, passing: Collection[Buffer]) -> bool:
         return buffer.batched or buffer in passing or (self.tiling.single and buffer.role == "scratch")
 
-    def _layout(self, fetches: Mapping[Buffer, Sequence[str]]) -> Layout:
-        """The kernel's units; `fetches` are statements that find an element ``sample`` of inputs that are no array."""
+    def _layout(self, fetched: Mapping[Buffer, DataSet], ahead: Collection[Buffer] = ()) -> Layout:
+        """The kernel's units; some inputs are `fetched` from data sets, and some of these `ahead`."""
         names: dict[Buffer, str] = {}
         tiled = Block(self.tiling.tile, self._near, names, whole=self.tiling.single)
         once = Block(
             self.tiling.tile, self._near if self.tiling.alone else (), names
         )  # or else as `adding` does it, to the bit
-        for buffer in dict.fromkeys([*self._near, *fetches]):
+        for buffer in dict.fromkeys([*self._near, *fetched]):
             if buffer.batched:
                 name = names.setdefault(buffer, f"b{len(names)}")
-                given = self._given(buffer, name)
-                tiled.load(buffer, "sample", fetches.get(buffer, given))
+                if buffer not in ahead:
+                    tiled.load(buffer, "sample", self._sample(buffer, name, fetched.get(buffer)))
         take(tiled, self._tiled, self._stored_by)
         if self.goes_on:
             take(once, self._once, self._stored_by)
         work = [*tiled.work, *once.work]
         first, second = phases(tiled.units), phases(once.units)
         chip = {*(buffer for buffer in names if buffer.role == "scratch" and buffer.batched), *work, *self._near}
-        offsets, nbytes = self._placed([*first, *second], chip, work)
-        return Layout(first, second, names, offsets, nbytes, tuple(fetches))
+        offsets, nbytes = self._placed([*first, *second], chip, work, ahead)
+        return Layout(first, second, names, offsets, nbytes, fetched, ahead)
 
     # The kernels
 
@@ -258,20 +245,27 @@ class FusedProgram(Compiled):
         order = far.named(outside("order", np.int64), "order")
         losses = far.named(outside("losses", np.float64), "losses", write=True)
         samples = {name: far.named(outside(f"all {name}", dtype), f"all_{name}") for name, dtype in sources.items()}
-        layout = self._layout({buffers[name]: self._fetched(buffers[name], data, order) for name, data in samples.items()})
+        fetched = {buffers[name]: DataSet(data, sources[name], order) for name, data in samples.items()}
+        layout = self._layout(fetched, [buffer for buffer in fetched if self.tiling.single and buffer in self._near])
+        layout = layout if layout.nbytes <= self._room else self._layout(fetched)
         counted = [buffers["random"]] if "random" in buffers else []
         value = layout.names[self._result(buffers["value"])]
         notes = [f"{self._once_only}{losses}[from + step] = {value}[0];"]
         notes += [f"{layout.names[buffer]}[1] += 1;" for buffer in counted]
+        following, begun = (self._copies(layout, at) for at in ("step + 1", "0"))
+        arrived = waited(layout.ahead)
         step = [
+            *(["if (step + 1 < steps) {", *indented(following), "}"] if following else []),
             *self._step(layout, far),
             f"if (threadIdx.x == 0) {{ {' '.join(notes)} }}",
             f"const double loss = {value}[0];",
+            *arrived,
             "__syncthreads();",
             "if (!(loss - loss == 0.0)) break;",
         ]
         lines = [
             *self._start(layout, far),
+            *([*begun, *arrived, "__syncthreads();"] if begun else []),
             "for (Index step = 0; step < steps; ++step) {",
             *indented(step),
             "}",
@@ -313,7 +307,8 @@ class FusedProgram(Compiled):
         for buffer, name in layout.names.items():
             kind = ctype(buffer.dtype)
             if buffer in layout.offsets:
-                lines.append(f"{kind}* const {name} = ({kind}*)(chip + {layout.offsets[buffer]});")
+                tiles = "tiles_" if buffer in layout.ahead else ""
+                lines.append(f"{kind}* const {tiles}{name} = ({kind}*)(chip + {layout.offsets[buffer]});")
                 if buffer in self._near and not buffer.batched and buffer.role in ("input", "state", "constant"):
                     block.load(buffer, f"{self._outer(layout, far, buffer)}[{self._element(buffer)}]")
             elif not self.tiling.alone and buffer in self._sums.spans:
@@ -326,7 +321,7 @@ class FusedProgram(Compiled):
     def _step(self, layout: Layout, far: Pointers) -> list[str]:
         """All tiles of the block, and where it goes on what is done once."""
         tile = self.tiling.tile
-        pointers = []
+        pointers = [tile_of_step(buffer, layout.names[buffer], tile) for buffer in layout.ahead]
         for buffer, name in layout.names.items():
             if buffer.batched and buffer.role != "scratch" and not (buffer in self._near and buffer in layout.fetched):
                 outer = self._outer(layout, far, buffer)
@@ -370,19 +365,19 @@ class FusedProgram(Compiled):
         """The length of a sample, and the place in it of element `i` of a tile's samples."""
         return buffer.size, f"i % {buffer.size}"
 
-    def _given(self, buffer: Buffer, name: str) -> list[str]:
-        """Statements that find the element `i` of a tile's samples in the array of all samples of the step."""
-        width, column = self._column(buffer)
+    def _sample(self, buffer: Buffer, name: str, data: DataSet | None) -> list[str]:
+        """Statements that find the element `i` of a tile's samples."""
+        (width, column), kind = self._column(buffer), ctype(buffer.dtype)
+        if data is not None:
+            row, place = data.found(buffer, width, column)
+            return [row, f"const {kind} sample = ({kind}){place};"]
         place = f"first * {width} + i" if width == buffer.size else f"(first + i / {buffer.size}) * {width} + {column}"
-        return [f"const {ctype(buffer.dtype)} sample = far_{name}[{place}];"]
+        return [f"const {kind} sample = far_{name}[{place}];"]
 
-    def _fetched(self, buffer: Buffer, samples: str, order: str) -> list[str]:
-        """Statements that find it in a data set, of which a step takes the samples with the numbers in `order`."""
-        width, column = self._column(buffer)
-        return [
-            f"const int64 row = {order}[(from + step) * (int64)all + first + i / {buffer.size}];",
-            f"const {ctype(buffer.dtype)} sample = ({ctype(buffer.dtype)}){samples}[row * {width} + {column}];",
-        ]
+    def _copies(self, layout: Layout, step: str) -> list[str]:
+        """Statements that begin to copy the samples of a step that come ahead."""
+        tile, names, data = self.tiling.tile, layout.names, layout.fetched
+        return [line for b in layout.ahead for line in copies(b, names[b], tile, data[b], *self._column(b), step)]
 
     def _outer(self, layout: Layout, far: Pointers, buffer: Buffer) -> str:
         """The parameter for a buffer that is not, or not only, in shared memory."""

@@ -21,7 +21,8 @@ import numpy as np
 
 from chains.backends.cupy.fused.block import THREADS
 from chains.backends.cupy.fused.block_products import Stored
-from chains.backends.cupy.fused.fused import FusedProgram, Layout, outside
+from chains.backends.cupy.fused.fused import FusedProgram, outside
+from chains.backends.cupy.fused.layout import Layout
 from chains.backends.cupy.fused.sums import SUMS_PER_BLOCK, adding_lines
 from chains.backends.cupy.fused.tiling_policy import Tiling
 from chains.backends.cupy.source.c_source import ctype

@@ -24,6 +24,14 @@ PRELUDE = """\
 #define ON_CHIP extern __shared__ __align__(16) unsigned char chip[]
 #define ALIGNED(bytes) __align__(bytes)
 #define WAIT_FOR_OTHERS
+#if __CUDA_ARCH__ >= 800
+#define COPY_AHEAD(to, from, bytes) asm volatile( \
+    "cp.async.ca.shared.global [%0], [%1], %2;" :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "n"(bytes))
+#define COPIES_ARRIVE asm volatile("cp.async.wait_all;" ::: "memory")
+#else
+#define COPY_AHEAD(to, from, bytes) (*(to) = *(from))
+#define COPIES_ARRIVE
+#endif
 #if __CUDA_ARCH__ >= 900
 #define KERNEL_OF_CLUSTER(threads, blocks) extern "C" __global__ void __cluster_dims__(blocks) __launch_bounds__(threads, 1)
 #define CLUSTER_BARRIER asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory")
