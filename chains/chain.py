@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends.places import is_elsewhere, place_of
-from chains.checks import check_flags
+from chains.checks import check_flags, check_is
 from chains.lazy import lazy
 from chains.losses import Loss
 from chains.messages import counted, shown
@@ -365,3 +365,8 @@ class Chain(Objectives):
         known = self.state_for(self.forward_pass(p, False).program, state, p.dtype, False, {})
         own = {name: np.array(array, p.dtype) for name, array in known.items()}
         return Bound(self, np.array(p), own.get("state"))
+
+
+def check_net(net: Any) -> None:
+    """Raise TypeError unless `net` is a network."""
+    check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")

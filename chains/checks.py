@@ -83,6 +83,12 @@ def check_flags(**flags: Any) -> None:
             raise TypeError(f"`{name}` (={shown(flag)}) must be True or False")
 
 
+def check_is(name: str, value: Any, kind: type, example: str) -> None:
+    """Raise TypeError unless `value` is of this kind."""
+    if not isinstance(value, kind):
+        raise TypeError(f"`{name}` (={shown(value)}) must be {example}")
+
+
 def check_text(name: str, value: Any) -> None:
     """Raise TypeError unless `value` is a string, and not an empty one."""
     if not isinstance(value, str) or not value:

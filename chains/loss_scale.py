@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from chains.checks import check_count, check_number
+from chains.checks import check_count, check_is, check_number
 from chains.expr import floor, maximum, where
-from chains.messages import shown
 from chains.optimizers import Optimizer, Rate
 from chains.program.recorder import Recorder
 from chains.program.view import View
@@ -51,8 +50,7 @@ class LossScale(Optimizer):
     interval: int | None = 2000
 
     def __post_init__(self) -> None:
-        if not isinstance(self.optimizer, Optimizer):
-            raise TypeError(f"`optimizer` (={shown(self.optimizer)}) must be an optimiser such as Adam(1e-3)")
+        check_is("optimizer", self.optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
         if isinstance(self.optimizer, LossScale):
             raise ValueError(f"`optimizer` (={self.optimizer!r}) scales the loss already")
         check_number("initial", self.initial, "in (0, inf)")

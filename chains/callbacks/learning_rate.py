@@ -12,7 +12,7 @@ import numpy as np
 from chains.axes import new_axes
 from chains.callbacks.base import Callback
 from chains.chain import Chain
-from chains.checks import check_count, check_number
+from chains.checks import check_count, check_is, check_number
 from chains.loss_scale import with_rate
 from chains.losses import Loss
 from chains.network import arguments
@@ -114,7 +114,7 @@ def find_learning_rate(
     -----
     Source: Smith, "Cyclical learning rates for training neural networks", 2017.
     """
-    arguments.check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
+    check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
     check_number("low", low, "in (0, inf)")
     check_number("high", high, "in (0, inf)")
     if not low < high:

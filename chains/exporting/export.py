@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.chain import Chain
+from chains.chain import Chain, check_net
 from chains.checks import check_flags, check_path, check_text, check_word
 from chains.exporting.interface import interface_of
 from chains.losses import Loss
@@ -82,7 +82,7 @@ def export(
     UnsupportedOperationError
         Where there is no code for an operation of a custom layer.
     """
-    arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 1))")
+    check_net(net)
     path = check_path("path", path, "model.o")
     if path.suffix not in SUFFIXES:
         raise ValueError(f"`path` (={str(path)!r}) must end with one of {', '.join(SUFFIXES)}")

@@ -11,7 +11,7 @@ import numpy as np
 from chains import storage
 from chains.backends import backend as find_backend
 from chains.backends.places import on_host
-from chains.chain import Chain
+from chains.chain import Chain, check_net
 from chains.checks import check_path
 from chains.files.architecture import built, described
 from chains.messages import shown
@@ -52,7 +52,7 @@ def save(path: str | os.PathLike[str], net: Chain, p: Any, state: Any = None) ->
     The layout of the file is that of https://github.com/huggingface/safetensors, whose library reads it.
     """
     file = check_path("path", path, "model.safetensors")
-    arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
+    check_net(net)
     p = on_host(arguments.check_params(p, net.n_params))
     arrays: dict[str, np.ndarray] = dict(net.views(p))
     if state is None and net.n_state:
@@ -103,7 +103,7 @@ def load(
     """
     file = check_path("path", path, "model.safetensors")
     if net is not None:
-        arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
+        check_net(net)
     find_backend(backend)
     try:
         arrays, texts = storage.read(file, digest=False)

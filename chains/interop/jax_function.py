@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.chain import Chain
+from chains.chain import Chain, check_net
 from chains.interop.parts import needed
 from chains.network import arguments
 
@@ -38,7 +38,7 @@ def as_jax(net: Chain, state: Any = None) -> Callable[[Any, Any], Any]:
         Where JAX is missing.
     """
     jax = needed("jax")
-    arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
+    check_net(net)
     states: dict[np.dtype[Any], np.ndarray | None] = {}
 
     def state_of(dtype: np.dtype[Any]) -> np.ndarray | None:

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from chains import layers
-from chains.chain import Chain
+from chains.chain import Chain, check_net
 from chains.checks import check_flags
 from chains.interop import onnx_sequences
 from chains.interop.onnx_nodes import Nodes
 from chains.interop.parts import arrays_by_name, needed
 from chains.layers.base import Declaration, SampleShape
-from chains.network import arguments
 from chains.version import __version__
 
 OPSET, IR = 21, 10
@@ -52,7 +51,7 @@ def to_onnx(net: Chain, p: Any, state: Any = None, *, lengths: bool = False, pat
         Where onnx is missing.
     """
     onnx = needed("onnx")
-    arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
+    check_net(net)
     check_flags(lengths=lengths)
     p, arrays = arrays_by_name(net, p, state)
     if lengths and not net.network.declaration.goes_along_time:

@@ -8,11 +8,10 @@ import numpy as np
 
 from chains import layers
 from chains.activations import Activation, identity, make_elu, make_leaky_relu, relu, tanh
-from chains.chain import Chain
+from chains.chain import Chain, check_net
 from chains.interop.parts import arrays_by_name, needed
 from chains.interop.torch_sequences import Arrays
 from chains.layers.base import Declaration
-from chains.network import arguments
 
 NAMES = {
     "relu": "ReLU", "tanh": "Tanh", "sigmoid": "Sigmoid", "silu": "SiLU", "mish": "Mish", "selu": "SELU",
@@ -47,7 +46,7 @@ def to_torch(net: Chain, p: Any, state: Any = None) -> Any:
         Where PyTorch is missing.
     """
     torch = needed("torch")
-    arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
+    check_net(net)
     _, arrays = arrays_by_name(net, p, state)
     return _Writer(torch, arrays).sequence(net.network.declaration)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from chains.chain import Chain
+from chains.chain import Chain, check_net
 from chains.interop.parts import needed
 from chains.network import arguments
 
@@ -37,7 +37,7 @@ def as_torch(net: Chain, p: Any = None, state: Any = None) -> Any:
         Where PyTorch is missing.
     """
     torch = needed("torch")
-    arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
+    check_net(net)
     p = net.init() if p is None else arguments.check_params(p, net.n_params)
     if net.n_state:
         state = net.init_state(p.dtype) if state is None else state

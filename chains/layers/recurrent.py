@@ -22,12 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from chains.checks import check_count, check_flags, check_word
+from chains.checks import check_count, check_flags, check_is, check_word
 from chains.expr import where
 from chains.layers.base import Declaration, Layer
 from chains.layers.node import Node, check_filled, check_kept
 from chains.layers.segments import Segment, SegmentArrays, Segments, StepSums
-from chains.messages import shown
 from chains.program.recorder import Recorder
 from chains.program.steps import Steps
 from chains.program.view import View
@@ -77,8 +76,7 @@ class Recurrent(Layer):
         self, cell: Cell, *, return_sequences: bool = False, bidirectional: bool = False, initial_state: str = "zeros",
         checkpoint_every: int | None = None,
     ) -> None:  # fmt: skip
-        if not isinstance(cell, Cell):
-            raise TypeError(f"`cell` (={shown(cell)}) must be a cell, such as GRUCell(4, 32)")
+        check_is("cell", cell, Cell, "a cell, such as GRUCell(4, 32)")
         check_flags(return_sequences=return_sequences, bidirectional=bidirectional)
         check_word("initial_state", initial_state, "zeros", "parameter")
         self.cell = cell

@@ -12,7 +12,7 @@ import numpy as np
 from chains.arrays import as_array
 from chains.backends import Executable
 from chains.backends.places import HOST, Place, is_elsewhere, place_of
-from chains.checks import check_count, takes
+from chains.checks import check_count, check_is, takes
 from chains.layers.base import Declaration
 from chains.layers.time_axis import most_steps, steps_of_output
 from chains.losses import Loss
@@ -135,12 +135,6 @@ def check_functions(name: str, functions: Any, what: str, arguments: int) -> Non
         if not fits or not takes(function, arguments):
             why = f", which does not take {counted(arguments, 'argument')}" if fits else ""
             raise TypeError(f"`{name}` must hold {what}, got {shown(function)}{why}")
-
-
-def check_is(name: str, value: Any, kind: type, example: str) -> None:
-    """Raise TypeError unless `value` is of this kind."""
-    if not isinstance(value, kind):
-        raise TypeError(f"`{name}` (={shown(value)}) must be {example}")
 
 
 def check_loss(loss: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends.places import is_elsewhere
+from chains.checks import check_is
 from chains.layers.base import Declaration
 from chains.layers.combine import Parallel, Residual, Series
 from chains.layers.ode import ODE
@@ -71,7 +72,7 @@ def ode_steps(net: Recorded, p: Any, x: Any, *, lengths: Any = None) -> list[Tra
     TypeError, ValueError
         For arguments that do not fit, and for a network without such a layer.
     """
-    arguments.check_is("net", net, Recorded, "a network, such as Chain(ODE(rhs, times))")
+    check_is("net", net, Recorded, "a network, such as Chain(ODE(rhs, times))")
     whole = net.network.declaration
     odes = list(_odes(whole))
     if not odes:

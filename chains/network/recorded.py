@@ -13,7 +13,7 @@ from chains.activations import sigmoid
 from chains.backends import Backend, Executable
 from chains.backends import backend as find_backend
 from chains.backends.places import is_elsewhere, runner_of
-from chains.checks import check_count, check_flags, check_shape
+from chains.checks import check_count, check_flags, check_is, check_shape
 from chains.layers.base import Layer, SampleShape
 from chains.layers.combine import last_layer
 from chains.layers.softmax import Softmax
@@ -101,7 +101,7 @@ class Recorded(Architecture):
         objective = self._objective(loss, target, False, False, penalty)
         loss.check_target(self.output_shape, target)
         if optimizer is not None:
-            arguments.check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
+            check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
         if optimizer is None:
             return record.gradient(network, objective, dtype, training, parallel=parallel)
         return record.training_step(network, objective, optimizer, dtype, parallel=parallel)
@@ -129,7 +129,7 @@ class Recorded(Architecture):
         TypeError, ValueError
             For arguments that do not fit.
         """
-        arguments.check_is("program", program, Program, "a program such as net.program()")
+        check_is("program", program, Program, "a program such as net.program()")
         check_flags(passes=passes)
         if batch is not None:
             check_count("batch", batch)
@@ -159,7 +159,7 @@ class Recorded(Architecture):
         if loss.takes_logits and sigmoid in (getattr(last, "activation", None), getattr(last, "f", None)):
             raise ValueError(f"{loss!r} takes logits, but the last layer is {last!r}: leave its sigmoid out")
         if penalty is not None:
-            arguments.check_is("penalty", penalty, Penalty, "a penalty such as L2Penalty(1e-4)")
+            check_is("penalty", penalty, Penalty, "a penalty such as L2Penalty(1e-4)")
         return record.Criterion(loss, target, weighted, penalty, masked)
 
     def state_for(

@@ -29,7 +29,7 @@ def extent(array: Any) -> Extent:
     return start, start + array.nbytes
 
 
-class _Entry(Generic[T]):
+class Entry(Generic[T]):
     """An extent that calls access: the last one that writes it, and those that read it since."""
 
     __slots__ = ("readers", "stretch", "writer")
@@ -47,7 +47,7 @@ class _Stretch(Generic[T]):
 
     def __init__(self, start: int, end: int) -> None:
         self.start, self.end = start, end
-        self.entries: dict[Extent, _Entry[T]] = {}
+        self.entries: dict[Extent, Entry[T]] = {}
 
 
 class Hazards(Generic[T]):
@@ -108,7 +108,7 @@ class Hazards(Generic[T]):
                     del self._starts[bisect_left(self._starts, stretch.start)]
         call.accesses.clear()
 
-    def _overlapping(self, extent: Extent) -> list[_Entry[T]]:
+    def _overlapping(self, extent: Extent) -> list[Entry[T]]:
         start, end = extent
         found = []
         for stretch in self._touched(extent):
@@ -130,7 +130,7 @@ class Hazards(Generic[T]):
             k += 1
         return found
 
-    def _entry(self, extent: Extent) -> _Entry[T]:
+    def _entry(self, extent: Extent) -> Entry[T]:
         """The entry of an extent, in a stretch that spans all that it overlaps."""
         touched = self._touched(extent)
         if len(touched) == 1 and touched[0].start <= extent[0] and extent[1] <= touched[0].end:
@@ -146,5 +146,5 @@ class Hazards(Generic[T]):
             self._stretches[whole.start] = whole
             self._starts.insert(bisect_left(self._starts, whole.start), whole.start)
         if extent not in whole.entries:
-            whole.entries[extent] = _Entry(whole)
+            whole.entries[extent] = Entry(whole)
         return whole.entries[extent]

@@ -10,8 +10,8 @@ from typing import Any, Self
 import numpy as np
 
 from chains.arrays import as_array
-from chains.chain import Chain
-from chains.checks import check_count
+from chains.chain import Chain, check_net
+from chains.checks import check_count, check_is
 from chains.losses import Loss
 from chains.messages import counted, shown
 from chains.network import arguments
@@ -151,8 +151,8 @@ class Queue:
         TypeError, ValueError
             For a network and parameters that do not fit each other. Other arguments are checked when training begins.
         """
-        arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
-        arguments.check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
+        check_net(net)
+        check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
         arguments.check_loss(loss)
         if np.ndim(p) != 2:
             p = arguments.check_trained(p, net.n_params)
@@ -242,7 +242,7 @@ class Queue:
     def _checked(self, net: Any, p: Any, x: Any) -> tuple[Any, Any]:
         """The parameters and inputs of a network as arrays, where they are no results."""
         if not isinstance(net, Chain):
-            arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
+            check_net(net)
         if not isinstance(p, Pending) and (type(p) is not np.ndarray or p.shape != (net.n_params,)) and np.ndim(p) != 2:
             p = arguments.check_params(p, net.n_params)
         if not isinstance(x, Pending) and (type(x) is not np.ndarray or x.shape[1:] != net.input_shape):

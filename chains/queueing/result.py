@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from chains.queueing.hazards import _Entry
+    from chains.queueing.hazards import Entry
 
 
 # A function, its arguments, further arrays that it reads, and those that it changes.
@@ -96,7 +96,7 @@ class Result(Pending):
         self.waits = 0  # calls before it that have not ended
         self.followers: list[tuple[Result, bool]] = []  # those that wait for it, and whether they need its value
         self.readers: list[Result] = []  # those that have it among their arguments, until it has ended
-        self.accesses: list[tuple[tuple[int, int], _Entry[Result]]] = []
+        self.accesses: list[tuple[tuple[int, int], Entry[Result]]] = []
 
     def wait(self, timeout: float | None = None) -> Any:
         if not self.ended:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from chains.backends.places import is_elsewhere
-from chains.chain import Chain
-from chains.checks import check_count, check_flags, check_number
+from chains.chain import Chain, check_net
+from chains.checks import check_count, check_flags, check_is, check_number
 from chains.losses import Loss
 from chains.messages import counted
 from chains.network import arguments, ensembles
@@ -132,14 +132,14 @@ def sample(
     FloatingPointError
         If the loss of a chain is not finite where it begins.
     """
-    arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
+    check_net(net)
     if is_elsewhere(p):
         raise TypeError('`p` must be a NumPy array, got one on a GPU: pass p.get(), and give the network backend="cupy"')
     rows = ensembles.check_members(
         p if ensembles.is_ensemble(p) else arguments.check_params(p, net.n_params)[None], net.n_params
     )
     arguments.check_loss(loss)
-    arguments.check_is("method", method, HMC, "a sampler such as HMC(temperature=1e-4)")
+    check_is("method", method, HMC, "a sampler such as HMC(temperature=1e-4)")
     counts = check_count("draws", draws, 0), check_count("warmup", warmup, 0), check_count("thin", thin)
     seed = arguments.check_seed(seed)
     check_flags(check_finite=check_finite)

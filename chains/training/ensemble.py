@@ -10,6 +10,7 @@ import numpy as np
 from chains.backends import Executable
 from chains.backends.places import place_of
 from chains.chain import Chain
+from chains.checks import check_is
 from chains.losses import Loss
 from chains.messages import counted, shown
 from chains.network import arguments, ensembles
@@ -40,12 +41,12 @@ class Ensemble:
 
     def _optimizers(self, optimizer: Any) -> list[Optimizer]:
         if not isinstance(optimizer, (list, tuple)):
-            arguments.check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3), or one for each member")
+            check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3), or one for each member")
             return [optimizer]
         self._check_count("optimizer", optimizer)
         first = optimizer[0]
         for number, each in enumerate(optimizer):
-            arguments.check_is(f"optimizer[{number}]", each, Optimizer, "an optimiser such as Adam(1e-3)")
+            check_is(f"optimizer[{number}]", each, Optimizer, "an optimiser such as Adam(1e-3)")
             if structure(each) != structure(first):
                 raise ValueError(
                     f"`optimizer` must hold optimisers that differ in numbers alone, none of them zero, since all share one "

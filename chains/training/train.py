@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from chains.chain import Chain
-from chains.checks import check_count, check_flags
+from chains.chain import Chain, check_net
+from chains.checks import check_count, check_flags, check_is
 from chains.losses import Loss
-from chains.messages import shown
 from chains.network import arguments
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
@@ -133,12 +132,11 @@ def train(
         For arguments that do not fit, before anything is written.
     """
     with processes_of(comm) as processes:
-        arguments.check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
+        check_net(net)
         subject = subject_of(net, p, seed, optimizer, processes)
         p, optimizer = subject.p, subject.optimizer
         arguments.check_loss(loss)
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"`optimizer` (={shown(optimizer)}) must be an optimiser such as Adam(1e-3)")
+        check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
         arguments.check_functions("callbacks", callbacks, "functions to call with a `TrainingState`", 1)
         arguments.check_functions("metrics", metrics, "functions of targets and outputs", 2)
         epochs = check_count("epochs", epochs, 0)

@@ -9,6 +9,7 @@ import numpy as np
 from chains.arrays import as_array
 from chains.backends import Binding, backend
 from chains.backends.places import HOST, place_of, runner_of
+from chains.checks import check_is
 from chains.messages import counted
 from chains.network import arguments
 from chains.optimizers import Optimizer
@@ -44,7 +45,7 @@ class Updater:
 
     def __init__(self, optimizer: Optimizer, p: np.ndarray, state: OptimizerState | None = None) -> None:
         p = arguments.check_trained(p)
-        arguments.check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
+        check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
         start = optimizer_state.begin(optimizer, p) if state is None else optimizer_state.copied("state", state, optimizer, p)
         ops = Recorder("update", p.dtype)
         parameters = ops.external("p", p.shape, role="state")

@@ -46,7 +46,7 @@ class Type:
         return short if self.lanes == 1 else f"v{self.lanes}{short}"
 
 
-I1, I32, I64, PTR = Type("i1"), Type("i32"), Type("i64"), Type("ptr")
+I32, I64, PTR = Type("i32"), Type("i64"), Type("ptr")
 
 
 @dataclass(slots=True)
