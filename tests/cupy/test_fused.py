@@ -19,16 +19,16 @@ from chains.backends.tiling import whole_on_tiles
 from chains.network import record
 from chains.program.recorder import Recorder
 from tests.cupy import emulated, nvrtc
+from tests.cupy.fusable import SUITED
 from tests.cupy.resources import SHARED_BYTES, spilling, too_much
 from tests.cupy.support import arrays_of, gradient_program, needs_compiler, needs_nvrtc, on_gpu
-from tests.harness import CASES, CLIPPED, assert_close, assert_same_bits, run_program
+from tests.harness import CLIPPED, assert_close, assert_same_bits, run_program
 
 pytestmark = pytest.mark.by_day(few=6)
 
 DTYPES = {"sm_80": np.float64, "sm_90": np.float32, "sm_100": np.float32}
 TOLERANCE = {np.float32: 1e-4, np.float64: 1e-11}
 
-SUITED = [case for case in CASES if suits(gradient_program(case, np.float64))]
 NAMES = ("one-kernel", "one-kernel-backwards")
 SHARED_OUT = {  # how a batch is shared out, by the constants of `shares`
     "alone": {},

@@ -13,14 +13,13 @@ from chains.backends.cupy.fused import tiling_policy as shares
 from chains.backends.cupy.fused.block import Repetition
 from chains.backends.cupy.fused.fused import FusedProgram, fused_program
 from chains.backends.cupy.fused.tiling_policy import suits, tiling_of
-from chains.program.loop import Loop
 from tests.cupy import emulated, nvrtc, watched
+from tests.cupy.fusable import LOOPS
+from tests.cupy.fusable import SUITED_LOOPS as SUITED
 from tests.cupy.resources import SHARED_BYTES, SPILL_BYTES, too_much
 from tests.cupy.support import arrays_of, gradient_program, needs_compiler, needs_nvrtc
-from tests.harness import CASES, assert_close, assert_same_bits, run_program
+from tests.harness import assert_close, assert_same_bits, run_program
 
-LOOPS = [case for case in CASES if any(isinstance(each, Loop) for each in gradient_program(case, np.float64).operations)]
-SUITED = [case for case in LOOPS if suits(gradient_program(case, np.float64))]
 NAMES = ("one-kernel", "one-kernel-backwards")
 
 
