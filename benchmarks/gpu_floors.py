@@ -11,8 +11,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from benchmarks import gpu_launches
 from benchmarks.gpu_goals import goals
 from benchmarks.gpu_problems import PROBLEMS, Problem, Setting, problem
+from benchmarks.gpu_rates import CACHE_BYTES, MEMORY_RATE, RATES, SHARED_BYTES
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.fused.fused import fused_program
 from chains.backends.cupy.fused.tiling_policy import suits, tiling_of
@@ -20,11 +22,6 @@ from chains.backends.cupy.source.commands import Launch
 from chains.program.operations import BatchMatMul, Convolve, ConvolveInput, ConvolveWeight, MatMul, Operation
 from chains.program.program import Program
 from chains.program.view import View, concrete
-
-MEMORY_RATE = 4.8e12  # bytes a second
-CACHE_BYTES = 50 << 20
-RATES = {"float32": 67e12, "tf32": 494.7e12, "bf16": 989.4e12}  # operations a second
-SHARED_BYTES = 227 << 10  # that a block may have
 
 
 @dataclass(frozen=True)
@@ -63,10 +60,15 @@ def floor_of(program: Program, batch: int) -> Floor:
     for buffer in program.buffers.values():
         times = {"input": 1, "constant": 1, "output": 1, "state": 2}.get(buffer.role, 0)
         nbytes += times * buffer.nbytes * (batch if buffer.batched else 1)
-    fused = fused_program(program, tiling_of(program, batch), SHARED_BYTES) if suits(program) else None
-    steps = [step for step, _ in (fused or Compiled(program)).at(batch)]
+    steps = [step for step, _ in compiled_for(program, batch).at(batch)]
     commands = sum(not isinstance(step, Launch) or step.grid(batch) is not None for step in steps)
     return Floor(commands, sum(operations_of(operation, batch) for operation in program.operations), nbytes)
+
+
+def compiled_for(program: Program, batch: int) -> Compiled:
+    """The commands of a step, without cuDNN: as one kernel, where it is that."""
+    fused = fused_program(program, tiling_of(program, batch), SHARED_BYTES) if suits(program) else None
+    return fused or Compiled(program)
 
 
 def step_of(given: Problem) -> Program:
@@ -74,15 +76,18 @@ def step_of(given: Problem) -> Program:
 
 
 def lines(setting: Setting, keys: Sequence[str] = tuple(PROBLEMS)) -> Iterator[str]:
-    """A row for each problem, and beneath it its goals."""
+    """A row for each problem, and beneath it its goals and launches."""
     yield f"{'problem':13}{'batch':>7}{'commands':>10}{'GFLOP':>10}{'MB':>9}" + "".join(
         f"{f'us, {name}':>13}" for name in RATES
     )
     wanted = [goal["goal"] for goal in goals([])]
     for key in keys:
         given = problem(key, setting)
-        floor = floor_of(step_of(given), given.batch)
+        program = step_of(given)
+        floor = floor_of(program, given.batch)
         times = "".join(f"{floor.seconds(name) * 1e6:13.1f}" for name in RATES)
         numbers = f"{floor.operations / 1e9:10.4g}{floor.nbytes / 1e6:9.4g}"
         yield f"{key:13}{given.batch:7}{floor.commands:10}{numbers}{times}"
         yield from (f"{'':13}goal: {text}" for text in wanted if text.split(":")[0].split(",")[0] == key)
+        yield f"{'':13}{gpu_launches.HEAD}"
+        yield from (f"{'':13}{line}" for line in gpu_launches.lines(compiled_for(program, given.batch), given.batch))

@@ -98,6 +98,7 @@ class Compiled:
         self.source = source or Source()
         self._library = convolutions
         self.commands: list[Command] = []
+        self.origins: list[tuple[Command, Sequence[Operation]]] = []  # commands, and what operations they do or help to do
         self._sizes: dict[Buffer, Callable[[int], int]] = {}  # elements of this backend's own scratch buffers
         self._epilogues, self._half, self._aligned = epilogues, half, aligned
         self._activations = activations if program.dtype == np.float32 else None
@@ -230,7 +231,7 @@ class Compiled:
         commands: list[Command] = []
         start = 0
         while start < len(operations):
-            operation, stop = operations[start], start + 1
+            operation, stop, known = operations[start], start + 1, len(commands)
             if type(operation) not in ELEMENTWISE:
                 commands += self._alone(operation)
             else:
@@ -239,6 +240,8 @@ class Compiled:
                     commands += reduction(self.source, after, run, stored(range(start, stop)), self._temporary, self._begins)
                 else:
                     commands.append(self._elementwise(run, stored(range(start, stop))))
+            done = operations[start:stop]
+            self.origins += [(command, done) for command in commands[known:]]
             start = stop
         return commands
 

@@ -90,6 +90,7 @@ class FusedProgram(Compiled):
         self._parts = self._temporary("parts", self.program.dtype, lambda batch: self.blocks(batch) * self._sums.size)
         ticket = self._temporary("ticket", np.dtype(np.int32), lambda batch: 1)
         commands: list[Command] = [self._kernel(layout, ticket)]
+        self.origins.append((commands[0], [*self._tiled, *self._once] if self.tiling.alone else self._tiled))
         if self.tiling.alone:
             return commands
         if self._sums.size:
@@ -97,6 +98,7 @@ class FusedProgram(Compiled):
             if block is not None:
                 take(block, self._once, self._stored_by)
             commands.append(adding(self.source, self._sums, self._parts, ticket, self.blocks, block))
+            self.origins.append((commands[1], self._once if block is not None else []))
         return commands if self.is_short else [*commands, *self._after()]
 
     @property
@@ -201,9 +203,8 @@ class FusedProgram(Compiled):
         """The kernel's units; some inputs are `fetched` from data sets, and some of these `ahead`."""
         names: dict[Buffer, str] = {}
         tiled = Block(self.tiling.tile, self._near, names, whole=self.tiling.single)
-        once = Block(
-            self.tiling.tile, self._near if self.tiling.alone else (), names
-        )  # or else as `adding` does it, to the bit
+        near = self._near if self.tiling.alone else ()  # or else as `adding` does it, to the bit
+        once = Block(self.tiling.tile, near, names)
         for buffer in dict.fromkeys([*self._near, *fetched]):
             if buffer.batched:
                 name = names.setdefault(buffer, f"b{len(names)}")
