@@ -193,7 +193,7 @@ def test_order_of_threads_does_not_matter(case):
 
 @pytest.mark.by_day(few=10)
 @needs_compiler
-@pytest.mark.parametrize("layer", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+@pytest.mark.parametrize("layer", [*CONVOLUTIONS.values(), chains.Conv(2, 3, 3, padding=1)], ids=[*CONVOLUTIONS, "padded"])
 @pytest.mark.parametrize("samples", [1, 3, 100])
 def test_convolutions_as_products(layer, samples, dtype, monkeypatch):
     """Made small enough to be products, in parts of so many samples."""

@@ -34,13 +34,14 @@ BUDGETS = {  # by network and kind of kernel: instructions for each that adds or
     ("matrix_exp, kernels", "sum_parts"): ("a_product", 3.0),
     ("matrix_exp, kernels", "map"): ("an_element", 45.0),
     ("lenet5", "convolve"): ("a_product", 4.8),
-    ("lenet5", "convolve_input"): ("a_product", 4.8),
+    ("lenet5", "convolve_input"): ("a_product", 5.3),
     ("lenet5", "sum"): ("a_product", 4.2),
     ("lenet5", "sum_parts"): ("a_product", 3.0),
     ("lenet5", "max_pool"): ("instructions", 75),  # for a window with bias, relu and choice
     ("lenet5", "max_pool_input"): ("a_word", 11.0),  # with relu's pullback and the sum for the bias
     ("lenet5", "map"): ("an_element", 60.0),
-    ("lenet5", "patches"): ("an_element", 80.0),
+    ("lenet5", "patches"): ("a_word", 2.5),
+    ("lenet5", "move"): ("a_word", 5.0),
 }
 
 

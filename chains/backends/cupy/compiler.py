@@ -315,7 +315,7 @@ class Compiled:
             summed = convolve_weight(self.source, replace(operation, outs=(total,)), temporary)
             return [*summed, *self._lower([Copy((out,), (total,), label=operation.label)], lambda _: lambda _: True)]
         if is_product(operation):
-            return Lowering(self.source, operation, temporary).commands()
+            return Lowering(self.source, operation, temporary, self._begins).commands()
         if isinstance(operation, Convolve):
             return convolve(self.source, operation)
         if isinstance(operation, ConvolveInput):

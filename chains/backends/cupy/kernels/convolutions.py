@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from chains.backends.cupy.kernels.images import at, covering
+from chains.backends.cupy.kernels.images import at, covering, outside
 from chains.backends.cupy.source.c_source import ctype, half_name, literal
 from chains.backends.cupy.source.commands import (
     Command,
-    Kernel,
     Launch,
     Matrix,
     Pointers,
@@ -26,12 +25,17 @@ from chains.backends.cupy.source.commands import (
     Tiled,
     blocks,
     each_element,
+    indented,
 )
+from chains.backends.cupy.source.lanes import VECTOR_BYTES, Begins, Vector
 from chains.backends.cupy.source.reduction import Temporary
 from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight
 from chains.program.view import Buffer, View, concrete
 
 PATCHES_BYTES = 64 << 20  # at a time, or as many as one sample needs
+MOST_PIXELS = 8  # of a row of the image that a thread with several positions keeps in registers
+MOST_UNROLLED = 32  # of a row of the image that are written out one by one
+MOST_ROWS = 65_535  # of blocks in a grid
 
 AnyConvolution = Convolve | ConvolveInput | ConvolveWeight
 
@@ -68,8 +72,8 @@ class Part:
 class Lowering:
     """The kernels and products of one convolution."""
 
-    def __init__(self, source: Source, operation: AnyConvolution, temporary: Temporary) -> None:
-        self.source, self.operation = source, operation
+    def __init__(self, source: Source, operation: AnyConvolution, temporary: Temporary, begins: Begins) -> None:
+        self.source, self.operation, self.begins = source, operation, begins
         self.x, self.w, self.y = parts(operation)
         self.kind = ctype(self.x.dtype)
         (self.outputs, *entry), (_, _, *positions) = concrete(self.w.shape, 1), concrete(self.y.shape, 1)
@@ -120,43 +124,71 @@ class Lowering:
         return Product(_vector(out), left, right, lambda batch: size, leading[id(out)], adds, label=self.operation.label)
 
     def _launch(
-        self, hint: str, count: str, elements: int, pointers: Pointers, body: Sequence[str]
+        self, hint: str, channels: int, each: int, pointers: Pointers, body: Sequence[str]
     ) -> Callable[[Part], Command]:
-        """A launch for each part with a thread for each of `elements` numbers a sample."""
-        lines = each_element(count, body)
+        """A launch for each part: a row of blocks for each channel c, in which threads go through `each` groups i a sample."""
+        lines = each_element(f"samples * {each}", body)
+        whole = [f"for (Index c = blockIdx.y; c < {channels}; c += gridDim.y) {{", *indented(lines), "}"]
         names = ("start", "samples")
-        first = pointers.launch(self.source, hint, lines, lambda batch: (1, 1), extra=names, label=self.operation.label)
-        return partial(_for_part, first.kernel, first, elements)
+        first = pointers.launch(self.source, hint, whole, lambda batch: (1, 1), extra=names, label=self.operation.label)
+        return partial(_for_part, first, each, min(channels, MOST_ROWS))
 
     def _gather_patches(self) -> Callable[[Part], Command]:
-        """patches[k, s, position] = the pixel that entry k of the window sees there, 0 in the padding."""
+        """patches[k, s, position] = the pixel that entry k of the window sees there, 0 in the padding.
+
+        A thread takes neighbouring positions of a row through all entries of the window in one channel: their pixels in a row
+        of the image are read once, and it divides once for all of them.
+        """
         pointers, window, x = Pointers(), self.operation.window, self.x
-        (rows, columns), (height, width) = window.size, (self.y.shape[2], self.y.shape[3])
+        (rows, columns), (height, width) = window.size, concrete(self.y.shape, 1)[2:]
+        (down, right), (over, along), (top, left) = window.stride, window.dilation, (pair[0] for pair in window.padding)
         into, image = pointers(self.patches, write=True), pointers(x.buffer)
+        lanes = self._lanes(width, View(self.patches, (), (), 0))
+        seen = (lanes - 1) * right + window.span[1]
+        if seen > MOST_PIXELS:
+            lanes, seen = 1, window.span[1]
+        place = f"{into}[((c * {rows} + kh) * {columns} + kw) * (samples * {self.positions}) + i * {lanes}]"
+        vector = Vector(self.kind, lanes, x.dtype.itemsize)
+        pixel = f"{image}[{at(x, 'n', 'c', 'ih', 'iw + j')}]"
+        inside = [*outside(window, x, self.y, 0, "ih")], [*outside(window, x, self.y, 1, "iw + j")]
+        if any(inside):
+            pixel = f"{' || '.join([*inside[0], *inside[1]])} ? {literal(0.0, self.kind)} : {pixel}"
+        unroll = ["#pragma unroll"] if seen <= MOST_UNROLLED else []
         body = [
-            f"const Index w = i % {width}; const Index h = i / {width} % {height};",
-            f"const Index n = i / {self.positions} % samples + start; const Index k = i / {self.positions} / samples;",
-            f"const Index kw = k % {columns}; const Index kh = k / {columns} % {rows}; const Index c = k / {rows * columns};",
-            f"const Index ih = h * {window.stride[0]} + kh * {window.dilation[0]} - {window.padding[0][0]};",
-            f"const Index iw = w * {window.stride[1]} + kw * {window.dilation[1]} - {window.padding[1][0]};",
-            f"{into}[i] = ih < 0 || ih >= {x.shape[2]} || iw < 0 || iw >= {x.shape[3]} ? {literal(0.0, self.kind)}",
-            f"    : {image}[{at(x, 'n', 'c', 'ih', 'iw')}];",
+            f"const Index w = (Count)i % {width // lanes} * {lanes}; const Index h = (Count)i / {width // lanes} % {height};",
+            f"const Index n = (Count)i / {self.positions // lanes} + start; const Index iw = w * {right} - {left};",
+            "#pragma unroll 1",  # registers hold one row of pixels, not those of all rows
+            f"for (int kh = 0; kh < {rows}; ++kh) {{",
+            f"    const Index ih = h * {down} + kh * {over} - {top};",
+            f"    {self.kind} pixels[{seen}];",
+            *indented([*unroll, f"for (int j = 0; j < {seen}; ++j) pixels[j] = {pixel};", *unroll]),
+            f"    for (int kw = 0; kw < {columns}; ++kw) {{",
+            f"        {vector.name} some;",
+            f"        for (int u = 0; u < {lanes}; ++u) some.n[u] = pixels[u * {right} + kw * {along}];",
+            f"        *({vector.name}*)&{place} = some;",
+            "    }",
+            "}",
         ]
-        count = f"samples * {self.positions * self.entries}"
-        return self._launch("patches", count, self.positions * self.entries, pointers, body)
+        channels = concrete(x.shape, 1)[1]
+        return self._launch("patches", channels, self.positions // lanes, pointers, [vector.definition, *body])
 
     def _move(self, rows: Buffer, image: View, *, into_image: bool) -> Callable[[Part], Command]:
         """Between rows[channel, s, position] and the image[s, channel, position]."""
-        pointers, (height, width) = Pointers(), (image.shape[2], image.shape[3])
+        pointers, (height, width) = Pointers(), concrete(image.shape, 1)[2:]
         one, other = pointers(rows, write=not into_image), pointers(image.buffer, write=into_image)
-        there = f"{other}[{at(image, 'n', 'c', 'h', 'w')}]"
+        lanes = self._lanes(width, image, View(rows, (), (), 0))
+        vector = Vector(self.kind, lanes, image.dtype.itemsize)
+        there = f"*({vector.name}*)&{other}[{at(image, 'n', 'c', 'h', 'w')}]"
+        here = f"*({vector.name}*)&{one}[c * (samples * {self.positions}) + i * {lanes}]"
+        if image.strides[2] == width * image.strides[3]:  # positions are one row
+            height, width = 1, width * height
         body = [
-            f"const Index w = i % {width}; const Index h = i / {width} % {height};",
-            f"const Index n = i / {self.positions} % samples + start; const Index c = i / {self.positions} / samples;",
-            f"{there} = {one}[i];" if into_image else f"{one}[i] = {there};",
+            vector.definition,
+            f"const Index w = (Count)i % {width // lanes} * {lanes}; const Index h = (Count)i / {width // lanes} % {height};",
+            f"const Index n = (Count)i / {self.positions // lanes} + start;",
+            f"{there} = {here};" if into_image else f"{here} = {there};",
         ]
-        count = f"samples * {self.positions * self.outputs}"
-        return self._launch("move", count, self.positions * self.outputs, pointers, body)
+        return self._launch("move", self.outputs, self.positions // lanes, pointers, body)
 
     def _fold(self) -> Callable[[Part], Command]:
         """dx[s, c, h, w] = the sum of the patches' entries that were this pixel, in the order of the window."""
@@ -166,8 +198,8 @@ class Lowering:
         rows, columns = self.operation.window.size
         entry = f"((c * {rows} + kh) * {columns} + kw) * samples + s"
         body = [
-            f"const Index w = i % {width}; const Index h = i / {width} % {height};",
-            f"const Index c = i / {width * height} % {channels}; const Index s = i / {width * height * channels};",
+            f"const Index w = (Count)i % {width}; const Index h = (Count)i / {width} % {height};",
+            f"const Index s = (Count)i / {width * height};",
             f"{self.kind} total = {literal(0.0, self.kind)};",
             *covering(
                 self.operation.window,
@@ -177,21 +209,24 @@ class Lowering:
             "const Index n = s + start;",
             f"{into}[{at(x, 'n', 'c', 'h', 'w')}] = total;",
         ]
-        each = channels * height * width
-        return self._launch("fold", f"samples * {each}", each, pointers, body)
+        return self._launch("fold", channels, height * width, pointers, body)
+
+    def _lanes(self, width: int, *views: View) -> int:
+        """How many neighbours along rows of this length lie together in all views, from a multiple of so many on."""
+        count = VECTOR_BYTES // self.x.dtype.itemsize
+        while count > 1 and not (width % count == 0 and all(_is_whole(view, count, self.begins) for view in views)):
+            count //= 2
+        return count
 
 
-def _for_part(kernel: Kernel, first: Launch, elements: int, part: Part) -> Launch:
-    grid, numbers = (blocks(part.samples * elements), 1), (part.start, part.samples)
-    return Launch(
-        kernel,
-        first.buffers,
-        lambda batch: grid,
-        numbers=lambda batch: numbers,
-        reads=first.reads,
-        writes=first.writes,
-        label=first.label,
-    )
+def _is_whole(view: View, count: int, begins: Begins) -> bool:
+    *others, last = view.strides or (1,)
+    return last == 1 and begins(view, count) and all(stride % count == 0 for stride in others)
+
+
+def _for_part(first: Launch, each: int, rows: int, part: Part) -> Launch:
+    grid, numbers = (blocks(part.samples * each), rows), (part.start, part.samples)
+    return replace(first, grid=lambda batch: grid, numbers=lambda batch: numbers)
 
 
 def _vector(place: View | Buffer) -> View:

@@ -83,28 +83,41 @@ def entries(window: Window, x: View, y: View, body: list[str]) -> list[str]:
 
 def _unless_inside(window: Window, x: View, y: View, axis: int, name: str) -> list[str]:
     """What goes on with the next entry where this one lies in the padding; nothing where none does."""
+    conditions = outside(window, x, y, axis, name)
+    return [f"if ({' || '.join(conditions)}) continue;"] if conditions else []
+
+
+def outside(window: Window, x: View, y: View, axis: int, name: str) -> list[str]:
+    """The conditions for an entry of some window to lie in the padding along an axis: none where it has none."""
     before, length = window.padding[axis][0], x.shape[2 + axis]
     end = (_times(y.shape[2 + axis]) - 1) * window.stride[axis] + window.span[axis] - before
-    outside = [*([f"{name} < 0"] if before else []), *([f"{name} >= {length}"] if end > _times(length) else [])]
-    return [f"if ({' || '.join(outside)}) continue;"] if outside else []
+    return [*([f"{name} < 0"] if before else []), *([f"{name} >= {length}"] if end > _times(length) else [])]
 
 
 def covering(window: Window, y: View, body: list[str]) -> list[str]:
     """`body` for each entry (kh, kw) of a window, at the output position (oh, ow), that lies at (h, w) of the input."""
-    (rows, columns), (top, left) = window.size, (window.padding[0][0], window.padding[1][0])
-    (down, right), (over, along) = window.stride, window.dilation
     return [
-        f"for (int kh = 0; kh < {rows}; ++kh) {{",
-        f"    const Index th = h + {top} - kh * {over};",
-        f"    const Index oh = th / {down};",
-        f"    if (th < 0 || th % {down} != 0 || oh >= {y.shape[2]}) continue;",
-        f"    for (int kw = 0; kw < {columns}; ++kw) {{",
-        f"        const Index tw = w + {left} - kw * {along};",
-        f"        const Index ow = tw / {right};",
-        f"        if (tw < 0 || tw % {right} != 0 || ow >= {y.shape[3]}) continue;",
+        f"for (int kh = 0; kh < {window.size[0]}; ++kh) {{",
+        *(f"    {line}" for line in _position(window, y, 0, "oh", "h", "kh")),
+        f"    for (int kw = 0; kw < {window.size[1]}; ++kw) {{",
+        *(f"        {line}" for line in _position(window, y, 1, "ow", "w", "kw")),
         *(f"        {line}" for line in body),
         "    }",
         "}",
+    ]
+
+
+def _position(window: Window, y: View, axis: int, name: str, place: str, entry: str) -> list[str]:
+    """Statements that find the output position whose entry lies at a place along an axis, and go on where there is none."""
+    stride, there = window.stride[axis], f"{place} + {window.padding[axis][0]} - {entry} * {window.dilation[axis]}"
+    none = f"if ({name} < 0 || {name} >= {y.shape[2 + axis]}) continue;"
+    if stride == 1:
+        return [f"const Index {name} = {there};", none]
+    return [
+        f"const Index {name}_step = {there};",
+        f"if ({name}_step < 0 || (Count){name}_step % {stride} != 0) continue;",
+        f"const Index {name} = (Count){name}_step / {stride};",
+        f"if ({name} >= {y.shape[2 + axis]}) continue;",
     ]
 
 

@@ -87,7 +87,7 @@ def in_lanes(
 ) -> Lanes:  # fmt: skip
     """The statements for `count` elements along this axis: those of `run`, where there is one, on what is `read`."""
     kind = run.kind if run else ctype(read[0].dtype)
-    types: dict[str, _Vector] = {}
+    types: dict[str, Vector] = {}
     before: list[str] = []
     each: list[str] = []
     after: list[str] = []
@@ -98,7 +98,7 @@ def in_lanes(
         if not space.step(along, view):
             before.append(f"const {kind} {name} = {converted(place, own, kind)};")
         elif _is_whole(space, along, view, count, begins):
-            vector = types.setdefault(own, _Vector(own, count, view.dtype.itemsize)).name
+            vector = types.setdefault(own, Vector(own, count, view.dtype.itemsize)).name
             before.append(f"const {vector} from{number} = *(const {vector}*)&{place};")
             each.append(f"const {kind} {name} = {converted(f'from{number}.n[u]', own, kind)};")
         else:
@@ -109,7 +109,7 @@ def in_lanes(
         values |= found
         for number, out in enumerate(run.stored(stored)):
             own = ctype(out.dtype)
-            vector = types.setdefault(own, _Vector(own, count, out.dtype.itemsize)).name
+            vector = types.setdefault(own, Vector(own, count, out.dtype.itemsize)).name
             before.append(f"{vector} to{number};")
             each.append(f"to{number}.n[u] = {converted(values[out], kind, own)};")
             after.append(f"*({vector}*)&{pointers(out.buffer, write=True)}[{space.index_of(out)}] = to{number};")
@@ -117,7 +117,7 @@ def in_lanes(
 
 
 @dataclass(frozen=True)
-class _Vector:
+class Vector:
     """The C type of numbers beside each other, which lie at a multiple of all their bytes."""
 
     kind: str
