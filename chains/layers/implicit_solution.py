@@ -12,8 +12,10 @@ from functools import partial
 import numpy as np
 
 from chains.expr import where
+from chains.layers.gradient_sums import GradientSums
 from chains.layers.implicit import ImplicitStages
-from chains.layers.ode_solution import Around, Solution
+from chains.layers.ode_grid import Around
+from chains.layers.ode_solution import Solution
 from chains.layers.stages import Copies, at_once
 from chains.program.recorder import Recorder
 from chains.program.steps import Steps
@@ -58,7 +60,7 @@ class ImplicitSolution(Solution):
         """The entry for one of these, of an array (batch, steps, stages, ...)."""
         return each.now(view.reshape(self._evaluations, *view.sample_shape[2:]), 1)
 
-    def _back(self, at: Around, d_state: View, dy: View, d_times: View | None, d_given: View) -> list[tuple[View, View]]:
+    def _back(self, at: Around, sums: GradientSums, d_state: View, dy: View, d_times: View | None, d_given: View) -> None:
         ops, n, s, stages, width = self.ops, self.n, self.s, self.tableau.stages, self.inputs.width
         newton = ImplicitStages(ops, self.tableau, at_once(ops, self.rhs), n)
         d_values = ops.scratch("d_k", (self.grid.cut.length, stages, n))
@@ -91,7 +93,7 @@ class ImplicitSolution(Solution):
             if self.inputs.given:
                 given = d_all.slice(-1, n, n + self.inputs.given)
                 ops.map(d_given, lambda total, d: total + d, d_given, given)
-        return [(view, self._of_segments(at, each)) for view, each in self._gradients(at, d_values)]
+        self._gradients(at, sums, d_values)
 
     def _pullback(self, ops: Recorder, entry: Callable[[View], View]) -> Callable[[View, View], None]:
         """What records the pullback of the right-hand side in a stage, without gradients; what it needs is recorded now."""
@@ -101,19 +103,12 @@ class ImplicitSolution(Solution):
         kept.fetch()
         return partial(evaluated.pullback, ops, entry(self.s.x), entry(self.s.k))
 
-    def _gradients(self, at: Around, d_values: View) -> list[tuple[View, View]]:
-        """Record the gradients of parameters, and for each the array of those of all evaluations."""
-        ops, sums = self.ops, list[tuple[View, View]]()
-
-        def gradient(name: str, view: View) -> View:
-            found, entry = self._each_step(name, view, at, each)
-            sums.append((view, found))
-            return entry
-
+    def _gradients(self, at: Around, sums: GradientSums, d_values: View) -> None:
+        """Record the gradients of parameters of all evaluations of a segment."""
+        ops = self.ops
         with ops.loop(self._evaluations, backwards=True) as each:
             kept = Copies(ops, partial(self._flat, each))
-            evaluated = self.rhs.at_a_step(kept.array, gradient, {})
+            evaluated = self.rhs.at_a_step(kept.array, partial(sums.of_step, at, each), {})
             kept.fetch()
             x, k, d_value = (self._flat(each, view) for view in (self.s.x, self.s.k, d_values))
             evaluated.pullback(ops, x, k, d_value, ops.scratch("d_x, unread", (self.inputs.width,)))
-        return sums

@@ -13,8 +13,10 @@ from dataclasses import replace
 from functools import partial
 
 from chains.expr import maximum, where
-from chains.layers.ode_solution import Around, Solution
-from chains.layers.runge_kutta import Length, add_up, combine, move
+from chains.layers.gradient_sums import GradientSums
+from chains.layers.ode_grid import Around
+from chains.layers.ode_solution import Solution
+from chains.layers.runge_kutta import Length, combine, move
 from chains.layers.stages import Kept
 from chains.program.steps import Steps
 from chains.program.view import View
@@ -37,41 +39,33 @@ class Adjoint(Solution):
     def pullback(self, y: View, dy: View, dx: View, failed: View | None) -> None:
         ops, n, known, last = self.ops, self.n, self.n + self.inputs.given, self.grid.intervals
         state, d_state, d_given = ops.scratch("state", (n,)), ops.scratch("d_state", (n,)), dx.slice(-1, n, known)
+        sums = GradientSums(ops, self.grid, self.rhs)
         self._begin_back(d_state, None if self.clock is not None else dy.index(1, last), dx, failed)
         if self.clock is not None:
             ops.copy(state, y.index(1, last))
             with self._segments(backwards=True, failed=failed) as at:
-                sums = self._back_in_time(at, state, d_state, d_given, (y, dy))
+                self._back_in_time(at, sums, state, d_state, d_given, (y, dy))
             self._arrive(d_state, dy, self.clock.slice(-1, 0, 1))
         else:
             with ops.loop(last, backwards=True, closed=True) as interval:
                 ops.copy(state, interval.now(y.slice(1, 1, last + 1), 1))
                 with ops.loop(self.grid.cut.segments // last, backwards=True, closed=True) as segment:
-                    sums = self._back_in_time((interval, segment), state, d_state, d_given)
+                    self._back_in_time((interval, segment), sums, state, d_state, d_given)
                 ops.map(d_state, lambda a, b: a + b, d_state, interval.now(dy.slice(1, 0, last), 1))
         ops.copy(dx.slice(-1, 0, n), d_state)
-        add_up(ops, [(view, each) for view, each, _ in sums], [weight for *_, weight in sums])
+        sums.add_up()
 
     def _back_in_time(
-        self, at: Around, state: View, d_state: View, d_given: View, outputs: tuple[View, View] | None = None
-    ) -> list[tuple[View, View, float]]:
-        """Record the steps of a segment, back in time: of the state, its cotangent, and that of what is given.
-
-        It gives each parameter's gradient with an array of those of a stage in each segment, and the weight of the stage.
-        """
+        self, at: Around, sums: GradientSums, state: View, d_state: View, d_given: View,
+        outputs: tuple[View, View] | None = None,
+    ) -> None:  # fmt: skip
+        """Record the steps of a segment, back in time: of the state, its cotangent, and that of what is given."""
         ops, tableau, n, s, known = self.ops, self.tableau, self.n, self.s, self.n + self.inputs.given
         ((rows, weights),), stages = tableau.halves, range(tableau.stages)
         d_seen = [ops.scratch(f"d_x{i}", (self.inputs.width,)) for i in stages]  # times the length of the step
         d_states = [view.slice(-1, 0, n) for view in d_seen]
         d_slope = [ops.scratch(f"d_k{i}", (n,)) for i in stages]
         at_stages = self.inputs.at_stages(self.grid, replace(tableau, c=tuple(1.0 - c for c in tableau.c)))
-        sums: list[tuple[View, View, float]] = []
-
-        def gradient(weight: float, name: str, view: View) -> View:
-            each, entry = self._each_step(name, view, at, step)
-            sums.extend([(view, each, weight)] if weight else [])
-            return entry
-
         with ops.loop(self.grid.cut.length, backwards=True) as step:
             h = self._length(at, step)
             back = self._minus(h)
@@ -84,7 +78,7 @@ class Adjoint(Solution):
                 own = None if at_stages is None else self._now(at_stages, at, step).index(0, i)
                 self._behind(seen, own, at, step, h, 1.0 - tableau.c[i])
                 kept = Kept(ops, step, i)
-                stage = self.rhs.at_a_step(kept.array, partial(gradient, weights[i]), {})
+                stage = self.rhs.at_a_step(kept.array, partial(sums.of_step, at, step, weight=weights[i]), {})
                 stage.forward(ops, seen, k)
                 kept.keep()
                 terms = [(1.0, d_state), *((a, d) for a, d in zip(rows[i], d_states, strict=False) if a)]
@@ -95,7 +89,7 @@ class Adjoint(Solution):
             combine(ops, d_state, d_state, 1.0, [(weight, d_states[i]) for weight, i in used])
             if self.inputs.given:
                 combine(ops, d_given, d_given, 1.0, [(weight, d_seen[i].slice(-1, n, known)) for weight, i in used])
-        return [(view, self._of_segments(at, each), weight) for view, each, weight in sums]
+        sums.end_segment(at)
 
     def _minus(self, h: Length) -> Length:
         """The length of a step back in time."""

@@ -15,9 +15,13 @@ import numpy as np
 
 from chains.expr import where
 from chains.program.recorder import Recorder
+from chains.program.steps import Steps
 from chains.program.view import View
 
 SEGMENT = 8  # attempts of step control in a segment, unless said: those of a segment are done together or left out
+
+
+Around = tuple[Steps, ...]  # loops over segments, the outermost first
 
 
 class Cut(NamedTuple):
@@ -155,3 +159,10 @@ def _cut(steps: int, most: int) -> Cut:
     length = -(-steps // segments)
     segments = -(-steps // length)
     return Cut(segments, length, segments * length - steps)
+
+
+def part(view: View, around: Around, axis: int = 1) -> View:
+    """The entries of an axis for the current steps of the loops around, the outermost first, which have as many each."""
+    for at in around:
+        view = at.part(view, axis, int(view.shape[axis]) // at.steps)  # type: ignore[arg-type]
+    return view

@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from chains.expr import where
+from chains.layers.gradient_sums import GradientSums
 from chains.layers.node import Node
-from chains.layers.ode_grid import Grid
+from chains.layers.ode_grid import Around, Grid, part
 from chains.layers.ode_inputs import Inputs
-from chains.layers.runge_kutta import Length, add_up, move, pull_slope
+from chains.layers.runge_kutta import Length, move, pull_slope
 from chains.layers.stages import Kept, at_once
 from chains.layers.tableaus import Tableau
 from chains.program.recorder import Recorder
 from chains.program.steps import Steps
 from chains.program.view import View
-
-Around = tuple[Steps, ...]  # loops over segments, the outermost first
 
 
 @dataclass(frozen=True)
@@ -131,17 +131,19 @@ class Solution:
         d_state, adaptive = ops.scratch("d_state", (n,)), self.clock is not None
         self._begin_back(d_state, None if adaptive else dy.index(1, self.grid.intervals), dx, failed)
         d_begins = self._at_begins(dy) if not adaptive else None
+        sums = GradientSums(ops, self.grid, self.rhs)
         with self._segments(backwards=True, failed=failed) as at:
             for each in at:
                 state = ops.scratch("state", (n,))
                 ops.copy(state, each.now(self.s.checkpoints, 1))
                 self._run(at, self.grid.cut.length, state, None, keeps=True)
             d_times = None if d_begins is None else self._of_segment(at, d_begins)
-            sums = self._back(at, d_state, dy, d_times, dx.slice(-1, n, known))
+            self._back(at, sums, d_state, dy, d_times, dx.slice(-1, n, known))
+            sums.end_segment(at)
         if self.clock is not None:
             self._arrive(d_state, dy, self.clock.slice(-1, 0, 1))
         ops.copy(dx.slice(-1, 0, n), d_state)
-        add_up(ops, sums)
+        sums.add_up()
 
     def _begin_back(self, d_state: View, d_last: View | None, dx: View, failed: View | None) -> None:
         """Record the cotangents that the way back begins with: of the state, and of what stands behind it in a sample."""
@@ -152,23 +154,13 @@ class Solution:
                 terms = [term for term in (given, failed) if term is not None]
                 self.ops.map(view, lambda *terms: sum(terms), *terms)
 
-    def _back(self, at: Around, d_state: View, dy: View, d_times: View | None, d_given: View) -> list[tuple[View, View]]:
-        """Record the way back through the steps of a segment.
-
-        It gives each parameter's gradient with an array of those of a stage at each step, or in each segment.
-        """
+    def _back(self, at: Around, sums: GradientSums, d_state: View, dy: View, d_times: View | None, d_given: View) -> None:
+        """Record the way back through the steps of a segment."""
         ops, tableau, n, s, known = self.ops, self.tableau, self.n, self.s, self.n + self.inputs.given
         stages = range(tableau.stages)
         d_seen = [ops.scratch(f"d_x{i}", (self.inputs.width,)) for i in stages]
         d_states = [view.slice(-1, 0, n) for view in d_seen]
         d_slope = [ops.scratch(f"d_k{i}", (n,)) for i in stages]
-        sums: list[tuple[View, View]] = []
-
-        def gradient(name: str, view: View) -> View:
-            each, entry = self._each_step(name, view, at, step)
-            sums.append((view, each))
-            return entry
-
         with ops.loop(self.grid.cut.length, backwards=True) as step:
             h = self._length(at, step)
             if d_times is None:
@@ -176,7 +168,7 @@ class Solution:
             for i in reversed(stages):
                 pull_slope(ops, tableau, d_slope[i], d_state, h, i, d_states)
                 kept = Kept(ops, step, i)
-                stage = self.rhs.at_a_step(kept.array, gradient, {})
+                stage = self.rhs.at_a_step(kept.array, partial(sums.of_step, at, step), {})
                 kept.fetch()
                 seen, k = (step.now(view, 1).index(1, i) for view in (s.x, s.k))
                 stage.pullback(ops, seen, k, d_slope[i], d_seen[i])
@@ -184,27 +176,6 @@ class Solution:
             ops.map(d_state, lambda *terms: sum(terms), d_state, *more, *d_states)
             if self.inputs.given:
                 ops.map(d_given, lambda *terms: sum(terms), d_given, *(view.slice(-1, n, known) for view in d_seen))
-        return [(view, self._of_segments(at, each)) for view, each in sums]
-
-    def _each_step(self, name: str, view: View, at: Around, step: Steps) -> tuple[View, View]:
-        """An array for the gradients of a parameter at each step of a segment, or of all, and its entry for this step."""
-        count = step.steps * (self.grid.cut.segments if self._of_rows else 1)
-        each = self.ops.scratch(f"{name} of each step", (count, *view.sample_shape), batched=False)
-        return each, step.now(part(each, at, 0) if self._of_rows else each, 0)
-
-    @property
-    def _of_rows(self) -> bool:
-        """Whether the right-hand side keeps matrices of a sample: products of these have no form for all steps at once."""
-        return any(len(shape) > 3 for each in self.rhs.declaration.all for shape in each.saved_shapes.values())
-
-    def _of_segments(self, at: Around, each: View) -> View:
-        """Record the sum over the steps of a segment; an array that has an entry for each segment, where there are several."""
-        if not at or self._of_rows:
-            return each
-        name = each.buffer.name.removesuffix("step") + "segment"
-        entries = self.ops.scratch(name, (self.grid.cut.segments, *each.sample_shape[1:]), batched=False)
-        self.ops.sum(part(entries, at, 0).index(0, 0), each)
-        return entries
 
     def _at_begins(self, dy: View) -> View:
         """The cotangents of the states that intervals, or with several segments to an interval these, begin with."""
@@ -274,10 +245,3 @@ class Solution:
         if np.ptp(lengths) <= min(1e-14 * np.max(np.abs(self.grid.times)), 1e-6 * np.max(lengths)):
             return float((self.grid.times[-1] - self.grid.times[0]) / self.grid.total)
         return self._now(self.ops.constant("lengths of steps", lengths[:, None]), at, step)
-
-
-def part(view: View, around: Around, axis: int = 1) -> View:
-    """The entries of an axis for the current steps of the loops around, the outermost first, which have as many each."""
-    for at in around:
-        view = at.part(view, axis, int(view.shape[axis]) // at.steps)  # type: ignore[arg-type]
-    return view

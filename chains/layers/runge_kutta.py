@@ -56,22 +56,3 @@ def combine(ops: Recorder, out: View, start: View | None, h: Length, terms: Sequ
             return sum(terms[1:], terms[0])
 
         ops.map(out, fixed, *first, *views)
-
-
-def add_up(ops: Recorder, sums: Sequence[tuple[View, View]], weights: Sequence[float | None] | None = None) -> None:
-    """Record the sums of gradients over all steps, and over the stages that have the same parameter; these may have weights."""
-    totals: dict[View, list[tuple[View, float | None]]] = {}
-    for (view, each), weight in zip(sums, weights or [None] * len(sums), strict=True):
-        total = ops.scratch(f"{each.buffer.name}, summed", view.sample_shape, batched=False)
-        ops.sum(total, each)
-        totals.setdefault(view, []).append((total, weight))
-    for view, parts in totals.items():
-        ops.map(view, _weighed_sum([weight for _, weight in parts]), *(part for part, _ in parts))
-
-
-def _weighed_sum(weights: Sequence[float | None]) -> Any:
-    def formula(*values: Any) -> Any:
-        terms = [value if weight is None else weight * value for weight, value in zip(weights, values, strict=True)]
-        return sum(terms[1:], terms[0])
-
-    return formula
