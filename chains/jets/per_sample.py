@@ -1,8 +1,7 @@
 """Pullbacks without their sums over the batch: they give the gradient of each sample instead of the sum.
 
 An array that a pullback sums over the samples, such as the gradient of a weight, gets a row for each sample, and so do the
-arrays computed from it. A product that sums over the samples becomes an outer product for each sample. The steps of loops are
-written out.
+arrays computed from it. A product that sums over the samples becomes an outer product for each sample. Loops stay loops.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class PerSample:
     def _record(self, operation: Operation) -> None:
         sums = operation.sums_over_batch
         if isinstance(operation, Loop):
-            self.record(operation.written_out)
+            self._loop(operation)
         elif not sums and not any(view.buffer in self._own for view in operation.views):
             self.ops.operations.append(operation)
         elif isinstance(operation, MatMul) and sums:
@@ -53,6 +52,14 @@ class PerSample:
             self.ops.operations.append(replace(operation, outs=outs, ins=ins))
         else:
             raise NotImplementedError(f"there is no rule for a sample's part of {operation.name} ({operation.label})")
+
+    def _loop(self, loop: Loop) -> None:
+        """A loop of which each step is done sample by sample."""
+        around, self.ops.operations = self.ops.operations, []
+        self.record(loop.body)
+        body, self.ops.operations = self.ops.operations, around
+        self.record(loop.zeros)  # behind the body, which tells the arrays that get a row for each sample
+        self.ops.operations.append(loop.around(body))
 
     def _twin(self, view: View) -> View:
         """The view with a row for each sample."""

@@ -1,4 +1,4 @@
-"""Derivatives beyond the gradient of recurrent networks, whose steps are written out for them."""
+"""Derivatives beyond the gradient of networks with loops: those of series write the steps out, those of samples do not."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from chains import GRU, LSTM, ODE, Chain, Dense, Flatten, MSELoss, tanh
+from chains.network import record
+from chains.network.record_derivatives import jacobian, sample_gradients
+from chains.program.loop import all_operations
 from tests.harness import assert_close, central_difference
 
 NETWORKS = {
@@ -54,3 +57,37 @@ def test_gradients_of_single_samples(net, problem):
     for sample in range(2):
         one = slice(sample, sample + 1)
         assert_close(found[sample], net.value_and_grad(p, x[one], t[one], MSELoss())[1], 1e-13)
+
+
+CONTROL = {"rtol": 1e-2, "max_steps": 12}
+HOW = [
+    {"steps": 3},
+    {"steps": 3, "checkpoint_every": 2},
+    CONTROL,
+    {"method": "kvaerno3"} | CONTROL,
+    {"steps": 2, "adjoint": True},
+]
+
+
+@pytest.mark.by_day(few=2)
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_jacobians_of_differential_equations(how, own, backend_name):
+    net = Chain(ODE(Chain(Dense(2, 3, tanh), Dense(3, 2)), 3 if own else (0.0, 0.4, 1.0), **how), backend=backend_name)
+    rng, p = np.random.default_rng(0), net.init(seed=0, dtype=np.float64)
+    x = rng.normal(size=(3, 2))
+    x = np.hstack([x, np.cumsum(rng.uniform(0.1, 0.4, (3, 3)), axis=1)]) if own else x
+    found = net.jacobian(p, x).reshape(3, 6, -1)
+    for sample in range(3):
+        for k, dy in enumerate(np.eye(6)):
+            assert_close(found[sample, k], net.vjp(p, x[sample : sample + 1], dy.reshape(1, 3, 2))[0], 1e-12)
+
+
+def test_jacobians_and_gradients_of_samples_do_not_grow_with_the_steps():
+    def sizes(steps):
+        network = Chain(GRU(2, 3), Dense(3, 1), input_shape=(steps, 2)).network
+        criterion = record.Criterion(MSELoss(), (1,))
+        programs = jacobian(network, 1, np.float64), sample_gradients(network, criterion, np.float64)
+        return [len(list(all_operations(program.operations))) for program in programs]
+
+    assert sizes(4) == sizes(40)
