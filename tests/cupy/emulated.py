@@ -627,7 +627,7 @@ class EmulatedDevice(Device):
         assert len(arguments) == len(description.parameters)
         bounds = re.search(rf"KERNEL(?:_OF(?:_CLUSTER)?\((\d+)(?:, \d+)?\))? {description.name}\(", description.text)
         assert block[0] * block[1] <= int(bounds[1] or 256)
-        assert shared <= self.shared_bytes
+        assert shared + declared_bytes(description.text) <= self.shared_bytes
         assert 1 <= grid[0] < 1 << 31
         assert 1 <= grid[1] < 1 << 16
         boxes = [np.array(argument) for argument in arguments]
@@ -776,6 +776,13 @@ def _touched(gemm: Gemm, epilogue: Epilogue | None = None) -> tuple[str, list[np
             mask = _area(epilogue.mask, rows, epilogue.mask_leading // 8, epilogue.mask_leading // 8)
             (writes if "aux" in epilogue.kind else reads).append(mask)
     return what, reads, writes
+
+
+def declared_bytes(text: str) -> int:
+    """The shared memory that a kernel declares."""
+    found = re.findall(r"SHARED (\w+) ([^;]+);", text)
+    counts = [(kind, [int(count or 1) for count in re.findall(r"\w+(?:\[(\d+)\])?", names)]) for kind, names in found]
+    return sum({"Index": 8, "double": 8}.get(kind, 4) * sum(each) for kind, each in counts)
 
 
 def _entry(kernel: Kernel) -> str:

@@ -172,6 +172,18 @@ def test_which_programs_do_many_steps_together():
     assert grid.for_many_steps(made, 10_000, SHARED_BYTES["sm_90"], 132) is None
 
 
+def test_memory_that_kernels_declare_is_no_room_for_buffers():
+    """A GPU refuses more than its bound for both."""
+    _, program = matrix_exp()
+    tiling, room = tiling_of(program, 10_000), SHARED_BYTES["sm_90"]
+    most = grid.GridProgram(program, tiling, room)
+    declared = grid.adding_bytes(program.dtype)
+    assert most.possible
+    assert most.chip_bytes + declared <= room
+    assert grid.GridProgram(program, tiling, most.chip_bytes + declared).possible
+    assert not grid.GridProgram(program, tiling, most.chip_bytes + declared - 1).possible
+
+
 @pytest.mark.by_day(few=1)
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)

@@ -23,7 +23,7 @@ from chains.backends.cupy.fused.block import THREADS
 from chains.backends.cupy.fused.block_products import Stored
 from chains.backends.cupy.fused.fused import FusedProgram, outside
 from chains.backends.cupy.fused.layout import Layout
-from chains.backends.cupy.fused.sums import SUMS_PER_BLOCK, adding_lines
+from chains.backends.cupy.fused.sums import SUMS_PER_BLOCK, adding_bytes, adding_lines
 from chains.backends.cupy.fused.tiling_policy import Tiling
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Command, Pointers, indented
@@ -51,7 +51,7 @@ class GridProgram(FusedProgram):
 
     def __init__(self, program: Program, tiling: Tiling, room: int) -> None:
         self._totals: dict[Buffer, Buffer] = {}
-        super().__init__(program, tiling, room)
+        super().__init__(program, tiling, room - adding_bytes(program.dtype))
 
     def part_elements(self, batch: int) -> int:
         """The elements of "parts": a row for each block, and one for the sums."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from chains.backends.cupy.fused.block import THREADS, Block, phase_lines, phases
 from chains.backends.cupy.source.c_source import ctype
@@ -47,6 +50,11 @@ class Sums:
                 else:
                     result.append((start + shift, stop + shift, buffer, start))
         return result
+
+
+def adding_bytes(dtype: np.dtype[Any]) -> int:
+    """The shared memory that `adding_lines` declare."""
+    return THREADS * dtype.itemsize
 
 
 def adding_lines(kind: str, size: int, parts: str) -> list[str]:
