@@ -42,6 +42,8 @@ OWN = {
         "others",
         "of_block",
         "earlier",
+        "copy_ahead",
+        "copies_arrive",
         "launch",
         "launch_together",
         "threadIdx",
