@@ -54,7 +54,7 @@ def apart(monkeypatch):
 @pytest.mark.by_day(few=1)
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "lengths"])
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", [*BACKENDS, "emulated"])
+@pytest.mark.parametrize("name", BACKENDS)
 def test_nothing_is_read_that_steps_left_out_would_have_written(name, case, masked):
     net, arrays = problem(*CASES[case])
     network, dtype, target = net.network, np.dtype(np.float64), net.output_shape
