@@ -140,6 +140,7 @@ def test_which_programs_a_cluster_does():
     assert shared(mnist(), blocks=1) is None
     assert shared(mnist(width=788)).cluster == 4
     assert shared(mnist(width=787)) is None
+    assert shared(mnist(width=787), blocks=2) is None  # not a cluster of one block
     assert shared(mnist(width=64)) is None  # too little work
     assert shared(mnist(penalty=L2Penalty(0.1))) is None
     assert shared(mnist(optimizer=SGD(3.0, clip_norm=1.0))) is None

@@ -108,7 +108,7 @@ def in_cluster(compiled: object, batch: int, room: int, blocks: int) -> ClusterP
 
 
 def _cluster_program(compiled: FusedProgram, room: int, blocks: int) -> ClusterProgram | None:
-    for count in (blocks, blocks // 2):
+    for count in (each for each in (blocks, blocks // 2) if each > 1):
         try:
             made = ClusterProgram(Slices(compiled.program, count), compiled.tiling, room)
         except UndividableError:
