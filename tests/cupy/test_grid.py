@@ -102,7 +102,7 @@ def test_each_barrier_is_needed(missing, several, monkeypatch):
 
 @needs_compiler
 def test_blocks_that_wait_for_ever_are_seen(several, monkeypatch):
-    monkeypatch.setattr(grid, "BARRIER", [line.replace("/ gridDim.x + 1)", "/ gridDim.x + 2)") for line in grid.BARRIER])
+    monkeypatch.setattr(grid, "BARRIER", [line.replace("+= gridDim.x", "+= gridDim.x + 1") for line in grid.BARRIER])
     with pytest.raises(AssertionError, match="all blocks wait for others, for ever"):
         trained("one-kernel", 132)
 

@@ -97,10 +97,11 @@ KERNELS = {  # by what is said of it: the kernel, and its blocks
 }  # fmt: skip
 
 
-def run_kernel(device, body, blocks, shared=0, together=False, cluster=1):
-    """Run a kernel of 64 threads a block on three arrays: numbers, nothing yet, zeros."""
+def run_kernel(device, body, blocks, shared=0, together=False, cluster=1, arrived=0):
+    """Run a kernel of 64 threads a block on three arrays: numbers, nothing yet, counters."""
     source, pointers = Source(), Pointers()
-    arrays = [device.array(np.arange(256, dtype=FLOAT)), device.empty((256,), FLOAT), device.array(np.zeros(4, np.int32))]
+    arrays = [device.array(np.arange(256, dtype=FLOAT)), device.empty((256,), FLOAT)]
+    arrays.append(device.array(np.full(4, arrived, np.int32)))
     for k, array in enumerate(arrays):
         pointers.named(Buffer(f"b{k}", "state", array.dtype, (array.size,)), f"b{k}", write=True)
     step = pointers.launch(source, "own", body, lambda batch: (blocks, 1), block=(64, 1), cluster=cluster)
@@ -135,10 +136,10 @@ LEFT_OUT = {  # by what is left out of a place to wait: the lines there
 }
 
 
-def exchange(first, second):
+def exchange(first, second, goal=grid.GOAL):
     return [
-        "int* const arrived = (int*)b2;", "ON_CHIP;", "float* const s = (float*)chip;", f"s[{ME}] = b0[{ME}] + blockIdx.x;",
-        f"b1[blockIdx.x * 64 + {ME}] = {ME};", *first,
+        goal, "int* const arrived = (int*)b2;", "ON_CHIP;", "float* const s = (float*)chip;",
+        f"s[{ME}] = b0[{ME}] + blockIdx.x;", f"b1[blockIdx.x * 64 + {ME}] = {ME};", *first,
         f"const float v = b1[(blockIdx.x + 1) % 3 * 64 + {ME}] + s[63 - {ME}];", *second, f"b1[blockIdx.x * 64 + {ME}] = v;",
     ]  # fmt: skip
 
@@ -156,6 +157,12 @@ def test_blocks_wait_for_each_other_by_fences_and_barriers(less, place, gpu):
     used = {"volatile": r"reads an array of \(4,\) int32"}.get(less, r"(reads|writes) an array of \(256,\) float32")
     with pytest.raises(MisuseError, match=rf"the kernel own_0 {used}.* by thread \d+ of block \d"):
         run_kernel(gpu(), exchange(*places), 3, 256, True)
+
+
+def test_counters_of_blocks_may_overflow(gpu):
+    """From 4 before the end of 32 bits, past it at the second barrier of three blocks."""
+    body = exchange(grid.BARRIER, grid.BARRIER, grid.GOAL.replace("0", "-4"))
+    run_kernel(gpu(), body, 3, 256, True, arrived=-4)
 
 
 def test_blocks_that_wait_for_ever_are_told(gpu):
@@ -276,7 +283,7 @@ LESS = {  # what is left out of the kernels of a step by many blocks
     "the barrier before the ticket": r"(SHARED int last;\s*)__syncthreads\(\);",
     "the fence before the ticket": r"(SHARED int last;.*?)__threadfence\(\);",
     "the fence behind the ticket": r"(atomicAdd\(ticket.*?)__threadfence\(\);",
-    "the fence before blocks wait": r"()__threadfence\(\);(?=\s+const unsigned goal)",
+    "the fence before blocks wait": r"()__threadfence\(\);(?=\s+atomicAdd\(arrived)",
     "the barrier behind where blocks wait": r"(WAIT_FOR_OTHERS;\s+__threadfence\(\);\s+\}\s+)__syncthreads\(\);",
 }
 

@@ -31,12 +31,14 @@ from chains.program.operations import Operation
 from chains.program.program import Program
 from chains.program.view import Buffer, View
 
-# "arrived" counts the blocks that came to any barrier: all of them have come to this one at a multiple of their number.
+# "arrived" counts the blocks that came to any barrier: all of them have come to this one at `goal`. Both may overflow.
+GOAL = "unsigned goal = 0;"
 BARRIER = """\
 __syncthreads();
+goal += gridDim.x;
 if (threadIdx.x == 0) {
     __threadfence();
-    const unsigned goal = ((unsigned)atomicAdd(arrived, 1) / gridDim.x + 1) * gridDim.x;
+    atomicAdd(arrived, 1);
     while ((int)(*(volatile unsigned*)arrived - goal) < 0) WAIT_FOR_OTHERS;
     __threadfence();
 }
@@ -86,6 +88,9 @@ class GridProgram(FusedProgram):
 
     def _result(self, buffer: Buffer) -> Buffer:
         return self._totals.get(buffer, buffer)
+
+    def _start(self, layout: Layout, far: Pointers) -> list[str]:
+        return [GOAL, *super()._start(layout, far)]
 
     def _between(self, layout: Layout, far: Pointers) -> list[str]:
         far.named(outside("arrived", np.int32), "arrived", write=True)
