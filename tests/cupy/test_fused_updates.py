@@ -69,6 +69,14 @@ def test_what_is_stored_of_the_gradient(optimizer, penalty, stored):
     assert program.scratch_plan(8).nbytes(8) == 0
 
 
+def test_parts_that_are_a_single_number_are_not_read_before_they_are_known():
+    """The bias of one output, and weights of one input."""
+    for layers in ([Dense(6, 9, tanh), Dense(9, 1)], [Dense(4, 1), Dense(1, 1)]):
+        program = Chain(*layers).program(SquaredLoss(), SGD(0.1))
+        whole = fused_program(program, tiling_of(program, 8), SHARED_BYTES["sm_90"])
+        assert not any(buffer.name == "gradient" for buffer in whole._layout({}).names)
+
+
 def test_the_rest_of_a_vector_is_updated_too():
     """A sum whose result is no single number's, and a gap: parameters that have no sum of their own."""
     program = Chain(Dense(6, 1, bias=False), chains.LayerNorm(1), Dense(1, 3)).program(SquaredLoss(), SGD(0.1))

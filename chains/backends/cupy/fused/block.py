@@ -185,14 +185,14 @@ class Block:
         count, samples = (f"batch * {buffer.size}", self.tile) if buffer.batched else (str(buffer.size), 1)
         self.add(Unit(count, buffer.size * samples, lines, results=results), pointers, [whole(buffer)])
 
-    def hoisted(self, run: Run, pointers: Pointers) -> tuple[list[str], dict[View, str]]:
-        """Statements that read, once for all elements, the single numbers a run needs."""
+    def hoisted(self, run: Run, pointers: Pointers, out: View | None = None) -> tuple[list[str], dict[View, str]]:
+        """Statements that read, once for all elements, the single numbers a run needs, but for `out`, which it begins with."""
         lines: list[str] = []
         known: dict[View, str] = {}
         if run.operations and not run.scalar:
             kind, written = ctype(run.operations[0].outs[0].dtype), {view.buffer for view in run.outs}
             for view in dict.fromkeys(run.ins):
-                if not view.batched and view.sample_size == 1 and view.buffer not in written:
+                if view != out and not view.batched and view.sample_size == 1 and view.buffer not in written:
                     known[view] = f"h{len(lines)}"
                     place = offset_text(view.offset, advances(view))
                     lines.append(f"const {kind} {known[view]} = ({kind}){pointers(view.buffer)}[{place}];")
@@ -218,7 +218,7 @@ class Block:
         place = space.index_of(out)
         if not run.operations:
             return [], [self.result(operation, pointers, place, "total")]
-        before, known = self.hoisted(run, pointers)
+        before, known = self.hoisted(run, pointers, out)
         lines = [f"const {ctype(out.dtype)} z = total;"]
         if operation.accumulates:
             lines = [f"const {ctype(out.dtype)} z = {pointers(out.buffer)}[{place}] + total;"]

@@ -107,7 +107,7 @@ def reduce(block: Block, operation: Reduce, run: Run, stored: Stored, along: Run
     store = f"{pointers(work, write=True)}[part * ({many}) + o] = total;"
     body = [f"const Index {numbers};", *space.kept_lines, *adding, store]
     block.add(Unit(f"({many}) * {parts}", results * parts, body, before), pointers, [*views, whole(work)])
-    hoisted, _ = block.hoisted(along, block.pointers())
+    hoisted, _ = block.hoisted(along, block.pointers(), out)
 
     def finish(pointers: Pointers) -> list[str]:
         return [*space.kept_lines, *block.ending(operation, along, stored, pointers, space)[1]]

@@ -146,7 +146,7 @@ def product(block: Block, operation: MatMul, run: Run, stored: Stored) -> None:
     count = f"{down} * {across}" + (f" * {parts}" if parts > 1 else "")
     block.add(Unit(count, tiles * parts, body, before), pointers, views)
     if parts > 1:
-        before, _ = block.hoisted(run, block.pointers())
+        before, _ = block.hoisted(run, block.pointers(), out)
 
         def finish(pointers: Pointers) -> list[str]:
             _, ending = block.ending(operation, run, stored, pointers, Cell())
