@@ -92,17 +92,21 @@ def test_what_blocks_wait_for(missing, any_size, monkeypatch):
 
 
 @needs_compiler
-def test_where_the_driver_refuses_a_cluster(any_size, monkeypatch):
+@pytest.mark.parametrize("at", ["start", "binding"])
+def test_where_the_driver_refuses_a_cluster(at, any_size, monkeypatch):
     """One block does all of it."""
     wanted = trained(NAMES[0], blocks=1)
     monkeypatch.setattr(backends, "_loaded", {})
     device = backend(NAMES[0]).on_device.device
 
     def refusing(*given):
-        raise RuntimeError("CUDA_ERROR_INVALID_CLUSTER_SIZE")
+        raise RuntimeError("CUDA_ERROR_TOO_LARGE")
 
-    monkeypatch.setattr(device, "_launch_together", refusing)
-    with pytest.warns(RuntimeWarning, match="one block does all of it instead.*(?s:.)*INVALID_CLUSTER_SIZE"):
+    if at == "start":
+        monkeypatch.setattr(device, "_launch_together", refusing)
+    else:
+        device.blocks_together = 4
+    with pytest.warns(RuntimeWarning, match="one block does all of it instead.*(?s:.)*TOO_LARGE"):
         found = trained(NAMES[0])
     assert found[0].tobytes() == wanted[0].tobytes()
     assert found[1].tobytes() == wanted[1].tobytes()

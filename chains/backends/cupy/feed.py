@@ -90,15 +90,18 @@ class DeviceFeed(Feed):
         def address(buffer: Buffer) -> int:
             return self._device.address(arrays[buffer.name]) if buffer.role != "scratch" else binding.address(buffer)
 
-        work = launch(self._device, step, functions, binding.batch, number, address, (first, count))
-        assert work is not None
-        if not isinstance(program, GridProgram | ClusterProgram):
+        def start() -> None:
+            work = launch(self._device, step, functions, binding.batch, number, address, (first, count))
+            assert work is not None
             work()
+
+        if not isinstance(program, GridProgram | ClusterProgram):
+            start()
             return True
         if isinstance(program, GridProgram):
             self._device.assign(self.own["arrived"], np.zeros(1, np.int32))
         try:
-            work()
+            start()
         except RuntimeError:  # the driver's, where it cannot run all blocks at the same time
             alone = for_many_steps(binding.compiled, binding.batch, self._device.shared_bytes, 1)
             instead = "one block does all of it" if alone else "each step is a graph"
