@@ -45,6 +45,7 @@ from tests.cupy import fake_cublas, fake_cudnn
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 FLAGS = ("-O1", "-fPIC", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
 SHARED_BYTES = 227 << 10  # that a block may have on sm_90
+DECLARED_BYTES = 48 << 10  # of shared memory that a kernel may declare
 ROOM = 256  # bytes: how CUDA aligns memory
 
 RUNTIME = r"""
@@ -627,7 +628,9 @@ class EmulatedDevice(Device):
         assert len(arguments) == len(description.parameters)
         bounds = re.search(rf"KERNEL(?:_OF(?:_CLUSTER)?\((\d+)(?:, \d+)?\))? {description.name}\(", description.text)
         assert block[0] * block[1] <= int(bounds[1] or 256)
-        assert shared + declared_bytes(description.text) <= self.shared_bytes
+        declared = declared_bytes(description.text)
+        assert declared <= DECLARED_BYTES
+        assert not shared or shared + declared <= self.shared_bytes
         assert 1 <= grid[0] < 1 << 31
         assert 1 <= grid[1] < 1 << 16
         boxes = [np.array(argument) for argument in arguments]
