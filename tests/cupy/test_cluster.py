@@ -79,7 +79,7 @@ def test_what_blocks_wait_for(missing, any_size, monkeypatch):
     if missing == "meeting":
         monkeypatch.setattr(exchange, "CLUSTER_MEETING", "__syncthreads();")
     elif missing == "parting":
-        monkeypatch.setattr(cluster.ClusterProgram, "_parting", "__syncthreads();")
+        monkeypatch.setattr(cluster.ClusterProgram, "_last_barrier", "__syncthreads();")
     else:
         step = cluster.ClusterProgram._step
         monkeypatch.setattr(cluster.ClusterProgram, "_step", lambda *given: ["const Index now0 = 0;", *step(*given)[1:]])

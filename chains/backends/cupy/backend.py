@@ -17,7 +17,7 @@ from chains.backends.cupy.device.cudnn import ALIGNMENT
 from chains.backends.cupy.device.interface import Device
 from chains.backends.cupy.feed import DeviceFeed, HostFeed
 from chains.backends.cupy.fused.fused import FusedProgram, fused_program
-from chains.backends.cupy.fused.loops import LoopShare, loops
+from chains.backends.cupy.fused.loops import LoopShare, has_loops
 from chains.backends.cupy.fused.tiling_policy import Tiling, loop_samples, suits, tiling_of
 from chains.backends.cupy.kernels.bfloat16 import LEAST_BFLOAT16_LENGTH
 from chains.backends.cupy.kernels.half_activations import TYPES as HALF_ACTIVATIONS
@@ -64,7 +64,7 @@ class DeviceBackend(Backend):
         """
         convolutions = self.device.convolutions if library else None
         half = self.device.precision == "bf16" and batch >= LEAST_BFLOAT16_LENGTH
-        samples = loop_samples(batch) if self.fused is not False and loops(program) else 0
+        samples = loop_samples(batch) if self.fused is not False and has_loops(program) else 0
         key = aligned, convolutions is None, half, self.device.epilogues, samples
         with self._lock:
             known = self._compiled.setdefault(program, {})

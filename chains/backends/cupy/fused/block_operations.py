@@ -9,13 +9,23 @@ from chains.backends.cupy.fused.block import TERMS_PER_THREAD, THREADS, Block, R
 from chains.backends.cupy.fused.block_products import Stored, product
 from chains.backends.cupy.fused.exchange import SumOfBlocks, sum_of_blocks
 from chains.backends.cupy.kernels.indexed import NUMBERS_PER_ROUND
+from chains.backends.cupy.kernels.products import prepared
 from chains.backends.cupy.source.axes import Space, count, count_text
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Pointers
-from chains.backends.cupy.source.fusion import ELEMENTWISE, Run, run_at, run_lines
+from chains.backends.cupy.source.fusion import ELEMENTWISE, Run, run_at, run_lines, staged
 from chains.backends.cupy.source.reduction import join, start, step_in_memory
 from chains.program.loop import Loop
 from chains.program.operations import Fill, MatMul, Operation, Random, Reduce
+from chains.program.view import View
+
+
+def ready(operation: Operation, like: Callable[[View], View]) -> list[Operation]:
+    """The operation as those that a block can do: no product writes where it reads. `like` makes scratch shaped like a view."""
+    parts = [operation]
+    if isinstance(operation, MatMul) and operation.outs[0].buffer in [view.buffer for view in operation.ins]:
+        parts = prepared(operation, like)
+    return [each for part in parts for each in staged(part, like)]
 
 
 def take(block: Block, operations: Sequence[Operation], stored: Callable[[Sequence[Operation]], Stored]) -> None:

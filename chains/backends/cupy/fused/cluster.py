@@ -28,8 +28,8 @@ from chains.program.view import Buffer
 class ClusterProgram(FusedProgram):
     """A program on a whole batch by a cluster of blocks."""
 
-    _once_only = "if (blockIdx.x == 0) "
-    _parting = "CLUSTER_BARRIER;"  # a block's memory must be there until the others have read it
+    _if_first = "if (blockIdx.x == 0) "
+    _last_barrier = "CLUSTER_BARRIER;"  # a block's memory must be there until the others have read it
 
     def __init__(self, slices: Slices, tiling: Tiling, room: int) -> None:
         self._slices = slices
@@ -80,7 +80,7 @@ class ClusterProgram(FusedProgram):
         ]
         return " + ".join([super()._element(buffer), *jumps])
 
-    def _writes_back(self, buffer: Buffer) -> str:
+    def _if_own(self, buffer: Buffer) -> str:
         own = [f"(i >= {first} && i < {last})" for first, last, _ in self._own_runs(buffer)]
         return f"if ({' || '.join(['blockIdx.x == 0', *own])}) "
 

@@ -13,17 +13,16 @@ import numpy as np
 
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.fused.block import MEETING, THREADS, Block, Repetition, Unit, meetings, phase_lines, phases
-from chains.backends.cupy.fused.block_operations import take
+from chains.backends.cupy.fused.block_operations import ready, take
 from chains.backends.cupy.fused.block_products import Stored
 from chains.backends.cupy.fused.layout import Layout
+from chains.backends.cupy.fused.loops import has_loops
 from chains.backends.cupy.fused.samples import DataSet, copies, tile_elements, tile_of_step, waited
 from chains.backends.cupy.fused.sums import Sums, adding
 from chains.backends.cupy.fused.tiling_policy import LEAST_BLOCK_SAMPLES, MEETINGS_PER_LAUNCH, Tiling, even, samples_each
 from chains.backends.cupy.fused.updates import in_one_pass
-from chains.backends.cupy.kernels.products import prepared
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Command, Launch, Pointers, Source, indented
-from chains.backends.cupy.source.fusion import staged
 from chains.backends.tiling import whole_on_tiles
 from chains.program.alias import meet
 from chains.program.loop import Loop, all_operations
@@ -44,8 +43,7 @@ def fused_program(
     tile of one fits; so for a program with loops, since the launches of all steps would take longer. The program must be one
     that `suits`.
     """
-    loops = any(isinstance(operation, Loop) for operation in program.operations)
-    least = 1 if forced or loops else min(LEAST_BLOCK_SAMPLES, tiling.tile)
+    least = 1 if forced or has_loops(program) else min(LEAST_BLOCK_SAMPLES, tiling.tile)
     while tiling.tile >= least:
         made = FusedProgram(program, tiling, room, aligned)
         if made.chip_bytes <= room and (forced or made.has_parameters):
@@ -58,6 +56,10 @@ def fused_program(
 
 class FusedProgram(Compiled):
     """The commands of a program at the batch sizes that are shared out in the same way."""
+
+    cluster = 1  # blocks that read each other's shared memory
+    _if_first = ""  # what a statement begins with that one of the blocks is to do
+    _last_barrier = MEETING  # after all steps
 
     def __init__(self, program: Program, tiling: Tiling, room: int, aligned: bool = True) -> None:
         self.tiling = tiling
@@ -79,11 +81,8 @@ class FusedProgram(Compiled):
 
     def _prepared(self, operation: Operation) -> list[Operation]:
         if isinstance(operation, Loop):
-            return [operation.around([ready for each in operation.body for ready in self._prepared(each)])]
-        ready = [operation]
-        if isinstance(operation, MatMul) and operation.outs[0].buffer in [view.buffer for view in operation.ins]:
-            ready = prepared(operation, self._like)
-        return [each for one in ready for each in staged(one, self._like)]
+            return [operation.around([each for inner in operation.body for each in self._prepared(inner)])]
+        return ready(operation, self._like)
 
     def _lower(self, operations: Sequence[Operation], stored: Callable[[range], Stored]) -> list[Command]:
         layout = self._arranged(operations)
@@ -251,7 +250,7 @@ class FusedProgram(Compiled):
         layout = layout if layout.nbytes <= self._room else self._layout(fetched)
         counted = [buffers["random"]] if "random" in buffers else []
         value = layout.names[self._result(buffers["value"])]
-        notes = [f"{self._once_only}{losses}[from + step] = {value}[0];"]
+        notes = [f"{self._if_first}{losses}[from + step] = {value}[0];"]
         notes += [f"{layout.names[buffer]}[1] += 1;" for buffer in counted]
         following, begun = (self._copies(layout, at) for at in ("step + 1", "0"))
         arrived = waited(layout.ahead)
@@ -270,7 +269,7 @@ class FusedProgram(Compiled):
             "for (Index step = 0; step < steps; ++step) {",
             *indented(step),
             "}",
-            self._parting,
+            self._last_barrier,
             *self._back(layout, far, counted),
         ]
         extra = ["each", "from", "steps"]
@@ -284,10 +283,6 @@ class FusedProgram(Compiled):
             numbers=lambda batch: (self._each(batch),), label=self._label, shared=layout.nbytes, apart=False,
             together=not self.tiling.alone, cluster=self.cluster,
         )  # fmt: skip
-
-    cluster = 1  # blocks that read each other's shared memory
-    _once_only = ""  # what a statement begins with that one block is to do
-    _parting = MEETING  # after the last step
 
     def _result(self, buffer: Buffer) -> Buffer:
         """Where a result of a step lies."""
@@ -349,12 +344,12 @@ class FusedProgram(Compiled):
             if place in self._near and changed:
                 outer, size = far.named(buffer, f"far_{name}", write=True), buffer.size
                 loop = f"for (Index i = threadIdx.x; i < {size}; i += {THREADS})"
-                lines.append(f"{loop} {self._writes_back(place)}{outer}[{self._element(place)}] = {name}[i];")
+                lines.append(f"{loop} {self._if_own(place)}{outer}[{self._element(place)}] = {name}[i];")
         return lines
 
-    def _writes_back(self, buffer: Buffer) -> str:
-        """What the statement begins with that writes element `i` of a buffer back."""
-        return self._once_only
+    def _if_own(self, buffer: Buffer) -> str:
+        """What the statement begins with that writes element `i` of a buffer back: one block does."""
+        return self._if_first
 
     # Where the elements of a buffer lie in the array outside
 

@@ -49,7 +49,7 @@ class GridProgram(FusedProgram):
     """A program whose blocks go on with what is done once, each on its own copies of what steps change."""
 
     goes_on = True
-    _once_only = "if (blockIdx.x == 0) "
+    _if_first = "if (blockIdx.x == 0) "
 
     def __init__(self, program: Program, tiling: Tiling, room: int) -> None:
         self._totals: dict[Buffer, Buffer] = {}

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 
 from chains.backends.cupy.fused import tiling_policy as policy
 from chains.backends.cupy.fused.block import THREADS, Block, Repetition, Unit, meetings, phase_lines, phases
-from chains.backends.cupy.fused.block_operations import supported, take
-from chains.backends.cupy.kernels.products import prepared
+from chains.backends.cupy.fused.block_operations import ready, supported, take
 from chains.backends.cupy.source.c_source import ctype, half_name
 from chains.backends.cupy.source.commands import Launch, Pointers, Source, indented
-from chains.backends.cupy.source.fusion import ELEMENTWISE, run_at, staged
+from chains.backends.cupy.source.fusion import ELEMENTWISE, run_at
 from chains.program.filled import Filled
 from chains.program.loop import Loop
 from chains.program.operations import Copy, MatMul, Operation
@@ -39,8 +38,8 @@ class LoopShare:
     forced: bool = False
 
 
-def loops(program: Program) -> bool:
-    """Whether a program has any."""
+def has_loops(program: Program) -> bool:
+    """Whether a program has any loops."""
     return any(isinstance(operation, Loop) for operation in program.operations)
 
 
@@ -62,7 +61,7 @@ class LoopKernel:
         self, operation: Loop, share: LoopShare, elsewhere: Callable[[Buffer], bool], like: Callable[[View], View]
     ) -> None:
         self._loop, self._share = operation, share
-        body = [ready for each in operation.body for ready in _ready(each, like)]
+        body = [one for each in operation.body for one in ready(each, like)]
         self._launches = sum(1 for _ in _commands(body))
         self._body = _with_slices(body, operation.depth)
         self._states = self._of_samples(elsewhere)
@@ -221,14 +220,6 @@ def _copied(view: View, loop: Loop) -> View:
         return View(near, view.shape, tuple(strides))
     by = strides[0] if move > 0 else -strides[0]
     return View(near, view.shape, tuple(strides[1:]), max(0, -by) * (loop.steps - 1)).advancing(loop.depth, by)
-
-
-def _ready(operation: Operation, like: Callable[[View], View]) -> list[Operation]:
-    """The operation as those that a block can do."""
-    ready = [operation]
-    if isinstance(operation, MatMul) and operation.outs[0].buffer in [view.buffer for view in operation.ins]:
-        ready = prepared(operation, like)
-    return [each for one in ready for each in staged(one, like)]
 
 
 def _commands(operations: Sequence[Operation]) -> Iterator[Operation]:
