@@ -22,7 +22,7 @@ import chains
 from chains import SGD, Adam, Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, MSELoss, SquaredLoss, relu, tanh
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.fused.fused import fused_program
-from chains.backends.cupy.fused.grid import for_many_steps
+from chains.backends.cupy.fused.many_steps import for_many_steps
 from chains.backends.cupy.fused.tiling_policy import tiling_of
 from chains.backends.cupy.source.commands import Source
 from chains.program.program import Program

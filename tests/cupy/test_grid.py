@@ -14,6 +14,7 @@ from chains.backends import backend
 from chains.backends.cupy.fused import grid
 from chains.backends.cupy.fused import tiling_policy as shares
 from chains.backends.cupy.fused.fused import fused_program
+from chains.backends.cupy.fused.many_steps import for_many_steps
 from chains.backends.cupy.fused.tiling_policy import tiling_of
 from chains.backends.cupy.source.commands import Source
 from tests.cupy import nvrtc
@@ -162,14 +163,14 @@ def test_which_programs_do_many_steps_together():
     """As many blocks as there are multiprocessors, with all that a step changes in the memory of each."""
     _, program = matrix_exp()
     made = fused_program(program, tiling_of(program, 10_000), SHARED_BYTES["sm_90"])
-    assert isinstance(grid.for_many_steps(made, 10_000, SHARED_BYTES["sm_90"], 132), grid.GridProgram)
-    assert grid.for_many_steps(made, 10_000, SHARED_BYTES["sm_90"], 131) is None
+    assert isinstance(for_many_steps(made, 10_000, SHARED_BYTES["sm_90"], 132), grid.GridProgram)
+    assert for_many_steps(made, 10_000, SHARED_BYTES["sm_90"], 131) is None
     alone = fused_program(program, tiling_of(program, 100), SHARED_BYTES["sm_90"])
-    assert grid.for_many_steps(alone, 100, SHARED_BYTES["sm_90"], 1) is alone
+    assert for_many_steps(alone, 100, SHARED_BYTES["sm_90"], 1) is alone
     large = Chain(Dense(128, 64, tanh), Dense(64, 4)).program(SquaredLoss(), Adam(1e-3))  # a vector of 8,516 elements
     made = fused_program(large, tiling_of(large, 10_000), SHARED_BYTES["sm_90"])
     assert made is not None
-    assert grid.for_many_steps(made, 10_000, SHARED_BYTES["sm_90"], 132) is None
+    assert for_many_steps(made, 10_000, SHARED_BYTES["sm_90"], 132) is None
 
 
 def test_memory_that_kernels_declare_is_no_room_for_buffers():

@@ -18,9 +18,10 @@ from chains.backends.base import Feed
 from chains.backends.cupy.binding import DeviceBinding, HostBinding, as_graph, launch
 from chains.backends.cupy.compiler import LEAST_WIDE_ELEMENTS
 from chains.backends.cupy.device.interface import Device, Work
-from chains.backends.cupy.fused.cluster import ClusterProgram, in_cluster
+from chains.backends.cupy.fused.cluster import ClusterProgram
 from chains.backends.cupy.fused.fused import FusedProgram
-from chains.backends.cupy.fused.grid import GridProgram, for_many_steps
+from chains.backends.cupy.fused.grid import GridProgram
+from chains.backends.cupy.fused.many_steps import for_many_steps
 from chains.backends.cupy.source.c_source import readable
 from chains.backends.cupy.source.commands import Launch, Source
 from chains.backends.cupy.step_kernels import fetch, noting
@@ -51,8 +52,8 @@ class DeviceFeed(Feed):
             "cursor": device.empty((1,), np.int64),
             "losses": device.empty((steps or LEAST_LOSSES,), np.float64),
         }
-        self._whole: FusedProgram | None = in_cluster(binding.compiled, batch, device.shared_bytes, device.cluster_blocks)
-        self._whole = self._whole or for_many_steps(binding.compiled, batch, device.shared_bytes, device.blocks_together)
+        together, cluster = device.blocks_together, device.cluster_blocks
+        self._whole = for_many_steps(binding.compiled, batch, device.shared_bytes, together, cluster)
         if isinstance(self._whole, GridProgram):
             self.own["arrived"] = device.empty((1,), np.int32)
             self.own["parts"] = device.empty((self._whole.part_elements(batch),), binding.program.dtype)

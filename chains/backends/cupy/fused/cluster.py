@@ -97,9 +97,9 @@ class ClusterProgram(FusedProgram):
 _made: WeakKeyDictionary[FusedProgram, ClusterProgram | None] = WeakKeyDictionary()
 
 
-def in_cluster(compiled: object, batch: int, room: int, blocks: int) -> ClusterProgram | None:
+def in_cluster(compiled: FusedProgram, batch: int, room: int, blocks: int) -> ClusterProgram | None:
     """The program that does many steps by a cluster of up to so many blocks, each with `room` bytes; None where none does."""
-    if not isinstance(compiled, FusedProgram) or not compiled.tiling.single or blocks < 2:
+    if not compiled.tiling.single or blocks < 2:
         return None
     if compiled not in _made:
         _made[compiled] = _cluster_program(compiled, room, blocks)

@@ -122,14 +122,8 @@ class GridProgram(FusedProgram):
 _made: WeakKeyDictionary[FusedProgram, GridProgram] = WeakKeyDictionary()
 
 
-def for_many_steps(compiled: object, batch: int, room: int, together: int) -> FusedProgram | None:
-    """The program that does many steps in one launch: by one block, or by no more than run `together`; None if none does."""
-    if not isinstance(compiled, FusedProgram):
-        return None
-    if compiled.tiling.alone:
-        return compiled
-    if compiled.blocks(batch) > together or not compiled.is_short:
-        return None
+def on_grid(compiled: FusedProgram, room: int) -> GridProgram | None:
+    """The program by blocks with `room` bytes of shared memory each, that wait for each other; None where they have no room."""
     if compiled not in _made:
         _made[compiled] = GridProgram(compiled.program, compiled.tiling, room)
     return _made[compiled] if _made[compiled].possible else None
