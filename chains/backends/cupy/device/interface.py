@@ -155,14 +155,14 @@ class Device(Place):
     to_device: Queue
     to_host: Queue
 
+    shared_bytes: int  # the most shared memory that a block may have, with what its kernel declares
+    cluster_blocks: int  # how many blocks of a cluster read each other's shared memory, at most; 1 where there are no clusters
+    blocks_together: int  # how many blocks run at the same time, whatever each needs; 1 where none may wait for others
+
     @property
     def overlaps(self) -> bool:
         """Whether kernels in a graph may begin while the one before them ends."""
         return False
-
-    shared_bytes: int  # the most shared memory that a block may have
-    cluster_blocks: int  # how many blocks of a cluster read each other's shared memory, at most; 1 where there are no clusters
-    blocks_together: int  # how many blocks run at the same time, whatever each needs; 1 where none may wait for others
 
     @abstractmethod
     def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:

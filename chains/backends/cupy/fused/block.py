@@ -160,7 +160,7 @@ class Block:
         self.near, self.far = near, far
 
     def is_near(self, buffer: Buffer) -> bool:
-        """Whether a buffer lies in shared memory, where it begins at a multiple of 64 bytes."""
+        """Whether a buffer lies in shared memory, where it begins at a multiple of 16 bytes."""
         return buffer in self.near or (buffer.role == "scratch" and buffer.batched and buffer not in self.far)
 
     def pointers(self) -> Pointers:
