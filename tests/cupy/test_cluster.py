@@ -94,7 +94,7 @@ def test_what_blocks_wait_for(missing, any_size, monkeypatch):
 @needs_compiler
 @pytest.mark.parametrize("at", ["start", "binding"])
 def test_where_the_driver_refuses_a_cluster(at, any_size, monkeypatch):
-    """One block does all of it."""
+    """One block does all of it, from then on without a word."""
     wanted = trained(NAMES[0], blocks=1)
     monkeypatch.setattr(backends, "_loaded", {})
     device = backend(NAMES[0]).on_device.device
@@ -110,7 +110,8 @@ def test_where_the_driver_refuses_a_cluster(at, any_size, monkeypatch):
         found = trained(NAMES[0])
     assert found[0].tobytes() == wanted[0].tobytes()
     assert found[1].tobytes() == wanted[1].tobytes()
-    assert device.refused["together"] == 1
+    assert trained(NAMES[0], blocks=device.cluster_blocks)[0].tobytes() == wanted[0].tobytes()
+    assert (device.refused["together"], device.cluster_blocks) == (1, 1)
 
 
 @needs_compiler

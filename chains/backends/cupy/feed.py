@@ -109,6 +109,10 @@ class DeviceFeed(Feed):
             text = f"the blocks of a kernel cannot run at the same time; {instead} instead, which takes longer"
             warnings.warn(f"{text}:\n{traceback.format_exc()}", RuntimeWarning, stacklevel=2)
             self._device.refused["together"] += 1
+            if isinstance(program, GridProgram):
+                self._device.blocks_together = 1  # so it is not asked again
+            else:
+                self._device.cluster_blocks = 1
             self._whole, self._launch = alone, None
             return alone is not None and self._on_end(alone, first, count)
         return True
