@@ -31,6 +31,7 @@ class MemberJudge:
         self._history = history
         states = [None] * len(p) if state is None else state
         if _are_own(validation, net):
+            validation = validation if (*validation, None)[2] is not None else validation[:2]
             self._check(validation, len(p))
             pairs = list(zip(*validation, strict=True))
             self._judges = [Judge(net, p[m], states[m], loss, penalty, pairs[m], metrics) for m in range(len(p))]
@@ -46,8 +47,10 @@ class MemberJudge:
     def _check(validation: Any, count: int) -> None:
         """Raise ValueError unless there are data for each member."""
         for k, array in enumerate(validation):
-            if len(array) != count:
-                raise ValueError(f"`validation[{k}]` has an axis of {len(array)} members in front, but `p` has {count}")
+            if np.shape(array)[:1] != (count,):
+                raise ValueError(
+                    f"`validation[{k}]` must have an axis of {count} members in front, got shape {np.shape(array)}"
+                )
 
     @property
     def nothing(self) -> dict[str, Any]:

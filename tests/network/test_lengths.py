@@ -234,3 +234,14 @@ def test_outputs_that_are_no_steps_count_as_a_whole(layers):
     p, x = net.init(seed=1, dtype=np.float64), np.random.default_rng(1).normal(size=(4, STEPS, 2))
     y = net(x, p, lengths=LENGTHS)
     assert net.loss(p, x, 0 * y, MSELoss(), lengths=LENGTHS) == pytest.approx(np.mean(y * y))
+
+
+def test_members_have_validation_data_without_lengths_too():
+    net = Chain(GRU(2, 3), input_shape=(STEPS, 2), backend="numpy")
+    rng, P = np.random.default_rng(4), net.init_many(2, dtype=np.float64)
+    x, t = rng.normal(size=(2, 4, STEPS, 2)), rng.normal(size=(2, 4, 3))
+    with pytest.raises(ValueError, match=r"`validation\[2\]` must have an axis of 2 members in front, got shape \(4,\)"):
+        train(net, P, x, t, MSELoss(), SGD(0.1), validation=(x, t, LENGTHS), progress=False)
+    history = train(net, P, x, t, MSELoss(), SGD(0.1), validation=(x, t, None), progress=False)
+    for m, p in enumerate(P):
+        assert history[m].validation_loss == [net.loss(p, x[m], t[m], MSELoss())]
