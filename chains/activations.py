@@ -128,7 +128,7 @@ def resolve(choice: Activation | str) -> Activation:
         raise TypeError(f"`activation` is chains.expr.{choice.__name__}, which is for formulas: pass chains.{choice.__name__}")
     raise TypeError(
         f"`activation` (={choice!r}) must be an activation such as tanh, or its name; "
-        "wrap a function of your own with activation(name, f)"
+        "make one of a custom function with activation(name, f)"
     )
 
 

@@ -99,7 +99,7 @@ def check_word(name: str, value: Any, *words: str) -> None:
     """Raise ValueError unless `value` is one of the words."""
     if not isinstance(value, str) or value not in words:
         *most, last = map(repr, words)
-        hint = meant(value.lower(), words) if isinstance(value, str) else ""
+        hint = meant(value, words) if isinstance(value, str) else ""
         raise ValueError(f"`{name}` (={shown(value)}) must be {', '.join(most)} or {last}{hint}")
 
 

@@ -20,6 +20,7 @@ SYNONYMS = {
     "num_channels": "channels", "num_groups": "groups", "normalized_shape": "shape",
     "xavier_normal": "glorot_normal", "xavier_uniform": "glorot_uniform",
     "kaiming_normal": "he_normal", "kaiming_uniform": "he_uniform",
+    "gpu": "cupy", "cuda": "cupy",
 }  # fmt: skip
 MOST_NAMES_LISTED = 20
 MOST_VALUE_CHARACTERS = 100  # characters of a value
@@ -45,10 +46,10 @@ def listed(names: Iterable[str]) -> str:
 
 def meant(name: str, names: Iterable[str]) -> str:
     """A question after the name that was probably meant, for the end of a message; empty where none comes near."""
-    names = list(names)
+    by_lower = {known.lower(): known for known in names}
     synonym = SYNONYMS.get(name.lower())
-    near = [synonym] if synonym in names else get_close_matches(name, names, 1)
-    return f"; did you mean `{near[0]}`?" if near else ""
+    near = [synonym] if synonym in by_lower else get_close_matches(name.lower(), by_lower, 1)
+    return f"; did you mean `{by_lower[near[0]]}`?" if near else ""
 
 
 def shown(value: Any) -> str:

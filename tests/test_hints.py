@@ -39,6 +39,7 @@ def test_numbers_and_lists():
     assert listed(str(k) for k in range(300)).endswith("18, 19, ... (300 in all)")
     assert meant("wieght", ["weight", "bias"]) == "; did you mean `weight`?"
     assert meant("other", ["weight", "bias"]) == ""
+    assert meant("bgfs", ["LM", "BFGS"]) == "; did you mean `BFGS`?"
 
 
 def test_one_is_no_plural():
@@ -468,6 +469,8 @@ OTHER_NAMES = {
         lambda: EarlyStopping(monitor="val_loss").begin(["loss", "validation loss"]),
         "did you mean `validation loss`?",
     ),
+    "gpu": (lambda: Chain(Dense(3, 2), backend="gpu"), "did you mean `cupy`?"),
+    "bgfs": (lambda: chains.minimize(lambda p: (0.0, p), np.zeros(2), "bgfs"), "did you mean `BFGS`?"),
     "history.val_loss": (lambda: chains.History().val_loss, "did you mean `validation_loss`?"),
     "callback": (lambda: run_with(Watcher()), "returned True: return a string to stop, or None"),
     "layer": (lambda: Dense(3, 2)(X), "layers are not callable; use Chain(Dense(3, 2))"),
@@ -499,7 +502,7 @@ def test_what_was_probably_meant(call, words):
 def test_synonyms_are_of_names_that_there_are():
     layers = [getattr(chains, name) for name in chains.layers.__all__] + [Adam, chains.SGD, chains.RMSProp]
     settings = {name for layer in layers for name in inspect.signature(layer).parameters}
-    known = {*settings, *ACTIVATIONS, *INITIALIZERS, "validation loss", "accuracy"}
+    known = {*settings, *ACTIVATIONS, *INITIALIZERS, "validation loss", "accuracy", "cupy"}
     assert set(SYNONYMS.values()) <= known
     assert not set(SYNONYMS) & (known - {"alpha", "units"})
 

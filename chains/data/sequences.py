@@ -40,8 +40,11 @@ def pad(
     arrays = [np.asarray(sequence) for sequence in sequences]
     if not arrays:
         raise ValueError("`sequences` must hold one sequence at least")
-    shapes = {array.shape[1:] if array.ndim else None for array in arrays}
-    if len(shapes) > 1 or None in shapes:
+    for number, array in enumerate(arrays):
+        if not array.ndim:
+            raise ValueError(f"`sequences` must hold one sequence for each sample, but number {number} is {array.item()!r}")
+    shapes = {array.shape[1:] for array in arrays}
+    if len(shapes) > 1:
         raise ValueError(f"`sequences` must have the same shape but for their steps, got {sorted(map(str, shapes))}")
     longest = max(map(len, arrays))
     length = max(longest, 1) if length is None else check_count("length", length)

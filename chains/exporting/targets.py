@@ -111,7 +111,7 @@ def _target(name: str) -> Target:
         return host()
     if name not in TARGETS:
         known = ["native", *TARGETS]
-        raise ValueError(f"unknown `target` (={name!r}): choose of {', '.join(map(repr, known))}{meant(name, known)}")
+        raise ValueError(f"unknown `target` (={name!r}): choose one of {', '.join(map(repr, known))}{meant(name, known)}")
     return TARGETS[name]
 
 

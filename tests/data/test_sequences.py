@@ -106,7 +106,7 @@ def test_files_of_imdb_that_are_missing_or_wrong(tmp_path, monkeypatch):
     ("call", "words"),
     [
         (lambda: pad([]), ("`sequences`",)),
-        (lambda: pad([1, 2]), ("`sequences`",)),
+        (lambda: pad([[1], 2]), ("`sequences`", "number 1 is 2")),
         (lambda: pad([np.ones(2), np.ones((2, 3))]), ("`sequences`", "(3,)")),
         (lambda: pad(RAGGED, 0), ("`length` (=0)",)),
         (lambda: buckets([1, 2], [3, 3]), ("`bounds`", "grow")),
