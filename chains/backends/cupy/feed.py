@@ -10,6 +10,7 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,9 +88,7 @@ class DeviceFeed(Feed):
             text, number = sized(source, arrays.values())
             self._launch = step, self._device.compile(text, list(source.kernels.values())), number
         step, functions, number = self._launch
-
-        def address(buffer: Buffer) -> int:
-            return self._device.address(arrays[buffer.name]) if buffer.role != "scratch" else binding.address(buffer)
+        address = partial(self._address, arrays)
 
         def start() -> None:
             work = launch(self._device, step, functions, binding.batch, number, address, (first, count))
@@ -121,6 +120,9 @@ class DeviceFeed(Feed):
         """Everything that kernels read or write, by name."""
         return {**self._binding.arrays, **self.own} | {f"all {name}": array for name, array in self._sources.items()}
 
+    def _address(self, arrays: Mapping[str, Any], buffer: Buffer) -> int:
+        return self._binding.address(buffer) if buffer.role == "scratch" else self._device.address(arrays[buffer.name])
+
     def one(self) -> None:
         """Do a step: the first time launch by launch, later as one graph."""
         if self._step is None:
@@ -143,9 +145,7 @@ class DeviceFeed(Feed):
         most = sum(binding.program.buffers[name].size for name in self._sources) * binding.batch
         text, number = sized(source, arrays.values(), LEAST_WIDE_ELEMENTS if binding.index is np.int64 else most)
         functions = self._device.compile(text, list(source.kernels.values()))
-
-        def address(buffer: Buffer) -> int:
-            return self._device.address(arrays[buffer.name]) if buffer.role != "scratch" else binding.address(buffer)
+        address = partial(self._address, arrays)
 
         first, noted = (
             [work for step in steps if (work := launch(self._device, step, functions, binding.batch, number, address))]
