@@ -221,6 +221,7 @@ def test_a_team_that_is_late_parts(net, many):
     assert_same_bits(run(True), wanted)
 
 
+@pytest.mark.by_day(few=0.5)
 def test_several_callers_at_once(many):
     """One has the team; the others do their steps alone."""
     runs = [training(net, optimizer) for net in (SPLIT["narrow"], SPLIT["deep"]) for optimizer in (SGD(0.01), Adam(0.001))]
