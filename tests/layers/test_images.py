@@ -139,6 +139,19 @@ def test_the_first_of_equal_entries_takes_the_gradient(backend_name):
         np.testing.assert_array_equal(dx[0, 0], wanted)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_overlapping_windows_add_their_gradients(dtype, backend_name):
+    """The first entry of a window is inside the images for the last of four windows alone, a strided column of their shares."""
+    net = Chain(MaxPool((3, 6), stride=1, padding=(1, 3)), input_shape=(2, 9, 3), backend=backend_name)
+    x, dy = RNG.permutation(162).reshape(3, 2, 9, 3).astype(dtype), RNG.integers(1, 9, (3, 2, 9, 4)).astype(dtype)
+    wanted, rows = np.zeros((3, 2, 11, 9)), np.pad(x, ((0, 0), (0, 0), (1, 1), (3, 3)), constant_values=-1)
+    for *image, row, column in np.ndindex(dy.shape):
+        window = rows[*image, row : row + 3, column : column + 6]
+        at = np.unravel_index(window.argmax(), window.shape)
+        wanted[*image, row + at[0], column + at[1]] += dy[*image, row, column]
+    np.testing.assert_array_equal(net.vjp(np.empty(0, dtype), x, dy)[1], wanted[:, :, 1:-1, 3:-3])
+
+
 def test_upsampling_and_padding(backend_name):
     x = RNG.normal(size=(2, 3, 2, 4))
     assert_close(run(Upsample((2, 3)), x, backend_name)[0], x.repeat(2, axis=2).repeat(3, axis=3), 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -194,6 +194,21 @@ class _Sequencer:
             if operation == "where" and any(s.kind == "in" and s.number == j for s in sources[:2]):
                 return False
         return True
+
+
+def array_calls(operation: str, target: np.ndarray, sources: Sequence[np.ndarray]) -> list[Callable[[], Any]]:
+    """The calls of an operation ("copy", "where" or the name of a ufunc) on arrays."""
+    if operation == "copy":
+        return [partial(np.copyto, target, sources[0])]
+    if operation == "where":
+        condition, chosen, other = sources
+        first = [] if other is target else [partial(np.copyto, target, other)]
+        return [*first, partial(np.copyto, target, chosen, "same_kind", condition)]
+    if operation == "neg":  # NumPy 2.4's `negative` is wrong in place for some strides: tests/test_numpy_ufuncs.py
+        return [partial(np.multiply, sources[0], target.dtype.type(-1), target)]
+    if operation in ("min", "max", "erf"):  # these take `out` by name only
+        return [partial(ufunc(operation), *sources, out=target)]
+    return [partial(ufunc(operation), *sources, target)]
 
 
 # Operations on Python floats that differ from the table's functions: they treat NaN as NumPy does, or take floats only.

@@ -254,19 +254,16 @@ def _max_pool_input(memory: Memory, operation: PoolInput) -> list[Call]:
     workspace = Workspace(operation, memory)
 
     def calls(tile: slice) -> Iterator[Call]:
-        # `open` windows have not met their largest entry yet. A gradient is masked as bits, by 0 or -1, because NumPy
-        # is ten times slower with `where=`, and a product with 0 would make NaN of infinities.
+        # `open` windows have not met their largest entry yet. The bits of a gradient are multiplied by 0 or 1, because NumPy is
+        # ten times slower with `where=`, and a product of floats with 0 would make NaN of infinities.
         shares, opens, chosens = (workspace.array(name, tile) for name in ("share", "open", "chosen"))
         yield partial(opens.fill, True)
         for inside, outside in _entries(operation.window, dx.shape, dy.shape):
             entry, share, still_open, chosen = dx[tile][inside], shares[outside], opens[outside], chosens[outside]
-            mask = share.view(bits)
             yield partial(np.equal, x[tile][inside], y[tile][outside], chosen)
             yield partial(np.logical_and, chosen, still_open, chosen)
             yield partial(np.logical_xor, still_open, chosen, still_open)
-            yield partial(np.copyto, mask, chosen)
-            yield partial(np.negative, mask, mask)
-            yield partial(np.bitwise_and, mask, dy[tile][outside].view(bits), mask)
+            yield partial(np.multiply, chosen, dy[tile][outside].view(bits), share.view(bits))
             yield partial(np.add, entry, share, entry)
 
     return [partial(dx.fill, 0.0), *workspace.by_tiles(calls)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends.base import UnsupportedOperationError, cannot_run
-from chains.backends.numpy.formulas import CallSequence, Register, scalar_call, sequence_calls, ufunc
+from chains.backends.numpy.formulas import CallSequence, Register, array_calls, scalar_call, sequence_calls
 from chains.backends.numpy.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.numpy.memory import Memory
 from chains.backends.numpy.rows import update_rows
@@ -126,19 +126,7 @@ def formula_calls(memory: Memory, sequence: CallSequence, outs: Sequence[np.ndar
     calls: list[Call] = []
     for call in sequence.calls:
         target, sources = array(call.target), [array(source) for source in call.sources]
-        if call.operation == "copy":
-            calls.append(partial(np.copyto, target, sources[0]))
-        elif call.operation == "where":
-            condition, chosen, other = sources
-            if other is not target:
-                calls.append(partial(np.copyto, target, other))
-            calls.append(partial(np.copyto, target, chosen, "same_kind", condition))
-        elif call.operation == "neg":  # NumPy 2.4's `negative` is wrong for arrays whose elements lie 64 bytes apart
-            calls.append(partial(np.multiply, sources[0], memory.program.dtype.type(-1), target))
-        elif call.operation in ("min", "max", "erf"):  # these take `out` by name only
-            calls.append(partial(ufunc(call.operation), *sources, out=target))
-        else:
-            calls.append(partial(ufunc(call.operation), *sources, target))
+        calls += array_calls(call.operation, target, sources)
     return calls
 
 
