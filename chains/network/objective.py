@@ -18,6 +18,7 @@ from chains.checks import check_flags
 from chains.messages import counted
 from chains.minimize import BAR_DELAY_SECONDS
 from chains.minimize import minimize as minimize_in_place
+from chains.network.finite import FiniteFunction
 from chains.network.second_order import SecondOrder
 from chains.progress import Progress
 
@@ -105,6 +106,10 @@ class Objective:
         For a vector on a GPU, it is `chains.minimize` with its options, which leaves the vector there ("BFGS" and "L-BFGS").
         SciPy 1.17's TNC, SLSQP and Newton-CG fail, the last one silently, if they start from a float32 vector.
 
+        Where the value or the gradient is infinite or NaN, as where an `ODE` with step control fails, SciPy gets a large value
+        instead, from which its line searches step back. Without bounds and constraints, the result is then the lowest finite
+        point of all calls.
+
         Parameters
         ----------
         p : array, shape (n_params,)
@@ -120,7 +125,8 @@ class Objective:
         Returns
         -------
         scipy.optimize.OptimizeResult
-            SciPy's result.
+            SciPy's result. If there were such points, `message` says how many, and `success` is False where the lowest point
+            is not the one that SciPy ended at.
         """
         if place_of(p) is not HOST:
             return minimize_in_place(self, p, method, progress=progress, **options)
@@ -144,7 +150,9 @@ class Objective:
                     bar.show({"value": f"{value:.6g}"})
                 return value, g
 
-            result = minimize(counting if bar.begun else self, p, jac=True, method=method, **options)
+            function = FiniteFunction(counting if bar.begun else self)
+            restricted = options.get("bounds") is not None or bool(options.get("constraints"))
+            result = function.complete(minimize(function, p, jac=True, method=method, **options), restricted)
             bar.show({"value": f"{result.fun:.6g}"})
         return result
 
