@@ -11,7 +11,7 @@ import math
 import pickle
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
@@ -38,12 +38,14 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Normal:
-    """Normal numbers.
+    """Normal numbers: ``Normal(0.01)`` has a standard deviation of 0.01 and a mean of 0.
 
     Parameters
     ----------
-    mean, std : float
-        Mean and standard deviation, which is 0 or more.
+    std : float
+        The standard deviation, 0 or more.
+    mean : float
+        The mean, by keyword only.
 
     Raises
     ------
@@ -51,12 +53,12 @@ class Normal:
         For settings that are not valid, by name.
     """
 
-    mean: float = 0.0
     std: float = 1.0
+    mean: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_number("mean", self.mean, "finite")
         check_number("std", self.std, "in [0, inf)")
+        check_number("mean", self.mean, "finite")
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         return rng.normal(self.mean, self.std, shape)
@@ -69,7 +71,7 @@ class Uniform:
     Parameters
     ----------
     low, high : float
-        The bounds, of which `low` is not above `high`.
+        The bounds, of which `low` is not above `high`. Both are needed: ``Uniform(0.1)`` could mean either.
 
     Raises
     ------
@@ -77,8 +79,8 @@ class Uniform:
         For settings that are not valid, by name.
     """
 
-    low: float = -1.0
-    high: float = 1.0
+    low: float
+    high: float
 
     def __post_init__(self) -> None:
         check_number("low", self.low, "finite")
@@ -211,7 +213,7 @@ INITIALIZERS: dict[str, Initializer] = {
     "zeros": Constant(0.0),
     "ones": Constant(1.0),
     "normal": Normal(),
-    "uniform": Uniform(),
+    "uniform": Uniform(-1.0, 1.0),
     "glorot_normal": VarianceScaling(1.0, "average", "normal"),
     "glorot_uniform": VarianceScaling(1.0, "average", "uniform"),
     "he_normal": VarianceScaling(2.0, "in", "normal"),

@@ -524,7 +524,7 @@ SCHEDULES: dict[str, tuple[Callable[[Any], Any], Callable[[int], float]]] = {
 }
 
 INITIALIZERS = {
-    "Normal": initial.Normal(0.5, 2.0),
+    "Normal": initial.Normal(2.0, mean=0.5),
     "Uniform": initial.Uniform(-0.5, 2.0),
     "Constant": initial.Constant(3.0),
     "VarianceScaling": initial.VarianceScaling(2.0, "average", "normal"),

@@ -55,10 +55,20 @@ def test_fans():
 
 
 def test_classes():
-    assert draw(Normal(5.0, 0.1)).mean() == pytest.approx(5.0, abs=0.01)
+    assert draw(Normal(0.1, mean=5.0)).mean() == pytest.approx(5.0, abs=0.01)
     assert 2.0 <= draw(Uniform(2.0, 3.0)).min() < draw(Uniform(2.0, 3.0)).max() < 3.0
     assert np.all(draw(Constant(3.0)) == 3.0)
     assert draw(VarianceScaling(4.0, "out", "normal")).std() == pytest.approx(math.sqrt(4 / 500), rel=0.01)
+
+
+def test_one_number_is_the_deviation():
+    values = draw(Normal(0.01))
+    assert values.mean() == pytest.approx(0.0, abs=1e-3)
+    assert values.std() == pytest.approx(0.01, rel=0.01)
+    with pytest.raises(TypeError, match="positional"):
+        Normal(0.0, 0.01)
+    with pytest.raises(TypeError, match="'high'"):
+        Uniform(0.1)
 
 
 @pytest.mark.parametrize("choice", [2.5, np.full((3, 2), 2.5), Constant(2.5), lambda rng, shape: np.full(shape, 2.5)])
@@ -80,10 +90,10 @@ def test_unknown_name_is_refused():
         (lambda: VarianceScaling(-1.0, "in", "normal"), "`scale` (=-1.0) must be in (0, inf)"),
         (lambda: VarianceScaling(np.nan, "in", "normal"), "`scale` (=nan)"),
         (lambda: VarianceScaling("in", "in", "normal"), "`scale` (='in') must be a number"),
-        (lambda: Normal(np.inf), "`mean` (=inf) must be finite"),
-        (lambda: Normal(std=-1.0), "`std` (=-1.0)"),
+        (lambda: Normal(mean=np.inf), "`mean` (=inf) must be finite"),
+        (lambda: Normal(-1.0), "`std` (=-1.0)"),
         (lambda: Uniform(1.0, 0.0), "`low` (=1.0) must not be above `high` (=0.0)"),
-        (lambda: Uniform("a"), "`low` (='a')"),
+        (lambda: Uniform("a", 1.0), "`low` (='a')"),
         (lambda: Constant("a"), "`value` (='a')"),
         (lambda: Dense(3, 2, weight_init=np.nan), "`weight_init` (=nan) must be finite"),
         (lambda: Dense(3, 2, weight_init=None), "`weight_init` (=None) must be a number, an array"),
@@ -154,7 +164,7 @@ def test_a_function_that_fails_is_named():
         "Dense(3, 2, weight_init='he_normal')",
         "Dense(3, 2, bias_init=0.5)",
         "Dense(3, 2, bias=False, weight_init=VarianceScaling(scale=2.0, fan='out', distribution='normal'))",
-        "Conv(1, 2, 3, weight_init=Normal(mean=0.0, std=0.1), bias_init='ones')",
+        "Conv(1, 2, 3, weight_init=Normal(std=0.1, mean=0.0), bias_init='ones')",
         "Scale(scale_init=2.0)",
         "Shift()",
     ],

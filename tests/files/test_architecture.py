@@ -25,7 +25,7 @@ from chains import (
     tanh,
 )
 from chains.expr import maximum, where
-from chains.files.architecture import LAYERS, built, described
+from chains.files.architecture import LAYERS, _built, built, described
 from chains.initializers import Constant, Normal, Uniform, VarianceScaling
 from chains.network.structure import value_of
 from tests import harness
@@ -85,11 +85,24 @@ def test_a_cell_that_a_file_cannot_hold_is_named():
 
 @pytest.mark.parametrize(
     "init",
-    [Normal(0.1, 2.0), Uniform(-0.5, 0.25), Constant(3), VarianceScaling(1.5, "out", "uniform"), "ones", 0.25, [1.0, -2.0]],
+    [
+        Normal(2.0, mean=0.1),
+        Uniform(-0.5, 0.25),
+        Constant(3),
+        VarianceScaling(1.5, "out", "uniform"),
+        "ones",
+        0.25,
+        [1.0, -2.0],
+    ],
 )
 def test_initializers_come_back(init):
     net = Chain(Dense(3, 2, weight_init=init, bias_init=init))
     np.testing.assert_array_equal(again(net).init(seed=1), net.init(seed=1))
+
+
+def test_an_initializer_of_an_older_file_keeps_its_meaning():
+    assert _built({"initializer": "Normal", "mean": 0.1, "std": 2.0}) == Normal(2.0, mean=0.1)
+    assert _built({"initializer": "Uniform", "low": -1.0, "high": 1.0}) == Uniform(-1.0, 1.0)
 
 
 def test_a_custom_initializer_is_said_to_be_missing():
