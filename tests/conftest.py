@@ -1,4 +1,4 @@
-"""What every test file shares: the backends under test, the seed of the day, and hypothesis without a deadline."""
+"""What every test file shares: the backends under test, the seed of random cases, and hypothesis without a deadline."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from hypothesis import HealthCheck, settings
 
 from chains import backends, threads
 from chains.network import programs
-from tests import harness, sampling
+from tests import harness, selection
 from tests.cupy import emulated
 
-settings.register_profile("chains", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "chains", deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("search", settings.get_profile("chains"), derandomize=False)
 settings.load_profile("chains")
 emulated.register(backends._BACKENDS)
 
@@ -29,51 +32,35 @@ def nothing_recorded():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    """One seed for hypothesis and for the harness, and for all of xdist's workers, which may start on another day.
-
-    Workers side by side have one thread each for NumPy's products.
+    """Every run draws the same random cases, but with ``--random-seed``; workers side by side have one thread each for
+    NumPy's products.
     """
-    os.environ["CHAINS_TEST_SEED"] = str(harness.SEED)
     if config.getoption("numprocesses", None):
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if config.getoption("hypothesis_seed", None) is None:
-        config.option.hypothesis_seed = str(harness.SEED)
+    if (seed := config.getoption("--random-seed")) is not None:
+        harness.SEED = seed  # before test modules are imported
+        settings.load_profile("search")
+        config.option.hypothesis_seed = str(seed)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--all-cases", action="store_true", help="run every case on native, not the part of the day")
-
-
-def every_case(config):
-    """Whether all cases run: where that, or a test by its name, was asked for."""
-    return config.getoption("--all-cases") or any("::" in name for name in config.args)
+    parser.addoption("--all-cases", action="store_true", help="run every case, not a choice of them (tests/selection.py)")
+    parser.addoption("--random-seed", type=int, metavar="N", help="draw other random cases than those of every run")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_generate_tests(metafunc):
-    """Make no items of cases that do not run today, which are two of three."""
+    """Make no items of cases that do not run, which are most."""
     yield
     test, calls = metafunc.definition, getattr(metafunc, "_calls", None)  # pytest's own; without it, all cases run
-    if calls and not every_case(metafunc.config):
-        today = sampling.chosen(test.nodeid, calls, test.get_closest_marker("by_day"), harness.SEED)
-        if not today:  # without any, pytest would take the test for one without parameters
-            today = calls[:1]
-            today[0].marks.append(pytest.mark.another_day.mark)
-        calls[:] = today
+    named = any("::" in name for name in metafunc.config.args)
+    if calls and not named and not metafunc.config.getoption("--all-cases"):
+        calls[:] = selection.chosen(calls, test.get_closest_marker("few"))
 
 
-def pytest_collection_modifyitems(config, items):
-    """Leave out tests of which nothing runs today; one case after the other."""
-    today = [item for item in items if every_case(config) or sampling.runs(item, harness.SEED)]
-    config.hook.pytest_deselected(items=[*{*items} - {*today}])
-    items[:] = sampling.neighbours(today)
-
-
-def pytest_sessionstart(session):
-    """Say the seed, which `-q` would keep out of pytest's header."""
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and not hasattr(session.config, "workerinput"):
-        reporter.write_line(f"random cases of seed {harness.SEED}, set CHAINS_TEST_SEED to repeat")
+def pytest_collection_modifyitems(items):
+    """One case after the other."""
+    items[:] = selection.neighbours(items)
 
 
 @pytest.fixture(params=harness.BACKENDS)

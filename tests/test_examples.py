@@ -90,7 +90,6 @@ def test_mnist_mlp(tmp_path, capsys):
     assert table_row(text, "accuracy on the test digits")[0] > 0.5
 
 
-@pytest.mark.by_day(few=0.5)
 def test_custom_layer(capsys):
     load("custom_layer").main([])
     text = capsys.readouterr().out
@@ -101,7 +100,6 @@ def test_custom_layer(capsys):
     assert own[2] < plain[2] / 10
 
 
-@pytest.mark.by_day(few=0.5)
 def test_burgers(capsys):
     module = load("burgers")
     # The steepest slope, and when it is reached: Basdevant et al., Computers & Fluids 14, 1986.
@@ -180,7 +178,6 @@ def write_cifar10(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / file.name).write_bytes(gzip.compress(np.column_stack([t, patterns[t]]).tobytes(), 1))
 
 
-@pytest.mark.by_day(few=0.5)
 def test_rosetta_cnn(tmp_path, capsys, monkeypatch):
     write_cifar10(tmp_path, monkeypatch)
     load("rosetta_cnn").main(["--epochs", "1", "--samples", "150", "--data", str(tmp_path)])
@@ -284,7 +281,7 @@ def test_a_gpu_that_was_asked_for_and_is_missing(name, capsys, no_gpu):
     assert capsys.readouterr().err.startswith(SENTENCE)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lengths", [[], ["--lengths"]], ids=["whole", "lengths"])
 def test_rosetta_rnn(lengths, tmp_path, capsys):
     write_imdb(tmp_path, count=150)

@@ -37,6 +37,17 @@ MODED = [
     if mode == "train" or any(name in repr(case.layers) for name in ("Dropout", "BatchNorm"))
 ]
 every_case_and_mode = pytest.mark.parametrize(("case", "mode"), MODED, ids=str)
+
+
+def common(dtype, batch, backend_name="numpy", **_):
+    """What runs of every case: in float64, on several samples."""
+    return dtype is np.float64 and batch > 1
+
+
+def common_on_numpy(backend_name, dtype=np.float64, batch=5, **_):
+    return backend_name == "numpy" and common(dtype, batch)
+
+
 TOLERANCE = {np.dtype(np.float32): 1e-4, np.dtype(np.float64): 2e-8}  # of a gradient against a central difference
 
 
@@ -73,6 +84,7 @@ def smooth_pullback(case: Case, batch: int, mode: str) -> tuple[Problem, np.ndar
     return away_from_kinks(at)
 
 
+@pytest.mark.few(40, always=common)
 @every_case_and_mode
 def test_gradient_is_a_central_difference(case, dtype, batch, backend_name, mode):
     problem, wanted = smooth_gradient(case, batch, mode)
@@ -81,6 +93,7 @@ def test_gradient_is_a_central_difference(case, dtype, batch, backend_name, mode
     assert_close(gradient, wanted, TOLERANCE[np.dtype(dtype)])
 
 
+@pytest.mark.few(60, always=common_on_numpy)
 @every_case_and_mode
 def test_vjp_is_a_central_difference(case, dtype, batch, backend_name, mode):
     problem, dp, dx = smooth_pullback(case, batch, mode)
@@ -89,6 +102,7 @@ def test_vjp_is_a_central_difference(case, dtype, batch, backend_name, mode):
     assert_close(actual_dx, dx, TOLERANCE[np.dtype(dtype)], "dx")
 
 
+@pytest.mark.few(80)
 @every_case_and_mode
 def test_results_equal_those_of_numpy_in_float64(case, dtype, batch, backend_name, mode):
     problem = smooth_gradient(case, batch, mode)[0]
@@ -101,7 +115,7 @@ def test_results_equal_those_of_numpy_in_float64(case, dtype, batch, backend_nam
         assert_close(actual, wanted, tolerance)
 
 
-@pytest.mark.by_day(few=30)
+@pytest.mark.few(30)
 @every_case
 def test_same_call_gives_same_bits(case, dtype, batch, backend_name):
     problem = case.problem(batch)
@@ -123,6 +137,7 @@ def test_evaluation_forgets_the_seed(case, backend_name):
     assert_same_bits({"y": first}, {"y": second})
 
 
+@pytest.mark.few(60, always=common_on_numpy)
 @every_case
 def test_loss_equals_that_of_the_gradient(case, dtype, batch, backend_name):
     problem, net = case.problem(batch), case.net(backend_name)
@@ -153,7 +168,7 @@ def programs(case: Case, dtype: type) -> dict[str, chains.Program]:
     return made
 
 
-@pytest.mark.by_day(few=30)
+@pytest.mark.few(30)
 @every_case
 def test_nothing_is_read_before_it_is_written(case, dtype, batch, backend_name):
     problem = case.problem(batch)
@@ -165,7 +180,7 @@ def test_nothing_is_read_before_it_is_written(case, dtype, batch, backend_name):
         assert clean, "the program wrote nothing"
 
 
-@pytest.mark.by_day(few=30)
+@pytest.mark.few(30)
 @every_case
 def test_calls_equal_their_programs(case, dtype, backend_name):
     """What `value_and_grad`, `vjp` and a call return are the program's outputs, bit by bit."""
@@ -227,6 +242,7 @@ def loss_formula(loss, y, t):
     return np.mean(d**4, axis=axes)
 
 
+@pytest.mark.few(40, always=common_on_numpy)
 @pytest.mark.parametrize("case", LOSS_CASES, ids=str)
 def test_loss_is_its_formula(case, dtype, batch, backend_name):
     problem = case.problem(batch)

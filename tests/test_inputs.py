@@ -26,7 +26,7 @@ def network(backend):
 # Targets (batch,) for one output
 
 
-@pytest.mark.by_day(few=3)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("t", VECTORS.values(), ids=VECTORS)
 @pytest.mark.parametrize("loss", LOSSES, ids=str)

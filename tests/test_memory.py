@@ -128,7 +128,7 @@ def test_a_leaked_array_would_show():
 # Bound programs
 
 
-@pytest.mark.by_day(few=20)
+@pytest.mark.few(20)
 @pytest.mark.parametrize("batch", BATCHES)
 @every_net
 def test_no_call_of_a_program_makes_an_array(make, batch, dtype, backend_name):
@@ -165,7 +165,7 @@ def test_batch_statistics_make_no_array(samples, batch, backend_name):
     assert epoch_peak(net, {"x": x, "t": t}, SquaredLoss(), batch, backend_name) < CEILING
 
 
-@pytest.mark.by_day(few=4)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("samples", "batch"), [(64, 1), (1000, 10), (2050, 1000), (2000, 2000)])
 @every_net
 def test_an_epoch_makes_no_array(make, samples, batch, backend_name):
@@ -230,7 +230,7 @@ def bound_to(name, program, net, batch):
 # The calls
 
 
-@pytest.mark.by_day(few=3)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("batch", [1, 200, 40_000])
 @every_net
 def test_a_gradient_into_out_makes_no_array(make, batch, backend_name):

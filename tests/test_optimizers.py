@@ -74,7 +74,7 @@ def start(dtype=np.float64):
     return p.astype(np.float32).astype(dtype), gradients.astype(np.float32).astype(dtype)
 
 
-@pytest.mark.by_day(few=16)
+@pytest.mark.few(16)
 @every_optimizer
 def test_updater_is_the_papers_formula(optimizer, dtype):
     p, gradients = start(dtype)

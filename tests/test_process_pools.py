@@ -66,7 +66,7 @@ def in_pool(tmp_path, *arguments, **variables):
 linux = pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @linux
 @pytest.mark.parametrize(
     ("kind", "used"), [("spawn", "used"), ("fork", "used"), ("fork", "fresh"), ("forkserver", "fresh"), ("loky", "used")]

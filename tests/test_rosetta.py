@@ -51,7 +51,7 @@ def data(tmp_path):
     return path
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["chains", "torch"])
 def test_a_row_learns(name, data):
     if not find_spec(ROWS[name].module.removesuffix("_row")):

@@ -47,7 +47,7 @@ def nothing():
     pass
 
 
-@pytest.mark.by_day(few=4)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("leaps", [1, 2, 7])
 def test_a_trajectory_is_the_leapfrog(name, leaps, monkeypatch):

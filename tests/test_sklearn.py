@@ -36,7 +36,7 @@ KNOWN_REASONS = (  # for which scikit-learn leaves a check out
 )
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("estimator", [ChainRegressor(), ChainClassifier(), ChainRegressor(solver="lbfgs")], ids=str)
 def test_scikit_learns_own_checks(estimator):
     with warnings.catch_warnings():

@@ -44,7 +44,7 @@ class Cube(Layer):
         ops.map(dx, lambda dy, square, scale: factor * dy * square * scale, dy, s.square, p.scale)
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("network", "shape"),
     [
@@ -140,7 +140,7 @@ def test_names_for_annotations():
     assert chains.View is chains.program.view.View
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("loss", "kind"), LOSSES, ids=str)
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (2,)], ids=str)
 def test_the_derivatives_of_all_losses_are_right(loss, kind, shape):

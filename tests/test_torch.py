@@ -96,7 +96,7 @@ def test_every_activation_has_a_peer():
     assert set(PEERS) == set(ACTIVATIONS)
 
 
-@pytest.mark.by_day(few=30)
+@pytest.mark.few(30)
 @pytest.mark.parametrize("peer", NETS, ids=lambda peer: peer.name)
 def test_outputs_and_every_slice_of_the_gradient(peer, dtype, batch, backend_name):
     net, rng = Chain(*peer.layers, input_shape=peer.shape, backend=backend_name), np.random.default_rng(7)

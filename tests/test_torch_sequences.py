@@ -9,7 +9,7 @@ import chains
 from chains import Attention, CausalConv, Chain, Embedding, TransformerBlock
 from tests.harness import BACKENDS, SEED, assert_close
 
-pytestmark = pytest.mark.by_day(few=4)
+pytestmark = pytest.mark.few(4)
 
 torch = pytest.importorskip("torch")
 
@@ -74,7 +74,7 @@ def gradients(parameters: dict[str, torch.Tensor]):
 
 
 @every_backend
-@pytest.mark.by_day(few=4)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("rng", SIZES, ids=range(4))
 def test_attention(name, causal, rng):
@@ -91,7 +91,7 @@ def test_attention(name, causal, rng):
     check(net, ours(parameters), x, lambda x: peer(x, x, x, need_weights=False, attn_mask=mask)[0], gradients(parameters))
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @every_backend
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_samples_with_lengths(name, causal):
@@ -117,7 +117,7 @@ def test_attention_of_samples_with_lengths(name, causal):
 
 
 @every_backend
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("rng", SIZES[:2], ids=range(2))

@@ -1,4 +1,4 @@
-"""Every tutorial of the site runs as a script in an empty folder; some a day."""
+"""Every tutorial of the site runs as a script in an empty folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").rglob("*.py"))
 OPTIONAL = {"jax", "onnx", "onnxruntime", "optuna", "scipy", "sklearn", "torch"}
 
 
-@pytest.mark.by_day(few=3)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_tutorials_run(path, tmp_path):
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

@@ -1,4 +1,4 @@
-"""Each campaign for some seconds, on the numbers of the day; and that what goes wrong in one is seen."""
+"""Each campaign for some seconds, and that what goes wrong in one is seen."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COUNTS = {
 }
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", COUNTS)
 def test_nothing_fails(name):
     tally = running.run(f"tests.campaign.{name}", COUNTS[name], SEED)

@@ -45,7 +45,6 @@ def few(monkeypatch):
     return chosen
 
 
-@pytest.mark.by_day(few=0.5)
 @needs_compiler
 def test_a_rehearsal(few, capsys, tmp_path):
     """Every kind of row gives a figure; a second run finds all of it done."""
@@ -72,7 +71,7 @@ def test_a_rehearsal(few, capsys, tmp_path):
     assert "ladder" not in capsys.readouterr().out
 
 
-@pytest.mark.by_day(few=6)
+@pytest.mark.few(6)
 @needs_compiler
 @pytest.mark.parametrize("name", gpu_ladder.STEPS)
 def test_each_step_of_the_ladder_works(name):
@@ -163,7 +162,6 @@ def run(rows, report, minutes=1.0, start=Worker, crew=2):
     gpu.Run(TINY, report, minutes, start, crew)(rows)
 
 
-@pytest.mark.by_day(few=0.5)
 def test_rows_that_hang_end_or_spoil_their_process_leave_the_others(capsys):
     rows = [
         Row("overlap", f"{k} {f.__name__}", "chains", 30.0, f) for k, f in enumerate((works, fails, works, ends, spoils, works))
@@ -181,7 +179,6 @@ def test_rows_that_hang_end_or_spoil_their_process_leave_the_others(capsys):
     assert "of no use" in capsys.readouterr().out
 
 
-@pytest.mark.by_day(few=0.5)
 def test_what_a_row_began_ends_with_it(capfd):
     """Such as compute-sanitizer, which would use the GPU while others are timed."""
     worker = Worker(TINY)
@@ -195,7 +192,6 @@ def test_what_a_row_began_ends_with_it(capfd):
         pytest.fail("the process goes on")
 
 
-@pytest.mark.by_day(few=0.5)
 def test_checks_are_done_side_by_side_and_steps_of_the_ladder_each_in_a_process():
     rows = [Row("ladder", str(k), "chains", 30.0, works) for k in range(2)]
     rows += [Row("correct", str(k), "chains", 30.0, f) for k, f in enumerate((works, works, fails))]

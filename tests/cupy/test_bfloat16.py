@@ -63,7 +63,7 @@ def test_rounding_to_bfloat16():
 
 
 @needs_compiler
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("which", "inputs"), [*((name, False) for name in HALF_NETS), ("branches", True)])
 def test_networks_with_bfloat16_factors(which, inputs, large, monkeypatch):
     """The same factors rounded as by cuBLAS itself, but for sums of such a factor; near NumPy's results by their error."""
@@ -104,7 +104,7 @@ def test_refused_products_of_bfloat16_factors_are_the_same(name, large):
         assert_close(bound[0].arrays[each], bound[1].arrays[each], 1e-6, each)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 def test_kernels_with_bfloat16_compile(architecture, monkeypatch):

@@ -40,7 +40,7 @@ def trained(name, optimizer=None, dtype=np.float32, blocks=8):
 SETTINGS = {type(None): [0.1], SGD: [0.1, 0.9], AdamW: [0.01, 0.9, 0.999, 1e-8, 0.01]}
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @needs_compiler
 @pytest.mark.parametrize(
     ("optimizer", "dtype"), [(SGD(0.1, momentum=0.9), np.float32), (AdamW(0.01), np.float64)], ids=["momentum", "AdamW"]
@@ -70,7 +70,7 @@ def test_several_products_of_the_inputs(any_size):
     assert any("KERNEL_OF_CLUSTER(256, 8)" in text for text in device._modules)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @needs_compiler
 @pytest.mark.parametrize("missing", ["meeting", "turns", "parting"])
 def test_what_blocks_wait_for(missing, any_size, monkeypatch):
@@ -154,7 +154,7 @@ def test_which_programs_a_cluster_does():
     assert cluster.in_cluster(fused_program(skipping, tiling_of(skipping, 1), SHARED_BYTES["sm_90"]), 1, 1 << 18, 8) is None
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", [each for each in nvrtc.ARCHITECTURES if each != "sm_80"])
 def test_what_mnist_takes(architecture):

@@ -73,7 +73,7 @@ def both(net, samples, dtype):
 # What is computed
 
 
-@pytest.mark.by_day(few=5)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 def test_settings(layer, dtype, device):
     """Windows, groups, transposed convolutions and signals; kernels that do not begin at 16 bytes go through scratch."""

@@ -161,7 +161,7 @@ def test_layers_of_ones_own_are_recognised_by_what_they_do():
 
 
 @needs_compiler
-@pytest.mark.by_day(few=10)
+@pytest.mark.few(10)
 @pytest.mark.parametrize("inputs", [False, True])
 @pytest.mark.parametrize("net", NETS.values(), ids=NETS)
 def test_networks_with_epilogues(net, inputs, dtype, library):

@@ -113,7 +113,7 @@ def numbers(found):
 
 
 @needs_compiler
-@pytest.mark.by_day(few=3)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", CALLS)
 def test_what_users_call_gives_numpys_numbers(name, cupy):
     found = CALLS[name](cupy.asarray)

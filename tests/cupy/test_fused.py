@@ -24,7 +24,7 @@ from tests.cupy.resources import SHARED_BYTES, spilling, too_much
 from tests.cupy.support import arrays_of, gradient_program, needs_compiler, needs_nvrtc, on_gpu
 from tests.harness import CLIPPED, assert_close, assert_same_bits, run_program
 
-pytestmark = pytest.mark.by_day(few=6)
+pytestmark = pytest.mark.few(6)
 
 DTYPES = {"sm_80": np.float64, "sm_90": np.float32, "sm_100": np.float32}
 TOLERANCE = {np.float32: 1e-4, np.float64: 1e-11}
@@ -75,7 +75,6 @@ MIXED = (
 )  # fmt: skip
 
 
-@pytest.mark.by_day(few=2)
 @needs_compiler
 def test_forward_and_pullback(shared_out):
     """Every way to share out a batch; random numbers do not depend on it."""
@@ -112,7 +111,7 @@ def test_steps_of_many_blocks(short, monkeypatch):
 # Training by one block
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @needs_compiler
 @pytest.mark.parametrize(("optimizer", "dtype"), [("Adam-clipped", np.float32), ("Nesterov-clipped", np.float64)])
 def test_many_steps_are_one_launch(optimizer, dtype):
@@ -245,7 +244,7 @@ def test_products_use_the_threads_there_are():
 # The kernels compile
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 def test_kernels_compile(architecture, monkeypatch):

@@ -35,7 +35,7 @@ def test_which_loops_suit():
     assert {str(case) for case in LOOPS} - {str(case) for case in SUITED} >= {"GRU-checkpoints", "ODE-leapfrog"}
 
 
-@pytest.mark.by_day(few=4)
+@pytest.mark.few(4)
 @needs_compiler
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("case", SUITED, ids=str)
@@ -118,7 +118,7 @@ def test_programs_with_loops_are_one_kernel_where_that_takes_fewer_turns():
     assert len(chosen[8, 64].commands) == 2
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 def test_kernels_compile(architecture):

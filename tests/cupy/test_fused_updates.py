@@ -28,7 +28,7 @@ ONE_PASS = {
 }
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @needs_compiler
 @pytest.mark.parametrize("way", ONE_PASS)
 def test_the_bits_are_those_of_two_passes(way, monkeypatch):

@@ -56,7 +56,7 @@ def trained(name, together, dtype=np.float32, optimizer="Adam-clipped", batch_si
     return p, np.array(history.loss), device.launches - before, device.refused["together"]
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @needs_compiler
 @pytest.mark.parametrize(
     ("several", "dtype", "optimizer", "batch_size"),
@@ -78,7 +78,7 @@ def test_the_bits_are_those_of_a_graph_a_step(several, dtype, optimizer, batch_s
         assert_close(found, one, 1e-3 if dtype == np.float32 else 1e-10)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @needs_compiler
 @pytest.mark.parametrize("missing", [0, 1])
 def test_each_barrier_is_needed(missing, several, monkeypatch):
@@ -185,7 +185,7 @@ def test_memory_that_kernels_declare_is_no_room_for_buffers():
     assert not grid.GridProgram(program, tiling, most.chip_bytes + declared - 1).possible
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 def test_what_matrix_exp_takes(architecture):

@@ -29,7 +29,7 @@ from tests.harness import CASES, OPTIMIZERS, assert_close, assert_same_bits, run
 GROUPS = [CASES[start : start + 40] for start in range(0, len(CASES), 40)]
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 @pytest.mark.parametrize("group", range(len(GROUPS)))
@@ -47,7 +47,7 @@ def test_kernels_of_every_case_compile(group, architecture):
     assert too_much(made, (1, 70, 5_000, 10_000_000), usages, architecture) == []
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @needs_nvrtc
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
@@ -140,7 +140,7 @@ def test_every_operation_of_formulas(dtype):
         np.testing.assert_allclose(found[name], wanted[name], rtol=1e-6, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.by_day(few=3)
+@pytest.mark.few(3)
 @needs_compiler
 @pytest.mark.parametrize("kind", ["sum", "max"])
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_long_sum_is_split_among_blocks():
     assert [step.grid(1_000_000) for step in steps] == [(1, 489), (1, 1)]
 
 
-@pytest.mark.by_day(few=8)
+@pytest.mark.few(8)
 @needs_compiler
 @pytest.mark.parametrize("case", CASES[::5], ids=str)
 def test_order_of_threads_does_not_matter(case):
@@ -191,7 +191,7 @@ def test_order_of_threads_does_not_matter(case):
         assert_close(found[name], wanted[name], 1e-4, name)
 
 
-@pytest.mark.by_day(few=10)
+@pytest.mark.few(10)
 @needs_compiler
 @pytest.mark.parametrize("layer", [*CONVOLUTIONS.values(), chains.Conv(2, 3, 3, padding=1)], ids=[*CONVOLUTIONS, "padded"])
 @pytest.mark.parametrize("samples", [1, 3, 100])

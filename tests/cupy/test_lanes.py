@@ -72,7 +72,7 @@ def test_maps_read_what_lies_together_at_once(dtype, offsets, shape, read, writt
     np.testing.assert_array_equal(backwards[part], wanted[part])
 
 
-@pytest.mark.by_day(few=12)
+@pytest.mark.few(12)
 @needs_compiler
 @pytest.mark.parametrize(("dtype", "kind"), [(np.float32, "sum"), (np.float64, "sum"), (np.float32, "max")])
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_steps_of_a_loop_begin_at_vectors_or_are_read_one_by_one():
         assert wide == any("float_4" in kernel.text for kernel in Compiled(program).source.kernels.values())
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 def test_registers_of_maps_of_several(architecture):

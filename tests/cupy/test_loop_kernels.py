@@ -52,7 +52,7 @@ CASES = {
 }
 
 
-@pytest.mark.by_day(few=0.5)
+@pytest.mark.few(1)
 @needs_compiler
 @pytest.mark.parametrize("room", [SHARED_BYTES["sm_90"], 9000, 1500])
 @pytest.mark.parametrize("case", CASES)
@@ -127,7 +127,7 @@ def test_which_loops_are_kernels():
     assert DeviceBackend(emulated.EmulatedDevice(), fused=False).compile(step("GRU 8 -> 16"), 64).meetings == 0
 
 
-@pytest.mark.by_day(few=0.25)
+@pytest.mark.few(1)
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 @pytest.mark.parametrize("name", NETS)

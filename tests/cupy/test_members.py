@@ -24,7 +24,7 @@ def together(monkeypatch):
     monkeypatch.setattr(member_feed, "OneByOne", refuse)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["own", "own-targets", "bootstrap", "shared-batches"])
 def test_members_are_trained_as_alone(kind, together):
     trainings = [Training(kind, name) for name in NAMES]

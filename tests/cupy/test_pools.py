@@ -77,7 +77,7 @@ def separately(operations):
     return list(operations)
 
 
-@pytest.mark.by_day(few=5)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("samples", [1, 3])
 def test_numbers_are_those_of_separate_kernels(name, samples, layout, monkeypatch):

@@ -65,7 +65,7 @@ def test_a_kernel_that_does_not_wait_first_is_seen():
     assert not sass.waits([wait, *constant])
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.skipif(not nvrtc.available() or sass.disassembler() is None, reason="no NVRTC or nvcc, or no nvdisasm")
 @pytest.mark.parametrize("name", sass.EXAMPLES)
 def test_inner_loops_keep_to_their_budgets(name):

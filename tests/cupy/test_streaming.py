@@ -73,7 +73,7 @@ def parameters(device, p=None):
 # Training
 
 
-@pytest.mark.by_day(few=16)
+@pytest.mark.few(16)
 @pytest.mark.parametrize("place", ["host", "device"])
 @pytest.mark.parametrize("settings", [{}, {"weights": np.linspace(0.5, 2.0, 50)}, {"batch_size": 25}], ids=["", "weights", "2"])
 def test_streamed_training_is_that_of_numpy(device, late, place, settings):
@@ -86,7 +86,7 @@ def test_streamed_training_is_that_of_numpy(device, late, place, settings):
     assert_close(history.loss, whole.loss, 1e-5)
 
 
-@pytest.mark.by_day(few=4)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("place", ["host", "device"])
 def test_batches_of_a_source_are_streamed(device, late, place):
     """The last one is smaller; their arrays are overwritten as soon as the next one is asked for."""
@@ -125,7 +125,7 @@ def test_batches_on_the_gpu(device, late):
     assert_close(parameters(device, p), wanted, 1e-5)
 
 
-@pytest.mark.by_day(few=3)
+@pytest.mark.few(3)
 def test_a_network_with_state(device, late):
     def run(p, state, x, t, **settings):
         net = Chain(Dense(3, 6, tanh), BatchNorm(6), Dense(6, 4), backend="numpy")
@@ -168,7 +168,7 @@ def deafness(device, run):
     return needed
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("data", ["arrays", "batches"])
 def test_a_missing_event_makes_wrong_numbers(device, data):
     wanted, whole = on_numpy(X, T, shuffle=False, epochs=2)
@@ -235,7 +235,7 @@ def test_two_steps_are_under_way_at_most(device, monkeypatch, data):
         assert left == [1, 2, 2, 2, 2, 2, 2]
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 def test_losses_that_are_not_finite(device, late):
     x = X.astype(np.float32)
     x[30] = np.inf

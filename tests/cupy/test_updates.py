@@ -74,7 +74,7 @@ def test_only_plain_steps_are_part_of_products(settings, count):
     assert len(updating(NETS["relu"], **settings)) == count
 
 
-@pytest.mark.by_day(few=4)
+@pytest.mark.few(4)
 @needs_compiler
 @pytest.mark.parametrize("name", ["relu", "mixed", "no bias", "positions", "branches", "unaligned"])
 def test_training_is_that_of_numpy(name, dtype, monkeypatch):

@@ -111,7 +111,7 @@ def run_kernel(device, body, blocks, shared=0, together=False, cluster=1, arrive
     device.finish()
 
 
-@pytest.mark.by_day(few=4)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("said", KERNELS)
 def test_what_kernels_must_not_do_is_told(said, gpu):
     if said.strip():
@@ -144,7 +144,7 @@ def exchange(first, second, goal=grid.GOAL):
     ]  # fmt: skip
 
 
-@pytest.mark.by_day(few=4)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("less", LEFT_OUT)
 def test_blocks_wait_for_each_other_by_fences_and_barriers(less, place, gpu):
@@ -188,7 +188,7 @@ MISSING = {
 }
 
 
-@pytest.mark.by_day(few=5)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("less", [None, *MISSING])
 def test_blocks_of_a_cluster_read_each_others_memory_between_barriers(less, backwards, gpu):
@@ -288,7 +288,7 @@ LESS = {  # what is left out of the kernels of a step by many blocks
 }
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("less", LESS)
 def test_a_barrier_or_fence_that_is_left_out_is_missed(less, several, gpu, monkeypatch):
     device = gpu(fused=True)
@@ -351,7 +351,7 @@ WAITS = {  # by who does not wait: what is said
 }
 
 
-@pytest.mark.by_day(few=4)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("data", ["arrays", "batches", "pieces"])
 @pytest.mark.parametrize("deaf", WAITS)
 def test_a_queue_that_does_not_wait_is_told(deaf, data, gpu, monkeypatch):

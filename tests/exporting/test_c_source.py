@@ -16,7 +16,7 @@ from chains.exporting.header import header_text
 from tests.exporting.support import Functions, data, interface, tool, whole_calls
 from tests.harness import ACTIVATION_CASES, LAYERS, LOSS_CASES, OPTIMIZERS, OWN_LAYERS, PENALTY_CASES
 
-pytestmark = pytest.mark.by_day(few=4)
+pytestmark = pytest.mark.few(4)
 
 CASES = [*LAYERS, *OWN_LAYERS, *ACTIVATION_CASES, *(c for c in (*LOSS_CASES, *PENALTY_CASES) if not c.weighted)]
 FLAGS = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O1", "-shared", "-fPIC"]
@@ -48,9 +48,8 @@ def compare(functions, n, arrays, error):
                 assert abs(array - wanted).max(initial=0.0) <= error * max(1.0, abs(wanted).max(initial=0.0)), (call.name, name)
 
 
-@pytest.mark.parametrize("backend_name", ["native"])  # which makes it a part of these cases every day
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_results_are_those_of_numpy(case, backend_name, tmp_path):
+def test_results_are_those_of_numpy(case, tmp_path):
     dtype = ("float32", "float64")[crc32(case.name.encode()) % 2]
     loss = {"loss": case.loss, "target_shape": case.problem(1).t.shape[1:], "penalty": case.penalty}
     functions = built(interface(case.net(), dtype, **loss), tmp_path)
@@ -72,7 +71,7 @@ def test_steps_are_those_of_numpy(name, tmp_path):
         compare(functions, n, arrays, 1e-12)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.01), Adam(0.01, sparse="lazy")], ids=str)
 def test_steps_of_an_embedding(optimizer, tmp_path):
     net = Chain(Embedding(7, 3, padding=0), GRU(3, 4), Dense(4, 2), input_shape=(5,))

@@ -22,7 +22,7 @@ def undefined(path):
     return subprocess.run([tool("nm"), "-u", str(path)], capture_output=True, text=True, check=True).stdout.split()
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("target", LINUX)
 def test_nothing_is_undefined_and_little_is_long(target, tmp_path):
     (path, *_) = chains.export(NET, tmp_path / "model.o", target=target, header=False, fortran=False)
@@ -38,7 +38,7 @@ def test_powers_and_sines_need_no_library(tmp_path):
     assert undefined(path) == []
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", [name for name in TARGETS if name not in LINUX])
 def test_code_is_written_for_every_target(target):
     code = object_code(interface(NET), target)
@@ -47,14 +47,13 @@ def test_code_is_written_for_every_target(target):
     assert len(code) < 150_000
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_code_with_loops_is_written_for_every_target(target):
     net = Chain(chains.RNN(2, 3), input_shape=(4, 2))
     assert object_code(interface(net, loss=SquaredLoss(), optimizer=Adam(1e-3)), target)
 
 
-@pytest.mark.by_day(few=0.5)
 def test_files_lie_beside_each_other(tmp_path):
     written = chains.export(NET, tmp_path / "net.o", target="x86-64-v2,x86-64-v3,riscv64", name="net")
     assert [path.name for path in written] == ["net-x86-64.o", "net-riscv64.o", "net.h", "net.f90"]
@@ -90,7 +89,7 @@ def test_parameters_and_state_may_be_part_of_the_code(tmp_path):
     chains.export(net, tmp_path / "model.h.o", p, state=state)
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("gradient", ["parameters", "inputs", "both", None])
 def test_gradients_are_those_asked_for(gradient):
     functions = loaded(interface(NET, gradient=gradient, loss=SquaredLoss()))
@@ -122,7 +121,6 @@ def test_images_and_large_products_take_a_workspace():
                 np.testing.assert_array_equal(functions("forward", n, x=x, p=p)["y"], net(x, p))
 
 
-@pytest.mark.by_day(few=0.5)
 def test_levels_of_x86_share_a_file(tmp_path):
     made = interface(NET, loss=SquaredLoss())
     functions = loaded(made, "x86-64-v2,x86-64-v3,x86-64-v4")

@@ -42,7 +42,7 @@ def same(printed, wanted):
     return True
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("suffix", [".o", ".c"])
 def test_c(suffix, tmp_path):
     gcc = tool("gcc")
@@ -51,7 +51,6 @@ def test_c(suffix, tmp_path):
     assert same(run(tmp_path, tmp_path / "main"), wanted)
 
 
-@pytest.mark.by_day(few=0.5)
 def test_cxx(tmp_path):
     gxx = tool("g++")
     wanted = made(tmp_path)
@@ -59,7 +58,6 @@ def test_cxx(tmp_path):
     assert same(run(tmp_path, tmp_path / "main"), wanted)
 
 
-@pytest.mark.by_day(few=0.5)
 def test_fortran_with_openmp(tmp_path):
     gfortran = tool("gfortran")
     wanted = made(tmp_path)
@@ -67,7 +65,6 @@ def test_fortran_with_openmp(tmp_path):
     assert same(run(tmp_path, "env", "OMP_NUM_THREADS=3", tmp_path / "main"), wanted)
 
 
-@pytest.mark.by_day(few=0.5)
 def test_cmake(tmp_path):
     cmake, build = tool("cmake"), tmp_path / "build"
     wanted = made(tmp_path)
@@ -79,7 +76,6 @@ def test_cmake(tmp_path):
     assert same(run(tmp_path, build / "main"), wanted)
 
 
-@pytest.mark.by_day(few=0.5)
 def test_webassembly(tmp_path):
     node, _ = tool("node"), tool("wasm-ld")
     wanted = made(tmp_path, "wasm32", ".wasm")
@@ -98,7 +94,7 @@ def test_numba(tmp_path):
     assert same(run(tmp_path, sys.executable, "with_numba.py"), wanted)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", CROSS)
 def test_other_processors(target, tmp_path):
     qemu, gcc = tool(CROSS[target]), tool(f"{target}-linux-gnu-gcc")

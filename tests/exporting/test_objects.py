@@ -14,15 +14,14 @@ from tests.exporting.support import compare, data, interface, loaded
 from tests.harness import ACTIVATION_CASES, LAYERS, LOSS_CASES, OPTIMIZERS, PENALTY_CASES
 from tests.test_random_chains import cases
 
-pytestmark = pytest.mark.by_day(few=4)
+pytestmark = pytest.mark.few(4)
 
 BATCHES = (1, 5, 100)
 CASES = [*LAYERS, *ACTIVATION_CASES, *(case for case in (*LOSS_CASES, *PENALTY_CASES) if not case.weighted)]
 
 
-@pytest.mark.parametrize("backend_name", ["native"])  # which makes it a part of these cases every day
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_bits_are_those_of_python(case, backend_name):
+def test_bits_are_those_of_python(case):
     dtype = ("float32", "float64")[crc32(case.name.encode()) % 2]
     made = interface(case.net(), dtype, loss=case.loss, target_shape=case.problem(1).t.shape[1:], penalty=case.penalty)
     functions = loaded(made)
@@ -31,7 +30,7 @@ def test_bits_are_those_of_python(case, backend_name):
         compare(functions, batch, arrays)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["SGD", "Nesterov", "AdamW", "Adagrad"])
 def test_steps_have_the_bits_of_python(name):
     optimizer = OPTIMIZERS[name]

@@ -14,7 +14,7 @@ def close(a, b):
     np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("made", ["object", "C99"])
 def test_steps_one_by_one_are_the_sequence(made, tmp_path):
     net = Chain(LSTM(3, 4, return_sequences=True), Dense(4, 5, tanh), GRU(5, 2, return_sequences=True), input_shape=(6, 3))

@@ -25,7 +25,7 @@ from chains.expr import maximum, where
 from chains.interop import from_onnx, from_torch, to_onnx
 from tests import harness
 
-pytestmark = pytest.mark.by_day(few=12)
+pytestmark = pytest.mark.few(12)
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")

@@ -53,7 +53,7 @@ def is_dense(net: Chain, name: str) -> bool:
     return isinstance(layer, Dense) and name.endswith("weight")
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_network_of_many_layers_there_and_back(dtype):
     net = Chain(

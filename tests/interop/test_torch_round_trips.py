@@ -1,4 +1,4 @@
-"""Random networks in PyTorch and back: outputs and gradients in float32, to 1e-6 of their norm. Drawn anew every day.
+"""Random networks in PyTorch and back: outputs and gradients in float32, to 1e-6 of their norm.
 
 Where float32 cannot give that (the slope of tanh near 1, say), PyTorch's own distance from float64 is the measure.
 """

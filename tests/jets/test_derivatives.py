@@ -13,7 +13,7 @@ from chains.program import operations
 from chains.program.loop import Loop
 from tests.harness import BACKENDS, CASES, Case, Kink, away_from_kinks
 
-pytestmark = pytest.mark.by_day(few=12)
+pytestmark = pytest.mark.few(12)
 
 ALL = sorted({"numpy", "native", *BACKENDS} - {"cupy"})
 REFUSED = [case for case in CASES if any(name in case.name for name in ("overlapping", "MaxPool-padded", "MaxPool-signal"))]

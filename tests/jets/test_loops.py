@@ -69,7 +69,7 @@ HOW = [
 ]
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
 @pytest.mark.parametrize("how", HOW, ids=str)
 def test_jacobians_of_differential_equations(how, own, backend_name):

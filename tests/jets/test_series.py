@@ -112,7 +112,7 @@ def test_nothing_becomes_nan_far_out(name, at):
     assert np.isfinite(found).all()
 
 
-@pytest.mark.by_day(few=4)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 def test_activations_as_in_jax(name):
     jax = pytest.importorskip("jax")

@@ -27,7 +27,7 @@ def reference(times, start):
     return found.y.T
 
 
-@pytest.mark.by_day(few=3)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_converge_by_their_orders(name, method):
     start, order = [1.0, 0.5], METHODS[method].order
@@ -78,7 +78,7 @@ def test_what_is_given_stays_as_it_is_and_forcing_is_interpolated(name):
     assert_close(found[..., 0], 0.5 + np.array([[1.0], [-2.0]]) * wind + sun, 1e-14)
 
 
-@pytest.mark.by_day(few=3)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_gradients_are_central_differences(name, method):
     known = Equations(

@@ -41,7 +41,7 @@ def test_errors_follow_the_tolerance(name):
     assert few < many  # each trajectory has steps of its own
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 def test_gradients_are_those_of_the_recorded_steps(name):
     """A gradient is that of a solution by fixed steps of the same lengths, which central differences confirm."""
     net = Chain(ODE(driven(), TIMES, rtol=1e-5, max_steps=30, **DRIVEN), backend=name)
@@ -71,7 +71,7 @@ def test_gradients_are_those_of_the_recorded_steps(name):
     assert_close(dx, central_difference(lambda x: value(p, x), x), 1e-7)
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", [{"steps": 5}, {"rtol": 1e-4, "max_steps": 30}], ids=["fixed", "control"])
 def test_own_times_give_what_shared_ones_give(name, how):
     shared, own = (Chain(ODE(driven(), times, **how, **DRIVEN), backend=name) for times in (TIMES, 6))

@@ -27,7 +27,7 @@ def gradients(name, times=TIMES, x=X, **how):
     return np.concatenate([dp, dx[:, :2].ravel()])
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if len(method.halves) == 1 and not method.gamma])
 def test_it_converges_to_the_exact_gradient_by_the_order_of_the_method(name, method):
     exact = gradients("numpy", steps=30)
@@ -35,7 +35,7 @@ def test_it_converges_to_the_exact_gradient_by_the_order_of_the_method(name, met
     assert METHODS[method].order - 0.4 < np.log2(errors[0] / errors[1]) < METHODS[method].order + 1.5
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("settings", [{"checkpoint_every": 3}, {"times": 4}, {"steps": 9}], ids=str)
 def test_segments_and_own_times_change_nothing(name, settings):
     x = np.hstack([X, np.tile(TIMES, (5, 1))]) if "times" in settings else X
@@ -44,7 +44,7 @@ def test_segments_and_own_times_change_nothing(name, settings):
     assert_close(gradients(name, x=x, **how), wanted, 1e-12)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 def test_it_goes_back_through_the_steps_that_step_control_accepted(name):
     exact = gradients("numpy", steps=12)
     errors = [abs(gradients(name, rtol=rtol, max_steps=18, adjoint=True) - exact).max() for rtol in (1e-3, 1e-7)]

@@ -34,7 +34,7 @@ def drawn(rng, control):
     return layer(checkpoint_every=23 if control else None), layer(checkpoint_every=every), x
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("control", [False, True], ids=["fixed", "control"])
 @pytest.mark.parametrize("draw", range(5))
 @pytest.mark.parametrize("name", BACKENDS)
@@ -111,7 +111,7 @@ def test_segments_that_are_left_out_add_nothing_to_gradients():
     assert_close(found[1], found[0], 1e-12)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", [{"checkpoint_every": 2}, {"rtol": 1e-2, "max_steps": 20}, {"adjoint": True}], ids=str)
 def test_right_hand_sides_of_rows_are_compiled(how):
     pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
@@ -123,7 +123,7 @@ def test_right_hand_sides_of_rows_are_compiled(how):
         assert_close(found, wanted, 1e-9)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_solution_that_fails_is_told_beside_ones_that_do_not(name):
     net = Chain(ODE(Equations(lambda x: x * x, ("x",)), (0.0, 2.0), rtol=1e-5, max_steps=21, checkpoint_every=4), backend=name)
@@ -137,7 +137,7 @@ def test_a_solution_that_fails_is_told_beside_ones_that_do_not(name):
     assert_close(dx[[0, 2], 0], 1.0 + 1.0 / (1.0 - 2.0 * x[[0, 2], 0]) ** 2, 1e-3)
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", CONTROLS, ids=str)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_gradients_of_solutions_that_fail_are_nan_whatever_is_beside_them(name, how):

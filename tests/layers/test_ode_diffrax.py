@@ -58,7 +58,7 @@ def test_gradients_through_controlled_steps_are_those_of_diffrax(name):
         assert_close(view, np.asarray(d_parts[key.split(".")[-1]]), 1e-10)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_the_continuous_adjoint_is_that_of_diffrax(name):
     """Its BacksolveAdjoint goes back through the same steps, from the state at each of the times."""
@@ -73,7 +73,7 @@ def test_the_continuous_adjoint_is_that_of_diffrax(name):
     assert abs(g - exact).max() > 1e3 * abs(g - wanted).max()
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("method", ["kvaerno3", "kvaerno5"])
 def test_implicit_steps_are_those_of_diffrax(name, method):

@@ -71,7 +71,7 @@ def test_inverses_are_those_of_lapack(name):
         assert not np.isfinite(found[2]).all()
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize(
     ("rhs", "start", "times", "how", "tolerance"),
@@ -94,7 +94,7 @@ def test_stiff_problems(name, rhs, start, times, how, tolerance):
         explicit(np.array([start]), p)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_gradients_are_those_of_the_recorded_steps(name):
     """A gradient is that of fixed steps of the same lengths, which central differences confirm."""
@@ -125,7 +125,7 @@ def test_gradients_are_those_of_the_recorded_steps(name):
     assert_close(dx, central_difference(lambda x: value(p, x), x), 1e-7)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_steps_whose_iterations_do_not_converge_are_told(name):
     net = Chain(ODE(RELAXATION, (0.0, 900.0), "kvaerno3", 2), backend=name)
@@ -133,7 +133,7 @@ def test_steps_whose_iterations_do_not_converge_are_told(name):
         net(np.array([[2.0, 5.0]]), np.zeros(0))
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_gradients_of_rows_are_those_without_checkpoints(name):
     """Weights of rows have gradients in each segment, which are added up."""

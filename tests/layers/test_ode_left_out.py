@@ -51,7 +51,7 @@ def apart(monkeypatch):
 
 
 @pytest.mark.usefixtures("apart")
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "lengths"])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", BACKENDS)

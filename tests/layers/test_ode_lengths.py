@@ -14,7 +14,7 @@ TIMES = np.array([[0.0, 0.5, 0.75, 1.5], [0.5, 1.0, np.pi, -2.0], [1.0, 0.0, 0.0
 X = np.array([[1.0, 0.5], [0.2, -0.1], [0.7, 0.3]])
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", [{"steps": 3}, {"rtol": 1e-3, "max_steps": 12}, {"steps": 3, "adjoint": True}], ids=str)
 @pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
 @pytest.mark.parametrize("name", BACKENDS)
@@ -67,7 +67,7 @@ HOW = [{"steps": 9}, {"steps": 7, "checkpoint_every": 3}, {"steps": 5, "checkpoi
        {"steps": 9, "adjoint": True}, {"steps": 6, "method": "kvaerno3"}]  # fmt: skip
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", HOW, ids=str)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_what_explodes_behind_a_length_is_not_met(name, how):

@@ -10,7 +10,7 @@ import pytest
 from chains import GRU, LSTM, RNN, Chain
 from tests.harness import SEED
 
-pytestmark = pytest.mark.by_day(few=6)
+pytestmark = pytest.mark.few(6)
 
 torch = pytest.importorskip("torch")
 

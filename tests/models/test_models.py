@@ -205,13 +205,13 @@ def assert_as_in_torch(torch, net, peer, batch, dtype, tolerance):
         assert_relatively_close(view, tensor.numpy(), tolerance, name)
 
 
-@pytest.mark.by_day(few=0.25)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("make", "peer"), FULL, ids=IDS)
 def test_full_size_as_in_torch(torch, make, peer):
     assert_as_in_torch(torch, make(), peer(torch), 5, np.float64, 1e-9)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("make", "peer"), SMALL, ids=IDS)
 def test_small_ones_as_in_torch(torch, make, peer, dtype, backend_name):
     tolerance = 1e-11 if dtype == np.float64 else 5e-3  # gradients of the first layers almost cancel

@@ -29,7 +29,7 @@ def changed_compiler(monkeypatch):
     """To call where a test changes how programs are compiled.
 
     Programs are known by what they say and by the compiler's sources: one compiled before would be taken, and one compiled
-    now would be found by other tests, today and tomorrow.
+    now would be found by other tests, in this run and in later ones.
     """
     numbers = itertools.count()
 

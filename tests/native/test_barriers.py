@@ -86,7 +86,7 @@ def in_turns(runner, program, batch, arrays, sources, order, backwards):
 FROZEN = Chain(Dense(2, 70), BatchNorm(70), Dense(70, 300, tanh), Dense(300, 3)).freeze("1.weight", "1.bias")
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "Adam-clipped"])
 @pytest.mark.parametrize("name", [*SPLIT, "frozen", *(f"tiled {name}" for name in TILED)])

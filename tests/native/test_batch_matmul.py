@@ -18,7 +18,7 @@ from chains.backends.native.plan.passes import plan_of
 from chains.backends.native.plan.tiles import TILE_ROWS
 from tests.native.support import assert_equal_results, random_arrays, run_on
 
-pytestmark = pytest.mark.by_day(few=4)
+pytestmark = pytest.mark.few(4)
 
 SIZES = [(1, 1, 1), (2, 7, 3), (5, 8, 17), (7, 33, 4), (32, 8, 32)]
 
@@ -37,7 +37,7 @@ def stacks(sizes, dtype, turned=(False, False), accumulate=False):
     return ops.finish()
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("simd", ["sse2", "avx2", None])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_stacks_equal_numpy(simd, dtype):

@@ -57,7 +57,7 @@ def test_where_there_are_blocks():
 STATISTICS = Case("statistics", None, (Dense(3, 5), BatchNorm(5), Dropout(0.3), Dense(5, 2)), (3,))
 
 
-@pytest.mark.by_day(few=8)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("block", [1, 2])
 @pytest.mark.parametrize("case", [STATISTICS, *LAYERS, *LOSS_CASES[::3], *PENALTY_CASES[::4]], ids=str)
 def test_blocks_give_the_numbers_of_numpy(case, block, eager, monkeypatch):

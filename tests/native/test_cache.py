@@ -190,7 +190,7 @@ DAMAGE = {
 }
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("whose", ["code", "program"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_is_replaced(damage, whose, folder):
@@ -211,7 +211,7 @@ def test_a_folder_in_the_place_of_a_file(folder):
     assert not compiled_again()
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("word", ["off", "OFF", "0", "no"])
 def test_the_cache_can_be_switched_off(word, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -230,7 +230,7 @@ def test_the_cache_lies_in_the_users_folder(tmp_path, monkeypatch):
     assert len(list((tmp_path / "chains" / "native").glob("*.o"))) == 2
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("place", ["a file", "a file/below"])
 def test_a_folder_that_cannot_be_written_is_harmless(place, tmp_path, monkeypatch):
     (tmp_path / "a file").write_text("in the way")

@@ -16,7 +16,7 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 from chains.backends.native import memory_plan
 from tests.native.support import Fenced, assert_equal_results, gradient_program, native, random_arrays, run_fenced, run_on
 
-pytestmark = pytest.mark.by_day(few=4)
+pytestmark = pytest.mark.few(4)
 
 CHOSEN = [*LAYERS[::2], *LOSS_CASES[::4], *PENALTY_CASES[::5], *(case for case in CASES if case.name.startswith("own-"))]
 

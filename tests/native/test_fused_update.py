@@ -88,7 +88,7 @@ def test_which_large_products_do_the_step():
     assert all(kept for _, _, kept in large(step(mostly_small, SGD(0.1))))
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @floats
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("optimizer", ["SGD", "momentum"])
@@ -117,7 +117,7 @@ def test_weights_that_are_still_to_be_read_are_not_changed(monkeypatch):
     assert finished(step(NETWORKS["of wide layers"], SGD(0.1))) == ([(130, 120)], 33 * 101 + 100 * 121 + 120)
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @floats
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *CLIPPED])
@@ -135,7 +135,7 @@ def test_the_same_bits_as_afterwards(net, optimizer, penalty, kind, changed_comp
             assert array.tobytes() == results[batch][name].tobytes(), f"{name}, batch {batch}"
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @floats
 @pytest.mark.parametrize("simd", INSTRUCTIONS)
 @pytest.mark.parametrize("net", NETWORKS)
@@ -151,7 +151,7 @@ def test_steps_equal_numpy_within_their_buffers(net, simd, kind):
         assert_equal_results(actual, wanted, kind, f"batch {batch}", factor=4)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @floats
 @pytest.mark.parametrize("simd", INSTRUCTIONS)
 def test_steps_of_large_products_equal_numpy_within_their_buffers(simd, kind):
@@ -164,7 +164,7 @@ def test_steps_of_large_products_equal_numpy_within_their_buffers(simd, kind):
         assert_equal_results(actual, run_on(NumpyBackend(), program, batch, arrays, runs=2), kind, f"batch {batch}", factor=20)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_leave_a_tile_to_one(threads, monkeypatch):
     monkeypatch.setattr("chains.backends.native.memory_plan.LEAST_THREAD_OPERATIONS", 1)

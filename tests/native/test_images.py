@@ -77,7 +77,7 @@ def lenet(**options):
     return Chain(*layers, Dense(256, 120, relu), Dense(120, 84, relu), Dense(84, 10), input_shape=(1, 28, 28), **options)
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @every_instruction_set
 @floats
 def test_a_network_of_convolutions_at_odd_batches(kind, simd, eager):
@@ -87,7 +87,7 @@ def test_a_network_of_convolutions_at_odd_batches(kind, simd, eager):
         assert_equals_numpy(program, batch, kind, simd=simd)
 
 
-@pytest.mark.by_day(few=3)
+@pytest.mark.few(3)
 @every_instruction_set
 @floats
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_training_a_network_of_convolutions_on_two_threads_repeats_its_bits(eage
     np.testing.assert_array_equal(results[0], results[2])
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @every_instruction_set
 @floats
 def test_dense_layers_behind_images_read_many_weights_in_parts(kind, simd, eager):
@@ -227,7 +227,7 @@ def behind_images(*more, backend="native"):
     return Chain(*images, Dense(3 * 4 * 5, 37, tanh), Dense(37, 3), input_shape=(1, 8, 10), backend=backend)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @every_instruction_set
 @floats
 def test_dense_layers_behind_images_see_the_whole_batch(kind, simd, eager, gathered):
@@ -277,7 +277,7 @@ def test_what_is_kept_for_the_whole_batch_is_bounded(gathered):
 THIN = block_shapes.block_shapes(32).gemm.thin_rows
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @every_instruction_set
 @floats
 @pytest.mark.parametrize("activation", [tanh, relu], ids=str)
@@ -290,7 +290,7 @@ def test_large_products_equal_numpy(sizes, activation, kind, simd, eager):
         assert_equals_numpy(program, batch, kind, simd=simd, factor=20.0)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @floats
 def test_large_products_in_many_blocks(kind, monkeypatch):
     for registers, shapes in block_shapes.SHAPES.items():
@@ -306,7 +306,7 @@ def test_few_weights_are_no_large_product():
     assert not any(gemm.is_large(operation) for operation in program.operations)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_training_with_large_products(threads, eager):
     """Gradients, momentum and parameters are long enough for threads to share."""

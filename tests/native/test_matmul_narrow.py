@@ -32,7 +32,7 @@ from tests.native.support import (
     run_on,
 )
 
-pytestmark = pytest.mark.by_day(few=6)
+pytestmark = pytest.mark.few(6)
 
 widths = pytest.mark.parametrize("simd", INSTRUCTIONS)
 BATCHES = (1, 3, 7, 16, 17, 33, 50, 100)
@@ -67,7 +67,7 @@ def check(make, kind, simd, batches=BATCHES):
         assert_equal_results(actual, wanted, kind, f"batch {batch}")
 
 
-@pytest.mark.by_day(few=3)
+@pytest.mark.few(3)
 @widths
 @floats
 @pytest.mark.parametrize("columns", range(1, 9))

@@ -28,7 +28,7 @@ from tests.native.support import (
 from tests.native.team import fed, problem, program_of, states
 from tests.native.test_shared_weights import Recurrence
 
-pytestmark = pytest.mark.by_day(few=3)
+pytestmark = pytest.mark.few(3)
 
 NETWORKS = {
     "odd": Chain(Dense(3, 17, tanh), Dense(17, 9, relu), Dense(9, 41), Dense(41, 23, relu), Dense(23, 70, relu)),

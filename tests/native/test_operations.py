@@ -28,7 +28,7 @@ from tests.native.support import (
 )
 
 
-@pytest.mark.by_day(few=8)
+@pytest.mark.few(8)
 @floats
 @pytest.mark.parametrize("number", range(10))
 def test_reductions_equal_numpy(number, kind, eager):

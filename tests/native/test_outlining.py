@@ -29,7 +29,7 @@ from tests.native.support import (
 from tests.native.team import assert_same_bits, fed, problem, program_of, states
 from tests.native.test_shared_weights import Recurrence
 
-pytestmark = pytest.mark.by_day(few=3)
+pytestmark = pytest.mark.few(3)
 
 
 def deep(layers, width=16, activation=tanh):
@@ -88,7 +88,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @floats
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_same_bits_as_without_functions(name, kind, eager, outlined):
@@ -109,7 +109,7 @@ def test_the_same_bits_as_without_functions(name, kind, eager, outlined):
         assert_equal_results(by_calls, wanted, kind, f"batch {batch}", factor=10.0)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @every_instruction_set
 def test_every_width_of_vectors(simd, eager):
     for net in (deep(6), NETWORKS["recurrence"]):
@@ -119,7 +119,7 @@ def test_every_width_of_vectors(simd, eager):
         assert_equal_results(run_on(native(2, simd), program, 101, arrays), wanted, "float32", factor=10.0)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("batch", [5, 100])
 def test_samples_found_by_pointers(batch, many, outlined):
     """Steps of a recurrence that read their part of large samples where these lie in the data set."""

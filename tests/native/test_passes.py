@@ -79,7 +79,7 @@ def verified(program, processor, parts=1):
 # Every pass keeps what a program means
 
 
-@pytest.mark.by_day(few=16)
+@pytest.mark.few(16)
 @pytest.mark.parametrize("name", CASES)
 def test_schedules_of_every_layer_hold_after_every_pass(name):
     """Each case by three of the ways, others than its neighbours'."""
@@ -97,7 +97,7 @@ def test_schedules_of_every_layer_hold_after_every_pass(name):
             continue
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_schedules_hold_at_every_width_and_number_of_threads(name, optimizer):
@@ -106,7 +106,7 @@ def test_schedules_hold_at_every_width_and_number_of_threads(name, optimizer):
     assert ({plan.parts for plan in plans.values()} > {1}) == (name == "narrow")
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", [chains.models.resnet50, chains.models.densenet121])
 def test_schedules_of_whole_models_hold(model):
     net = model(classes=10, input_shape=(3, 32, 32))
@@ -122,7 +122,7 @@ OPTIONAL = {
 }
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("left_out", OPTIONAL, ids=name_of)
 def test_a_pass_may_be_left_out(left_out, changed_compiler, monkeypatch):
     """Without it there is another plan, which means the same."""

@@ -145,7 +145,6 @@ def forks_while_compiling(seconds):
     print(json.dumps(rounds))
 
 
-@pytest.mark.by_day(few=0.5)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork_while_another_thread_compiles():
     rounds = all_finished([in_process(forks_while_compiling, 4, env={"CHAINS_CACHE": "off"}, popen=True) for _ in range(2)])

@@ -26,7 +26,7 @@ from tests.native.support import (
 )
 
 
-@pytest.mark.by_day(few=10)
+@pytest.mark.few(10)
 @every_instruction_set
 @floats
 @pytest.mark.parametrize("shape", [(), (3,), (8,), (13,), (2, 5)], ids=str)

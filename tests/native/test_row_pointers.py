@@ -53,7 +53,7 @@ def fed(runner, program, batch, arrays, x, t, order, copies=()):
     return {"values": values, **{name: own[name] for name, b in program.buffers.items() if b.role == "state"}}, binding
 
 
-@pytest.mark.by_day(few=4)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_same_bits_as_of_gathered_samples(name, threads, eager):

@@ -36,7 +36,7 @@ SPREAD = {
 }  # fmt: skip
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("simd", [simd for simd in ("avx2", "sse2") if simd in INSTRUCTIONS])
 @pytest.mark.parametrize(("name", "kind"), [("plain", "float32"), ("odd", "float64"), ("classes", "float32")])
 def test_forced_instruction_sets_equal_numpy(name, kind, simd, eager):

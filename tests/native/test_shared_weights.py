@@ -30,7 +30,7 @@ from tests.native.support import (
 )
 from tests.native.team import assert_same_bits, fed, problem, program_of, states
 
-pytestmark = pytest.mark.by_day(few=3)
+pytestmark = pytest.mark.few(3)
 
 
 class Recurrence(Layer):
@@ -108,7 +108,7 @@ def test_gradients_of_an_unrolled_recurrence_are_right():
     check_gradients(Chain(Recurrence(3), input_shape=(STEPS, 2)), batch=3)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @every_instruction_set
 @floats
 def test_an_unrolled_recurrence_equals_numpy(kind, simd, eager):
@@ -258,7 +258,7 @@ def test_rows_of_a_table_that_two_layers_share(filled, eager):
 # Beside what is done to products
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @floats
 def test_large_products_that_share_weights(kind, eager):
     net = Chain(Recurrence(370), input_shape=(3, 380))
@@ -268,7 +268,7 @@ def test_large_products_that_share_weights(kind, eager):
     assert_equals_numpy(training_step(net, SGD(0.1), kind), kind, batches=(13,), threads=(1, 2), factor=20.0, runs=2)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @floats
 @pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.1, momentum=0.9)], ids=["SGD", "momentum"])
 def test_shared_weights_go_down_the_gradient_when_it_is_whole(optimizer, kind, eager):
@@ -277,7 +277,7 @@ def test_shared_weights_go_down_the_gradient_when_it_is_whole(optimizer, kind, e
     assert_equals_numpy(training_step(net, optimizer, kind), kind, batches=(1, 40, 100), threads=(1, 2), factor=20.0, runs=3)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @floats
 @pytest.mark.parametrize("threads", [2, 3])
 def test_shared_weights_whose_rows_are_divided_among_threads(threads, kind, many):

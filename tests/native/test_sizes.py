@@ -52,7 +52,7 @@ def sized(triple, kind):
     return vjp_program(triple, kind)
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("sizes", "kind"), [(t, "float32") for t in TRIPLES] + [(t, "float64") for t in TRIPLES[::2]], ids=str)
 def test_odd_sizes_equal_numpy_within_their_buffers(sizes, kind, eager):
     program, wide = sized(sizes, kind), vjp_program(sizes, "float64")
@@ -82,7 +82,7 @@ def other(name, kind):
     return record.vjp(Chain(*OTHERS[name]).network, np.dtype(kind), True)
 
 
-@pytest.mark.by_day(few=3)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "kind"), [(name, "float32") for name in OTHERS] + [("dropout", "float64")])
 def test_other_networks_equal_numpy_within_their_buffers(name, kind, eager):
     program, wide = other(name, kind), other(name, "float64")
@@ -115,7 +115,7 @@ def guard_pages(kind, behind):
     print(json.dumps("done"), flush=True)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mprotect") if os.name == "posix" else True, reason="needs mprotect")
 @pytest.mark.parametrize(("kind", "behind"), [("float32", True), ("float64", True), ("float32", False)])
 def test_guard_pages_are_not_touched(kind, behind):

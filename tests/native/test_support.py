@@ -34,7 +34,7 @@ def refused(program):
     return None
 
 
-@pytest.mark.by_day(few=60)
+@pytest.mark.few(60)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_programs_of_the_harness_are_supported(case):
     net = case.net()

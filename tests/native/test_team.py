@@ -27,7 +27,7 @@ MEETINGS = WORKER_POOL.size  # of the first thread
 BUSY, LATE, TEAM = (WORKER_POOL.positions[name] for name in ("busy", "late", "team_state"))
 
 
-@pytest.mark.by_day(few=3)
+@pytest.mark.few(3)
 @floats
 @pytest.mark.parametrize("threads", [2, 3, 4])
 @pytest.mark.parametrize("name", SPLIT)
@@ -45,7 +45,7 @@ def test_split_products_equal_numpy_and_have_the_same_bits_alone(name, threads, 
         assert_equal_results(alone, fed(NumpyBackend(), program, batch, arrays, sources, order), kind, name, factor=100)
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("simd", INSTRUCTIONS)
 @pytest.mark.parametrize("name", [*SPLIT, *(f"tiled {name}" for name in TILED)])
 def test_every_width_of_vectors(name, simd, many):
@@ -58,7 +58,7 @@ def test_every_width_of_vectors(name, simd, many):
     assert_equal_results(alone, fed(NumpyBackend(), program, batch, arrays, sources, order), np.float32, factor=100)
 
 
-@pytest.mark.by_day(few=1)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *CLIPPED])
 @pytest.mark.parametrize("name", ["deep", "statistics of the batch"])
 def test_optimizers_of_split_products(name, optimizer, many):
@@ -86,7 +86,7 @@ def test_samples_that_are_gathered_are_not_gathered_too_early(kind, many):
         assert_same_bits(fed(native(2), program, 10, arrays, sources, order, together=True), alone)
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @floats
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "Adam, clipped", "RMSProp"])
 @pytest.mark.parametrize("name", TILED)
@@ -105,7 +105,7 @@ def test_tiles_have_the_same_bits_by_a_team(name, optimizer, kind, many):
         assert_equal_results(alone, one, kind, f"batch {batch}", factor=30)
 
 
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("make", [Fenced, lambda: Guarded(True), lambda: Guarded(False)], ids=["fences", "behind", "before"])
 @pytest.mark.parametrize("name", ["narrow", "deep", "without biases"])
 def test_teams_stay_within_their_buffers(name, make, many):
@@ -221,7 +221,6 @@ def test_a_team_that_is_late_parts(net, many):
     assert_same_bits(run(True), wanted)
 
 
-@pytest.mark.by_day(few=0.5)
 def test_several_callers_at_once(many):
     """One has the team; the others do their steps alone."""
     runs = [training(net, optimizer) for net in (SPLIT["narrow"], SPLIT["deep"]) for optimizer in (SGD(0.01), Adam(0.001))]

@@ -42,7 +42,7 @@ TRAINERS = {
 }
 
 
-@pytest.mark.by_day(few=6)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", TRAINERS)
 def test_training_equals_numpy(name):
     """Shuffled, with dropout and a smaller last batch."""

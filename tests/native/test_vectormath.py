@@ -76,7 +76,7 @@ EXACT = {"abs": 0, "neg": 0, "sign": 0, "floor": 0, "sqrt": 0.5}
 every_function = pytest.mark.parametrize("name", FUNCTIONS)
 
 
-@pytest.mark.by_day(few=30)
+@pytest.mark.few(30)
 @every_instruction_set
 @floats
 @every_function

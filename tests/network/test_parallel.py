@@ -10,7 +10,6 @@ from chains.program.all_reduce import AllReduce
 from tests.mpi import together
 
 
-@pytest.mark.by_day(few=0.5)
 def test_processes_together_compute_what_one_does():
     done = together(3, "tests.network.parallel_cases")
     assert not done.returncode, done.stdout + done.stderr

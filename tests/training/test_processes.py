@@ -11,7 +11,6 @@ from chains import SGD, Adam, Chain, Dense, SquaredLoss, train
 from tests.mpi import together
 
 
-@pytest.mark.by_day(few=0.5)
 def test_processes_train_as_one_does_and_end_together():
     done = together(2, "tests.training.processes_cases")
     assert not done.returncode, done.stdout + done.stderr

@@ -139,7 +139,7 @@ def stop_at(monkeypatch):
     return begin
 
 
-@pytest.mark.by_day(few=8)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("anew", [True, False], ids=["anew", "same"])
 @pytest.mark.parametrize("kind", RUNS)
 def test_interrupted_anywhere(kind, anew, backend_name, stop_at):

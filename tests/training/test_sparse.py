@@ -87,7 +87,7 @@ def test_no_dense_gradient_is_filled(optimizer, padding):
     assert not any(view.sample_size >= COUNT * FEATURES for each in operations if isinstance(each, Fill) for view in each.outs)
 
 
-@pytest.mark.by_day(few=3)
+@pytest.mark.few(3)
 @every_backend
 @pytest.mark.parametrize("optimizer", [SGD(0.1), Adagrad(0.1), Adam(0.01), AdamW(0.01), RMSProp(0.01), SGD(0.1, 0.9)], ids=str)
 def test_exact_steps_have_the_bits_of_dense_ones(backend, optimizer, dense):
@@ -95,7 +95,7 @@ def test_exact_steps_have_the_bits_of_dense_ones(backend, optimizer, dense):
     np.testing.assert_array_equal(trained(net, optimizer), dense(network(backend, padding=3), optimizer))
 
 
-@pytest.mark.by_day(few=8)
+@pytest.mark.few(8)
 @every_backend
 @pytest.mark.parametrize("ids", IDS)
 @pytest.mark.parametrize("batch_size", [1, 13])
@@ -109,7 +109,7 @@ def test_ids_of_all_kinds(backend, ids, batch_size, dense):
 
 
 @needs_compiler
-@pytest.mark.by_day(few=2)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "optimizer", [SGD(0.1), Adam(0.01), *(Adam(0.01, sparse="lazy", clip_norm=clip) for clip in (None, 0.05))], ids=str
 )

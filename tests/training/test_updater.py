@@ -21,7 +21,7 @@ def after(update, gradients):
     return update
 
 
-@pytest.mark.by_day(few=8)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_state_that_is_given_back(name, dtype):
     """The same bits as without a break, wherever it is."""

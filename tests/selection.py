@@ -1,0 +1,62 @@
+"""Which cases of a test run: compiling the programs of all of them takes longer than a change should wait.
+
+Of a test with ``pytest.mark.few(n)``, `n` cases run, the same ones every time, chosen so that each value of each parameter
+is among them as far as that goes. Of a test without the mark run all cases, but `FEW` of those on native. With
+``--all-cases`` all run, and of a test that is named in the command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from zlib import crc32
+
+import pytest
+
+from tests.harness import Case
+
+FEW = 2  # cases on native of a test without a mark
+
+
+def chosen(calls: Sequence[Any], mark: pytest.Mark | None) -> list[Any]:
+    """Those of a test's calls, each with `params`, `indices` and an `id`, that run.
+
+    The mark is ``few(n)``, or ``few(n, always=condition)``, which adds the cases whose parameters fulfil a condition.
+    """
+    if mark is None:
+        return _with_few(calls, FEW, lambda **given: given.get("backend_name") != "native")
+    return _with_few(calls, *mark.args, mark.kwargs.get("always", lambda **given: False))
+
+
+def _with_few(calls: Sequence[Any], count: int, always: Callable[..., bool]) -> list[Any]:
+    places = {place for place, call in enumerate(calls) if always(**call.params)}
+    places |= _varied([place for place in range(len(calls)) if place not in places], calls, count)
+    return [calls[place] for place in sorted(places)]
+
+
+def _varied(places: list[int], calls: Sequence[Any], count: int) -> set[int]:
+    """As many places of calls as `count`, each of which adds as many new values of parameters as any that is left."""
+    found: set[int] = set()
+    seen: set[tuple[str, int]] = set()
+    shuffled = sorted(places, key=lambda place: crc32(calls[place].id.encode()))
+    for new in range(max((len(calls[place].indices) for place in places), default=0), -1, -1):
+        for place in shuffled:
+            values = calls[place].indices.items()
+            if len(found) < count and place not in found and len(values - seen) >= new:
+                found.add(place)
+                seen |= values
+    return found
+
+
+def neighbours(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The items with those of one case next to each other, so that a worker of xdist records and compiles it once."""
+    places: dict[tuple, int] = {}
+    for item in items:
+        places.setdefault(_place(item), len(places))
+    return sorted(items, key=lambda item: places[_place(item)])
+
+
+def _place(item: pytest.Item) -> tuple:
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    case = given.get("case")
+    return (item.path, case.name, given.get("backend_name")) if isinstance(case, Case) else (item.path, item.nodeid)
