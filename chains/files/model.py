@@ -26,8 +26,9 @@ def save(path: str | os.PathLike[str], net: Chain, p: Any, state: Any = None) ->
     """Write a network and its parameters to a file of safetensors.
 
     Each parameter stands there by its name (`net.layout`), as an array of its own shape, and so does each array of the state.
-    The architecture is JSON in the file's metadata. Custom layers are written by their names alone. The file is written
-    beside its place and then moved there.
+    The architecture is JSON in the file's metadata, with a digest of the whole file. Custom layers are written by their names
+    alone. The file is written under a unique name in the same folder and then moved to its place: readers find the old file or
+    the new one, and of several writers the last one counts.
 
     Parameters
     ----------
@@ -64,7 +65,7 @@ def save(path: str | os.PathLike[str], net: Chain, p: Any, state: Any = None) ->
                 raise ValueError(f"a file cannot hold {name!r} both as a parameter and as a state")
             arrays[name] = array
     texts = {"format": FORMAT, "version": __version__, "network": json.dumps(described(net), allow_nan=False)}
-    storage.write(file, arrays, texts, digest=False, unfinished=f".{file.name}.part")
+    storage.write(file, arrays, texts)
 
 
 def load(
@@ -96,8 +97,8 @@ def load(
     Raises
     ------
     ValueError
-        Where the file is not one of safetensors, holds no network, or one with custom layers; where the arrays are not those of
-        the network, naming the first that differs; and for an unknown backend.
+        Where the file is not one of safetensors, was cut short or changed, holds no network, or one with custom layers; where
+        the arrays are not those of the network, naming the first that differs; and for an unknown backend.
     OSError
         Where there is no such file.
     """

@@ -65,7 +65,9 @@ class Checkpoint:
         "min" or "max": whether smaller or larger values are better.
 
     A file is written under another name and then moved to its place, so that a run killed at any moment leaves whole files.
-    The format is safetensors. Raises TypeError or ValueError for settings that make no sense.
+    While a run writes to the folder, a file there locks it against others. On a full disk, the oldest checkpoint is deleted
+    before the next one is written, not after. The format is safetensors. Raises TypeError or ValueError for settings that make
+    no sense.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ def as_checkpoint(checkpoint: Any, every: Any) -> Checkpoint | None:
         return None
     if not isinstance(checkpoint, (str, os.PathLike)):
         raise TypeError(f"`checkpoint` must be a folder or a Checkpoint, got {shown(checkpoint)}")
-    return Checkpoint(checkpoint, every=every)
+    return Checkpoint(check_path("checkpoint", checkpoint, "runs/a"), every=every)
 
 
 def interval(every: Any) -> tuple[str, float]:
@@ -164,16 +166,20 @@ def load(path: Path) -> Saved:
             return _read(path)
         except (storage.DamagedFileError, OSError) as error:
             raise ValueError(f"`resume` must be a folder of checkpoints, or one of them, got {str(path)!r}: {error}") from error
-    failed = []
-    for _, file in files(path):
-        try:
-            saved = _read(file)
-        except (storage.DamagedFileError, OSError) as error:
-            failed.append(f"{file.name} ({error})")
-            continue
-        for text in failed:
-            warnings.warn(f"the checkpoint {text} cannot be used; training goes on from {file.name}", stacklevel=2)
-        return saved
+    found = None
+    while found != (found := files(path)):  # another training may write newer ones, and delete these
+        failed = []
+        for _, file in found:
+            try:
+                saved = _read(file)
+            except FileNotFoundError:
+                continue
+            except (storage.DamagedFileError, OSError) as error:
+                failed.append(f"{file.name} ({error})")
+                continue
+            for text in failed:
+                warnings.warn(f"the checkpoint {text} cannot be used; training goes on from {file.name}", stacklevel=2)
+            return saved
     raise ValueError(f"`resume` must be a folder of checkpoints, got {str(path)!r}, in which none is whole: {listed(failed)}")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from chains.backends.places import place_of
 from chains.chain import Chain
-from chains.checks import check_count
+from chains.checks import check_count, check_path
 from chains.loss_scale import LossScale
 from chains.losses import Loss
 from chains.messages import listed, shown
@@ -163,19 +163,17 @@ def _saved(resume: Any, checkpoint: Checkpoint | None) -> Saved | None:
         resume = resume.folder
     if not isinstance(resume, (str, os.PathLike)):
         raise TypeError(f"`resume` (={shown(resume)}) must be the history of an earlier training, or a folder of checkpoints")
-    path = Path(resume)
+    path = check_path("resume", resume, "runs/a")
     if checkpoint is not None and _same(path, checkpoint.folder) and not checkpoints.files(path):
         return None
     return checkpoints.load(path)
 
 
 def _check_folder(checkpoint: Checkpoint | None, resume: Any) -> None:
-    """Raise ValueError if the folder for checkpoints is not a folder, or holds checkpoints of another run."""
+    """Raise ValueError if the folder for checkpoints holds checkpoints of another run."""
     if checkpoint is None:
         return
     folder = checkpoint.folder
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"`checkpoint` must be a folder, got the file {str(folder)!r}")
     path = resume.folder if isinstance(resume, Checkpoint) else resume
     if checkpoints.files(folder) and not (isinstance(path, (str, os.PathLike)) and _same(Path(path), folder)):
         raise ValueError(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from chains.training.checkpoint import Checkpoint, Saved
 from chains.training.history import History
 from chains.training.optimizer_state import OptimizerState
 from chains.training.steps import UNLIMITED_STEPS, Steps
+
+FULL_DISK = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Saver:
     ) -> None:
         self._checkpoint = checkpoint
         self._note = note
+        self._resumed = saved is not None
         self._p, self._state, self._steps, self._history, self._run = p, state, steps, history, run
         self._callbacks = [callback for callback in callbacks if hasattr(callback, "state_dict")]
         self._watched = watched(checkpoint, names)
@@ -93,15 +98,22 @@ class Saver:
             self._unwritten = self._snapshot(np.array)
 
     def begin(self) -> None:
-        """Make the folder, and write the first checkpoint. Raises OSError if that fails.
+        """Write the first checkpoint. Raises OSError if that fails, unless the run has an earlier one.
 
-        Files of later steps than the current one, which can only be damaged, are put aside.
+        Files that a killed run was writing are deleted. Files of later steps than the current one, which can only be damaged,
+        are put aside.
         """
-        self._checkpoint.folder.mkdir(parents=True, exist_ok=True)
-        for number, path in checkpoints.files(self._checkpoint.folder):
-            if number > self._steps.total:
-                path.replace(path.with_name(f"{path.name}.damaged"))
-        self._write()
+        try:
+            for path in self._checkpoint.folder.glob(storage.UNFINISHED):
+                path.unlink(missing_ok=True)
+            for number, path in checkpoints.files(self._checkpoint.folder):
+                if number > self._steps.total:
+                    path.replace(path.with_name(f"{path.name}.damaged"))
+            self._write()
+        except OSError as error:
+            if not self._resumed:
+                raise
+            self._warn(error)
 
     def write(self) -> None:
         """Write a checkpoint, and delete the ones not to be kept. If writing fails, say so and go on."""
@@ -110,8 +122,11 @@ class Saver:
         try:
             self._write()
         except OSError as error:
-            warnings.warn(f"no checkpoint could be written: {error}", stacklevel=2)
-            self._plan(time.monotonic(), 0.0)
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        warnings.warn(f"no checkpoint could be written: {error}", stacklevel=3)
+        self._plan(time.monotonic(), 0.0)
 
     def _write(self) -> None:
         start, folder, steps = time.monotonic(), self._checkpoint.folder, self._steps.total
@@ -119,15 +134,30 @@ class Saver:
         # Otherwise the next loss ends training, and the previous checkpoint is kept. In an ensemble, other members go on.
         if now.p.ndim > 1 or np.isfinite(now.p).all():
             if self._unwritten is not None:
-                storage.write(folder / checkpoints.BEST, *self._contents(self._unwritten, []))
+                self._store(folder / checkpoints.BEST, *self._contents(self._unwritten, []))
                 self._unwritten = None
             saved = [(type(callback).__name__, callback.state_dict()) for callback in self._callbacks]
-            storage.write(folder / f"step-{steps:012}.safetensors", *self._contents(now, saved))
+            self._store(folder / f"step-{steps:012}.safetensors", *self._contents(now, saved))
             self._last = (steps, self._history.epochs)
-            older = [path for number, path in checkpoints.files(folder) if number <= steps]
-            for path in older[self._checkpoint.keep :]:
-                path.unlink(missing_ok=True)
+            self._delete(steps + 1, self._checkpoint.keep)
         self._plan(time.monotonic(), time.monotonic() - start)
+
+    def _store(self, path: Path, arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> None:
+        """Write a file. Where the disk is full, first delete the checkpoints that the next one makes superfluous."""
+        try:
+            storage.write(path, arrays, texts)
+        except OSError as error:
+            # Of those before the next one, the latest stays: there is always one that is whole.
+            if error.errno not in FULL_DISK or not self._delete(self._steps.total, max(self._checkpoint.keep - 1, 1)):
+                raise
+            storage.write(path, arrays, texts)
+
+    def _delete(self, steps: int, keep: int) -> int:
+        """Delete the checkpoints of less than these steps, but the last ones to keep. Returns how many."""
+        older = [path for number, path in checkpoints.files(self._checkpoint.folder) if number < steps]
+        for path in older[keep:]:
+            path.unlink(missing_ok=True)
+        return len(older[keep:])
 
     def _snapshot(self, taken: Callable[[Any], np.ndarray]) -> _Snapshot:
         """The run as of now. `taken` gets the vectors in host memory, and copies them or not."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.training.batching import from_arrays, from_source
 from chains.training.checkpoint import Checkpoint, as_checkpoint
+from chains.training.folder_lock import FolderLock
 from chains.training.history import History
 from chains.training.judge import Metric
 from chains.training.processes import processes_of
@@ -104,7 +106,8 @@ def train(
     check_finite : bool
         Whether to refuse an infinity or NaN in the data, `p` or `state`. They are read once for this check.
     checkpoint : path or Checkpoint, optional
-        A folder for checkpoints, or a `Checkpoint` with further settings.
+        A folder for checkpoints, or a `Checkpoint` with further settings. One training writes to a folder at a time: another is
+        refused, with the number of the first one's process.
     every : int, float or str, optional
         How often checkpoints are written, as in `Checkpoint`.
     resume : History or path, optional
@@ -130,8 +133,10 @@ def train(
         gives a rate that is negative or not finite. The error names the step; its attribute `history` is the history.
     TypeError, ValueError
         For arguments that do not fit, before anything is written.
+    OSError
+        Where the first checkpoint of a new run cannot be written; later failures are warnings.
     """
-    with processes_of(comm) as processes:
+    with processes_of(comm) as processes, ExitStack() as held:
         check_net(net)
         subject = subject_of(net, p, seed, optimizer, processes)
         p, optimizer = subject.p, subject.optimizer
@@ -144,6 +149,8 @@ def train(
         if progress is not None:
             check_flags(progress=progress)
         checkpoint = as_checkpoint(checkpoint, every)
+        if checkpoint is not None and (processes is None or processes.first):
+            held.enter_context(FolderLock(checkpoint.folder))
         start = begin(net, p, loss, optimizer, resume, checkpoint)
         history = start.history
         try:

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from chains import (
     train,
 )
 from chains.backends.places import HOST
+from chains.training.folder_lock import FolderLock
 from tests.mpi import check_equal, emulated_gpu, own_gpu
 
 COMM = MPI.COMM_WORLD
@@ -212,6 +214,12 @@ def check_checkpoints() -> None:
     run(p=parts, checkpoint=folder, epochs=3)
     if COMM.rank == 0:
         run(p=alone, resume=folder, comm=None)
+        with FolderLock(Path(folder)):
+            found = outcome(checkpoint=folder, resume=folder)
+    else:
+        found = outcome(checkpoint=folder, resume=folder)
+    assert "ValueError: `checkpoint`" in found[0], found
+    assert all("process 0 of" in text and "is being written by another training, process " in text for text in found[1:]), found
     COMM.barrier()
     assert run(p=parts, checkpoint=folder, resume=folder).epochs == 6
     check_equal(COMM, "p resumed", parts, whole, 0.0)

@@ -27,6 +27,7 @@ from chains import (
 )
 from chains.data import Batches, prefetch
 from chains.training.checkpoint import files, interval
+from tests.files import earlier
 from tests.training.support import Scripted
 from tests.training.test_resume import RUNS, T, Training, X, backend_name, stop_at  # noqa: F401 - fixtures
 
@@ -402,7 +403,6 @@ def test_a_full_disk_ends_nothing(tmp_path, monkeypatch):
     def failing(path, *rest):
         count.append(path)
         if len(count) > 2:
-            path.with_name(storage.UNFINISHED).write_bytes(b"half")
             raise OSError(28, "No space left on device")
         write(path, *rest)
 
@@ -511,11 +511,25 @@ def test_damaged_ones_are_left_out(damage, tmp_path):
     assert (tmp_path / f"{last.name}.damaged").exists() == (number > 8)
 
 
+def test_a_checkpoint_of_an_earlier_version_is_resumed(tmp_path):
+    path, x, t = tmp_path / "step-000000000002.safetensors", np.ones((2, 1), np.float32), np.zeros((2, 1), np.float32)
+    path.write_bytes(earlier.CHECKPOINT)
+    net = Chain(Dense(1, 1), backend="numpy")
+    settings = {"net": net, "data": (x, t), "optimizer": SGD(0.25), "batch_size": None, "epochs": 4}
+    p, history = run(checkpoint=tmp_path, resume=tmp_path, **settings)
+    np.testing.assert_allclose(history.loss[:2], [0.0079040434, 0.0019760109], rtol=1e-6)
+    assert (history.epochs, p.tobytes()) == (4, run(**settings)[0].tobytes())
+    for damaged in (earlier.CHECKPOINT[:-1], earlier.CHECKPOINT + b"\0", earlier.CHECKPOINT[:-40] + bytes(40)):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"cut short|its digest is another one|its arrays end at"):
+            run(resume=path, **settings)
+
+
 def test_none_is_whole(tmp_path):
     run(checkpoint=tmp_path)
     for _, path in files(tmp_path):
         path.write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"in which none is whole: step-0+12.safetensors .its digest is another one"):
+    with pytest.raises(ValueError, match=r"in which none is whole: step-0+12.safetensors .it is cut short: its header ends"):
         run(resume=tmp_path, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="`resume` must be a folder of checkpoints, or one of them"):
         run(resume=path)
@@ -537,6 +551,8 @@ def test_what_train_is_told():
         ({"every": 3}, ValueError, r"`every` \(=3\) needs `checkpoint`"),
         ({"checkpoint": 3}, TypeError, "`checkpoint` must be a folder or a Checkpoint, got 3"),
         ({"checkpoint": Checkpoint("a"), "every": 3}, ValueError, r"`every` \(=3\) is said by the Checkpoint"),
+        ({"checkpoint": ""}, ValueError, "`checkpoint` must be a path such as 'runs/a', got ''"),
+        ({"resume": ""}, ValueError, "`resume` must be a path such as 'runs/a', got ''"),
         ({"resume": 3}, TypeError, r"`resume` \(=3\) must be the history of an earlier training, or a folder of checkpoints"),
     ]:
         with pytest.raises(error, match=words):
@@ -546,6 +562,8 @@ def test_what_train_is_told():
             Checkpoint("folder", **settings)
     with pytest.raises(TypeError, match="`folder` must be a path, got 3"):
         Checkpoint(3)
+    with pytest.raises(ValueError, match="`folder` must be a path, got ''"):
+        Checkpoint("")
     assert repr(Checkpoint("a", every=3)) == "Checkpoint('a', every=3, keep=2, best='validation loss', mode='min')"
 
 
