@@ -198,7 +198,7 @@ def loops(setting: Setting) -> Result:
 def _gradient(net: Chain, way: str, setting: Setting, tolerance: float) -> Result:
     device_of(way, setting)
     rng, samples = np.random.default_rng(0), 12
-    objective = record.Criterion(SquaredLoss(), net.output_shape, False, None)
+    objective = record.Criterion(SquaredLoss(), net.output_shape)
     program = record.gradient(net.network, objective, np.float32, True)
     arrays = {
         "p": net.init(seed=0), "x": rng.standard_normal((samples, *net.input_shape), FLOAT),

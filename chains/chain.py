@@ -154,8 +154,9 @@ class Chain(Objectives):
             The targets, in the shape that the loss takes.
         loss : Loss
             What the outputs are compared by.
-        weights : array, shape (batch,), optional
-            Factors of the samples' losses, any finite numbers.
+        weights : array, shape (batch,), or that of `t` or what broadcasts to it, optional
+            Factors of the samples' losses, or of the terms that the loss sums or averages, any finite numbers. The denominators
+            do not depend on them: `MSELoss` is ``sum(weights * (y - t) ** 2) / y.size``. A target of weight 0 may be NaN.
         lengths : array, shape (batch,), optional
             As in a call of the network.
         penalty : Penalty, optional
@@ -165,7 +166,7 @@ class Chain(Objectives):
         out : array, shape (n_params,), optional
             Filled with the gradient instead of a fresh array.
         check_finite : bool
-            Whether to refuse an infinity or NaN in the data, which are read once for that.
+            Whether to refuse an infinity or NaN in the data, which are read once for that. Targets of weight 0 may be either.
         comm : mpi4py.MPI.Intracomm, optional
             Processes that do this together: each passes its own samples, one at least, and else the same arguments.
             Value and gradient are those of all samples, the same bits on each process.
@@ -208,7 +209,7 @@ class Chain(Objectives):
         network = self.network
         p = arguments.check_params(p, network.layout.size)
         data = arguments.together(p, arguments.check_data(network.declaration, x, t, loss, weights, lengths))
-        found_in = data["t"].shape[1:], weights is not None, lengths is not None
+        found_in = arguments.target_shapes(data)
         run = self._programs_at(p).recent(
             (p.dtype, training, *found_in, comm is not None),
             (loss, penalty),
@@ -216,7 +217,7 @@ class Chain(Objectives):
         )
         if check_finite:
             check_flags(check_finite=check_finite)
-            arguments.check_finite(p.dtype, p=p, **data)
+            arguments.check_finite(p.dtype, p=p, **arguments.with_counted_targets(network.declaration, data))
         data["p"] = p
         total, first = (len(data["x"]), 0) if shared is None else part_of(shared, len(data["x"]))
         data |= self.state_for(run.program, state, p.dtype, training, data, total)

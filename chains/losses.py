@@ -1,8 +1,10 @@
 """Losses: a number for how far outputs are from targets, averaged over the batch, and its gradient.
 
-With sample weights, each sample's loss is multiplied by its weight before the average over the batch (the
-weights are not normalised: weights of one change nothing). Any finite numbers will do: zero leaves a sample out, also where all
-are zero, and a negative weight has the loss of its sample grow, as an advantage below zero does in policy gradients.
+Weights are factors of the samples' losses, or of the single terms: with a weight for each target, the squared loss is
+``sum(w * (y - t) ** 2) / (2 * batch)`` and the mean of squares ``sum(w * (y - t) ** 2) / (batch * outputs)``. The denominators
+do not depend on the weights: weights of one change nothing. This is ``(w * loss(y, t)).mean()`` for a loss of PyTorch with
+``reduction="none"``. Any finite numbers will do. A weight of zero leaves its target out, which may be NaN, also where all are
+zero; a negative weight has the loss of its sample grow, as an advantage below zero does in policy gradients.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ class Loss(Recorded, ABC):
     """
 
     takes_logits = False  # whether outputs are logits, so that a softmax before the loss would be a mistake
+    weighs_targets = False  # whether `record` takes weights of the shape of the targets
 
     def check_target(self, output: SampleShape, target: SampleShape) -> None:
         """Raise ValueError unless targets of this sample shape go with outputs of that one.
@@ -75,6 +78,7 @@ class Loss(Recorded, ABC):
             Outputs and targets.
         w : View, shape (batch,), or None
             Weights of the samples. Where outputs go along steps, and samples have lengths, those of the steps, (batch, steps).
+            With `weighs_targets`, they may have the shape of `t`. Where one is 0, what it multiplies may be NaN.
         value : View, shape ()
             Filled with the loss.
         dy : View, shape (batch, *output)
@@ -86,6 +90,8 @@ class Loss(Recorded, ABC):
 class ElementwiseLoss(Loss):
     """``factors[0] * function(y, t)`` summed over a sample's outputs, or averaged over them, and averaged over the batch.
 
+    Weights multiply these terms before the sum.
+
     ``factors[1] * derivative(y, t)`` is its derivative with respect to y. Constant factors stand apart because they
     need not be multiplied element by element.
     """
@@ -95,6 +101,8 @@ class ElementwiseLoss(Loss):
     derivative: Callable[[Any, Any], Any]
     average: bool = False
     factors: tuple[float, float] = (1.0, 1.0)
+
+    weighs_targets = True
 
     def record(self, ops: Recorder, y: View, t: View, w: View | None, value: View, dy: View) -> None:
         f, df = self.function, self.derivative
@@ -107,7 +115,10 @@ class ElementwiseLoss(Loss):
         else:
             ops.map(
                 (terms, dy),
-                lambda y, t, w, inverse: (f(y, t) * w, df(y, t) * (w * (inverse * slope_factor))),
+                lambda y, t, w, inverse: (
+                    where(w == 0.0, 0.0, f(y, t) * w),
+                    where(w == 0.0, 0.0, df(y, t) * (w * (inverse * slope_factor))),
+                ),
                 y, t, _column(w, y.ndim), inverse,
             )  # fmt: skip
         ops.sum(value, terms)
@@ -254,9 +265,13 @@ class CrossEntropyLoss(Loss):
     numbers from 0; probabilities (*positions, classes). Rows of probabilities need not sum to one, as in PyTorch: their sums
     weigh the positions, and a row of zeros leaves its position out. Raises ValueError for numbers that are no labels, for
     negative probabilities, and for a single class, whose cross-entropy is always 0.
+
+    Weights w of the shape of labels make it ``-sum(w * log_softmax(y)[label]) / (batch * positions)``, those of the shape of
+    probabilities t ``-sum(w * t * log_softmax(y)) / (batch * positions)``.
     """
 
     takes_logits = True
+    weighs_targets = True
 
     def check_target(self, output: SampleShape, target: SampleShape) -> None:
         if target not in (output, output[:-1]) or not output:
@@ -283,12 +298,19 @@ class CrossEntropyLoss(Loss):
         if t.ndim < y.ndim:
             classes = ops.constant("classes", np.arange(shape[-1]))
             target = ops.scratch("one_hot", shape)
-            ops.map(target, lambda label, k: where(label == k, 1.0, 0.0), t.expand(-1), classes)
+            if w is None:
+                ops.map(target, lambda label, k: where(label == k, 1.0, 0.0), t.expand(-1), classes)
+            else:
+                ops.map(target, lambda label, k, w: where(label == k, w, 0.0), t.expand(-1), classes, _column(w, y.ndim))
+            t = target
+        elif w is not None:
+            target = ops.scratch("weighted targets", shape)
+            ops.map(target, lambda t, w: where(w == 0.0, 0.0, t * w), t, _column(w, y.ndim))
             t = target
         normalizer = log_sum_exp(ops, y)
         total = ops.scratch("target_total", (*shape[:-1], 1))
         terms = ops.scratch("terms", shape)
-        weight = _column(w, y.ndim) if w is not None else ops.constant("one", np.ones(()))
+        weight = ops.constant("one", np.ones(()))
         inverse, factor = ops.inverse_batch, 1.0 / math.prod(shape[:-1])
         ops.sum(total, t)
         ops.map(terms, lambda y, t, normalizer, w: t * (normalizer - y) * w, y, t, normalizer, weight)
@@ -302,7 +324,7 @@ class CrossEntropyLoss(Loss):
 
 
 def _column(w: View, ndim: int) -> View:
-    """Sample weights (batch,) shaped to multiply an array of `ndim` axes."""
+    """Weights shaped to multiply an array of `ndim` axes, of which they have the first ones."""
     while w.ndim < ndim:
         w = w.expand(-1)
     return w

@@ -52,7 +52,7 @@ class Case:
     input_shape: tuple[int, ...] = (3,)
     loss: losses.Loss = SQUARED
     targets: str = "real"  # or "labels", "probabilities", "one-hot", "fractions" (in [0, 1])
-    weighted: bool = False
+    weighted: str = ""  # or "samples", "targets"; some of these have the weight 0 and are NaN
     penalty: chains.Penalty | None = None
     frozen: tuple[str, ...] = ()
 
@@ -72,8 +72,19 @@ class Case:
         if net.network.id_count is not None:
             x = rng.integers(0, net.network.id_count, x.shape)
         t = targets(self.targets, rng, batch, net.output_shape)
-        w = _exact(rng.uniform(0.5, 2.0, batch)) if self.weighted else None
+        w = None
+        if self.weighted:
+            w = _exact(rng.uniform(0.5, 2.0, t.shape if self.weighted == "targets" else batch))
+        if self.weighted == "targets":
+            w[rng.uniform(size=t.shape) < 0.3] = 0.0
+            t = np.where(w == 0.0, np.nan, t)
         return Problem(self, p, x, t, w, dy, _exact(rng.uniform(0.5, 2.0, net.n_state)))
+
+    def criterion(self, target: tuple[int, ...] | None = None) -> record.Criterion:
+        """What is minimised, for targets of this sample shape; by default those of `problem`."""
+        target = self.problem(1).t.shape[1:] if target is None else target
+        weights = {"": None, "samples": (), "targets": target}[self.weighted]
+        return record.Criterion(self.loss, target, weights, self.penalty)
 
     def __str__(self) -> str:
         return self.name
@@ -451,11 +462,11 @@ LOSSES: list[tuple[losses.Loss, str]] = [
     (_OWN_LOSS, "real"),
 ]
 LOSS_CASES = [
-    Case(f"{loss}-{kind}{'-sequence' * len(shape[1:])}{'-weighted' * weighted}", type(loss), (_dense(3, 4, chains.identity),),
-         shape, loss=loss, targets=kind, weighted=weighted)
+    Case("-".join([f"{loss}-{kind}", *["sequence"] * len(shape[1:]), *[f"weighted-{weighted}"] * bool(weighted)]), type(loss),
+         (_dense(3, 4, chains.identity),), shape, loss=loss, targets=kind, weighted=weighted)
     for loss, kind in LOSSES
     for shape in ((3,), (2, 3))
-    for weighted in (False, True)
+    for weighted in ("", "samples", "targets")
 ]  # fmt: skip
 RESIDUALS = chains.ResidualProblem(
     ("t", "x"),
@@ -467,9 +478,9 @@ RESIDUALS = chains.ResidualProblem(
     transform=lambda u, v, x: (x * u, v),
 )
 RESIDUAL_CASES = [
-    Case(f"residuals{'-weighted' * weighted}", type(RESIDUALS.loss), (_dense(2, 4), _dense(4, 2, chains.identity)), (2,),
+    Case(f"residuals{'-weighted' * bool(weighted)}", type(RESIDUALS.loss), (_dense(2, 4), _dense(4, 2, chains.identity)), (2,),
          loss=RESIDUALS.loss, targets="columns", weighted=weighted)
-    for weighted in (False, True)
+    for weighted in ("", "samples")
 ]  # fmt: skip
 
 PENALTIES = {

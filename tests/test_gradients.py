@@ -157,8 +157,7 @@ def arrays_of(problem: Problem) -> dict[str, np.ndarray]:
 
 def programs(case: Case, dtype: type) -> dict[str, chains.Program]:
     network, dtype = case.net().network, np.dtype(dtype)
-    target = case.problem(1).t.shape[1:]
-    objective = record.Criterion(case.loss, target, case.weighted, case.penalty)
+    objective = case.criterion()
     made = {"step": record.training_step(network, objective, OPTIMIZERS["Adam"], dtype)}
     for training in (False, True):
         made[f"forward-{training}"] = record.forward(network, dtype, training)
@@ -219,35 +218,37 @@ def test_activation_far_from_zero(name, dtype, backend_name):
     assert np.all(np.abs(dx) < 2.0)
 
 
-def loss_formula(loss, y, t):
-    """Each sample's loss, straight from the definition."""
+def loss_formula(loss, y, t, w):
+    """Each sample's loss, straight from the definition, with weights that broadcast to the targets."""
+    t = np.where(w == 0, 0, t)
     axes, d = tuple(range(1, y.ndim)), None if y.shape != t.shape else y - t
     if isinstance(loss, chains.CrossEntropyLoss):
         p = np.exp(y) / np.exp(y).sum(-1, keepdims=True)
-        t = np.eye(y.shape[-1])[t] if t.ndim < y.ndim else t
-        return np.mean(-np.sum(t * np.log(p), axis=-1).reshape(len(y), -1), axis=1)
+        t, w = (np.eye(y.shape[-1])[t.astype(int)], w[..., None]) if t.ndim < y.ndim else (t, w)
+        return np.mean(-np.sum(w * t * np.log(p), axis=-1).reshape(len(y), -1), axis=1)
     if isinstance(loss, chains.BCEWithLogitsLoss):
         p = 1.0 / (1.0 + np.exp(-y))
-        return np.mean(-t * np.log(p) - (1 - t) * np.log(1 - p), axis=axes)
+        return np.mean(w * (-t * np.log(p) - (1 - t) * np.log(1 - p)), axis=axes)
     if isinstance(loss, chains.SquaredLoss):
-        return 0.5 * np.sum(d * d, axis=axes)
+        return 0.5 * np.sum(w * d * d, axis=axes)
     if isinstance(loss, chains.MSELoss):
-        return np.mean(d * d, axis=axes)
+        return np.mean(w * d * d, axis=axes)
     if isinstance(loss, chains.L1Loss):
-        return np.mean(abs(d), axis=axes)
+        return np.mean(w * abs(d), axis=axes)
     if isinstance(loss, chains.HuberLoss):
         delta = 0.3 if "0.3" in repr(loss) else 1.0
-        return np.mean(np.where(abs(d) <= delta, 0.5 * d * d, delta * (abs(d) - 0.5 * delta)), axis=axes)
+        return np.mean(w * np.where(abs(d) <= delta, 0.5 * d * d, delta * (abs(d) - 0.5 * delta)), axis=axes)
     assert repr(loss) == "quartic"
-    return np.mean(d**4, axis=axes)
+    return np.mean(w * d**4, axis=axes)
 
 
 @pytest.mark.few(40, always=common_on_numpy)
 @pytest.mark.parametrize("case", LOSS_CASES, ids=str)
 def test_loss_is_its_formula(case, dtype, batch, backend_name):
     problem = case.problem(batch)
-    terms = loss_formula(case.loss, problem.call(), problem.t)
-    wanted = np.mean(terms if problem.w is None else problem.w * terms)
+    w = np.ones(1) if problem.w is None else problem.w
+    w = w.reshape(*w.shape, *[1] * (problem.t.ndim - w.ndim))
+    wanted = np.mean(loss_formula(case.loss, problem.call(), problem.t, w))
     assert_close(problem.value_and_grad(backend_name, dtype)[0], wanted, ROUNDING[np.dtype(dtype)])
 
 

@@ -167,7 +167,13 @@ def cases(draw):
     names = [entry.name for entry in net.layout]
     frozen = tuple(draw(st.lists(st.sampled_from(names), unique=True, max_size=2))) if names else ()
     return Case(
-        repr(net), None, tuple(layers), shape, weighted=draw(st.booleans()), frozen=frozen, penalty=penalty if names else None
+        repr(net),
+        None,
+        tuple(layers),
+        shape,
+        weighted=draw(st.sampled_from(["", "samples", "targets"])),
+        frozen=frozen,
+        penalty=penalty if names else None,
     )
 
 
@@ -231,7 +237,7 @@ def test_pullbacks_are_central_differences(case, batch, mode, name):
 )
 def test_nothing_is_read_before_it_is_written(case, batch, training, name, optimizer, dtype):
     network, problem, chosen = case.net().network, case.problem(batch), OPTIMIZERS[optimizer]
-    objective = record.Criterion(case.loss, problem.t.shape[1:], case.weighted, case.penalty)
+    objective = case.criterion()
     arrays = arrays_of(problem) | {"moments": np.zeros(chosen.n_states * len(problem.p)), "step": np.zeros(())}
     for program in (
         record.gradient(network, objective, np.dtype(dtype), training), record.vjp(network, np.dtype(dtype), training),

@@ -113,7 +113,7 @@ def _objective(
     net.program(loss, optimizer, penalty=penalty, target_shape=target_shape, dtype=dtype)  # which checks them
     if loss is None:
         return None
-    return Criterion(loss, net.output_shape if target_shape is None else tuple(target_shape), False, penalty)
+    return Criterion(loss, net.output_shape if target_shape is None else tuple(target_shape), None, penalty)
 
 
 def _baked(net: Chain, dtype: np.dtype, p: Any, state: Any, optimizer: Optimizer | None) -> dict[str, np.ndarray]:

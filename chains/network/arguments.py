@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import array_api_compat
@@ -11,7 +11,7 @@ import numpy as np
 
 from chains.arrays import as_array
 from chains.backends import Executable
-from chains.backends.places import HOST, Place, is_elsewhere, place_of
+from chains.backends.places import HOST, Place, is_elsewhere, on_host, place_of
 from chains.checks import check_count, check_is, takes
 from chains.layers.base import Declaration
 from chains.layers.time_axis import most_steps, steps_of_output
@@ -191,15 +191,50 @@ def check_data(network: Declaration, x: Any, t: Any, loss: Loss, weights: Any, l
     x = check_input(x, network.input, ids=network.id_count)
     check_loss(loss)
     counts = lengths_of(lengths, x, network)
-    t = without_padding(as_array("t", t), counts.get("lengths"), steps_of_output(network))
     data = {"x": x, "t": check_targets(t, len(x), network.output_shape, loss)}
     if weights is not None:
-        data["weights"] = check_weights(weights, len(x))
-    return data | counts
+        data["weights"] = check_weights(weights, data["t"].shape, loss)
+    data |= counts
+    if type(loss).check_values is not Loss.check_values:
+        check_target_values(with_counted_targets(network, data)["t"], network.output_shape, loss)
+    return data
+
+
+def target_shapes(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...] | None, bool]:
+    """The sample shape of the targets and that of the weights, None without these; whether there are lengths."""
+    return data["t"].shape[1:], data["weights"].shape[1:] if "weights" in data else None, "lengths" in data
+
+
+def with_counted_targets(network: Declaration, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The data for checks of their numbers: in place of each target that does not count there is one that does."""
+    if "weights" not in data and "lengths" not in data:
+        return data
+    t = counted_targets(data["t"], data.get("weights"), data.get("lengths"), steps_of_output(network))
+    return {**data, "t": t}
+
+
+def counted_targets(t: Any, weights: Any, lengths: Any, steps: int) -> Any:
+    """The targets with one that counts in place of those of weight 0 and those behind a sample's length.
+
+    They are `t` itself where all count, and zeros where none does. `steps` is the number of steps of the outputs, or 0.
+    """
+    masks = [] if weights is None else [on_host(weights) != 0]
+    if lengths is not None and steps and t.shape[1:2] == (steps,):
+        masks.append(np.arange(steps) < on_host(lengths)[:, None])
+    if all(mask.all() for mask in masks):
+        return t
+    counts = np.logical_and.reduce([*np.broadcast_arrays(*(m.reshape(*m.shape, *[1] * (t.ndim - m.ndim)) for m in masks))])
+    if not counts.any():
+        return np.zeros(t.shape)
+    first = t[np.unravel_index(np.argmax(counts), counts.shape)]
+    return array_api_compat.array_namespace(t).where(place_of(t).contiguous(counts), t, first)
 
 
 def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name: str = "t", x: str = "x") -> np.ndarray:
-    """`t` as targets for outputs of this shape; for one output, (batch,) means (batch, 1). Raises TypeError or ValueError."""
+    """`t` as targets for outputs of this shape; for one output, (batch,) means (batch, 1). Raises TypeError or ValueError.
+
+    Their numbers are left to `check_target_values`.
+    """
     t = as_array(name, t)
     _check_batch(name, t, batch, x)
     if is_column(t, output, loss):
@@ -208,20 +243,7 @@ def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name:
         loss.check_target(output, t.shape[1:])
     except ValueError as error:
         raise ValueError(f"`{name}`: {error}") from None
-    check_target_values(t, output, loss, name)
     return t
-
-
-def without_padding(t: Any, lengths: Any, steps: int) -> Any:
-    """Targets (batch, steps, ...) with those of a sample's first step behind its length, where losses count nothing.
-
-    Where outputs do not go along so many `steps`, or there are no lengths, targets are as they are.
-    """
-    if lengths is None or not steps or t.shape[:2] != (len(lengths), steps):
-        return t
-    xp = array_api_compat.array_namespace(t)
-    within = xp.arange(steps) < xp.asarray(lengths)[:, None]
-    return xp.where(within.reshape(*t.shape[:2], *[1] * (t.ndim - 2)), t, t[:, :1])
 
 
 def is_column(t: Any, output: tuple[int, ...], loss: Loss) -> bool:
@@ -245,13 +267,20 @@ def check_target_values(t: Any, output: tuple[int, ...], loss: Loss, name: str =
         raise ValueError(f"`{name}`: {error}") from None
 
 
-def check_weights(w: Any, batch: int) -> np.ndarray:
-    """`w` as one weight a sample. Raises TypeError or ValueError where it is none."""
-    w = as_array("weights", w)
-    _check_batch("weights", w, batch)
-    if w.ndim != 1:
-        raise ValueError(f"`weights` must have shape ({batch},), one number a sample, got {w.shape}")
-    return w
+def check_weights(w: Any, target: tuple[int, ...], loss: Loss, name: str = "weights", x: str = "x") -> np.ndarray:
+    """`w` as one weight a sample, or one for each number of targets of this shape. Raises TypeError or ValueError."""
+    w = as_array(name, w)
+    if w.ndim == 1:
+        _check_batch(name, w, target[0], x)
+        return w
+    whole = loss.weighs_targets and len(target) > 1
+    if whole and w.ndim == len(target) and all(n in (1, m) for n, m in zip(w.shape, target, strict=True)):
+        if w.shape == target:
+            return w
+        return place_of(w).contiguous(array_api_compat.array_namespace(w).broadcast_to(w, target))
+    each = f", or {target}, one for each target" if whole else ""
+    reason = "" if loss.weighs_targets else f", since {loss!r} weighs samples alone"
+    raise ValueError(f"`{name}` must have shape ({target[0]},), one number a sample{each}, got {w.shape}{reason}")
 
 
 def lengths_of(lengths: Any, x: Any, network: Declaration, name: str = "lengths", of: str = "x") -> dict[str, Any]:

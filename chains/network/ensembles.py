@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from chains.arrays import as_array
-from chains.backends.places import place_of
-from chains.layers.time_axis import steps_of_output
+from chains.backends.places import on_host, place_of
+from chains.layers.base import Declaration
 from chains.losses import Loss
 from chains.messages import counted
 from chains.network import arguments
@@ -60,6 +60,21 @@ class Members:
         if own:
             self.own.add(name)
 
+    def with_counted_targets(self, network: Declaration) -> dict[str, Any]:
+        """The arrays for checks of their numbers, as `arguments.with_counted_targets`. Targets count that do for one member."""
+        t = self.arrays["t"]
+        flat: dict[str, Any] = {name: self._along_targets(name) for name in ("t", "weights", "lengths") if name in self.arrays}
+        return {**self.arrays, "t": arguments.with_counted_targets(network, flat)["t"].reshape(t.shape)}
+
+    def _along_targets(self, name: str) -> Any:
+        """An array with the first axis of the targets: the samples, or those of all members in one batch."""
+        array, own = self.arrays[name], "t" in self.own
+        if own and name not in self.own:
+            array = np.broadcast_to(on_host(array), (self.count, *array.shape))
+        elif name in self.own and not own:
+            return abs(on_host(array)).max(axis=0)
+        return array.reshape(-1, *array.shape[2:]) if own else array
+
     def of(self, member: int) -> dict[str, Any]:
         """The arrays of one member."""
         return {name: array[member] if name in self.own else array for name, array in self.arrays.items()}
@@ -93,7 +108,7 @@ def value_and_grad(
     p = check_members(p, net.n_params)
     members = check_data(net, len(p), x, t, loss, weights, lengths)
     if check_finite:
-        arguments.check_finite(p.dtype, p=p, **members.arrays)
+        arguments.check_finite(p.dtype, p=p, **members.with_counted_targets(net.network.declaration))
     add_state(members, net, state, p, arguments.check_mode(mode))
     arguments.together(p, members.arrays, move=False)
     given = members.arrays | {"p": p}
@@ -119,26 +134,37 @@ def _named(member: int) -> Iterator[None]:
 def check_data(net: Any, count: int, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any) -> Members:
     """The data of so many members. Raises TypeError or ValueError where they do not fit.
 
-    If each member has its own inputs, it has its own targets. With shared inputs, targets may be either.
+    If each member has its own inputs, it has its own targets. With shared inputs, targets may be either. Weights may be either,
+    too: those of shape (members, samples) are the members' own.
     """
     members = Members(count)
     samples = _add_inputs(members, net, x, lengths)
     arguments.check_loss(loss)
     t, output = as_array("t", t), net.output_shape
-    steps, counts = steps_of_output(net.network.declaration), members.arrays.get("lengths")
-    shared = t if "lengths" in members.own else arguments.without_padding(t, counts, steps)
-    own = "x" in members.own or (t.shape[:2] == (count, samples) and not _fits(shared, samples, output, loss))
-    flat = _flat("t", t, count, samples) if own else shared
-    if own and counts is not None:
-        flat = arguments.without_padding(flat, np.broadcast_to(counts, (count, samples)).reshape(-1), steps)
+    own = "x" in members.own or (t.shape[:2] == (count, samples) and not _fits(t, samples, output, loss))
+    flat = _flat("t", t, count, samples) if own else t
     checked = arguments.check_targets(flat, count * samples if own else samples, output, loss)
     members.add("t", checked.reshape(count, samples, *checked.shape[1:]) if own else checked, own)
     if weights is not None:
-        weights = as_array("weights", weights)
-        if weights.ndim == 2:
-            arguments.check_weights(_flat("weights", weights, count, samples), count * samples)
-        members.add("weights", weights if weights.ndim == 2 else arguments.check_weights(weights, samples), weights.ndim == 2)
+        _add_weights(members, as_array("weights", weights), checked.shape[1:], loss)
+    if type(loss).check_values is not Loss.check_values:
+        counted = members.with_counted_targets(net.network.declaration)["t"]
+        arguments.check_target_values(counted.reshape(checked.shape), output, loss)
     return members
+
+
+def _add_weights(members: Members, weights: Any, target: tuple[int, ...], loss: Loss) -> None:
+    """Add the weights: (members, samples) or (samples,), and those with further axes for each target."""
+    count, samples = members.count, members.samples
+    own = weights.ndim == len(target) + 2
+    if weights.ndim == 2 and not own:
+        fits = len(target) == 1 and all(n in (1, m) for n, m in zip(weights.shape, (samples, *target), strict=True))
+        own = weights.shape == (count, samples) or not fits
+    if own:
+        flat = arguments.check_weights(_flat("weights", weights, count, samples), (count * samples, *target), loss)
+        members.add("weights", flat.reshape(count, samples, *flat.shape[1:]), True)
+    else:
+        members.add("weights", arguments.check_weights(weights, (samples, *target), loss), False)
 
 
 def _add_inputs(members: Members, net: Any, x: Any, lengths: Any) -> int:

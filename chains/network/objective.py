@@ -13,7 +13,7 @@ import numpy as np
 from chains.arrays import as_array, as_numpy
 from chains.backends import Binding, Executable
 from chains.backends.executable import decline
-from chains.backends.places import HOST, place_of
+from chains.backends.places import HOST, on_host, place_of
 from chains.checks import check_flags
 from chains.messages import counted
 from chains.minimize import BAR_DELAY_SECONDS
@@ -36,7 +36,7 @@ class Objective:
         data: Mapping[str, np.ndarray],
         n_params: int,
         extra: Mapping[str, np.ndarray],
-        remake: Callable[..., Objective],  # of (x, t, weights=, state=)
+        remake: Callable[..., Objective],  # of (x, t, weights=, lengths=, state=)
         second: SecondOrder | None,
     ) -> None:
         program = executable.program
@@ -268,7 +268,9 @@ class Objective:
     def __reduce__(self) -> tuple[Any, ...]:
         """When copied or sent to another process, the network makes the objective again, from the data or their files."""
         data = {name: MappedFile.of(array, array.dtype) or array for name, array in self._data.items()}
-        options = {name: data[name] for name in ("weights", "state") if name in data}
+        options: dict[str, Any] = {name: data[name] for name in ("weights", "state") if name in data}
+        if "lengths" in data:
+            options["lengths"] = on_host(self._data["lengths"]).astype(np.int64)  # which the program has as numbers of its type
         return _remade, (self._remake, data["x"], data["t"], options)
 
     def __repr__(self) -> str:

@@ -1,9 +1,10 @@
 """From a declared network to its programs: the forward pass, the gradient, the pullback, a training step.
 
 The caller's buffers have the same names in every program: ``p`` and ``g`` (parameters, gradient), ``x``, ``y``,
-``dx``, ``dy`` (input, output and their cotangents), ``t`` and ``weights`` (targets, sample weights), ``value`` (the
-loss), ``state`` (the network's), ``moments`` and ``step`` (the optimiser's), ``random`` (seed and step of random numbers),
-``communicator``, ``inverse_total`` and ``first_sample`` (how other processes are reached, and what their samples are).
+``dx``, ``dy`` (input, output and their cotangents), ``t`` and ``weights`` (targets, their weights or those of samples),
+``value`` (the loss), ``state`` (the network's), ``moments`` and ``step`` (the optimiser's), ``random`` (seed and step of
+random numbers), ``communicator``, ``inverse_total`` and ``first_sample`` (how other processes are reached, and what their
+samples are).
 
 Programs that train, and calls in the mode "train", update ``state``; pure ones only read it, if at all.
 """
@@ -105,14 +106,18 @@ def vjp(
 class Criterion(Tunable):
     """The quantity that training minimises: the loss on targets of this sample shape, perhaps weighted, plus a penalty.
 
-    `masked`: whether samples have lengths.
+    `weights` is the sample shape of the weights, () for one a sample, or None. `masked`: whether samples have lengths.
     """
 
     loss: Loss
     target: tuple[int, ...]
-    weighted: bool = False
+    weights: tuple[int, ...] | None = None
     penalty: Penalty | None = None
     masked: bool = False
+
+    def record_weights(self, ops: Recorder) -> View | None:
+        """The input of weights, if there are any."""
+        return None if self.weights is None else ops.external("weights", self.weights, role="input", batched=True)
 
 
 def loss(network: Network, objective: Criterion, dtype: Any, training: bool) -> Program:
@@ -217,7 +222,7 @@ def _record_gradient(
     """
     output, size = network.declaration.output_shape, network.layout.size
     t = ops.external("t", objective.target, role="input", batched=True)
-    w = ops.external("weights", (), role="input", batched=True) if objective.weighted else None
+    w = objective.record_weights(ops)
     value = ops.external("value", (), role="output")
     y, dy = (ops.scratch(name, output) for name in ("y", "dy"))
     if ops.parallel:
@@ -282,17 +287,19 @@ def _record_loss(ops: Recorder, loss: Loss, node: Node, views: Gradient, scale: 
 def _within_lengths(ops: Recorder, steps: int, y: View, t: View, w: View | None) -> tuple[View, View, View | None]:
     """Outputs, targets and weights of a loss, for outputs of so many `steps`: those behind a sample's length count nothing.
 
-    They have the weight 0, which is one of each step then. Numbers that mean nothing might not be finite: there is the first
-    step in place of outputs here, and of targets in `arguments.without_padding`.
+    They have the weight 0, which is one of each step then, or of each target. Outputs that mean nothing might not be finite:
+    those of the first step are in their place.
     """
     mask = mask_of(ops, ops.lengths if ops.output_lengths is None else ops.output_lengths, steps) if steps else None
     if mask is None or t.sample_shape[:1] != (steps,):
         return y, t, w
     kept, has = ops.scratch("y within lengths", y.sample_shape), mask.reshape(steps, *[1] * (y.ndim - 2))
     ops.map(kept, lambda has, y, first: where(has > 0.0, y, first), has, y, y.slice(1, 0, 1))
-    weights = mask.index(2, 0)
-    if w is not None:
-        ops.map(weights, lambda has, w: where(has > 0.0, w, 0.0), weights, w.expand(1))
+    if w is None:
+        return kept, t, mask.index(2, 0)
+    own = w if w.ndim > 1 else w.expand(1)
+    weights = ops.scratch("weights within lengths", (steps, *own.sample_shape[1:]))
+    ops.map(weights, lambda has, w: where(has > 0.0, w, 0.0), mask.reshape(steps, *[1] * (own.ndim - 2)), own)
     return kept, t, weights
 
 

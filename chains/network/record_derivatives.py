@@ -77,7 +77,7 @@ def gauss_newton_product(network: Network, objective: Criterion, dtype: Any) -> 
     size, output = (network.layout.size,), network.declaration.output_shape
     g = ops.external("hv", size, role="output")
     t = ops.external("t", objective.target, role="input", batched=True)
-    w = ops.external("weights", (), role="input", batched=True) if objective.weighted else None
+    w = objective.record_weights(ops)
     y, dy = (ops.scratch(name, output) for name in ("y", "dy"))
     node = _node(ops, network, p, g)
     node.forward(ops, x, y)

@@ -98,7 +98,7 @@ class Recorded(Architecture):
                     raise TypeError(f"`loss` is missing: `{name}` (={given!r}) is of use with one only")
             return record.forward(network, dtype, training)
         target = self.output_shape if target_shape is None else check_shape("target_shape", target_shape)
-        objective = self._objective(loss, target, False, False, penalty)
+        objective = self._objective(loss, target, None, False, penalty)
         loss.check_target(self.output_shape, target)
         if optimizer is not None:
             check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
@@ -147,10 +147,10 @@ class Recorded(Architecture):
     ) -> tuple[dict[str, np.ndarray], record.Criterion]:
         """The checked data by buffer name, and the criterion to minimise."""
         data = arguments.check_data(self.network.declaration, x, t, loss, weights, lengths)
-        return data, self._objective(loss, data["t"].shape[1:], weights is not None, lengths is not None, penalty)
+        return data, self._objective(loss, *arguments.target_shapes(data), penalty)
 
     def _objective(
-        self, loss: Loss, target: SampleShape, weighted: bool, masked: bool, penalty: Penalty | None
+        self, loss: Loss, target: SampleShape, weights: SampleShape | None, masked: bool, penalty: Penalty | None
     ) -> record.Criterion:
         arguments.check_loss(loss)
         last = last_layer(self)
@@ -160,7 +160,7 @@ class Recorded(Architecture):
             raise ValueError(f"{loss!r} takes logits, but the last layer is {last!r}: leave its sigmoid out")
         if penalty is not None:
             check_is("penalty", penalty, Penalty, "a penalty such as L2Penalty(1e-4)")
-        return record.Criterion(loss, target, weighted, penalty, masked)
+        return record.Criterion(loss, target, weights, penalty, masked)
 
     def state_for(
         self,

@@ -33,7 +33,9 @@ class SecondOrder:
         factors, every = self._factors(data), slice(0, len(data["x"]))
         if isinstance(self.loss, ResidualLoss):
             return np.concatenate([self._linearised(p, data, part, factors)[0] for part in self._blocks(data)])
-        return self._differences(p, data, every).ravel() * factors
+        r = self._differences(p, data, every).ravel()
+        _weigh(r, factors)
+        return r
 
     def jacobian(self, p: np.ndarray, data: Mapping[str, Any]) -> np.ndarray:
         return self._linearised(p, data, slice(0, len(data["x"])), self._factors(data))[1]
@@ -70,8 +72,8 @@ class SecondOrder:
         else:
             r, j = self._differences(p, data, part), self.net.jacobian(p, x, state=state)
         r, j = r.ravel(), j.reshape(-1, len(p))
-        r *= own
-        j *= own[:, None]
+        _weigh(r, own)
+        _weigh(j, own[:, None])
         return r, j
 
     def _differences(self, p: np.ndarray, data: Mapping[str, Any], part: slice) -> np.ndarray:
@@ -92,4 +94,10 @@ class SecondOrder:
             return np.full(samples * size, math.sqrt(factor))
         if weights.min() < 0.0:
             raise ValueError(f"`weights` must not be negative where residuals are asked for, but there is {weights.min()}")
-        return np.repeat(np.sqrt(weights * factor), size)
+        return np.repeat(np.sqrt(weights * factor).ravel(), size * samples // weights.size)
+
+
+def _weigh(numbers: np.ndarray, factors: np.ndarray) -> None:
+    """Multiply by factors in place; what is multiplied by 0 becomes 0, NaN too."""
+    numbers *= factors
+    np.copyto(numbers, 0.0, where=factors == 0.0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.expr import Expr, Formula, as_expr, sqrt, trace_nodes
+from chains.expr import Expr, Formula, as_expr, sqrt, trace_nodes, where
 from chains.expr.replay import Replay
 from chains.jets.series import ZERO, Index, Orders, Series, replay
 from chains.losses import Loss
@@ -84,9 +84,12 @@ class ResidualLoss(Loss):
 
         def weighted(inverse: Any, *values: Any) -> tuple[Any, ...]:
             first, *rest = function(*values[: len(ins)])
-            for weight in values[len(ins) :]:
-                first, inverse = first * weight, inverse * weight
-            return first, *(slope * inverse for slope in rest)
+            if w is None:
+                return first, *(slope * inverse for slope in rest)
+            weight = values[len(ins)]
+            return tuple(
+                where(weight == 0.0, 0.0, each) for each in (first * weight, *(slope * (inverse * weight) for slope in rest))
+            )
 
         ops.map((terms, *adjoints.values()), weighted, ops.inverse_batch, *ins, *([] if w is None else [w]))
         ops.sum(value, terms)

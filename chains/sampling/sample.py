@@ -109,8 +109,8 @@ def sample(
         Every so many trajectories there is a draw.
     seed : int
         The same seed gives the same draws.
-    weights : array, shape (samples,) or (chains, samples), optional
-        Factors of the samples' losses, zero or positive.
+    weights : array, shape (samples,) or (chains, samples), or with the further axes of the targets, optional
+        Factors of the samples' losses, or of their terms, as in `train`; zero or positive.
     lengths : array, shape (samples,) or (chains, samples), optional
         How many steps each sample has, for recurrent networks.
     penalty : Penalty, optional

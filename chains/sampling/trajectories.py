@@ -49,7 +49,7 @@ class Trajectories:
         data = arguments.together(p, data, move=False)
         arguments.check_apart("p", p, data)
         if finite:
-            arguments.check_finite(p.dtype, p=p, **data)
+            arguments.check_finite(p.dtype, p=p, **ensemble.members.with_counted_targets(net.network.declaration))
         step = net.training_step(p, objective, leapfrog)
         self._program, runner, samples = step.program, step.backend, ensemble.members.samples
         _check_deterministic(net, step.program.buffers)

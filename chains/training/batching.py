@@ -116,7 +116,7 @@ def _batch_problem(net: Chain, p: np.ndarray, loss: Loss, penalty: Penalty | Non
         net.network.check_batch(len(data["x"]))
         arguments.check_apart("p", p, data)
         if finite:
-            arguments.check_finite(p.dtype, **data)
+            arguments.check_finite(p.dtype, **arguments.with_counted_targets(net.network.declaration, data))
         return data, objective
 
     return problem

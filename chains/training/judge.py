@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from chains.arrays import as_array
 from chains.backends.places import on_host, place_of
 from chains.chain import Chain
-from chains.layers.time_axis import steps_of_output
 from chains.losses import Loss
 from chains.messages import shown
 from chains.metrics import accuracy
@@ -20,6 +18,7 @@ from chains.network import arguments
 from chains.penalties import Penalty
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
+PLACES = ("x", "t", "lengths", "weights")  # in the argument `validation`
 PIECE_BYTES = 1 << 26  # of intermediate results on validation data at once
 LEAST_PIECE_SAMPLES = 32  # samples, so that there is work to share however large they are
 
@@ -47,18 +46,21 @@ class Judge:
         self.names = [] if validation is None else ["validation loss", *names]
         self._data: dict[str, Any] | None = None
         if validation is not None:
-            if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
+            if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3, 4):
                 raise TypeError(
-                    f"`validation` (a {type(validation).__name__}) must be a pair of arrays (x, t), or (x, t, lengths)"
+                    f"`validation` (a {type(validation).__name__}) must be a pair of arrays (x, t), or (x, t, lengths), or "
+                    "(x, t, lengths, weights)"
                 )
             x = arguments.check_input(validation[0], net.input_shape, "validation[0]", ids=net.network.id_count)
-            known, counts = net.network.declaration, (*validation, None)[2]
+            known, (counts, weights) = net.network.declaration, (*validation, None, None)[2:4]
             lengths = arguments.lengths_of(counts, x, known, "validation[2]", "validation[0]")
-            t = as_array("validation[1]", validation[1])
-            t = arguments.without_padding(t, lengths.get("lengths"), steps_of_output(known))
-            t = arguments.check_targets(t, len(x), net.output_shape, loss, "validation[1]", "validation[0]")
+            t = arguments.check_targets(validation[1], len(x), net.output_shape, loss, "validation[1]", "validation[0]")
             given = {"x": x, "t": t} | lengths
-            self._names = {name: f"validation[{k}]" for k, name in enumerate(given)}
+            if weights is not None:
+                given["weights"] = arguments.check_weights(weights, t.shape, loss, "validation[3]", "validation[0]")
+            counted = arguments.with_counted_targets(known, given)["t"]
+            arguments.check_target_values(counted, net.output_shape, loss, "validation[1]")
+            self._names = {name: f"validation[{PLACES.index(name)}]" for name in given}
             together = arguments.together(p, {self._names[name]: array for name, array in given.items()})
             self._data = {name: together[self._names[name]] for name in given}
             self._data["x"] = place_of(p).contiguous(self._data["x"], p.dtype if net.network.id_count is None else None)
@@ -93,6 +95,13 @@ class Judge:
     def data(self) -> dict[str, np.ndarray]:
         """The validation data by argument."""
         return {} if self._data is None else {self._names[name]: array for name, array in self._data.items()}
+
+    def with_counted_targets(self) -> dict[str, np.ndarray]:
+        """The validation data by argument, for checks of their numbers."""
+        if self._data is None:
+            return {}
+        counted = arguments.with_counted_targets(self._arguments[0].network.declaration, self._data)
+        return {self._names[name]: array for name, array in counted.items()}
 
     def _parts(self) -> list[dict[str, Any]]:
         """The data by argument, a piece at a time."""

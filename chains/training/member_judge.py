@@ -31,23 +31,31 @@ class MemberJudge:
         self._history = history
         states = [None] * len(p) if state is None else state
         if _are_own(validation, net):
-            validation = validation if (*validation, None)[2] is not None else validation[:2]
             self._check(validation, len(p))
-            pairs = list(zip(*validation, strict=True))
-            self._judges = [Judge(net, p[m], states[m], loss, penalty, pairs[m], metrics) for m in range(len(p))]
-            each = enumerate(self._judges)
-            self.data = {f"{name} of member {m}": array for m, judge in each for name, array in judge.data.items()}
+            own = [[None if array is None else array[m] for array in validation] for m in range(len(p))]
+            self._judges = [Judge(net, p[m], states[m], loss, penalty, own[m], metrics) for m in range(len(p))]
+            self._data_of = {f" of member {m}": judge for m, judge in enumerate(self._judges)}
         else:
             first = Judge(net, p[0], states[0], loss, penalty, validation, metrics)
             self._judges = [first.of(p[m], states[m]) for m in range(len(p))]
-            self.data = first.data
+            self._data_of = {"": first}
         self.names = self._judges[0].names
+
+    @property
+    def data(self) -> dict[str, np.ndarray]:
+        """The validation data by argument."""
+        return {f"{name}{of}": array for of, judge in self._data_of.items() for name, array in judge.data.items()}
+
+    def with_counted_targets(self) -> dict[str, np.ndarray]:
+        """The validation data by argument, for checks of their numbers."""
+        judges = self._data_of.items()
+        return {f"{name}{of}": array for of, judge in judges for name, array in judge.with_counted_targets().items()}
 
     @staticmethod
     def _check(validation: Any, count: int) -> None:
         """Raise ValueError unless there are data for each member."""
         for k, array in enumerate(validation):
-            if np.shape(array)[:1] != (count,):
+            if array is not None and np.shape(array)[:1] != (count,):
                 raise ValueError(
                     f"`validation[{k}]` must have an axis of {count} members in front, got shape {np.shape(array)}"
                 )
@@ -69,7 +77,7 @@ class MemberJudge:
 
 def _are_own(validation: Any, net: Chain) -> bool:
     """Whether inputs have an axis of members in front."""
-    if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
+    if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3, 4):
         return False
     shape = np.shape(validation[0])
     return len(shape) == len(net.input_shape) + 2 and shape[2:] == net.input_shape

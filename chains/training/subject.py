@@ -47,6 +47,10 @@ class Subject(ABC):
         """The checked data and the criterion to minimise."""
 
     @abstractmethod
+    def with_counted_targets(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The data for checks of their numbers, without targets that do not count."""
+
+    @abstractmethod
     def samples_of(self, data: Mapping[str, Any]) -> int:
         """How many samples there are; of an ensemble, for each member."""
 
@@ -88,6 +92,9 @@ class OneNetwork(Subject):
     def problem(self, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None, lengths: Any) -> Data:
         return self.net.problem(x, t, loss, weights, penalty, lengths)
 
+    def with_counted_targets(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        return arguments.with_counted_targets(self.net.network.declaration, data)
+
     def samples_of(self, data: Mapping[str, Any]) -> int:
         return len(data["x"])
 
@@ -124,6 +131,9 @@ class ManyNetworks(Subject):
 
     def problem(self, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None, lengths: Any) -> Data:
         return self._ensemble.problem(self.net, x, t, loss, weights, penalty, lengths)
+
+    def with_counted_targets(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._ensemble.members.with_counted_targets(self.net.network.declaration)
 
     def samples_of(self, data: Mapping[str, Any]) -> int:
         return self._ensemble.members.samples

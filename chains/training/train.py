@@ -85,16 +85,18 @@ def train(
         Decides the order of the samples and the random numbers of dropout: the same seed gives the same run.
     shuffle, drop_last : bool
         Whether every epoch has a new order; whether a last, smaller batch is left out.
-    weights : array, shape (samples,), optional
-        Factors of the samples' losses.
+    weights : array, shape (samples,), or that of `t` or what broadcasts to it, optional
+        Factors of the samples' losses, or of their terms, as in `Chain.value_and_grad`. A target of weight 0 may be NaN. Of an
+        ensemble, an array (members, samples) has the weights of each member.
     lengths : array, shape (samples,), optional
         How many steps each sample has, whole numbers, for recurrent networks.
     penalty : Penalty, optional
         Added to the loss.
     state : array, shape (n_state,)
         The state of a network that has one, updated in place.
-    validation : (x, t) or (x, t, lengths), optional
-        Data on which the loss (with the penalty) and the `metrics` are computed after each epoch.
+    validation : (x, t), (x, t, lengths) or (x, t, lengths, weights), optional
+        Data on which the loss (with the penalty) and the `metrics` are computed after each epoch; `lengths` and `weights` may
+        be None. Metrics get all targets, also those of weight 0.
     metrics : sequence of functions of targets and outputs
         Custom metrics are first called after the first epoch.
     progress : bool, optional
@@ -174,7 +176,8 @@ def train(
             for name, array in trained.items():
                 arguments.check_apart(name, array, read)
             if check_finite:
-                arguments.check_finite(p.dtype, **subject.still_trained(start.vectors(p, state), history), **read)
+                numbers = {**subject.with_counted_targets(batching.data), **judge.with_counted_targets()}
+                arguments.check_finite(p.dtype, **subject.still_trained(start.vectors(p, state), history), **numbers)
             names = ["loss", *judge.names, "seconds"]
             start.check_columns(names)
             saver = None

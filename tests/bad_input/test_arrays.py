@@ -170,7 +170,9 @@ def test_wrong_labels(method, t, words):
     ("weights", "words"),
     [
         (np.ones(5), ["`weights`", "(5,)", "6"]),
-        (np.ones((6, 1)), ["`weights`", "(6, 1)", "(6,)"]),
+        (np.ones((6, 3)), ["`weights`", "(6, 3)", "(6,)", "(6, 2)"]),
+        (np.ones((5, 2)), ["`weights`", "(5, 2)", "(6,)", "(6, 2)"]),
+        (np.ones((6, 2, 1)), ["`weights`", "(6, 2, 1)", "(6, 2)"]),
         (2.0, ["`weights`", "()"]),
         (np.ones(6, complex), ["`weights`", "complex128"]),
     ],

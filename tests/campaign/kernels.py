@@ -69,7 +69,7 @@ def _step(key: str, dtype: type[np.floating]) -> Program:
 
 
 def _model(net: Chain, dtype: type[np.floating]) -> Program:
-    return record.gradient(net.network, record.Criterion(CrossEntropyLoss(), (), False, None), dtype, True)
+    return record.gradient(net.network, record.Criterion(CrossEntropyLoss(), ()), dtype, True)
 
 
 def attempt(seed: int, number: int) -> str:

@@ -32,7 +32,7 @@ def gradient(net: Chain, dtype=np.float32, *, inputs: bool = False):
     arrays = {"p": rng.normal(0.0, 0.5, net.n_params), "x": rng.normal(size=(20, *net.input_shape))}
     if inputs:
         return record.vjp(net.network, dtype, False), arrays | {"dy": rng.normal(size=(20, *shape))}
-    objective = record.Criterion(SquaredLoss(), shape, False, None)
+    objective = record.Criterion(SquaredLoss(), shape)
     return record.gradient(net.network, objective, dtype, True), arrays | {"t": rng.normal(size=(20, *shape))}
 
 

@@ -20,9 +20,7 @@ EMULATED = ("emulated", "backwards")
 
 def gradient_program(case: Case, dtype) -> Program:
     net = case.net()
-    t = case.problem(2).t
-    objective = record.Criterion(case.loss, t.shape[1:], case.weighted, case.penalty)
-    return record.gradient(net.network, objective, dtype, True)
+    return record.gradient(net.network, case.criterion(), dtype, True)
 
 
 def arrays_of(problem: Problem) -> dict[str, np.ndarray]:

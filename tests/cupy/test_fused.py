@@ -213,7 +213,7 @@ def test_what_waits_for_the_whole_batch():
     assert [operation.label for operation in once][-1] == "Adam"
     assert all(any(view.batched for view in operation.views) for operation in tiled)
     normed = Chain(Dense(3, 2), chains.BatchNorm(2))
-    objective = record.Criterion(SquaredLoss(), (2,), False, None)
+    objective = record.Criterion(SquaredLoss(), (2,))
     assert whole_on_tiles(record.gradient(normed.network, objective, np.float32, True).operations) is None
 
 

@@ -197,7 +197,7 @@ def test_a_steady_step_allocates_nothing(device):
 def test_the_host_allocates_no_batches(device):
     """A batch is 800 kB here; products of the emulation take 160 kB."""
     net = Chain(Dense(20_000, 1), backend="numpy")
-    program = net.training_step(net.init(device="emulated"), record.Criterion(SquaredLoss(), (1,), False, None), SGD(1e-9))
+    program = net.training_step(net.init(device="emulated"), record.Criterion(SquaredLoss(), (1,)), SGD(1e-9))
     p, x, t = net.init(device="emulated"), np.ones((200, 20_000), np.float32), np.ones((200, 1), np.float32)
     own = {"p": p, "value": device.array(np.zeros((), np.float32)), "step": device.array(np.zeros(()))}
     shared = {name: array for name, array in {**own, **program.settings}.items() if name in program.program.buffers}

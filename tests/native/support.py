@@ -68,7 +68,7 @@ def random_arrays(program, batch, seed=0):
         elif name == "step":
             arrays[name] = np.array(3.0)
         elif name == "weights":
-            arrays[name] = rng.uniform(0.5, 2.0, batch).astype(buffer.dtype)
+            arrays[name] = rng.uniform(0.5, 2.0, shape_of(buffer, batch)).astype(buffer.dtype)
         elif buffer.dtype.kind == "i":
             arrays[name] = rng.integers(0, 3, shape_of(buffer, batch))
         elif buffer.role == "output":
@@ -122,9 +122,9 @@ def vjp_program(sizes, dtype, activation=tanh):
     return record.vjp(Chain(*layers, Dense(*sizes[-2:])).network, np.dtype(dtype), False)
 
 
-def gradient_program(net, dtype, loss=None, weighted=False, penalty=None, target_shape=None, training=True):
+def gradient_program(net, dtype, loss=None, penalty=None, target_shape=None, training=True, *, criterion=None):
     target_shape = net.output_shape if target_shape is None else target_shape
-    objective = record.Criterion(loss or SquaredLoss(), target_shape, weighted, penalty)
+    objective = criterion or record.Criterion(loss or SquaredLoss(), target_shape, None, penalty)
     return record.gradient(net.network, objective, np.dtype(dtype), training)
 
 

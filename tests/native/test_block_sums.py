@@ -65,8 +65,7 @@ def test_blocks_give_the_numbers_of_numpy(case, block, eager, monkeypatch):
     monkeypatch.setattr(memory_plan, "LEAST_BLOCK_TILES", block)
     monkeypatch.setattr(memory_plan.math, "isqrt", lambda _: 1)
     net, rng = case.net(), np.random.default_rng(3)
-    target_shape = net.output_shape[:-1] if case.targets == "labels" else net.output_shape
-    program = gradient_program(net, "float64", case.loss, case.weighted, case.penalty, target_shape)
+    program = gradient_program(net, "float64", criterion=case.criterion())
     compiled = native().compile(program)
     batch = 7 * compiled.signature.tile + 3
     arrays = random_arrays(program, batch) | {"t": targets(case.targets, rng, batch, net.output_shape).astype("f8")}

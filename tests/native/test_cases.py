@@ -24,8 +24,7 @@ CHOSEN = [*LAYERS[::2], *LOSS_CASES[::4], *PENALTY_CASES[::5], *(case for case i
 @pytest.mark.parametrize("case", CHOSEN, ids=str)
 def test_cases_on_threads_equal_numpy(case, eager):
     net, batch, rng = case.net(), 101, np.random.default_rng(3)
-    target_shape = net.output_shape[:-1] if case.targets == "labels" else net.output_shape
-    program = gradient_program(net, "float64", case.loss, case.weighted, case.penalty, target_shape)
+    program = gradient_program(net, "float64", criterion=case.criterion())
     arrays = random_arrays(program, batch) | {"t": targets(case.targets, rng, batch, net.output_shape).astype("f8")}
     arrays = {name: array for name, array in arrays.items() if name in program.buffers}
     wanted = run_on(NumpyBackend(), program, batch, arrays)
@@ -41,7 +40,7 @@ def test_cases_on_threads_equal_numpy(case, eager):
 def test_random_chains_equal_numpy(data):
     case, batch = data.draw(cases()), data.draw(st.sampled_from([1, 2, 17, 48, 49, 100]))
     batch = max(batch, case.net().network.declaration.most_demanding.smallest_batch)
-    program = gradient_program(case.net(), "float64", case.loss, case.weighted, case.penalty)
+    program = gradient_program(case.net(), "float64", criterion=case.criterion())
     arrays = random_arrays(program, batch)
     wanted = run_on(NumpyBackend(), program, batch, arrays, runs=2)  # a state is updated by each
     memory_plan.LEAST_THREAD_OPERATIONS, before = 1, memory_plan.LEAST_THREAD_OPERATIONS

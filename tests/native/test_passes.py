@@ -86,7 +86,7 @@ def test_schedules_of_every_layer_hold_after_every_pass(name):
     case, number = CASES[name], list(CASES).index(name)
     network, objective = (
         case.net().network,
-        record.Criterion(case.loss, case.problem(5).t.shape[1:], case.weighted, case.penalty),
+        case.criterion(),
     )
     dtype = np.dtype(harness.DTYPES[number % 2])
     programs = [record.training_step(network, objective, optimizer, dtype) for optimizer in (SGD(0.1), Adam(0.1))]

@@ -84,7 +84,7 @@ def recurrent(features=3, units=5, steps=STEPS):
 
 
 def training_step(net, optimizer, kind):
-    objective = record.Criterion(SquaredLoss(), net.output_shape, False, None)
+    objective = record.Criterion(SquaredLoss(), net.output_shape)
     return record.training_step(net.network, objective, optimizer, np.dtype(kind))
 
 

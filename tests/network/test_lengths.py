@@ -147,8 +147,8 @@ def test_validation_that_does_not_fit_is_refused(net, problem):
     ):
         with pytest.raises(ValueError, match=text):
             train(net, p, x, t, MSELoss(), SGD(0.1), lengths=LENGTHS, validation=validation, progress=False)
-    with pytest.raises(TypeError, match=r"must be a pair of arrays \(x, t\), or \(x, t, lengths\)"):
-        train(net, p, x, t, MSELoss(), SGD(0.1), validation=(x, t, LENGTHS, t), progress=False)
+    with pytest.raises(TypeError, match=r"pair of arrays \(x, t\), or \(x, t, lengths\), or \(x, t, lengths, weights\)"):
+        train(net, p, x, t, MSELoss(), SGD(0.1), validation=(x, t, LENGTHS, None, t), progress=False)
     np.testing.assert_array_equal(p, before)
 
 
