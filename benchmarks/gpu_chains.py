@@ -19,7 +19,7 @@ from chains.backends.cupy import CupyBackend, streaming
 from chains.backends.cupy import chunked_call as pieces
 from chains.backends.cupy.binding import DeviceBinding
 from chains.backends.cupy.device.interface import Device, Gemm
-from chains.backends.cupy.fused.fused import FusedProgram
+from chains.backends.cupy.fused_program import FusedProgram
 from chains.training.optimizer_state import begin
 from chains.training.steps import UNLIMITED_STEPS, ArraySteps
 
@@ -228,9 +228,6 @@ class Trainer:
             count = (whole or compiled).blocks(self.problem.batch)
             blocks = "one block" if count == 1 else f"{count} blocks"
             text = f"all steps by {blocks}" if whole is not None else f"one kernel by {blocks}, {text}"
-            text += "" if whole is not None or not self.device.overlaps else ", which begin early"
-        elif self.device.overlaps:
-            text += ", kernels behind kernels begin early"
         parts = [text, *(["NOT CAPTURED"] if refused["graph"] else [])]
         kinds = ", ".join(f"{count} {kind}" for kind, count in refused.items() if kind != "graph" and count)
         return "; ".join([*parts, *([f"not done by cublasLt: {kinds}"] if kinds else [])])

@@ -16,8 +16,8 @@ from benchmarks.gpu_goals import goals
 from benchmarks.gpu_problems import PROBLEMS, Problem, Setting, problem
 from benchmarks.gpu_rates import CACHE_BYTES, MEMORY_RATE, RATES, SHARED_BYTES
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.fused.fused import fused_program
 from chains.backends.cupy.fused.tiling_policy import suits, tiling_of
+from chains.backends.cupy.fused_program import fused_program
 from chains.backends.cupy.source.commands import Launch
 from chains.program.operations import BatchMatMul, Convolve, ConvolveInput, ConvolveWeight, MatMul, Operation
 from chains.program.program import Program

@@ -21,8 +21,6 @@ from chains.backends.cupy import backend as choosing
 from chains.backends.cupy.binding import DeviceBinding
 from chains.backends.cupy.device.cublas import MASK_BITS
 from chains.backends.cupy.device.interface import Device, Epilogue, Gemm, Work
-from chains.backends.cupy.fused import cluster as fused_cluster
-from chains.backends.cupy.fused import tiling_policy
 from chains.backends.cupy.source.commands import Pointers, Source, each_element
 from chains.network import record
 from chains.program.view import Buffer
@@ -120,22 +118,6 @@ def capture(what: str, setting: Setting) -> Result:
     return {}
 
 
-def early(setting: Setting) -> Result:
-    """A graph of kernels that begin while the one before them ends, and of kernels that wait; what a launch takes in each."""
-    count, times = 30, []
-    for way in ("float32", "serial"):
-        device = device_of(way, setting)
-        x = device.array(np.ones(1000, FLOAT))
-        double = _doubling(device, x, 1000)
-        with device.running():
-            double()
-            graph = device.capture([double] * count)
-            graph()
-        near(on_host(device, x), np.full(1000, 2.0 ** (count + 1)), 0.0)
-        times.append(f"{device.seconds(graph) / count * 1e6:.2f} us a launch {'early' if device.overlaps else 'waiting'}")
-    return {"note": ", ".join(times)}
-
-
 def epilogue(kind: str, precision: str, setting: Setting) -> Result:
     """A product by cublasLt with what follows it, plain and captured; factors as bfloat16 where that is the precision."""
     device, size, rng = device_of(precision, setting), 256, np.random.default_rng(1)
@@ -225,42 +207,6 @@ def halves(precision: str, setting: Setting) -> Result:
     return _gradient(Chain(*layers, input_shape=(8, 8, 8)), precision, setting, TOLERANCE["bf16"])
 
 
-def together(setting: Setting) -> Result:
-    """Many steps in one cooperative launch, by blocks that wait for each other; then a graph a step."""
-    device, rng = device_of("one-kernel", setting), np.random.default_rng(0)
-    x, t = rng.standard_normal((64, 5), FLOAT), rng.standard_normal((64, 3), FLOAT)
-    results, most, own = [], device.blocks_together, backend_name("one-kernel", setting)
-    with mock.patch.object(tiling_policy, "MOST_ONE_BLOCK_OPERATIONS", 0):  # so that there are several blocks
-        for name, blocks in (("numpy", 1), (own, most), (own, 1)):
-            net = Chain(Dense(5, 8, tanh), Dense(8, 3), backend=name)
-            p = net.init(seed=0) if name == "numpy" else device.array(net.init(seed=0))
-            with mock.patch.object(device, "blocks_together", blocks):
-                train(net, p, x, t, SquaredLoss(), Adam(0.01), epochs=8)
-            results.append(p if name == "numpy" else on_host(device, p))
-    near(results[2], results[0], 1e-4)
-    assert not device.refused["together"], "the driver refuses blocks that wait for each other: see the warnings"
-    note = f"up to {most} blocks; the bits of a graph a step: {results[1].tobytes() == results[2].tobytes()}"
-    return {"value": near(results[1], results[0], 1e-4), "note": note}
-
-
-def cluster(setting: Setting) -> Result:
-    """Many steps by a cluster of blocks that read each other's shared memory, on samples fetched ahead; then by one block."""
-    device, rng = device_of("one-kernel", setting), np.random.default_rng(0)
-    x, t = rng.standard_normal((16, 64), FLOAT), rng.standard_normal((16, 3), FLOAT)
-    results, most, own = [], device.cluster_blocks, backend_name("one-kernel", setting)
-    with mock.patch.object(fused_cluster, "LEAST_CLUSTER_PRODUCTS", 0):
-        for name, blocks in (("numpy", 1), (own, most), (own, 1)):
-            net = Chain(Dense(64, 8, tanh), Dense(8, 3), backend=name)
-            p = net.init(seed=0) if name == "numpy" else device.array(net.init(seed=0))
-            with mock.patch.object(device, "cluster_blocks", blocks):
-                train(net, p, x, t, SquaredLoss(), Adam(0.01), epochs=4, batch_size=8, shuffle=False)
-            results.append(p if name == "numpy" else on_host(device, p))
-    near(results[2], results[0], 1e-4)
-    assert not device.refused["together"], "the driver refuses clusters: see the warnings"
-    other = results[1].tobytes() != results[2].tobytes()  # since parts of sums are added up in another order
-    return {"value": near(results[1], results[0], 1e-4), "note": f"{most} blocks; other bits than one block's: {other}"}
-
-
 def training(way: str, setting: Setting) -> Result:
     """Some steps of training on data on the device, and on data that are streamed there."""
     device, rng = device_of(way, setting), np.random.default_rng(0)
@@ -299,14 +245,11 @@ STEPS: Mapping[str, Callable[[Setting], Result]] = {
     "all shared memory": partial(kernel, True),
     **{f"product, {precision}": partial(product, precision) for precision in TOLERANCE},
     **{f"capture: {what}": partial(capture, what) for what in ("kernels", "product", "both")},
-    "kernels that begin early": early,
     **{f"cublasLt {kind}, {precision}": partial(epilogue, kind, precision) for precision in TOLERANCE for kind in KINDS},
     **{f"update by the product, {precision}": partial(update, precision) for precision in TOLERANCE},
     **{f"network, {way}": partial(network, way) for way in ("kernel-by-kernel", "one-kernel")},
     **{f"convolution, {way}": partial(convolution, way) for way in ("products", "cudnn", "tf32-cudnn", "cudnn-timed")},
     **{f"training, {way}": partial(training, way) for way in ("kernel-by-kernel", "one-kernel")},
     "loops": loops,
-    "training, blocks that wait": together,
-    "training, a cluster": cluster,
     **{f"16 bits, {precision}": partial(halves, precision) for precision in HALVES},
 }

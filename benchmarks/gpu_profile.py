@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.gpu_chains import Trainer
 from benchmarks.gpu_problems import Setting, problem
-from chains.backends.cupy.device.interface import Launched, Work
+from chains.backends.cupy.device.interface import Work
 
 SHOWN = 12  # commands
 
@@ -30,6 +30,5 @@ def measure(key: str, way: str, setting: Setting) -> dict[str, Any]:
 
 def named(work: Work) -> str:
     """The name of a kernel, or of the function that starts a product or a convolution."""
-    work = work.start if isinstance(work, Launched) else work
     function = work.func if isinstance(work, partial) else work
     return str(getattr(function, "name", getattr(function, "__name__", type(function).__name__)))

@@ -92,7 +92,6 @@ def _ours() -> list[Row]:
         )
     ]
     ways = [_chains(key, way, us.measure, key, way) for key in TRAINED[:2] for way in us.KERNELS]
-    ways.append(_chains("lenet5", "serial", us.measure, "lenet5", "serial"))
     profiles = [_chains("profile", f"{key}, {way}", gpu_profile.measure, key, way, expected=8.0) for key, way in
                 (("matrix_exp", "float32"), ("mnist_mlp", "float32"), ("lenet5", "float32"), ("rosetta_cnn", "tf32-cudnn"),
                  ("rosetta_cnn", "products"), ("wide", "tf32"))]  # fmt: skip

@@ -240,8 +240,8 @@ def missing(base: type[Backend]) -> set[str]:
 
 @pytest.mark.parametrize("base", subclasses(Backend), ids=lambda base: base.__name__)
 def test_backends_lower_every_operation(base):
-    """Beside those of programs, `Relayout` is the native backend's own, and `SumOfBlocks` is for blocks of a cluster alone."""
-    assert missing(base) <= ({"SumOfBlocks"} if "cupy" in base.__module__ else {"Relayout"})
+    """`Relayout` is the native backend's own."""
+    assert missing(base) <= {"Relayout"}
 
 
 def test_what_is_supported_has_a_lowering():

@@ -23,12 +23,12 @@ def _native() -> Backend:
     return NativeBackend()
 
 
-def _cupy(precision: str = "float32", convolutions: str = "auto", early: bool = True) -> Backend:
+def _cupy(precision: str = "float32", convolutions: str = "auto") -> Backend:
     from chains.backends.cupy import CupyBackend
     from chains.backends.cupy.device.cuda import CudaDevice
 
-    made = CupyBackend(CudaDevice(precision, convolutions, early))
-    if (precision, convolutions, early) == ("float32", "auto", True):  # the GPU's default backend, for networks that name none
+    made = CupyBackend(CudaDevice(precision, convolutions))
+    if (precision, convolutions) == ("float32", "auto"):  # the GPU's default backend, for networks that name none
         add_place(made.on_device.device, made.on_device)
     return made
 
@@ -45,9 +45,6 @@ _BACKENDS: dict[str, Callable[[], Backend]] = {
     "cupy-f16-timed": partial(_cupy, "f16", "timed"),
     "cupy-bf16-activations": partial(_cupy, "bf16-activations"),
     "cupy-bf16-activations-timed": partial(_cupy, "bf16-activations", "timed"),
-    "cupy-serial": partial(_cupy, early=False),
-    "cupy-tf32-serial": partial(_cupy, "tf32", early=False),
-    "cupy-bf16-serial": partial(_cupy, "bf16", early=False),
     **{
         f"{name}-{convolutions}": partial(_cupy, precision, convolutions)
         for name, precision in (("cupy", "float32"), ("cupy-tf32", "tf32"))

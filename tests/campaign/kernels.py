@@ -18,9 +18,9 @@ from benchmarks import gpu_problems
 from benchmarks.gpu_problems import PROBLEMS, Setting
 from chains import Chain, CrossEntropyLoss, models
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.fused.fused import fused_program
 from chains.backends.cupy.fused.loops import LoopShare
 from chains.backends.cupy.fused.tiling_policy import loop_samples, suits, tiling_of
+from chains.backends.cupy.fused_program import fused_program
 from chains.network import record
 from chains.program.program import Program
 from tests.campaign import running

@@ -16,7 +16,7 @@ import numpy as np
 
 from chains import Chain, CrossEntropyLoss, Dense, Dropout, backends, tanh, train
 from chains.backends.cupy import backend as choosing
-from chains.backends.cupy.fused import fused, tiling_policy
+from chains.backends.cupy.fused import tiling_policy
 from chains.network import record
 from tests.campaign import running
 from tests.cupy import watched
@@ -37,30 +37,27 @@ def attempt(seed: int, number: int) -> str:
     if not watched.available():
         return "the compiler has no calls of a thread sanitizer"
     rng = running.draws(seed, number)
-    share, short = SHARES[int(rng.integers(len(SHARES)))], int(rng.choice([0, 1 << 13]))
+    share = SHARES[int(rng.integers(len(SHARES)))]
     settings = {
         "fused": bool(rng.random() < 0.5),
         "backwards": bool(rng.random() < 0.5),
         "convolutions": (None, "auto")[int(rng.integers(2))],
         "precision": str(rng.choice(["float32", "float32", "tf32"])),
     }
-    together = (1, 132)[int(rng.integers(2))]  # blocks
     whole = choosing.suits if rng.random() < 0.8 else lambda program: False  # else loops at most are one kernel
     with (
         mock.patch.object(choosing, "suits", whole),
         mock.patch.multiple(tiling_policy, **share),
-        mock.patch.object(fused, "MOST_ONE_BLOCK_ELEMENTS", short),
         mock.patch.dict(backends._BACKENDS, watched=watched.WatchedBackend),
         mock.patch.dict(backends._loaded, watched=watched.WatchedBackend(**settings)),
     ):
         device = backends._loaded["watched"].on_device.device  # type: ignore[attr-defined]
-        device.blocks_together = together
         case, dtype = CASES[int(rng.integers(len(CASES)))], (np.float32, np.float64)[int(rng.integers(2))]
         done = _trained if rng.random() < 0.25 else _program
         try:
             outcome = done(rng, case, dtype, device)
         except AssertionError as error:
-            raise AssertionError(f"{case} {np.dtype(dtype)} {settings} {share} {short} {together}: {error}") from error
+            raise AssertionError(f"{case} {np.dtype(dtype)} {settings} {share}: {error}") from error
     return f"{outcome}, {'one kernel' if settings['fused'] else 'kernel by kernel'}"
 
 

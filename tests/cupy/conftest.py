@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chains import Chain, Dense, Dropout, backends, tanh
+from chains import Chain, Dense, Dropout, tanh
 from chains.backends import backend
-from chains.backends.cupy.fused import block, block_operations, block_products, cluster, fused, samples
 from chains.backends.cupy.kernels import bfloat16
 from tests.cupy import emulated
 from tests.cupy.fake_cublas import FakeCublasLt
@@ -42,12 +41,3 @@ def large(monkeypatch):
 
     monkeypatch.setattr(bfloat16, "LEAST_BFLOAT16_LENGTH", 8)
     monkeypatch.setattr(module, "LEAST_BFLOAT16_LENGTH", 8)
-
-
-@pytest.fixture
-def any_size(monkeypatch):
-    """Clusters for networks of any size, with few threads."""
-    monkeypatch.setattr(cluster, "LEAST_CLUSTER_PRODUCTS", 0)
-    monkeypatch.setattr(backends, "_loaded", {})
-    for module in (block, block_operations, block_products, fused, samples):
-        monkeypatch.setattr(module, "THREADS", 64)

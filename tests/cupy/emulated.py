@@ -4,8 +4,6 @@ The text of the kernels is C as it stands. Each thread of a block is a coroutine
 Threads and blocks may run in either order: results that depend on it show a missing barrier or a race. So may the work
 of queues: at once, or as late as events allow, which shows where one is missing.
 
-In graphs, a kernel behind another one begins first, and the one before it runs when a thread first waits for it.
-
 While a graph is captured, the device refuses what the driver refuses or what would not be part of the graph: memory, loading
 of kernels, copies by the host, waiting, other queues and their events. What is captured is done by replays alone.
 """
@@ -24,7 +22,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -55,65 +53,38 @@ RUNTIME = r"""
 struct place { unsigned x, y, z; } threadIdx, blockIdx, blockDim, gridDim;
 enum { THREADS = 1024, STACK = 65536, CHIP = 232448 };
 unsigned char chip[CHIP] __attribute__((aligned(64)));
-static ucontext_t schedulers[2], *scheduler = schedulers, first_fibers[THREADS], *fibers = first_fibers; /* of a block */
-static struct place first_places[THREADS], *places = first_places;
-static char *stacks, *more_stacks;
-static int first_done[THREADS], *done = first_done, current, block;
-static unsigned first_passed[THREADS], *passed = first_passed; /* barriers */
+static ucontext_t scheduler, fibers[THREADS]; /* of a block */
+static char* stacks;
+static int done[THREADS], current, block;
+static unsigned passed[THREADS]; /* barriers */
 static void (*function)(void**);
 static void** arguments;
 
-static void body(void) { function(arguments); done[current] = 1; swapcontext(&fibers[current], scheduler); }
-void barrier(void) { ++passed[current]; swapcontext(&fibers[current], scheduler); }
+static void body(void) { function(arguments); done[current] = 1; swapcontext(&fibers[current], &scheduler); }
+void barrier(void) { ++passed[current]; swapcontext(&fibers[current], &scheduler); }
 
-/* Copies that are under way, of each thread of a block. They arrive at once, or, where `late`, when the thread waits. */
-struct copy { void* to; const void* from; int bytes; struct copy* next; };
-static struct copy *first_copies[THREADS], **under_way = first_copies;
-static int late;
-void copy_ahead(void* to, const void* from, int bytes)
-{
-    struct copy* copy = malloc(sizeof *copy);
-    if (!late) { memcpy(to, from, bytes); free(copy); return; }
-    *copy = (struct copy){ to, from, bytes, under_way[current] };
-    under_way[current] = copy;
-}
-void copies_arrive(void)
-{
-    for (struct copy *copy = under_way[current], *next; copy; copy = next) {
-        memcpy(copy->to, copy->from, copy->bytes);
-        next = copy->next;
-        free(copy);
-    }
-    under_way[current] = 0;
-}
-static int waiting;
-void others(void) { waiting = 1; swapcontext(&fibers[current], scheduler); }
+static void at_thread(int t) { threadIdx.x = t % blockDim.x; threadIdx.y = t / blockDim.x; threadIdx.z = 0; }
 
-static void begun(int threads, char* room)
-{
-    for (int t = 0; t < threads; ++t) {
-        getcontext(&fibers[t]);
-        fibers[t].uc_stack.ss_sp = room + (size_t)t * STACK;
-        fibers[t].uc_stack.ss_size = STACK;
-        fibers[t].uc_link = 0;
-        makecontext(&fibers[t], body, 0);
-        places[t].x = t % blockDim.x; places[t].y = t / blockDim.x; places[t].z = 0;
-        done[t] = 0;
-    }
-}
-
-static int together(int threads, int backwards)
+/* The threads of a block, each up to the next barrier. Returns whether some came to one that others never came to. */
+static int in_turn(int threads, int backwards)
 {
     int left = threads, apart = 0;
     if (!stacks) stacks = malloc((size_t)THREADS * STACK);
-    begun(threads, stacks);
+    for (int t = 0; t < threads; ++t) {
+        getcontext(&fibers[t]);
+        fibers[t].uc_stack.ss_sp = stacks + (size_t)t * STACK;
+        fibers[t].uc_stack.ss_size = STACK;
+        fibers[t].uc_link = 0;
+        makecontext(&fibers[t], body, 0);
+        done[t] = 0;
+    }
     while (left) {
         left = 0;
         for (int k = 0; k < threads; ++k) {
             current = backwards ? threads - 1 - k : k;
             if (done[current]) continue;
-            threadIdx = places[current];
-            swapcontext(scheduler, &fibers[current]);
+            at_thread(current);
+            swapcontext(&scheduler, &fibers[current]);
             left += !done[current];
         }
         apart |= left && left < threads;
@@ -121,153 +92,21 @@ static int together(int threads, int backwards)
     return apart;
 }
 
-/* Let a block go on until it is over (0), or until one of its threads waits for other blocks (1). Threads that are at the
-barrier `at` stay there until all others are. */
-static int on(int threads, int backwards, unsigned* at, int* apart, int* moved)
-{
-    for (;;) {
-        int waits = 0, left = 0;
-        for (int k = 0; k < threads; ++k) {
-            current = backwards ? threads - 1 - k : k;
-            if (done[current] || passed[current] > *at) { left += !done[current]; continue; }
-            threadIdx = places[current];
-            waiting = 0;
-            swapcontext(scheduler, &fibers[current]);
-            waits |= waiting;
-            left += !done[current];
-        }
-        if (waits) return 1;
-        *moved = 1;
-        if (!left) return 0;
-        *apart |= left < threads;
-        ++*at;
-    }
-}
-
-static unsigned char* chips; /* the shared memory of all blocks that run at the same time */
-static int chip_bytes, *finished, gone;
-static unsigned* met; /* barriers of the cluster that blocks came to */
-
-/* The same place in another block's shared memory, which is there until that block is over. */
-const void* of_block(const void* place, unsigned other)
-{
-    if (other == blockIdx.x) return place;
-    gone |= other >= gridDim.x || finished[other];
-    return chips + (size_t)other * chip_bytes + ((unsigned char*)place - chip);
-}
-
-void cluster_barrier(void)
-{
-    barrier();
-    if (!threadIdx.x) {
-        const unsigned goal = ++met[block];
-        for (unsigned other = 0; other < gridDim.x;)
-            if (met[other] < goal) others(); else ++other;
-    }
-    barrier();
-}
-
-/* Blocks that run at the same time. Returns 2 where all of them wait for ever, 3 where one reads memory of one that is over. */
-int launch_together(void (*f)(void**), void** a, int blocks, int threads, int shared, int backwards)
-{
-    size_t each = (size_t)threads * STACK;
-    char* room = malloc(blocks * each);
-    ucontext_t* all = malloc(sizeof(ucontext_t) * blocks * threads);
-    int *over = calloc(blocks * threads, sizeof(int)), left = blocks, apart = 0;
-    unsigned *barriers = calloc(blocks * threads, sizeof(unsigned)), *at = calloc(blocks, sizeof(unsigned));
-    chips = malloc((size_t)blocks * shared + 1); chip_bytes = shared; gone = 0;
-    finished = calloc(blocks, sizeof(int)); met = calloc(blocks, sizeof(unsigned));
-    struct copy** every = calloc(blocks * threads, sizeof(struct copy*));
-    late = !backwards;
-    function = f; arguments = a;
-    gridDim.x = blocks; blockDim.x = threads; gridDim.y = blockDim.y = gridDim.z = blockDim.z = 1;
-    memset(chips, 0xAB, (size_t)blocks * shared);
-    for (int begins = 1; left; begins = 0) {
-        int moved = 0;
-        for (int g = 0; g < blocks; ++g) {
-            block = backwards ? blocks - 1 - g : g;
-            if (finished[block]) continue;
-            blockIdx.x = block; blockIdx.y = blockIdx.z = 0;
-            fibers = all + (size_t)block * threads; done = over + block * threads; passed = barriers + block * threads;
-            under_way = every + (size_t)block * threads;
-            if (begins) begun(threads, room + block * each);
-            memcpy(chip, chips + (size_t)block * shared, shared);
-            finished[block] = !on(threads, backwards, at + block, &apart, &moved);
-            memcpy(chips + (size_t)block * shared, chip, shared);
-            left -= finished[block];
-        }
-        if (!moved) { apart = 2; break; }
-    }
-    if (gone) apart = 3;
-    free(room); free(chips); free(all); free(over); free(finished); free(met); free(barriers); free(at); free(every);
-    fibers = first_fibers; done = first_done; passed = first_passed; under_way = first_copies;
-    return apart;
-}
-
-/* The kernel before the one that runs: as late as may be, when a thread first waits for it. */
-struct kernel { void (*f)(void**); void** a; int gx, gy, bx, by, shared, barriers; };
-static struct kernel* ahead;
-static int turned, ahead_apart;
-static long waited; /* threads */
-int launch(void (*f)(void**), void** a, int gx, int gy, int bx, int by, int shared, int barriers, int backwards);
-void earlier(void)
-{
-    static ucontext_t more_fibers[THREADS];
-    static struct place more_places[THREADS];
-    static int more_done[THREADS];
-    static unsigned more_passed[THREADS];
-    struct place t = threadIdx, b = blockIdx, d = blockDim, g = gridDim;
-    struct kernel* k = ahead;
-    int at = current, in = block, bytes = chip_bytes;
-    long count;
-    void *own = function, *given = arguments, *kept;
-    char* room = stacks;
-    ++waited;
-    if (!ahead) return;
-    swapcontext(&fibers[current], scheduler); /* until all threads of the block are here */
-    if (!ahead) return;
-    count = waited; ahead = 0;
-    kept = malloc(bytes + 1);
-    memcpy(kept, chip, bytes);
-    scheduler = schedulers + 1; fibers = more_fibers; places = more_places; done = more_done; passed = more_passed;
-    stacks = more_stacks;
-    ahead_apart = launch(k->f, k->a, k->gx, k->gy, k->bx, k->by, k->shared, k->barriers, turned);
-    more_stacks = stacks; stacks = room;
-    scheduler = schedulers; fibers = first_fibers; places = first_places; done = first_done; passed = first_passed;
-    memcpy(chip, kept, bytes);
-    free(kept);
-    threadIdx = t; blockIdx = b; blockDim = d; gridDim = g; current = at; block = in; chip_bytes = bytes;
-    function = own; arguments = given; waited = count;
-}
-
-/* A kernel that begins before the one before it: all threads of its first block, as far as where they wait. Returns 3 where one
-does not wait. */
-int launch_early(
-    struct kernel* before, void (*f)(void**), void** a, int gx, int gy, int bx, int by, int shared, int backwards)
-{
-    int apart;
-    ahead = before; turned = backwards; waited = ahead_apart = 0;
-    apart = launch(f, a, gx, gy, bx, by, shared, 1, backwards);
-    if (ahead || waited != (long)gx * gy * bx * by) apart = 3;
-    ahead = 0;
-    return apart | ahead_apart;
-}
-
 /* Whether some threads of a block came to a barrier that others never came to. */
 int launch(void (*f)(void**), void** a, int gx, int gy, int bx, int by, int shared, int barriers, int backwards)
 {
     int grid = gx * gy, threads = bx * by, apart = 0;
-    function = f; arguments = a; chip_bytes = shared; late = !backwards;
+    function = f; arguments = a;
     gridDim.x = gx; gridDim.y = gy; blockDim.x = bx; blockDim.y = by; gridDim.z = blockDim.z = 1;
     for (int g = 0; g < grid; ++g) {
         block = backwards ? grid - 1 - g : g;
         memset(chip, 0xAB, shared);
-        memset(passed, 0, sizeof first_passed);
+        memset(passed, 0, sizeof passed);
         blockIdx.x = block % gx; blockIdx.y = block / gx; blockIdx.z = 0;
-        if (barriers) { apart |= together(threads, backwards); continue; }
+        if (barriers) { apart |= in_turn(threads, backwards); continue; }
         for (int k = 0; k < threads; ++k) {
             current = backwards ? threads - 1 - k : k;
-            threadIdx.x = current % bx; threadIdx.y = current / bx; threadIdx.z = 0;
+            at_thread(current);
             f(a);
         }
     }
@@ -277,7 +116,6 @@ int launch(void (*f)(void**), void** a, int gx, int gy, int bx, int by, int shar
 SHIM = r"""
 #define KERNEL static void
 #define KERNEL_OF(threads) static void
-#define KERNEL_OF_CLUSTER(threads, blocks) static void
 #define DEVICE static inline
 #ifdef WATCHED
 #define SHARED static __attribute__((section("on_chip")))
@@ -285,22 +123,6 @@ SHIM = r"""
 #define SHARED static
 #endif
 #define ON_CHIP extern unsigned char chip[]
-void others(void);
-#define WAIT_FOR_OTHERS others()
-#ifdef WATCHED
-#define COPY_AHEAD(to, from, bytes) (*(to) = *(from))
-#define COPIES_ARRIVE
-#else
-void copy_ahead(void*, const void*, int), copies_arrive(void);
-#define COPY_AHEAD copy_ahead
-#define COPIES_ARRIVE copies_arrive()
-#endif
-void cluster_barrier(void);
-#define CLUSTER_BARRIER cluster_barrier()
-const void* of_block(const void*, unsigned);
-void earlier(void);
-#define WAIT_FOR_EARLIER earlier()
-#define FROM_HERE(pointer)
 #define ALIGNED(bytes) __attribute__((aligned(bytes)))
 #ifdef WATCHED
 #define SIXTEEN ALIGNED(16)
@@ -316,13 +138,6 @@ float erff(float), powf(float, float), floorf(float), fabsf(float);
 extern struct place { unsigned x, y, z; } threadIdx, blockIdx, blockDim, gridDim;
 void barrier(void);
 #define __syncthreads barrier
-#ifdef WATCHED
-void __threadfence(void);
-int atomicAdd(int*, int);
-#else
-static inline void __threadfence(void) {}
-static inline int atomicAdd(int* a, int b) { int before = *a; *a += b; return before; }
-#endif
 static inline double __longlong_as_double(long long bits) { union { long long i; double d; } both = { bits }; return both.d; }
 static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
 { return (unsigned long long)(((unsigned __int128)a * b) >> 64); }
@@ -391,23 +206,12 @@ class EmulatedEvent(Event):
 
 @dataclass
 class Task:
-    """Work of a queue: what it is called, and what it reads and writes, as arrays there, where that is known.
-
-    A `kernel` that is `early` may begin before the kernel in front of it in a graph has ended.
-    """
+    """Work of a queue: what it is called, and what it reads and writes, as arrays there, where that is known."""
 
     work: Work
     what: str = ""
     reads: Sequence[np.ndarray] = ()
     writes: Sequence[np.ndarray] = ()
-    kernel: tuple[Any, ...] | None = None  # function, arguments, their memory, and the numbers of a launch
-    early: bool = False
-
-
-class KernelRecord(ctypes.Structure):
-    """A launch, as the run-time keeps it for later."""
-
-    _fields_ = [("function", ctypes.c_void_p), ("arguments", ctypes.c_void_p), ("numbers", ctypes.c_int * 6)]
 
 
 class EmulatedQueue(Queue):
@@ -509,7 +313,6 @@ class EmulatedDevice(Device):
     """
 
     watched = False  # its memory
-    cluster_blocks = 8
 
     def __init__(
         self,
@@ -525,7 +328,6 @@ class EmulatedDevice(Device):
         self._cublas, self._lt = Cublas(precision, self.cublas), CublasLt(precision, self.lt)
         self.products = TriedProducts(self, self._lt, self._started, timed)
         self.shared_bytes = SHARED_BYTES
-        self.blocks_together = 132
         self.backwards = backwards
         self.late: frozenset[str] = frozenset()
         self.deaf = ""
@@ -536,7 +338,7 @@ class EmulatedDevice(Device):
         self.main, self.to_device, self.to_host = (EmulatedQueue(self, name) for name in ("main", "to_device", "to_host"))
         devices.add(self)
         self.allocations = 0
-        self.launches = self.early = 0  # kernels; those that began before the one before them had ended
+        self.launches = 0  # of kernels
         self.graphs = self.replays = 0
         self.captured: list[Task] | None = None  # the work of the graph that is being captured
         self._loaded: set[int] = set()  # kernels that were launched
@@ -622,11 +424,10 @@ class EmulatedDevice(Device):
         block: tuple[int, int],
         arguments: Sequence[np.generic],
         shared: int = 0,
-        together: bool = False,
     ) -> Work:
         function, description = kernel
         assert len(arguments) == len(description.parameters)
-        bounds = re.search(rf"KERNEL(?:_OF(?:_CLUSTER)?\((\d+)(?:, \d+)?\))? {description.name}\(", description.text)
+        bounds = re.search(rf"KERNEL(?:_OF\((\d+)\))? {description.name}\(", description.text)
         assert block[0] * block[1] <= int(bounds[1] or 256)
         declared = declared_bytes(description.text)
         assert declared <= DECLARED_BYTES
@@ -635,19 +436,8 @@ class EmulatedDevice(Device):
         assert 1 <= grid[1] < 1 << 16
         boxes = [np.array(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(boxes))(*(box.ctypes.data for box in boxes))
-        cluster = re.search(rf"KERNEL_OF_CLUSTER\(\d+, (\d+)\) {description.name}\(", description.text)
-        assert together == ("WAIT_FOR_OTHERS" in description.text)
-        assert (cluster is None) == ("CLUSTER_BARRIER" not in description.text)
-        if cluster is not None and not int(cluster[1]) == grid[0] <= self.cluster_blocks:
-            raise RuntimeError("CUDA_ERROR_INVALID_CLUSTER_SIZE")
-        if together or cluster is not None:
-            if grid[0] > self.blocks_together:
-                raise RuntimeError("CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE")
-            task = Task(partial(self._launch_together, function, pointers, boxes, grid[0], block[0], shared))
-        else:
-            given = function, pointers, boxes, *grid, *block, shared, int("__syncthreads" in description.text)
-            task = Task(partial(self._launch, *given), kernel=given)
-        task.what = f"the kernel {description.name}"
+        given = function, pointers, boxes, *grid, *block, shared, int("__syncthreads" in description.text)
+        task = Task(partial(self._launch, *given), f"the kernel {description.name}")
         number = ctypes.cast(function, ctypes.c_void_p).value or 0
         return partial(self.started_kernel, number, task)
 
@@ -661,22 +451,6 @@ class EmulatedDevice(Device):
         self.launches += 1
         apart = self.runtime().launch(function, pointers, *numbers, int(self.backwards))
         assert not apart, "some threads of a block came to a barrier that others never came to"
-
-    def _launch_together(self, function: Any, pointers: Any, boxes: Any, *numbers: int) -> None:
-        self.launches += 1
-        wrong = self.runtime().launch_together(function, pointers, *numbers, int(self.backwards))
-        assert wrong != 2, "all blocks wait for others, for ever"
-        assert wrong != 3, "a block reads the shared memory of one that is over"
-        assert not wrong, "some threads of a block came to a barrier that others never came to"
-
-    def _launch_early(self, before: tuple[Any, ...], kernel: tuple[Any, ...], what: str) -> None:
-        self.launches += 2
-        self.early += 1
-        first, (function, pointers, _, *numbers) = ctypes.cast(before[0], ctypes.c_void_p), kernel
-        record = KernelRecord(first, ctypes.cast(before[1], ctypes.c_void_p), (ctypes.c_int * 6)(*before[3:]))
-        wrong = self.runtime().launch_early(ctypes.byref(record), function, pointers, *numbers[:-1], int(self.backwards))
-        assert wrong != 3, f"a thread of {what} does not wait for the kernel before it"
-        assert not wrong, "some threads of a block came to a barrier that others never came to"
 
     def product(self, gemm: Gemm) -> Work:
         call = self._cublas.call(gemm)
@@ -713,26 +487,13 @@ class EmulatedDevice(Device):
                 each()
         finally:
             captured, self.captured = self.captured, None
-        for k in range(1, len(captured)):
-            if captured[k].kernel and captured[k - 1].kernel:
-                captured[k] = replace(captured[k], early=True)
         return partial(self.replay, captured)
 
     def replay(self, graph: Sequence[Task]) -> None:
-        """Do the work of a graph; of two early kernels behind each other, one begins early now, the other the next time."""
+        """Do the work of a graph."""
         self.replays += 1
-        place = 0
-        while place < len(graph):
-            task, after = graph[place], graph[place + 1] if place + 1 < len(graph) else None
-            pair = after is not None and after.early and (place + self.replays) % 2 == 0
-            if pair:
-                assert after is not None
-                assert task.kernel is not None
-                assert after.kernel is not None
-                self.main.add(partial(self._launch_early, task.kernel, after.kernel, after.what), f"{task.what}, {after.what}")
-            else:
-                self.main.put(task)
-            place += 1 + pair
+        for task in graph:
+            self.main.put(task)
 
     def running(self) -> AbstractContextManager[object]:
         return np.errstate(all="ignore")

@@ -13,7 +13,6 @@ import re
 import sys
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ import numpy as np
 
 from chains import backends
 from chains.backends import places
-from chains.backends.cupy.device import cublas, cuda, early
+from chains.backends.cupy.device import cublas, cuda
 from chains.backends.cupy.device import cudnn as cudnn_module
 from chains.backends.cupy.device.interface import Kernel
 from tests.cupy.emulated import EmulatedDevice, EmulatedEvent, EmulatedQueue
@@ -283,14 +282,13 @@ class RawModule:
     def __init__(self, *, code: str, options: tuple[str, ...], backend: str) -> None:
         assert options == ("--std=c++17",)
         assert backend == "nvrtc"
-        found = re.findall(r"^(KERNEL(?:_OF(?:_CLUSTER)?\([\d, ]+\))? (\w+)\((.*?)\)\n\{\n.*?^\}\n)", code, re.S | re.M)
+        found = re.findall(r"^(KERNEL(?:_OF\(\d+\))? (\w+)\((.*?)\)\n\{\n.*?^\}\n)", code, re.S | re.M)
         kernels = [Kernel(name, tuple(_types(parameters)), text) for text, name, parameters in found]
-        self._made = partial(MODULE.inner.compile, code.removeprefix(early.DEFINED), kernels)
+        self._made = partial(MODULE.inner.compile, code, kernels)
         self._index = 8 if "typedef long long Index" in code else 4
-        self._waits = code.startswith(early.DEFINED)
 
     def get_function(self, name: str) -> RawKernel:
-        return RawKernel(self._made()[name], self._index, self._waits)
+        return RawKernel(self._made()[name], self._index)
 
 
 def _types(parameters: str) -> list[str]:
@@ -298,81 +296,21 @@ def _types(parameters: str) -> list[str]:
 
 
 class RawKernel:
-    """A kernel. An `Index` of its text has so many bytes; `waits` says whether it waits for the kernel before it."""
+    """A kernel. An `Index` of its text has so many bytes."""
 
-    def __init__(self, made: Any, index: int, waits: bool) -> None:
-        self.made, self.index, self.waits = made, index, waits
+    def __init__(self, made: Any, index: int) -> None:
+        self.made, self.index = made, index
         self.max_dynamic_shared_size_bytes = 0  # beyond 48 kB, what a launch may ask for
 
     def __call__(
         self, grid: tuple[int, int], block: tuple[int, int], arguments: tuple[Any, ...], *, shared_mem: int = 0
-    ) -> None:
-        self.kernel(grid, block, arguments, shared_mem=shared_mem)
-
-    @property
-    def kernel(self) -> Any:
-        """The function itself, which can be launched so that all blocks run at the same time; `ptr` is the driver's handle."""
-        handle = 0xF000 + len(MODULE.handles)
-        MODULE.handles[handle] = self
-        return _Function(self._launch, handle)
-
-    def _launch(
-        self,
-        grid: tuple[int, int],
-        block: tuple[int, int],
-        arguments: tuple[Any, ...],
-        shared_mem: int = 0,
-        stream: None = None,
-        enable_cooperative_groups: bool = False,
     ) -> None:
         assert shared_mem <= max(48 << 10, self.max_dynamic_shared_size_bytes), "CUDA_ERROR_INVALID_VALUE"
         for kind, argument in zip(self.made[1].parameters, arguments, strict=True):  # CuPy passes their bytes as they are
             size = 8 if "*" in kind else {"const Index": self.index}[kind]
             assert argument.nbytes == size, f"{kind} is given {argument.nbytes} bytes of {size}"
         assert current().ptr in (MODULE.streams[0].ptr, MODULE.streams[1].ptr), "a launch on another stream"
-        MODULE.inner.launch(self.made, grid, block, arguments, shared_mem, enable_cooperative_groups)()
-
-
-class _Function:
-    """What launches a kernel, and its handle."""
-
-    def __init__(self, launch: Callable[..., None], handle: int) -> None:
-        self._launch, self.ptr = launch, handle
-
-    def __call__(self, *given: Any, **settings: Any) -> None:
-        self._launch(*given, **settings)
-
-
-class Driver:
-    """The driver's library: launches of kernels that may begin before the one in front of them is over.
-
-    Only where CUDA promises what comes of it: in a graph, behind a kernel, of a kernel that waits.
-    """
-
-    status = 0  # of every launch
-
-    def cuLaunchKernelEx(self, config: Any, function: Any, arguments: Any, extra: None) -> int:
-        if self.status:
-            return self.status
-        given, inner = config._obj, MODULE.inner
-        kernel = MODULE.handles[function.value]
-        assert (given.grid_z, given.block_z, given.attribute_count) == (1, 1, 1), "CUDA_ERROR_INVALID_VALUE"
-        assert min(given.grid_x, given.grid_y, given.block_x, given.block_y) >= 1, "CUDA_ERROR_INVALID_VALUE"
-        assert given.shared_bytes <= max(48 << 10, kernel.max_dynamic_shared_size_bytes), "CUDA_ERROR_INVALID_VALUE"
-        assert given.stream == MODULE.streams[1].ptr == current().ptr, "a launch on another stream"
-        assert (given.attributes[0].id, *given.attributes[0].value) == (6, 1, *[0] * 7)
-        assert bytes(given.attributes[0].pad) == b""
-        assert inner.captured, "an early kernel that is the first one, or in no graph"
-        assert inner.captured[-1].kernel, "an early kernel behind something else"
-        assert kernel.waits, "an early kernel that does not wait"
-        values = []
-        for kind, address in zip(kernel.made[1].parameters, arguments, strict=True):
-            number = np.uint64 if "*" in kind else {4: np.int32, 8: np.int64}[kernel.index]
-            values.append(np.frombuffer(ctypes.string_at(address, np.dtype(number).itemsize), number)[0])
-        grid, block = (given.grid_x, given.grid_y), (given.block_x, given.block_y)
-        started, task = inner.launch(kernel.made, grid, block, values, given.shared_bytes).args
-        inner.started_kernel(started, replace(task, early=True))
-        return 0
+        MODULE.inner.launch(self.made, grid, block, arguments, shared_mem)()
 
 
 def current() -> Any:
@@ -397,20 +335,13 @@ class FakeCupy(types.ModuleType):
         self.host_memory: list[np.ndarray] = []
         self.total = 1 << 40  # bytes of the GPU
         self.copies = self.graphs = 0
-        self.handles: dict[int, RawKernel] = {}
-        self.driver = Driver()
         memory = types.SimpleNamespace(OutOfMemoryError=type("OutOfMemoryError", (MemoryError,), {}))
         self.runtime = types.SimpleNamespace(
             CUDARuntimeError=type("CUDARuntimeError", (RuntimeError,), {}), getDeviceCount=lambda: 1, memcpyDefault=4,
             memoryTypeHost=1, memcpyAsync=self._copy, memGetInfo=lambda: (self.inner.free, self.total),
             pointerGetAttributes=self._attributes, driverGetVersion=lambda: 13000,
         )  # fmt: skip
-        attributes = {
-            "MaxSharedMemoryPerBlockOptin": self.inner.shared_bytes,
-            "MultiProcessorCount": self.inner.blocks_together,
-            "CooperativeLaunch": 1,
-            "ComputeCapabilityMajor": 9,
-        }
+        attributes = {"MaxSharedMemoryPerBlockOptin": self.inner.shared_bytes}
         device = types.SimpleNamespace(id=0, attributes=attributes)
         self.cuda = types.SimpleNamespace(
             Stream=Stream, Event=Event, Device=lambda: device, runtime=self.runtime, memory=memory,
@@ -494,7 +425,6 @@ def install(monkeypatch: Any, cudnn: bool = False) -> FakeCupy:
     MODULE = FakeCupy()
     monkeypatch.setitem(sys.modules, "cupy", MODULE)
     monkeypatch.setattr(cublas, "loaded", lambda name: library)
-    monkeypatch.setattr(early, "driver", lambda: MODULE.driver)
     monkeypatch.setattr(cudnn_module, "load_for_cudnn", lambda: None)
     monkeypatch.setattr(backends, "_loaded", {name: each for name, each in backends._loaded.items() if "cupy" not in name})
     monkeypatch.setattr(places, "_OTHERS", [])

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from chains.backends.cupy.device.early import DEFINED
-
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 STANDARD = "--std=c++17"  # what the backend asks for
 OPTIONS = (STANDARD, "-ftz=true", "--device-as-default-execution-space")  # what CuPy adds, beside the architecture
@@ -35,8 +33,8 @@ def cubin(text: str, architecture: str) -> bytes:
 
 
 def compiled(text: str, architecture: str) -> tuple[bytes, dict[str, Usage]]:
-    """The machine code of a text, whose kernels wait for the one before them where they can, and what each of them needs."""
-    library, text = _library(), DEFINED + text
+    """The machine code of a text, and what each of its kernels needs."""
+    library = _library()
     code, log = _by_nvcc(text, architecture) if library is None else _by_nvrtc(library, text, architecture)
     return code, usage(log)
 

@@ -17,7 +17,6 @@ import pytest
 from chains import Chain, Dense, backends, tanh
 from chains.backends.cupy.device.cublas import Cublas
 from chains.backends.cupy.device.cuda import CudaDevice, _streams, usable_cupy
-from chains.backends.cupy.device.early import EarlyLaunches
 from chains.backends.cupy.device.interface import Gemm
 from chains.backends.cupy.device.libraries import loaded
 from tests.cupy import emulated
@@ -72,7 +71,7 @@ def test_threads_share_a_handle_of_cublas():
 
 def cuda_device(**attributes):
     device = CudaDevice.__new__(CudaDevice)
-    device.__dict__.update({"early": EarlyLaunches(device, False)} | attributes)
+    device.__dict__.update(attributes)
     return device
 
 

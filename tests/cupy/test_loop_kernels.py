@@ -10,8 +10,8 @@ from chains.backends.cupy import backend as choosing
 from chains.backends.cupy.backend import DeviceBackend
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.fused import tiling_policy as policy
-from chains.backends.cupy.fused.fused import FusedProgram
 from chains.backends.cupy.fused.loops import LoopKernel, LoopShare
+from chains.backends.cupy.fused_program import FusedProgram
 from tests.cupy import emulated, nvrtc, watched
 from tests.cupy.resources import SHARED_BYTES, launches, too_much
 from tests.cupy.support import needs_compiler, needs_nvrtc

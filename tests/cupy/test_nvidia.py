@@ -11,12 +11,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from chains.backends.cupy.device import cublas, cuda, early
+from chains.backends.cupy.device import cublas, cuda
 from chains.backends.cupy.device.cublas import EPILOGUES, CublasLt
 from chains.backends.cupy.device.interface import Epilogue, Gemm
 from tests.cupy import emulated, nvrtc
 from tests.cupy.fake_cublas import FakeCublasLt
-from tests.cupy.headers import header, header_file, header_values, nvidia_files
+from tests.cupy.headers import header, header_values, nvidia_files
 
 
 def test_values_are_those_of_the_header():
@@ -203,36 +203,3 @@ def test_the_library_takes_the_preferences(real):
     with pytest.raises(RuntimeError, match="cublasLtMatmulPreferenceSetAttribute failed with the status 7"):
         preference.set(cublas.MAX_WORKSPACE_BYTES, ctypes.c_uint32(1))  # it is 64 bits wide
     assert ctypes.sizeof(cublas.Heuristic) == 96
-
-
-@pytest.mark.skipif(emulated.COMPILER is None, reason="no C compiler on this computer")
-def test_a_launch_with_attributes_is_that_of_the_drivers_header(tmp_path):
-    """Fields, sizes and the attribute of `cuLaunchKernelEx`, and its signature, by the C compiler and cuda.h itself."""
-    axes = {
-        f"{ours}_{axis}": f"{theirs}Dim{axis.upper()}"
-        for ours, theirs in (("grid", "grid"), ("block", "block"))
-        for axis in "xyz"
-    }
-    more = {"shared_bytes": "sharedMemBytes", "stream": "hStream", "attributes": "attrs", "attribute_count": "numAttrs"}
-    structures = {
-        "CUlaunchConfig": (early.Config, axes | more),
-        "CUlaunchAttribute": (early.Attribute, {"id": "id", "value": "value"}),
-    }
-    checks = [f"CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION == {early.PROGRAMMATIC_STREAM_SERIALIZATION}"]
-    for name, (own, fields) in structures.items():
-        checks.append(f"sizeof({name}) == {ctypes.sizeof(own)}")
-        checks += [f"offsetof({name}, {theirs}) == {getattr(own, ours).offset}" for ours, theirs in fields.items()]
-        checks += [f"sizeof((({name}*)0)->{theirs}) == {getattr(own, ours).size}" for ours, theirs in fields.items()]
-    checks.append(
-        "offsetof(CUlaunchAttribute, value.programmaticStreamSerializationAllowed) == offsetof(CUlaunchAttribute, value)"
-    )
-    checks.append("sizeof(((CUlaunchAttribute*)0)->value.programmaticStreamSerializationAllowed) == 4")
-    lines = [
-        f'#include "{header_file("cuda.h")}"',
-        "#include <stddef.h>",
-        *(f'_Static_assert({each}, "{each}");' for each in checks),
-    ]
-    lines.append("CUresult (*call)(const CUlaunchConfig*, CUfunction, void**, void**) = cuLaunchKernelEx;")
-    source = tmp_path / "launch.c"
-    source.write_text("\n".join(lines))
-    subprocess.run([emulated.COMPILER, "-fsyntax-only", "-Werror", str(source)], check=True)

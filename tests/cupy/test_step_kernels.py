@@ -43,7 +43,7 @@ def test_a_step_has_one_kernel_beside_its_program(monkeypatch, fused, batch, dro
     binding = DeviceBackend(device, fused).bind(program_of(dropout, Adam(0.01)), batch, {})
     work = DeviceFeed(binding, {"x": device.array(x), "t": device.array(t)}, np.arange(2 * batch))._work()
     assert len(work) == len(binding.work) + 1
-    assert len(binding.work) == {8: 1, 40: 2}[batch] if fused else len(binding.work) > 8
+    assert len(binding.work) == {8: 1, 40: 4}[batch] if fused else len(binding.work) > 8
 
 
 def trained(name: str, dropout: bool, optimizer, streamed: bool) -> tuple[np.ndarray, list[float]]:
@@ -103,9 +103,9 @@ def test_the_place_is_the_last_that_may_be(fused, dropout):
         return bool(names) or "random" in {buffer.name for buffer in step.reads}
 
     assert not any(map(touches, steps[place + 1 :]))
-    assert steps[place].ends_alone or not touches(steps[place])
+    assert steps[place].one_block or not touches(steps[place])
     last = next(k for k in reversed(range(len(steps))) if touches(steps[k]))
     binding.commands = binding.commands[: last + 1]
-    assert step_kernels._place(binding) == (last if steps[last].ends_alone else None)
+    assert step_kernels._place(binding) == (last if steps[last].one_block else None)
     binding.commands = [(step, (0,)) for step in steps]
     assert step_kernels._place(binding) is None

@@ -1,4 +1,4 @@
-"""Memory of the emulated GPU, watched: kernels and queues as they are touch it in order; without a barrier, a fence or an event
+"""Memory of the emulated GPU, watched: kernels and queues as they are touch it in order; without a barrier or an event
 they do not, and each is told apart.
 """
 
@@ -27,11 +27,11 @@ from chains import (
 from chains.backends import places
 from chains.backends.cupy import chunked_call as pieces
 from chains.backends.cupy import streaming
-from chains.backends.cupy.fused import grid, tiling_policy
+from chains.backends.cupy.fused import tiling_policy
 from chains.backends.cupy.source.commands import Pointers, Source
 from chains.data import Batches
 from chains.program.view import Buffer
-from tests.cupy import emulated, test_cluster, watched
+from tests.cupy import emulated, watched
 from tests.cupy.support import CONVOLUTIONS
 from tests.cupy.watched import MisuseError
 from tests.harness import assert_close
@@ -68,15 +68,9 @@ def gpu(monkeypatch):
 ME = "threadIdx.x"
 MIRRORED = ["SHARED float s[64];", f"s[{ME}] = b0[{ME}];", "__syncthreads();", f"b1[{ME}] = s[63 - {ME}];"]
 IN_PLACE = f"const float v = s[63 - {ME}]; s[{ME}] = v; b1[{ME}] = v;"
-LAST = [
-    f"b1[blockIdx.x * 64 + {ME}] = 1;", "SHARED int last;", "__syncthreads();", f"if ({ME} == 0) {{",
-    "__threadfence();", "last = atomicAdd((int*)b2, 1) == gridDim.x - 1;", "__threadfence();", "}", "__syncthreads();",
-    f"if (last) b1[{ME}] = b1[64 + {ME}] + b1[128 + {ME}];",
-]  # fmt: skip
 PLACE = r"an array of \(256,\) float32, byte"
 KERNELS = {  # by what is said of it: the kernel, and its blocks
     "": (MIRRORED, 1),
-    " ": (LAST, 3),
     "reads shared memory by thread 32 of block 0 behind 1 barriers, written by thread 31": ([*MIRRORED[:3], IN_PLACE], 1),
     "some threads of a block came to a barrier": ([*MIRRORED[:2], f"if ({ME} < 32) __syncthreads();", f"b1[{ME}] = 1;"], 1),
     "reads shared memory, which nothing has written": ([MIRRORED[0], f"if ({ME} < 32)", *MIRRORED[1:]], 1),
@@ -88,26 +82,19 @@ KERNELS = {  # by what is said of it: the kernel, and its blocks
     ),
     f"uses {PLACE} 4 as more than it is aligned for": ([f"float4 v = *(float4*)(b0 + {ME} % 8 * 4 + 1); b1[{ME}] = v.y;"], 1),
     "does what C does not define, in line": ([f"const int most = 2147483647; b1[{ME}] = most + batch;"], 1),
-    f"reads {PLACE} 256 by thread 0 of block 2 behind 2 barriers, written by thread 0 of block 1 behind 0": (
-        [line for k, line in enumerate(LAST) if k != 4], 3,
-    ),
-    f"reads {PLACE} 256 by thread 0 of block 2 behind 2 barriers, written by thread 0 of block 1 ": (
-        [line for k, line in enumerate(LAST) if k != 6], 3,
-    ),
 }  # fmt: skip
 
 
-def run_kernel(device, body, blocks, shared=0, together=False, cluster=1, arrived=0):
-    """Run a kernel of 64 threads a block on three arrays: numbers, nothing yet, counters."""
+def run_kernel(device, body, blocks):
+    """Run a kernel of 64 threads a block on two arrays: numbers, and nothing yet."""
     source, pointers = Source(), Pointers()
     arrays = [device.array(np.arange(256, dtype=FLOAT)), device.empty((256,), FLOAT)]
-    arrays.append(device.array(np.full(4, arrived, np.int32)))
     for k, array in enumerate(arrays):
         pointers.named(Buffer(f"b{k}", "state", array.dtype, (array.size,)), f"b{k}", write=True)
-    step = pointers.launch(source, "own", body, lambda batch: (blocks, 1), block=(64, 1), cluster=cluster)
+    step = pointers.launch(source, "own", body, lambda batch: (blocks, 1), block=(64, 1))
     kernel = device.compile(source.text(False), list(source.kernels.values()))[step.kernel.name]
     numbers = [np.int32(64), *(np.uint64(device.address(array)) for array in arrays)]
-    device.launch(kernel, (blocks, 1), step.block, numbers, shared, together)()
+    device.launch(kernel, (blocks, 1), step.block, numbers)()
     device.finish()
 
 
@@ -119,87 +106,6 @@ def test_what_kernels_must_not_do_is_told(said, gpu):
             run_kernel(gpu(), *KERNELS[said])
     else:
         run_kernel(gpu(), *KERNELS[said])
-
-
-# Blocks that wait for each other: each writes a row, reads the next block's, and writes over its own.
-
-FENCE, SPIN = "    __threadfence();", next(line for line in grid.BARRIER if "while" in line)
-LEFT_OUT = {  # by what is left out of a place to wait: the lines there
-    "nothing": grid.BARRIER,
-    "the barrier before": grid.BARRIER[1:],
-    "the fence before": [line for k, line in enumerate(grid.BARRIER) if k != grid.BARRIER.index(FENCE)],
-    "waiting": [line for line in grid.BARRIER if line != SPIN],
-    "volatile": [line.replace("volatile ", "") for line in grid.BARRIER],
-    "the fence behind": [line for k, line in enumerate(grid.BARRIER) if k <= grid.BARRIER.index(FENCE) or line != FENCE],
-    "the barrier behind": grid.BARRIER[:-1],
-    "all": [],
-}
-
-
-def exchange(first, second, goal=grid.GOAL):
-    return [
-        goal, "int* const arrived = (int*)b2;", "ON_CHIP;", "float* const s = (float*)chip;",
-        f"s[{ME}] = b0[{ME}] + blockIdx.x;", f"b1[blockIdx.x * 64 + {ME}] = {ME};", *first,
-        f"const float v = b1[(blockIdx.x + 1) % 3 * 64 + {ME}] + s[63 - {ME}];", *second, f"b1[blockIdx.x * 64 + {ME}] = v;",
-    ]  # fmt: skip
-
-
-@pytest.mark.few(4)
-@pytest.mark.parametrize("place", [0, 1])
-@pytest.mark.parametrize("less", LEFT_OUT)
-def test_blocks_wait_for_each_other_by_fences_and_barriers(less, place, gpu):
-    """Each line of both places is needed, and with all of them nothing is told, in either order of blocks."""
-    places = [grid.BARRIER, grid.BARRIER]
-    places[place] = LEFT_OUT[less]
-    if less == "nothing":
-        run_kernel(gpu(backwards=bool(place)), exchange(*places), 3, 256, True)
-        return
-    used = {"volatile": r"reads an array of \(4,\) int32"}.get(less, r"(reads|writes) an array of \(256,\) float32")
-    with pytest.raises(MisuseError, match=rf"the kernel own_0 {used}.* by thread \d+ of block \d"):
-        run_kernel(gpu(), exchange(*places), 3, 256, True)
-
-
-def test_counters_of_blocks_may_overflow(gpu):
-    """From 4 before the end of 32 bits, past it at the second barrier of three blocks."""
-    body = exchange(grid.BARRIER, grid.BARRIER, grid.GOAL.replace("0", "-4"))
-    run_kernel(gpu(), body, 3, 256, True, arrived=-4)
-
-
-def test_blocks_that_wait_for_ever_are_told(gpu):
-    with pytest.raises(MisuseError, match="all blocks wait for others, for ever"):
-        run_kernel(gpu(), exchange(grid.BARRIER, [f"if (blockIdx.x < 2) {{ {' '.join(grid.BARRIER)} }}"]), 3, 256, True)
-
-
-# A cluster: each block writes numbers in its shared memory, all read the next block's, and write again.
-
-MEET = "CLUSTER_BARRIER;"
-SHARING = [
-    "ON_CHIP;", "float* const s = (float*)chip;", f"s[{ME}] = b0[{ME}] + blockIdx.x;", MEET,
-    f"b1[blockIdx.x * 64 + {ME}] = ((const float*)of_block(s, (blockIdx.x + 1) % 3))[63 - {ME}];", MEET,
-    f"s[{ME}] = b0[{ME}];", MEET, f"b1[blockIdx.x * 64 + {ME}] += ((const float*)of_block(s, blockIdx.x ? 0 : 1))[{ME}];", MEET,
-]  # fmt: skip
-BARRIERS = [k for k, line in enumerate(SHARING) if line == MEET]
-IN_CLUSTER = r"(reads|writes) shared memory(, which nothing has written| by thread \d+ of block \d behind \d barriers)"
-MISSING = {
-    0: IN_CLUSTER,
-    1: IN_CLUSTER,
-    2: IN_CLUSTER,
-    3: r"(a block reads|thread \d+ of block \d reads) (the )?shared memory of",
-}
-
-
-@pytest.mark.few(5)
-@pytest.mark.parametrize("backwards", [False, True])
-@pytest.mark.parametrize("less", [None, *MISSING])
-def test_blocks_of_a_cluster_read_each_others_memory_between_barriers(less, backwards, gpu):
-    """Each barrier of the cluster is needed; one of a block in its place is not enough."""
-    device, body = gpu(backwards=backwards), list(SHARING)
-    if less is None:
-        run_kernel(device, body, 3, 256, cluster=3)
-        return
-    body[BARRIERS[less]] = "__syncthreads();"
-    with pytest.raises(MisuseError, match=f"the kernel own_0:? {MISSING[less]}"):
-        run_kernel(device, body, 3, 256, cluster=3)
 
 
 # Programs
@@ -229,12 +135,9 @@ def several(monkeypatch):
     monkeypatch.setattr(tiling_policy, "LEAST_BLOCK_SAMPLES", 3)
 
 
-@pytest.mark.parametrize("together", [1, 132], ids=["graphs", "grid"])
-def test_training_by_several_blocks_touches_memory_in_order(together, several, gpu):
-    device = gpu(fused=True)
-    device.blocks_together = together
+def test_training_by_several_blocks_touches_memory_in_order(several, gpu):
+    gpu(fused=True)
     assert_close(trained(), trained("numpy"), 1e-5)
-    assert (device.graphs > 0) == (together == 1)
 
 
 @pytest.mark.parametrize(
@@ -254,45 +157,15 @@ def test_convolutions_touch_memory_in_order(layers, library, gpu):
     assert_close(*results, 1e-5)
 
 
-@pytest.mark.parametrize("backwards", [False, True])
-def test_training_by_a_cluster_touches_memory_in_order(backwards, any_size, gpu):
-    gpu(fused=True, backwards=backwards)
-    found, wanted = (test_cluster.trained(name) for name in ("watched", "numpy"))
-    assert_close(found[0], wanted[0], 1e-4)
-
-
-def test_a_barrier_of_the_cluster_that_is_left_out_is_missed(any_size, gpu, monkeypatch):
-    device = gpu(fused=True)
-    loaded = device.loaded
-    for number in range(2):  # of a step, and at the end
-        monkeypatch.setattr(device, "loaded", lambda text, number=number: loaded(_without(text, MEET, number)))
-        with pytest.raises(MisuseError, match="shared memory"):
-            test_cluster.trained("watched")
-        device.main.drop()
-
-
-def _without(text, line, number):
-    """The text without such a line behind the definitions."""
-    places = [found.start() for found in re.finditer(re.escape(line), text)]
-    return text if not places else text[: places[number]] + text[places[number] + len(line) :]
-
-
-LESS = {  # what is left out of the kernels of a step by many blocks
+LESS = {  # what is left out of the kernels of a step by several blocks
     "the barrier behind what is loaded": r"(KERNEL_OF\(512\) network_0.*?)__syncthreads\(\);",
     "a barrier in the sum of parts": r"(sums_1\(.*?)__syncthreads\(\);",
-    "the barrier before the ticket": r"(SHARED int last;\s*)__syncthreads\(\);",
-    "the fence before the ticket": r"(SHARED int last;.*?)__threadfence\(\);",
-    "the fence behind the ticket": r"(atomicAdd\(ticket.*?)__threadfence\(\);",
-    "the fence before blocks wait": r"()__threadfence\(\);(?=\s+atomicAdd\(arrived)",
-    "the barrier behind where blocks wait": r"(WAIT_FOR_OTHERS;\s+__threadfence\(\);\s+\}\s+)__syncthreads\(\);",
 }
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("less", LESS)
-def test_a_barrier_or_fence_that_is_left_out_is_missed(less, several, gpu, monkeypatch):
+def test_a_barrier_that_is_left_out_is_missed(less, several, gpu, monkeypatch):
     device = gpu(fused=True)
-    device.blocks_together = 132 if "wait" in less else 1
     loaded, changed = device.loaded, []
 
     def without(text):

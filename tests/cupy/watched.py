@@ -33,29 +33,9 @@ from chains.program.view import Buffer
 from tests.cupy import emulated
 from tests.cupy.emulated import DeviceArray, EmulatedDevice, EmulatedEvent, EmulatedQueue, PinnedArray, Task
 
-VOLATILE = "--param=tsan-distinguish-volatile=1"  # what spins on a counter
 SANITIZERS = "thread,alignment,shift,signed-integer-overflow,bounds,float-cast-overflow,integer-divide-by-zero"
-OWN = {
-    name: f"watched_{name}"
-    for name in (
-        "barrier",
-        "others",
-        "of_block",
-        "earlier",
-        "copy_ahead",
-        "copies_arrive",
-        "launch",
-        "launch_together",
-        "threadIdx",
-        "blockIdx",
-        "blockDim",
-        "gridDim",
-        "chip",
-    )
-}
-RUNTIME = ["-Dcluster_barrier=watched_cluster_barrier"]  # which kernels call through `watch_meet`
-OWN |= {"atomicAdd": "watch_add", "__threadfence": "watch_fence", "WATCHED": "1"}
-NAMES = [f"-D{name}={own}" for name, own in OWN.items()]
+RENAMED = ("barrier", "launch", "threadIdx", "blockIdx", "blockDim", "gridDim", "chip")
+NAMES = ["-DWATCHED", *(f"-D{name}=watched_{name}" for name in RENAMED)]
 SECTION = """
 static char first_on_chip[4] __attribute__((section("on_chip"), used));
 extern char __start_on_chip[] __attribute__((visibility("hidden"))), __stop_on_chip[] __attribute__((visibility("hidden")));
@@ -66,7 +46,7 @@ ADDRESSES = 1 << 36  # bytes
 PAGE = 4096
 BEGIN = 256  # bytes into a page: so CUDA aligns memory, and no more
 QUEUES = ("main", "to_device", "to_host", "host")
-OUTSIDE, UNWRITTEN, RACE, MISALIGNED, UNDEFINED, UNDECLARED, OVER = range(1, 8)
+OUTSIDE, UNWRITTEN, RACE, MISALIGNED, UNDEFINED, UNDECLARED = range(1, 7)
 Clock = list[int]
 
 
@@ -107,8 +87,8 @@ def available() -> bool:
 @cache
 def _runtime() -> ctypes.PyDLL:
     text = "\n".join([emulated.RUNTIME, Path(__file__).with_name("watch.c").read_text()])
-    library = ctypes.PyDLL(str(emulated.built("watched", text, [*NAMES, *RUNTIME])), mode=ctypes.RTLD_GLOBAL)
-    emulated.built("probe", "int probe(int* a, int k) { return a[k] << k; }", [f"-fsanitize={SANITIZERS}", VOLATILE])
+    library = ctypes.PyDLL(str(emulated.built("watched", text, NAMES)), mode=ctypes.RTLD_GLOBAL)
+    emulated.built("probe", "int probe(int* a, int k) { return a[k] << k; }", [f"-fsanitize={SANITIZERS}"])
     for name in ("memory", "work"):
         getattr(library, f"watch_{name}").restype = ctypes.c_uint64
     library.watch_reports.restype = ctypes.POINTER(Report)
@@ -309,13 +289,7 @@ class WatchedDevice(EmulatedDevice):
     def loaded(self, text: str) -> ctypes.PyDLL:
         name = f"watched-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         _runtime()
-        module = ctypes.PyDLL(
-            str(
-                emulated.built(
-                    name, text + SECTION, [*NAMES, "-Dcluster_barrier=watch_meet", f"-fsanitize={SANITIZERS}", VOLATILE]
-                )
-            )
-        )
+        module = ctypes.PyDLL(str(emulated.built(name, text + SECTION, [*NAMES, f"-fsanitize={SANITIZERS}"])))
         module.watch_start.restype = module.watch_bytes.restype = ctypes.c_int64
         return module
 
@@ -326,26 +300,13 @@ class WatchedDevice(EmulatedDevice):
         return partial(self.started_kernel, function, KernelTask(task.work, task.what, ranges=self.ranges))
 
     def _launch(self, function: Any, pointers: Any, boxes: Any, *numbers: int) -> None:
-        if self._watched_launch("watch_launch", function, pointers, *numbers):
-            self.owed.append(f"{self.names[self.working]}: some threads of a block came to a barrier, others never did")
-
-    def _launch_together(self, function: Any, pointers: Any, boxes: Any, *numbers: int) -> None:
-        wrong = self._watched_launch("watch_launch_together", function, pointers, *numbers)
-        what = {
-            1: "some threads of a block came to a barrier, others never did",
-            2: "all blocks wait for others, for ever",
-            3: "a block reads the shared memory of one that is over",
-        }
-        if wrong:
-            self.owed.append(f"{self.names[self.working]}: {what[wrong]}")
-
-    def _watched_launch(self, name: str, function: Any, pointers: Any, *numbers: int) -> int:
         self.launches += 1
         start, nbytes = self._sections[ctypes.cast(function, ctypes.c_void_p).value]
         ranges = np.array(self.running_ranges or [], np.uint64).reshape(-1, 3)
         given = map(ctypes.c_int64, (start, nbytes, ranges.ctypes.data, len(ranges)))
-        run = getattr(_runtime(), name)
-        return int(run(ctypes.c_uint32(self.working), *given, function, pointers, *numbers, int(self.backwards)))
+        run = _runtime().watch_launch
+        if run(ctypes.c_uint32(self.working), *given, function, pointers, *numbers, int(self.backwards)):
+            self.owed.append(f"{self.names[self.working]}: some threads of a block came to a barrier, others never did")
 
     def compile(self, text: str, kernels: Sequence[Any]) -> dict[str, Any]:
         functions = super().compile(text, kernels)
@@ -370,9 +331,6 @@ class WatchedDevice(EmulatedDevice):
         me = self.names[self.working]
         verb = "writes" if found.write else "reads"
         place = self._place(found.address)
-        if found.kind == OVER:
-            thread, block = found.other_thread, found.other_block
-            return f"{me}: thread {thread} of block {block} reads shared memory of block {found.block}, which may be over"
         if found.kind != RACE:
             return (
                 f"{me} "

@@ -16,9 +16,9 @@ from chains.backends.cupy.compiler import LOWERINGS, Compiled
 from chains.backends.cupy.device.cudnn import ALIGNMENT
 from chains.backends.cupy.device.interface import Device
 from chains.backends.cupy.feed import DeviceFeed, HostFeed
-from chains.backends.cupy.fused.fused import FusedProgram, fused_program
 from chains.backends.cupy.fused.loops import LoopShare, has_loops
 from chains.backends.cupy.fused.tiling_policy import Tiling, loop_samples, suits, tiling_of
+from chains.backends.cupy.fused_program import FusedProgram, fused_program
 from chains.backends.cupy.kernels.bfloat16 import LEAST_BFLOAT16_LENGTH
 from chains.backends.cupy.kernels.half_activations import TYPES as HALF_ACTIVATIONS
 from chains.backends.cupy.kernels.library_convolutions import convolved

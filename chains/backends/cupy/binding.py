@@ -182,7 +182,7 @@ def launch(
         return None
     addresses = [np.uint64(address(buffer)) for buffer in step.buffers]
     arguments = [number(batch), *addresses, *(number(n) for n in (*step.numbers(batch), *more))]
-    return device.launch(functions[step.kernel.name], grid, step.block, arguments, step.shared, step.together)
+    return device.launch(functions[step.kernel.name], grid, step.block, arguments, step.shared)
 
 
 def device_arrays(device: Device, program: Program, batch: int, arrays: Arrays) -> dict[str, Array]:

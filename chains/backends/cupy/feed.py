@@ -7,8 +7,6 @@ every step, the host only launches it.
 
 from __future__ import annotations
 
-import traceback
-import warnings
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -19,10 +17,7 @@ from chains.backends.base import Feed
 from chains.backends.cupy.binding import DeviceBinding, HostBinding, as_graph, launch
 from chains.backends.cupy.compiler import LEAST_WIDE_ELEMENTS
 from chains.backends.cupy.device.interface import Device, Work
-from chains.backends.cupy.fused.cluster import ClusterProgram
-from chains.backends.cupy.fused.fused import FusedProgram
-from chains.backends.cupy.fused.grid import GridProgram
-from chains.backends.cupy.fused.many_steps import for_many_steps
+from chains.backends.cupy.fused_program import FusedProgram
 from chains.backends.cupy.source.c_source import readable
 from chains.backends.cupy.source.commands import Launch, Source
 from chains.backends.cupy.step_kernels import fetch, noting
@@ -34,9 +29,9 @@ LEAST_LOSSES = 1 << 13  # steps of a call on the same batch that there is room f
 class DeviceFeed(Feed):
     """Many steps of a bound program on data in the GPU's memory. Only the order and the losses are transferred.
 
-    Where one block does a whole step, or several that wait for each other, one launch does all steps of a call. Otherwise
-    each step is a launch of the graph; a call then does all its steps, even after a loss that is not finite. After `cycle`
-    steps, if given, the device counts from 0 again.
+    Where one block does a whole step, one launch does all steps of a call. Otherwise each step is a launch of the graph; a
+    call then does all its steps, even after a loss that is not finite. After `cycle` steps, if given, the device counts from
+    0 again.
     """
 
     def __init__(
@@ -53,11 +48,8 @@ class DeviceFeed(Feed):
             "cursor": device.empty((1,), np.int64),
             "losses": device.empty((steps or LEAST_LOSSES,), np.float64),
         }
-        together, cluster = device.blocks_together, device.cluster_blocks
-        self._whole = for_many_steps(binding.compiled, batch, device.shared_bytes, together, cluster)
-        if isinstance(self._whole, GridProgram):
-            self.own["arrived"] = device.empty((1,), np.int32)
-            self.own["parts"] = device.empty((self._whole.part_elements(batch),), binding.program.dtype)
+        compiled = binding.compiled
+        self._whole = compiled if isinstance(compiled, FusedProgram) and compiled.tiling.alone else None
         self._launch: tuple[Launch, dict[str, Any], type[np.generic]] | None = None
         self._step: Work | None = None
         self._ran = False
@@ -71,7 +63,9 @@ class DeviceFeed(Feed):
         else:
             part = slice(first * batch, (first + count) * batch)
             device.assign(own["order"][part], self._order[part])
-        if self._whole is None or not self._on_end(self._whole, first, count):
+        if self._whole is not None:
+            self._in_one_launch(self._whole, first, count)
+        else:
             device.assign(own["cursor"], np.array([first]))
             for _ in range(count):
                 self.one()
@@ -79,8 +73,8 @@ class DeviceFeed(Feed):
         finite = np.isfinite(values)
         return count if finite.all() else int(np.argmin(finite)) + 1
 
-    def _on_end(self, program: FusedProgram, first: int, count: int) -> bool:
-        """Do `count` steps in one launch. Whether they are done: blocks that wait for each other may be refused."""
+    def _in_one_launch(self, program: FusedProgram, first: int, count: int) -> None:
+        """Do `count` steps by one launch."""
         binding, arrays = self._binding, self._arrays()
         if self._launch is None:
             source = Source()
@@ -89,32 +83,9 @@ class DeviceFeed(Feed):
             self._launch = step, self._device.compile(text, list(source.kernels.values())), number
         step, functions, number = self._launch
         address = partial(self._address, arrays)
-
-        def start() -> None:
-            work = launch(self._device, step, functions, binding.batch, number, address, (first, count))
-            assert work is not None
-            work()
-
-        if not isinstance(program, GridProgram | ClusterProgram):
-            start()
-            return True
-        if isinstance(program, GridProgram):
-            self._device.assign(self.own["arrived"], np.zeros(1, np.int32))
-        try:
-            start()
-        except RuntimeError:  # the driver's, where it cannot run all blocks at the same time
-            alone = for_many_steps(binding.compiled, binding.batch, self._device.shared_bytes, 1)
-            instead = "one block does all of it" if alone else "each step is a graph"
-            text = f"the blocks of a kernel cannot run at the same time; {instead} instead, which takes longer"
-            warnings.warn(f"{text}:\n{traceback.format_exc()}", RuntimeWarning, stacklevel=2)
-            self._device.refused["together"] += 1
-            if isinstance(program, GridProgram):
-                self._device.blocks_together = 1  # so it is not asked again
-            else:
-                self._device.cluster_blocks = 1
-            self._whole, self._launch = alone, None
-            return alone is not None and self._on_end(alone, first, count)
-        return True
+        work = launch(self._device, step, functions, binding.batch, number, address, (first, count))
+        assert work is not None
+        work()
 
     def _arrays(self) -> dict[str, Any]:
         """Everything that kernels read or write, by name."""

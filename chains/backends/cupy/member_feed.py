@@ -12,7 +12,7 @@ from chains.backends.base import Arrays, MemberFeed
 from chains.backends.cupy.binding import device_arrays, launch
 from chains.backends.cupy.device.interface import Device
 from chains.backends.cupy.feed import in_place, sized
-from chains.backends.cupy.fused.fused import FusedProgram, moved
+from chains.backends.cupy.fused_program import FusedProgram, moved
 from chains.backends.cupy.source.commands import Source
 from chains.backends.member_feed import updated
 from chains.program.view import Buffer

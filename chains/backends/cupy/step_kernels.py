@@ -54,7 +54,7 @@ def noting(source: Source, binding: DeviceBinding, cycle: int | None) -> tuple[i
         return len(binding.work), pointers.launch(source, "count", lines, lambda batch: (1, 1), block=(1, 1))
     step, _ = binding.commands[place]
     assert isinstance(step, Launch)
-    if step.ends_alone:
+    if step.one_block:
         noted = ["__syncthreads();", f"if ({FIRST_THREAD}) {{", *indented(lines), "}"]
     else:
         noted = [f"if (blockIdx.x == 0 && blockIdx.y == 0 && {FIRST_THREAD}) {{", *indented(lines), "}"]
@@ -73,7 +73,7 @@ def _place(binding: DeviceBinding) -> int | None:
         return bool(writes & (noted | drawn) or reads & drawn)
 
     for place, (step, loops) in reversed([*enumerate(binding.commands)]):
-        if isinstance(step, Launch) and not loops and (step.ends_alone or not settles(step)):
+        if isinstance(step, Launch) and not loops and (step.one_block or not settles(step)):
             return place
         if settles(step):
             return None

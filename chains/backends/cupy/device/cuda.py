@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import threading
-import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -19,46 +18,35 @@ import numpy as np
 
 from chains.backends.cupy.device import cudnn, nccl
 from chains.backends.cupy.device.cublas import WORKSPACE_BYTES, Cublas, CublasLt, MatmulPlan
-from chains.backends.cupy.device.early import DEFINED, EarlyLaunch, EarlyLaunches
-from chains.backends.cupy.device.interface import Device, Epilogue, Event, Gemm, Kernel, Launched, Queue, Uncaptured, Work
+from chains.backends.cupy.device.interface import Device, Epilogue, Event, Gemm, Kernel, Queue, Uncaptured, Work
 from chains.backends.cupy.device.trials import TriedProducts
 from chains.backends.places import Array
-
-CLUSTER_BLOCKS, CLUSTER_CAPABILITY = 8, 9  # blocks that any GPU with clusters takes as one, and the first such GPUs
 
 
 class CudaDevice(Device):
     """The current CUDA device. `precision` says how float32 matrices are multiplied: "float32", "tf32" or "bf16".
 
     The last two round the factors to 10 or 7 bits and add in float32. `convolutions` says who does these (see
-    `chains.backends.cupy.device.cudnn`), `early` whether kernels may begin while the one before them ends (see
-    `chains.backends.cupy.device.early`). Raises ValueError where there is no GPU to use.
+    `chains.backends.cupy.device.cudnn`). Raises ValueError where there is no GPU to use.
     """
 
     _lock = threading.Lock()  # of all devices, which share the stream for capturing
 
-    def __init__(self, precision: str = "float32", convolutions: str = "auto", early: bool = True) -> None:
+    def __init__(self, precision: str = "float32", convolutions: str = "auto") -> None:
         self.cupy = usable_cupy()
         self.name = "cuda"
         self.precision = precision
         self.refused: Counter[str] = Counter()
         attributes = self.cupy.cuda.Device().attributes
         self.shared_bytes = int(attributes["MaxSharedMemoryPerBlockOptin"])
-        self.blocks_together = int(attributes["MultiProcessorCount"]) if attributes["CooperativeLaunch"] else 1
-        self.cluster_blocks = CLUSTER_BLOCKS if attributes["ComputeCapabilityMajor"] >= CLUSTER_CAPABILITY else 1
         self.stream, self._capturing, *copying = _streams(self.cupy.cuda.Device().id)
         self.main, self.to_device, self.to_host = (CudaQueue(self.cupy, stream) for stream in (self.stream, *copying))
         self._modules: dict[str, Any] = {}
-        self.early = EarlyLaunches(self, early)
         self._cublas = Cublas(precision)
         self._lt = CublasLt(precision)
         self._products = TriedProducts(self, self._lt, self._started, convolutions in cudnn.TIMED)
         self._workspace = self.empty((WORKSPACE_BYTES,), np.uint8)
         self.convolutions = cudnn.chosen(self, precision, convolutions)
-
-    @property
-    def overlaps(self) -> bool:
-        return self.early.work
 
     def owns(self, array: Any) -> bool:
         return isinstance(array, self.cupy.ndarray)
@@ -102,10 +90,6 @@ class CudaDevice(Device):
         return int(array.data.ptr)
 
     def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
-        return self.loaded(DEFINED + text if self.early.work else text, kernels)
-
-    def loaded(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
-        """The kernels of a text as it is."""
         with self._lock:
             if text not in self._modules:
                 self._modules[text] = self.cupy.RawModule(code=text, options=("--std=c++17",), backend="nvrtc")
@@ -113,31 +97,11 @@ class CudaDevice(Device):
             return {kernel.name: module.get_function(kernel.name) for kernel in kernels}
 
     def launch(
-        self,
-        kernel: Any,
-        grid: tuple[int, int],
-        block: tuple[int, int],
-        arguments: Sequence[np.generic],
-        shared: int = 0,
-        together: bool = False,
+        self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic], shared: int = 0
     ) -> Work:
         if shared:  # more than 48 kB, those of the text among them, have to be asked for
             kernel.max_dynamic_shared_size_bytes = shared
-        if together:  # CuPy would start fewer where they do not fit: callers ask for no more than `blocks_together`, one each
-            function = kernel.kernel
-            return partial(function, grid, block, tuple(arguments), shared_mem=shared, enable_cooperative_groups=True)
-        return self.launched(kernel, grid, block, arguments, shared, early=self.early.work)
-
-    def launched(
-        self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic], shared: int = 0,
-        *, early: bool,
-    ) -> Launched:  # fmt: skip
-        """A launch, which knows how to begin `early` where its kernel waits."""
-        start = partial(kernel, grid, block, tuple(arguments), shared_mem=shared)
-        if not early:
-            return Launched(start)
-        ahead = EarlyLaunch(int(kernel.kernel.ptr), grid, block, arguments, shared)
-        return Launched(start, lambda: ahead.start(self.current_stream()))
+        return partial(kernel, grid, block, tuple(arguments), shared_mem=shared)
 
     def product(self, gemm: Gemm) -> Work:
         return partial(self._multiply, self._cublas.call(gemm))
@@ -166,27 +130,11 @@ class CudaDevice(Device):
         nccl.all_reduce(self.cupy, words, dtype, count, source, target, self.current_stream())
 
     def capture(self, work: Sequence[Work]) -> Work:
-        if not self.early.work:
-            return self.captured(work, early=False)
-        try:
-            return self.captured(work, early=True)
-        except Exception:  # whatever it is, it may be due to that
-            why = traceback.format_exc()
-        graph = self.captured(work, early=False)
-        self.early.give_up(why)
-        return graph
-
-    def captured(self, work: Sequence[Work], *, early: bool) -> Work:
-        """A graph of the work. In it, a kernel behind a kernel may begin `early`."""
         with self._lock, self._capturing:
             self._capturing.begin_capture()
             try:
-                before: Work | None = None
                 for each in work:
-                    behind = early and isinstance(before, Launched)
-                    start = each.early if behind and isinstance(each, Launched) else None
-                    (start or each)()
-                    before = each
+                    each()
             except BaseException:
                 with suppress(Exception):  # fails too, as the capture is invalid: the first error says why
                     self._capturing.end_capture()

@@ -69,17 +69,6 @@ class Uncaptured:
 
 
 @dataclass(frozen=True)
-class Launched:
-    """Work that is a kernel of the backend's own. `early` starts it so that it may begin before the kernel in front is over."""
-
-    start: Work
-    early: Work | None = None
-
-    def __call__(self) -> None:
-        self.start()
-
-
-@dataclass(frozen=True)
 class Convolution:
     """One of the three operations at a batch size; `result` is what is computed: 0 for x, 1 for w, 2 for y.
 
@@ -156,13 +145,6 @@ class Device(Place):
     to_host: Queue
 
     shared_bytes: int  # the most shared memory that a block may have, with what its kernel declares
-    cluster_blocks: int  # how many blocks of a cluster read each other's shared memory, at most; 1 where there are no clusters
-    blocks_together: int  # how many blocks run at the same time, whatever each needs; 1 where none may wait for others
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether kernels in a graph may begin while the one before them ends."""
-        return False
 
     @abstractmethod
     def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
@@ -176,12 +158,8 @@ class Device(Place):
         block: tuple[int, int],
         arguments: Sequence[np.generic],
         shared: int = 0,
-        together: bool = False,
     ) -> Work:
-        """What launches the kernel; `shared` bytes of shared memory beside those that its text declares.
-
-        `together`: all blocks run at the same time, or the launch raises an error.
-        """
+        """What launches the kernel; `shared` bytes of shared memory in addition to those that its text declares."""
 
     @abstractmethod
     def product(self, gemm: Gemm) -> Work:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ THREADS = 512  # of a block
 TERMS_PER_THREAD = 16  # a thread's share of a long sum at least, and the parts of one that a thread adds up
 READS_AT_ONCE = 8  # numbers that a thread reads before it stores anything, where many are only moved or mapped
 
-MEETING = "__syncthreads();"  # of a block's threads
 Stored = Callable[[Buffer], bool]  # whether a result is needed in memory
 
 
@@ -45,7 +43,6 @@ class Unit:
     place: Sequence[str] = ()
     reads: list[View] = field(default_factory=list)
     writes: list[View] = field(default_factory=list)
-    meeting: str = MEETING  # where threads meet before it
 
     @property
     def buffers(self) -> list[Buffer]:
@@ -128,12 +125,12 @@ def meetings(groups: Sequence[Sequence[Unit]]) -> int:
 def phase_lines(groups: Sequence[Sequence[Unit]]) -> list[str]:
     """All of them, a barrier after each group. Within one, a unit begins with the threads that the one before left idle."""
     lines: list[str] = []
-    for group, following in zip_longest(groups, groups[1:], fillvalue=()):
+    for group in groups:
         first = 0
         for unit in group:
             lines += unit.lines(first)
             first = (first + -(-unit.most // 32) * 32) % THREADS
-        lines.append(next((unit.meeting for unit in following if unit.meeting != MEETING), MEETING))
+        lines.append("__syncthreads();")
     return lines
 
 

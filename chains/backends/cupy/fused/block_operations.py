@@ -7,7 +7,6 @@ from typing import Any
 
 from chains.backends.cupy.fused.block import TERMS_PER_THREAD, THREADS, Block, Repetition, Unit, whole
 from chains.backends.cupy.fused.block_products import Stored, product
-from chains.backends.cupy.fused.exchange import SumOfBlocks, sum_of_blocks
 from chains.backends.cupy.kernels.indexed import NUMBERS_PER_ROUND
 from chains.backends.cupy.kernels.products import prepared
 from chains.backends.cupy.source.axes import Space, count, count_text
@@ -33,14 +32,12 @@ def take(block: Block, operations: Sequence[Operation], stored: Callable[[Sequen
     at = 0
     while at < len(operations):
         operation, stop = operations[at], at + 1
-        if isinstance(operation, MatMul | Reduce | SumOfBlocks):
+        if isinstance(operation, MatMul | Reduce):
             while stop < len(operations) and follows(block, operation, operations[at + 1 : stop], operations[stop]):
                 stop += 1
             along = Run(list(operations[at + 1 : stop]))
             if isinstance(operation, MatMul):
                 product(block, operation, along, stored(operations[at:stop]))
-            elif isinstance(operation, SumOfBlocks):
-                sum_of_blocks(block, operation, along, stored(operations[at:stop]))
             else:
                 reduce(block, operation, Run(), stored(operations[at:stop]), along)
         elif isinstance(operation, Loop):

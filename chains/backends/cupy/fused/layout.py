@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from chains.backends.cupy.fused.block import Unit
-from chains.backends.cupy.fused.samples import DataSet
 from chains.program.view import Buffer
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set that steps take samples from, by the numbers in `order`: the kernel's names for both."""
+
+    name: str
+    order: str
 
 
 @dataclass(frozen=True)
@@ -20,7 +27,6 @@ class Layout:
     offsets: Mapping[Buffer, int]
     nbytes: int
     fetched: Mapping[Buffer, DataSet]  # inputs that come from data sets
-    ahead: Collection[Buffer]  # those that come a step before
 
     @property
     def units(self) -> list[Unit]:

@@ -16,7 +16,6 @@ MOST_BLOCKS = 132  # at most: one for each multiprocessor of a large GPU
 LEAST_BLOCK_SAMPLES = 8  # samples for a block at least, where there are several
 MOST_ONE_BLOCK_OPERATIONS = 1 << 20  # operations up to which one block does the batch
 MOST_TILE_SAMPLES = 256  # samples of a tile
-LEAST_CLUSTER_PRODUCTS = 1 << 16  # multiplications of a batch's inputs from which on a cluster of blocks shares them
 
 # What takes as long as the threads of a block from one meeting to the next, about 0.4 us.
 MEETINGS_PER_LAUNCH = 3  # a launch in a graph

@@ -23,33 +23,6 @@ PRELUDE = """\
 #define SHARED __shared__
 #define ON_CHIP extern __shared__ __align__(16) unsigned char chip[]
 #define ALIGNED(bytes) __align__(bytes)
-#define WAIT_FOR_OTHERS
-#if __CUDA_ARCH__ >= 800
-#define COPY_AHEAD(to, from, bytes) asm volatile( \
-    "cp.async.ca.shared.global [%0], [%1], %2;" :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "n"(bytes))
-#define COPIES_ARRIVE asm volatile("cp.async.wait_all;" ::: "memory")
-#else
-#define COPY_AHEAD(to, from, bytes) (*(to) = *(from))
-#define COPIES_ARRIVE
-#endif
-#if __CUDA_ARCH__ >= 900
-#define KERNEL_OF_CLUSTER(threads, blocks) extern "C" __global__ void __cluster_dims__(blocks) __launch_bounds__(threads, 1)
-#define CLUSTER_BARRIER asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory")
-DEVICE const void* of_block(const void* place, unsigned block)
-{{
-    const void* there;
-    asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(place), "r"(block));
-    return there;
-}}
-#endif
-#if defined(EARLY) && __CUDA_ARCH__ >= 900 /* what is __restrict__ might be read before: so its address is known from here on */
-#define WAIT_FOR_EARLIER \
-    asm volatile("griddepcontrol.wait;" : : : "memory"); asm volatile("griddepcontrol.launch_dependents;" : : : "memory")
-#define FROM_HERE(pointer) asm volatile("" : "+l"(pointer) : : "memory"); __builtin_assume(__isGlobal(pointer))
-#else
-#define WAIT_FOR_EARLIER
-#define FROM_HERE(pointer)
-#endif
 #endif
 typedef long long int64;
 typedef unsigned long long uint64;

@@ -42,8 +42,7 @@ class Launch(Command):
     writes: tuple[Buffer, ...] = ()
     label: str = ""
     shared: int = 0  # bytes of shared memory beside what the text declares
-    together: bool = False  # whether all blocks have to run at the same time, since they wait for each other
-    ends_alone: bool = False  # whether one block alone comes to the end of the body, when all others are over
+    one_block: bool = False  # whether it is always one block, whose threads may write and read the same memory
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ def unrolled(commands: Iterable[Command], around: tuple[int, ...] = ()) -> Itera
             yield command, around
 
 
-Definition = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], int, int]  # types, names, body; threads, cluster
+Definition = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], int]  # types, names, body; threads
 
 
 class Source:
@@ -160,23 +159,15 @@ class Source:
         self.kernels: dict[Definition, Kernel] = {}
 
     def kernel(
-        self, parameters: Sequence[str], names: Sequence[str], body: Sequence[str], hint: str, threads: int = THREADS,
-        cluster: int = 1,
-    ) -> Kernel:  # fmt: skip
-        """The kernel of this body; `parameters` are C types, for the variables `names`. A `cluster` has so many blocks."""
-        key = tuple(parameters), tuple(names), tuple(body), threads, cluster
+        self, parameters: Sequence[str], names: Sequence[str], body: Sequence[str], hint: str, threads: int = THREADS
+    ) -> Kernel:
+        """The kernel of this body; `parameters` are C types, for the variables `names`."""
+        key = tuple(parameters), tuple(names), tuple(body), threads
         if key not in self.kernels:
             name = f"{hint}_{len(self.kernels)}"
             arguments = ", ".join(f"{kind} {variable}" for kind, variable in zip(parameters, names, strict=True))
             head = "KERNEL" if threads == THREADS else f"KERNEL_OF({threads})"
-            head = head if cluster == 1 else f"KERNEL_OF_CLUSTER({threads}, {cluster})"
-            begin = " ".join(
-                [
-                    "WAIT_FOR_EARLIER;",
-                    *(f"FROM_HERE({n});" for kind, n in zip(parameters, names, strict=True) if "__restrict__" in kind),
-                ]
-            )
-            text = f"{head} {name}({arguments})\n{{\n" + "".join(f"    {line}\n" for line in (begin, *body)) + "}\n"
+            text = f"{head} {name}({arguments})\n{{\n" + "".join(f"    {line}\n" for line in body) + "}\n"
             self.kernels[key] = Kernel(name, tuple(parameters), text)
         return self.kernels[key]
 
@@ -186,12 +177,12 @@ class Source:
         `more` are what these lines touch. Some may be the launch's own buffers, under other names.
         """
         made = next(key for key, kernel in self.kernels.items() if kernel is launch.kernel)
-        parameters, names, body, *shape = made
+        parameters, names, body, threads = made
         first = 1 + len(launch.buffers)  # the batch size, then addresses, then numbers
         kinds = [f"{ctype(buffer.dtype)}*" for buffer in more.buffers]
         parameters = (*parameters[:first], *kinds, *parameters[first:])
         names = (*names[:first], *more.buffers.values(), *names[first:])
-        kernel = into.kernel(parameters, names, (*body, *lines), launch.kernel.name.rpartition("_")[0], *shape)
+        kernel = into.kernel(parameters, names, (*body, *lines), launch.kernel.name.rpartition("_")[0], threads)
         reads, writes = ((*launch.reads, *more.read), (*launch.writes, *more.written))
         return replace(launch, kernel=kernel, buffers=(*launch.buffers, *more.buffers), reads=reads, writes=writes)
 
@@ -237,9 +228,7 @@ class Pointers:
         label: str = "",
         shared: int = 0,
         apart: bool = True,
-        together: bool = False,
-        ends_alone: bool = False,
-        cluster: int = 1,
+        one_block: bool = False,
     ) -> Launch:
         """A launch of the kernel with this body; `extra` names the `numbers`.
 
@@ -249,10 +238,10 @@ class Pointers:
         kinds = [self._parameter(buffer, apart) for buffer in self.buffers]
         types = ["const Index", *kinds, *("const Index" for _ in extra)]
         names = ["batch", *self.buffers.values(), *extra]
-        kernel = source.kernel(types, names, body, hint, max(THREADS, block[0] * block[1]), cluster)
+        kernel = source.kernel(types, names, body, hint, max(THREADS, block[0] * block[1]))
         buffers = tuple(self.buffers)
         reads, writes = (tuple(b for b in buffers if b in some) for some in (self.read, self.written))
-        return Launch(kernel, buffers, grid, block, numbers, reads, writes, label, shared, together, ends_alone)
+        return Launch(kernel, buffers, grid, block, numbers, reads, writes, label, shared, one_block)
 
     def _parameter(self, buffer: Buffer, apart: bool) -> str:
         """The C type of the parameter for a buffer."""
