@@ -66,6 +66,7 @@ def from_onnx(model: Any, *, backend: str = "auto") -> tuple[Chain, np.ndarray, 
 
 def _parts(graph: Graph, start: str, end: str) -> list[Part]:
     """The layers between two arrays, the first of which lies on every way to the second."""
+    hidden = graph.nodes.pop(start, None)  # so that no pattern reaches across the start
     steps: list[Part | Any] = []  # from the end to the start; a node of one branch becomes a layer when those before are known
     while end != start:
         node = graph.nodes[end]
@@ -83,6 +84,8 @@ def _parts(graph: Graph, start: str, end: str) -> list[Part]:
             graph.take(node)
             steps.append(_join(graph, node, [_parts(graph, before, name) for name in graph.data(node)]))
         end = before
+    if hidden is not None:
+        graph.nodes[start] = hidden
     parts: list[Part] = []
     for step in reversed(steps):
         made = step if isinstance(step, Part) else _part(graph, step, parts)
@@ -217,7 +220,9 @@ def _group_norm(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) 
     return Part(layers.GroupNorm(a["num_groups"], len(arrays[0]), eps=a.get("epsilon", 1e-5)), arrays)
 
 
-def _append(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
+def _append(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part | None:
+    if not arrays:  # one branch alone
+        return None
     if a["axis"] != -1 or len(arrays) != 1 or arrays[0].ndim != 1:
         raise ValueError("what is concatenated must be an array of one axis, behind the last axis of the input")
     return Part(layers.Append(**{f"value_{k}": float(value) for k, value in enumerate(arrays[0])}), list(arrays[0][:, None]))

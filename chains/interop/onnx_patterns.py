@@ -101,6 +101,8 @@ def rms_norm(graph: Graph, end: str) -> Found:
     (eps,), (axes,) = graph.constants(path[1]), graph.constants(path[2])
     shape = weight[0].shape if weight else None
     if axes.tolist() != list(range(-len(shape or (1,)), 0)):
+        if shape and axes.tolist() == [-1]:
+            return None  # the product is a layer, and the norm without weights another
         raise ValueError(f"{called(path[2])}: the axes must be the last ones, as many as the weight has, got {axes.tolist()}")
     return start, Part(layers.RMSNorm(shape, eps=number(eps), affine=bool(weight)), weight)
 
@@ -190,9 +192,9 @@ def attention(graph: Graph, end: str) -> Found:
                 f"{called(masked[0])} masks what attention cannot here: only later steps, and those behind lengths"
             )
         causal, (scores,) = causal or where is not None, graph.data(masked[0])
-    product = graph.nodes[scores]
-    heads = [graph.path(name, "Transpose", "Reshape", "Split") for name in (*graph.data(product), values)]
-    if product.op_type != "MatMul" or not all(heads) or len({id(path[2]) for path in heads}) > 1:
+    product = graph.nodes.get(scores)
+    heads = [graph.path(name, "Transpose", "Reshape", "Split") for name in (*(graph.data(product) if product else ()), values)]
+    if product is None or product.op_type != "MatMul" or not all(heads) or len({id(path[2]) for path in heads}) > 1:
         return None
     (shape,), (projected,) = graph.constants(heads[0][1]), graph.data(heads[0][2])
     start, into = _product(graph, projected)
@@ -210,7 +212,9 @@ def attention(graph: Graph, end: str) -> Found:
 
 def _product(graph: Graph, end: str) -> tuple[str, list[Any]]:
     """What a product with a constant takes, and its nodes: that of the bias, where there is one, and the product."""
-    nodes = graph.path(end, "Add", "MatMul") or graph.path(end, "MatMul")
+    nodes = graph.path(end, "Add", "MatMul")
+    if not nodes or graph.constants(nodes[0])[0].ndim != 1:  # else the addition is a layer, such as a learned encoding
+        nodes = graph.path(end, "MatMul")
     return (graph.data(nodes[-1])[0], nodes) if nodes else ("", [])
 
 

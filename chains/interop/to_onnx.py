@@ -155,10 +155,13 @@ class _Writer(Nodes):
         return self.node("LayerNormalization", x, *affine, axis=-len(shape), epsilon=layer.eps, stash_type=self.kind)
 
     def rms_norm(self, d: Declaration, layer: Any, x: str) -> str:
-        axes = self.integers(*range(-len(layer.parameter_shape(d.input)), 0))
+        shape = layer.parameter_shape(d.input)
+        axes = self.integers(*range(-len(shape), 0))
         mean = self.node("ReduceMean", self.node("Mul", x, x), axes)
         y = self.node("Div", x, self.node("Sqrt", self.node("Add", mean, self.number(layer.eps))))
-        return self.node("Mul", y, self.array(d, "weight")) if layer.affine else y
+        if len(shape) == 1 and not layer.affine:
+            return y
+        return self.node("Mul", y, self.array(d, "weight") if layer.affine else self.filled(shape, 1.0))  # it tells the axes
 
     def group_norm(self, d: Declaration, layer: Any, x: str) -> str:
         affine = [self.array(d, name) if layer.affine else self.filled((layer.channels,), value) for name, value in AFFINE]
