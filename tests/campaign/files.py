@@ -1,7 +1,8 @@
-"""Damaged files: IDX, CIFAR-10, checkpoints and the cache of compiled code, changed at random, read or refused.
+"""Damaged files: IDX, CIFAR-10, checkpoints, models and the cache of compiled code, changed at random, read or refused.
 
 A file that is read must hold what was written into it, bit by bit. A refusal is a ValueError or an OSError. Nothing is executed
-meanwhile, and the process may take so much memory and no more.
+meanwhile, and the process may take so much memory and no more. Now and then, two processes write one file of a model until they
+are killed, while it is read.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import contextlib
 import gzip
 import hashlib
 import os
+import re
 import resource
 import shutil
+import signal
 import stat
 import struct
 import sys
@@ -24,21 +27,25 @@ from pathlib import Path
 
 import numpy as np
 
-from chains import storage
+from chains import Chain, Dense, load, save, storage, tanh
 from chains.backends.native.llvm import cache as code_cache
 from chains.data.cifar import RECORD_BYTES, read_cifar10
 from chains.data.idx import ELEMENT_TYPES, read_idx
 from tests.campaign import running
 
 MEMORY = 700 << 20  # bytes that the process may take beyond what it has: three times the largest file of CIFAR-10's format
+WRITERS = 0.005  # the share of attempts with two processes, which take longer
 REFUSALS = (ValueError, OSError)
 EXECUTION = ("exec", "compile", "pickle.", "marshal.", "os.system", "os.exec", "os.spawn", "subprocess.", "ctypes.dlopen",
              "socket.", "shutil.", "os.remove", "os.rename")  # fmt: skip
+ZEROS = storage.NO_DIGEST.encode()
 _heard: list[str] | None = None  # what was executed, while somebody listens
 
 
 def attempt(seed: int, number: int) -> str:
     rng = running.draws(seed, number)
+    if rng.random() < WRITERS:
+        return f"two writers: {writers(rng, _prepared())}"
     kind = list(KINDS)[int(rng.integers(len(KINDS)))]
     return f"{kind}: {KINDS[kind](rng, _prepared())}"
 
@@ -210,12 +217,11 @@ def checkpoint(rng: np.random.Generator, folder: Path) -> str:
     texts, path = {"number": f"{int(rng.integers(1 << 40))}"}, folder / "step-1.safetensors"
     storage.write(path, arrays, texts)
     before = path.read_bytes()
-    body = before[: -storage.DIGEST_BYTES]
-    if rng.random() < 0.5:
-        after = damaged(rng, before)
+    if forged := rng.random() < 0.5:
+        after = damaged(rng, re.sub(rb'(?<="sha256": ")[0-9a-f]{64}', ZEROS, before, count=1))
+        after = after.replace(ZEROS, hashlib.sha256(after).hexdigest().encode(), 1)
     else:
-        body = damaged(rng, body)
-        after = body + hashlib.sha256(body).digest()
+        after = damaged(rng, before)
     path.write_bytes(after)
     try:
         with nothing_executed():
@@ -223,7 +229,7 @@ def checkpoint(rng: np.random.Generator, folder: Path) -> str:
     except REFUSALS:
         assert after != before, "a valid file was refused"
         return "refused"
-    assert after[-storage.DIGEST_BYTES :] == hashlib.sha256(after[: -storage.DIGEST_BYTES]).digest(), "the digest is another"
+    assert forged or after == before, "the digest is another"
     assert all(isinstance(text, str) for text in said.values())
     assert sum(array.nbytes for array in found.values()) <= MEMORY
     if after == before:
@@ -233,8 +239,71 @@ def checkpoint(rng: np.random.Generator, folder: Path) -> str:
     return "read"
 
 
+def model(rng: np.random.Generator, folder: Path) -> str:
+    """A network and its parameters. A file that has lost the digest's name has no digest, and its numbers may differ."""
+    inputs, outputs = (int(k) for k in rng.integers(1, 5, 2))
+    net, path = Chain(Dense(inputs, outputs, tanh), backend="numpy"), folder / "model.safetensors"
+    p = rng.normal(size=net.n_params)
+    save(path, net, p)
+    before = path.read_bytes()
+    after = damaged(rng, before)
+    path.write_bytes(after)
+    try:
+        with nothing_executed():
+            found, q, _ = load(path)
+    except REFUSALS as error:
+        reason = str(error)
+    else:
+        reason = ""
+    if reason:
+        assert after != before, "a valid file was refused"
+        assert str(path) in reason, f"no file is named: {reason}"
+        return "refused"
+    if b'"sha256"' in after:
+        assert (repr(found), q.tobytes()) == (repr(net), p.tobytes()), "the network is another"
+    return "read"
+
+
+def writers(rng: np.random.Generator, folder: Path) -> str:
+    """Each file that is read is of one writer; the temporary files that are left are those of killed writers."""
+    shared = folder / "shared"
+    shared.mkdir()
+    path, units = shared / "model.safetensors", rng.integers(1, 60, 2).tolist()
+    nets = [Chain(Dense(n, n), backend="numpy") for n in units]
+    save(path, nets[0], np.zeros(nets[0].n_params))
+    children = [_writer(path, net, rank + 1) for rank, net in enumerate(nets)]
+    seen = set()
+    for _ in range(int(rng.integers(1, 60))):
+        found, p, _ = load(path)
+        rank = int(p[0])
+        assert (p == rank).all(), "half of one network and half of another"
+        assert repr(found) == repr(nets[max(rank - 1, 0)]), "the architecture of another"
+        seen.add(rank)
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, "a writer has failed"
+    found, p, _ = load(path)
+    assert (p == p[0]).all()
+    left = [each.name for each in shared.iterdir() if each != path]
+    assert len(left) <= 2, left
+    shutil.rmtree(shared)
+    return f"read from {len(seen)}, {len(left)} files were left"
+
+
+def _writer(path: Path, net: Chain, number: int) -> int:
+    """A process that saves the network again and again, with this number in the place of all parameters."""
+    child = os.fork()
+    if not child:
+        try:
+            while True:
+                save(path, net, np.full(net.n_params, float(number)))
+        finally:
+            os._exit(1)
+    return child
+
+
 KINDS: dict[str, Callable[[np.random.Generator, Path], str]] = {
-    "IDX": idx, "CIFAR-10": cifar, "checkpoint": checkpoint, "compiled code": code
+    "IDX": idx, "CIFAR-10": cifar, "checkpoint": checkpoint, "model": model, "compiled code": code
 }  # fmt: skip
 
 

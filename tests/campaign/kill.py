@@ -1,4 +1,7 @@
-"""Runs of all kinds, killed with SIGKILL at random moments and resumed from their checkpoints: the bits of one that was not."""
+"""Runs of all kinds, killed with SIGKILL at random moments and resumed from their checkpoints: the bits of one that was not.
+
+Now and then a second process trains in the same folder meanwhile: it is refused, or has come after the first one's end.
+"""
 
 from __future__ import annotations
 
@@ -154,9 +157,18 @@ def attempt(seed: int, number: int) -> str:
             if rng.random() < 0.8:  # under way: the first thing that a run does is to write a checkpoint
                 while written(checkpoint.folder) == before and time.monotonic() < patience:
                     time.sleep(0.001)
+            second = in_child(folder / "second", kind, backend, threads, checkpoint) if rng.random() < 0.2 else None
+            if second is not None and rng.random() < 0.8:
+                while not os.waitid(os.P_PID, second, os.WEXITED | os.WNOHANG | os.WNOWAIT) and time.monotonic() < patience:
+                    time.sleep(0.001)
             time.sleep(rng.uniform(0, 0.5 * taken))
             os.kill(child, signal.SIGKILL)
-            if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL:
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if second is not None:
+                outcomes.append(refused(second, folder / "second", child))
+                if (folder / "found.error").exists():  # the second one was first
+                    check_refusal(folder / "found.error", second)
+            if status == -signal.SIGKILL:
                 outcomes.append("KILLED")
                 outcomes.append(moment(checkpoint.folder))
             assert not (folder / "found.error").exists(), (folder / "found.error").read_text()
@@ -164,6 +176,26 @@ def attempt(seed: int, number: int) -> str:
     wrong = [part for part in wanted if found.get(part) != wanted[part]]
     assert not wrong, f"{kind}, {backend}, {threads} threads, every={every!r}, keep={keep}: {', '.join(wrong)} differ"
     return ", ".join(outcomes)
+
+
+def refused(child: int, result: Path, first: int) -> str:
+    """What has happened to a second process, which ends now."""
+    os.kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    error = result.with_suffix(".error")
+    if error.exists():
+        check_refusal(error, first)
+        return "a second one was refused"
+    assert status in (0, -signal.SIGKILL), status
+    return "a second one was killed" if status else "a second one went to the end"
+
+
+def check_refusal(error: Path, first: int) -> None:
+    """Raise AssertionError unless a process was refused because of the first one; remove its error."""
+    text = error.read_text()
+    assert not text or "is being written by another training, " in text, text
+    assert not text or f"process {first} on" in text or "that has not given its number" in text, text
+    error.unlink()
 
 
 def written(folder: Path) -> set[tuple[str, int]]:
@@ -179,10 +211,11 @@ def moment(folder: Path) -> str:
     """What a run that was killed was doing, as far as its folder tells."""
     if not folder.is_dir() or not any(folder.glob("step-*.safetensors")):
         return "killed before a checkpoint was whole"
-    unfinished = folder / UNFINISHED
-    if not unfinished.exists():
+    unfinished = list(folder.glob(UNFINISHED))
+    assert len(unfinished) <= 1, f"the file of an earlier run was left: {unfinished}"
+    if not unfinished:
         return "killed between checkpoints"
-    unfinished.unlink()  # so that the next one is known
+    unfinished[0].unlink()  # so that the next one is known
     return "killed while one was written"
 
 
