@@ -26,6 +26,8 @@ from chains.progress import Progress
 class Objective:
     """``objective(p)`` returns ``(value, gradient)``: a float and a fresh float64 vector. Made by `Chain.objective`.
 
+    For rows of parameters, as `Chain.init_many` makes them, there is one of each for each row.
+
     The data are copied in float64, except read-only `np.memmap` arrays of float64, which stay in their files. Calls from
     several threads are safe; each uses separate arrays.
     """
@@ -56,14 +58,17 @@ class Objective:
         self._quick: Callable[..., Any] = decline
         self._slow_calls = 0
 
-    def __call__(self, p: Any) -> tuple[float, np.ndarray]:
+    def __call__(self, p: Any) -> tuple[Any, np.ndarray]:
         """The value and the gradient, in the memory of `p`.
+
+        Rows of parameters give the values (members,), a NumPy array, and the gradients (members, n_params). Each row has the
+        bits that it has alone.
 
         Data on a GPU stay there: for a NumPy array, as SciPy's optimisers pass it, only `p` and the gradient are copied.
 
         Parameters
         ----------
-        p : array, shape (n_params,)
+        p : array, shape (n_params,) or (members, n_params)
             The parameters.
 
         Raises
@@ -76,9 +81,12 @@ class Objective:
             return found
         if type(p) is not np.ndarray or p.dtype.kind not in "fiub":
             p = as_array("p", p)
+        if p.ndim == 2 and p.shape[1] == self.n_params:
+            return self._of_rows(p)
         if p.shape != (self.n_params,):
             raise ValueError(
-                f"`p` has shape {p.shape}, but the network has {counted(self.n_params, 'parameter')}, shape ({self.n_params},)"
+                f"`p` has shape {p.shape}, but the network has {counted(self.n_params, 'parameter')}, "
+                f"shape ({self.n_params},), or (members, {self.n_params}) for many networks"
             )
         try:
             bound = self._idle.pop()
@@ -156,12 +164,12 @@ class Objective:
             bar.show({"value": f"{result.fun:.6g}"})
         return result
 
-    def value(self, p: Any) -> float:
-        """The value alone.
+    def value(self, p: Any) -> Any:
+        """The value alone; of rows, the values.
 
         Parameters
         ----------
-        p : array, shape (n_params,)
+        p : array, shape (n_params,) or (members, n_params)
             The parameters.
         """
         return self(p)[0]
@@ -171,7 +179,7 @@ class Objective:
 
         Parameters
         ----------
-        p : array, shape (n_params,)
+        p : array, shape (n_params,) or (members, n_params)
             The parameters.
         """
         return self(p)[1]
@@ -241,6 +249,14 @@ class Objective:
             parameters = counted(self.n_params, "parameter")
             raise ValueError(f"`{name}` has shape {vector.shape}, but the network has {parameters}, shape ({self.n_params},)")
         return vector
+
+    def _of_rows(self, p: Any) -> tuple[np.ndarray, Any]:
+        place = place_of(p)
+        values, gradients = np.empty(len(p)), place.empty(p.shape, np.dtype(np.float64))
+        for value, gradient, row in zip(values[:, None], gradients, p, strict=True):
+            value[0], own = self(row)
+            place.assign(gradient, own)
+        return values, gradients
 
     def _elsewhere(self, p: Any, binding: Binding, own_p: Any, own_g: Any, own_value: Any) -> tuple[float, Any]:
         """The value and the gradient for data on a GPU."""

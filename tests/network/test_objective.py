@@ -89,3 +89,18 @@ def test_data_of_other_files_are_copied(case, tmp_path):
     assert not np.shares_memory(objective._data["x"], given)
     value = net.objective(np.array(given), t, SquaredLoss())(p)[0]
     assert objective(p)[0] == pickle.loads(pickle.dumps(objective))(p)[0] == value
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_have_the_values_and_gradients_that_they_have_alone(backend_name, dtype):
+    net = Chain(Dense(2, 4, tanh), Dense(4, 1), backend=backend_name)
+    x = np.random.default_rng(0).normal(size=(7, 2))
+    objective, P = net.objective(x, x[:, :1], SquaredLoss()), net.init_many(5, dtype=dtype)
+    for rows in (P, np.asfortranarray(P), P[:1], P[:0]):
+        values, gradients = objective(rows)
+        assert (values.shape, gradients.shape, gradients.dtype) == ((len(rows),), rows.shape, np.float64)
+        assert [*values] == [*objective.value(rows)] == [objective.value(p) for p in P[: len(rows)]]
+        for g, p in zip(gradients, P, strict=False):
+            np.testing.assert_array_equal(g, objective.gradient(p))
+    with pytest.raises(ValueError, match=r"shape \(5, 16\), .* or \(members, 17\) for many networks"):
+        objective(P[:, 1:])
