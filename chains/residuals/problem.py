@@ -38,19 +38,20 @@ class Term:
         Where the condition holds.
     data : mapping of arrays, each of shape (n,), optional
         Numbers that belong to the points: coefficients, forcing, values to be met.
-    weight : float
-        What the mean of the squared residuals over the points is multiplied by.
+    weight : float, or array, shape (n,)
+        What the mean of the squared residuals over the points is multiplied by, or what each square is. Where an entry is 0,
+        the data may be NaN, so that one of two states can be observed.
     """
 
     residual: Callable[..., Any]
     points: Any
     data: Mapping[str, Any] | None = None
-    weight: float = 1.0
+    weight: Any = 1.0
 
     def __repr__(self) -> str:
         name = getattr(self.residual, "__name__", shown(self.residual))
         data = f", data {', '.join(self.data)}" if self.data else ""
-        return f"<term: {name} at {shown(self.points)}{data}, weight {self.weight}>"
+        return f"<term: {name} at {shown(self.points)}{data}, weight {shown(self.weight)}>"
 
 
 class ResidualProblem:
@@ -100,9 +101,12 @@ class ResidualProblem:
         begin = 0
         for number, (term, own) in enumerate(zip(self.terms, points, strict=True)):
             rows = slice(begin, begin + len(own))
-            self.t[rows, number] = term.weight * total / len(own)
+            weights = _weights(term.weight, len(own), number)
+            self.t[rows, number] = weights * total / len(own)
             for name, values in (term.data or {}).items():
-                self.t[rows, len(self.terms) + data.index(name)] = _values(name, values, len(own), number)
+                column = _values(name, values, len(own), number)
+                kept = column[np.argmax(weights != 0)] if weights.any() else 0.0
+                self.t[rows, len(self.terms) + data.index(name)] = np.where(weights == 0, kept, column)
             begin = rows.stop
         tracer = Tracer(self.coordinates, self.outputs, tuple(data))
         shape = None if transform is None else tracer.transform(transform)
@@ -152,12 +156,24 @@ def _points(term: Term, coordinates: int, number: int) -> np.ndarray:
         raise ValueError(
             f"the `points` of term {number} have shape {points.shape}: wanted (n, {coordinates}), at least one point"
         )
-    check_number("weight", term.weight, "in (0, inf)")
     return points.astype(np.float64)
+
+
+def _weights(weight: Any, count: int, number: int) -> np.ndarray:
+    """The weight of each point. Raises TypeError or ValueError unless it is one positive number, or one for each, 0 too."""
+    if np.ndim(weight) == 0:
+        check_number("weight", weight, "in (0, inf)")
+    weights = np.asarray(weight, np.float64)
+    if weights.shape not in ((), (count,)):
+        raise ValueError(f"`weight` of term {number} has shape {weights.shape}, but there are {count} points")
+    wrong = weights[~((weights >= 0) & (weights < np.inf))]
+    if wrong.size:
+        raise ValueError(f"`weight` of term {number} must be zero or positive, and finite, at each point, got {wrong[0]}")
+    return np.broadcast_to(weights, (count,))
 
 
 def _values(name: str, values: Any, count: int, number: int) -> np.ndarray:
     array = np.asarray(values, np.float64)
     if array.shape not in ((), (count,)):
         raise ValueError(f"`{name}` of term {number} has shape {array.shape}, but there are {count} points")
-    return array
+    return np.broadcast_to(array, (count,))

@@ -238,6 +238,41 @@ def test_points_of_residuals_may_be_left_out(backend_name):
         net.value_and_grad(p, problem.x, problem.t, problem.loss, weights=np.ones((5, 2)))
 
 
+def test_points_of_a_term_may_have_no_data(backend_name):
+    """Two states, each known at times of its own."""
+    times, known = np.linspace(0.0, 1.0, 6)[:, None], np.arange(6) % 2 == 0
+    states = {"u": np.where(known, 1.0, np.nan), "v": np.where(known, np.nan, 2.0)}
+    net = Chain(Dense(1, 4, tanh), Dense(4, 2), backend=backend_name)
+    p = net.init(dtype=np.float64)
+
+    def value(*terms):
+        problem = chains.ResidualProblem(("t",), ("u", "v"), terms)
+        assert np.isfinite(problem.t).all()
+        return net.value_and_grad(p, problem.x, problem.t, problem.loss)
+
+    error = lambda u, known_u: u - known_u  # noqa: E731
+    other = lambda v, known_v: v - known_v  # noqa: E731
+    all_points = value(
+        chains.Term(error, times, {"known_u": states["u"]}, 3.0 * known),
+        chains.Term(other, times, {"known_v": states["v"]}, 5.0 * ~known),
+    )
+    known_points = value(
+        chains.Term(error, times[known], {"known_u": 1.0}, 1.5),
+        chains.Term(other, times[~known], {"known_v": 2.0}, 2.5),
+    )
+    for found, wanted in zip(all_points, known_points, strict=True):
+        assert_close(found, wanted, 1e-13)
+    for weight, words in (
+        (np.ones(5), r"`weight` of term 0 has shape \(5,\), but there are 6 points"),
+        (np.full(6, -1.0), "`weight` of term 0 must be zero or positive, and finite, at each point, got -1.0"),
+        (np.full(6, np.nan), "`weight` of term 0 must be zero or positive, and finite, at each point, got nan"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            value(chains.Term(error, times, {"known_u": 1.0}, weight))
+    nothing = value(chains.Term(error, times, {"known_u": np.full(6, np.nan)}, np.zeros(6)))
+    assert nothing[0] == 0
+
+
 def test_sampling_and_queues():
     data = Data("real", "native")
     drawn = [
