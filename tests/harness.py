@@ -171,6 +171,8 @@ LAYERS = [
     _layer("Activation-scalar", chains.Activation("silu"), ()),
     _layer("Scale", chains.Scale()),
     _layer("Append", chains.Append(a=0.5)),
+    _layer("Select", chains.Select([2, 0])),
+    _layer("Select-twice", chains.Select([-1, 0, 1, -1]), (2, 3)),
     _layer("Append-sequence", chains.Append(a=0.5, b=-1.0), (2, 3)),
     _layer("Scale-image", chains.Scale(), (2, 2, 3)),
     _layer("Scale-scalar", chains.Scale(), ()),

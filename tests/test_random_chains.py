@@ -36,11 +36,8 @@ def plain(draw, shape):
         return of_images(draw, shape)
     if len(shape) == 2 and draw(st.booleans()):
         return of_encoders(draw, shape[1]) if draw(st.booleans()) else of_sequences(draw, shape[1])
-    kind = draw(
-        st.sampled_from(
-            ["Dense", "Dense", "Activation", "Scale", "Shift", "Append", "Dropout", "Softmax", "Reshape", "Norm", "ODE", "own"]
-        )
-    )
+    kinds = "Dense Dense Activation Scale Shift Append Select Dropout Softmax Reshape Norm ODE own"
+    kind = draw(st.sampled_from(kinds.split()))
     if kind == "Dense":
         bias = draw(st.booleans())
         return Dense(shape[-1], draw(st.integers(1, 4)), draw(st.sampled_from(SMOOTH)), bias=bias)
@@ -48,6 +45,8 @@ def plain(draw, shape):
         return chains.Activation(draw(st.sampled_from(SMOOTH)))
     if kind == "Append":
         return chains.Append(**{name: draw(st.sampled_from([-1.0, 0.5])) for name in draw(st.sampled_from(["a", "ab"]))})
+    if kind == "Select":
+        return chains.Select(draw(st.lists(st.integers(-shape[-1], shape[-1] - 1), min_size=1, max_size=4)))
     if kind == "ODE":
         return of_equations(draw, math.prod(shape))
     if kind == "Dropout":

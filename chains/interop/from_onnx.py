@@ -244,7 +244,11 @@ def _pad(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part
     return Part(layers.Pad(tuple(zip(before[2:].tolist(), after[2:].tolist(), strict=True))))
 
 
-def _embedding(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
+def _gather(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
+    if arrays[0].dtype.kind == "i":  # the constant is the index, else the table
+        if a.get("axis", 0) != -1 or arrays[0].ndim != 1:
+            raise ValueError("the indices must have one axis, and the axis must be -1")
+        return Part(layers.Select(arrays[0].tolist()))
     if a.get("axis", 0) != 0 or arrays[0].ndim != 2:
         raise ValueError("the table must have two axes, and rows must be taken")
     return Part(layers.Embedding(*arrays[0].shape), arrays)
@@ -310,7 +314,7 @@ MAKERS: dict[str, Make] = {
     "Sum": _activation("identity"),  # of one
     "Resize": _upsample,
     "Pad": _pad,
-    "Gather": _embedding,
+    "Gather": _gather,
     "Reshape": _reshape,
     "Flatten": _flatten,
     "Softmax": _softmax(layers.Softmax),

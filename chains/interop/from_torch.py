@@ -10,7 +10,7 @@ import numpy as np
 from chains import activations, layers
 from chains.chain import Chain
 from chains.interop.parts import Part, assembled, needed
-from chains.interop.torch_sequences import attention_part, block_part, recurrent_parts, sequence_modules
+from chains.interop.torch_sequences import attention_part, block_part, own_modules, recurrent_parts
 from chains.layers.base import SampleShape
 from chains.messages import shown
 
@@ -59,11 +59,13 @@ def from_torch(
 
 
 def _parts(torch: Any, module: Any) -> list[Part]:
-    name, own = type(module).__name__, sequence_modules(torch)
+    name, own = type(module).__name__, own_modules(torch)
     if isinstance(module, own.Recurrence):
         return recurrent_parts(module.module, module.return_sequences, module.initial)
     if isinstance(module, own.SelfAttention):
         return [_attending(torch, module.module, module.causal)]
+    if isinstance(module, own.Select):
+        return [Part(layers.Select(module.indices))]
     if not type(module).__module__.startswith("torch.nn."):
         raise TypeError(f"{name} is not a layer of PyTorch: from_torch takes nn.Sequential and the layers of torch.nn")
     if name == "Sequential":

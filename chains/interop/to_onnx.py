@@ -190,6 +190,9 @@ class _Writer(Nodes):
         shape = self.node("Concat", front, self.integers(count), axis=0)
         return self.node("Concat", x, self.node("Expand", self.constant(f"{d.name}.values", values), shape), axis=-1)
 
+    def select(self, d: Declaration, layer: Any, x: str) -> str:
+        return self.node("Gather", x, self.integers(*layer.indices), axis=-1)
+
     def reshape(self, d: Declaration, layer: Any, x: str) -> str:
         return self.reshaped(x, *d.output_shape)
 
@@ -231,6 +234,7 @@ WRITERS: dict[type, Callable[[Any, Declaration, Any, str], str]] = {
     layers.Scale: _Writer.scale,
     layers.Shift: _Writer.shift,
     layers.Append: _Writer.append,
+    layers.Select: _Writer.select,
     layers.Reshape: _Writer.reshape,
     layers.Softmax: _Writer.softmax,
     layers.Upsample: _Writer.upsample,

@@ -10,7 +10,7 @@ from chains import layers
 from chains.activations import Activation, identity, make_elu, make_leaky_relu, relu, tanh
 from chains.chain import Chain, check_net
 from chains.interop.parts import arrays_by_name, needed
-from chains.interop.torch_sequences import Arrays
+from chains.interop.torch_sequences import Arrays, own_modules
 from chains.layers.base import Declaration
 
 NAMES = {
@@ -110,6 +110,8 @@ class _Writer(Arrays):
             return (nn.LogSoftmax if isinstance(layer, layers.LogSoftmax) else nn.Softmax)(dim=-1)
         if isinstance(layer, layers.Upsample):
             return nn.Upsample(scale_factor=tuple(map(float, layer.factor * (ndim if len(layer.factor) == 1 else 1))))
+        if isinstance(layer, layers.Select):
+            return own_modules(self.torch).Select(layer.indices)
         if isinstance(layer, layers.Embedding):
             return self.filled(nn.Embedding(layer.count, layer.features, layer.padding), d)
         if isinstance(layer, layers.Attention):

@@ -18,8 +18,8 @@ KINDS: dict[str, Callable[..., layers.Recurrent]] = {"RNN": layers.RNN, "LSTM": 
 
 
 @cache
-def sequence_modules(torch: Any) -> SimpleNamespace:
-    """The classes of modules that stand in `nn.Sequential` for what PyTorch calls with more arguments, or gets more from."""
+def own_modules(torch: Any) -> SimpleNamespace:
+    """The classes of modules for `nn.Sequential` that PyTorch lacks, or calls with more arguments, or gets more from."""
     nn = torch.nn
 
     class Recurrence(nn.Module):  # type: ignore[name-defined]
@@ -49,7 +49,20 @@ def sequence_modules(torch: Any) -> SimpleNamespace:
                 return self.module(x, x, x, attn_mask=later, need_weights=False)[0]
             return self.module(x, src_mask=later)
 
-    return SimpleNamespace(Recurrence=Recurrence, SelfAttention=SelfAttention)
+    class Select(nn.Module):  # type: ignore[name-defined]
+        """Entries of the last axis."""
+
+        def __init__(self, indices: tuple[int, ...]) -> None:
+            super().__init__()
+            self.indices = indices
+
+        def forward(self, x: Any) -> Any:
+            return x[..., list(self.indices)]
+
+        def extra_repr(self) -> str:
+            return repr(list(self.indices))
+
+    return SimpleNamespace(Recurrence=Recurrence, SelfAttention=SelfAttention, Select=Select)
 
 
 class Arrays:
@@ -78,11 +91,11 @@ class Arrays:
         for name in names:
             rows = [self.arrays[each.name] for key, each in d.slices.items() if key.endswith(f"initial_{name}")]
             initial.append(self.nn.Parameter(self.torch.from_numpy(np.stack(rows)[:, None])))
-        return sequence_modules(self.torch).Recurrence(module, layer.return_sequences, initial)
+        return own_modules(self.torch).Recurrence(module, layer.return_sequences, initial)
 
     def attention(self, d: Declaration, layer: layers.Attention) -> Any:
         module = self.nn.MultiheadAttention(layer.features, layer.heads, bias=layer.bias, batch_first=True)
-        return sequence_modules(self.torch).SelfAttention(self.attending(module, d, layer), layer.causal)
+        return own_modules(self.torch).SelfAttention(self.attending(module, d, layer), layer.causal)
 
     def attending(self, module: Any, d: Declaration, layer: layers.Attention) -> Any:
         module.in_proj_weight = self.parameter(d, "in_weight", transposed=True)
@@ -103,7 +116,7 @@ class Arrays:
             linear.weight, linear.bias = self.parameter(part, "weight", transposed=True), self.parameter(part, "bias")
         for norm, part in ((module.norm1, attends[0]), (module.norm2, computes[0])):
             norm.weight, norm.bias = self.parameter(part, "weight"), self.parameter(part, "bias")
-        return sequence_modules(self.torch).SelfAttention(module, True) if layer.causal else module
+        return own_modules(self.torch).SelfAttention(module, True) if layer.causal else module
 
 
 def _array(tensor: Any) -> np.ndarray:

@@ -19,6 +19,7 @@ from chains.layers.pool import AvgPool, GlobalAvgPool, MaxPool
 from chains.layers.recurrent import Cell, Recurrent
 from chains.layers.resample import Pad, Upsample
 from chains.layers.rnn import GRU, LSTM, RNN
+from chains.layers.select import Select
 from chains.layers.shape import Flatten, Reshape
 from chains.layers.softmax import LogSoftmax, Softmax
 
@@ -59,6 +60,7 @@ __all__ = [
     "Reshape",
     "Residual",
     "Scale",
+    "Select",
     "Series",
     "Shift",
     "Softmax",

@@ -30,6 +30,7 @@ LAYERS = {
     "residual of a scale": lambda: chains.Residual(chains.Scale()),
     "residual of a shift": lambda: chains.Residual(chains.Shift()),
     "residual of a norm": lambda: chains.Residual(chains.RMSNorm(4, affine=False)),
+    "selection": lambda: chains.Select([3, 0, 0, -2]),
     "one branch": lambda: chains.Parallel(chains.Shift(), axis=-1),
     "branches": lambda: chains.Parallel(chains.Activation("tanh"), Dense(4, 4), join="sum"),
 }

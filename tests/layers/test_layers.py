@@ -184,6 +184,20 @@ def test_append(x):
     assert_close(y, np.concatenate([x, *behind], -1), 1e-14)
 
 
+@pytest.mark.parametrize("indices", [[1], range(1, 3), (-1, 0), [2, 2, 0, 1, 2], np.array([0, 2])])
+def test_select(indices, x):
+    y, _ = run(chains.Select(indices), x)
+    np.testing.assert_array_equal(y, x[..., list(indices)])
+
+
+def test_the_gradient_of_select_sums_entries_that_repeat(backend_name):
+    x, dy = np.zeros((3, 2, 4)), np.arange(18.0).reshape(3, 2, 3)
+    net = Chain(chains.Select([3, 0, -1]), input_shape=(2, 4), backend=backend_name)
+    wanted = np.zeros((3, 2, 4))
+    wanted[..., 0], wanted[..., 3] = dy[..., 1], dy[..., 0] + dy[..., 2]
+    np.testing.assert_array_equal(net.vjp(np.empty(0), x, dy)[1], wanted)
+
+
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_embedding(dtype):
     ids = np.random.default_rng(1).integers(0, 5, (7, 2, 3)).astype(dtype)
@@ -366,7 +380,7 @@ def test_repr_can_be_evaluated():
                  "Series(Scale(), Softmax())", "Activation(tanh)", "SpatialDropout(0.25)", "LayerNorm()",
                  "Embedding(4, 3, padding=1)", "Attention(4, 2)", "Attention(4, 1, causal=True, bias=False)",
                  "TransformerBlock(4, 2, 16)", "TransformerBlock(4, 2, 8, activation=tanh, causal=True, dropout=0.1)",
-                 "PositionalEncoding()", "PositionalEncoding('learned')", "CausalConv(2, 3, 2)",
+                 "PositionalEncoding()", "PositionalEncoding('learned')", "CausalConv(2, 3, 2)", "Select([1, -1])",
                  "CausalConv(2, 3, 2, tanh, dilation=4, bias=False)",
                  "LayerNorm(3, eps=0.1)", "LayerNorm((2, 3), affine=False)", "RMSNorm(affine=False)",
                  "GroupNorm(2, 6)", "GroupNorm(2, 6, eps=0.1)",
