@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import pickle
+import tracemalloc
 import warnings
 
 import numpy as np
 import pytest
 
 import chains
-from chains import SGD, Adam, BatchNorm, Chain, CrossEntropyLoss, Dense, L2Penalty, Reshape, tanh
+from chains import SGD, Adam, BatchNorm, Chain, CrossEntropyLoss, Dense, L2Penalty, LossScale, Reshape, schedules, tanh
 
 pytest.importorskip("sklearn", "1.6")
 
+import scipy.sparse as sp
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_wine, make_multilabel_classification
+from sklearn.ensemble import BaggingRegressor
 from sklearn.exceptions import ConvergenceWarning, DataConversionWarning, NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.neural_network import MLPClassifier, MLPRegressor
@@ -177,9 +180,9 @@ def test_training_stops_where_the_loss_makes_no_progress():
     assert model.best_loss_ == min(model.loss_curve_)
     best = np.minimum.accumulate(model.loss_curve_)
     assert (np.array(model.loss_curve_[-5:]) > best[-6:-1] - 1e-2).all()
-    with pytest.warns(ConvergenceWarning, match="3 epochs, and the loss still falls"):
+    with pytest.warns(ConvergenceWarning, match="3 epochs, and the loss still improves; raise `max_iter`"):
         ChainClassifier(max_iter=3).fit(X, y)
-    with pytest.warns(ConvergenceWarning, match="L-BFGS has not converged"):
+    with pytest.warns(ConvergenceWarning, match=r"'lbfgs' has not converged.*raise `max_iter` .=3."):
         ChainClassifier(solver="lbfgs", max_iter=3).fit(X, y)
 
 
@@ -202,7 +205,7 @@ def test_partial_fit_is_an_epoch_each():
     for _ in range(6):
         model.partial_fit(X, y, classes=[0, 1, 2])
     np.testing.assert_allclose(model.p_, whole.p_, rtol=1e-9)
-    assert (model.n_iter_, len(model.loss_curve_), model.t_) == (6, 6, 6 * len(X))
+    assert (model.n_iter_, len(model.loss_curve_), model.t_) == (1, 6, 6 * len(X))
     model.partial_fit(X[:50], y[:50])  # of which not all classes are
     with pytest.raises(ValueError, match="must be those of the first call"):
         model.partial_fit(X, y, classes=[0, 1])
@@ -288,3 +291,270 @@ def test_bad_data_are_refused():
         ChainClassifier().fit(X, y, sample_weight=np.zeros(len(X)))
     with pytest.warns(DataConversionWarning):
         ChainClassifier(max_iter=1).fit(X, y[:, None])
+
+
+def sparse_samples(samples=500, features=40, density=0.1):
+    X = sp.random_array((samples, features), density=density, format="csr", rng=np.random.default_rng(0))
+    rng = np.random.default_rng(1)
+    return X, {ChainRegressor: rng.normal(size=samples), ChainClassifier: rng.integers(0, 3, samples)}, rng.random(samples)
+
+
+@pytest.mark.parametrize("kind", [ChainRegressor, ChainClassifier])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"early_stopping": True}, {"solver": "lbfgs"}, {"batch_size": 500}, {"solver": Adam(0.01), "shuffle": False}],
+    ids=str,
+)
+def test_sparse_samples_give_what_dense_ones_give(kind, settings):
+    X, targets, w = sparse_samples()
+    y = targets[kind]
+    one = kind(random_state=0, max_iter=5, **settings).fit(X, y, w)
+    two = kind(random_state=0, max_iter=5, **settings).fit(X.toarray(), y, w)
+    np.testing.assert_array_equal(one.p_, two.p_)
+    np.testing.assert_array_equal(one.predict(X), two.predict(X.toarray()))
+    assert one.score(X, y) == pytest.approx(two.score(X.toarray(), y))
+    assert one.loss_ == pytest.approx(two.loss_)
+
+
+@pytest.mark.parametrize("form", ["csc_array", "coo_array", "lil_array", "dok_array", "bsr_array", "csr_matrix", "csc_matrix"])
+def test_every_form_of_sparse_samples(form):
+    X, targets, _ = sparse_samples(60)
+    y = targets[ChainRegressor]
+    other = getattr(sp, form)(X)
+    model = ChainRegressor(max_iter=2, random_state=0).fit(other, y)
+    np.testing.assert_array_equal(model.predict(other), ChainRegressor(max_iter=2, random_state=0).fit(X, y).predict(X))
+
+
+def test_partial_fit_takes_sparse_and_dense_samples():
+    X, targets, _ = sparse_samples()
+    y = targets[ChainRegressor]
+    one, two = ChainRegressor(random_state=0), ChainRegressor(random_state=0)
+    for k in range(4):
+        one.partial_fit(X if k != 2 else X.toarray(), y)
+        two.partial_fit(X.toarray(), y)
+    np.testing.assert_array_equal(one.p_, two.p_)
+
+
+@pytest.mark.parametrize("solver", ["adam", "lbfgs"])
+def test_sparse_samples_are_never_dense_as_a_whole(solver):
+    X, targets, _ = sparse_samples(10_000, 2_000, 0.001)  # 160 MB if they were dense
+    tracemalloc.start()
+    try:
+        model = ChainClassifier((4,), solver=solver, max_iter=2).fit(X, targets[ChainClassifier])
+        model.score(X, targets[ChainClassifier])
+        model.predict_proba(X)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 40e6
+
+
+def test_settings_of_an_optimizer_can_be_searched():
+    X, y = scaled(load_wine)
+    search = GridSearchCV(
+        make_pipeline(ChainClassifier((8,), solver=Adam(1e-6), random_state=0, max_iter=30)),
+        {"chainclassifier__solver__learning_rate": [1e-6, 0.05, schedules.cosine(0.01, 20)]},
+        cv=3,
+    )
+    assert search.fit(X, y).best_params_["chainclassifier__solver__learning_rate"] != 1e-6
+    model = ChainRegressor(solver=LossScale(Adam(0.1), initial=4.0))
+    before = model.solver
+    model.set_params(solver__optimizer__beta1=0.5, solver__initial=8.0, alpha=0.0)
+    assert model.solver == LossScale(Adam(0.1, beta1=0.5), initial=8.0)
+    assert before == LossScale(Adam(0.1), initial=4.0)
+    assert model.get_params()["solver__optimizer__beta1"] == 0.5
+    assert clone(model).solver == model.solver
+    assert model.set_params(solver=SGD(0.1), solver__momentum=0.5).solver == SGD(0.1, momentum=0.5)
+    assert Adam(0.1).get_params() == Adam(0.1).get_params(deep=False)
+    with pytest.raises(ValueError, match=r"'speed' is no parameter of SGD.*learning_rate, momentum"):
+        model.set_params(solver__speed=1.0)
+    with pytest.raises(ValueError, match=r"`solver` .='adam'. must be an optimiser"):
+        ChainRegressor().set_params(solver__learning_rate=1.0)
+
+
+def test_two_learning_rates_are_refused():
+    X, y = scaled(load_diabetes)
+    with pytest.raises(
+        ValueError, match=r"`learning_rate_init` .=0.01. is for the solvers 'adam' and 'sgd', but `solver` is Adam"
+    ):
+        ChainRegressor(solver=Adam(0.1), learning_rate_init=0.01).fit(X, y)
+    ChainRegressor(solver=Adam(0.01), learning_rate_init=0.01, max_iter=1).fit(X, y)
+
+
+def test_partial_fit_needs_all_classes_at_first():
+    X, y = scaled(load_wine)
+    with pytest.raises(ValueError, match="`classes` must be given in the first call"):
+        ChainClassifier().partial_fit(X, y)
+    ChainClassifier(max_iter=1).fit(X, y).partial_fit(X, y)
+    with pytest.raises(ValueError, match=r"`early_stopping` .=True. is for `fit`"):
+        ChainRegressor(early_stopping=True).partial_fit(X, y)
+
+
+def test_class_weights_are_weights_of_samples():
+    X, y = scaled(load_wine)
+    X, y = X[:140], y[:140]
+    settings = {"hidden_layer_sizes": 5, "max_iter": 5, "random_state": 0, "solver": "lbfgs"}
+    factors = np.array([1.0, 2.5, 0.5])
+    w = np.random.default_rng(0).random(140)
+    one = ChainClassifier(**settings, class_weight={0: 1.0, 1: 2.5, 2: 0.5}).fit(X, y, w)
+    np.testing.assert_allclose(one.p_, ChainClassifier(**settings).fit(X, y, w * factors[y]).p_, rtol=1e-6)
+    names = np.array(["a", "b", "c"])[y]
+    counts = np.bincount(y, weights=w)
+    balanced = ChainClassifier(**settings, class_weight="balanced").fit(X, names, w)
+    np.testing.assert_allclose(
+        balanced.p_, ChainClassifier(**settings).fit(X, names, w * (w.sum() / (3 * counts))[y]).p_, rtol=1e-6
+    )
+    with pytest.raises(ValueError, match=r"`class_weight` .='balanced'. is not for partial_fit"):
+        ChainClassifier(class_weight="balanced").partial_fit(X, y, classes=[0, 1, 2])
+    ChainClassifier(class_weight={1: 3.0}).partial_fit(X, y, classes=[0, 1, 2])
+    with pytest.raises(ValueError, match=r"`class_weight` .='even'. must be"):
+        ChainClassifier(class_weight="even").fit(X, y)
+    with pytest.raises(ValueError, match="for classes that exclude each other"):
+        ChainClassifier(class_weight="balanced").fit(X, np.eye(3, dtype=int)[y])
+
+
+def test_counts():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 3))
+    y = rng.poisson(np.exp(0.5 + X[:, 0]))
+    model = ChainRegressor((), loss="poisson", solver="lbfgs", alpha=0.0, max_iter=500, tol=1e-8).fit(X, y)
+    from sklearn.linear_model import PoissonRegressor
+
+    other = PoissonRegressor(alpha=0.0, tol=1e-8, max_iter=1000).fit(X, y)
+    np.testing.assert_allclose(model.predict(X), other.predict(X), rtol=1e-4)
+    with pytest.raises(ValueError, match=r"`y` must not be negative with `loss` .='poisson'., got -1"):
+        ChainRegressor(loss="poisson").fit(X, y - 1.0)
+    with pytest.raises(ValueError, match=r"`loss` .='gamma'. must be 'squared_error' or 'poisson'"):
+        ChainRegressor(loss="gamma").fit(X, y)
+
+
+def test_settings_of_numpys_types_count():
+    X, y = scaled(load_diabetes)
+    settings = {"max_iter": 3, "random_state": 0}
+    one, two = (ChainRegressor(batch_size=size, **settings).fit(X, y) for size in (13, np.int64(13)))
+    np.testing.assert_array_equal(one.p_, two.p_)
+    ChainRegressor(n_iter_no_change=np.inf, n_jobs=-1, **settings).fit(X, y)
+
+
+def test_warnings_say_what_to_do():
+    """The same text for the same settings, so that the filter "once" shows one of an ensemble."""
+    X, y = scaled(load_diabetes)
+    for settings, reason in (
+        ({}, "2 epochs, and the loss still improves; raise `max_iter`"),
+        ({"early_stopping": True}, "2 epochs, and the validation score still improves; raise `max_iter`"),
+        ({"solver": "lbfgs"}, r"raise `max_iter` .=2., or scale the data"),
+    ):
+        with pytest.warns(ConvergenceWarning, match=reason) as found:
+            BaggingRegressor(ChainRegressor(max_iter=2, **settings), n_estimators=3).fit(X, y)
+        assert len(found) == 3
+        assert len({str(each.message) for each in found}) == 1
+        with pytest.warns(ConvergenceWarning) as found:
+            ChainRegressor(max_iter=2, **settings).fit(X, y)
+        assert [each.filename for each in found] == [__file__]
+
+
+SETTINGS = [
+    (kind, dtype, seed)
+    for seed, kind in enumerate(["one", "two", "column", "poisson", "binary", "classes", "labels"] * 7 + ["poisson"])
+    for dtype in ([np.float32] if seed % 7 == 3 else [np.float64])
+]
+
+
+@pytest.mark.parametrize(("kind", "dtype", "seed"), SETTINGS)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.DataConversionWarning")
+def test_random_settings_train_as_in_scikit_learn(kind, dtype, seed):
+    """From the same weights: the same losses, weights, epochs, shapes and types.
+
+    Not compared: weights of samples with several batches, whose sum scikit-learn takes for each batch.
+    """
+    rng = np.random.default_rng(seed)
+    n, features = 12 * int(rng.integers(2, 6)), int(rng.integers(1, 8))
+    X = rng.normal(size=(n, features)).astype(dtype)
+    y = {
+        "one": rng.normal(size=n),
+        "two": rng.normal(size=(n, 2)),
+        "column": rng.normal(size=(n, 1)),
+        "poisson": rng.poisson(2.0, n),
+        "binary": np.where(np.arange(n) % 3 == 1, "yes", "no"),
+        "classes": np.arange(n) % 3,
+        "labels": rng.integers(0, 2, (n, 3)),
+    }[kind]
+    batch = ["auto", n, n // 3][rng.integers(3)]
+    settings = {
+        "hidden_layer_sizes": [(), (5,), 7, [4, 3]][rng.integers(4)],
+        "activation": str(rng.choice(["identity", "logistic", "tanh", "relu"])),
+        "solver": str(rng.choice(["adam", "sgd"])),
+        "alpha": float(rng.choice([0.0, 1e-4, 1.0, 30.0])),
+        "batch_size": batch,
+        "learning_rate_init": float(rng.choice([1e-3, 1e-2])),
+        "max_iter": int(rng.integers(1, 25)),
+        "shuffle": False,
+        "tol": 0.0 if kind == "two" else float(rng.choice([0.0, 1e-4, 1e-2])),
+        "n_iter_no_change": int(rng.integers(1, 6)),
+        "warm_start": True,
+        "random_state": seed,
+    }
+    w = rng.random(n) if batch != n // 3 and seed % 2 else None
+    if kind == "poisson":
+        settings["loss"] = "poisson"
+    classifies = kind in ("binary", "classes", "labels")
+    begin = settings | {"max_iter": 1, "learning_rate_init": 1e-30}
+    one, two = (kind(**begin) for kind in ((ChainClassifier, MLPClassifier) if classifies else (ChainRegressor, MLPRegressor)))
+    one.fit(X, y)
+    two.fit(X, y)
+    for mine, theirs in zip((*one.coefs_, *one.intercepts_), (*two.coefs_, *two.intercepts_), strict=True):
+        mine[...] = theirs
+    two.loss_curve_, two.best_loss_, two._no_improvement_count = [], np.inf, 0  # of the call before
+    one.set_params(**settings).fit(X, y, w)
+    two.set_params(**settings).fit(X, y, w)
+    rounded = dtype == np.float32 or settings["solver"] == "adam"  # which divides by the size of the gradient, 0 too
+    close = {"rtol": 1e-2, "atol": 1e-3} if rounded else {"rtol": 1e-8, "atol": 1e-8}
+    for mine, theirs in zip((*one.coefs_, *one.intercepts_), (*two.coefs_, *two.intercepts_), strict=True):
+        assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype)
+        np.testing.assert_allclose(mine, theirs, **close)
+    for name in ("n_iter_", "t_", "n_layers_", "n_outputs_", "n_features_in_", "out_activation_"):
+        assert getattr(one, name) == getattr(two, name)
+    if kind != "two":  # of which scikit-learn's loss is a mean, and its gradient that of the sum
+        np.testing.assert_allclose(one.loss_curve_, two.loss_curve_, **close)
+        assert one.loss_ == pytest.approx(two.loss_, rel=1e-3)
+        assert one.best_loss_ == pytest.approx(two.best_loss_, rel=1e-3)
+    for call in ("predict", *(["predict_proba", "predict_log_proba"] if classifies else [])):
+        mine, theirs = getattr(one, call)(X), getattr(two, call)(X)
+        assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype)
+        if mine.dtype.kind == "f":
+            np.testing.assert_allclose(mine, theirs, **close)
+    assert one.score(X, y) == pytest.approx(two.score(X, y), abs=0.05 if classifies else 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "change"),
+    [
+        ({}, lambda X, y: (X[:0], y[:0])),
+        ({}, lambda X, y: (X[:, :0], y)),
+        ({}, lambda X, y: (X, y[:5])),
+        ({}, lambda X, y: (np.where(X > 1, np.nan, X), y)),
+        ({}, lambda X, y: (sp.csr_array(np.where(X > 1, np.inf, X)), y)),
+        ({}, lambda X, y: (X, np.where(y > 0, np.nan, y))),
+        ({}, lambda X, y: (X[:, 0], y)),
+        ({}, lambda X, y: (X.astype(complex), y)),
+        ({}, lambda X, y: (X, None)),
+        ({"hidden_layer_sizes": (0,)}, None),
+        ({"alpha": -1.0}, None),
+        ({"batch_size": 0}, None),
+        ({"max_iter": 0}, None),
+        ({"learning_rate_init": 0.0}, None),
+        ({"tol": -1.0}, None),
+        ({"solver": "newton"}, None),
+        ({"activation": "swish"}, None),
+        ({"n_iter_no_change": 0}, None),
+        ({"validation_fraction": 1.5, "early_stopping": True}, None),
+        ({"validation_fraction": 0.001, "early_stopping": True}, None),
+    ],
+)
+@pytest.mark.parametrize("kinds", [(ChainRegressor, MLPRegressor), (ChainClassifier, MLPClassifier)])
+def test_what_scikit_learn_refuses_is_refused(settings, change, kinds):
+    X, y = scaled(load_breast_cancer)
+    X, y = (X, y) if change is None else change(X, y.astype(np.float64))
+    for kind in kinds:
+        with pytest.raises((ValueError, TypeError)):
+            kind(**settings).fit(X, y)

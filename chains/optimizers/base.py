@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -66,6 +66,21 @@ class Optimizer(Tunable, ABC):
         if self.clip_norm is not None:
             check_number("clip_norm", self.clip_norm, "in (0, inf)", ", or None")
         check_word("sparse", self.sparse, "exact", "lazy")
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The settings by name, as scikit-learn's searches ask for them.
+
+        Parameters
+        ----------
+        deep : bool
+            Whether to list those of an optimiser among the settings too, such as "optimizer__eps".
+        """
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        inner = {name: value for name, value in own.items() if deep and isinstance(value, Optimizer)}
+        return own | {f"{name}__{key}": each for name, value in inner.items() for key, each in value.get_params().items()}
+
+    def __sklearn_clone__(self) -> Self:
+        return self  # it never changes
 
     @property
     @abstractmethod

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.preprocessing import LabelBinarizer
-from sklearn.utils import column_or_1d
+from sklearn.utils import column_or_1d, compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, type_of_target, unique_labels
 
+from chains.activations import Activation
+from chains.chain import Chain
 from chains.losses import BCEWithLogitsLoss, CrossEntropyLoss, Loss
-from chains.sklearn.estimator import ChainEstimator, is_stochastic
+from chains.optimizers import Optimizer
+from chains.sklearn.estimator import ChainEstimator, Factory, is_stochastic
+from chains.sklearn.settings import LEARNING_RATE
 
 
 class ChainClassifier(ClassifierMixin, ChainEstimator):
@@ -29,6 +34,9 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
         As of `ChainRegressor`.
     warm_start, early_stopping, validation_fraction, n_iter_no_change, network, n_jobs, backend
         As of `ChainRegressor`.
+    class_weight : dict, "balanced" or None
+        Factors of the losses of each class, by class; "balanced" takes n_samples / (n_classes * the samples of the class), with
+        samples counted by their `sample_weight`. Multiplied by `sample_weight`.
 
     Attributes
     ----------
@@ -36,7 +44,9 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
         The classes.
     validation_scores_, best_validation_score_ : list of float, float
         With `early_stopping`: the accuracy after each epoch, and the best.
-    net_, p_, state_, coefs_, intercepts_, loss_curve_, loss_, best_loss_, n_iter_, t_, n_outputs_, n_features_in_
+    out_activation_ : str
+        "softmax" for several classes, else "logistic": how outputs of the network become probabilities.
+    net_, p_, state_, coefs_, intercepts_, loss_curve_, loss_, best_loss_, n_iter_, t_, n_layers_, n_outputs_, n_features_in_
         As of `ChainRegressor`.
 
     Examples
@@ -45,6 +55,51 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
     >>> X, y = load_digits(return_X_y=True)
     >>> model = ChainClassifier((32,), max_iter=50, random_state=0).fit(X / 16, y)
     """
+
+    def __init__(
+        self,
+        hidden_layer_sizes: int | Sequence[int] = (100,),
+        activation: str | Activation = "relu",
+        *,
+        solver: str | Optimizer = "adam",
+        alpha: float = 0.0001,
+        batch_size: int | str = "auto",
+        learning_rate_init: float = LEARNING_RATE,
+        max_iter: int = 200,
+        shuffle: bool = True,
+        random_state: Any = None,
+        tol: float = 1e-4,
+        verbose: bool = False,
+        warm_start: bool = False,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        network: Chain | Factory | None = None,
+        n_jobs: int | None = None,
+        backend: str = "auto",
+        class_weight: dict[Any, float] | str | None = None,
+    ) -> None:
+        super().__init__(
+            hidden_layer_sizes=hidden_layer_sizes,
+            activation=activation,
+            solver=solver,
+            alpha=alpha,
+            batch_size=batch_size,
+            learning_rate_init=learning_rate_init,
+            max_iter=max_iter,
+            shuffle=shuffle,
+            random_state=random_state,
+            tol=tol,
+            verbose=verbose,
+            warm_start=warm_start,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            n_iter_no_change=n_iter_no_change,
+            network=network,
+            n_jobs=n_jobs,
+            backend=backend,
+        )
+        self.class_weight = class_weight
 
     def _targets(self, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, Loss]:
         check_classification_targets(y)
@@ -58,15 +113,38 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
             if len(self.classes_) < 2:
                 raise ValueError(f"a classifier needs two classes at least, got one class: {self.classes_[0]!r}")
             self.n_outputs_ = 1 if self._labels.y_type_ == "binary" else len(self.classes_)
+            self.out_activation_ = "softmax" if self._labels.y_type_ == "multiclass" else "logistic"
         elif not np.isin(known := unique_labels(y), self.classes_).all():
             raise ValueError(f"`y` has classes {known} that were not there in the first call, {self.classes_}")
         if self._labels.y_type_ == "multiclass":
             return np.searchsorted(self.classes_, y), CrossEntropyLoss()
         return np.asarray(self._labels.transform(y), dtype=np.float64), BCEWithLogitsLoss()
 
+    def _class_weights(self, y: np.ndarray, weights: np.ndarray | None, partial: bool) -> np.ndarray | None:
+        if self.class_weight is None:
+            return None
+        if not isinstance(self.class_weight, dict) and self.class_weight != "balanced":
+            raise ValueError(f"`class_weight` (={self.class_weight!r}) must be a dict of numbers by class, 'balanced' or None")
+        if self._labels.y_type_ == "multilabel-indicator":
+            raise ValueError("`class_weight` is for classes that exclude each other; weigh samples by `sample_weight`")
+        index = np.searchsorted(self.classes_, np.ravel(y))
+        if isinstance(self.class_weight, dict):
+            return compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_)[index]
+        if partial:
+            raise ValueError(
+                "`class_weight` (='balanced') is not for partial_fit, which does not know how many samples there are of each "
+                "class: pass a dict, such as of sklearn.utils.compute_class_weight('balanced', classes=..., y=...)"
+            )
+        counts = np.bincount(index, weights, len(self.classes_))
+        if not counts.all():
+            raise ValueError(
+                f"`class_weight` (='balanced') needs samples of each class, but {self.classes_[counts == 0]} has none"
+            )
+        return (counts.sum() / (len(counts) * counts))[index]
+
     @property
     def _scale(self) -> float:  # type: ignore[override]
-        """BCEWithLogitsLoss is a mean over labels, here it is to be a sum."""
+        """BCEWithLogitsLoss is a mean over labels; scikit-learn's loss is a sum."""
         return float(self.n_outputs_) if self._labels.y_type_ == "multilabel-indicator" else 1.0
 
     def _strata(self, y: np.ndarray) -> np.ndarray | None:
@@ -77,8 +155,8 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
         held = math.ceil(self.validation_fraction * len(y))
         return y if min(counts) > 1 and len(counts) <= min(held, len(y) - held) else None  # few samples are drawn from all
 
-    def _score(self, y: np.ndarray, outputs: np.ndarray) -> float:
-        return float(accuracy_score(y, self._decided(outputs)))
+    def _score(self, y: np.ndarray, outputs: np.ndarray, weights: np.ndarray | None) -> float:
+        return float(accuracy_score(y, self._decided(outputs), sample_weight=weights))
 
     def _decided(self, outputs: np.ndarray) -> np.ndarray:
         if self._labels.y_type_ == "multiclass":
@@ -93,12 +171,12 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
 
         Parameters
         ----------
-        X : array, shape (n_samples, n_features)
+        X : array or sparse matrix, shape (n_samples, n_features)
             The samples.
         y : array, shape (n_samples,)
             Their classes.
         classes : array, optional
-            All classes there are; needed in the first call where `y` does not have all of them.
+            All classes there are; needed in the first call.
         sample_weight : array, shape (n_samples,), optional
             As in `fit`.
 
@@ -107,6 +185,8 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
         self
         """
         first = not hasattr(self, "net_")
+        if first and classes is None:
+            raise ValueError("`classes` must be given in the first call of partial_fit: all classes there are")
         if not first and classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(f"`classes` ({classes}) must be those of the first call, {self.classes_}")
         return self._fit(X, y, sample_weight, first=first, partial=True, classes=classes)

@@ -6,9 +6,11 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from joblib import effective_n_jobs  # type: ignore[import-untyped]
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import train_test_split
@@ -18,7 +20,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from chains.activations import Activation, identity
 from chains.chain import Chain
-from chains.checks import check_count, check_flags, check_number, check_word
+from chains.checks import check_count, check_flags, check_number, check_word, whole
 from chains.initializers import Uniform
 from chains.layers import Dense
 from chains.losses import Loss
@@ -26,6 +28,8 @@ from chains.messages import shown
 from chains.minimize import minimize
 from chains.optimizers import SGD, Adam, Optimizer
 from chains.penalties import L2Penalty
+from chains.sklearn.settings import LEARNING_RATE, with_settings
+from chains.sklearn.sparse import SparseBatches, outputs_of, summed
 from chains.sklearn.watch import Watch
 from chains.threads import num_threads
 from chains.training.history import History
@@ -52,7 +56,7 @@ class ChainEstimator(BaseEstimator):
         solver: str | Optimizer = "adam",
         alpha: float = 0.0001,
         batch_size: int | str = "auto",
-        learning_rate_init: float = 0.001,
+        learning_rate_init: float = LEARNING_RATE,
         max_iter: int = 200,
         shuffle: bool = True,
         random_state: Any = None,
@@ -89,7 +93,10 @@ class ChainEstimator(BaseEstimator):
     p_: np.ndarray
     state_: np.ndarray | None
     loss_curve_: list[float]
-    _history: History | None  # what partial_fit goes on from
+    best_loss_: float | None
+    validation_scores_: list[float] | None
+    best_validation_score_: float | None
+    _history: History | None  # that partial_fit resumes
 
     # What differs
 
@@ -97,23 +104,28 @@ class ChainEstimator(BaseEstimator):
         """The targets of the network, and the loss; sets what there is to know of the outputs where it is the `first` call."""
         raise NotImplementedError
 
-    def _score(self, y: np.ndarray, outputs: np.ndarray) -> float:
+    def _score(self, y: np.ndarray, outputs: np.ndarray, weights: np.ndarray | None) -> float:
         """The score of the network's outputs, larger is better."""
         raise NotImplementedError
 
-    # What is called
+    def _class_weights(self, y: np.ndarray, weights: np.ndarray | None, partial: bool) -> np.ndarray | None:
+        """Factors of the samples' losses that follow from their classes; `weights` are those of the samples."""
+        return None
+
+    # Public methods
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
         """Train the network.
 
         Parameters
         ----------
-        X : array, shape (n_samples, n_features)
-            Float32 stays float32, anything else becomes float64; the type is that of the computation.
+        X : array or sparse matrix, shape (n_samples, n_features)
+            Float32 stays float32, anything else becomes float64; the type is that of the computation. Of a sparse matrix, only
+            the rows of a batch are made dense.
         y : array, shape (n_samples,) or (n_samples, n_outputs)
             The targets.
         sample_weight : array, shape (n_samples,), optional
-            Weights of the samples' losses, divided by their sum. A whole number has the effect of so many equal samples.
+            Weights of the samples' losses, divided by their sum. A weight of 2 has the effect of two equal samples.
 
         Returns
         -------
@@ -123,13 +135,18 @@ class ChainEstimator(BaseEstimator):
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, *, first: bool, partial: bool = False, classes: Any = None) -> Any:
         self._check_settings()
+        if partial and self.early_stopping:
+            raise ValueError("`early_stopping` (=True) is for `fit`: `partial_fit` holds no samples out")
         X, y = validate_data(
-            self, X, y, reset=first, multi_output=True, dtype=(np.float64, np.float32), order="C", y_numeric=False
-        )
+            self, X, y, reset=first, accept_sparse="csr", multi_output=True, dtype=(np.float64, np.float32), order="C",
+            y_numeric=False,
+        )  # fmt: skip
+        y = y.toarray() if issparse(y) else y
         weights = (
             None if sample_weight is None else _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
         )
         t, loss = self._targets(y, first, classes)
+        class_weights = self._class_weights(y, weights, partial)
         random = check_random_state(self.random_state)
         if first:
             self._begin(X, random)
@@ -140,12 +157,17 @@ class ChainEstimator(BaseEstimator):
         if not partial:
             self._history = None
             self.loss_curve_ = []
-            self.n_iter_ = 0
-        with num_threads(self.n_jobs or 1):
+        self.best_loss_ = self.best_validation_score_ = self.validation_scores_ = None
+        score = None
+        if self.early_stopping:
+            X, t, weights, class_weights, score = self._held_out(X, y, t, weights, class_weights, random)
+        if class_weights is not None:
+            weights = (class_weights if weights is None else weights * class_weights).astype(X.dtype)
+        with num_threads(effective_n_jobs(self.n_jobs)):
             if self.solver == "lbfgs":
                 self._minimize(X, t, loss, weights)
             else:
-                self._train(X, y, t, loss, weights, random, partial)
+                self._train(X, t, loss, weights, score, random, partial)
         return self
 
     @available_if(is_stochastic)
@@ -154,7 +176,7 @@ class ChainEstimator(BaseEstimator):
 
         Parameters
         ----------
-        X : array, shape (n_samples, n_features)
+        X : array or sparse matrix, shape (n_samples, n_features)
             The samples.
         y : array, shape (n_samples,) or (n_samples, n_outputs)
             The targets.
@@ -169,8 +191,31 @@ class ChainEstimator(BaseEstimator):
 
     def _outputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=(np.float64, np.float32), order="C")
-        return self.net_(X, self.p_, state=self.state_)
+        X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=(np.float64, np.float32), order="C")
+        return outputs_of(self.net_, self.p_, X, self.state_)
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters, those of an optimiser too: `solver__learning_rate` makes `solver` one with another learning rate.
+
+        Parameters
+        ----------
+        **params
+            Parameters by name.
+
+        Returns
+        -------
+        self
+        """
+        solver = {name.removeprefix("solver__"): value for name, value in params.items() if name.startswith("solver__")}
+        super().set_params(**{name: value for name, value in params.items() if not name.startswith("solver__")})
+        if solver:
+            self.solver = with_settings(self.solver, solver)
+        return self
+
+    @property
+    def n_layers_(self) -> int:
+        """The number of layers of units, those of inputs and outputs too."""
+        return len(self.coefs_) + 1
 
     @property
     def coefs_(self) -> list[np.ndarray]:
@@ -188,13 +233,23 @@ class ChainEstimator(BaseEstimator):
         check_flags(shuffle=self.shuffle, warm_start=self.warm_start, early_stopping=self.early_stopping)
         check_number("alpha", self.alpha, "in [0, inf)")
         check_number("tol", self.tol, "in [0, inf)")
+        check_number("learning_rate_init", self.learning_rate_init, "in (0, inf)")
         check_count("max_iter", self.max_iter)
-        check_count("n_iter_no_change", self.n_iter_no_change)
-        if self.n_jobs is not None:
-            check_count("n_jobs", self.n_jobs, also=", or None for 1")
-        if self.batch_size != "auto":
+        if self.n_iter_no_change != math.inf:
+            check_count("n_iter_no_change", self.n_iter_no_change, also=", or inf")
+        if self.n_jobs is not None and (whole(self.n_jobs, -math.inf) or 0) == 0:
+            raise ValueError(
+                f"`n_jobs` (={shown(self.n_jobs)}) must be a number of threads, -1 for all processors, or None for 1"
+            )
+        if not isinstance(self.batch_size, str) or self.batch_size != "auto":
             check_count("batch_size", self.batch_size, also=", or 'auto'")
-        if not isinstance(self.solver, Optimizer):
+        if isinstance(self.solver, Optimizer):
+            if self.learning_rate_init not in (LEARNING_RATE, self.solver.learning_rate):
+                raise ValueError(
+                    f"`learning_rate_init` (={self.learning_rate_init!r}) is for the solvers 'adam' and 'sgd', but `solver` is "
+                    f"{self.solver!r}: set its learning rate, by `solver__learning_rate` in searches"
+                )
+        else:
             check_word("solver", self.solver, "adam", "sgd", "lbfgs")
         if self.early_stopping and not 0 < self.validation_fraction < 1:
             raise ValueError(f"`validation_fraction` (={self.validation_fraction!r}) must be in (0, 1)")
@@ -217,9 +272,10 @@ class ChainEstimator(BaseEstimator):
             f = "sigmoid" if self.activation == "logistic" else self.activation
             layers = []
             for k, (before, after) in enumerate(pairwise(sizes)):
-                bound = math.sqrt(6.0 / (check_count("hidden_layer_sizes", before) + check_count("hidden_layer_sizes", after)))
-                chosen = f if k < len(sizes) - 2 else identity
-                layers.append(Dense(before, after, chosen, weight_init="glorot_uniform", bias_init=Uniform(-bound, bound)))
+                units = check_count("hidden_layer_sizes", before) + check_count("hidden_layer_sizes", after)
+                bound = math.sqrt((2.0 if self.activation == "logistic" else 6.0) / units)  # as in scikit-learn
+                init = Uniform(-bound, bound)
+                layers.append(Dense(before, after, f if k < len(sizes) - 2 else identity, weight_init=init, bias_init=init))
             return Chain(*layers, backend=self.backend)
         net = self.network if isinstance(self.network, Chain) else self.network(inputs, outputs)
         if not isinstance(net, Chain):
@@ -238,59 +294,87 @@ class ChainEstimator(BaseEstimator):
 
         As in scikit-learn, alpha / 2 times the sum of squares of the weights is divided by the samples of a batch.
         """
-        total = float(len(X)) if weights is None else float(weights.sum())
+        samples = X.shape[0]
+        total = float(samples) if weights is None else float(weights.sum())
         if total <= 0:
-            raise ValueError("`sample_weight` must have a positive sum")
+            raise ValueError("the weights of the samples must have a positive sum")
         if weights is not None:
-            weights = weights * X.dtype.type(scale * len(X) / total)
+            weights = weights * X.dtype.type(scale * samples / total)
         elif scale != 1.0:
-            weights = np.full(len(X), scale, X.dtype)
+            weights = np.full(samples, scale, X.dtype)
         has_weights = any(entry.name.endswith(".weight") for entry in self.net_.layout)
-        strength = 0.5 * self.alpha / (batch * total / len(X))
+        strength = 0.5 * self.alpha / (batch * total / samples)
         return {"weights": weights, "penalty": L2Penalty(strength, "*.weight") if self.alpha and has_weights else None}
 
-    def _minimize(self, X: np.ndarray, t: np.ndarray, loss: Loss, weights: np.ndarray | None) -> None:
-        problem = self._problem(X, weights, len(X), self._scale)
-        objective = self.net_.objective(X, t, loss, state=self.state_, **problem)
+    def _minimize(self, X: Any, t: np.ndarray, loss: Loss, weights: np.ndarray | None) -> None:
+        problem = self._problem(X, weights, X.shape[0], self._scale)
+        make = summed if issparse(X) else type(self.net_).objective
+        objective = make(self.net_, X, t, loss, state=self.state_, **problem)
         found = minimize(objective, self.p_, "L-BFGS", gtol=self.tol, maxiter=self.max_iter, progress=bool(self.verbose))
         self.p_ = found.x.astype(X.dtype)
         self.loss_, self.n_iter_ = float(found.fun), found.nit
         if not found.success:
-            warnings.warn(f"L-BFGS has not converged: {found.message}", ConvergenceWarning, stacklevel=4)
+            advice = f"raise `max_iter` (={self.max_iter})" if found.nit >= self.max_iter else f"raise `tol` (={self.tol:g})"
+            warnings.warn(
+                f"'lbfgs' has not converged: {found.message}; {advice}, or scale the data", ConvergenceWarning, stacklevel=4
+            )
+
+    def _held_out(
+        self, X: Any, y: np.ndarray, t: np.ndarray, weights: np.ndarray | None, class_weights: np.ndarray | None,
+        random: np.random.RandomState,
+    ) -> tuple[Any, np.ndarray, np.ndarray | None, np.ndarray | None, Callable[[TrainingState], float]]:  # fmt: skip
+        """The samples to train on, and the score on the others."""
+        split = train_test_split(
+            np.arange(len(t)), test_size=self.validation_fraction, random_state=random, stratify=self._strata(y)
+        )
+        kept, held = (np.sort(part) for part in split)
+        if len(held) < 2:
+            raise ValueError(
+                f"`early_stopping` holds out {len(held)} of {len(t)} samples, too few for a score: raise `validation_fraction` "
+                f"(={self.validation_fraction:g})"
+            )
+        xv, yv, (wv, _) = X[held], y[held], (None if w is None else w[held] for w in (weights, class_weights))
+        score = lambda state: self._score(yv, outputs_of(self.net_, state.p, xv, state.state), wv)  # noqa: E731
+        weights, class_weights = (None if w is None else w[kept] for w in (weights, class_weights))
+        return X[kept], t[kept], weights, class_weights, score
 
     def _train(
-        self, X: np.ndarray, y: np.ndarray, t: np.ndarray, loss: Loss, weights: np.ndarray | None,
-        random: np.random.RandomState, partial: bool,
+        self, X: Any, t: np.ndarray, loss: Loss, weights: np.ndarray | None,
+        score: Callable[[TrainingState], float] | None, random: np.random.RandomState, partial: bool,
     ) -> None:  # fmt: skip
-        score: Callable[[TrainingState], float] | None = None
-        if self.early_stopping and not partial:
-            split = train_test_split(
-                np.arange(len(X)), test_size=self.validation_fraction, random_state=random, stratify=self._strata(y)
-            )
-            kept, held = (np.sort(part) for part in split)
-            xv, yv = X[held], y[held]
-            score = lambda state: self._score(yv, self.net_(xv, state.p, state=state.state))  # noqa: E731
-            X, t, weights = X[kept], t[kept], None if weights is None else weights[kept]
-        batch = min(self.batch_size if isinstance(self.batch_size, int) else 200, len(X))
-        watch = Watch(self.tol, self.n_iter_no_change, score)
+        samples = len(t)
+        batch = min(200 if isinstance(self.batch_size, str) else int(self.batch_size), samples)
+        watch = Watch(self.tol, min(self.n_iter_no_change, self.max_iter), score)
+        problem = self._problem(X, weights, batch, self._scale)
+        batches: dict[str, Any] = {"batch_size": batch, "shuffle": self.shuffle}
+        seed = int(random.randint(2**31))
+        data: dict[str, Any] = {"x": X, "t": t, **batches, **problem}
+        if issparse(X):
+            epoch = len(self.loss_curve_) if self._history is not None else 0
+            source = SparseBatches(X, t, problem["weights"], **batches, seed=seed, epoch=epoch)
+            data = {"x": source, "t": None, "penalty": problem["penalty"]}
         history = train(
-            self.net_, self.p_, X, t, loss, self._optimizer(),
-            epochs=1 if partial else self.max_iter, batch_size=batch, seed=int(random.randint(2**31)), shuffle=self.shuffle,
+            self.net_, self.p_, loss=loss, optimizer=self._optimizer(), epochs=1 if partial else self.max_iter, seed=seed,
             state=self.state_, progress=bool(self.verbose), callbacks=() if partial else [watch],
-            resume=self._history if partial else None, **self._problem(X, weights, batch, self._scale),
+            resume=self._history if partial else None, **data,
         )  # fmt: skip
         self._history = history
         self.loss_curve_ += history.loss
         self.loss_ = history.loss[-1]
-        self.n_iter_ += history.epochs
-        self.t_ += history.epochs * len(X)
-        self.best_loss_ = None if self.early_stopping else min(self.loss_curve_)
-        self.validation_scores_ = watch.scores if self.early_stopping and not partial else None
-        self.best_validation_score_ = watch.best if self.early_stopping and not partial else None
+        self.n_iter_ = history.epochs
+        self.t_ += history.epochs * samples
+        if score is None:
+            self.best_loss_ = min(self.loss_curve_)
+        else:
+            self.validation_scores_, self.best_validation_score_ = watch.scores, watch.best
         if watch.kept is not None:
             self.p_, self.state_ = watch.kept
-        if not partial and not history.stopped:
-            warnings.warn(f"{self.max_iter} epochs, and the loss still falls", ConvergenceWarning, stacklevel=4)
+        if partial or watch.waited > watch.patience:
+            return
+        watched = "loss" if score is None else "validation score"
+        advice = "raise `max_iter`, or the learning rate" if not history.stopped else "call `fit` again"
+        reason = history.stopped or f"{self.max_iter} epochs, and the {watched} still improves"
+        warnings.warn(f"training has not converged: {reason}; {advice}", ConvergenceWarning, stacklevel=4)
 
     def _strata(self, y: np.ndarray) -> np.ndarray | None:
         return None
@@ -305,3 +389,8 @@ class ChainEstimator(BaseEstimator):
             if self.solver == "adam"
             else SGD(self.learning_rate_init, momentum=0.9, nesterov=True)
         )
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags

@@ -1,19 +1,39 @@
-"""Regression by least squares."""
+"""Regression by least squares, or of counts by Poisson's deviance."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
+from sklearn.utils import column_or_1d
 
-from chains.losses import Loss, SquaredLoss
-from chains.sklearn.estimator import ChainEstimator
+from chains.activations import Activation
+from chains.chain import Chain
+from chains.checks import check_word
+from chains.expr import exp, log, maximum
+from chains.losses import ElementwiseLoss, Loss, SquaredLoss
+from chains.optimizers import Optimizer
+from chains.sklearn.estimator import ChainEstimator, Factory
+from chains.sklearn.settings import LEARNING_RATE
+
+SMALLEST = 1e-37  # of a count's logarithm, which is multiplied by the count
+
+
+def _poisson(y: Any, t: Any) -> Any:
+    """Half of Poisson's deviance, for the logarithm y of the mean."""
+    return exp(y) - t * y + t * (log(maximum(t, SMALLEST)) - 1.0)
+
+
+def _poisson_slope(y: Any, t: Any) -> Any:
+    return exp(y) - t
 
 
 class ChainRegressor(RegressorMixin, ChainEstimator):
-    """A network for regression by least squares, with the parameters of `sklearn.neural_network.MLPRegressor`.
+    """A network for regression, with the parameters of `sklearn.neural_network.MLPRegressor`.
 
     Parameters
     ----------
@@ -22,13 +42,13 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
     activation : str or Activation
         That of the hidden layers: "identity", "logistic", "tanh", "relu", or any of this package.
     solver : {"adam", "sgd", "lbfgs"} or Optimizer
-        How to train; "sgd" has Nesterov's momentum of 0.9. Another optimiser has its own learning rate and schedule.
+        How to train; "sgd" has Nesterov's momentum of 0.9, "lbfgs" takes all samples in each iteration.
     alpha : float
         The strength of the penalty: alpha / 2 times the sum of squares of the weights, divided by the samples of a batch.
     batch_size : int or "auto"
         Samples a step; "auto" is 200, or all where there are fewer.
     learning_rate_init : float
-        The learning rate of "adam" and "sgd".
+        The learning rate of "adam" and "sgd". An optimiser has its own: ``solver__learning_rate`` in searches.
     max_iter : int
         Epochs at most, or iterations of "lbfgs".
     shuffle : bool
@@ -40,20 +60,23 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
     verbose : bool
         Whether to show the progress.
     warm_start : bool
-        Whether `fit` goes on from the parameters of the last call.
+        Whether `fit` begins with the parameters of the last call.
     early_stopping : bool
         Whether to hold out a part of the samples, stop when the score on them makes no progress, and keep the best epoch.
     validation_fraction : float
         How large a part.
     n_iter_no_change : int
-        Training stops after more than so many epochs without progress.
+        Training stops after more epochs than this without progress; inf for never.
     network : Chain or callable, optional
-        The network, or a function of the numbers of features and outputs that gives one, in place of `hidden_layer_sizes` and
+        The network, or a function of the numbers of features and outputs that gives one, instead of `hidden_layer_sizes` and
         `activation`.
     n_jobs : int, optional
-        Threads of `fit`; None is one, as everywhere in scikit-learn, since it trains several networks at once.
+        Threads of `fit`; None is one, as everywhere in scikit-learn, and -1 all processors.
     backend : str
         That of the network; see `chains.Chain`.
+    loss : {"squared_error", "poisson"}
+        "squared_error" is half the square; "poisson" is half of Poisson's deviance, for targets of zero and more: the network
+        gives the logarithm of the mean.
 
     Attributes
     ----------
@@ -68,16 +91,13 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
     loss_, best_loss_ : float
         The last and the smallest one.
     n_iter_, t_ : int
-        Epochs or iterations; samples seen.
+        Epochs or iterations of the last call; samples seen.
     validation_scores_, best_validation_score_ : list of float, float
         With `early_stopping`: R^2 after each epoch, and the best.
-    n_outputs_, n_features_in_ : int
-        Numbers of outputs and of features.
-
-    Notes
-    -----
-    Differences from MLPRegressor: no learning-rate schedules but those of an `Optimizer`; sparse matrices are refused; the loss
-    of several outputs is their sum, as its gradient is there.
+    n_layers_, n_outputs_, n_features_in_ : int
+        Numbers of layers of units, of outputs and of features.
+    out_activation_ : str
+        "identity", or "exp" for "poisson".
 
     Examples
     --------
@@ -86,23 +106,78 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
     >>> model = ChainRegressor((32,), solver="lbfgs", alpha=1.0, max_iter=500, random_state=0).fit(X, y)
     """
 
+    def __init__(
+        self,
+        hidden_layer_sizes: int | Sequence[int] = (100,),
+        activation: str | Activation = "relu",
+        *,
+        solver: str | Optimizer = "adam",
+        alpha: float = 0.0001,
+        batch_size: int | str = "auto",
+        learning_rate_init: float = LEARNING_RATE,
+        max_iter: int = 200,
+        shuffle: bool = True,
+        random_state: Any = None,
+        tol: float = 1e-4,
+        verbose: bool = False,
+        warm_start: bool = False,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        network: Chain | Factory | None = None,
+        n_jobs: int | None = None,
+        backend: str = "auto",
+        loss: str = "squared_error",
+    ) -> None:
+        super().__init__(
+            hidden_layer_sizes=hidden_layer_sizes,
+            activation=activation,
+            solver=solver,
+            alpha=alpha,
+            batch_size=batch_size,
+            learning_rate_init=learning_rate_init,
+            max_iter=max_iter,
+            shuffle=shuffle,
+            random_state=random_state,
+            tol=tol,
+            verbose=verbose,
+            warm_start=warm_start,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            n_iter_no_change=n_iter_no_change,
+            network=network,
+            n_jobs=n_jobs,
+            backend=backend,
+        )
+        self.loss = loss
+
     def _targets(self, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, Loss]:
+        check_word("loss", self.loss, "squared_error", "poisson")
         t = np.asarray(y, dtype=np.float64)
-        if first:
-            self._flat = t.ndim == 1
-            self.n_outputs_ = 1 if t.ndim == 1 else t.shape[1]
+        if t.ndim == 2 and t.shape[1] == 1:
+            t = column_or_1d(t, warn=True)
         t = t.reshape(len(t), -1)
+        if self.loss == "poisson" and t.min() < 0:
+            raise ValueError(f"`y` must not be negative with `loss` (='poisson'), got {t.min():g}")
+        if first:
+            self.n_outputs_ = t.shape[1]
         if t.shape[1] != self.n_outputs_:
             raise ValueError(f"`y` must have {self.n_outputs_} outputs, as in the first call, got {t.shape[1]}")
-        return t, SquaredLoss()
+        self.out_activation_ = "exp" if self.loss == "poisson" else "identity"
+        poisson = ElementwiseLoss("poisson", _poisson, _poisson_slope)
+        return t, poisson if self.loss == "poisson" else SquaredLoss()
 
-    def _score(self, y: np.ndarray, outputs: np.ndarray) -> float:
-        return float(r2_score(y, outputs))
+    def _score(self, y: np.ndarray, outputs: np.ndarray, weights: np.ndarray | None) -> float:
+        outputs = self._mean(outputs)
+        return float(r2_score(y, outputs, sample_weight=weights)) if np.isfinite(outputs).all() else math.nan
+
+    def _mean(self, outputs: np.ndarray) -> np.ndarray:
+        return np.exp(outputs) if self.out_activation_ == "exp" else outputs
 
     def predict(self, X: Any) -> np.ndarray:
         """The predictions, shape (n_samples,) or (n_samples, n_outputs), for samples `X` (n_samples, n_features)."""
-        outputs = self._outputs(X)
-        return outputs.ravel() if self._flat else outputs
+        outputs = self._mean(self._outputs(X))
+        return outputs.ravel() if self.n_outputs_ == 1 else outputs
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
