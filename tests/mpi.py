@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 POLITE = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1", "OMPI_MCA_mpi_yield_when_idle": "1", "CHAINS_NUM_THREADS": "1"}
 
 
-def together(processes: int, module: str, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+def together(processes: int, module: str, *arguments: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
     """A module run by so many processes; skips where MPI is not installed."""
     pytest.importorskip("mpi4py", reason="processes together need mpi4py: pip install 'chains-nn[mpi]'")
     beside = Path(sys.executable).with_name("mpiexec")  # where the package mpich puts it

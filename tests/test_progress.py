@@ -12,6 +12,7 @@ import pytest
 import chains
 from chains import Adam, Chain, Dense, SquaredLoss, backends, progress, tanh, train
 from chains.progress import Progress, notice
+from tests.waiting import eventually
 
 NET = Chain(Dense(3, 4, tanh), Dense(4, 2), backend="numpy")
 X, T = np.random.default_rng(0).normal(size=(20, 3)), np.zeros((20, 2))
@@ -113,9 +114,9 @@ def test_a_bar_of_minimisation_is_closed_by_an_error(capsys):
 
 def test_a_notice_of_what_takes_long(capsys, terminal, monkeypatch):
     monkeypatch.setattr(progress, "NOTICE_SECONDS", 0.02)
+    shown = []
     with notice("compiling"):
-        time.sleep(0.3)
-        assert capsys.readouterr().err == "compiling ..."
+        assert eventually(lambda: shown.append(capsys.readouterr().err) or "".join(shown) == "compiling ...")
     assert capsys.readouterr().err == "\r\033[K"
 
 
@@ -134,10 +135,10 @@ def test_no_notice_in_a_log(capsys, monkeypatch):
 
 def test_compiling_is_announced(capsys, terminal, monkeypatch):
     native = pytest.importorskip("chains.backends.native.compiled")
-    machine_code = native.machine_code
+    machine_code, shown = native.machine_code, []
 
     def slowly(*arguments):
-        time.sleep(0.3)
+        assert eventually(lambda: shown.append(capsys.readouterr().err) or "".join(shown).endswith("..."))
         return machine_code(*arguments)
 
     monkeypatch.setenv("CHAINS_CACHE", "off")  # another test may have left the code there
@@ -145,6 +146,6 @@ def test_compiling_is_announced(capsys, terminal, monkeypatch):
     monkeypatch.setattr(native, "machine_code", slowly)
     program = NET.program(SquaredLoss())
     assert backends.native.NativeBackend(threads=1).compile(program).code
-    text = capsys.readouterr().err
+    text = "".join(shown) + capsys.readouterr().err
     assert text.startswith(f"compiling 'gradient' for this processor: {len(program.operations)} operations ...")
     assert text.endswith("\r\033[K")

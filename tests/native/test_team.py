@@ -211,10 +211,13 @@ def test_a_team_that_is_late_parts(net, many):
     thread = threading.Thread(target=disturb)
     thread.start()
     try:
-        for _ in range(3):
+        for _ in range(100):  # on a busy machine it may be disturbed too late
             words[MEETINGS] = 0
             assert_same_bits(run(True), wanted)
-            assert words[MEETINGS] < 6000
+            if words[MEETINGS] < 6000:
+                break
+        else:
+            raise AssertionError("it never parted")
     finally:
         stop.set()
         thread.join()

@@ -19,16 +19,14 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 from chains.backends.native.runtime.shared import WorkerPool, runtime, worker_pool
 from chains.backends.native.runtime.workers import WORKER_POOL
 from tests.native.support import LINUX, native
+from tests.waiting import eventually
 
 _TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 _PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 
 def wait_for_sleep(made):
-    end = time.monotonic() + 60
-    while made._words[WORKER_POOL.positions["sleepers"]] < made.workers:
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    assert eventually(lambda: made._words[WORKER_POOL.positions["sleepers"]] >= made.workers)
 
 
 kept: list[WorkerPool] = []  # workers go on reading the words of their pool
@@ -97,9 +95,9 @@ def test_a_worker_on_the_callers_processor_does_not_stop_it(one_processor, eager
         for _ in range(calls):
             binding.run()
 
-    together, alone = 0.0, 0.0
+    together, alone = [], []
     for _ in range(5):
-        together += seconds(run)
+        together.append(seconds(run))
         with binding.alone():
-            alone += seconds(run)
-    assert together < 1.5 * alone
+            alone.append(seconds(run))
+    assert min(together) < 1.5 * min(alone)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 
 import numpy as np
 import pytest
 
 import chains
+from tests.waiting import eventually
 
 
 def workers() -> set[threading.Thread]:
@@ -19,10 +19,7 @@ def workers() -> set[threading.Thread]:
 def check_gone(before: set[threading.Thread], number: int) -> None:
     """Raise AssertionError unless all workers that have come meanwhile go soon, and give back their share of the processors."""
     gc.collect()
-    end = time.monotonic() + 20
-    while workers() - before and time.monotonic() < end:
-        time.sleep(0.001)
-    assert workers() <= before
+    assert eventually(lambda: workers() <= before)
     assert chains.get_num_threads() == number
 
 

@@ -18,6 +18,7 @@ import pytest
 import chains
 from chains import SGD, Adam, Chain, Dense, SquaredLoss, tanh, train
 from chains.queueing import outputs, scheduler
+from tests.waiting import eventually
 
 RNG = np.random.default_rng(0)
 X, T = RNG.normal(size=(20, 3)).astype(np.float32), RNG.normal(size=(20, 2)).astype(np.float32)
@@ -268,8 +269,7 @@ def test_an_error_holds_until_somebody_is_told():
     a = np.zeros(3)
     with chains.Queue() as q:
         failed = q.call(lambda: 1 / 0, writes=a)
-        while not failed.done:
-            time.sleep(0.001)
+        assert eventually(lambda: failed.done)
         with pytest.raises(ZeroDivisionError):
             q.call(np.sum, a).wait()
         assert q.call(np.sum, a).wait() == 0.0
@@ -281,8 +281,7 @@ def test_arguments_of_a_failed_call_are_kept_until_somebody_is_told():
         a = np.zeros(3)
         alive = weakref.ref(a)
         failed = q.call(lambda a: 1 / 0, a, writes=a)
-        while not failed.done:
-            time.sleep(0.001)
+        assert eventually(lambda: failed.done)
         del a
         gc.collect()
         assert alive() is not None
@@ -425,9 +424,7 @@ def test_arguments_and_results_are_let_go():
         result.wait()
         del x
         q.wait()
-        time.sleep(0.01)
-        gc.collect()
-        assert alive() is None
+        assert eventually(lambda: gc.collect() >= 0 and alive() is None)
         ended = weakref.ref(q.call(lambda: None))
         q.wait()
         q.call(lambda: None).wait()
@@ -562,7 +559,7 @@ def test_what_is_printed(gate):
 def run_script(text, **options):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", textwrap.dedent(text)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False, **options)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False, **options)
 
 
 SCRIPT = """
@@ -590,13 +587,14 @@ def test_the_process_ends_while_calls_are_pending(workers):
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 
-def test_waits_in_pieces(monkeypatch):
+def test_waits_in_pieces(monkeypatch, gate):
     """As on Windows, where Ctrl-C is answered between them."""
     monkeypatch.setattr(scheduler, "LONGEST_WAIT", 0.002)
     with chains.Queue(workers=1, pending=1) as q:
-        slow = q.call(time.sleep, 0.03)
+        slow = held_up(q, gate)
         with pytest.raises(TimeoutError, match=r"0\.01 s"):
             slow.wait(0.01)
+        threading.Timer(0.02, gate.set).start()
         later = q.call(int, 7)  # which waits for room
         assert slow.ended
         assert later.wait() == 7
@@ -604,10 +602,10 @@ def test_waits_in_pieces(monkeypatch):
 
 def test_ctrl_c_while_waiting():
     done = run_script(SCRIPT + """
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
         with chains.Queue() as q:
             r = q.train(net, p, x, t, SquaredLoss(), Adam(), epochs=10**9)
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
             r.wait()
     except KeyboardInterrupt:
         print("interrupted", r.wait().stopped.split(" in ")[0])

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -141,15 +140,20 @@ class AfterBatch(AtBegin):
 
 def check_waiting() -> None:
     """Ctrl-C reaches a process that waits for another one, which is still in its callbacks."""
+
+    def interrupt_first() -> None:
+        time.sleep(0.3)  # until the first one waits
+        os.kill(first, signal.SIGINT)
+        time.sleep(0.3)
+
+    first = COMM.bcast(os.getpid())
     for callback, wanted in (
-        (AtBegin(lambda: time.sleep(0.6)), ["0 epochs, 0 steps: interrupted by the user in epoch 1 (process 0 of 2)"] * 2),
+        (AtBegin(interrupt_first), ["0 epochs, 0 steps: interrupted by the user in epoch 1 (process 0 of 2)"] * 2),
         (
-            AtEnd(lambda: time.sleep(0.6)),
+            AtEnd(interrupt_first),
             ["6 epochs, 12 steps: interrupted by the user at the end", "6 epochs, 12 steps: done"],
         ),
     ):
-        if COMM.rank == 0:
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         found = outcome(callbacks=[callback])
         assert found == wanted, found
     assert outcome() == ["6 epochs, 12 steps: done"] * COMM.size
