@@ -72,9 +72,11 @@ def _model(net: Chain, dtype: type[np.floating]) -> Program:
     return record.gradient(net.network, record.Criterion(CrossEntropyLoss(), ()), dtype, True)
 
 
+def missing() -> str:
+    return "" if nvrtc.available() else "install NVRTC (pip install nvidia-cuda-nvrtc-cu12) or nvcc, which compile the kernels"
+
+
 def attempt(seed: int, number: int) -> str:
-    if not nvrtc.available():
-        return "neither NVRTC nor nvcc is installed"
     rng = running.draws(seed, number)
     dtype = (np.float32, np.float64)[int(rng.integers(2))]
     architecture = str(rng.choice(nvrtc.ARCHITECTURES))
@@ -110,4 +112,4 @@ def notes() -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(running.main(attempt, notes))
+    sys.exit(running.main(attempt, notes, missing=missing))

@@ -94,8 +94,13 @@ def _attempts(attempt: Callable[[int, int], str], count: int, seed: int, first: 
     faulthandler.cancel_dump_traceback_later()
 
 
-def main(attempt: Callable[[int, int], str], notes: Callable[[], Iterable[str]] = tuple) -> int:
-    """The command line of a campaign. ``attempt(seed, number)`` returns its outcomes, with commas between, or raises."""
+def main(
+    attempt: Callable[[int, int], str], notes: Callable[[], Iterable[str]] = tuple, missing: Callable[[], str] = str
+) -> int:
+    """The command line of a campaign. ``attempt(seed, number)`` returns its outcomes, with commas between, or raises.
+
+    ``missing()`` says what else must be installed; empty if nothing.
+    """
     script = sys.modules["__main__"]
     module = script.__spec__.name if script.__spec__ is not None else ""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=(script.__doc__ or "").split("\n")[0])
@@ -104,6 +109,10 @@ def main(attempt: Callable[[int, int], str], notes: Callable[[], Iterable[str]] 
     parser.add_argument("--first", type=int, default=0, help="the number of the first attempt")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    need = missing() if sys.platform == "linux" else "it needs Linux, for /proc and signals to threads"
+    if need:
+        print(f"{module}: {need}", file=sys.stderr)
+        return 2
     if chosen.child:
         _attempts(attempt, chosen.count, chosen.seed, chosen.first)
         for note in notes():

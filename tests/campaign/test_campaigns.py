@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -14,7 +16,7 @@ from tests.test_contributing import OPERATIONS
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, sends signals to threads")
 
-from tests.campaign import drawn, programs  # noqa: E402
+from tests.campaign import drawn, kernels, programs, watched  # noqa: E402
 
 COUNTS = {
     "programs": 12,
@@ -29,14 +31,27 @@ COUNTS = {
     "ode": 2,
 }
 
+MISSING = {"kernels": kernels.missing, "watched": watched.missing}
+
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", COUNTS)
 def test_nothing_fails(name):
+    if missing := MISSING.get(name, str)():
+        pytest.skip(missing)
     tally = running.run(f"tests.campaign.{name}", COUNTS[name], SEED)
     print(tally)
     assert not tally.failures, f"python -m tests.campaign.{name} --seed {SEED}:\n{tally}"
     assert sum(tally.outcomes.values()) >= COUNTS[name]
+
+
+def test_a_campaign_that_needs_more_says_so(tmp_path):
+    """Without a compiler on the path."""
+    command = [sys.executable, "-m", "tests.campaign.watched", "--count", "1"]
+    env = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": str(running.ROOT)}
+    done = subprocess.run(command, cwd=running.ROOT, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("tests.campaign.watched: install GCC or Clang")
 
 
 def test_drawn_programs_use_the_whole_vocabulary():

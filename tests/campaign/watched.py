@@ -33,9 +33,11 @@ TOLERANCE = {np.float32: 1e-3, np.float64: 1e-10}
 BATCHES = (1, 7, 19, 70)
 
 
+def missing() -> str:
+    return "" if watched.available() else "install GCC or Clang with its thread sanitizer, with which memory is watched"
+
+
 def attempt(seed: int, number: int) -> str:
-    if not watched.available():
-        return "the compiler has no calls of a thread sanitizer"
     rng = running.draws(seed, number)
     share = SHARES[int(rng.integers(len(SHARES)))]
     settings = {
@@ -103,4 +105,4 @@ def _trained(rng: np.random.Generator, case: Case, dtype: type[np.floating], dev
 
 
 if __name__ == "__main__":
-    sys.exit(running.main(attempt))
+    sys.exit(running.main(attempt, missing=missing))
