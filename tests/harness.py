@@ -58,7 +58,7 @@ class Case:
 
     def net(self, name: str = "numpy") -> chains.Chain:
         net = chains.Chain(*self.layers, input_shape=self.input_shape, backend=name)
-        return net.freeze(*self.frozen)
+        return net.with_frozen(*self.frozen)
 
     def problem(self, batch: int, seed: int = 0) -> Problem:
         """Random data whose numbers are exact in float32, so that both types see the same ones.

@@ -151,7 +151,7 @@ def test_large_seeds_count(net, data):
 
 def test_frozen_slices_have_no_gradient(net, data):
     x, t, dy = data
-    frozen = net.freeze("0.*", "2.bias")
+    frozen = net.with_frozen("0.*", "2.bias")
     assert frozen.frozen == {"0.weight", "0.bias", "2.bias"}
     assert net.frozen == frozenset()
     p = net.init(dtype=np.float64)
@@ -167,25 +167,33 @@ def test_frozen_slices_have_no_gradient(net, data):
     assert frozen(x, p).tobytes() == net(x, p).tobytes()
 
 
+@pytest.mark.parametrize(("old", "new"), [("freeze", "with_frozen"), ("train_only", "with_trained")])
+def test_names_that_read_as_a_change_say_what_to_write(old, new):
+    net = Chain(Dense(2, 3))
+    with pytest.raises(AttributeError, match=rf"has no `{old}`.*net = net\.{new}\(\.\.\.\)"):
+        getattr(net, old)
+    assert not hasattr(net, "frost")
+
+
 def test_penalties_leave_frozen_slices_alone(net, data):
     x, t, _ = data
     p, penalty = net.init(dtype=np.float64), chains.L2Penalty(0.5) + chains.L1Penalty(0.5)
-    frozen = net.freeze("0.weight")
+    frozen = net.with_frozen("0.weight")
     value, g = frozen.value_and_grad(p, x, t, SquaredLoss(), penalty=penalty)
     assert value == pytest.approx(net.value_and_grad(p, x, t, SquaredLoss(), penalty=penalty)[0])
     assert not net.views(g)["0.weight"].any()
 
 
 def test_freezing_adds_up(net):
-    assert net.freeze("0.*").freeze("2.bias").frozen == {"0.weight", "0.bias", "2.bias"}
-    assert net.train_only("2.*").frozen == {"0.weight", "0.bias"}
-    assert net.freeze("*").train_only("0.bias").frozen == {"0.weight", "2.weight", "2.bias"}
-    assert net.freeze("0.*").n_params == net.n_params
+    assert net.with_frozen("0.*").with_frozen("2.bias").frozen == {"0.weight", "0.bias", "2.bias"}
+    assert net.with_trained("2.*").frozen == {"0.weight", "0.bias"}
+    assert net.with_frozen("*").with_trained("0.bias").frozen == {"0.weight", "2.weight", "2.bias"}
+    assert net.with_frozen("0.*").n_params == net.n_params
 
 
 def test_a_frozen_chain_inside_another_stays_frozen(data):
     """The usual way to put a new head on a trained body."""
-    body = Chain(Dense(3, 4, tanh)).freeze("*")
+    body = Chain(Dense(3, 4, tanh)).with_frozen("*")
     net = Chain(body, Dense(4, 2))
     assert net.frozen == {"0.0.weight", "0.0.bias"}
 
@@ -243,7 +251,7 @@ def test_programs_for_reading(net):
 
 
 def test_summary():
-    net = Chain(Flatten(), Dense(1200, 30, σ), Residual(Dense(30, 30)), Softmax(), input_shape=(12, 100)).freeze("2.*")
+    net = Chain(Flatten(), Dense(1200, 30, σ), Residual(Dense(30, 30)), Softmax(), input_shape=(12, 100)).with_frozen("2.*")
     text = net.summary()
     for part in (
         "0  Flatten()",
@@ -265,7 +273,9 @@ def test_summary():
 
 
 def test_the_summary_shows_long_layers_part_by_part():
-    net = Chain(Residual(*(Dense(3, 3, tanh) for _ in range(20))), Residual(Dense(3, 3)), Dense(3, 2)).freeze("0.inner.1.*")
+    net = Chain(Residual(*(Dense(3, 3, tanh) for _ in range(20))), Residual(Dense(3, 3)), Dense(3, 2)).with_frozen(
+        "0.inner.1.*"
+    )
     lines = [line.split() for line in net.summary().splitlines()]
     assert max(map(len, net.summary().splitlines())) < 80
     assert lines[2] == ["0", "Residual", "(3,)"]
@@ -284,7 +294,7 @@ def test_the_summary_counts_what_a_layer_has_beside_its_parts():
         lambda prey, hunter, u, v, birth, death: (birth * prey + u, v - death * hunter), inputs=("prey", "hunter"),
         network=Chain(Dense(2, 5, tanh), Dense(5, 2)), outputs=("u", "v"), parameters={"birth": 0.5, "death": 0.8},
     )  # fmt: skip
-    lines = [line.split() for line in Chain(rhs).freeze("0.birth").summary().splitlines()]
+    lines = [line.split() for line in Chain(rhs).with_frozen("0.birth").summary().splitlines()]
     assert lines[2] == ["0", "Equations", "(2,)", "2", "(1", "frozen)"]
     assert lines[3][-1] == "27"
     assert lines[5][-3:] == ["29", "(1", "frozen)"]
@@ -302,10 +312,10 @@ def test_repr(net):
 
 
 def test_what_is_frozen_is_shown():
-    net = Chain(Dense(3, 4, tanh), Dense(4, 2)).freeze("*.bias", "0.*")
-    assert repr(net) == "Chain(Dense(3, 4, tanh), Dense(4, 2)).freeze('0.weight', '0.bias', '1.bias')"
-    assert repr(net[1:]) == "Chain(Dense(4, 2)).freeze('0.bias')"
-    assert "(100 in all)" in repr(Chain(*(Dense(2, 2) for _ in range(50))).freeze("*"))
+    net = Chain(Dense(3, 4, tanh), Dense(4, 2)).with_frozen("*.bias", "0.*")
+    assert repr(net) == "Chain(Dense(3, 4, tanh), Dense(4, 2)).with_frozen('0.weight', '0.bias', '1.bias')"
+    assert repr(net[1:]) == "Chain(Dense(4, 2)).with_frozen('0.bias')"
+    assert "(100 in all)" in repr(Chain(*(Dense(2, 2) for _ in range(50))).with_frozen("*"))
 
 
 # Parts
@@ -333,7 +343,9 @@ def test_a_part_reads_its_slice_of_the_vectors(part):
 
 
 def test_a_part_keeps_what_is_frozen_and_the_backend():
-    net = Chain(Dense(3, 4), Chain(Dense(4, 4)).freeze("0.bias"), Dense(4, 2), backend="numpy").freeze("0.weight", "2.*")
+    net = Chain(Dense(3, 4), Chain(Dense(4, 4)).with_frozen("0.bias"), Dense(4, 2), backend="numpy").with_frozen(
+        "0.weight", "2.*"
+    )
     assert net[:2].frozen == {"0.weight", "1.0.bias"}
     assert net[1:].frozen == {"0.0.bias", "1.weight", "1.bias"}
     assert net[1:].backend == "numpy"

@@ -54,7 +54,7 @@ def test_one_is_no_plural():
 
 def test_long_lists_are_cut():
     net = Chain(*(Dense(2, 2) for _ in range(50)))
-    for call in (lambda: net.freeze("x"), lambda: net.layout["0.wieght"]):
+    for call in (lambda: net.with_frozen("x"), lambda: net.layout["0.wieght"]):
         text = refusal(call, (KeyError, ValueError))
         assert "(100 in all)" in text
         assert len(text) < 500

@@ -106,7 +106,7 @@ def test_training_steps_are_updates(optimizer, dtype, backend_name):
 
 @every_optimizer
 def test_a_step_reads_nothing_unwritten(optimizer, dtype, backend_name):
-    net = Chain(Dense(3, 4, tanh), Dense(4, 2)).freeze("0.bias")
+    net = Chain(Dense(3, 4, tanh), Dense(4, 2)).with_frozen("0.bias")
     program = record.training_step(net.network, record.Criterion(SquaredLoss(), (2,)), optimizer, np.dtype(dtype))
     rng = np.random.default_rng(0)
     arrays = {"p": net.init(seed=0), "x": rng.normal(size=(6, 3)), "t": rng.normal(size=(6, 2)), "step": np.zeros(()),
@@ -120,7 +120,7 @@ def test_a_step_reads_nothing_unwritten(optimizer, dtype, backend_name):
 @every_optimizer
 def test_frozen_parameters_do_not_move(optimizer, backend_name):
     """Not even by weight decay or momentum; nor do they count in the norm that is clipped."""
-    net = Chain(Dense(3, 4, tanh), Dense(4, 2), backend=backend_name).freeze("0.weight", "1.bias")
+    net = Chain(Dense(3, 4, tanh), Dense(4, 2), backend=backend_name).with_frozen("0.weight", "1.bias")
     rng = np.random.default_rng(0)
     x, t, p = rng.normal(size=(6, 3)), rng.normal(size=(6, 2)), net.init(seed=0, dtype=np.float64)
     p[-2:] = 0.5
@@ -137,7 +137,7 @@ def test_frozen_parameters_do_not_move(optimizer, backend_name):
 
 @every_optimizer
 def test_everything_frozen(optimizer):
-    net = Chain(Dense(3, 2)).freeze("*")
+    net = Chain(Dense(3, 2)).with_frozen("*")
     p = net.init()
     before = p.copy()
     train(net, p, np.ones((4, 3)), np.ones((4, 2)), SquaredLoss(), optimizer, epochs=2)

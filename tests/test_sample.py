@@ -35,7 +35,7 @@ NAMES = [*harness.BACKENDS, "emulated", "one-kernel"]
 
 
 def curve(name="auto", *frozen):
-    return Chain(Dense(3, 4, tanh), Dense(4, 2), backend=name).freeze(*frozen)
+    return Chain(Dense(3, 4, tanh), Dense(4, 2), backend=name).with_frozen(*frozen)
 
 
 def posterior(net, temperature=0.3, **given):

@@ -33,7 +33,7 @@ def uniform(seed, step, draw, size):
 @pytest.mark.parametrize("frozen", [(), ("0.bias",)])
 @pytest.mark.parametrize("backend_name", [*harness.BACKENDS, "emulated"])
 def test_sgld_is_the_papers_formula(backend_name, frozen):
-    net = Chain(Dense(3, 4, tanh), Dense(4, 2), backend=backend_name).freeze(*frozen)
+    net = Chain(Dense(3, 4, tanh), Dense(4, 2), backend=backend_name).with_frozen(*frozen)
     p = net.init(dtype=np.float64)
     wanted, way = p.copy(), Way()
     rate, temperature = 0.05, 0.3

@@ -51,7 +51,7 @@ class Cube(Layer):
         (Cube(), (3,)),
         (Double(), (2, 2)),
         (Boost(2.0), (3,)),
-        (Chain(Dense(2, 3, "relu"), BatchNorm(3), Dropout(0.3), DyUser(), Dense(3, 2)).freeze("0.*"), None),
+        (Chain(Dense(2, 3, "relu"), BatchNorm(3), Dropout(0.3), DyUser(), Dense(3, 2)).with_frozen("0.*"), None),
         (Chain(Conv(1, 2, 2, "gelu"), MaxPool(2), input_shape=(1, 4, 4)), None),
     ],
     ids=str,

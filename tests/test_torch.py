@@ -165,7 +165,7 @@ def torch_optimizer(optimizer, params):
 @pytest.mark.parametrize("frozen", [(), ("0.bias", "1.weight")], ids=["all", "frozen"])
 def test_ten_steps(name, frozen, dtype, backend_name):
     optimizer = (OPTIMIZERS | CLIPPED)[name]
-    net, rng = Chain(Dense(3, 6, "tanh"), Dense(6, 2), backend=backend_name).freeze(*frozen), np.random.default_rng(7)
+    net, rng = Chain(Dense(3, 6, "tanh"), Dense(6, 2), backend=backend_name).with_frozen(*frozen), np.random.default_rng(7)
     p, x, t = net.init(seed=1, dtype=dtype), rng.normal(size=(8, 3)).astype(dtype), rng.normal(size=(8, 2)).astype(dtype)
     params = tensors(net, p)
     peer = torch_optimizer(optimizer, [value for key, value in params.items() if key not in frozen])

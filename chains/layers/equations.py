@@ -40,7 +40,7 @@ class Equations(Layer):
     outputs : sequence of str
         The names of what the network gives, shape (len(outputs),).
     parameters : mapping of str to float, optional
-        Numbers to be trained, with their starting values. ``net.freeze`` keeps them.
+        Numbers to be trained, with their starting values. ``net.with_frozen`` keeps them.
 
     Raises
     ------

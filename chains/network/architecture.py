@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Hashable
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from chains.network import arguments, record
 from chains.network.structure import value_of
 from chains.network.summary import summary
 from chains.params import Layout, LayoutBuilder
+
+RENAMED = {"freeze": "with_frozen", "train_only": "with_trained"}  # names that read as if they changed a network
 
 
 class Architecture(Series):
@@ -188,13 +190,15 @@ class Architecture(Series):
         """
         return self.layout.views(arguments.check_params(p, self.n_params))
 
-    def freeze(self, *patterns: str) -> Self:
+    def with_frozen(self, *patterns: str) -> Self:
         """This network with further parameters frozen: their gradient is zero, and no step moves them.
+
+        The network itself stays as it is: ``net = net.with_frozen("0.*")``.
 
         Parameters
         ----------
         *patterns : str
-            Shell-style patterns of parameter names: ``net.freeze("0.*", "*.bias")``.
+            Shell-style patterns of parameter names: ``net.with_frozen("0.*", "*.bias")``.
 
         Raises
         ------
@@ -203,13 +207,13 @@ class Architecture(Series):
         """
         return self._with_frozen(self.frozen | self.layout.names(*patterns))
 
-    def train_only(self, *patterns: str) -> Self:
-        """This network with all parameters frozen but those that match: ``net.train_only("2.*")``.
+    def with_trained(self, *patterns: str) -> Self:
+        """This network with all parameters frozen but those that match: ``net.with_trained("2.*")``.
 
         Parameters
         ----------
         *patterns : str
-            As of `freeze`.
+            As of `with_frozen`.
         """
         return self._with_frozen(frozenset(entry.name for entry in self.layout) - self.layout.names(*patterns))
 
@@ -253,13 +257,23 @@ class Architecture(Series):
         part._frozen_names = frozenset(f"{int(k) - start}.{name}" for k, name in frozen if start <= int(k) < stop)
         return part
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in RENAMED:
+                raise AttributeError(
+                    f"a network has no `{name}`: `net.{RENAMED[name]}(...)` returns another network, as in "
+                    f"net = net.{RENAMED[name]}(...)"
+                )
+            return object.__getattribute__(self, name)  # which raises the error again
+
     def __len__(self) -> int:
         """How many layers there are."""
         return len(self.layers)
 
     def __repr__(self) -> str:
         names = sorted(self._frozen_names, key=[entry.name for entry in self.layout].index) if self._frozen_names else []
-        return super().__repr__() + (f".freeze({listed(map(repr, names))})" if names else "")
+        return super().__repr__() + (f".with_frozen({listed(map(repr, names))})" if names else "")
 
     def summary(self) -> str:
         """A table of the layers: output shapes, numbers of parameters, what is frozen, the size of the state."""

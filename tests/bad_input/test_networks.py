@@ -261,7 +261,7 @@ def test_a_batch_of_images_with_channels_last():
 
 
 def test_patterns_that_match_nothing():
-    for method in (NET.freeze, NET.train_only):
+    for method in (NET.with_frozen, NET.with_trained):
         assert_refused(lambda method=method: method("0.*", "7.weight"), "'7.weight'", "0.weight")
 
 

@@ -198,7 +198,7 @@ SETTINGS = {
     "FrontLast": (lambda: chains.FrontLastPenalty(0.1, None), "`front` (=0.1)"),
     "Huber-text": (lambda: chains.HuberLoss("a"), "`delta` (='a')"),
     "Dropout-text": (lambda: chains.Dropout("a"), "`rate` (='a')"),
-    "freeze": (lambda: NET.freeze(3), "(=3)"),
+    "freeze": (lambda: NET.with_frozen(3), "(=3)"),
     "backend-list": (lambda: Chain(Dense(3, 3), backend=[]), "`backend` (=[])"),
     "dtype-unknown": (lambda: NET.init(dtype="float99"), "`dtype` (='float99')"),
     "dtype-number": (lambda: NET.init(dtype=3), "`dtype` (=3)"),

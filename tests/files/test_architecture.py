@@ -136,7 +136,7 @@ def test_activations_come_back(f):
 
 
 def test_parts_and_frozen_networks_come_back():
-    whole = Chain(Dense(2, 3), Dense(3, 4, tanh), Dense(4, 1)).freeze("1.bias", "2.*")
+    whole = Chain(Dense(2, 3), Dense(3, 4, tanh), Dense(4, 1)).with_frozen("1.bias", "2.*")
     for net in (whole, whole[1:], Chain(whole[1:], Dense(1, 1))):
         assert again(net)._structure() == net._structure()
         assert again(net).frozen == net.frozen

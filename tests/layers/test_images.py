@@ -232,7 +232,7 @@ def test_the_first_layers_input_gradient_is_never_computed():
 
 
 def test_gradients_stop_where_nothing_below_is_trained():
-    program = classifier().freeze("0.*").program(CrossEntropyLoss(), Adam(), target_shape=())
+    program = classifier().with_frozen("0.*").program(CrossEntropyLoss(), Adam(), target_shape=())
     assert labelled(program, ConvolveWeight) == ["3.Conv'"]
     assert labelled(program, ConvolveInput) == []
     assert not any("pool_input" in operation.name for operation in program.operations)

@@ -83,7 +83,7 @@ def in_turns(runner, program, batch, arrays, sources, order, backwards):
     return {"values": values, **{name: own[name] for name, b in program.buffers.items() if b.role == "state"}}
 
 
-FROZEN = Chain(Dense(2, 70), BatchNorm(70), Dense(70, 300, tanh), Dense(300, 3)).freeze("1.weight", "1.bias")
+FROZEN = Chain(Dense(2, 70), BatchNorm(70), Dense(70, 300, tanh), Dense(300, 3)).with_frozen("1.weight", "1.bias")
 
 
 @pytest.mark.few(1)

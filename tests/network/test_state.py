@@ -199,12 +199,12 @@ def test_training_does_not_read_it(net):
 def test_frozen_parameters_leave_the_statistics_running(net):
     p, state = start(net)
     other = state.copy()
-    frozen = net.freeze("*")
+    frozen = net.with_frozen("*")
     frozen.value_and_grad(p, X, T, LOSS, state=state)
     net.value_and_grad(p, X, T, LOSS, state=other)
     assert state.tobytes() == other.tobytes()
     before = p.copy()
-    train(net.freeze("1.*"), p, X, T, LOSS, Adam(0.1), state=state)
+    train(net.with_frozen("1.*"), p, X, T, LOSS, Adam(0.1), state=state)
     moved = net.views(p - before)
     assert {name for name, view in moved.items() if view.any()} == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert state.tobytes() != other.tobytes()
@@ -213,7 +213,7 @@ def test_frozen_parameters_leave_the_statistics_running(net):
 def test_copies_of_a_network_take_the_same_state(net):
     p, state = start(net)
     y = net(X, p, state=state)
-    for twin in (pickle.loads(pickle.dumps(net)), copy.deepcopy(net), net.freeze("1.*"), Chain(net, backend=net.backend)):
+    for twin in (pickle.loads(pickle.dumps(net)), copy.deepcopy(net), net.with_frozen("1.*"), Chain(net, backend=net.backend)):
         assert twin(X, p, state=state).tobytes() == y.tobytes()
         assert twin.n_state == net.n_state
 

@@ -256,11 +256,11 @@ def test_the_first_layer_makes_one_product_fewer():
 
 def test_frozen_slices_cost_nothing():
     net = Chain(Dense(3, 4, tanh), Dense(4, 5, tanh), Dense(5, 2))
-    assert len(products(net.freeze("1.weight").program(SquaredLoss()))) == 3 + 2 + 2
-    last = net.train_only("2.*").program(SquaredLoss())
+    assert len(products(net.with_frozen("1.weight").program(SquaredLoss()))) == 3 + 2 + 2
+    last = net.with_trained("2.*").program(SquaredLoss())
     assert len(products(last)) == 3 + 1
     assert not any("'" in operation.label and "2." not in operation.label for operation in last.operations)
-    nothing = net.freeze("*").program(SquaredLoss())
+    nothing = net.with_frozen("*").program(SquaredLoss())
     assert len(products(nothing)) == 3
     assert kinds(nothing).count("fill") == 6
 

@@ -134,7 +134,7 @@ def test_a_forward_pass_alone(backend_name):
 def test_a_training_step_is_moved_and_a_frozen_layer_needs_no_pullback():
     net = Chain(Conv(1, 2, 2, relu), MaxPool(2), Flatten(), Dense(8, 2), input_shape=(1, 5, 5))
     assert order(net.program(SquaredLoss(), chains.Adam())) == MOVED
-    assert order(net.freeze("0.*").program(SquaredLoss(), chains.Adam())) == ["max_pool", "relu"]
+    assert order(net.with_frozen("0.*").program(SquaredLoss(), chains.Adam())) == ["max_pool", "relu"]
 
 
 class ReadTwice(Layer):

@@ -158,7 +158,7 @@ def test_a_penalty_on_the_table_makes_it_dense(backend, dense):
 
 @every_backend
 def test_a_frozen_table_stays(backend):
-    net = network(backend).freeze("0.*")
+    net = network(backend).with_frozen("0.*")
     before, after = (net.views(p)["0.weight"] for p in (net.init(seed=0), trained(net, Adam(0.01, sparse="lazy"))))
     np.testing.assert_array_equal(before, after)
 
