@@ -37,11 +37,12 @@ def wait_in(folder: str, forked: bool = False) -> None:
     """Train in a folder, and say so after an epoch, for ever; if `forked`, with a child that outlives this process."""
 
     def wait(state):
-        if forked and not os.fork():
+        child = os.fork() if forked else 0
+        if not child:  # a child that says so has left the lock to its parent
+            print("here", flush=True)
             time.sleep(20)
             os._exit(0)
-        print("here", flush=True)
-        time.sleep(60)
+        time.sleep(20)
 
     run(Path(folder), callbacks=[wait])
 
