@@ -9,6 +9,7 @@ import pytest
 
 import chains
 from chains import BatchNorm, Chain, Conv, Dense, Dropout, Layer, MaxPool, SquaredLoss
+from chains.expr import where
 from chains.testing import Checked, check_gradients, check_loss, usable_backends
 from tests.harness import LOSSES, targets
 from tests.own import Boost, Double, DyUser
@@ -162,6 +163,31 @@ def test_a_wrong_derivative_of_a_loss_is_found():
         check_loss(wrong, t)
     with pytest.raises(ValueError, match="`t`"):
         check_loss(right, t, (3,))
+
+
+class Squares(chains.Loss):
+    """Half the squares, which multiplies by weights, or selects as well."""
+
+    def __init__(self, selects):
+        self.selects = selects
+
+    def record(self, ops, y, t, w, value, dy):
+        terms, w = ops.scratch("terms", y.sample_shape), ops.constant("one", np.ones(())) if w is None else w.expand(-1)
+        zero = (lambda w, term: where(w == 0, 0, term)) if self.selects else lambda w, term: term
+        ops.map(
+            (terms, dy),
+            lambda y, t, w, k: (zero(w, 0.5 * w * k * (y - t) ** 2), zero(w, w * k * (y - t))),
+            y, t, w, ops.inverse_batch,
+        )  # fmt: skip
+        ops.sum(value, terms)
+
+
+def test_losses_must_select_where_a_weight_is_zero():
+    t = np.random.default_rng(0).normal(size=(5, 2))
+    assert check_loss(Squares(selects=True), t) < 1e-7
+    words = "is not finite at random outputs, with weights of samples, of which those of targets that are NaN are 0: use where"
+    with pytest.raises(AssertionError, match=words):
+        check_loss(Squares(selects=False), t)
 
 
 @pytest.mark.parametrize("slope", [-2.0, 0.0, 1.0])

@@ -99,5 +99,5 @@ class SecondOrder:
 
 def _weigh(numbers: np.ndarray, factors: np.ndarray) -> None:
     """Multiply by factors in place; what is multiplied by 0 becomes 0, NaN too."""
-    numbers *= factors
     np.copyto(numbers, 0.0, where=factors == 0.0)
+    numbers *= factors

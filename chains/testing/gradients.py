@@ -114,7 +114,9 @@ def check_loss(
     seed: int = 0,
     backends: Sequence[str] | None = None,
 ) -> float:
-    """Check the derivative of a loss at random outputs, with and without weights of samples.
+    """Check the derivative of a loss at random outputs, without weights, and with those of samples and of targets.
+
+    Targets of weight 0 are NaN, as users' may be. Weights of targets are for losses with `weighs_targets`.
 
     The derivative must equal central differences of the loss, in float64 and, to rounding, in float32. Points at a kink are
     avoided.
@@ -154,22 +156,42 @@ def check_loss(
     nets = {name: Chain(*layers, backend=name) for name in ("numpy", *names)}
     x = np.eye(batch)  # so that the weights are the outputs, and the gradient is the derivative
     worst = 0.0
-    for weights in (None, np.linspace(0.5, 2.0, batch)):
-        value = partial(nets["numpy"].loss, x=x, t=t, loss=loss, weights=weights)
+    kinds = {"": None, ", with weights of samples": (batch,)}
+    if loss.weighs_targets and t.ndim > 1:
+        kinds[", with weights of targets"] = t.shape
+    for kind, weighed in kinds.items():
+        weights = None if weighed is None else _weights(weighed)
+        holed = t if weights is None else _with_holes(t, weights)
+        value = partial(nets["numpy"].loss, x=x, t=holed, loss=loss, weights=weights)
 
         def differences(seed: int, value: Callable[[np.ndarray], float] = value) -> tuple[np.ndarray, np.ndarray]:
             y = np.random.default_rng([seed, batch]).normal(size=batch * math.prod(shape)).astype(np.float32).astype(np.float64)
             return y, central_difference(value, y)
 
         y, wanted = away_from_kinks(differences, seed)
+        if not np.isfinite(wanted).all():
+            hint = ", of which those of targets that are NaN are 0: use where(w == 0, 0, ...)" if kind else ""
+            raise AssertionError(f"{loss!r} is not finite at random outputs{kind}{hint}")
         for name in names:
             for dtype in DTYPES:
                 bound = SLOPE if dtype == DTYPES[0] else ROUNDING[dtype]
-                _, actual = nets[name].value_and_grad(y.astype(dtype), x, t, loss, weights=weights)
-                what = f"the derivative of {loss!r} on the backend {name!r}, {dtype}{', with weights' * (weights is not None)}"
+                _, actual = nets[name].value_and_grad(y.astype(dtype), x, holed, loss, weights=weights)
+                what = f"the derivative of {loss!r} on the backend {name!r}, {dtype}{kind}"
                 assert_close(actual, wanted, bound, what)
                 worst = max(worst, float(np.max(np.abs(actual - wanted))) * (dtype == DTYPES[0]))
     return worst
+
+
+def _weights(shape: tuple[int, ...]) -> np.ndarray:
+    """Weights of this shape, of which every third one is 0."""
+    weights = np.linspace(0.5, 2.0, math.prod(shape))
+    weights[2::3] = 0.0
+    return weights.reshape(shape)
+
+
+def _with_holes(t: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Targets that are NaN where their weight is 0."""
+    return np.where(weights.reshape(*weights.shape, *[1] * (t.ndim - weights.ndim)) == 0.0, np.nan, t)
 
 
 def _network(network: Any, input_shape: tuple[int, ...] | None) -> Chain:

@@ -45,7 +45,9 @@ def check_gradients(backend: str, kind: type, place: Any = HOST) -> None:
     for net in networks(backend):
         p, loss, penalty = net.init(0).astype(kind), SquaredLoss(), L2Penalty(1e-2)
         x, t = rng.normal(size=(SAMPLES, *net.input_shape)).astype(kind), rng.normal(size=(SAMPLES, 2)).astype(kind)
-        weights = rng.uniform(0, 2, SAMPLES).astype(kind)
+        weights = rng.uniform(0, 2, t.shape if net.n_state else SAMPLES).astype(kind)  # of targets, or of samples
+        if weights.ndim == 2:
+            weights[::3, 0], t[::3, 0] = 0.0, np.nan
         state, own = (put(net.init_state(dtype=kind)) if net.n_state else None for put in (HOST.array, place.array))
         alone = net.value_and_grad(p, x, t, loss, weights=weights, penalty=penalty, seed=3, state=state)
         given = {"weights": put(mine(weights)), "penalty": penalty, "seed": 3}

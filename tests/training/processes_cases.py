@@ -44,7 +44,10 @@ def check_training(net: Chain, optimizer: Any, kind: type, place: Any = HOST, **
     """Together, twice, with parameters in the memory of `place`, and alone on the host: the same numbers in the end."""
     rng, tolerance = np.random.default_rng(0), TOLERANCES[kind]
     x = rng.normal(size=(SAMPLES, *net.input_shape)).astype(kind)
-    t, weights = rng.normal(size=(SAMPLES, *net.output_shape)).astype(kind), rng.uniform(0, 2, SAMPLES).astype(kind)
+    t = rng.normal(size=(SAMPLES, *net.output_shape)).astype(kind)
+    weights = rng.uniform(0, 2, SAMPLES if kind is np.float32 else t.shape).astype(kind)
+    if weights.ndim == 2:
+        weights[::3, 0], t[::3, 0] = 0.0, np.nan
     results = []
     for comm, where in ((None, HOST), (COMM, place), (COMM, place)):
         p, state = where.array(net.init(0).astype(kind)), where.array(net.init_state(dtype=kind)) if net.n_state else None
