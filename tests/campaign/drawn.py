@@ -408,6 +408,8 @@ class Drawn:
             counted = True
             if window.area not in (1, 2, 4):
                 return
+        if kind == "max" and _has_empty_windows(window, inputs, positions):  # their largest entry is -inf
+            return
         x = self.operand((channels, *inputs), True)
         size = self.size(x)
         if kind == "mean":
@@ -508,6 +510,17 @@ class Drawn:
 KINDS = (
     *("matmul",) * 4, *("map",) * 5, *("reduce",) * 2, *("convolve",) * 2, "pool", *("gather",) * 2, "random", "copy", "fill"
 )  # fmt: skip
+
+
+def _has_empty_windows(window: Window, inputs: tuple[int, int], positions: tuple[int, int]) -> bool:
+    """Whether some position of the window covers padding alone. No layer's does: its dilation is 1."""
+    for axis, (size, stride, pads, step) in enumerate(
+        zip(window.size, window.stride, window.padding, window.dilation, strict=True)
+    ):
+        for first in range(-pads[0], positions[axis] * stride - pads[0], stride):
+            if not any(0 <= first + k * step < inputs[axis] for k in range(size)):
+                return True
+    return False
 
 
 def _as_shape(view: View, shape: tuple[int, ...], batched: bool) -> bool:
