@@ -191,7 +191,7 @@ def test_warm_start_goes_on():
     model = ChainClassifier(max_iter=5, warm_start=True, random_state=0).fit(X, y)
     first = model.loss_curve_
     assert model.fit(X, y).loss_curve_[0] < first[-1]
-    with pytest.raises(ValueError, match=r"`y` has classes \[0 1 7\] that were not there"):
+    with pytest.raises(ValueError, match=r"`y` has the classes \[0 1 7\], but those of the first call are \[0 1 2\]"):
         model.fit(X, np.where(y == 2, 7, y))
     again = clone(model).fit(X, y)
     assert again.loss_curve_ == first
@@ -390,6 +390,25 @@ def test_partial_fit_needs_all_classes_at_first():
         ChainRegressor(early_stopping=True).partial_fit(X, y)
 
 
+@pytest.mark.parametrize("classes", [["a", "c"], ["a", "c", "d"]])
+def test_classes_that_were_not_named_are_refused(classes):
+    """ "b" would be sorted in before "c" and count as it."""
+    model = ChainClassifier()
+    with pytest.raises(ValueError, match=r"`y` has the classes \['a' 'b'\], but those of the first call are \['a' 'c'"):
+        model.partial_fit(np.eye(4), np.array(["a", "b", "a", "b"]), classes=classes)
+    with pytest.raises(NotFittedError):
+        model.predict(np.eye(4))
+
+
+def test_labels_after_classes_are_refused():
+    X, y = scaled(load_wine)
+    model = ChainClassifier((5,), max_iter=1, warm_start=True)
+    with pytest.raises(ValueError, match=r"`y` must be a vector of classes, as in the first call, got shape \(178, 3\)"):
+        model.fit(X, y).fit(X, np.eye(3, dtype=int)[y])
+    with pytest.raises(ValueError, match="`y` must be rows of 3 zeros and ones"):
+        clone(model).fit(X, np.eye(3, dtype=int)[y]).fit(X, y)
+
+
 def test_class_weights_are_weights_of_samples():
     X, y = scaled(load_wine)
     X, y = X[:140], y[:140]
@@ -434,6 +453,7 @@ def test_settings_of_numpys_types_count():
     one, two = (ChainRegressor(batch_size=size, **settings).fit(X, y) for size in (13, np.int64(13)))
     np.testing.assert_array_equal(one.p_, two.p_)
     ChainRegressor(n_iter_no_change=np.inf, n_jobs=-1, **settings).fit(X, y)
+    assert [c.shape[1] for c in ChainRegressor(range(2, 4), max_iter=1).fit(X, y).coefs_] == [2, 3, 1]
 
 
 def test_warnings_say_what_to_do():

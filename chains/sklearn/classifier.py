@@ -111,11 +111,15 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
                 self._labels = LabelBinarizer().fit(np.vstack([np.ones((1, len(classes)), int), np.asarray(y)]))
             self.classes_ = self._labels.classes_
             if len(self.classes_) < 2:
-                raise ValueError(f"a classifier needs two classes at least, got one class: {self.classes_[0]!r}")
+                raise ValueError(f"a classifier needs two classes at least, got one class: {self.classes_[0]}")
             self.n_outputs_ = 1 if self._labels.y_type_ == "binary" else len(self.classes_)
             self.out_activation_ = "softmax" if self._labels.y_type_ == "multiclass" else "logistic"
-        elif not np.isin(known := unique_labels(y), self.classes_).all():
-            raise ValueError(f"`y` has classes {known} that were not there in the first call, {self.classes_}")
+        several = self._labels.y_type_ == "multilabel-indicator"
+        if several != (type_of_target(y) == "multilabel-indicator"):
+            wanted = f"rows of {self.n_outputs_} zeros and ones" if several else "a vector of classes"
+            raise ValueError(f"`y` must be {wanted}, as in the first call, got shape {y.shape}")
+        if not np.isin(found := unique_labels(y), self.classes_).all():
+            raise ValueError(f"`y` has the classes {found}, but those of the first call are {self.classes_}")
         if self._labels.y_type_ == "multiclass":
             return np.searchsorted(self.classes_, y), CrossEntropyLoss()
         return np.asarray(self._labels.transform(y), dtype=np.float64), BCEWithLogitsLoss()

@@ -190,7 +190,7 @@ class ChainEstimator(BaseEstimator):
         return self._fit(X, y, sample_weight, first=not hasattr(self, "net_"), partial=True)
 
     def _outputs(self, X: Any) -> np.ndarray:
-        check_is_fitted(self)
+        check_is_fitted(self, "net_")
         X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=(np.float64, np.float32), order="C")
         return outputs_of(self.net_, self.p_, X, self.state_)
 
@@ -268,7 +268,7 @@ class ChainEstimator(BaseEstimator):
     def _network(self, inputs: int, outputs: int) -> Chain:
         if self.network is None:
             sizes = self.hidden_layer_sizes
-            sizes = [inputs, *(sizes if isinstance(sizes, (list, tuple, np.ndarray)) else [sizes]), outputs]
+            sizes = [inputs, *(sizes if hasattr(sizes, "__iter__") else [sizes]), outputs]
             f = "sigmoid" if self.activation == "logistic" else self.activation
             layers = []
             for k, (before, after) in enumerate(pairwise(sizes)):
