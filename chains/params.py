@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from chains.bounds import Bounds
 from chains.initializers import Constant, Initializer
 from chains.messages import as_html, listed, meant, shown
 
@@ -23,9 +24,13 @@ class Slice:
     stop: int
     shape: tuple[int, ...]
     init: Initializer = field(default=Constant(0.0), repr=False, compare=False)
+    bounds: Bounds | None = field(default=None, repr=False)
 
     def begin(self, rng: np.random.Generator, dtype: Any) -> np.ndarray:
-        """The array as its initializer fills it. Raises TypeError or ValueError, naming the slice, for anything else."""
+        """The array to begin with: what is stored for the values of its initializer.
+
+        Raises TypeError or ValueError, naming the slice, where these are not finite real numbers within its bounds.
+        """
         try:
             values = np.asarray(self.init(rng, self.shape))
         except Exception as error:
@@ -35,6 +40,8 @@ class Slice:
             raise TypeError(f"the initializer of `{self.name}` must return real numbers, got {shown(values)}")
         if values.shape != self.shape:
             raise ValueError(f"the initializer of `{self.name}` must return shape {self.shape}, got {values.shape}")
+        if self.bounds is not None:
+            values = self.bounds.stored(values, f"what the initializer of `{self.name}` returns")
         with np.errstate(over="ignore"):
             values = values.astype(dtype)
         if not np.isfinite(values).all():
@@ -115,6 +122,17 @@ class Layout(Sequence[Slice]):
         """
         return Views((entry.name, vector[entry.start : entry.stop].reshape(entry.shape)) for entry in self._slices)
 
+    def values(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """Each slice as layers see it, a fresh array of its own shape, by name: where it has bounds, within these.
+
+        Parameters
+        ----------
+        vector : array, shape (size,)
+            The vector.
+        """
+        views = self.views(vector)
+        return Views((e.name, views[e.name].copy() if e.bounds is None else e.bounds.value(views[e.name])) for e in self)
+
     def init(self, rng: np.random.Generator, dtype: Any) -> np.ndarray:
         """A fresh vector, each slice filled by its initializer. The draws are those of float64, then rounded.
 
@@ -169,7 +187,9 @@ class LayoutBuilder:
         self.slices: list[Slice] = []
         self.frozen: set[str] = set()  # names of slices that are not to be trained
 
-    def add(self, name: str, shape: tuple[int, ...], init: Initializer) -> Slice:
+    def add(self, name: str, shape: tuple[int, ...], init: Initializer, bounds: Bounds | None = None, of: str = "") -> Slice:
+        if bounds is not None and isinstance(init, Constant):
+            bounds.stored(init.value, f"`init`{of}")  # refused here rather than by net.init
         start = self.slices[-1].stop if self.slices else 0
-        self.slices.append(Slice(name, start, start + math.prod(shape), shape, init))
+        self.slices.append(Slice(name, start, start + math.prod(shape), shape, init, bounds))
         return self.slices[-1]

@@ -32,7 +32,7 @@ from chains.program.recorder import Recorder
 from chains.sampling.leapfrog import Leapfrog
 from chains.testing import Kink, assert_close, away_from_kinks, central_difference, filled, run_program  # noqa: F401
 from chains.testing.gradients import ROUNDING  # noqa: F401
-from tests.own import Boost, Decay, Double, DyUser, Outer, Repeat, Stacked
+from tests.own import Boost, Decay, Double, DyUser, Monotone, Outer, Repeat, Stacked
 
 HERE = "numpy,native" if importlib.util.find_spec("llvmlite") else "numpy"
 BACKENDS = tuple(os.environ.get("CHAINS_TEST_BACKENDS", HERE).split(","))
@@ -285,11 +285,24 @@ def _pendulum() -> chains.Equations:
     )  # fmt: skip
 
 
+def _hunt() -> chains.Equations:
+    """Two networks, of which each takes some of the inputs, and parameters with bounds."""
+    return chains.Equations(
+        lambda hare, fox, lynx, food, u, v, birth, death: (birth * hare - u, food * fox, v - death * lynx),
+        inputs=("hare", "fox", "lynx"), parameters={"birth": 0.5, "death": 0.25},
+        networks={"food": (_dense(1, 1), ("hare",)), "hunt": (_dense(2, 2), ("lynx", "hare"), ("u", "v"))},
+        bounds={"birth": (0.0, 2.0), "death": (0.0, None)},
+    )  # fmt: skip
+
+
 _FORCED = {"given": 1, "time": True, "forcing": ([0.0, 0.5, 1.0], [0.0, 1.0, -0.5])}
 LAYERS += [
     _layer("Equations",
            chains.Equations(lambda a, c, b, k: (k * a * b, expr.tanh(c), 3.0), ("a", "b", "c"), parameters={"k": 0.5})),
     _layer("Equations-network", _pendulum(), (5,)),
+    _layer("Equations-bounds", _hunt()),
+    _layer("ODE-bounds", chains.ODE(_hunt(), (0.0, 0.25, 1.0), "midpoint", 2)),
+    _layer("ODE-bounds-implicit", chains.ODE(_hunt(), (0.0, 0.125), "kvaerno3")),
     _layer("ODE", chains.ODE(chains.Series(_dense(3, 2), _dense(2, 3)), (0.0, 0.5, 1.0), "midpoint", 2)),
     _layer("ODE-needs-input", chains.ODE(_dense(3, 3, chains.gelu), (0.0, 0.5), "euler")),
     _layer("ODE-forced", chains.ODE(_pendulum(), (0.0, 0.25, 1.0), "midpoint", 2, **_FORCED)),
@@ -405,6 +418,8 @@ OWN_LAYERS = [
     _layer("own-DyUser", DyUser()),
     _layer("own-Outer", Outer()),
     _layer("own-Repeat", Repeat(4), (1,)),
+    Case("own-Monotone", Monotone, (_dense(), Monotone(2), Monotone(3))),
+    Case("own-Monotone-frozen", Monotone, (Monotone(2), Monotone(3)), frozen=("0.weight", "1.gain")),
     Case("own-two-Boosts", Boost, (chains.Scale(), Boost(2.0), Boost(-3.0))),
     Case("own-in-Residual", DyUser, (_dense(), chains.Residual(DyUser()), chains.Parallel(DyUser(), Double()))),
 ]

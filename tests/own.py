@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from chains import Dense, LayerNorm, gelu, tanh
+from chains import Dense, LayerNorm, Uniform, gelu
+from chains.expr import tanh
 from chains.layers import Cell, Declaration, Layer, Series
 
 
@@ -120,3 +121,31 @@ class Repeat(Layer):
 
     def pullback(self, ops: Any, x: Any, y: Any, dy: Any, dx: Any, p: Any, g: Any, s: Any) -> None:
         ops.sum(dx, dy)
+
+
+class Monotone(Layer):
+    """y = tanh(x weight) gain: a matrix of positive weights, and a number between two others."""
+
+    def __init__(self, outputs: int) -> None:
+        self.outputs = outputs
+
+    def declare(self, d: Declaration) -> None:
+        d.param("weight", (*d.input, self.outputs), Uniform(0.1, 1.0), bounds=(0, None))
+        d.param("gain", (), 0.5, bounds=(-0.25, 2.0))
+        d.param("limit", (self.outputs,), -1.0, bounds=(None, 3.0))
+        d.saved("a", (self.outputs,))
+        d.output((self.outputs,))
+
+    def forward(self, ops: Any, x: Any, y: Any, p: Any, s: Any) -> None:
+        ops.matmul(y, x, p.weight)
+        ops.map(s.a, tanh, y)
+        ops.map(y, lambda a, gain, limit: a * gain + limit, s.a, p.gain, p.limit)
+
+    def pullback(self, ops: Any, x: Any, y: Any, dy: Any, dx: Any, p: Any, g: Any, s: Any) -> None:
+        product = ops.scratch("product", dy.sample_shape)
+        ops.map(product, lambda a, dy: a * dy, s.a, dy)
+        ops.sum(g.gain, product)
+        ops.sum(g.limit, dy)
+        ops.map(product, lambda a, dy, gain: (1 - a * a) * dy * gain, s.a, dy, p.gain)
+        ops.matmul(g.weight, x.T, product)
+        ops.matmul(dx, product, p.weight.T)

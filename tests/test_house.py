@@ -30,7 +30,7 @@ FLOORS = [
     ["checks"],
     ["data"],
     ["expr", "initializers", "progress", "threads"],
-    ["communicator", "program"],
+    ["bounds", "communicator", "program"],
     ["params", "jets"],
     ["activations", "schedules", "optimizers", "backends"],
     ["arrays"],

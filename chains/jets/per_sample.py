@@ -47,6 +47,9 @@ class PerSample:
         elif isinstance(operation, Reduce):
             self._reduce(operation)
         elif operation.elementwise:
+            for out in operation.outs:
+                if not out.batched:
+                    self._twin(out)  # what is computed from rows of the samples has such rows too
             axes = max(view.ndim - view.batched for view in operation.views)
             outs, ins = (tuple(self._lifted(view, axes) for view in views) for views in (operation.outs, operation.ins))
             self.ops.operations.append(replace(operation, outs=outs, ins=ins))

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ClassVar
 
+from chains.bounds import bounds_of
 from chains.checks import check_count, check_settings, check_shape, signature
 from chains.initializers import InitializerLike, initializer
 from chains.messages import shown
@@ -185,7 +186,7 @@ class Declaration:
     def __repr__(self) -> str:
         return f"<declaration of {self.layer!r}: {self.input} to {self._output}>"
 
-    def param(self, name: str, shape: SampleShape, init: InitializerLike) -> None:
+    def param(self, name: str, shape: SampleShape, init: InitializerLike, *, bounds: Any = None) -> None:
         """Declare a parameter: the next slice of the flat vector.
 
         Parameters
@@ -196,9 +197,12 @@ class Declaration:
             Its shape, without the batch.
         init : initializer
             Its starting values, or the name of an initializer.
+        bounds : pair of float or None, optional
+            Where it stays, `init` and ``p.<name>`` included: (0, None) for positive numbers, (0, 1) for an interval.
         """
         of, shape = self._declared("parameter", name, shape, self.slices)
-        self.slices[name] = self._layout.add(self._full(name), shape, initializer(init, "init", of, shape))
+        start = initializer(init, "init", of, shape)
+        self.slices[name] = self._layout.add(self._full(name), shape, start, bounds_of(bounds, of), of)
 
     def state(self, name: str, shape: SampleShape, init: InitializerLike) -> None:
         """Declare an array that training updates, but not along a gradient: the next slice of the network's state.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from chains.bounds import bounds_of
 from chains.checks import check_number
 from chains.expr import Expr, Formula, as_expr, trace_nodes
 from chains.expr.derivatives import derivative
 from chains.expr.replay import Replay
 from chains.initializers import Constant
 from chains.layers.base import Declaration, Layer, SampleShape
-from chains.messages import listed, shown
+from chains.messages import counted, listed, meant, shown
+from chains.params import LayoutBuilder
 from chains.program.recorder import Recorder
 from chains.program.view import View
 
@@ -24,6 +26,16 @@ class Equations(Layer):
     ...     lambda hare, lynx, u, v, birth, death: (birth * hare + u, -death * lynx + v),
     ...     inputs=("hare", "lynx"), network=Chain(Dense(2, 5, tanh), Dense(5, 2)), outputs=("u", "v"),
     ...     parameters={"birth": 0.5, "death": 0.8},
+    ... )
+
+    Of several networks each has the inputs that it takes, and names for what it gives:
+
+    >>> rhs = Equations(
+    ...     lambda hare, lynx, growth, hunt, death: (growth * hare - hunt, hunt - death * lynx),
+    ...     inputs=("hare", "lynx"),
+    ...     networks={"growth": (Chain(Dense(1, 5, tanh), Dense(5, 1)), ("hare",)),
+    ...               "hunt": (Chain(Dense(2, 5, tanh), Dense(5, 1)), ("hare", "lynx"))},
+    ...     parameters={"death": 0.8}, bounds={"death": (0.0, None)},
     ... )
 
     The gradient is that of the formula's symbolic derivatives.
@@ -41,16 +53,24 @@ class Equations(Layer):
         The names of what the network gives, shape (len(outputs),).
     parameters : mapping of str to float, optional
         Numbers to be trained, with their starting values. ``net.with_frozen`` keeps them.
+    networks : mapping of str to tuple, optional
+        Further networks by name, each as (network, inputs) or (network, inputs, outputs): a layer or chain, the names of the
+        features that it takes, some of `inputs`, and the names of what it gives, by default its own name for one number.
+    bounds : mapping of str to pair of float or None, optional
+        Where parameters stay: ``{"birth": (0, None), "death": (0.1, 2)}`` for a positive number and an interval. The flat
+        vector holds numbers without bounds for them; ``net.values(p)`` gives their values.
 
     Raises
     ------
     TypeError, ValueError
-        For names that are unknown, no words, or taken twice, and for a network whose output does not fit.
+        For names that are unknown, no words, or taken twice, for networks whose input or output does not fit the names, and for
+        starting values that are not within their bounds.
     """
 
     def __init__(
         self, formula: Callable[..., Any], inputs: Sequence[str], *, network: Layer | None = None,
         outputs: Sequence[str] = (), parameters: Mapping[str, float] | None = None,
+        networks: Mapping[str, tuple[Any, ...]] | None = None, bounds: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         if network is not None and not isinstance(network, Layer):
             raise TypeError(f"`network` (={shown(network)}) must be a layer, or None")
@@ -60,7 +80,12 @@ class Equations(Layer):
         if parameters is not None and not isinstance(parameters, Mapping):
             raise TypeError(f'`parameters` (={shown(parameters)}) must be starting values by name, such as {{"birth": 0.5}}')
         self.parameters = {name: _start(name, value) for name, value in dict(parameters or {}).items()}
-        names = (*self.inputs, *self.outputs, *_names("parameters", tuple(self.parameters)))
+        self.bounds = _bounds(bounds, self.parameters)
+        self.networks = _networks(networks, self.inputs)
+        if "network" in self.networks and network is not None:
+            raise ValueError("`networks` (={'network': ...}) has the name of `network`: choose another one")
+        learned = [name for _, _, outputs in self._learned.values() for name in outputs]
+        names = (*self.inputs, *learned, *_names("parameters", tuple(self.parameters)))
         twice = [name for k, name in enumerate(names) if name in names[:k]]
         if twice:
             raise ValueError(f"`{twice[0]}` is the name of two things: inputs, outputs and parameters need different ones")
@@ -68,7 +93,14 @@ class Equations(Layer):
             raise ValueError("`inputs` (=()) must name at least one feature")
         if bool(self.outputs) != (network is not None):
             raise ValueError(f"`outputs` (={self.outputs}) must name what `network` (={network!r}) gives")
+        for name, (part, features, given) in self._learned.items():
+            _check_fit(f"networks[{name!r}]" if name in self.networks else "network", part, features, given)
         self.formula = Replay(_traced(formula, names))
+
+    @property
+    def _learned(self) -> dict[str, tuple[Layer, tuple[str, ...], tuple[str, ...]]]:
+        """The networks, with the names of what each takes and gives."""
+        return {**({} if self.network is None else {"network": (self.network, self.inputs, self.outputs)}), **self.networks}
 
     def fixed_input(self) -> SampleShape:
         return (len(self.inputs),)
@@ -77,41 +109,55 @@ class Equations(Layer):
         if d.input != (len(self.inputs),):
             raise ValueError(f"`inputs` (={self.inputs}) must name the features of a sample, whose shape is {d.input}")
         for name, value in self.parameters.items():
-            d.param(name, (), Constant(value))
-        if self.network is not None:
-            output = d.child("network", self.network, d.input)
-            if output != (len(self.outputs),):
-                raise ValueError(f"`outputs` (={self.outputs}) must name what `network` gives, whose shape is {output}")
-            d.saved("u", output)
-            d.temporary("du", output)
-            d.temporary("dx", d.input)
+            d.param(name, (), Constant(value), bounds=self.bounds.get(name))
+        for name, (network, features, outputs) in self._learned.items():
+            d.child(name, network, (len(features),))
+            d.saved(f"{name}.x", (len(features),))
+            d.saved(f"{name}.y", (len(outputs),))
+            d.temporary(f"{name}.dx", (len(features),))
+            d.temporary(f"{name}.dy", (len(outputs),))
         if self.parameters:
             d.temporary("d_parameters", (len(self.parameters),))
         d.output((len(self.formula.formula.outputs),))
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
-        for child in s.children:
-            child.forward(ops, x, s.u)
+        for name, child, seen in self._parts(x, s):
+            if seen is not x:
+                for feature, input in zip(_features(seen), self._taken(name, x), strict=True):
+                    ops.copy(feature, input)
+            child.forward(ops, seen, getattr(s, f"{name}.y"))
         ops.map(tuple(_features(y)), self.formula, *self._operands(x, p, s))
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        slots = _features(dx) + (_features(s.du) if self.outputs else [])
+        slots = _features(dx) + [each for name in self._learned for each in _features(getattr(s, f"{name}.dy"))]
         slots += _features(s.d_parameters) if self.parameters else []
         ops.map(tuple(slots), _transposed(self.formula.formula), *self._operands(x, p, s), *_features(dy))
         for name, slot in zip(self.parameters, slots[len(slots) - len(self.parameters) :], strict=True):
             ops.sum(getattr(g, name), slot)
-        for child in s.children:
-            child.pullback(ops, x, s.u, s.du, s.dx)
-            ops.map(dx, lambda known, learned: known + learned, dx, s.dx)
+        for name, child, seen in self._parts(x, s):
+            y, d_y, d_seen = (getattr(s, f"{name}.{kind}") for kind in ("y", "dy", "dx"))
+            child.pullback(ops, seen, y, d_y, d_seen)
+            pairs = [(dx, d_seen)] if seen is x else zip(self._taken(name, dx), _features(d_seen), strict=True)
+            for total, learned in pairs:
+                ops.map(total, lambda known, learned: known + learned, total, learned)
+
+    def _parts(self, x: View, s: Any) -> Iterator[tuple[str, Any, View]]:
+        """The networks with their inputs, which are `x` itself where a network takes all features."""
+        for (name, (_, features, _)), child in zip(self._learned.items(), s.children, strict=True):
+            yield name, child, x if features == self.inputs else getattr(s, f"{name}.x")
+
+    def _taken(self, name: str, x: View) -> list[View]:
+        """The features of `x` that a network takes."""
+        return [x.index(-1, self.inputs.index(feature)) for feature in self._learned[name][1]]
 
     def _operands(self, x: View, p: Any, s: Any) -> list[View]:
-        learned = _features(s.u) if self.outputs else []
+        learned = [each for name in self._learned for each in _features(getattr(s, f"{name}.y"))]
         return [*_features(x), *learned, *(getattr(p, name) for name in self.parameters)]
 
     def __repr__(self) -> str:
         network = "" if self.network is None else f", network={self.network!r}, outputs={self.outputs}"
-        parameters = f", parameters={self.parameters}" if self.parameters else ""
-        return f"Equations({self.formula.formula.text()}, {self.inputs}{network}{parameters})"
+        more = "".join(f", {name}={each}" for name in ("parameters", "networks", "bounds") if (each := getattr(self, name)))
+        return f"Equations({self.formula.formula.text()}, {self.inputs}{network}{more})"
 
 
 def _features(view: View) -> list[View]:
@@ -168,6 +214,53 @@ def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:
     if isinstance(names, str) or not all(isinstance(name, str) and name.isidentifier() for name in names):
         raise TypeError(f'`{what}` (={shown(names)}) must be names such as ("hare", "lynx")')
     return tuple(names)
+
+
+def _bounds(bounds: Any, parameters: Mapping[str, float]) -> dict[str, tuple[float | None, float | None]]:
+    """The checked bounds of parameters, as pairs."""
+    if bounds is not None and not isinstance(bounds, Mapping):
+        raise TypeError(f'`bounds` (={shown(bounds)}) must be pairs by name, such as {{"birth": (0, None)}}')
+    pairs: dict[str, tuple[float | None, float | None]] = {}
+    for name, pair in dict(bounds or {}).items():
+        if name not in parameters:
+            raise ValueError(f"`bounds` has `{name}`, but there are only {listed(parameters)}{meant(str(name), parameters)}")
+        within = bounds_of(pair, f" of `{name}`")
+        if within is not None:
+            within.stored(parameters[name], f"`parameters[{name!r}]`")
+            pairs[name] = (within.low, within.high)
+    return pairs
+
+
+def _networks(networks: Any, inputs: Sequence[str]) -> dict[str, tuple[Layer, tuple[str, ...], tuple[str, ...]]]:
+    """The checked networks: each with the names of what it takes and gives."""
+    example = '{"growth": (Chain(Dense(1, 5, tanh), Dense(5, 1)), ("hare",))}'
+    if networks is not None and not isinstance(networks, Mapping):
+        raise TypeError(f"`networks` (={shown(networks)}) must be networks with their inputs by name, such as {example}")
+    found: dict[str, tuple[Layer, tuple[str, ...], tuple[str, ...]]] = {}
+    for name in _names("networks", tuple(networks or ())):
+        given = (networks or {})[name]
+        if not isinstance(given, (tuple, list)) or len(given) not in (2, 3) or not isinstance(given[0], Layer):
+            raise TypeError(f"`networks[{name!r}]` (={shown(given)}) must be a network with its inputs, such as {example}")
+        features = _names(f"networks[{name!r}][1]", given[1])
+        for feature in features:
+            if feature not in inputs:
+                raise ValueError(
+                    f"`networks[{name!r}]` takes `{feature}`, but the inputs are {listed(inputs)}{meant(feature, inputs)}"
+                )
+        found[name] = given[0], features, _names(f"networks[{name!r}][2]", given[2]) if len(given) == 3 else (name,)
+    return found
+
+
+def _check_fit(what: str, network: Layer, features: tuple[str, ...], outputs: tuple[str, ...]) -> None:
+    """Raise ValueError unless the network takes so many features and gives so many outputs."""
+    wanted = network.fixed_input()
+    if wanted not in (None, (len(features),)):
+        raise ValueError(
+            f"`{what}` takes samples of shape {wanted}, but it is given {counted(len(features), 'input')}: {listed(features)}"
+        )
+    found = Declaration(network, (len(features),), LayoutBuilder(), LayoutBuilder()).output_shape
+    if found != (len(outputs),):
+        raise ValueError(f"`{what}` gives samples of shape {found}, but its outputs are named {listed(outputs)}")
 
 
 def _start(name: str, value: Any) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +26,17 @@ class Vectors:
     state: View
     new_state: View
     frozen: frozenset[str]
+    bounded: Mapping[str, Bounded] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A parameter with bounds: its value, the derivative of that by what is stored, and the gradients with respect to both."""
+
+    value: View
+    slope: View
+    d_value: View
+    d_stored: View
 
 
 class Names(SimpleNamespace):
@@ -58,11 +69,13 @@ class Node:
     def __init__(self, declaration: Declaration, ops: Recorder, vectors: Vectors) -> None:
         self.declaration = declaration
         self.children = [Node(child, ops, vectors) for child in declaration.children]
-        self.p = self._names("p", "parameters", _windows(vectors.p, declaration.slices))
-        gradients = _windows(vectors.g, declaration.slices)
+        values, gradients = (_windows(vector, declaration.slices) for vector in (vectors.p, vectors.g))
         for name, entry in declaration.slices.items():
+            if entry.name in vectors.bounded:
+                values[name], gradients[name] = vectors.bounded[entry.name].value, vectors.bounded[entry.name].d_value
             if entry.name in vectors.frozen:  # the gradient goes to scratch that is never read, and so is never computed
                 gradients[name] = ops.scratch(f"{entry.name}.frozen", entry.shape, batched=False)
+        self.p = self._names("p", "parameters", values)
         self.g = self._names("g", "parameters", gradients)
         with ops.label(declaration.name):
             self._saved: dict[str, Any] = {name: ops.scratch(name, shape) for name, shape in declaration.saved_shapes.items()}
@@ -126,6 +139,34 @@ class Node:
         with ops.label(self.declaration.name):
             temporaries = {name: ops.scratch(name, shape) for name, shape in self.declaration.temporary_shapes.items()}
         return self._names("s", "scratch arrays", {**self._saved, **temporaries, "children": self.children})
+
+
+class Root(Node):
+    """A whole network in a program being recorded.
+
+    The value of a parameter with bounds is computed once, before the layers, which see it instead of what is stored. After
+    their pullbacks the gradient with respect to the value becomes that with respect to what is stored.
+    """
+
+    def __init__(self, declaration: Declaration, ops: Recorder, vectors: Vectors) -> None:
+        slices = {entry.name: entry for part in declaration.all for entry in part.slices.values() if entry.bounds is not None}
+        stored, gradients = (_windows(vector, slices) for vector in (vectors.p, vectors.g))
+        bounded: dict[str, Bounded] = {}
+        for name, entry in slices.items():
+            value, slope, gradient = (
+                ops.scratch(f"{name}{kind}", entry.shape, batched=False) for kind in ("", ".slope", ".gradient")
+            )
+            each = bounded[name] = Bounded(value, slope, gradient, gradients[name])
+            with ops.label(f"{name} {entry.bounds}"):
+                ops.map((each.value, each.slope), entry.bounds.value_and_slope, stored[name])  # type: ignore[union-attr]
+        super().__init__(declaration, ops, replace(vectors, bounded=bounded))
+        self._trained = [each for name, each in bounded.items() if name not in vectors.frozen]
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View) -> None:
+        super().pullback(ops, x, y, dy, dx)
+        for each in self._trained:
+            with ops.label(f"{each.value.buffer.name}'"):
+                ops.map(each.d_stored, lambda gradient, slope: gradient * slope, each.d_value, each.slope)
 
 
 def check_filled(function: str, recorded: Sequence[Operation], views: Mapping[str, View]) -> None:

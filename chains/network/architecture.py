@@ -190,6 +190,26 @@ class Architecture(Series):
         """
         return self.layout.views(arguments.check_params(p, self.n_params))
 
+    def values(self, p: np.ndarray) -> dict[str, np.ndarray]:
+        """Each parameter by name as layers see it: a parameter with bounds by its value, not by what is stored for it.
+
+        Parameters
+        ----------
+        p : array, shape (n_params,)
+            The parameters.
+
+        Returns
+        -------
+        dict of array
+            Fresh arrays of their own shapes. To change a parameter, write to an array of `views`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a vector that does not fit.
+        """
+        return self.layout.values(arguments.check_params(p, self.n_params))
+
     def with_frozen(self, *patterns: str) -> Self:
         """This network with further parameters frozen: their gradient is zero, and no step moves them.
 
@@ -275,9 +295,15 @@ class Architecture(Series):
         names = sorted(self._frozen_names, key=[entry.name for entry in self.layout].index) if self._frozen_names else []
         return super().__repr__() + (f".with_frozen({listed(map(repr, names))})" if names else "")
 
-    def summary(self) -> str:
-        """A table of the layers: output shapes, numbers of parameters, what is frozen, the size of the state."""
-        return summary(self.network)
+    def summary(self, p: Any = None) -> str:
+        """A table of the layers: output shapes, numbers of parameters, what is frozen, the size of the state, and bounds.
+
+        Parameters
+        ----------
+        p : array, shape (n_params,), optional
+            Parameters: those with bounds are printed as their values and as what is stored.
+        """
+        return summary(self.network, None if p is None else arguments.check_params(p, self.n_params))
 
     def _repr_html_(self) -> str:
         """For notebooks: the table of the layers, where the shape of the input is known."""

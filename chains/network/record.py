@@ -22,7 +22,7 @@ from chains.expr import where
 from chains.jets.jet import Jet
 from chains.jets.series import indices
 from chains.layers.base import Declaration
-from chains.layers.node import Node, Vectors, check_filled, check_kept
+from chains.layers.node import Node, Root, Vectors, check_filled, check_kept
 from chains.layers.recurrent import mask_of
 from chains.layers.time_axis import steps_of_output
 from chains.lazy import lazy
@@ -192,7 +192,7 @@ def _node(ops: Recorder, network: Network, p: View, g: View, *, updates: bool = 
     size = (network.state_layout.size,)
     state = ops.external("state", size, role="state" if updates else "input")
     new_state = state if updates else ops.scratch("new_state", size, batched=False)
-    return Node(network.declaration, ops, Vectors(p, g, state, new_state, network.frozen))
+    return Root(network.declaration, ops, Vectors(p, g, state, new_state, network.frozen))
 
 
 def _gradients(ops: Recorder, network: Network, wanted: Collection[str]) -> tuple[View, View]:

@@ -135,12 +135,18 @@ class Recorded(Architecture):
             check_count("batch", batch)
         return self.runner.listing(program, passes=passes, batch=batch)
 
-    def summary(self) -> str:
-        """A table of the layers. With the backend "auto", the reasons follow why NumPy runs a program, if it does."""
+    def summary(self, p: Any = None) -> str:
+        """A table of the layers. With the backend "auto", the reasons follow why NumPy runs a program, if it does.
+
+        Parameters
+        ----------
+        p : array, shape (n_params,), optional
+            Parameters: those with bounds are printed as their values and as what is stored.
+        """
         if self.runner.name == "auto":
             for kind, make in (("forward", record.forward), ("vjp", record.vjp)):
                 self._program(None, (kind, _FLOAT32, True), partial(make, self.network, _FLOAT32, True))
-        return "\n".join([super().summary(), *self._programs.fallbacks])
+        return "\n".join([super().summary(p), *self._programs.fallbacks])
 
     def problem(
         self, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None, lengths: Any = None

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
+from chains.backends.places import on_host
 from chains.layers.base import Declaration
 from chains.network.record import Network
-from chains.params import Slice
+from chains.params import Layout, Slice
 
 MOST_LAYER_CHARACTERS = 60  # longer descriptions of composite layers are shown part by part
 
 
-def summary(network: Network) -> str:
-    """The layers with their output shapes, numbers of parameters, what is frozen, and the size of the state if any."""
+def summary(network: Network, p: np.ndarray | None = None) -> str:
+    """The layers with their output shapes, numbers of parameters, what is frozen, the size of the state if any, and bounds."""
     top = network.declaration
     rows = [("layer", "output", "parameters", "state"), *_rows(network, top)]
     rows.append(("in all", f"from {top.input}", _parameters(network.layout, network.frozen), f"{top.n_state:,}"))
@@ -22,7 +25,7 @@ def summary(network: Network) -> str:
         "  ".join(f"{row[column]:{'<' if column < 2 else '>'}{widths[column]}}" for column in columns).rstrip() for row in rows
     ]
     rule = "-" * max(map(len, lines))
-    return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+    return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], *_bounded(network.layout, p)])
 
 
 def _rows(network: Network, parent: Declaration, indent: str = "") -> Iterator[tuple[str, str, str, str]]:
@@ -40,6 +43,19 @@ def _rows(network: Network, parent: Declaration, indent: str = "") -> Iterator[t
             entries = [entry for entry in network.layout if entry.name.startswith(f"{child.name}.")]
             state = f"{child.n_state:,}" if child.n_state else ""
             yield name, str(child.output_shape), _parameters(entries, network.frozen), state
+
+
+def _bounded(layout: Layout, p: np.ndarray | None) -> Iterator[str]:
+    """A line for each parameter with bounds: with parameters `p`, its value and what is stored for it."""
+    for entry in layout:
+        if entry.bounds is not None:
+            stored = None if p is None else on_host(p)[entry.start : entry.stop]
+            now = "" if stored is None else f" {_range(entry.bounds.value(stored))}, stored as {_range(stored)}"
+            yield f"{entry.name} is {entry.bounds}{now and ':'}{now}"
+
+
+def _range(values: np.ndarray) -> str:
+    return f"{values.min():.6g}" if values.size == 1 else f"{values.min():.6g} to {values.max():.6g}"
 
 
 def _short(declaration: Declaration) -> str:

@@ -122,7 +122,6 @@ def test_right_hand_sides_that_do_not_fit_are_refused(name):
         (ODE(Dense(3, 3), 4), (4,), r"a state \(n,\) and 0 given features and 4 times, but its shape is \(4,\)"),
         (ODE(Dense(3, 3), (0, 1), rtol=1e-3, atol=[1e-6, 1e-6]), (3,), "as many numbers as the state, 3, or be one for all"),
         (ODE(chains.BatchNorm(3), (0, 1)), (3,), "has a state or arrays of the whole batch"),
-        (Equations(lambda x: x, ("x",), network=Dense(1, 2), outputs=("u",)), (1,), r"`network` gives, whose shape is \(2,\)"),
         (Equations(lambda x: x, ("x",)), (2,), r"must name the features of a sample, whose shape is \(2,\)"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
