@@ -457,7 +457,7 @@ def test_settings_of_numpys_types_count():
 
 
 def test_warnings_say_what_to_do():
-    """The same text for the same settings, so that the filter "once" shows one of an ensemble."""
+    """One for each fit, of the same text for the same settings, where the user called."""
     X, y = scaled(load_diabetes)
     for settings, reason in (
         ({}, "2 epochs, and the loss still improves; raise `max_iter`"),
