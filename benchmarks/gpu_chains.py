@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.gpu_problems import NoGpuError, Problem, Setting, problem, timing
 from chains import SGD, Adam, Chain, Conv, Dense, SquaredLoss, backends, relu, tanh, train
+from chains.backends import Cupy
 from chains.backends.cupy import CupyBackend, streaming
-from chains.backends.cupy import chunked_call as pieces
 from chains.backends.cupy.binding import DeviceBinding
 from chains.backends.cupy.device.interface import Device, Gemm
 from chains.backends.cupy.fused_program import FusedProgram
@@ -24,22 +24,26 @@ from chains.training.optimizer_state import begin
 from chains.training.steps import UNLIMITED_STEPS, ArraySteps
 
 Result = dict[str, Any]
-PRECISIONS = ("float32", "tf32", "bf16")
-HALVES = ("f16", "bf16-activations")  # types of stored activations
-TIMED = ("timed", "tf32-timed", "bf16-timed")  # the same by algorithms that are tried out
-CONVOLUTIONS = tuple(f"{first}{how}" for first in ("", "tf32-") for how in ("products", "cudnn", "cudnn-timed"))
+PRECISIONS = ("float32", "tf32")
+WAYS: dict[str, str | Cupy] = {  # the settings of the backend, by name
+    "float32": "cupy",
+    "tf32": Cupy("tf32"),
+    **{f"{'tf32-' * (p == 'tf32')}own": Cupy(p, "own") for p in ("float32", "tf32")},
+    **{f"{'tf32-' * (p == 'tf32')}cudnn": Cupy(p, "cudnn") for p in ("float32", "tf32")},
+    **{f"{'tf32-' * (p == 'tf32')}cudnn-tuned": Cupy(p, "cudnn", tune=True) for p in ("float32", "tf32")},
+}
+CONVOLUTIONS = tuple(way for way in WAYS if "own" in way or "cudnn" in way)
 KERNELS = {"one-kernel": True, "kernel-by-kernel": False}  # ways to run a program that tiles can go through
 FLOAT = np.dtype(np.float32)
 LONG = 15.0  # seconds of measuring after which a problem is not run again
 
 
-def backend_name(way: str, setting: Setting) -> str:
-    """The backend for a precision, for a way of convolving such as "tf32-cudnn", or for one of `KERNELS`."""
+def backend_name(way: str, setting: Setting) -> str | Cupy:
+    """The backend for one of `WAYS` or of `KERNELS`."""
     if setting.tiny:
-        own = {"one-kernel": way} | {p: f"emulated-{p}" for p in HALVES}
-        own |= {f"{p}{end}": f"emulated-{p}" for p in PRECISIONS[1:] for end in ("", "-timed")}
-        return own.get(way, "emulated-cudnn" if "cudnn" in way else "emulated")
-    return "cupy" if way == "float32" else f"cupy-{way}"
+        tiny = {"one-kernel": way, "tf32": "emulated-tf32"}
+        return tiny.get(way, "emulated-cudnn" if "cudnn" in way else "emulated")
+    return WAYS.get(way, f"cupy-{way}")
 
 
 def device_of(precision: str, setting: Setting) -> Device:
@@ -50,7 +54,7 @@ def device_of(precision: str, setting: Setting) -> Device:
         emulated.register(backends._BACKENDS)
     else:
         for way, chosen in KERNELS.items():
-            backends._BACKENDS.setdefault(backend_name(way, setting), partial(_either_way, chosen))
+            backends._BACKENDS.setdefault(f"cupy-{way}", partial(_either_way, chosen))
     return backends.backend(backend_name(precision, setting)).on_device.device  # type: ignore[attr-defined]
 
 
@@ -145,9 +149,7 @@ def check_training(setting: Setting) -> Result:
     with mock.patch.object(streaming, "MEMORY_SHARE", -1.0):
         errors["streamed"] = relative(on_host(device, run(_parameters(net, device))), wanted)
     errors["from a source"] = relative(on_host(device, run(_parameters(net, device), source=True)), wanted)
-    with mock.patch.object(pieces, "PIECE_BYTES", 16 * 8 * 8):
-        y = net(x, device.array(wanted), out=np.empty((90, 3)))
-    errors["in pieces"] = relative(y, net(x, wanted))
+    errors["outputs"] = relative(net(x, device.array(wanted), out=np.empty((90, 3))), net(x, wanted))
     worst = max(errors, key=errors.__getitem__)
     return {"value": errors[worst] / 1e-11, "holds": errors[worst] <= 1e-11, "note": f"largest error {worst}"}
 
@@ -220,7 +222,7 @@ class Trainer:
 
     @property
     def way(self) -> str:
-        """How a step runs: as one kernel or as how many commands, as a graph or not, and what cublasLt refused."""
+        """How a step runs: as one kernel or as how many commands, as a graph or not."""
         compiled, refused = self.binding.compiled, self.device.refused
         text = f"{len(self.binding.work)} commands"
         if isinstance(compiled, FusedProgram):
@@ -229,8 +231,7 @@ class Trainer:
             blocks = "one block" if count == 1 else f"{count} blocks"
             text = f"all steps by {blocks}" if whole is not None else f"one kernel by {blocks}, {text}"
         parts = [text, *(["NOT CAPTURED"] if refused["graph"] else [])]
-        kinds = ", ".join(f"{count} {kind}" for kind, count in refused.items() if kind != "graph" and count)
-        return "; ".join([*parts, *([f"not done by cublasLt: {kinds}"] if kinds else [])])
+        return "; ".join(parts)
 
     def accuracy(self) -> float | None:
         if self.problem.test is None:
@@ -455,39 +456,3 @@ def streamed_training(width: int, setting: Setting) -> Result:
     inlet.finish()
     result = _parts(alone, min(streamed.epochs() for _ in range(3)))
     return result | {"loss": float(streamed.loss)}
-
-
-def streamed_outputs(width: int, setting: Setting) -> Result:
-    """``net(x, p, out=y)`` with `x` and `y` in the computer's memory, against its parts."""
-    inputs, samples = (6, 50) if setting.tiny else (2048, 1 << 17)
-    width = min(width, 8) if setting.tiny else width
-    device = device_of("float32", setting)
-    net = Chain(Dense(inputs, width, relu), Dense(width, inputs), backend=backend_name("float32", setting))
-    p = device.array(net.init(seed=0))
-    x = np.random.default_rng(0).standard_normal((samples, inputs), FLOAT)
-    y, program = np.empty((samples, inputs), FLOAT), net.program(dtype=FLOAT, mode="eval")
-    runner = backends.backend(backend_name("float32", setting)).on_device  # type: ignore[attr-defined]
-    with mock.patch.object(pieces, "PIECE_BYTES", 2000 if setting.tiny else pieces.PIECE_BYTES):
-        size = pieces.piece_size(program, samples)
-        kind = {"x": ((size, inputs), FLOAT)}
-        inlet, outlet = streaming.Inlet(device, kind), pieces.Outlet(device, {"y": y}, size)
-        there = {"x": device.array(x[: 4 * size]), "y": device.empty((min(samples, 4 * size), inputs), FLOAT), "p": p}
-        own = {"y": device.empty((size, inputs), FLOAT)}
-
-        def sending() -> None:
-            for start in range(0, samples - size + 1, size):
-                inlet.room()["x"][...] = x[start : start + size]
-                inlet.send()
-                inlet.take()
-                inlet.taken()
-
-        def receiving() -> None:
-            for start in range(0, samples - size + 1, size):
-                outlet.send(own, start)
-            outlet.finish()
-
-        computing = timed(device, lambda: runner.in_pieces(program, len(there["x"]), there)) * samples / len(there["x"])
-        alone = {"computing": computing, "sending": timed(device, sending), "receiving": timed(device, receiving)}
-        inlet.finish()
-        result = _parts(alone, timed(device, lambda: net(x, p, out=y)))
-    return result | {"loss": float(np.abs(y).mean())}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Result = dict[str, Any]
-ROUNDED = ("tf32", "bf16", "f16")  # precisions, as they stand in the names of rows
+ROUNDED = ("tf32",)  # precisions, as they stand in the names of rows
 MODES = ("graph", "channels-last", "eager", "compile")  # of PyTorch
 Find = Callable[..., Result | None]
 
@@ -31,14 +31,14 @@ def goals(results: Sequence[Result]) -> list[Result]:
         *(_times("rosetta_cnn", find, "PyTorch", 1.0, precision) for precision in ("float32", "tf32")),
     ]
     for problem in ("wide", "wider", "wider_relu"):
-        for precision in ("float32", "tf32", "bf16"):
+        for precision in ("float32", "tf32"):
             row = find(problem, f"chains {precision}")
             found.append(_above(f"{problem}, {precision}: share of cuBLAS's rate", row, "value", 0.85))
     every = [r for r in results if r["problem"] == "allocations"]
     worst = max((r for r in every if "value" in r), key=lambda r: r["value"], default=None)
     whole = worst if all("value" in r for r in every) else None
     found.append(_below("device allocations in steady steps, the most of all problems", whole, "value", 0.0))
-    for who in ("chains copies back", "chains data streamed", "chains outputs streamed"):
+    for who in ("chains copies back", "chains data streamed"):
         for row in [r for r in results if r["problem"] == "overlap" and r["who"].startswith(who)] or [None]:
             name = row["who"].removeprefix("chains ") if row else who.removeprefix("chains ")
             found.append(_below(f"{name}: time over that of the largest part", row, "value", 1.1))

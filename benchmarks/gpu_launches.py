@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from benchmarks.gpu_rates import MEMORY_RATE, RATES
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.kernels.epilogues import FusedMatMul
 from chains.backends.cupy.source.commands import Command, Launch, unrolled, untiled
 from chains.program.loop import Loop
 from chains.program.operations import Map, Operation, Reduce
@@ -43,8 +42,6 @@ def operations_of(operation: Operation, batch: int) -> int:
     """Additions, multiplications and functions: two for each multiply-add."""
     if isinstance(operation, Loop):
         return operation.steps * sum(operations_of(each, batch) for each in operation.body)
-    if isinstance(operation, FusedMatMul):
-        return sum(operations_of(each, batch) for each in (operation.product, *operation.after))
     if isinstance(operation, Map):
         computing = sum(each.operation != "const" for each in operation.formula.instructions)
         return computing * math.prod(concrete(operation.outs[0].shape, batch))

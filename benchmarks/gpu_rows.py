@@ -74,7 +74,7 @@ def _checks() -> list[Row]:
         Row("sanitizer", f"{name}, {tool}", "sanitizer", 90.0, partial(gpu_sanitizer.check, name, tool), 20.0)
         for name, tool in gpu_sanitizer.TOOLS
     ]
-    training = _chains("correct", "training, streams, pieces", gpu_chains.check_training)
+    training = _chains("correct", "training and streams", gpu_chains.check_training)
     return [*ladder, training, *_cases("float32", 40.0), *watched]
 
 
@@ -86,15 +86,14 @@ def _ours() -> list[Row]:
         _chains(key, way, us.measure, key, way, limit=90.0, expected=12.0)
         for key, way in (
             ("rosetta_cnn", "tf32-cudnn"),
-            ("rosetta_cnn", "tf32-products"),
+            ("rosetta_cnn", "tf32-own"),
             ("lenet5", "tf32"),
-            ("rosetta_cnn", "f16"),
         )
     ]
     ways = [_chains(key, way, us.measure, key, way) for key in TRAINED[:2] for way in us.KERNELS]
     profiles = [_chains("profile", f"{key}, {way}", gpu_profile.measure, key, way, expected=8.0) for key, way in
                 (("matrix_exp", "float32"), ("mnist_mlp", "float32"), ("lenet5", "float32"), ("rosetta_cnn", "tf32-cudnn"),
-                 ("rosetta_cnn", "products"), ("wide", "tf32"))]  # fmt: skip
+                 ("rosetta_cnn", "own"), ("wide", "tf32"))]  # fmt: skip
     return [*first, *fast, *ways, *profiles]
 
 
@@ -107,7 +106,7 @@ def _peers() -> list[Row]:
 
 
 def _products() -> list[Row]:
-    return [_chains(key, p, gpu_products.share, key, p, True, expected=8.0) for key in LARGE for p in gpu_chains.PRECISIONS]
+    return [_chains(key, p, gpu_products.share, key, p, expected=8.0) for key in LARGE for p in gpu_chains.PRECISIONS]
 
 
 def _memory() -> list[Row]:
@@ -118,7 +117,6 @@ def _memory() -> list[Row]:
         _chains("allocations", "mnist_mlp, streamed", us.allocations, "mnist_mlp", True),
         _chains("overlap", "copies back", us.copy_back),
         *(_chains("overlap", f"data streamed, width {width:,}", us.streamed_training, width) for width in (4096, 64)),
-        *(_chains("overlap", f"outputs streamed, width {width:,}", us.streamed_outputs, width) for width in (4096, 64)),
         _chains("overlap", "processor and GPU", us.both_machines),
         *(_chains("async_memory", f"loss read {text}", us.async_memory, every) for text, every in
           (("at every step", True), ("later", False))),
@@ -131,11 +129,9 @@ def _later() -> list[Row]:
     convolving = [way for way in us.CONVOLUTIONS if "tf32" not in way]
     return [
         *(_chains("correct", f"convolutions, {way}", us.check_convolutions, way) for way in convolving),
-        *(_chains(key, p, gpu_products.share, key, p, True, expected=8.0) for key in LARGE for p in us.TIMED),
-        *(_chains(key, f"no epilogues, {p}", gpu_products.share, key, p, False) for key in LARGE for p in us.PRECISIONS),
         *(_chains(key, "tf32", us.measure, key, "tf32", limit=90.0) for key in ("rosetta_cnn", "mnist_mlp", "matrix_exp")),
         *(_chains(key, way, us.measure, key, way) for key in ("rosetta_cnn", "lenet5") for way in us.CONVOLUTIONS
-          if (key, way) != ("rosetta_cnn", "tf32-cudnn") and (key, way) != ("rosetta_cnn", "tf32-products")),
+          if (key, way) != ("rosetta_cnn", "tf32-cudnn") and (key, way) != ("rosetta_cnn", "tf32-own")),
         *(row for way in us.KERNELS for row in _cases(way, 20.0)),
         *(_torch(key, "eager", "float32") for key in ("lenet5", "rosetta_cnn")),
         *(_torch(key, "graph", "tf32") for key in ("wide", "wider")),

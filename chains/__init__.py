@@ -89,7 +89,6 @@ from chains.layers import Declaration as Declaration
 from chains.layers import Layer as Layer
 from chains.layers import Parallel as Parallel
 from chains.layers import Series as Series
-from chains.loss_scale import LossScale
 from chains.losses import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, L1Loss, MSELoss, SquaredLoss
 from chains.losses import Loss as Loss
 from chains.losses import loss as loss
@@ -164,7 +163,6 @@ __all__ = [
     "LSTMCell",
     "LayerNorm",
     "LogSoftmax",
-    "LossScale",
     "MSELoss",
     "MaxPool",
     "Pad",

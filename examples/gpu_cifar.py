@@ -24,6 +24,7 @@ from on_gpu import add_device, choose, machine
 from rosetta_cnn import pixels, rosetta_cnn
 
 from chains import SGD, Chain, CrossEntropyLoss, accuracy, train
+from chains.backends import Cupy
 from chains.data import Augment, Batches, load_cifar10, prefetch
 
 
@@ -38,7 +39,7 @@ def outputs(net: Chain, p: np.ndarray, images: np.ndarray, size: int = 500) -> n
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train a convolutional network on CIFAR-10 on a GPU.")
     add_device(parser)
-    parser.add_argument("--precision", choices=("float32", "tf32", "bf16"), default="float32", help="of products on a GPU")
+    parser.add_argument("--precision", choices=("float32", "tf32"), default="float32", help="of products on a GPU")
     parser.add_argument("--augment", action="store_true", help="shift and mirror the photographs, and stream them")
     parser.add_argument("--epochs", type=int, default=None, help="(10; without a GPU 1)")
     parser.add_argument("--samples", type=int, default=None, help="photographs to train on (all; without a GPU 1,000)")
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not on_gpu:
         test_images, test_labels = test_images[:1_000], test_labels[:1_000]
 
-    backend = {"float32": "cupy"}.get(options.precision, f"cupy-{options.precision}") if on_gpu else "auto"
+    backend = Cupy(precision=options.precision) if on_gpu else "auto"
     net = rosetta_cnn(backend)
     p = net.init(seed=options.seed, device="cuda" if on_gpu else "cpu")  # its place decides where all is done
     loss, optimizer = CrossEntropyLoss(), SGD(0.01, momentum=0.9)

@@ -19,6 +19,7 @@ import numpy as np
 from on_gpu import add_device, choose, machine
 
 from chains import SGD, Chain, CrossEntropyLoss, Dense, accuracy, relu, train
+from chains.backends import Cupy
 
 CLASSES = 10
 
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     inputs = max(1, width // 2)
     (x, t), (test_x, test_t) = (points(n, inputs, seed) for n, seed in ((samples, 1), (max(1, samples // 8), 2)))
-    backends = {"float32": "cupy", "tf32": "cupy-tf32", "bf16": "cupy-bf16"} if on_gpu else {"float32": "auto"}
+    backends = {"float32": "cupy", "tf32": Cupy(precision="tf32")} if on_gpu else {"float32": "auto"}
     loss, optimizer = CrossEntropyLoss(), SGD(0.05, momentum=0.9)
     print(f"{machine(on_gpu)}: {inputs:,} -> {width:,} -> {width:,} -> {CLASSES}, {samples:,} points, batches of {batch:,}\n")
     print(f"{'products':12}{'seconds an epoch':>18}{'TFLOP/s':>10}{'accuracy':>10}")

@@ -533,8 +533,6 @@ OPTIMIZERS = {
 }
 # What an `Updater` does not: random numbers, and steps from other states than zeros (tests/test_sample.py).
 DRAWING = {"SGLD": chains.SGLD(0.01, 0.1), "Leapfrog": Leapfrog(0.1)}
-# What moves as another one does, but for its scale (tests/test_loss_scale.py).
-SCALED = {"LossScale": chains.LossScale(chains.SGD(0.05))}
 CLIPPED = {f"{name}-clipped": replace(optimizer, clip_norm=0.4) for name, optimizer in OPTIMIZERS.items()}
 
 # A schedule, and what it should be at a number of updates made before.
@@ -571,7 +569,7 @@ def uncovered() -> list[str]:
         Layer: layer_types,
         losses.Loss: {type(case.loss) for case in CASES},
         chains.Penalty: penalty_types,
-        chains.Optimizer: {type(optimizer) for optimizer in (OPTIMIZERS | DRAWING | SCALED).values()},
+        chains.Optimizer: {type(optimizer) for optimizer in (OPTIMIZERS | DRAWING).values()},
     }
     missing = [c.__name__ for base, have in shown.items() for c in everything if issubclass(c, base) and c not in have]
     functions = {layer.f for case in CASES for layer in case.layers if isinstance(layer, chains.Activation)}

@@ -215,10 +215,6 @@ class Backend(ABC):
         """An intake of batches for a bound training step. Their arrays have the places and types of `like`, by buffer name."""
         return StepwiseIntake(binding, self.feed(binding, {}, np.arange(binding.batch)))
 
-    def in_pieces(self, program: Program, batch: int, arrays: Arrays) -> bool:
-        """Run a program on one piece of the batch after another, if the backend does so. Returns whether it ran."""
-        return False
-
     def join(self, comm: object) -> None:  # noqa: B027 - most need nothing
         """Make ready for programs that sum over the processes of a duplicate of a communicator, all of which call this.
 

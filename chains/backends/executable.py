@@ -70,10 +70,6 @@ class Executable:
         needed = {name for name, buffer in self.program.buffers.items() if buffer.data is None}
         return {*ins, *outs} <= needed <= {*ins, *outs, *known, "inverse_batch", "value"}
 
-    def in_pieces(self, batch: int, arrays: Arrays) -> bool:
-        """Run the program piece by piece on arrays that may be large and in other memory; False where the backend does not."""
-        return self.backend.in_pieces(self.program, batch, {**arrays, **self.settings})
-
     def _new_size(self, batch: int) -> list[_Kept]:
         for oldest in list(self._idle)[: max(0, len(self._idle) - KEPT_BINDINGS + 1)]:  # other threads may do the same
             self._idle.pop(oldest, None)

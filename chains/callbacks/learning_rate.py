@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from chains.axes import new_axes
 from chains.callbacks.base import Callback
 from chains.chain import Chain
 from chains.checks import check_count, check_is, check_number
-from chains.loss_scale import with_rate
 from chains.losses import Loss
 from chains.network import arguments
 from chains.optimizers import Optimizer
@@ -121,7 +120,7 @@ def find_learning_rate(
         raise ValueError(f"`low` (={low}) must be below `high` (={high})")
     steps = check_count("steps", steps, 3)
     growth = math.log(high / low) / (steps - 1)
-    rising = with_rate(optimizer, lambda step: low * np.exp(growth * step))
+    rising = replace(optimizer, learning_rate=lambda step: low * np.exp(growth * step))
     watch = _Watch()
     x = arguments.check_input(x, net.input_shape)
     size = len(x) if batch_size is None else min(check_count("batch_size", batch_size), len(x))

@@ -14,7 +14,7 @@ from chains.network import arguments
 def call_from_host(
     net: Any, run: Executable, x: np.ndarray, p: Any, more: dict[str, Any], state: Any, training: bool, seed: int, out: Any
 ) -> np.ndarray:
-    """The outputs of a network, in pieces where `x` is large; `out` may be in the computer's memory too. `more` are inputs."""
+    """The outputs of a network; `out` may be in the computer's memory too. `more` are inputs."""
     place, shape = place_of(p), (len(x), *net.output_shape)
     inputs = {**arguments.together(p, {"x": x, **more}, move=False), "p": p}
     inputs |= net.state_for(run.program, state, p.dtype, training, inputs)
@@ -24,9 +24,8 @@ def call_from_host(
         outwards = isinstance(out, np.ndarray) and not place.owns(out)
         y = arguments.check_out(out, shape, p.dtype, {"x": x} if outwards else inputs)
     inputs = arguments.with_random(inputs, run, seed, p)
-    if not run.in_pieces(len(x), {**inputs, "y": y}):
-        own = y if place.owns(y) else place.empty(shape, p.dtype)
-        run(len(x), {**inputs, **arguments.together(p, {name: inputs[name] for name in ("x", *more)}), "y": own})
-        if own is not y:
-            place.assign(y, own)
+    own = y if place.owns(y) else place.empty(shape, p.dtype)
+    run(len(x), {**inputs, **arguments.together(p, {name: inputs[name] for name in ("x", *more)}), "y": own})
+    if own is not y:
+        place.assign(y, own)
     return y

@@ -157,8 +157,7 @@ def training_step(
     """
     ops, p, x = _begin("training step", network, dtype, True, "state", masked=objective.masked, parallel=parallel)
     objective, moving = ops.symbolic((objective, optimizer))  # in the order in which a step is given their numbers
-    scale = moving.scale(ops, network.layout.size)
-    g = _record_gradient(ops, network, objective, p, None, x, updates=True, scale=scale)
+    g = _record_gradient(ops, network, objective, p, None, x, updates=True)
     with ops.label(type(optimizer).__name__):
         moving.record(ops, p, g, network.trainable)
     return ops.finish()
@@ -213,7 +212,6 @@ def _record_gradient(
     dx: View | None = None,
     *,
     updates: bool = False,
-    scale: tuple[View, View] | None = None,
 ) -> View:
     """Record the value of the objective and its gradient, to be written to `g` or to scratch. Returns the gradient.
 
@@ -235,11 +233,9 @@ def _record_gradient(
         dx = ops.scratch("dx", network.declaration.input)  # never read, so that it is never computed
     views = Gradient(x, y, dy, dx, t, w, own_value)
     if isinstance(objective.loss, ResidualLoss):
-        if scale is not None:
-            raise ValueError(f"LossScale scales the cotangents of outputs, but {objective.loss!r} has those of derivatives")
         _record_residuals(ops, objective.loss, network, node, views)
     else:
-        _record_loss(ops, objective.loss, node, views, None if scale is None else scale[0])
+        _record_loss(ops, objective.loss, node, views)
     if ops.parallel:
         _zero_frozen(ops, network, own_g)
         ops.all_reduce(sums, sums)
@@ -247,9 +243,6 @@ def _record_gradient(
         if g is not None:
             ops.copy(g, own_g)
             own_g = g
-    if scale is not None:
-        for run in [own_g.slice(0, start, stop) for start, stop in network.trainable]:
-            ops.map(run, lambda g, inverse: g * inverse, run, scale[1])
     penalty = ops.symbolic(objective).penalty
     if penalty is not None:
         with ops.label(type(penalty).__name__):
@@ -270,18 +263,15 @@ class Gradient(NamedTuple):
     value: View
 
 
-def _record_loss(ops: Recorder, loss: Loss, node: Node, views: Gradient, scale: View | None) -> None:
-    x, y, scaled, dx, t, w, value = views
-    dy = scaled if scale is None else ops.scratch("dy unscaled", y.sample_shape)
+def _record_loss(ops: Recorder, loss: Loss, node: Node, views: Gradient) -> None:
+    x, y, dy, dx, t, w, value = views
     node.forward(ops, x, y)
     begun, function = len(ops.operations), f"{type(loss).__name__}.record"
     with ops.label(type(loss).__name__):
         loss.record(ops, *_within_lengths(ops, steps_of_output(node.declaration), y, t, w), value, dy)
     check_filled(function, ops.operations[begun:], {"value": value, "dy": dy})
     check_kept(function, ops.operations[begun:], {"y": y}, "write to one of its own, ops.scratch(name, shape)")
-    if scale is not None:
-        ops.map(scaled, lambda dy, scale: dy * scale, dy, scale)
-    node.pullback(ops, x, y, scaled, dx)
+    node.pullback(ops, x, y, dy, dx)
 
 
 def _within_lengths(ops: Recorder, steps: int, y: View, t: View, w: View | None) -> tuple[View, View, View | None]:

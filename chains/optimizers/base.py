@@ -130,18 +130,6 @@ class Optimizer(Tunable, ABC):
         """
         return self.learning_rate(step) if callable(self.learning_rate) else self.learning_rate
 
-    def scale(self, ops: Recorder, size: int) -> tuple[View, View] | None:
-        """Record the number that the loss's cotangent is multiplied by, and its inverse, for the gradient; None for neither.
-
-        Parameters
-        ----------
-        ops : Recorder
-            The operations.
-        size : int
-            The number of parameters.
-        """
-        return None
-
     def record(self, ops: Recorder, p: View, g: View, ranges: Sequence[tuple[int, int]]) -> None:
         """Record one update of the `ranges` (start, stop) of the flat vector `p`."""
         size = p.sample_size

@@ -13,7 +13,6 @@ import numpy as np
 from chains.backends.places import place_of
 from chains.chain import Chain
 from chains.checks import check_count, check_path
-from chains.loss_scale import LossScale
 from chains.losses import Loss
 from chains.messages import listed, shown
 from chains.optimizers import Optimizer
@@ -129,18 +128,12 @@ def begin(
 
 def _history(optimizer: Optimizer, p: np.ndarray, state: State, position: Position, names: Any) -> History:
     about = {
-        "optimizer": _kind(optimizer),
+        "optimizer": type(optimizer).__name__,
         "optimizer_state": OptimizerState(state),
         "position": position,
         "layout": names,
     }
     return History(**about) if p.ndim == 1 else EnsembleHistory(**about, members=len(p))
-
-
-def _kind(optimizer: Optimizer) -> str:
-    """The name of its class, with that of the optimiser whose loss it scales."""
-    name = type(optimizer).__name__
-    return f"{name}({_kind(optimizer.optimizer)})" if isinstance(optimizer, LossScale) else name
 
 
 def _check_members(history: History, p: np.ndarray) -> None:
@@ -154,7 +147,7 @@ def _check_members(history: History, p: np.ndarray) -> None:
 def _run(net: Chain, p: np.ndarray, loss: Loss, optimizer: Optimizer) -> dict[str, Any]:
     """The identity of a run, by the names of the arguments."""
     kind = str(p.dtype) if p.ndim == 1 else f"{p.dtype}, {len(p)} members"
-    return {"net": network_text(net), "p": kind, "loss": text_of(loss), "optimizer": _kind(optimizer)}
+    return {"net": network_text(net), "p": kind, "loss": text_of(loss), "optimizer": type(optimizer).__name__}
 
 
 def _saved(resume: Any, checkpoint: Checkpoint | None) -> Saved | None:
@@ -207,7 +200,7 @@ def _check_data(saved: Saved, then: Mapping[str, Any], now: Mapping[str, Any]) -
 
 def _state_of(resume: History, names: Any, p: np.ndarray, optimizer: Optimizer) -> State:
     """A copy of the optimiser's state in a history; the history's position is checked too."""
-    if resume.optimizer not in ("", _kind(optimizer)):
+    if resume.optimizer not in ("", type(optimizer).__name__):
         raise ValueError(
             f"`resume` is the history of {resume.optimizer}, which {optimizer!r} on {p.size} parameters cannot go on from"
         )

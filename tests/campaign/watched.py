@@ -15,6 +15,7 @@ from unittest import mock
 import numpy as np
 
 from chains import Chain, CrossEntropyLoss, Dense, Dropout, backends, tanh, train
+from chains.backends import Cupy
 from chains.backends.cupy import backend as choosing
 from chains.backends.cupy.fused import tiling_policy
 from chains.network import record
@@ -43,8 +44,7 @@ def attempt(seed: int, number: int) -> str:
     settings = {
         "fused": bool(rng.random() < 0.5),
         "backwards": bool(rng.random() < 0.5),
-        "convolutions": (None, "auto")[int(rng.integers(2))],
-        "precision": str(rng.choice(["float32", "float32", "tf32"])),
+        "settings": Cupy(str(rng.choice(["float32", "float32", "tf32"])), ("own", "cudnn")[int(rng.integers(2))]),
     }
     whole = choosing.suits if rng.random() < 0.8 else lambda program: False  # else loops at most are one kernel
     with (
@@ -75,7 +75,7 @@ def _program(rng: np.random.Generator, case: Case, dtype: type[np.floating], dev
     arrays = {name: array for name, array in arrays.items() if name in program.buffers}
     found = run_program(program, "watched", batch, arrays)
     run_program(program, "watched", batch, arrays, runs=3)
-    if device.precision == "float32" or dtype == np.float64:
+    if device.settings.precision == "float32" or dtype == np.float64:
         wanted = run_program(program, "numpy", batch, arrays)
         for name in wanted:
             assert_close(found[name], wanted[name], TOLERANCE[dtype], name)
@@ -98,7 +98,7 @@ def _trained(rng: np.random.Generator, case: Case, dtype: type[np.floating], dev
         if members > 1:
             p, settings["seed"] = net.init_many(members, seed=0, dtype=dtype), list(range(members))
         losses.append(train(net, p, x, t, CrossEntropyLoss(), optimizer, **settings).loss)
-    if device.precision == "float32" or dtype == np.float64:
+    if device.settings.precision == "float32" or dtype == np.float64:
         assert_close(np.array(losses[0]), np.array(losses[1]), 1e-2)
     device.end()
     return f"training of {'several' if members > 1 else 'one'}, data {'streamed' if device.free == 0 else 'there'}"

@@ -32,16 +32,17 @@ import numpy as np
 
 from chains.backends import Backend
 from chains.backends.cupy import CupyBackend
-from chains.backends.cupy.device.cublas import Cublas, CublasLt, MatmulPlan
+from chains.backends.cupy.device.cublas import Cublas
 from chains.backends.cupy.device.cudnn import Cudnn
-from chains.backends.cupy.device.interface import Device, Epilogue, Event, Gemm, Kernel, Queue, Uncaptured, Work
-from chains.backends.cupy.device.trials import TriedProducts
+from chains.backends.cupy.device.interface import Device, Event, Gemm, Kernel, Queue, Uncaptured, Work
+from chains.backends.cupy_settings import Cupy
 from chains.backends.places import add_place
 from chains.communicator import all_reduce
 from tests.cupy import fake_cublas, fake_cudnn
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 FLAGS = ("-O1", "-fPIC", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
+OWN = Cupy(convolutions="own")
 SHARED_BYTES = 227 << 10  # that a block may have on sm_90
 DECLARED_BYTES = 48 << 10  # of shared memory that a kernel may declare
 ROOM = 256  # bytes: how CUDA aligns memory
@@ -309,24 +310,16 @@ def finish_main() -> None:
 class EmulatedDevice(Device):
     """A GPU made of a C compiler, and cuBLAS of NumPy. `backwards` runs threads and blocks from the last to the first.
 
-    With `convolutions`, these are done by `fake_cudnn`, with plans chosen that way.
+    Its cuDNN is `fake_cudnn`, where the settings allow one.
     """
 
     watched = False  # its memory
 
-    def __init__(
-        self,
-        backwards: bool = False,
-        convolutions: str | None = None,
-        precision: str = "float32",
-        timed: bool = False,
-    ) -> None:
-        self.name = "emulated"
-        self.precision = precision
+    def __init__(self, backwards: bool = False, settings: Cupy = OWN) -> None:
+        self.name, self.settings = "emulated", settings
         self.refused: Counter[str] = Counter()
-        self.cublas, self.lt = fake_cublas.FakeCublas(), fake_cublas.FakeCublasLt()
-        self._cublas, self._lt = Cublas(precision, self.cublas), CublasLt(precision, self.lt)
-        self.products = TriedProducts(self, self._lt, self._started, timed)
+        self.cublas = fake_cublas.FakeCublas()
+        self._cublas = Cublas(settings.precision, self.cublas)
         self.shared_bytes = SHARED_BYTES
         self.backwards = backwards
         self.late: frozenset[str] = frozenset()
@@ -344,7 +337,7 @@ class EmulatedDevice(Device):
         self._loaded: set[int] = set()  # kernels that were launched
         self.library = fake_cudnn.FrontEnd()
         self.library.queue = self.main.add
-        self.convolutions = Cudnn(self, self.library, precision, convolutions) if convolutions else None
+        self.convolutions = None if settings.convolutions == "own" else Cudnn(self, self.library, settings)
         self._modules: dict[str, ctypes.PyDLL] = {}
 
     def refuse(self, what: str) -> None:
@@ -456,13 +449,6 @@ class EmulatedDevice(Device):
         call = self._cublas.call(gemm)
         return partial(self.main.put, Task(lambda: self.cublas.cublasGemmEx(None, *call), *_touched(gemm)))
 
-    def fused(self, gemm: Gemm, epilogue: Epilogue) -> Work | None:
-        plan = self.products.plan(gemm, epilogue)
-        return None if plan is None else partial(self.main.put, Task(self._started(plan), *_touched(gemm, epilogue)))
-
-    def _started(self, plan: MatmulPlan) -> Work:
-        return partial(self._lt.start, plan, 0, fake_cublas.WORKSPACE)
-
     def join(self, comm: Any) -> None:
         self.refuse("making a communicator")
         self.joined += 1
@@ -503,14 +489,10 @@ class EmulatedDevice(Device):
 
     def seconds(self, work: Work, repeats: int = 5) -> float:
         self.refuse("timing")
-        done, ran, before = len(self.library.executed), len(self.lt.ran), self.library.seconds
+        before = self.library.seconds
         with self.running():
             work()
-        del self.lt.ran[ran:]  # which are the products of programs
-        if not repeats:  # what was tried is no part of a program
-            del self.library.executed[done:], self.library.followed[done:]
-            return np.inf
-        return self.library.seconds - before if len(self.library.executed) > done else self.lt.seconds
+        return self.library.seconds - before
 
 
 def _area(address: int, rows: int, length: int, leading: int) -> np.ndarray:
@@ -519,27 +501,17 @@ def _area(address: int, rows: int, length: int, leading: int) -> np.ndarray:
     return np.ndarray((rows, length), np.uint8, fake_cublas.memory(address, span), 0, (leading, 1))
 
 
-def _touched(gemm: Gemm, epilogue: Epilogue | None = None) -> tuple[str, list[np.ndarray], list[np.ndarray]]:
+def _touched(gemm: Gemm) -> tuple[str, list[np.ndarray], list[np.ndarray]]:
     """What a product is called, what it reads and what it writes."""
     (rows, columns, inner), size = gemm.sizes, gemm.dtype.itemsize
-    lengths, widths = [(rows, columns), (rows, inner), (inner, columns)], [size, *[2 if gemm.half else size] * 2]
+    lengths = [(rows, columns), (rows, inner), (inner, columns)]
     lengths[1:] = [each[::-1] if turned else each for each, turned in zip(lengths[1:], gemm.transposed, strict=True)]
     out, *reads = (
-        _area(address, many, length * width, leading * width)
-        for address, (many, length), leading, width in zip(gemm.addresses, lengths, gemm.leading, widths, strict=True)
+        _area(address, many, length * size, leading * size)
+        for address, (many, length), leading in zip(gemm.addresses, lengths, gemm.leading, strict=True)
     )
-    what, writes = f"the product of {rows} x {inner} and {inner} x {columns}", [out]
     reads += [out] if gemm.accumulate else []
-    reads += [_area(gemm.factors, 1, 2 * size, 0)] if gemm.factors is not None else []
-    if epilogue is not None:
-        what += f" with {epilogue.kind}"
-        if epilogue.vector is not None:
-            count = rows if epilogue.kind == "bgradb" else columns
-            (reads if "bias" in epilogue.kind else writes).append(_area(epilogue.vector, 1, count * size, 0))
-        if epilogue.mask is not None:
-            mask = _area(epilogue.mask, rows, epilogue.mask_leading // 8, epilogue.mask_leading // 8)
-            (writes if "aux" in epilogue.kind else reads).append(mask)
-    return what, reads, writes
+    return f"the product of {rows} x {inner} and {inner} x {columns}", reads, [out]
 
 
 def declared_bytes(text: str) -> int:
@@ -559,16 +531,8 @@ def _entry(kernel: Kernel) -> str:
 class EmulatedBackend(CupyBackend):
     """The GPU backend on `EmulatedDevice`."""
 
-    def __init__(
-        self,
-        name: str = "emulated",
-        backwards: bool = False,
-        convolutions: str | None = None,
-        precision: str = "float32",
-        fused: bool = False,
-        timed: bool = False,
-    ) -> None:
-        super().__init__(EmulatedDevice(backwards, convolutions, precision, timed), fused)
+    def __init__(self, name: str = "emulated", backwards: bool = False, settings: Cupy = OWN, fused: bool = False) -> None:
+        super().__init__(EmulatedDevice(backwards, settings), fused)
         self.name = name
         if name == "emulated":
             add_place(self.on_device.device, self.on_device)
@@ -581,10 +545,7 @@ def register(backends: dict[str, Callable[[], Backend]]) -> None:
     """
     backends["emulated"] = EmulatedBackend
     backends["backwards"] = partial(EmulatedBackend, "backwards", True)
-    backends["emulated-cudnn"] = partial(EmulatedBackend, "emulated-cudnn", False, "auto")
-    for precision in ("tf32", "bf16"):
-        backends[f"emulated-{precision}"] = partial(EmulatedBackend, f"emulated-{precision}", precision=precision)
-    for precision in ("f16", "bf16-activations"):
-        backends[f"emulated-{precision}"] = partial(EmulatedBackend, f"emulated-{precision}", False, "auto", precision)
+    backends["emulated-cudnn"] = partial(EmulatedBackend, "emulated-cudnn", settings=Cupy(convolutions="cudnn"))
+    backends["emulated-tf32"] = partial(EmulatedBackend, "emulated-tf32", settings=Cupy("tf32", "own"))
     backends["one-kernel"] = partial(EmulatedBackend, "one-kernel", fused=True)
     backends["one-kernel-backwards"] = partial(EmulatedBackend, "one-kernel-backwards", True, fused=True)

@@ -18,9 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.cupy.fake_cublas import rounded
-
-TYPES = {"FLOAT": np.float32, "DOUBLE": np.float64, "HALF": np.float16, "BFLOAT16": np.uint16}
+TYPES = {"FLOAT": np.float32, "DOUBLE": np.float64}
 STREAM = 0x57EA  # the handle of the stream that everything has to go to
 NOTES = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "NONDETERMINISTIC", "STRICT_NAN_PROP")
 
@@ -101,7 +99,7 @@ class Graph:
 
     def __init__(self, front: FrontEnd, *, io_data_type: str, intermediate_data_type: str, compute_data_type: str, handle: Any):
         assert io_data_type in TYPES
-        assert intermediate_data_type == compute_data_type == ("DOUBLE" if io_data_type == "DOUBLE" else "FLOAT")
+        assert intermediate_data_type == compute_data_type == io_data_type
         assert handle in front.handles
         self.front, self.compute = front, compute_data_type
         self.tensors: dict[str, Tensor] = {}
@@ -134,25 +132,7 @@ class Graph:
             assert len(numbers) == 2
             assert all(type(number) is int and number >= ("padding" not in name) for number in numbers)
         self.result, self.settings, self.tensors = result, settings, {**given, result: Tensor()}
-        self.after: list[str] = []
         return self.tensors[result]
-
-    def bias(self, *, input: Tensor, bias: Tensor, compute_data_type: str) -> Tensor:
-        assert self.tensors["bias"] is bias
-        assert bias.dim == [1, self.tensors["w"].dim[0], 1, 1]
-        return self._following("bias", input, compute_data_type)
-
-    def relu(self, *, input: Tensor, compute_data_type: str) -> Tensor:
-        return self._following("relu", input, compute_data_type)
-
-    def _following(self, name: str, input: Tensor, compute: str) -> Tensor:
-        """A tensor of its own; the one before it becomes virtual."""
-        assert self.result == "y", "cuDNN finds no plan for what follows a gradient"
-        assert self.tensors["y"] is input
-        assert compute == self.compute
-        self.after.append(name)
-        self.tensors["y"] = Tensor()
-        return self.tensors["y"]
 
     def _go(self, before: str, after: str) -> None:
         assert self.stage == before, f"{after} does not come after {self.stage}"
@@ -164,11 +144,7 @@ class Graph:
         assert out.output, "a tensor that is no output is virtual, and needs no memory"
         for tensor in self.tensors.values():
             tensor.check()
-        several = [self.tensors[name] for name in "xwy" if min(self.tensors[name].dim[1], max(self.tensors[name].dim[2:])) > 1]
-        innermost = {tensor.stride[1] == 1 for tensor in several}
-        assert len(innermost) <= 1, "images and kernels in two layouts, for which cuDNN has no fast kernels"
-        assert len({tensor.uid for tensor in self.tensors.values()}) == (4 if self.after else 3)
-        assert self.after in ([], ["bias"], ["bias", "relu"])
+        assert len({tensor.uid for tensor in self.tensors.values()}) == 3
 
     def build_operation_graph(self) -> None:
         self._go("validated", "operations")
@@ -224,27 +200,13 @@ class Graph:
 
     def _compute(self, arrays: dict[str, np.ndarray], index: int) -> None:
         self.front.executed.append((self.result, index))
-        self.front.followed.append(" ".join(self.after))
-        self.front.seconds += ENGINES[index].seconds + (self.front.delay if self.after else 0.0)
-        single = self.tensors[self.result].data_type == "FLOAT"  # all else tensor cores take as it is
-        factors = {name: self._numbers(array, name) for name, array in arrays.items() if name != self.result}
-        bias = factors.pop("bias", None)
-        if "TENSOR_CORE" in ENGINES[index].notes and single:
+        self.front.seconds += ENGINES[index].seconds
+        factors = {name: array.astype(np.float64) for name, array in arrays.items() if name != self.result}
+        if "TENSOR_CORE" in ENGINES[index].notes:
             factors = {name: array.astype(np.float16).astype(np.float64) for name, array in factors.items()}
         computed = convolution(self.result, arrays[self.result].shape, self.settings, **factors)
-        computed = computed if bias is None else computed + bias
-        if "relu" in self.after:  # numbers alone are compared: with NaN, one engine gives 0
-            computed = np.fmax(computed, 0.0) if index in self.front.loses_nan else np.maximum(computed, 0.0)
         noise = np.random.default_rng().random(computed.shape) if "NONDETERMINISTIC" in ENGINES[index].notes else 0.0
-        computed = computed + 1e-6 * noise
-        if self.tensors[self.result].data_type == "BFLOAT16":
-            computed = rounded(computed.astype(np.float32)).view(np.uint32) >> 16
-        arrays[self.result][...] = computed
-
-    def _numbers(self, array: np.ndarray, name: str) -> np.ndarray:
-        if self.tensors[name].data_type == "BFLOAT16":
-            array = (array.astype(np.uint32) << 16).view(np.float32)
-        return array.astype(np.float64)
+        arrays[self.result][...] = computed + 1e-6 * noise
 
 
 def convolution(result: str, shape: tuple[int, ...], settings: dict[str, Any], **given: np.ndarray) -> np.ndarray:
@@ -291,10 +253,8 @@ class FrontEnd:
         self.queue: Callable[..., object] = lambda work, *touched: work()  # where computations go, and what they touch
         self.stream: Callable[[], int] = lambda: STREAM  # where everything has to go to
         self.executed: list[tuple[str, int]] = []
-        self.followed: list[str] = []  # what follows the convolution in each graph executed
-        self.seconds = self.delay = 0.0  # of all computations, and more where something follows
+        self.seconds = 0.0  # of all computations
         self.broken = False
-        self.loses_nan: set[int] = set()  # engines whose relu makes 0 of NaN
         self.refuses = lambda graph: False
 
     def backend_version(self) -> int:

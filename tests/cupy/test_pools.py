@@ -24,9 +24,9 @@ from chains import (
     relu,
     tanh,
 )
+from chains.backends import Cupy
 from chains.backends.cupy import compiler
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.device.cudnn import Cudnn
 from chains.backends.cupy.kernels.pool_runs import PoolInputRun, PoolRun, with_pool_runs
 from chains.backends.cupy.source.commands import Launch
 from chains.network import record
@@ -59,14 +59,13 @@ NETWORKS = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=["products", "cudnn", "last"])
-def layout(request, monkeypatch):
-    """Convolutions by kernels of this project, by cuDNN, and by cuDNN on images with their channels innermost."""
+@pytest.fixture(params=["own", "cudnn"])
+def convolver(request, monkeypatch):
+    """Convolutions by kernels of this project, and by cuDNN."""
     if emulated.COMPILER is None:
         pytest.skip("no C compiler on this computer")
-    monkeypatch.setattr(Cudnn, "wants_last", lambda self, dtype: request.param == "last")
-    choice = None if request.param == "products" else "auto"
-    monkeypatch.setitem(backends._BACKENDS, NAME, partial(emulated.EmulatedBackend, NAME, False, choice))
+    settings = Cupy(convolutions=request.param)
+    monkeypatch.setitem(backends._BACKENDS, NAME, partial(emulated.EmulatedBackend, NAME, False, settings))
     monkeypatch.delitem(backends._loaded, NAME, raising=False)
     yield request.param
     backends._loaded.pop(NAME, None)
@@ -80,7 +79,7 @@ def separately(operations):
 @pytest.mark.few(5)
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("samples", [1, 3])
-def test_numbers_are_those_of_separate_kernels(name, samples, layout, monkeypatch):
+def test_numbers_are_those_of_separate_kernels(name, samples, convolver, monkeypatch):
     """To the bit, but for gradients of biases, which are summed window by window; and NumPy's, where images have NaN too."""
     layers, shape = NETWORKS[name]
     net = Chain(*layers, input_shape=shape)

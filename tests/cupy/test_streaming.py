@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 import tracemalloc
 import types
 
@@ -13,13 +11,12 @@ import pytest
 
 from chains import SGD, Adam, BatchNorm, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, backends, tanh, train
 from chains.backends import backend
-from chains.backends.cupy import chunked_call as pieces
 from chains.backends.cupy import streaming
 from chains.backends.cupy.device import cuda
 from chains.data import Batches
 from chains.network import record
 from tests.cupy import emulated
-from tests.cupy.support import needs_compiler, on_gpu
+from tests.cupy.support import on_gpu
 from tests.harness import assert_close
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="no C compiler on this computer")
@@ -277,108 +274,18 @@ def test_interrupted_training_leaves_the_parameters_of_whole_steps(device):
 # Calls
 
 
-@pytest.fixture
-def small_pieces(monkeypatch):
-    """Pieces of eight samples of three numbers in and four out."""
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 8 * 7 * 4)
-
-
-@pytest.mark.parametrize("samples", [5, 8, 9, 50])
 @pytest.mark.parametrize("kind", [np.uint8, np.float32, np.float16])
-def test_a_call_in_pieces(device, late, small_pieces, samples, kind, monkeypatch):
-    net, x = network(), X[:samples].astype(kind)
+def test_a_call_on_data_of_the_host(device, late, kind, monkeypatch):
+    net, x = network(), X.astype(kind)
     p = net.init()
     q, wanted = device.array(p), net(x, p)
     monkeypatch.setattr(device, "free", 1 << 40)
     y = net(x, q)
     assert device.owns(y)
     assert_close(parameters(device, y), wanted, 1e-6)
-    for out in (np.full((samples, 4), np.nan, np.float32), device.empty((samples, 4), np.float32)):
+    for out in (np.full((50, 4), np.nan, np.float32), device.empty((50, 4), np.float32)):
         assert net(x, q, out=out) is out
         assert_close(parameters(device, out) if device.owns(out) else out, wanted, 1e-6)
-
-
-@pytest.mark.parametrize("outwards", [True, False])
-def test_a_missing_event_makes_wrong_outputs(device, small_pieces, monkeypatch, outwards):
-    """Where results go to the host, waiting for those says already that inputs may be overwritten."""
-    net = network()
-    p = net.init()
-    q, wanted = device.array(p), net(X, p)
-    monkeypatch.setattr(device, "free", 1 << 40)
-
-    def right():
-        out = np.full((50, 4), np.nan, np.float32)
-        out = out if outwards else device.array(out)
-        net(X, q, out=out)
-        return np.allclose(out if outwards else parameters(device, out), wanted, atol=1e-5)
-
-    assert right()
-    needed = {"host", "main", "to_host" if outwards else "to_device"}
-    found = deafness(device, right)
-    assert needed <= found <= needed | {"to_device"}  # with another thread, whose time is its own, a place may be free late
-
-
-@needs_compiler
-def test_results_are_stored_by_a_thread_of_its_own(device, small_pieces, monkeypatch):
-    """While the first piece is stored, others are sent; what goes wrong in the thread is told; no thread is left."""
-    store, threads, sent = pieces.Outlet._store, set(), []
-
-    def slow(self, place, start):
-        threads.add(threading.current_thread().name)
-        assert until(lambda: len(sent) >= 2 or start > 0)
-        store(self, place, start)
-
-    send = pieces.Outlet.send
-    monkeypatch.setattr(pieces.Outlet, "send", lambda self, results, start: (send(self, results, start), sent.append(start)))
-    monkeypatch.setattr(pieces.Outlet, "_store", slow)
-    net = network()
-    p, out = net.init(), np.empty((50, 4), np.float32)
-    net(X, device.array(p), out=out)
-    np.testing.assert_allclose(out, net(X, p), atol=1e-5)
-    assert len(threads) == 1
-    assert "chains-outlet" in threads.pop()
-
-    def fails(self, place, start):
-        raise MemoryError("no room for the results")
-
-    monkeypatch.setattr(pieces.Outlet, "_store", fails)
-    with pytest.raises(MemoryError, match="no room for the results"):
-        net(X, device.array(p), out=out)
-    assert not [thread for thread in threading.enumerate() if "chains-outlet" in thread.name]
-
-
-def until(holds, seconds=30.0):
-    """Whether it holds before so many seconds are over."""
-    end = time.monotonic() + seconds
-    while not holds() and time.monotonic() < end:
-        time.sleep(1e-3)
-    return holds()
-
-
-def test_pieces_are_halved_where_memory_is_short(device, small_pieces):
-    net = network()
-    p = net.init()
-    launches = device.launches
-    out = np.empty((8, 4), np.float32)
-    net(X[:8], device.array(p), out=out)  # one sample at a time: there is no room at all
-    assert device.launches - launches >= 8
-    assert_close(out, net(X[:8], p), 1e-6)
-
-
-def test_what_cannot_be_done_in_pieces_is_done_whole(device, small_pieces):
-    """Dropout counts samples, and batch normalisation in training sums over them."""
-    net = Chain(Dense(3, 6, tanh), BatchNorm(6), Dropout(0.5), Dense(6, 4), backend="numpy")
-    p = net.init()
-    states = [net.init_state() for _ in range(2)]
-    wanted = net(X, p, state=states[0], mode="train", seed=3)
-    q, state, out = device.array(p), device.array(states[1]), np.empty((50, 4), np.float32)
-    assert net(X, q, state=state, mode="train", seed=3, out=out) is out
-    assert_close(out, wanted, 1e-5)
-    assert_close(state, states[0], 1e-5)
-    net(X, q, state=state, out=out)  # in "eval", the state is read: in pieces
-    assert_close(out, net(X, p, state=states[0]), 1e-5)
-    assert pieces.separable(record.forward(net.network, np.dtype(np.float32), False))
-    assert not pieces.separable(record.forward(net.network, np.dtype(np.float32), True))
 
 
 def test_outputs_of_the_wrong_kind_are_refused(device):
@@ -458,9 +365,4 @@ def test_streaming_on_the_gpu(monkeypatch):
         train(net, p, x, t, SquaredLoss(), Adam(1e-3), epochs=3, batch_size=4096)
         results.append(cupy.asnumpy(p))
     np.testing.assert_array_equal(*results)
-    out = np.empty((40_000, 8), np.float32)
-    monkeypatch.setattr(streaming, "MEMORY_SHARE", 0.5)
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 22)
-    net(x, p, out=out)
-    assert_close(out, cupy.asnumpy(net(cupy.asarray(x), p)), 1e-5)
     assert backends.backend("cupy").on_device.device.room() > 0

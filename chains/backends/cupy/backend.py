@@ -11,7 +11,6 @@ import numpy as np
 
 from chains.backends.base import Arrays, Backend, Binding, Feed, Intake, MemberFeed
 from chains.backends.cupy.binding import DeviceBinding, HostBinding
-from chains.backends.cupy.chunked_call import in_pieces
 from chains.backends.cupy.compiler import LOWERINGS, Compiled
 from chains.backends.cupy.device.cudnn import ALIGNMENT
 from chains.backends.cupy.device.interface import Device
@@ -19,8 +18,6 @@ from chains.backends.cupy.feed import DeviceFeed, HostFeed
 from chains.backends.cupy.fused.loops import LoopShare, has_loops
 from chains.backends.cupy.fused.tiling_policy import Tiling, loop_samples, suits, tiling_of
 from chains.backends.cupy.fused_program import FusedProgram, fused_program
-from chains.backends.cupy.kernels.bfloat16 import LEAST_BFLOAT16_LENGTH
-from chains.backends.cupy.kernels.half_activations import TYPES as HALF_ACTIVATIONS
 from chains.backends.cupy.kernels.library_convolutions import convolved
 from chains.backends.cupy.member_feed import DeviceMemberFeed, HostMemberFeed
 from chains.backends.cupy.source.c_source import readable
@@ -58,21 +55,17 @@ class DeviceBackend(Backend):
     def compile(self, program: Program, batch: int = 1, aligned: bool = True, library: bool = True) -> Compiled:
         """The commands of a program and the source of its kernels, compiled the first time.
 
-        There are separate ones for large batches with bfloat16 factors, for arrays of which some do not begin at multiples of
-        16 bytes, so that kernels cannot read them as vectors, for those that a `library` for convolutions cannot take, and for
-        loops of which a block takes more samples.
+        There are separate ones for arrays of which some do not begin at multiples of 16 bytes, so that kernels cannot read them
+        as vectors, for those that a `library` for convolutions cannot take, and for loops of which a block takes more samples.
         """
         convolutions = self.device.convolutions if library else None
-        half = self.device.precision == "bf16" and batch >= LEAST_BFLOAT16_LENGTH
         samples = loop_samples(batch) if self.fused is not False and has_loops(program) else 0
-        key = aligned, convolutions is None, half, self.device.epilogues, samples
+        key = aligned, convolutions is None, samples
         with self._lock:
             known = self._compiled.setdefault(program, {})
             if key not in known:
-                settings = {"epilogues": self.device.epilogues, "half": half, "aligned": aligned}
-                activations = HALF_ACTIVATIONS.get(self.device.precision)
                 share = LoopShare(samples, self.device.shared_bytes, forced=self.fused is True) if samples else None
-                known[key] = Compiled(program, None, convolutions, activations=activations, loops=share, **settings)
+                known[key] = Compiled(program, None, convolutions, aligned=aligned, loops=share)
             return known[key]
 
     def commands(self, program: Program, batch: int, aligned: bool = True, library: bool = True) -> Compiled:
@@ -96,10 +89,8 @@ class DeviceBackend(Backend):
         return made
 
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
-        """The program, the names of buffers whose numbers have 16 bits, and the kernels in CUDA C. There is only one pass."""
-        compiled = self.compile(program)
-        rounded = f"in 16 bits: {', '.join(compiled.rounded)}\n\n" if compiled.rounded else ""
-        return f"{program}\n\n{rounded}{compiled.text(1)}"
+        """The program, and the kernels in CUDA C. There is only one pass."""
+        return f"{program}\n\n{self.compile(program).text(1)}"
 
     def scratch_bytes(self, program: Program, batch: int) -> int:
         return self.commands(program, batch).scratch_plan(batch).nbytes(batch)
@@ -143,9 +134,6 @@ class DeviceBackend(Backend):
     def intake(self, binding: Binding, like: Arrays) -> Intake:
         assert isinstance(binding, DeviceBinding)
         return DeviceIntake(binding, like)
-
-    def in_pieces(self, program: Program, batch: int, arrays: Arrays) -> bool:
-        return in_pieces(self, self.device, program, batch, arrays)
 
     def join(self, comm: object) -> None:
         self.device.join(comm)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -13,10 +12,9 @@ import numpy as np
 
 from chains.backends.base import Arrays, Binding, caller_arrays
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.device.interface import Device, Epilogue, Gemm, Uncaptured, Work
+from chains.backends.cupy.device.interface import Device, Gemm, Uncaptured, Work
 from chains.backends.cupy.kernels.library_convolutions import Convolved
-from chains.backends.cupy.source.c_source import half_name
-from chains.backends.cupy.source.commands import Command, Fused, Launch, Product, Summed
+from chains.backends.cupy.source.commands import Command, Launch, Product, Summed
 from chains.backends.places import Array
 from chains.program.all_reduce import COMMUNICATOR, COMMUNICATOR_WORDS
 from chains.program.program import Program
@@ -39,7 +37,6 @@ class DeviceBinding(Binding):
         self.index: type[np.generic] = np.int64 if "long long Index" in compiled.text(batch) else np.int32
         kernels = list(compiled.source.kernels.values())
         functions = device.compile(compiled.text(batch), kernels)
-        self._masks: set[Buffer] = set()  # masks that a product fills
         self._steps: tuple[int, ...] = ()  # the current step of each loop around the command
         self.work: list[Work] = []
         self.commands: list[tuple[Command, tuple[int, ...]]] = []  # of each work: the command, and the steps of loops around it
@@ -74,32 +71,12 @@ class DeviceBinding(Binding):
         if isinstance(step, Product):
             return [self.device.product(self._gemm(step))]
         if isinstance(step, Convolved):
-            return self._convolution(step, functions)
-        if isinstance(step, Summed):
-            words, count = self.arrays[step.words.name], step.out.sample_size
-            return [self.device.all_reduce(words, step.out.dtype, count, self._place(step.a), self._place(step.out))]
-        assert isinstance(step, Fused)
-        work = self._fused(step)
-        if work is not None:
-            return [work]
-        self.device.refused[step.kind] += 1
-        return [each for plain in step.plain for each in self._bound(plain, functions)]
-
-    def _fused(self, step: Fused) -> Work | None:
-        """A product with its epilogue; None where the device refuses it, or the product that fills its mask."""
-        mask = step.mask
-        if mask is not None and mask.buffer in step.reads and mask.buffer not in self._masks:
-            return None
-        vector, bits = (None if view is None else self._place(view) for view in (step.vector, mask))
-        leading = 0 if mask is None else 8 * mask.strides[0]
-        gemm = self._gemm(step.product)
-        if step.update is not None:
-            target, factors = step.update
-            gemm = replace(self._gemm(replace(step.product, out=target, accumulate=True)), factors=self._place(factors))
-        work = self.device.fused(gemm, Epilogue(step.kind, vector, bits, leading))
-        if work is not None and mask is not None:
-            self._masks.add(mask.buffer)
-        return work
+            library = self.device.convolutions
+            assert library is not None
+            return [library.work(step.convolution, tuple(map(self._place, step.views)), self.address(step.workspace))]
+        assert isinstance(step, Summed)
+        words, count = self.arrays[step.words.name], step.out.sample_size
+        return [self.device.all_reduce(words, step.out.dtype, count, self._place(step.a), self._place(step.out))]
 
     def _gemm(self, step: Product) -> Gemm:
         rows, columns, inner = step.sizes(self.batch)
@@ -110,18 +87,8 @@ class DeviceBinding(Binding):
         )
         return Gemm(
             step.out.dtype, (rows, columns, inner), self._addresses(step.out, step.a.view, step.b.view), leading,
-            (step.a.transposed, step.b.transposed), step.accumulate, half_name(step.a.view.dtype),
+            (step.a.transposed, step.b.transposed), step.accumulate,
         )  # fmt: skip
-
-    def _convolution(self, step: Convolved, functions: dict[str, Any]) -> list[Work]:
-        """A convolution by the library; where it tries things out, the other commands if they are quicker."""
-        library = self.device.convolutions
-        assert library is not None
-        work = library.work(step.convolution, tuple(map(self._place, step.views)), self.address(step.workspace))
-        if not step.plain or step.views[2].buffer.role != "scratch":  # trials write to the result
-            return [work]
-        plain = [each for other in step.plain for each in self._bound(other, functions)]
-        return [work] if library.quicker(step.convolution, work, plain) else plain
 
     def _addresses(self, *views: View) -> tuple[int, int, int]:
         first, second, third = map(self._place, views)

@@ -14,25 +14,17 @@ from chains.backends.base import UnsupportedOperationError, cannot_run
 from chains.backends.cupy.device.interface import Convolutions
 from chains.backends.cupy.fused.loops import LoopKernel, LoopShare, suits
 from chains.backends.cupy.kernels.batch_products import batch_matmul
-from chains.backends.cupy.kernels.bfloat16 import with_bfloat16
-from chains.backends.cupy.kernels.channels_last import with_channels_last
 from chains.backends.cupy.kernels.convolutions import AnyConvolution, Lowering, is_product
-from chains.backends.cupy.kernels.epilogues import FusedMatMul, with_epilogues
-from chains.backends.cupy.kernels.half_activations import with_half_activations
 from chains.backends.cupy.kernels.images import convolve, convolve_input, convolve_weight
 from chains.backends.cupy.kernels.indexed import gather, random, scatter_add
-from chains.backends.cupy.kernels.library_convolutions import FusedConvolve, lowered, lowered_with_bias, with_biases
-from chains.backends.cupy.kernels.operands import Copies, copies, with_operands
-from chains.backends.cupy.kernels.pool_runs import PoolInputRun, PoolRun, taken_before, with_pool_runs
+from chains.backends.cupy.kernels.library_convolutions import Copies, copies, lowered, with_operands
+from chains.backends.cupy.kernels.pool_runs import PoolInputRun, PoolRun, with_pool_runs
 from chains.backends.cupy.kernels.pools import pool, pool_input, pool_input_run, pool_run
 from chains.backends.cupy.kernels.products import prepared, product
-from chains.backends.cupy.kernels.updates import with_updates
 from chains.backends.cupy.source.axes import Space, count
-from chains.backends.cupy.source.c_source import half_name
 from chains.backends.cupy.source.commands import (
     THREADS,
     Command,
-    Fused,
     Pointers,
     Repeated,
     Source,
@@ -51,7 +43,6 @@ from chains.program.operations import (
     Convolve,
     ConvolveInput,
     ConvolveWeight,
-    Copy,
     Gather,
     MatMul,
     Operation,
@@ -74,10 +65,8 @@ LEAST_WIDE_ELEMENTS = 1 << 30  # from this array size on, kernels use 64-bit ind
 class Compiled:
     """The commands of a program, the source of their kernels, and the scratch memory they need; for any batch size.
 
-    `convolutions` is a library for convolutions, where it can do them. `epilogues`: whether products include the operations
-    that follow them, where they can. `half`: whether large products get bfloat16 factors. `activations`: the type of 16 bits
-    that samples are stored in, if any. `aligned`: whether all arrays begin at multiples of 16 bytes. `loops`: how blocks go
-    through all steps of a loop in one launch, if they may.
+    `convolutions` is a library for convolutions, where it can do them. `aligned`: whether all arrays begin at multiples of 16
+    bytes. `loops`: how blocks go through all steps of a loop in one launch, if they may.
     """
 
     def __init__(
@@ -86,9 +75,6 @@ class Compiled:
         source: Source | None = None,
         convolutions: Convolutions | None = None,
         *,
-        epilogues: bool = True,
-        half: bool = False,
-        activations: np.dtype[Any] | None = None,
         aligned: bool = True,
         loops: LoopShare | None = None,
     ) -> None:
@@ -100,12 +86,10 @@ class Compiled:
         self.commands: list[Command] = []
         self.origins: list[tuple[Command, Sequence[Operation]]] = []  # commands, and what operations they do or help to do
         self._sizes: dict[Buffer, Callable[[int], int]] = {}  # elements of this backend's own scratch buffers
-        self._epilogues, self._half, self._aligned = epilogues, half, aligned
-        self._activations = activations if program.dtype == np.float32 else None
+        self._aligned = aligned
         self._advancing: dict[tuple[Buffer, tuple[int, ...]], Buffer] = {}
         self.advances: dict[Buffer, tuple[Buffer, tuple[int, ...]]] = {}  # by stand-in: the buffer, and its advances
-        operations = with_pool_runs(self._ready(self._rounded(program.operations), self._wants_last, whole=True))
-        self.rounded = sorted({v.buffer.name for each in operations for v in each.views if half_name(v.dtype)})
+        operations = with_pool_runs(self._ready(program.operations))
         self._last: dict[Buffer, int] = {}  # the last operation that touches a buffer
         for position, operation in enumerate(operations):
             self._last |= {view.buffer: position for view in operation.views}
@@ -149,34 +133,14 @@ class Compiled:
         self._sizes[buffer] = elements
         return buffer
 
-    @property
-    def _wants_last(self) -> bool:
-        """Whether images are to have their channels innermost."""
-        return self._library is not None and self._library.wants_last(self._activations or self.program.dtype)
-
     # Lowering
 
-    def _rounded(self, operations: Sequence[Operation]) -> Sequence[Operation]:
-        """The operations, on 16 bits a number where that is asked for."""
-        if self._activations is None:
-            return operations
-        return with_half_activations(operations, self._activations, self._library is not None)
-
-    def _ready(self, operations: Sequence[Operation], last: bool = False, whole: bool = False) -> list[Operation]:
-        """The operations, rewritten so that each has a kernel. Those that only write arrays of no elements are left out.
-
-        `last`: whether images that a library convolves are to have their channels innermost. `whole`: whether these are all
-        operations of a program, so that pools are to take along what is before and behind them.
-        """
+    def _ready(self, operations: Sequence[Operation]) -> list[Operation]:
+        """The operations, rewritten so that each has a kernel. Those that only write arrays of no elements are left out."""
         given = [each for each in operations if any(0 not in view.shape for view in each.outs)]
-        if self._epilogues:
-            given = with_updates(with_epilogues(given))
         if self._library is not None:
-            others = taken_before(given) if whole and self._activations is None else ()  # 16 bits are rounded behind the bias
-            given = with_biases(given, others) if self._epilogues else given
-            given = with_operands(with_channels_last(given) if last else given, last)
-        ready = [each for operation in given for each in self._prepared(operation)]
-        return with_bfloat16(ready) if self._half else ready
+            given = with_operands(given)
+        return [each for operation in given for each in self._prepared(operation)]
 
     def _loop(self, operation: Loop) -> list[Command]:
         """The steps of a loop, in one launch where that pays.
@@ -249,19 +213,6 @@ class Compiled:
         """Whether a buffer is needed after the operations at these positions."""
         return lambda buffer: buffer.role != "scratch" or self._last[buffer] >= positions.stop
 
-    def _fused(self, operation: FusedMatMul) -> list[Command]:
-        """The product in both forms: with its epilogue, and followed by separate commands."""
-        after = self._lower(operation.after, lambda positions: lambda buffer: True)
-        whole = product(operation.product)
-        plain = [whole, *after]
-        reads, writes = (dict.fromkeys(view.buffer for view in views) for views in (operation.ins, operation.outs))
-        for command in plain:
-            reads |= dict.fromkeys(command.reads)
-            writes |= dict.fromkeys(command.writes)
-        touched = tuple(reads), tuple(writes)
-        settings = operation.kind, operation.vector, operation.mask, operation.update
-        return [Fused(whole, *settings, tuple(plain), *touched, operation.label)]
-
     def _elementwise(self, run: Run, stored: Stored) -> Command:
         pointers, space = Pointers(), Space(run.shape, [*run.outs, *run.ins])
         width, body = map_body(run, space, self._begins, pointers, stored)
@@ -295,25 +246,8 @@ class Compiled:
             return own(self._temporary)
         return lowered(operation, self._library, self._temporary, own)
 
-    def _convolve_with_bias(self, operation: FusedConvolve) -> list[Command]:
-        """The convolution and the map behind it by the device's library, or one after the other."""
-        assert self._library is not None
-        library, convolution = self._library, operation.convolution
-
-        def own(temporary: Temporary) -> list[Command]:
-            alone = lowered(convolution, library, temporary, partial(self._convolution, convolution))
-            return [*alone, *self._lower([operation.after], lambda positions: lambda buffer: True)]
-
-        return lowered_with_bias(operation, library, self._temporary, own)
-
     def _convolution(self, operation: AnyConvolution, temporary: Temporary) -> list[Command]:
         """The convolution by kernels of this backend and cuBLAS."""
-        (out,) = operation.outs
-        if isinstance(operation, ConvolveWeight) and half_name(out.dtype):  # sums are kept in float32
-            buffer = Buffer(f"{out} summed", "scratch", np.dtype(np.float32), out.shape)
-            total = View(buffer, out.shape, c_strides(out.shape))
-            summed = convolve_weight(self.source, replace(operation, outs=(total,)), temporary)
-            return [*summed, *self._lower([Copy((out,), (total,), label=operation.label)], lambda _: lambda _: True)]
         if is_product(operation):
             return Lowering(self.source, operation, temporary, self._begins).commands()
         if isinstance(operation, Convolve):
@@ -343,13 +277,11 @@ def _of_operation(kernel: Callable[..., list[Command]]) -> Callable[..., list[Co
 
 LOWERINGS: dict[type[Operation], Callable[..., list[Command]]] = {
     MatMul: lambda compiled, operation: [product(operation)],
-    FusedMatMul: Compiled._fused,
     BatchMatMul: _of_operation(batch_matmul),
     Reduce: Compiled._reduce,
     Convolve: Compiled._convolve,
     ConvolveInput: Compiled._convolve,
     ConvolveWeight: Compiled._convolve,
-    FusedConvolve: Compiled._convolve_with_bias,
     Copies: _of_operation(copies),
     Pool: _of_operation(pool),
     PoolInput: _of_operation(pool_input),

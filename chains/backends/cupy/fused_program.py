@@ -57,7 +57,7 @@ class FusedProgram(Compiled):
     def __init__(self, program: Program, tiling: Tiling, room: int, aligned: bool = True) -> None:
         self.tiling = tiling
         self._room = room
-        super().__init__(program, epilogues=False, aligned=aligned)
+        super().__init__(program, aligned=aligned)
 
     def blocks(self, batch: int) -> int:
         return -(-batch // self._each(batch))

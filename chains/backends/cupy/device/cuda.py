@@ -17,36 +17,29 @@ from typing import Any
 import numpy as np
 
 from chains.backends.cupy.device import cudnn, nccl
-from chains.backends.cupy.device.cublas import WORKSPACE_BYTES, Cublas, CublasLt, MatmulPlan
-from chains.backends.cupy.device.interface import Device, Epilogue, Event, Gemm, Kernel, Queue, Uncaptured, Work
-from chains.backends.cupy.device.trials import TriedProducts
+from chains.backends.cupy.device.cublas import WORKSPACE_BYTES, Cublas
+from chains.backends.cupy.device.interface import Device, Event, Gemm, Kernel, Queue, Uncaptured, Work
+from chains.backends.cupy_settings import Cupy
 from chains.backends.places import Array
 
 
 class CudaDevice(Device):
-    """The current CUDA device. `precision` says how float32 matrices are multiplied: "float32", "tf32" or "bf16".
-
-    The last two round the factors to 10 or 7 bits and add in float32. `convolutions` says who does these (see
-    `chains.backends.cupy.device.cudnn`). Raises ValueError where there is no GPU to use.
-    """
+    """The current CUDA device, with the settings of its backend. Raises ValueError where there is no GPU to use."""
 
     _lock = threading.Lock()  # of all devices, which share the stream for capturing
 
-    def __init__(self, precision: str = "float32", convolutions: str = "auto") -> None:
+    def __init__(self, settings: Cupy) -> None:
         self.cupy = usable_cupy()
         self.name = "cuda"
-        self.precision = precision
         self.refused: Counter[str] = Counter()
         attributes = self.cupy.cuda.Device().attributes
         self.shared_bytes = int(attributes["MaxSharedMemoryPerBlockOptin"])
         self.stream, self._capturing, *copying = _streams(self.cupy.cuda.Device().id)
         self.main, self.to_device, self.to_host = (CudaQueue(self.cupy, stream) for stream in (self.stream, *copying))
         self._modules: dict[str, Any] = {}
-        self._cublas = Cublas(precision)
-        self._lt = CublasLt(precision)
-        self._products = TriedProducts(self, self._lt, self._started, convolutions in cudnn.TIMED)
+        self._cublas = Cublas(settings.precision)
         self._workspace = self.empty((WORKSPACE_BYTES,), np.uint8)
-        self.convolutions = cudnn.chosen(self, precision, convolutions)
+        self.convolutions = cudnn.chosen(self, settings)
 
     def owns(self, array: Any) -> bool:
         return isinstance(array, self.cupy.ndarray)
@@ -108,17 +101,6 @@ class CudaDevice(Device):
 
     def _multiply(self, call: Any) -> None:
         self._cublas.start(call, self.current_stream(), self._workspace.data.ptr, WORKSPACE_BYTES)
-
-    def fused(self, gemm: Gemm, epilogue: Epilogue) -> Work | None:
-        with self._lock:  # cublasLt 13.3 finds no algorithm while a graph is captured
-            plan = self._products.plan(gemm, epilogue)
-        return None if plan is None else self._started(plan)
-
-    def _started(self, plan: MatmulPlan) -> Work:
-        return partial(self._multiply_on, plan)
-
-    def _multiply_on(self, plan: MatmulPlan) -> None:
-        self._lt.start(plan, self.current_stream(), self._workspace.data.ptr)
 
     def join(self, comm: Any) -> None:
         nccl.join(self.cupy, comm)

@@ -32,7 +32,7 @@ class Gemm:
     """out = a @ b or out += a @ b for row-major matrices at these addresses.
 
     `leading` are the lengths of rows in memory, in elements, of out, a and b; a transposed operand is stored column by
-    column. With `factors`, out = factors[0] * (a @ b) + factors[1] * out for the numbers at this address, of out's type.
+    column.
     """
 
     dtype: np.dtype[Any]
@@ -41,21 +41,6 @@ class Gemm:
     leading: tuple[int, int, int]
     transposed: tuple[bool, bool]
     accumulate: bool
-    half: str = ""  # "bfloat16" or "float16" where a and b are
-    factors: int | None = None
-
-
-@dataclass(frozen=True)
-class Epilogue:
-    """What is done along with a product: one of `epilogues.KINDS`, and where the vector and the mask lie that it needs.
-
-    A row of the mask has `mask_leading` bits.
-    """
-
-    kind: str
-    vector: int | None = None
-    mask: int | None = None
-    mask_leading: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,8 +58,7 @@ class Convolution:
     """One of the three operations at a batch size; `result` is what is computed: 0 for x, 1 for w, 2 for y.
 
     Shapes and strides, in elements, are those of the images x (batch, channels, height, width), the kernels w (outputs,
-    channels / groups, height, width) and the output y, or of their gradients. `after` is what follows the forward operation in
-    one go: "bias", for a number added to each channel, or "relu_bias", for that and relu.
+    channels / groups, height, width) and the output y, or of their gradients.
     """
 
     result: int
@@ -82,25 +66,16 @@ class Convolution:
     shapes: tuple[Sizes, Sizes, Sizes]
     strides: tuple[Sizes, Sizes, Sizes]
     window: Window
-    after: str = ""
 
 
 class Convolutions(Protocol):
-    """A library for convolutions on a device. `tries`: whether it takes what is fastest when tried out."""
-
-    tries: bool
-
-    def wants_last(self, dtype: np.dtype[Any]) -> bool:
-        """Whether images and kernels of this type are best stored with the channels innermost."""
+    """A library for convolutions on a device."""
 
     def workspace(self, convolution: Convolution) -> int | None:
         """Bytes of workspace that the convolution needs, None where the library does not do it."""
 
     def work(self, convolution: Convolution, addresses: tuple[int, ...], workspace: int) -> Work:
-        """What starts the convolution of x, w and y at these addresses, and of the bias where one goes along."""
-
-    def quicker(self, convolution: Convolution, work: Work, plain: Sequence[Work]) -> bool:
-        """Whether the work of a convolution takes no longer than other work for the same, as tried out the first time."""
+        """What starts the convolution of x, w and y at these addresses."""
 
 
 class Event(ABC):
@@ -130,14 +105,10 @@ class Queue(ABC):
 class Device(Place):
     """A GPU, its memory and the order of its work: everything in `main`, in the order it was asked for.
 
-    `to_device` and `to_host` are for copies meanwhile. `precision` says how float32 matrices are multiplied: "float32",
-    "tf32" or "bf16"; `epilogues` whether products and what follows them may be one step; `refused` counts by kind the bound
-    ones for which that could not be, and as "graph" the lists of work that could not be captured. `convolutions` is the
-    library for these, None where the backend's own kernels and products do them.
+    `to_device` and `to_host` are for copies meanwhile. `refused` counts lists of work that could not be captured.
+    `convolutions` is the library for these, None where the backend's own kernels and products do them.
     """
 
-    precision = "float32"
-    epilogues = True
     refused: Counter[str]
     convolutions: Convolutions | None = None
     main: Queue
@@ -164,10 +135,6 @@ class Device(Place):
     @abstractmethod
     def product(self, gemm: Gemm) -> Work:
         """What starts the product."""
-
-    @abstractmethod
-    def fused(self, gemm: Gemm, epilogue: Epilogue) -> Work | None:
-        """What starts the product with its epilogue, None where the device cannot do it in one go."""
 
     @abstractmethod
     def join(self, comm: Any) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from chains.backends.cupy.fused import tiling_policy as policy
 from chains.backends.cupy.fused.block import THREADS, Block, Repetition, Unit, meetings, phase_lines, phases
 from chains.backends.cupy.fused.block_operations import ready, supported, take
-from chains.backends.cupy.source.c_source import ctype, half_name
+from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Launch, Pointers, Source, indented
 from chains.backends.cupy.source.fusion import ELEMENTWISE, run_at
 from chains.program.filled import Filled
@@ -47,8 +47,7 @@ def suits(operation: Loop) -> bool:
     """Whether a block can take samples through the whole loop, which must compute nothing but numbers of samples."""
     if operation.depth or operation.zeros or not supported(operation):
         return False
-    views = [view for each in operation.body for view in each.views]
-    return all(view.batched for view in operation.outs) and not any(half_name(view.dtype) for view in views)
+    return all(view.batched for view in operation.outs)
 
 
 class LoopKernel:

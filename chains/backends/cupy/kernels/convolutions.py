@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from chains.backends.cupy.kernels.images import at, covering, outside
-from chains.backends.cupy.source.c_source import ctype, half_name, literal
+from chains.backends.cupy.source.c_source import ctype, literal
 from chains.backends.cupy.source.commands import (
     Command,
     Launch,
@@ -48,7 +48,7 @@ def is_product(operation: AnyConvolution) -> bool:
     """Whether the convolution is done as a product."""
     w = parts(operation)[1]
     large = math.prod(concrete(w.shape, 1)) >= LEAST_PRODUCT_ELEMENTS[type(operation)]
-    return operation.groups == 1 and w.contiguous and large and not half_name(w.dtype)
+    return operation.groups == 1 and w.contiguous and large
 
 
 def parts(operation: AnyConvolution) -> tuple[View, View, View]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chains.backends.cupy.source.axes import Space, count, count_text
-from chains.backends.cupy.source.c_source import computed, converted, ctype, half_name, literal
+from chains.backends.cupy.source.c_source import ctype, literal
 from chains.backends.cupy.source.commands import Command, Pointers, Source, blocks, each_element
 from chains.backends.cupy.source.reduction import Temporary, Terms, reduce_commands
 from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight
@@ -21,11 +21,6 @@ def coordinates(view: View) -> list[str]:
     """Statements that take the number `i` of an element apart into sample n, channel c, row h and column w, in memory order."""
     _, channels, height, width = view.shape
     i, all_ = "(Count)i", _times(channels, height, width)  # divisions without a sign take fewer instructions
-    if view.strides[1] < view.strides[3]:
-        return [
-            f"const Index c = {i} % {channels}; const Index w = {i} / {channels} % {width};",
-            f"const Index h = {i} / {_times(channels, width)} % {height}; const Index n = {i} / {all_};",
-        ]
     return [
         f"const Index w = {i} % {width}; const Index h = {i} / {width} % {height};",
         f"const Index c = {i} / {_times(width, height)} % {channels}; const Index n = {i} / {all_};",
@@ -34,19 +29,12 @@ def coordinates(view: View) -> list[str]:
 
 def number(pointers: Pointers, view: View, *coordinates: str) -> str:
     """An element of a view to compute with, as C."""
-    place = f"{pointers(view.buffer)}[{at(view, *coordinates)}]"
-    return converted(place, ctype(view.dtype), computed(view.dtype))
+    return f"{pointers(view.buffer)}[{at(view, *coordinates)}]"
 
 
 def stored(pointers: Pointers, view: View, value: str, *coordinates: str) -> str:
     """The statement that gives an element of a view this value."""
-    rounded = converted(value, computed(view.dtype), ctype(view.dtype))
-    return f"{pointers(view.buffer, write=True)}[{at(view, *coordinates)}] = {rounded};"
-
-
-def _unrolled(view: View) -> list[str]:
-    """What keeps compilers from so many conversions at a time, of numbers of 16 bits, that registers do not hold them."""
-    return ["#pragma unroll 4"] if half_name(view.dtype) else []
+    return f"{pointers(view.buffer, write=True)}[{at(view, *coordinates)}] = {value};"
 
 
 def _times(*lengths: object) -> int:
@@ -123,10 +111,9 @@ def _position(window: Window, y: View, axis: int, name: str, place: str, entry: 
 
 def convolve(source: Source, operation: Convolve) -> list[Command]:
     (y,), (x, w) = operation.outs, operation.ins
-    pointers, kind = Pointers(), computed(y.dtype)
+    pointers, kind = Pointers(), ctype(y.dtype)
     inputs, outputs = w.shape[1], _times(w.shape[0]) // operation.groups
     each = [
-        *_unrolled(x),
         f"for (int k = 0; k < {inputs}; ++k)",
         f"    total += {number(pointers, x, 'n', f'c / {outputs} * {inputs} + k', 'ih', 'iw')}",
         f"        * {number(pointers, w, 'c', 'k', 'kh', 'kw')};",
@@ -141,10 +128,9 @@ def convolve(source: Source, operation: Convolve) -> list[Command]:
 
 def convolve_input(source: Source, operation: ConvolveInput) -> list[Command]:
     (dx,), (dy, w) = operation.outs, operation.ins
-    pointers, kind = Pointers(), computed(dx.dtype)
+    pointers, kind = Pointers(), ctype(dx.dtype)
     inputs, outputs = w.shape[1], _times(w.shape[0]) // operation.groups
     each = [
-        *_unrolled(dy),
         f"for (int k = 0; k < {outputs}; ++k)",
         f"    total += {number(pointers, dy, 'n', f'c / {inputs} * {outputs} + k', 'oh', 'ow')}",
         f"        * {number(pointers, w, f'c / {inputs} * {outputs} + k', f'c % {inputs}', 'kh', 'kw')};",

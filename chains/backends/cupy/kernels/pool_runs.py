@@ -15,8 +15,6 @@ from functools import partial
 
 import numpy as np
 
-from chains.backends.cupy.kernels.channels_last import in_memory_order, is_last, last_strides, permuted
-from chains.backends.cupy.source.c_source import computed, ctype
 from chains.backends.cupy.source.fusion import ELEMENTWISE, Run
 from chains.backends.cupy.source.lanes import read_by
 from chains.expr import maximum, trace
@@ -59,11 +57,6 @@ def with_pool_runs(operations: Sequence[Operation]) -> list[Operation]:
     return [new for position, old in enumerate(operations) for new in runs.replaced.get(position, [old])]
 
 
-def taken_before(operations: Sequence[Operation]) -> list[Operation]:
-    """The operations that are done by the kernel of a pool behind them."""
-    return _Runs(operations).before
-
-
 def is_tiled(pool: Pool) -> bool:
     """Whether each entry of the input belongs to one window at most."""
     return all(span <= stride for span, stride in zip(pool.window.span, pool.window.stride, strict=True))
@@ -76,7 +69,6 @@ class _Runs:
         self._given = operations
         self._users = users(list(operations))
         self.replaced: dict[int, list[Operation]] = {}
-        self.before: list[Operation] = []  # as they were given
         for position, operation in enumerate(operations):
             if type(operation) is Pool:
                 self._forward(operation, position)
@@ -99,7 +91,6 @@ class _Runs:
         ins = [*(read_by(Run(first)) if first else [x]), *(v for v in read_by(Run([_itself(y), *behind])) if v != y)]
         stored = tuple(outs) if chosen is None else (*outs, chosen)
         run = PoolRun(stored, tuple(ins), pool, tuple(first), tuple(behind), chosen, label=_labels([*first, pool, *behind]))
-        self.before += [self._given[k] for k in before]
         self.replaced |= {k: [] for k in (*before, *after, *hoisted)}
         self.replaced[position] = [*(self._given[k] for k in hoisted), run]
         for k in pullbacks:
@@ -198,8 +189,6 @@ class _Runs:
         image = _as_images(operation, dx)
         if not isinstance(image, Reduce) or image.ins[0] != dx or image.outs[0].shape != (1, dx.shape[1], 1, 1):
             return None
-        if ctype(image.outs[0].dtype) != computed(dx.dtype):
-            return None
         alone = not any(view.buffer is image.outs[0].buffer for each in others for view in each.views)
         return image if alone else None
 
@@ -235,29 +224,24 @@ def _spoils(operation: Operation, pool: Operation) -> bool:
 def _as_images(operation: Operation, like: View) -> Operation | None:
     """The operation with axes (sample, channel, row, column), None where it is on another shape than `like`.
 
-    It may have its axes in the order of memory, and signals have no rows.
+    Signals have no rows.
     """
     main = operation.ins[0] if isinstance(operation, Reduce) else operation.outs[0]
-    axes = [0, 1, 3] if main.ndim == 3 and like.shape[2] == 1 else [0, 1, 2, 3]
-    if main.ndim != len(axes):
+    if main.ndim != 4 and not (main.ndim == 3 and like.shape[2] == 1):
         return None
-    memory = in_memory_order(
-        replace(like, shape=tuple(like.shape[k] for k in axes), strides=tuple(like.strides[k] for k in axes))
-    )
-    found = []
-    for order in ([*range(len(axes))], [memory.index(k) for k in range(len(axes))]):
-        image = operation.on(partial(_as_image, order=order, like=like))
-        if (image.ins[0] if isinstance(operation, Reduce) else image.outs[0]).shape == like.shape:
-            found.append(image)
-    return next((image for image in found if like in image.views), found[0] if found else None)
+    image = operation.on(partial(_as_image, ndim=main.ndim, like=like))
+    found = image.ins[0] if isinstance(operation, Reduce) else image.outs[0]
+    return image if found.shape == like.shape else None
 
 
-def _as_image(view: View, order: Sequence[int], like: View) -> View:
-    """The view with its axes in this order and one of length 1 for missing rows; `like`, where it has the same elements."""
-    view = permuted(view, order)
-    if view.ndim == 3:
-        (n, c, w), (by_n, by_c, by_w) = view.shape, view.strides
-        view = replace(view, shape=(n, c, 1, w), strides=(by_n, by_c, by_c, by_w))
+def _as_image(view: View, ndim: int, like: View) -> View:
+    """The view with `ndim` axes, and one of length 1 for missing rows; `like`, where it has the same elements."""
+    missing = ndim - view.ndim
+    shape, strides = (1,) * missing + view.shape, (0,) * missing + view.strides
+    if ndim == 3:
+        (n, c, w), (by_n, by_c, by_w) = shape, strides
+        shape, strides = (n, c, 1, w), (by_n, by_c, by_c, by_w)
+    view = replace(view, shape=shape, strides=strides)
     return like if _without_ones(view) == _without_ones(like) else view
 
 
@@ -268,10 +252,10 @@ def _without_ones(view: View) -> tuple[object, ...]:
 
 
 def _room_for_choice(pool: Pool) -> View:
-    (y,), (x,) = pool.outs, pool.ins
+    (y,) = pool.outs
     dtype = np.dtype(np.uint8 if pool.window.area < 256 else np.uint16)
     buffer = Buffer(f"choice of {y}", "scratch", dtype, y.shape)
-    return View(buffer, y.shape, last_strides(y.shape) if is_last(x) else c_strides(y.shape))
+    return View(buffer, y.shape, c_strides(y.shape))
 
 
 def _labels(operations: Sequence[Operation]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from chains.backends.cupy.kernels.images import at, covering, entries, number, one_each, stored
 from chains.backends.cupy.kernels.pool_runs import PoolInputRun, PoolRun, is_tiled
 from chains.backends.cupy.source.axes import Space, advances, aligned_strides, offset_text
-from chains.backends.cupy.source.c_source import computed, converted, ctype, literal
+from chains.backends.cupy.source.c_source import ctype, literal
 from chains.backends.cupy.source.commands import HELPERS, Command, Pointers, Source, indented
 from chains.backends.cupy.source.fusion import Run, run_lines
 from chains.backends.cupy.source.reduction import Temporary, Terms, reduce_commands, spread
@@ -55,7 +55,7 @@ def pool_run(source: Source, operation: PoolRun) -> list[Command]:
     """A thread for each window."""
     pooling, chosen = operation.pool, operation.chosen
     (y,), (x,) = pooling.outs, pooling.ins
-    pointers, kind, window = Pointers(), computed(y.dtype), pooling.window
+    pointers, kind, window = Pointers(), ctype(y.dtype), pooling.window
     first, known = _computed(operation.before, ("n", "c", "ih", "iw"), pointers, ())
     value = known.get(x) or number(pointers, x, "n", "c", "ih", "iw")
     entry = f"kh * {window.size[1]} + kw"
@@ -70,9 +70,7 @@ def pool_run(source: Source, operation: PoolRun) -> list[Command]:
     else:
         start, each = literal(0.0, kind), [f"total += {value};", "++entries;"]
         result = f"total / {literal(float(window.area), kind) if pooling.count_padding else f'({kind})entries'}"
-    own = ctype(y.dtype)
     names = ("n", "c", "h", "w")
-    rounded = converted(converted(result, kind, own), own, kind)
     after, final = _computed(operation.after, names, pointers, operation.outs, {y: "result"})
     body = [
         f"{kind} total = {start};",
@@ -80,7 +78,7 @@ def pool_run(source: Source, operation: PoolRun) -> list[Command]:
         *([f"int which = {window.area};"] if chosen is not None else []),
         *entries(window, x, y, [*first, *each]),
         *(["(void)entries;"] if pooling.kind == "mean" else []),
-        f"const {kind} result = {rounded};",
+        f"const {kind} result = {result};",
         *after,
     ]
     if y in operation.outs and final[y] == "result":
@@ -94,7 +92,7 @@ def pool_run(source: Source, operation: PoolRun) -> list[Command]:
 def pool_input(source: Source, operation: PoolInput) -> list[Command]:
     """A thread for each element of the input goes through the windows it is in, and asks each whether it gets a share."""
     (dx,), (dy, *rest) = operation.outs, operation.ins
-    pointers, kind, window = Pointers(), computed(dx.dtype), operation.window
+    pointers, kind, window = Pointers(), ctype(dx.dtype), operation.window
     share = number(pointers, dy, "n", "c", "oh", "ow")
     if operation.kind == "max":
         x, y = rest
@@ -111,7 +109,7 @@ def pool_input(source: Source, operation: PoolInput) -> list[Command]:
 
 def _part_of(operation: PoolInput, dx: View, share: str) -> str:
     """What each entry of the window at (oh, ow) gets of its gradient, for means."""
-    kind, window = computed(dx.dtype), operation.window
+    kind, window = ctype(dx.dtype), operation.window
     if operation.count_padding:
         return f"{share} / {literal(float(window.area), kind)}"
     return f"{share} / ({kind})({_inside(window, dx, 0, 'oh')} * {_inside(window, dx, 1, 'ow')})"
@@ -120,7 +118,7 @@ def _part_of(operation: PoolInput, dx: View, share: str) -> str:
 def _by_entry(source: Source, pointers: Pointers, operation: PoolInput, each: list[str], label: str) -> list[Command]:
     """A thread for each element of the input, which goes through the windows it is in."""
     (dx,), dy = operation.outs, operation.ins[0]
-    kind = computed(dx.dtype)
+    kind = ctype(dx.dtype)
     body = [
         f"{kind} total = {literal(0.0, kind)};",
         *covering(operation.window, dy, each),
@@ -169,7 +167,7 @@ def _window_filled(operation: PoolInputRun, tiles: tuple[int, int], pointers: Po
     """Statements that fill the window at (n, c, oh, ow) and the gap behind it; `sum` is of all that."""
     pooling, chosen, total = operation.pool, operation.chosen, operation.total
     (dx,), dy = pooling.outs, pooling.ins[0]
-    kind, own, window, names = computed(dx.dtype), ctype(dx.dtype), pooling.window, ("n", "c", "oh", "ow")
+    kind, window, names = ctype(dx.dtype), pooling.window, ("n", "c", "oh", "ow")
     lines, known = _computed(operation.before, names, pointers, operation.outs)
     share = known.get(dy) or number(pointers, dy, *names)
     found = [*lines, f"share = {literal(0.0, kind)} + {share if chosen is not None else _part_of(pooling, dx, share)};"]
@@ -191,11 +189,10 @@ def _window_filled(operation: PoolInputRun, tiles: tuple[int, int], pointers: Po
     ]  # fmt: skip
     if limits:
         each.append(f"if (!({' && '.join(limits)})) continue;")
-    value = converted(f"({_is_entry(window, chosen is not None)} ? share : {literal(0.0, kind)})", kind, own)
-    each += [f"const {own} value = {value};"]
+    each.append(f"const {kind} value = {_is_entry(window, chosen is not None)} ? share : {literal(0.0, kind)};")
     if dx in operation.outs:
         each.append(f"{pointers(dx.buffer, write=True)}[{at(dx, 'n', 'c', 'ih', 'iw')}] = value;")
-    each += [f"sum += {converted('value', own, kind)};"] if total is not None else []
+    each += ["sum += value;"] if total is not None else []
     unroll = ["#pragma unroll"] if down * right <= MOST_UNROLLED else []
     loop = [f"for (int b = 0; b < {right}; ++b) {{", *indented(each), "}"]
     return [*result, *unroll, f"for (int a = 0; a < {down}; ++a) {{", *indented([*unroll, *loop]), "}"]

@@ -26,59 +26,9 @@ PRELUDE = """\
 #endif
 typedef long long int64;
 typedef unsigned long long uint64;
-typedef unsigned short bfloat16;
-typedef unsigned short float16;
 typedef {index} Index;
 typedef unsigned {index} Count;
 
-DEVICE bfloat16 bfloat16_of(float a)
-{{
-    union {{ float number; unsigned bits; }} both;
-    both.number = a;
-    if (a != a) return (bfloat16)(both.bits >> 16 | 64);
-    return (bfloat16)(both.bits + 0x7fff + (both.bits >> 16 & 1) >> 16);
-}}
-DEVICE float float_of(bfloat16 a)
-{{
-    union {{ float number; unsigned bits; }} both;
-    both.bits = (unsigned)a << 16;
-    return both.number;
-}}
-DEVICE float16 float16_of(float a)
-{{
-#ifdef __CUDA_ARCH__
-    float16 result;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result) : "f"(a));
-    return result;
-#else
-    union {{ float number; unsigned bits; }} both;
-    both.number = a;
-    const unsigned sign = both.bits >> 16 & 0x8000;
-    both.bits &= 0x7fffffff;
-    if (both.bits > 0x7f800000) return (float16)(sign | 0x7e00);
-    if (both.bits >= 0x477ff000) return (float16)(sign | 0x7c00);
-    if (both.bits < 0x38800000) {{
-        both.number += 0.5f;
-        return (float16)(sign | (both.bits - 0x3f000000));
-    }}
-    return (float16)(sign | (both.bits - 0x38000000 + 0xfff + (both.bits >> 13 & 1)) >> 13);
-#endif
-}}
-DEVICE float float_of_float16(float16 a)
-{{
-#ifdef __CUDA_ARCH__
-    float result;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(a));
-    return result;
-#else
-    union {{ float number; unsigned bits; }} both;
-    const unsigned sign = (a & 0x8000u) << 16, size = a & 0x7fffu;
-    if (size < 0x400) both.number = size * 5.9604644775390625e-8f;
-    else both.bits = size < 0x7c00 ? (size << 13) + 0x38000000 : (size << 13) + 0x70000000;
-    both.bits |= sign;
-    return both.number;
-#endif
-}}
 DEVICE float max_f(float a, float b) {{ return a > b || a != a ? a : b; }}
 DEVICE float min_f(float a, float b) {{ return a < b || a != a ? a : b; }}
 DEVICE float sign_f(float a) {{ return a != a ? a : (float)((a > 0.0f) - (a < 0.0f)); }}
@@ -86,9 +36,6 @@ DEVICE double max_d(double a, double b) {{ return a > b || a != a ? a : b; }}
 DEVICE double min_d(double a, double b) {{ return a < b || a != a ? a : b; }}
 DEVICE double sign_d(double a) {{ return a != a ? a : (double)((a > 0.0) - (a < 0.0)); }}
 """
-
-BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # NumPy has no type for these: the upper half of a float32
-FLOAT16 = np.dtype(np.float16)
 
 _TYPES = {
     "float32": "float", "float64": "double", "int8": "signed char", "int16": "short", "int32": "int", "int64": "int64",
@@ -103,27 +50,12 @@ _LIBRARY = {"abs": "fabs"} | {
 
 def ctype(dtype: np.dtype[Any]) -> str:
     """The C type of a NumPy type. Raises KeyError for one that kernels cannot read."""
-    return half_name(dtype) or _TYPES[dtype.name]
-
-
-def half_name(dtype: np.dtype[Any]) -> str:
-    """The name of a type of 16 bits, which kernels store and never compute in; empty for other types."""
-    return "bfloat16" if dtype == BFLOAT16 else "float16" if dtype == FLOAT16 else ""
-
-
-def computed(dtype: np.dtype[Any]) -> str:
-    """The C type that kernels compute in for a NumPy type."""
-    return "float" if half_name(dtype) else ctype(dtype)
+    return _TYPES[dtype.name]
 
 
 def converted(value: str, source: str, target: str) -> str:
-    """A value of one C type as another, rounded to nearest."""
-    if source == target:
-        return value
-    if source in ("bfloat16", "float16"):
-        name = "float_of" if source == "bfloat16" else "float_of_float16"
-        return converted(f"{name}({value})", "float", target)
-    return f"{target}_of({value})" if target in ("bfloat16", "float16") else f"({target}){value}"
+    """A value of one C type as another."""
+    return value if source == target else f"({target}){value}"
 
 
 def readable(dtype: np.dtype[Any]) -> bool:

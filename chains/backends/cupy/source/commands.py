@@ -77,24 +77,6 @@ class Product(Command):
 
 
 @dataclass(frozen=True)
-class Fused(Command):
-    """A product with its epilogue (see `epilogues`), and the commands that do the same where the device cannot.
-
-    With an `update`, the product is added to the first of these views, by the factors in the second.
-    """
-
-    product: Product
-    kind: str
-    vector: View | None
-    mask: View | None
-    update: tuple[View, View] | None
-    plain: tuple[Command, ...]
-    reads: tuple[Buffer, ...] = ()
-    writes: tuple[Buffer, ...] = ()
-    label: str = ""
-
-
-@dataclass(frozen=True)
 class Summed(Command):
     """out = the sum of a over all processes that `words` name: contiguous views, which may be the same."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from chains.backends.cupy.source.c_source import converted, ctype, formula_lines, half_name, literal
+from chains.backends.cupy.source.c_source import converted, ctype, formula_lines, literal
 from chains.backends.cupy.source.commands import Pointers
 from chains.program.alias import across
 from chains.program.operations import Copy, Fill, Map, Operation, Reduce
@@ -47,7 +47,7 @@ class Run:
     @property
     def kind(self) -> str:
         """The C type to compute in."""
-        return "double" if self.scalar else next((ctype(out.dtype) for out in self.outs if not half_name(out.dtype)), "float")
+        return "double" if self.scalar else ctype(self.outs[0].dtype)
 
     def takes(self, operation: Operation) -> bool:
         """Whether the operation may join, at the end."""
