@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,14 +43,13 @@ class ResidualLoss(Loss):
 
     @cached_property
     def directions(self) -> dict[tuple[int, ...], int]:
-        """The order of derivative wanted along sums of coordinate axes: (0,) is the first axis, (0, 1) a diagonal."""
+        """The highest order of derivative along each direction, a vector of whole numbers: (1, 0) is the first axis."""
         found: dict[tuple[int, ...], int] = {}
         for residual in self.residuals:
             for _, by in residual.pieces:
-                axes = tuple(dict.fromkeys(by))
-                for direction in [axes] * (len(axes) > 1) + [(axis,) for axis in axes]:
+                for direction in along_directions(by, len(self.coordinates)):
                     found[direction] = max(found.get(direction, 1), len(by))
-        return dict(sorted(found.items()))
+        return dict(sorted(found.items(), reverse=True))
 
     @property
     def orders(self) -> Orders:
@@ -58,8 +58,7 @@ class ResidualLoss(Loss):
     @property
     def tangents(self) -> np.ndarray:
         """The directions as vectors, shape (directions, coordinates)."""
-        rows = [[float(axis in axes) for axis in range(len(self.coordinates))] for axes in self.directions]
-        return np.array(rows).reshape(len(rows), len(self.coordinates))
+        return np.array([*self.directions], np.float64).reshape(-1, len(self.coordinates))
 
     def record(self, ops: Recorder, y: View, t: View, w: View | None, value: View, dy: View) -> None:
         raise TypeError("residuals are made of derivatives: `record_series` has them")
@@ -168,7 +167,7 @@ class ResidualLoss(Loss):
             return outputs
         curves: list[Series] = []
         for axis, coordinate in enumerate(coordinates):
-            tangent = {(d, 1): as_expr(1.0) for d, axes in enumerate(self.directions) if axis in axes}
+            tangent = {(d, 1): as_expr(float(v[axis])) for d, v in enumerate(self.directions) if v[axis]}
             curves.append({ZERO: coordinate, **tangent})
         return replay(self.transform, [*outputs, *curves], self.orders)
 
@@ -177,16 +176,43 @@ class ResidualLoss(Loss):
         output, by = piece
         if not by:
             return outputs[output][ZERO]
-        place = {axes: number for number, axes in enumerate(self.directions)}
-
-        def derivative(*axes: int) -> Any:
-            return math.factorial(len(by)) * outputs[output].get((place[axes], len(by)), as_expr(0.0))
-
-        axes = tuple(dict.fromkeys(by))
-        if len(axes) == 1:
-            return as_expr(derivative(*axes))
-        a, b = axes  # (a + b)^2 = a^2 + 2 a b + b^2
-        return as_expr(0.5 * (derivative(a, b) - derivative(a) - derivative(b)))
+        order, total = len(by), as_expr(0.0)
+        for number, direction in enumerate(self.directions):
+            factor = math.factorial(order) * along_directions(by, len(self.coordinates)).get(direction, 0.0)
+            if factor:
+                total = total + factor * outputs[output].get((number, order), as_expr(0.0))
+        return total
 
     def __repr__(self) -> str:
         return f"ResidualLoss({', '.join(f'{each.formula}' for each in self.residuals)})"
+
+
+def along_directions(by: tuple[int, ...], coordinates: int) -> dict[tuple[int, ...], float]:
+    """A derivative by these coordinates as a sum of derivatives of its order along directions, each with its factor.
+
+    Mixed derivatives follow by polarisation. For order k, 2^(k-1) k! a b c ... is the sum of +-(a +- b +- c ...)^k over all
+    signs, where the first sign is the product of the others. For order 2, 2 a b = (a + b)^2 - a^2 - b^2 shares its directions
+    with the derivatives by a and by b. Source: Griewank, Utke and Walther 2000.
+    """
+    order, axes = len(by), np.eye(coordinates, dtype=int)
+    found: dict[tuple[int, ...], float] = {}
+
+    def add(vector: np.ndarray, factor: float) -> None:
+        scale = math.gcd(*vector.tolist())
+        if scale:
+            scale = scale if vector[np.flatnonzero(vector)[0]] > 0 else -scale
+            direction = tuple((vector // scale).tolist())
+            found[direction] = found.get(direction, 0.0) + factor * scale**order
+
+    if not by:
+        return {}
+    if len(set(by)) == 1:
+        add(axes[by[0]], 1.0)
+    elif order == 2:
+        for vector, factor in ((axes[by[0]] + axes[by[1]], 0.5), (axes[by[0]], -0.5), (axes[by[1]], -0.5)):
+            add(vector, factor)
+    else:
+        for signs in itertools.product((1, -1), repeat=order - 1):
+            vector = axes[by[0]] + np.array(signs) @ axes[list(by[1:])]
+            add(vector, math.prod(signs) / (2 ** (order - 1) * math.factorial(order)))
+    return {direction: factor for direction, factor in found.items() if factor}

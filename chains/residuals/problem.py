@@ -33,7 +33,8 @@ class Term:
     ----------
     residual : callable
         A formula whose arguments are named like outputs, coordinates and `data`; an output ``u`` has derivatives ``u.x``,
-        ``u.xx``, ``u.xt``, or ``u.d("x", "x")``. It returns a number, or a tuple of numbers for several equations.
+        ``u.xx``, ``u.xt``, or ``u.d("x", "x")``, up to order 4. It returns a number, or a tuple of numbers for several
+        equations.
     points : array, shape (n, coordinates)
         Where the condition holds.
     data : mapping of arrays, each of shape (n,), optional

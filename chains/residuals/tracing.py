@@ -62,12 +62,9 @@ class Tracer:
 
         def derive(output: int, names: tuple[str, ...]) -> Expr:
             by = tuple(sorted(axis for name in names for axis in self._axes(what, name)))
-            if len(by) > 4 or (len(set(by)) > 1 and len(by) > 2):
+            if len(by) > 4:
                 name = f"`{self.outputs[output]}` by {', '.join(self.coordinates[k] for k in by)}"
-                raise ValueError(
-                    f"{what}: the derivative of {name} is not available: those by one coordinate are, up to order 4, and mixed "
-                    "ones of order 2"
-                )
+                raise ValueError(f"{what}: the derivative of {name} is not available: those up to order 4 are")
             return Expr("input", value=pieces.setdefault((output, by), len(pieces)))
 
         try:
