@@ -578,3 +578,9 @@ def test_what_scikit_learn_refuses_is_refused(settings, change, kinds):
     for kind in kinds:
         with pytest.raises((ValueError, TypeError)):
             kind(**settings).fit(X, y)
+
+
+def test_tags_say_which_targets_fit():
+    assert not ChainRegressor().__sklearn_tags__().target_tags.positive_only
+    assert ChainRegressor(loss="poisson").__sklearn_tags__().target_tags.positive_only
+    assert not ChainClassifier(class_weight="balanced").__sklearn_tags__().classifier_tags.multi_label

@@ -216,5 +216,5 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_label = True
+        tags.classifier_tags.multi_label = self.class_weight is None
         return tags

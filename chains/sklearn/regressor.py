@@ -182,4 +182,5 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
+        tags.target_tags.positive_only = self.loss == "poisson"
         return tags
