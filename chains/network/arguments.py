@@ -214,9 +214,9 @@ def with_counted_targets(network: Declaration, data: Mapping[str, Any]) -> Mappi
 
 
 def counted_targets(t: Any, weights: Any, lengths: Any, steps: int) -> Any:
-    """The targets with one that counts in place of those of weight 0 and those behind a sample's length.
+    """The targets with one that counts in place of those of weight 0 and those after a sample's length.
 
-    They are `t` itself where all count, and zeros where none does. `steps` is the number of steps of the outputs, or 0.
+    They are `t` itself where all count. `steps` is the number of steps of the outputs, or 0.
     """
     masks = [] if weights is None else [on_host(weights) != 0]
     if lengths is not None and steps and t.shape[1:2] == (steps,):
@@ -224,10 +224,9 @@ def counted_targets(t: Any, weights: Any, lengths: Any, steps: int) -> Any:
     if all(mask.all() for mask in masks):
         return t
     counts = np.logical_and.reduce([*np.broadcast_arrays(*(m.reshape(*m.shape, *[1] * (t.ndim - m.ndim)) for m in masks))])
-    if not counts.any():
-        return np.zeros(t.shape)
-    first = t[np.unravel_index(np.argmax(counts), counts.shape)]
-    return array_api_compat.array_namespace(t).where(place_of(t).contiguous(counts), t, first)
+    finite = counts & np.isfinite(on_host(t))  # so that only targets that count are reported
+    other = t[np.unravel_index(np.argmax(finite), finite.shape)] if finite.any() else 0
+    return array_api_compat.array_namespace(t).where(place_of(t).contiguous(counts), t, other)
 
 
 def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name: str = "t", x: str = "x") -> np.ndarray:

@@ -289,8 +289,9 @@ def test_only_targets_of_weight_zero_are_left_out_of_checks(backend_name):
     data = Data("fractions", backend_name)
     net, p, x, loss = data.net, data.p, data.x, BCEWithLogitsLoss()
     w = data.w.copy()
-    at = tuple(np.argwhere(w == 0)[0])
-    w[at] = 1.0
+    w[:2] = 0.0
+    at = 2, 1, 3  # the first target that counts
+    w[2, 0], w[2, 1], w[at], data.t[at] = 0.0, 0.0, 1.0, np.nan
     where = ", ".join(map(str, at))
     for call in (net.value_and_grad, net.loss):
         with pytest.raises(ValueError, match="`t`: targets must be from 0 to 1, got nan"):
