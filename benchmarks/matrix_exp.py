@@ -10,6 +10,7 @@ from benchmarks.peers import Options, rows
 from benchmarks.timing import Contest, Criterion, Table
 
 SIZES = (4, 32, 16, 4)
+SAMPLES = (10_000, 200, 1)  # of the problems
 
 
 def problem(samples: int, dtype: str) -> Problem:
@@ -34,7 +35,7 @@ def matrix_exponentials(a: np.ndarray, squarings: int = 10, terms: int = 12) -> 
 
 def contests(options: Options) -> list[Contest]:
     """Adam steps, then gradients alone."""
-    problems = [problem(samples, options.dtype) for samples in (10_000, 200, 1)]
+    problems = [problem(samples, options.dtype) for samples in SAMPLES]
     steps = [_steps(p, options) for p in problems]
     return steps if options.quick else steps + [_gradients(p, options) for p in problems]
 

@@ -21,6 +21,7 @@ from benchmarks.timing import Contest, Criterion, Table
 
 SIZES = (784, 30, 10)
 BATCH = 10
+SAMPLES = 50_000  # to train on
 JUDGED_EPOCHS = (1, 2, 10)
 
 
@@ -30,7 +31,7 @@ def _data() -> tuple[np.ndarray, ...]:
     from chains.data import load_mnist
 
     (x, labels), (x_test, test_labels) = load_mnist()
-    return x[:50_000].reshape(-1, 784), labels[:50_000], x_test.reshape(-1, 784) / 255.0, test_labels
+    return x[:SAMPLES].reshape(-1, 784), labels[:SAMPLES], x_test.reshape(-1, 784) / 255.0, test_labels
 
 
 def problem(samples: int, dtype: str, batch_size: int | None = BATCH, seed: int = 0) -> Problem:
@@ -76,7 +77,7 @@ def _steps(p: Problem, options: Options) -> Contest:
 
 
 def _epochs(options: Options) -> Contest:
-    samples = 5_000 if options.quick else 50_000
+    samples = SAMPLES // 10 if options.quick else SAMPLES
     p = problem(samples, options.dtype)
     contestants = rows("epoch", p, options)
     other = "float64" if options.dtype == "float32" else "float32"
@@ -125,7 +126,7 @@ def accuracies(options: Options) -> Iterator[tuple[str, list[Criterion]]]:
 
 
 def _accuracies(dtype: str, backend: str, start: str, bar: tqdm, seeds: Sequence[int]) -> tuple[str, list[Criterion]]:
-    p = problem(50_000, dtype)
+    p = problem(SAMPLES, dtype)
     net = chains_peer.network(p, backend)
     loss, optimizer = chains_peer.settings(p)
     runs: list[list[float]] = []  # (seeds, epochs)

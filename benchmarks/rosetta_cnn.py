@@ -20,6 +20,7 @@ LAYERS = (
     Conv(50, 100, 3, 1), Conv(100, 100, 3, 1, relu=False), Pool(relu=True), Dropout(0.25),
     Flatten(), Dense(6400, 512), Dropout(0.5), Dense(512, 10, relu=False),
 )  # fmt: skip
+PARAMETERS = 3_441_592
 BATCH, RATE, MOMENTUM = 64, 0.01, 0.9
 
 
@@ -37,7 +38,7 @@ def problem(samples: int, dtype: str, seed: int = 0) -> Problem:
     x, t, *_ = _data()
     scaled = x[:samples].astype(dtype) / np.array(255, dtype)
     p = networks.initial(LAYERS, seed, dtype)
-    assert p.size == 3_441_592
+    assert p.size == PARAMETERS
     return Problem(LAYERS, "sgd", RATE, scaled, t[:samples], p, BATCH, MOMENTUM)
 
 

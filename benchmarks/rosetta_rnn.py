@@ -21,6 +21,7 @@ from chains import GRU, Adam, Chain, CrossEntropyLoss, Dense, Embedding
 
 WORDS, FEATURES, UNITS, STEPS = 30_000, 125, 100, 150
 BATCH, RATE = 64, 1e-3
+SECONDS = 1.0  # of a turn
 BATCHES = 12  # that a run goes through: were it one, it would soon be known by heart, with gradients of denormal numbers
 LOSS = CrossEntropyLoss()
 
@@ -84,7 +85,7 @@ def contests(options: Options) -> list[Contest]:
             judge=lambda trained: loss(p, trained),
             check=BATCHES,
             longest=2 * BATCHES,
-            seconds=1.0,
+            seconds=SECONDS,
             rounds=2 if options.quick else 7,
             criteria=_criteria,
         )

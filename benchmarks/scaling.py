@@ -30,7 +30,6 @@ from chains.communicator import words_of
 from chains.network.parallel import check_comm
 from chains.program.recorder import Recorder
 
-SECONDS = 0.4  # of a timed run
 # Latency in seconds and bytes a second of a message; `docs/scaling.md` names the sources.
 NETWORKS = {
     "Ethernet, 10 Gbit/s": (30e-6, 1.1e9),
@@ -60,7 +59,7 @@ PROBLEMS: dict[str, tuple[Callable[[], Chain], Any, Any, int, int]] = {
 }  # fmt: skip
 
 
-def measure(name: str, rounds: int) -> None:
+def measure(name: str, rounds: int, seconds: float) -> None:
     """On each process: print, on the first, the seconds of a step, of its computation and of its message as JSON."""
     from mpi4py import MPI
 
@@ -77,7 +76,7 @@ def measure(name: str, rounds: int) -> None:
         return lambda count: void(train(net, p, x, t, loss, optimizer, epochs=count, comm=comm, check_finite=False))
 
     works = {"step": steps(x, t, comm), "compute": steps(x[own], t[own], None), "message": messages(comm, net.n_params + 1)}
-    found = {work: timed(comm, run, rounds) for work, run in works.items()}
+    found = {work: timed(comm, run, rounds, seconds) for work, run in works.items()}
     if comm.rank == 0:
         print(json.dumps({**found, "numbers": net.n_params + 1}), flush=True)
 
@@ -97,8 +96,8 @@ def messages(comm: Any, numbers: int) -> Callable[[int], None]:
     return lambda count: void(feed(0, np.empty(count)))
 
 
-def timed(comm: Any, run: Callable[[int], None], rounds: int) -> float:
-    """The median of seconds a unit, the slowest process's, in runs of some `SECONDS`."""
+def timed(comm: Any, run: Callable[[int], None], rounds: int, length: float) -> float:
+    """The median of seconds a unit, the slowest process's, in runs of about `length` seconds."""
     from mpi4py import MPI
 
     def seconds(count: int) -> float:
@@ -109,13 +108,13 @@ def timed(comm: Any, run: Callable[[int], None], rounds: int) -> float:
 
     run(2)
     count = 2
-    while (taken := seconds(count)) < SECONDS / 4:
+    while (taken := seconds(count)) < length / 4:
         count *= 4
-    count = max(2, int(count * SECONDS / taken))
+    count = max(2, int(count * length / taken))
     return median(seconds(count) for _ in range(rounds)) / count
 
 
-def together(name: str, ranks: int, rounds: int, level: str = "funneled") -> dict[str, float]:
+def together(name: str, ranks: int, rounds: int, seconds: float, level: str = "funneled") -> dict[str, float]:
     """What `measure` prints, from so many processes."""
     beside = Path(sys.executable).with_name("mpiexec")
     mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
@@ -124,7 +123,8 @@ def together(name: str, ranks: int, rounds: int, level: str = "funneled") -> dic
     cores = len(os.sched_getaffinity(0))
     polite = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1"} if ranks > cores else {}
     bind = ["-bind-to", "core"] if ranks <= cores else []
-    own = [sys.executable, "-m", "mpi4py", "-m", "benchmarks.scaling", name, "--measure", "--rounds", str(rounds)]
+    own = [sys.executable, "-m", "mpi4py", "-m", "benchmarks.scaling", name, "--measure"]
+    own += ["--rounds", str(rounds), "--seconds", str(seconds)]
     settings = os.environ | polite | {"CHAINS_NUM_THREADS": "1", "MPI4PY_RC_THREAD_LEVEL": level}
     done = subprocess.run([mpiexec, *bind, "-n", str(ranks), *own], env=settings, capture_output=True, text=True)
     if done.returncode:
@@ -152,6 +152,7 @@ def main() -> int:
     parser.add_argument("problems", nargs="*", metavar="problem", help=f"of {', '.join(PROBLEMS)}; all by default")
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2], help="numbers of processes")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.4, help="length of a timed run")
     parser.add_argument("--levels", action="store_true", help="also messages with MPI_THREAD_MULTIPLE, mpi4py's default")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -159,7 +160,7 @@ def main() -> int:
     if unknown:
         parser.error(f"no problem is called {unknown[0]!r}: choose of {', '.join(PROBLEMS)}")
     if chosen.measure:
-        measure(chosen.problems[0], chosen.rounds)
+        measure(chosen.problems[0], chosen.rounds, chosen.seconds)
         return 0
     print("\n".join(f"{name:>9}  {fact}" for name, fact in describe(sgemm=False).items()), "", sep="\n", flush=True)
     columns = "".join(f"{text:>13}" for text in ("numbers", "processes", "step", "compute", "message", "rest"))
@@ -168,7 +169,7 @@ def main() -> int:
     for name in chosen.problems or PROBLEMS:
         for ranks in chosen.ranks:
             crowded = ranks > len(os.sched_getaffinity(0))  # MPICH gives way to others with this level only
-            row = together(name, ranks, chosen.rounds, "multiple" if crowded else "funneled")
+            row = together(name, ranks, chosen.rounds, chosen.seconds, "multiple" if crowded else "funneled")
             step, compute, message = (row[each] * 1e6 for each in ("step", "compute", "message"))
             alone.setdefault(name, row)
             speed, rest = alone[name]["step"] / row["step"], step - compute - message
@@ -177,7 +178,7 @@ def main() -> int:
                 flush=True,
             )
             if chosen.levels and ranks > 1 and not crowded:
-                multiple = together(name, ranks, chosen.rounds, "multiple")
+                multiple = together(name, ranks, chosen.rounds, chosen.seconds, "multiple")
                 slower = f"{multiple['step'] * 1e6:13,.1f}{'':13}{multiple['message'] * 1e6:13,.1f}"
                 print(f"{'  MPI_THREAD_MULTIPLE':52}{slower}", flush=True)
             if ranks == 2:
