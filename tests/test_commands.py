@@ -80,7 +80,6 @@ ELSEWHERE = {
     **{f"tests.campaign.{path.stem}": "tests/campaign/test_campaigns.py" for path in (ROOT / "tests/campaign").glob("*.py")},
     "rosetta cnn": "tests/test_rosetta.py",
     "rosetta rnn": "tests/test_rosetta.py",
-    "tests.cupy.sass": "tests/cupy/test_sass.py",
     "chains": "tests/commands/test_info.py",
     "chains export": "tests/commands/test_export.py",
 }
