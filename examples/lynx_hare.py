@@ -1,9 +1,11 @@
-"""Lynx and hare: births and deaths are known but for their rates, and a network learns what the hunt does.
+"""Lynx and hare: births, deaths and who eats whom are known, and networks learn how the hunt depends on both numbers.
 
-    hare' = birth * hare + u(hare, lynx),   lynx' = -death * lynx + v(hare, lynx)
+    hare' = birth * hare - hare * lynx * exp(u),   lynx' = hare * lynx * exp(v) - death * lynx,   (u, v) = network(hare, lynx)
 
 A universal differential equation, Rackauckas et al. 2020 (arXiv 2001.04385), on the pelts that the Hudson Bay company counted,
-1900 to 1920. Adam, then BFGS, from several starts, of which the best is kept; the last years are left out of the fit.
+1900 to 1920. Without a network, u and v are constant, as in the equation of Lotka and Volterra. Rates stay between 0.1 and 2 a
+year, a penalty keeps the network's weights small, and BFGS fits from ten random starts. The last years are left out of the fit
+and predicted.
 
     CHAINS_DATA=folder python examples/lynx_hare.py --plot lynx_hare.png
 
@@ -21,7 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
-from chains import ODE, Adam, Chain, Dense, Equations, MSELoss, Normal, tanh, train
+from chains import ODE, Chain, Dense, Equations, L2Penalty, MSELoss, Normal, tanh
+from chains.expr import exp
+
+RATES = (0.1, 2.0)  # a year: hares have several litters, lynxes live for some years
 
 
 def counts() -> tuple[np.ndarray, np.ndarray]:
@@ -34,51 +39,73 @@ def counts() -> tuple[np.ndarray, np.ndarray]:
 
 
 def equation() -> Equations:
-    learned = Chain(Dense(2, 5, tanh), Dense(5, 5, tanh), Dense(5, 5, tanh), Dense(5, 2, weight_init=Normal(0.01)))
+    learned = Chain(Dense(2, 5, tanh), Dense(5, 2, weight_init=Normal(0.01)))
     return Equations(
-        lambda hare, lynx, u, v, birth, death: (birth * hare + u, -death * lynx + v),
+        lambda hare, lynx, u, v, birth, death: (
+            birth * hare - hare * lynx * exp(u),
+            hare * lynx * exp(v) - death * lynx,
+        ),
         inputs=("hare", "lynx"),
         network=learned,
         outputs=("u", "v"),
-        parameters={"birth": 0.1, "death": 0.1},
+        parameters={"birth": 0.5, "death": 0.5},
+        bounds={"birth": RATES, "death": RATES},
     )
 
 
-def fitted(net: Chain, p: np.ndarray, target: np.ndarray, adam: int, bfgs: int) -> tuple[float, np.ndarray]:
-    """The error and the parameters after so many steps of each."""
-    x, t, loss = target[:1], target[None], MSELoss()
-    train(net, p, x, t, loss, Adam(0.02), epochs=adam, batch_size=None, progress=False)
-    result = net.objective(x, t, loss).minimize(p, progress=False, options={"maxiter": bfgs})
-    return (float(result.fun) if np.isfinite(result.fun) else np.inf), result.x
+def start(net: Chain, seed: int) -> np.ndarray:
+    """A network that hardly changes the hunt, and rates anywhere within their bounds."""
+    p, rng = net.init(seed=seed, dtype=np.float64), np.random.default_rng(seed)
+    for name in ("0.birth", "0.death"):
+        net.views(p)[name][...] = net.layout[name].bounds.stored(rng.uniform(*RATES))
+    return p
+
+
+def rates(net: Chain, p: np.ndarray) -> str:
+    values = net.values(p)
+    return f"birth {values['0.birth']:.3f} and death {values['0.death']:.3f} a year"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--years", type=int, default=16, help="of the 21 that are fitted")
-    parser.add_argument("--starts", type=int, default=5)
-    parser.add_argument("--adam", type=int, default=300, help="steps")
-    parser.add_argument("--bfgs", type=int, default=300, help="steps at most")
-    parser.add_argument("--plot", metavar="FILE", help="draw fit, extrapolation and interaction (needs matplotlib)")
+    parser.add_argument("--starts", type=int, default=10)
+    parser.add_argument("--strength", type=float, default=0.03, help="of the penalty")
+    parser.add_argument("--iterations", type=int, default=300, help="of BFGS at most")
+    parser.add_argument("--plot", metavar="FILE", help="draw fit, extrapolation and hunt (needs matplotlib)")
     chosen = parser.parse_args(arguments)
 
     years, pelts = counts()
     scale = pelts[: chosen.years].std(0)
     target, times = pelts / scale, years - years[0]
     rhs = equation()
-    net = Chain(ODE(rhs, times[: chosen.years], steps=10))
+    net, whole = (Chain(ODE(rhs, part, steps=10)) for part in (times[: chosen.years], times))
+    x, t = target[:1], target[None, : chosen.years]
+
+    def fitted(net: Chain, p: np.ndarray) -> tuple[float, np.ndarray]:
+        """The loss and the parameters after BFGS."""
+        objective = net.objective(x, t, MSELoss(), L2Penalty(chosen.strength, "0.network.*.weight"))
+        result = objective.minimize(p, progress=False, options={"maxiter": chosen.iterations})
+        return float(result.fun), result.x
+
+    def errors(p: np.ndarray) -> str:
+        squares = (whole(x, p)[0] - target) ** 2
+        fit, later = squares[: chosen.years].mean(), squares[chosen.years :].mean()
+        return f"mean squared error {fit:.4f} in {chosen.years} years, {later:.4f} in the later ones"
+
+    begin = time.perf_counter()
     found = []
     for seed in range(chosen.starts):
-        begin = time.perf_counter()
-        error, p = fitted(net, net.init(seed=seed, dtype=np.float64), target[: chosen.years], chosen.adam, chosen.bfgs)
-        print(f"start {seed}: error {error:.5f} in {time.perf_counter() - begin:.2f} s")
-        found.append((error, seed, p))
-    error, seed, p = min(found)
-    whole = Chain(ODE(rhs, times, steps=10))
-    solution = whole(target[:1], p)[0]
-    later = np.mean((solution[chosen.years :] - target[chosen.years :]) ** 2)
-    birth, death = (float(net.views(p)[f"0.{name}"]) for name in ("birth", "death"))
-    print(f"best start {seed}: mean squared error {error:.5f} in {chosen.years} years, {later:.5f} in the later ones")
-    print(f"birth {birth:.3f} and death {death:.3f} a year")
+        loss, p = fitted(net, start(net, seed))
+        print(f"start {seed}: {errors(p)}; {rates(net, p)}")
+        found.append((loss, seed, p))
+    loss, seed, p = min(found)
+    print(f"best start {seed}, of loss {loss:.4f}: {errors(p)}; {rates(net, p)}")
+    plain = start(net, 0)
+    net.views(plain)["0.network.1.weight"][...] = 0.0  # u and v are the last biases
+    _, plain = fitted(net.with_frozen("0.network.*.weight"), plain)
+    print(f"without the network: {errors(plain)}; {rates(net, plain)}")
+    print(f"{time.perf_counter() - begin:.1f} s")
     if chosen.plot:
         _plot(chosen.plot, rhs, p, years, pelts, scale, chosen.years)
 
@@ -92,13 +119,15 @@ def _plot(
     from matplotlib import pyplot
 
     fine = np.linspace(0.0, years[-1] - years[0], 401)
-    way = Chain(ODE(rhs, fine, steps=1))(pelts[:1] / scale, p)[0]
-    interaction = Chain(rhs)(way, p) - way * [1.0, -1.0] * p[:2]
+    net = Chain(ODE(rhs, fine, steps=1))
+    states = net(pelts[:1] / scale, p)[0]
+    birth, death = (net.values(p)[name] for name in ("0.birth", "0.death"))
+    hunt = Chain(rhs)(states, p) - states * [birth, -death]
     figure, (fit, learned) = pyplot.subplots(1, 2, figsize=(12, 4.5))
     for k, (name, color) in enumerate((("hare", "tab:blue"), ("lynx", "tab:orange"))):
         fit.plot(years, pelts[:, k], "o", color=color, label=f"{name}, counted")
-        fit.plot(years[0] + fine, way[:, k] * scale[k], color=color, label=f"{name}, solution")
-        learned.plot(years[0] + fine, interaction[:, k] * scale[k], color=color, label=f"network's share of {name}'")
+        fit.plot(years[0] + fine, states[:, k] * scale[k], color=color, label=f"{name}, solution")
+        learned.plot(years[0] + fine, hunt[:, k] * scale[k], color=color, label=f"share of the hunt in {name}'")
     fit.axvspan(years[fitted_years - 1], years[-1], color="0.9", label="not fitted")
     fit.set(xlabel="year", ylabel="thousands of pelts", ylim=(0.0, 1.3 * pelts.max()))
     learned.set(xlabel="year", ylabel="thousands of pelts a year")
