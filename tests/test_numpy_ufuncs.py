@@ -60,7 +60,7 @@ def elementwise() -> dict[str, tuple[Compute, str, str]]:
                     call()
 
             cases[f"{name} of formulas, {dtype}"] = compute, ins, "?" if name in COMPARISONS else dtype
-    for name in named_in_the_sources():
+    for name in sorted(named_in_the_sources()):
         ufunc = getattr(np, name, None)
         if ufunc is None or ufunc.signature is not None:
             continue
