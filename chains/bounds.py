@@ -69,6 +69,14 @@ class Bounds:
             return np.log(above)
         return np.log(below) if self.low is None else np.log(above) - np.log(below)
 
+    @property
+    def formula(self) -> str:
+        """How a value v is stored."""
+        above, below = ("" if bound is None else f"{bound:.17g}" for bound in (self.low, self.high))
+        if self.high is None:
+            return f"log(v - {above})"
+        return f"log({below} - v)" if self.low is None else f"log((v - {above}) / ({below} - v))"
+
     def __str__(self) -> str:
         if self.low is None or self.high is None:
             return f"below {self.high:g}" if self.low is None else f"above {self.low:g}"

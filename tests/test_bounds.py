@@ -11,6 +11,8 @@ import pytest
 import chains
 from chains import ODE, Adam, Chain, Dense, Equations, MSELoss, SquaredLoss, train
 from chains.bounds import Bounds, bounds_of
+from chains.exporting.header import header_text
+from chains.exporting.interface import interface_of
 from chains.layers import Layer
 from tests.own import Monotone
 
@@ -119,6 +121,13 @@ def test_a_file_holds_the_bounds_and_the_networks(tmp_path):
     np.testing.assert_array_equal(other(np.ones((1, 2)), q), net(np.ones((1, 2)), p))
     np.testing.assert_array_equal(other.init(seed=1, dtype=np.float64), p)
     assert net._structure() != Chain(RATES(bounds=BOUNDS))._structure()
+
+
+def test_a_header_says_what_is_stored():
+    made = interface_of(Chain(RATES(bounds=BOUNDS)), "model", np.dtype(np.float64), {}, None, None, None)
+    text = header_text(made, "tests")
+    assert "MODEL_0_K 0  /* (), stored for values above 0: log(v - 0) */" in text
+    assert "MODEL_0_D 1  /* (), stored for values between 0.1 and 2: log((v - 0.10000000000000001) / (2 - v)) */" in text
 
 
 class Rate(Layer):

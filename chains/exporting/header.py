@@ -54,7 +54,8 @@ def _offsets(interface: Interface, vector: str, layout: Layout) -> Iterator[str]
         yield f"\n/* Where each array begins in {vector}, {where}, and its shape. */"
         for entry in layout:
             shape = ", ".join(map(str, entry.shape))
-            yield f"#define {constant_name(interface, entry).upper()} {entry.start}  /* ({shape}) */"
+            bounds = "" if entry.bounds is None else f", stored for values {entry.bounds}: {entry.bounds.formula}"
+            yield f"#define {constant_name(interface, entry).upper()} {entry.start}  /* ({shape}){bounds} */"
 
 
 def constant_name(interface: Interface, entry: Slice) -> str:
