@@ -252,7 +252,7 @@ def _networks(networks: Any, inputs: Sequence[str]) -> dict[str, tuple[Layer, tu
 
 
 def _check_fit(what: str, network: Layer, features: tuple[str, ...], outputs: tuple[str, ...]) -> None:
-    """Raise ValueError unless the network takes so many features and gives so many outputs."""
+    """Raise ValueError unless the network takes an input for each of `features` and gives a number for each of `outputs`."""
     wanted = network.fixed_input()
     if wanted not in (None, (len(features),)):
         raise ValueError(
