@@ -105,8 +105,8 @@ def check_word(name: str, value: Any, *words: str) -> None:
 
 def check_path(name: str, value: Any, such_as: str = "") -> Path:
     """`value` as a path. Raises TypeError, perhaps with an example, unless it is one, and ValueError for an empty text."""
-    if not isinstance(value, (str, os.PathLike)) or value == "":
-        kind = ValueError if value == "" else TypeError
+    if not isinstance(value, (str, os.PathLike)) or os.fspath(value) == "":
+        kind = ValueError if isinstance(value, (str, os.PathLike)) else TypeError
         raise kind(f"`{name}` must be a path{such_as and f' such as {such_as!r}'}, got {shown(value)}")
     return Path(os.fspath(value))
 

@@ -249,7 +249,8 @@ NUMBERS = {
     "momentum": lambda value: SGD(0.1, momentum=value), "weight_decay": lambda value: chains.AdamW(weight_decay=value),
     "strength": chains.L2Penalty, "delta": chains.HuberLoss, "slope": chains.make_leaky_relu, "alpha": chains.make_elu,
     "rate": lambda value: chains.schedules.exponential(value, 0.5), "steps": lambda value: chains.schedules.cosine(0.1, value),
-    "every": lambda value: chains.schedules.stepwise(0.1, 0.5, value), "std": chains.Normal, "mean": lambda value: chains.Normal(1.0, value),
+    "every": lambda value: chains.schedules.stepwise(0.1, 0.5, value), "std": chains.Normal,
+    "mean": lambda value: chains.Normal(mean=value),
     "threshold": lambda value: chains.accuracy(np.arange(3), np.eye(3), threshold=value),
     "scale": lambda value: chains.data.Batches(GOOD["x"], batch_size=2, scale=value),
 }  # fmt: skip
