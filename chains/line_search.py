@@ -47,7 +47,7 @@ class Line:
             if falls and abs(rise) <= -CURVATURE * slope:
                 best = (step, p, value, g)
                 break
-            if not falls or (value >= low[1] and low[0] > 0.0):
+            if not falls or (value > low[1] and low[0] > 0.0):
                 high = (step, value, rise)
             elif rise >= 0.0:
                 high, low = low, (step, value, rise)

@@ -23,6 +23,7 @@ from chains.progress import Progress
 from chains.quasi_newton import DenseInverse, Direction, Pairs
 
 BAR_DELAY_SECONDS = 0.5  # seconds before a bar is shown
+EPSILON = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Result:
     success: bool
     message: str
     nit: int  # iterations
-    nfev: int  # calls of the function
+    nfev: int  # points at which the function was called
 
     def __repr__(self) -> str:
         numbers = {"fun": f"{self.fun:.6g}", "jac": f"{_largest(self.jac):.3g} at most", "nit": self.nit, "nfev": self.nfev}
@@ -156,21 +157,25 @@ def _descend(
         return _result(line, False, "the value or the gradient at `p` is infinite or NaN", 0)
     # How much the last iteration gained; at first what makes the step about 1 long.
     fall = 0.5 * float(line.g @ line.g) / max(float(abs(line.g).sum()), 1e-300)
+    first = abs(line.value)
     for iteration in range(maxiter):
         if _largest(line.g) <= gtol:
             return _result(line, True, "the gradient is below `gtol`", iteration)
-        d = direction(line.g)
-        slope = float(d @ line.g)  # along the line
-        if not slope < 0.0:  # a quadratic model spoilt by rounding: begin anew
-            direction.forget()
-            d = -line.g
-            slope = float(d @ line.g)
         before, g = line.value, line.g
-        step = line.search(d, slope, _first(direction, fall, slope))
+        # A model that promises no more than rounding is at the minimum, as far as values can say.
+        rounding = math.sqrt(EPSILON) * abs(before) + EPSILON * first
+        d = direction(g)
+        slope = float(d @ g)  # along the line
+        step = line.search(d, slope, _first(direction, fall, slope)) if slope < 0.0 else 0.0
+        if step == 0.0 and 0.0 < -slope <= rounding:
+            return _result(line, False, "the precision of the values is reached", iteration)
+        if step == 0.0:  # the model is spoilt by rounding, or wrong from here on: begin anew
+            direction.forget()
+            d = -g
+            slope = float(d @ g)
+            step = line.search(d, slope, _first(direction, fall, slope))
         if step == 0.0:
-            return _result(
-                line, False, "no lower value was found along the line: the precision of the values is reached", iteration
-            )
+            return _result(line, False, "no lower value was found along the line, though the gradient promises one", iteration)
         direction.learn(step * d, line.g - g, -step * step * slope)
         fall = before - line.value
         if callback is not None:

@@ -48,7 +48,6 @@ class DenseInverse(Direction):
     def __init__(self, p: Array) -> None:
         self._inverse = place_of(p).contiguous(np.eye(p.size))
         self._pair = place_of(p).empty((2, p.size), p.dtype)  # of the latest update, of rank two
-        self._fresh = True
 
     @property
     def scaled(self) -> bool:
@@ -61,9 +60,7 @@ class DenseInverse(Direction):
         sy = float(s @ y)
         if not sy > 1e-300:
             return
-        # The first step tells the scale (equation 6.20); later ones widen where unit steps are too short.
-        scale = sy / float(y @ y) if self._fresh else min(max(1.0, expected / sy), MOST_WIDENING)
-        self._fresh = False
+        scale = min(max(1.0, expected / sy), MOST_WIDENING)
         hy = self._inverse @ y * scale
         half = ((0.5 + 0.5 * float(y @ hy) / sy) * s - hy) / sy
         self._pair[0], self._pair[1] = s, half
@@ -77,7 +74,6 @@ class DenseInverse(Direction):
     def forget(self) -> None:
         self._inverse[...] = 0.0
         self._inverse.reshape(-1)[:: len(self._inverse) + 1] = 1.0
-        self._fresh = True
 
 
 class Pairs(Direction):
