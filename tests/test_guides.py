@@ -49,7 +49,6 @@ def names(code: str) -> set[str]:
     return found
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.filterwarnings("default")  # of the packages that snippets use
 def test_snippets_run(page, tmp_path, monkeypatch, capsys):
@@ -70,7 +69,6 @@ def test_snippets_run(page, tmp_path, monkeypatch, capsys):
     assert sum(map(len, sections(page))) >= 2
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("page", DIALOGUES)
 def test_dialogues_give_what_they_show(page):
     dialogues = [(line, code) for snippets in sections(page) for line, code in snippets if code.startswith(">>> ")]

@@ -37,6 +37,7 @@ def test_numpy_runs_every_case_and_native_two():
 def test_a_mark_says_how_many_run():
     assert len(selection.chosen(calls(k=range(50), backend_name=["numpy", "native"]), few(7))) == 7
     assert len(selection.chosen(calls(k=range(5)), few(7))) == 5
+    assert selection.chosen(calls(k=range(5)), few(0)) == []
 
 
 def test_each_value_of_each_parameter_runs_where_there_is_room():

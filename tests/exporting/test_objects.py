@@ -44,7 +44,7 @@ def test_steps_have_the_bits_of_python(name):
         compare(functions, n, arrays | {"step": np.array(3.0), "random": np.array([3, 7], np.uint64)})
 
 
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(cases(), st.integers(1, 100), st.sampled_from(["float32", "float64"]))
 def test_random_networks_have_the_bits_of_python(case, n, dtype):
     functions = loaded(interface(case.net(), dtype, loss=case.loss, penalty=case.penalty))

@@ -205,7 +205,7 @@ def assert_as_in_torch(torch, net, peer, batch, dtype, tolerance):
         assert_relatively_close(view, tensor.numpy(), tolerance, name)
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(0)
 @pytest.mark.parametrize(("make", "peer"), FULL, ids=IDS)
 def test_full_size_as_in_torch(torch, make, peer):
     assert_as_in_torch(torch, make(), peer(torch), 5, np.float64, 1e-9)
