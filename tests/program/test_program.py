@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Chain, Dense, Dropout, Flatten, Reshape, Residual, Scale, SquaredLoss, tanh
+from chains import Chain, Conv, Dense, Dropout, Flatten, Reshape, Residual, Scale, SquaredLoss, tanh
 from chains.backends import UnsupportedOperationError, backend
 from chains.network import record
 from chains.program.operations import Copy, Fill, Map, MatMul, Operation, Random, Reduce
@@ -362,6 +362,12 @@ def test_counts_in_the_header():
     assert program.flops(10) == 10 * program.flops() == 10 * 2 * (12 + 8 + 12 + 8 + 8)
     assert f"{program.flops()} matrix flops" in header
     assert repr(program) == f"<Program gradient (float32): {len(program.operations)} operations>"
+
+
+def test_a_convolution_counts_the_multiply_adds_of_its_windows():
+    net = Chain(Conv(4, 6, (3, 2), groups=2), input_shape=(4, 5, 4))  # 6 images of 3 x 3, of windows in two of the four
+    program = record.forward(net.network, np.dtype("float32"), training=False)
+    assert program.flops(10) == 10 * 2 * (6 * 3 * 3) * (2 * 3 * 2)
 
 
 def test_every_buffer_is_printed_with_its_offset():
