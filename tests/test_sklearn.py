@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains import SGD, Adam, BatchNorm, Chain, CrossEntropyLoss, Dense, L2Penalty, LossScale, Reshape, schedules, tanh
+from chains import SGD, Adam, BatchNorm, Chain, CrossEntropyLoss, Dense, L2Penalty, Reshape, schedules, tanh
 
 pytest.importorskip("sklearn", "1.6")
 
@@ -357,12 +357,12 @@ def test_settings_of_an_optimizer_can_be_searched():
         cv=3,
     )
     assert search.fit(X, y).best_params_["chainclassifier__solver__learning_rate"] != 1e-6
-    model = ChainRegressor(solver=LossScale(Adam(0.1), initial=4.0))
+    model = ChainRegressor(solver=Adam(0.1))
     before = model.solver
-    model.set_params(solver__optimizer__beta1=0.5, solver__initial=8.0, alpha=0.0)
-    assert model.solver == LossScale(Adam(0.1, beta1=0.5), initial=8.0)
-    assert before == LossScale(Adam(0.1), initial=4.0)
-    assert model.get_params()["solver__optimizer__beta1"] == 0.5
+    model.set_params(solver__beta1=0.5, alpha=0.0)
+    assert model.solver == Adam(0.1, beta1=0.5)
+    assert before == Adam(0.1)
+    assert model.get_params()["solver__beta1"] == 0.5
     assert clone(model).solver == model.solver
     assert model.set_params(solver=SGD(0.1), solver__momentum=0.5).solver == SGD(0.1, momentum=0.5)
     assert Adam(0.1).get_params() == Adam(0.1).get_params(deep=False)
