@@ -413,9 +413,9 @@ def copy_back(setting: Setting) -> Result:
                 work()
             device.main.record(ready)
             if copy:
-                device.to_host.wait(ready)
-                device.to_host.copy(pinned, out)
-                device.to_host.record(copied)
+                device.to_device.wait(ready)
+                device.to_device.copy(pinned, out)
+                device.to_device.record(copied)
         for *_, copied in slots:
             device.main.wait(copied)
 

@@ -47,9 +47,9 @@ def copies(setting: Setting) -> Result:
     sent, received = device.event(), device.event()
     device.to_device.copy(there, first)
     device.to_device.record(sent)
-    device.to_host.wait(sent)
-    device.to_host.copy(second, there)
-    device.to_host.record(received)
+    device.to_device.wait(sent)
+    device.to_device.copy(second, there)
+    device.to_device.record(received)
     received.wait()
     near(second, source, 0.0)
     return {}
@@ -61,8 +61,8 @@ def _doubling(device: Device, x: Any, count: int, shared: int = 0) -> Work:
     there = pointers(Buffer("x", "state", FLOAT, (count,)), write=True)
     lines = each_element(str(count), [f"{there}[i] *= 2;"])
     if shared:
-        last = f"((float*)chip)[{shared // 4 - 256} + threadIdx.x]"
-        lines = ["ON_CHIP;", *each_element(str(count), [f"{last} = {there}[i];", f"{there}[i] += {last};"])]
+        last = f"((float*)shared_memory)[{shared // 4 - 256} + threadIdx.x]"
+        lines = ["SHARED_MEMORY;", *each_element(str(count), [f"{last} = {there}[i];", f"{there}[i] += {last};"])]
     launch = pointers.launch(source, "double", lines, lambda batch: (4, 1), shared=shared)
     kernel = device.compile(source.text(False), list(source.kernels.values()))[launch.kernel.name]
     return device.launch(kernel, (4, 1), launch.block, [np.int32(1), np.uint64(device.address(x))], shared)

@@ -29,7 +29,7 @@ def attempt(seed: int, number: int) -> str:
     kind = f"{dtype} {'exact' if exact else 'smooth'}"
     if not program.operations:
         return f"{kind}: nothing to do"
-    memory_plan.LEAST_THREAD_OPERATIONS = 1 if rng.random() < 0.5 else 400_000
+    memory_plan.MIN_THREAD_OPERATIONS = 1 if rng.random() < 0.5 else 400_000
     runs = [(batch, drawn.arrays(program, batch)) for batch in rng.choice(BATCHES, 2).tolist()]
     wanted = [run_on(NumpyBackend(), program, batch, arrays) for batch, arrays in runs]
     outcomes = [kind]

@@ -25,10 +25,10 @@ from tests.cupy.support import arrays_of, gradient_program
 from tests.harness import CASES, CLIPPED, OPTIMIZERS, Case, assert_close, run_program
 
 SHARES = (  # how a batch is shared out, by the constants of `tiling_policy`
-    {"MOST_ONE_BLOCK_OPERATIONS": 1 << 40},
-    {"MOST_ONE_BLOCK_OPERATIONS": 0, "LEAST_BLOCK_SAMPLES": 3},
-    {"MOST_ONE_BLOCK_OPERATIONS": 0, "MOST_BLOCKS": 2, "MOST_TILE_SAMPLES": 5},
-    {"MOST_ONE_BLOCK_OPERATIONS": 0, "MOST_BLOCKS": 1, "MOST_TILE_SAMPLES": 7},
+    {"MAX_ONE_BLOCK_OPERATIONS": 1 << 40},
+    {"MAX_ONE_BLOCK_OPERATIONS": 0, "MIN_BLOCK_SAMPLES": 3},
+    {"MAX_ONE_BLOCK_OPERATIONS": 0, "MAX_BLOCKS": 2, "MAX_TILE_SAMPLES": 5},
+    {"MAX_ONE_BLOCK_OPERATIONS": 0, "MAX_BLOCKS": 1, "MAX_TILE_SAMPLES": 7},
 )
 TOLERANCE = {np.float32: 1e-3, np.float64: 1e-10}
 BATCHES = (1, 7, 19, 70)

@@ -34,7 +34,8 @@ from chains.backends import Backend
 from chains.backends.cupy import CupyBackend
 from chains.backends.cupy.device.cublas import Cublas
 from chains.backends.cupy.device.cudnn import Cudnn
-from chains.backends.cupy.device.interface import Device, Event, Gemm, Kernel, Queue, Uncaptured, Work
+from chains.backends.cupy.device.interface import Device, Event, Gemm, Queue, Uncaptured, Work
+from chains.backends.cupy.source.commands import Kernel
 from chains.backends.cupy_settings import Cupy
 from chains.backends.places import add_place
 from chains.communicator import all_reduce
@@ -53,7 +54,7 @@ RUNTIME = r"""
 #include <ucontext.h>
 struct place { unsigned x, y, z; } threadIdx, blockIdx, blockDim, gridDim;
 enum { THREADS = 1024, STACK = 65536, CHIP = 232448 };
-unsigned char chip[CHIP] __attribute__((aligned(64)));
+unsigned char shared_memory[CHIP] __attribute__((aligned(64)));
 static ucontext_t scheduler, fibers[THREADS]; /* of a block */
 static char* stacks;
 static int done[THREADS], current, block;
@@ -101,7 +102,7 @@ int launch(void (*f)(void**), void** a, int gx, int gy, int bx, int by, int shar
     gridDim.x = gx; gridDim.y = gy; blockDim.x = bx; blockDim.y = by; gridDim.z = blockDim.z = 1;
     for (int g = 0; g < grid; ++g) {
         block = backwards ? grid - 1 - g : g;
-        memset(chip, 0xAB, shared);
+        memset(shared_memory, 0xAB, shared);
         memset(passed, 0, sizeof passed);
         blockIdx.x = block % gx; blockIdx.y = block / gx; blockIdx.z = 0;
         if (barriers) { apart |= in_turn(threads, backwards); continue; }
@@ -123,7 +124,7 @@ SHIM = r"""
 #else
 #define SHARED static
 #endif
-#define ON_CHIP extern unsigned char chip[]
+#define SHARED_MEMORY extern unsigned char shared_memory[]
 #define ALIGNED(bytes) __attribute__((aligned(bytes)))
 #ifdef WATCHED
 #define SIXTEEN ALIGNED(16)
@@ -328,7 +329,7 @@ class EmulatedDevice(Device):
         self.copies = 0
         self.joined = 0  # communicators
         self.kept: list[np.ndarray] | None = None  # all memory, for late kernels, which know addresses alone
-        self.main, self.to_device, self.to_host = (EmulatedQueue(self, name) for name in ("main", "to_device", "to_host"))
+        self.main, self.to_device = (EmulatedQueue(self, name) for name in ("main", "to_device"))
         devices.add(self)
         self.allocations = 0
         self.launches = 0  # of kernels
@@ -488,6 +489,7 @@ class EmulatedDevice(Device):
         return fake_cudnn.STREAM
 
     def seconds(self, work: Work, repeats: int = 5) -> float:
+        self.refuse("timing")
         self.refuse("timing")
         before = self.library.seconds
         with self.running():

@@ -202,7 +202,7 @@ class Graph:
         self.front.executed.append((self.result, index))
         self.front.seconds += ENGINES[index].seconds
         factors = {name: array.astype(np.float64) for name, array in arrays.items() if name != self.result}
-        if "TENSOR_CORE" in ENGINES[index].notes:
+        if "TENSOR_CORE" in ENGINES[index].notes and self.tensors[self.result].data_type == "FLOAT":
             factors = {name: array.astype(np.float16).astype(np.float64) for name, array in factors.items()}
         computed = convolution(self.result, arrays[self.result].shape, self.settings, **factors)
         noise = np.random.default_rng().random(computed.shape) if "NONDETERMINISTIC" in ENGINES[index].notes else 0.0

@@ -22,7 +22,7 @@ from chains import backends
 from chains.backends import places
 from chains.backends.cupy.device import cublas, cuda
 from chains.backends.cupy.device import cudnn as cudnn_module
-from chains.backends.cupy.device.interface import Kernel
+from chains.backends.cupy.source.commands import Kernel
 from tests.cupy.emulated import EmulatedDevice, EmulatedEvent, EmulatedQueue
 
 IMPLICIT = "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array explicitly."
@@ -194,7 +194,7 @@ class Stream:
         self.number, self.non_blocking = len(MODULE.streams), non_blocking
         MODULE.streams.append(self)
         self.ptr = 0x57EA if self.number == 0 else 0x5000 + self.number
-        queues = {0: MODULE.inner.main, 2: MODULE.inner.to_device, 3: MODULE.inner.to_host}
+        queues = {0: MODULE.inner.main, 2: MODULE.inner.to_device}
         self.queue: EmulatedQueue | None = queues.get(self.number)  # the second one captures, and nothing else
 
     def __enter__(self) -> Stream:

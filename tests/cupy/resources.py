@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable
 
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.device.interface import Kernel
-from chains.backends.cupy.source.commands import Launch
+from chains.backends.cupy.source.commands import Kernel, Launch
 from tests.cupy.nvrtc import Usage
 
 SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10}  # that a block may have

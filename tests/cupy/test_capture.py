@@ -48,7 +48,7 @@ REFUSED = {
     "waiting of the host": lambda device, x: device.event().wait(),
     "recording of an event": lambda device, x: device.main.record(device.event()),
     "waiting for an event": lambda device, x: device.main.wait(device.event()),
-    "work in the queue to_host": lambda device, x: device.to_host.copy(device.kept_array, x),
+    "work in the queue to_device": lambda device, x: device.to_device.copy(x, device.pinned_array),
     "timing": lambda device, x: device.seconds(lambda: None),
     "another capture": lambda device, x: device.capture([]),
 }
@@ -60,7 +60,8 @@ def test_what_the_driver_refuses_is_refused(what):
     """The error is the first one, and the device goes on as before."""
     device = EmulatedDevice()
     x = device.array(np.ones(5, FLOAT))
-    device.kept_array, device.late_kernel, double = device.pinned((5,), FLOAT), doubling(device, x, 3), doubling(device, x)
+    device.pinned_array, device.late_kernel, double = device.pinned((5,), FLOAT), doubling(device, x, 3), doubling(device, x)
+    device.pinned_array[...] = 4.0
     double()
     with pytest.raises(RuntimeError, match=f"cudaErrorStreamCaptureUnsupported: {what}.* while a graph is captured"):
         device.capture([double, partial(REFUSED[what], device, x)])

@@ -225,7 +225,7 @@ def test_each_device_has_its_own_streams(monkeypatch):
     _streams.cache_clear()
     assert first == again
     assert not set(first) & set(other)
-    assert made == [{}, *[{"non_blocking": True}] * 3] * 2
+    assert made == [{}, *[{"non_blocking": True}] * 2] * 2
 
 
 def fake_cupy(driver, built, count=None):

@@ -31,9 +31,9 @@ TOLERANCE = {np.float32: 1e-4, np.float64: 1e-11}
 NAMES = ("one-kernel", "one-kernel-backwards")
 SHARED_OUT = {  # how a batch is shared out, by the constants of `shares`
     "alone": {},
-    "blocks": {"MOST_ONE_BLOCK_OPERATIONS": 0, "LEAST_BLOCK_SAMPLES": 3},
-    "tiles": {"MOST_ONE_BLOCK_OPERATIONS": 0, "MOST_BLOCKS": 2, "MOST_TILE_SAMPLES": 5},
-    "alone-tiles": {"MOST_ONE_BLOCK_OPERATIONS": 0, "MOST_BLOCKS": 1, "MOST_TILE_SAMPLES": 7},
+    "blocks": {"MAX_ONE_BLOCK_OPERATIONS": 0, "MIN_BLOCK_SAMPLES": 3},
+    "tiles": {"MAX_ONE_BLOCK_OPERATIONS": 0, "MAX_BLOCKS": 2, "MAX_TILE_SAMPLES": 5},
+    "alone-tiles": {"MAX_ONE_BLOCK_OPERATIONS": 0, "MAX_BLOCKS": 1, "MAX_TILE_SAMPLES": 7},
 }
 
 
@@ -90,7 +90,7 @@ def test_forward_and_pullback(shared_out):
 @needs_compiler
 def test_steps_of_many_blocks(monkeypatch):
     """The penalty, the clipping and the optimiser after the sums, by kernels of their own."""
-    monkeypatch.setattr(shares, "MOST_ONE_BLOCK_OPERATIONS", 0)
+    monkeypatch.setattr(shares, "MAX_ONE_BLOCK_OPERATIONS", 0)
     net, loss = Chain(*MIXED), CrossEntropyLoss()
     program = net.program(loss, CLIPPED["Adam-clipped"], penalty=chains.L2Penalty(0.1), target_shape=())
     made = fused_program(program, tiling_of(program, 31), SHARED_BYTES["sm_90"])
@@ -170,14 +170,14 @@ def test_what_lies_in_shared_memory():
     """The figures of two networks: all of mnist_mlp's step lies there, on sm_80 too."""
     mnist = Chain(Dense(784, 30, chains.σ), Dense(30, 10, chains.σ)), SquaredLoss(), SGD(3.0), 10
     large, small = made(*mnist), made(*mnist, "sm_80")
-    assert large.chip_bytes == small.chip_bytes <= SHARED_BYTES["sm_80"]
+    assert large.shared_bytes == small.shared_bytes <= SHARED_BYTES["sm_80"]
     assert len(large.commands) == len(small.commands) == 1
     assert large.scratch_plan(10).nbytes(10) == small.scratch_plan(10).nbytes(10) == 0
     matrix_exp = Chain(Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4)), MSELoss(), Adam(1e-3)
     assert len(made(*matrix_exp, 200).commands) == 1
     many = made(*matrix_exp, 10_000)
     assert [step.grid(10_000) for step in many.commands] == [(132, 1), (24, 1), (1, 1), (3, 1)]
-    assert many.chip_bytes < 48 << 10
+    assert many.shared_bytes < 48 << 10
 
 
 def test_parameters_that_do_not_fit_are_for_cublas():
@@ -246,11 +246,11 @@ def test_products_use_the_threads_there_are():
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 def test_kernels_compile(architecture, monkeypatch):
     """Those of one type for each architecture: a step of many blocks, many steps of one block, and of one for each member."""
-    monkeypatch.setattr(shares, "LEAST_BLOCK_SAMPLES", 4)
+    monkeypatch.setattr(shares, "MIN_BLOCK_SAMPLES", 4)
     net = Chain(Dense(5, 12, tanh), Dropout(0.3), Dense(12, 8))
     program = net.program(SquaredLoss(), Adam(0.1, clip_norm=1.0), dtype=DTYPES[architecture])
     alone = fused_program(program, tiling_of(program, 10), SHARED_BYTES[architecture])
-    monkeypatch.setattr(shares, "MOST_ONE_BLOCK_OPERATIONS", 0)
+    monkeypatch.setattr(shares, "MAX_ONE_BLOCK_OPERATIONS", 0)
     many = fused_program(program, tiling_of(program, 10), SHARED_BYTES[architecture])
     source = many.source
     alone.training(source, {"x": np.dtype(np.uint8), "t": np.dtype(np.float32)})
@@ -263,7 +263,7 @@ def test_kernels_compile(architecture, monkeypatch):
 
 
 def test_more_blocks_than_samples_are_not_asked_for(monkeypatch):
-    monkeypatch.setattr(shares, "MOST_ONE_BLOCK_OPERATIONS", 0)
+    monkeypatch.setattr(shares, "MAX_ONE_BLOCK_OPERATIONS", 0)
     program = Chain(Dense(3, 2)).program(SquaredLoss(), SGD(0.1))
     assert tiling_of(program, 5) == Tiling(5, alone=True, single=True)
     assert tiling_of(program, 9) == Tiling(8, alone=False, single=False)

@@ -42,8 +42,8 @@ def test_which_loops_suit():
 def test_gradients_are_numpys(case, blocks, monkeypatch):
     """By one block, and by some with a tile each or more; in both orders of threads and blocks."""
     if blocks > 1:
-        monkeypatch.setattr(shares, "MOST_ONE_BLOCK_OPERATIONS", 0)
-        monkeypatch.setattr(shares, "LEAST_BLOCK_SAMPLES", 3)
+        monkeypatch.setattr(shares, "MAX_ONE_BLOCK_OPERATIONS", 0)
+        monkeypatch.setattr(shares, "MIN_BLOCK_SAMPLES", 3)
         monkeypatch.setattr(backends, "_loaded", {})
     program, arrays = gradient_program(case, np.float64), arrays_of(case.problem(7))
     wanted, found, backwards = (run_program(program, name, 7, arrays) for name in ("numpy", *NAMES))

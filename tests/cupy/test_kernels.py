@@ -201,7 +201,7 @@ def test_convolutions_as_products(layer, samples, dtype, monkeypatch):
     entries = net.network.layout["1.weight"].shape
     positions = np.prod(net.output_shape[1:]) if "Transpose" not in repr(layer) else 72
     bytes_each = int(np.prod(entries[1:]) * positions) * np.dtype(dtype).itemsize
-    monkeypatch.setattr(convolutions, "LEAST_PRODUCT_ELEMENTS", dict.fromkeys(convolutions.LEAST_PRODUCT_ELEMENTS, 1))
+    monkeypatch.setattr(convolutions, "MIN_PRODUCT_ELEMENTS", dict.fromkeys(convolutions.MIN_PRODUCT_ELEMENTS, 1))
     monkeypatch.setattr(convolutions, "PATCHES_BYTES", samples * bytes_each)
     rng = np.random.default_rng(0)
     shapes = {"p": (net.n_params,), "x": (8, *net.input_shape), "dy": (8, *net.output_shape)}

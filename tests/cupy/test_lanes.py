@@ -1,4 +1,4 @@
-"""Maps and sums of several elements a thread: what is read and written at once, and what is not."""
+"""Maps of several elements a thread: which arrays are read and written as vectors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chains.program.recorder import Recorder
 from chains.program.view import View
 from tests.cupy import nvrtc
 from tests.cupy.support import EMULATED, needs_compiler, needs_nvrtc
-from tests.harness import assert_same_bits, run_program
+from tests.harness import run_program
 
 
 def vectors(compiled: Compiled) -> list[tuple[set[str], set[str]]]:
@@ -72,44 +72,6 @@ def test_maps_read_what_lies_together_at_once(dtype, offsets, shape, read, writt
     np.testing.assert_array_equal(backwards[part], wanted[part])
 
 
-@pytest.mark.few(12)
-@needs_compiler
-@pytest.mark.parametrize(("dtype", "kind"), [(np.float32, "sum"), (np.float64, "sum"), (np.float32, "max")])
-@pytest.mark.parametrize(
-    ("shape", "out", "axes"),
-    [
-        ((), (), (0,)),  # along, with a rest
-        ((21,), (), (0, 1)),  # along, in several blocks
-        ((3, 52), (3, 1), (0, 2)),  # along, in pieces of whole vectors
-        ((300,), (1,), (1,)),
-        ((12,), (12,), (0,)),  # across
-        ((7,), (7,), (0,)),  # one by one
-    ],
-)
-@pytest.mark.parametrize("batch", [1, 203])
-def test_sums_of_several(kind, dtype, shape, out, axes, batch):
-    """A sum that goes along with the map before it, which is stored too."""
-    ops = Recorder("reduce", dtype)
-    a = ops.external("a", shape, role="input", batched=True)
-    doubled = ops.external("doubled", shape, role="output", batched=True)
-    ops.map(doubled, lambda a: 2.0 * a, a)
-    getattr(ops, kind)(ops.external("out", out, role="output", batched=0 not in axes), doubled)
-    program = ops.finish()
-    many = shape[-1:] != (7,)
-    assert all(bool(types) is many for types in vectors(Compiled(program))[0])
-    array = np.random.default_rng(0).normal(size=(batch, *shape)).astype(dtype)
-    wanted, found, backwards = (run_program(program, name, batch, {"a": array}) for name in ("numpy", *EMULATED))
-    assert_same_bits(found, backwards)
-    np.testing.assert_array_equal(found["doubled"], wanted["doubled"])
-    if kind == "max":
-        np.testing.assert_array_equal(found["out"], wanted["out"])
-        return
-    exact = 2.0 * array.astype(np.float64)
-    adds = 40 + np.log2(array.size)  # of a number, at most: its thread's, then from thread to thread and from part to part
-    total, size = (each.sum(axes).reshape(found["out"].shape) for each in (exact, abs(exact)))
-    assert (abs(found["out"] - total) <= adds * np.finfo(dtype).eps * size).all()
-
-
 @needs_compiler
 def test_arrays_that_begin_elsewhere(device):
     """Kernels then read number by number, with the same bits; the next binding reads at once again."""
@@ -152,7 +114,7 @@ def test_registers_of_maps_of_several(architecture):
     net = Chain(Dense(784, 256, tanh), Dense(256, 12))
     compiled = Compiled(net.program(CrossEntropyLoss(), Adam(1e-3), target_shape=()))
     wide = [step.kernel for step in compiled.commands if isinstance(step, Launch) and "float_4" in step.kernel.text]
-    assert len(wide) >= 5
+    assert len(wide) >= 4
     usages = nvrtc.compiled(compiled.text(2048), architecture)[1]
     assert max(usages[kernel.name].registers for kernel in wide) <= 40
     assert max(usages[kernel.name].spills for kernel in wide) == 0

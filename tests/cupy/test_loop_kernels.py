@@ -35,7 +35,7 @@ def step(name):
 def kernels(monkeypatch):
     """Those of loops that were made: programs are none as a whole, and there are but two blocks."""
     made, launch = [], LoopKernel.launch
-    monkeypatch.setattr(policy, "MOST_BLOCKS", 2)
+    monkeypatch.setattr(policy, "MAX_BLOCKS", 2)
     monkeypatch.setattr(choosing, "suits", lambda program: False)
     monkeypatch.setattr(backends, "_loaded", {})
     monkeypatch.setattr(LoopKernel, "launch", lambda self, source: made.append(self) or launch(self, source))
@@ -93,7 +93,7 @@ def test_training_is_that_of_numpy(kernels):
 def test_memory_is_used_as_it_may_be(kernels, monkeypatch):
     """By two blocks with two tiles each, the last of which has fewer samples."""
     made = watched.WatchedBackend(fused=True)
-    made.on_device.device.shared_bytes = 800
+    made.on_device.device.shared_bytes = 700
     monkeypatch.setitem(backends._BACKENDS, "watched", lambda: made)
     monkeypatch.setitem(backends._loaded, "watched", made)
     net = Chain(LSTM(3, 4), Dense(4, 2), input_shape=(3, 3), backend="watched")
@@ -118,13 +118,13 @@ def test_programs_that_do_not_fit_are_few_commands():
 def test_which_loops_are_kernels():
     """Not those whose weights fill many blocks' memory, nor those with so many samples that the library is quicker."""
     backend = DeviceBackend(emulated.EmulatedDevice())
-    assert backend.compile(step("GRU 64 -> 128"), 64).meetings > 0
-    assert backend.compile(step("GRU 64 -> 128"), 10_000).meetings == 0
+    assert backend.compile(step("GRU 64 -> 128"), 64).barriers > 0
+    assert backend.compile(step("GRU 64 -> 128"), 10_000).barriers == 0
     wide = Chain(LSTM(8, 512), input_shape=(20, 8)).program(MSELoss())
-    assert backend.compile(wide, 64).meetings == 0
+    assert backend.compile(wide, 64).barriers == 0
     forced = Compiled(wide, loops=LoopShare(1, SHARED_BYTES["sm_90"], forced=True))
-    assert forced.meetings > 0
-    assert DeviceBackend(emulated.EmulatedDevice(), fused=False).compile(step("GRU 8 -> 16"), 64).meetings == 0
+    assert forced.barriers > 0
+    assert DeviceBackend(emulated.EmulatedDevice(), fused=False).compile(step("GRU 8 -> 16"), 64).barriers == 0
 
 
 @pytest.mark.few(1)

@@ -1,4 +1,4 @@
-"""Beside its program, a training step has one kernel that fetches; the last kernel of the program notes the loss."""
+"""A training step has two kernels more than its program: one gathers the samples, one stores the loss and counts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from chains import SGD, Adam, Chain, Dense, Dropout, L2Penalty, SquaredLoss, tanh, train
-from chains.backends.cupy import compiler, feed, step_kernels
+from chains.backends.cupy import compiler, feed
 from chains.backends.cupy.backend import DeviceBackend
 from chains.backends.cupy.feed import DeviceFeed
 from chains.backends.cupy.fused import tiling_policy
-from chains.backends.cupy.source.commands import Launch
 from tests.cupy.emulated import EmulatedDevice
 from tests.cupy.support import needs_compiler
 from tests.harness import assert_close
@@ -35,14 +34,14 @@ def data_of(samples: int = 22) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     ("fused", "batch", "dropout"), [(False, 8, False), (False, 8, True), (True, 8, True), (True, 40, True)]
 )
-def test_a_step_has_one_kernel_beside_its_program(monkeypatch, fused, batch, dropout):
-    """That for the samples; with one kernel, with the tiles of several blocks and their sums, and kernel by kernel."""
+def test_a_step_has_two_kernels_more_than_its_program(monkeypatch, fused, batch, dropout):
+    """One gathers the samples, one stores the loss: by one kernel, by several blocks, and kernel by kernel."""
     if batch > 8:
-        monkeypatch.setattr(tiling_policy, "MOST_ONE_BLOCK_OPERATIONS", 0)
+        monkeypatch.setattr(tiling_policy, "MAX_ONE_BLOCK_OPERATIONS", 0)
     device, (x, t) = EmulatedDevice(), data_of(2 * batch)
     binding = DeviceBackend(device, fused).bind(program_of(dropout, Adam(0.01)), batch, {})
     work = DeviceFeed(binding, {"x": device.array(x), "t": device.array(t)}, np.arange(2 * batch))._work()
-    assert len(work) == len(binding.work) + 1
+    assert len(work) == len(binding.work) + 2
     assert len(binding.work) == {8: 1, 40: 4}[batch] if fused else len(binding.work) > 8
 
 
@@ -66,46 +65,17 @@ def trained(name: str, dropout: bool, optimizer, streamed: bool) -> tuple[np.nda
         ("one-kernel-backwards", False, True),
     ],
 )
-def test_where_the_loss_is_noted_changes_nothing(monkeypatch, name, dropout, streamed):
-    """By the program's last kernel or by one of its own: the same bits, which are about NumPy's."""
-    noted = trained(name, dropout, Adam(0.01), streamed)
-    wanted = trained("numpy", dropout, Adam(0.01), streamed)
-    monkeypatch.setattr(step_kernels, "_place", lambda binding: None)
-    alone = trained(name, dropout, Adam(0.01), streamed)
-    assert noted[0].tobytes() == alone[0].tobytes()
-    assert noted[1] == alone[1]
-    assert_close(noted[0], wanted[0], 1e-5)
-    assert_close(np.array(noted[1]), np.array(wanted[1]), 1e-5)
+def test_losses_and_parameters_are_numpys(name, dropout, streamed):
+    found, wanted = (trained(each, dropout, Adam(0.01), streamed) for each in (name, "numpy"))
+    assert_close(found[0], wanted[0], 1e-5)
+    assert_close(np.array(found[1]), np.array(wanted[1]), 1e-5)
 
 
 @needs_compiler
 def test_wide_indices(monkeypatch):
     wanted = trained("emulated", True, SGD(0.1), False)
     for module in (compiler, feed):
-        monkeypatch.setattr(module, "LEAST_WIDE_ELEMENTS", 4)
+        monkeypatch.setattr(module, "MIN_WIDE_ELEMENTS", 4)
     found = trained("emulated", True, SGD(0.1), False)
     assert found[0].tobytes() == wanted[0].tobytes()
     assert found[1] == wanted[1]
-
-
-@needs_compiler
-@pytest.mark.parametrize(("fused", "dropout"), [(False, True), (True, True), (False, False)])
-def test_the_place_is_the_last_that_may_be(fused, dropout):
-    """Nothing behind it, or in it unless one block alone ends it, has to do with the loss or the random numbers."""
-    device = EmulatedDevice()
-    binding = DeviceBackend(device, fused).bind(program_of(dropout, Adam(0.01)), 8, {})
-    place = step_kernels._place(binding)
-    steps = [step for step, _ in binding.commands]
-    assert isinstance(steps[place], Launch)
-
-    def touches(step) -> bool:
-        names = {buffer.name for buffer in step.writes} & {"value", "random"}
-        return bool(names) or "random" in {buffer.name for buffer in step.reads}
-
-    assert not any(map(touches, steps[place + 1 :]))
-    assert steps[place].one_block or not touches(steps[place])
-    last = next(k for k in reversed(range(len(steps))) if touches(steps[k]))
-    binding.commands = binding.commands[: last + 1]
-    assert step_kernels._place(binding) == (last if steps[last].one_block else None)
-    binding.commands = [(step, (0,)) for step in steps]
-    assert step_kernels._place(binding) is None

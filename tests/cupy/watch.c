@@ -7,7 +7,7 @@ its barriers; those of different blocks are in no order. */
 #include <stddef.h>
 #include <sys/mman.h>
 
-enum { QUEUES = 4, MOST_REPORTS = 64, SECTION = 1 << 16 };
+enum { QUEUES = 3, MAX_REPORTS = 64, SECTION = 1 << 16 };
 enum { SHARED_CELLS = CHIP / 4 + SECTION / 4 }; /* of a block: dynamic, then static */
 enum { OUTSIDE = 1, UNWRITTEN, RACE, MISALIGNED, BEHAVIOUR, UNDECLARED };
 enum { OF_BLOCK = 1, OF_BYTES = 2 }; /* what else was read before the same barrier: the same bytes, others */
@@ -36,7 +36,7 @@ static uint32_t many, room, now; /* work, and what is being done */
 static uintptr_t base, section_start;
 static size_t section_bytes, shared_bytes;
 static int watching;
-static struct report reports[MOST_REPORTS];
+static struct report reports[MAX_REPORTS];
 static uint32_t reported;
 static struct range* ranges; /* what a kernel has said that it touches */
 static int64_t range_count;
@@ -63,7 +63,7 @@ struct report* watch_reports(uint32_t* count) { *count = reported; reported = 0;
 static void report(int kind, uintptr_t a, int bytes, int write, uint32_t other, int other_write, uint32_t b, uint32_t t, uint32_t e)
 {
     for (uint32_t k = 0; k < reported; ++k) if (reports[k].kind == kind) return; /* one of a kind is enough */
-    if (reported == MOST_REPORTS) return;
+    if (reported == MAX_REPORTS) return;
     struct report found = { a, kind, write, bytes, block, current, passed[current], other, other_write, b, t, e };
     reports[reported++] = found;
 }
@@ -142,11 +142,11 @@ static void touch_shared(size_t place, uintptr_t a, unsigned bytes, int write, i
 {
     struct cell* c = shared_cells + place;
     uint32_t stamp = block + 1;
-    if (c->readers[2] != now || c->readers[3] != stamp) memset(c, 0, sizeof *c);
+    if (c->readers[1] != now || c->readers[2] != stamp) memset(c, 0, sizeof *c);
     memset(c->readers, 0, sizeof c->readers);
     c->there = there;
     touch(c, a, bytes, write);
-    c->readers[2] = now; c->readers[3] = stamp;
+    c->readers[1] = now; c->readers[2] = stamp;
 }
 
 static int declared(uintptr_t a, int write)
@@ -167,8 +167,8 @@ static void access(uintptr_t a, size_t size, int write)
             touch(cells + (at - base) / 4, at, bytes, write);
             if (!declared(a, write)) report(UNDECLARED, a, bytes, write, 0, 0, 0, 0, 0);
         }
-        else if (at - (uintptr_t)chip < CHIP)
-            touch_shared((at - (uintptr_t)chip) / 4, at, bytes, write, at - (uintptr_t)chip < shared_bytes);
+        else if (at - (uintptr_t)shared_memory < CHIP)
+            touch_shared((at - (uintptr_t)shared_memory) / 4, at, bytes, write, at - (uintptr_t)shared_memory < shared_bytes);
         else if (at - section_start < section_bytes)
             touch_shared(CHIP / 4 + (at - section_start) / 4, at, bytes, write, 1);
         else return;

@@ -34,7 +34,7 @@ from tests.cupy import emulated
 from tests.cupy.emulated import DeviceArray, EmulatedDevice, EmulatedEvent, EmulatedQueue, PinnedArray, Task
 
 SANITIZERS = "thread,alignment,shift,signed-integer-overflow,bounds,float-cast-overflow,integer-divide-by-zero"
-RENAMED = ("barrier", "launch", "threadIdx", "blockIdx", "blockDim", "gridDim", "chip")
+RENAMED = ("barrier", "launch", "threadIdx", "blockIdx", "blockDim", "gridDim", "shared_memory")
 NAMES = ["-DWATCHED", *(f"-D{name}=watched_{name}" for name in RENAMED)]
 SECTION = """
 static char first_on_chip[4] __attribute__((section("on_chip"), used));
@@ -45,7 +45,7 @@ long long watch_bytes(void) { return __stop_on_chip - __start_on_chip; }
 ADDRESSES = 1 << 36  # bytes
 PAGE = 4096
 BEGIN = 256  # bytes into a page: so CUDA aligns memory, and no more
-QUEUES = ("main", "to_device", "to_host", "host")
+QUEUES = ("main", "to_device", "host")
 OUTSIDE, UNWRITTEN, RACE, MISALIGNED, UNDEFINED, UNDECLARED = range(1, 7)
 Clock = list[int]
 
@@ -189,9 +189,9 @@ class WatchedDevice(EmulatedDevice):
         self.host: Clock = [0] * len(QUEUES)
         self.ranges: Sequence[tuple[int, int, int]] | None = None  # of what is bound
         self.running_ranges = self.ranges
-        self.main, self.to_device, self.to_host = (WatchedQueue(self, name) for name in QUEUES[:3])
+        self.main, self.to_device = (WatchedQueue(self, name) for name in QUEUES[:2])
         self.library.queue = self.main.add
-        self.late = frozenset(QUEUES[:3])
+        self.late = frozenset(QUEUES[:2])
 
     # Order
 
@@ -229,7 +229,7 @@ class WatchedDevice(EmulatedDevice):
 
     def end(self) -> None:
         """Wait for all queues, and for what was given back meanwhile."""
-        for queue in (self.to_device, self.to_host, self.main):
+        for queue in (self.to_device, self.main):
             assert isinstance(queue, WatchedQueue)
             queue.run_to(queue.asked)
             self.seen(queue.clock)

@@ -18,7 +18,6 @@ from chains.backends.cupy.feed import DeviceFeed, HostFeed
 from chains.backends.cupy.fused.loops import LoopShare, has_loops
 from chains.backends.cupy.fused.tiling_policy import Tiling, loop_samples, suits, tiling_of
 from chains.backends.cupy.fused_program import FusedProgram, fused_program
-from chains.backends.cupy.kernels.library_convolutions import convolved
 from chains.backends.cupy.member_feed import DeviceMemberFeed, HostMemberFeed
 from chains.backends.cupy.source.c_source import readable
 from chains.backends.cupy.source.fusion import ELEMENTWISE
@@ -43,34 +42,34 @@ class DeviceBackend(Backend):
         self.device = device
         self.fused = fused
         self._tiled: WeakKeyDictionary[Program, dict[tuple[Tiling, bool], FusedProgram | None] | None] = WeakKeyDictionary()
-        self._compiled: WeakKeyDictionary[Program, dict[tuple[int, ...], Compiled]] = WeakKeyDictionary()
+        self._compiled: WeakKeyDictionary[Program, dict[tuple[bool, int], Compiled]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> DeviceBinding:
-        askew = {name for name, array in arrays.items() if self.device.owns(array) and self.device.address(array) % ALIGNMENT}
-        aligned = not askew and (scratch is None or self.device.address(scratch) % ALIGNMENT == 0)
-        commands = self.commands(program, batch, aligned, library=not askew & convolved(program))
-        return self.binding(self.device, commands, batch, arrays, scratch)
+        given = [*arrays.values(), *([] if scratch is None else [scratch])]
+        aligned = not any(self.device.owns(array) and self.device.address(array) % ALIGNMENT for array in given)
+        return self.binding(self.device, self.commands(program, batch, aligned), batch, arrays, scratch)
 
-    def compile(self, program: Program, batch: int = 1, aligned: bool = True, library: bool = True) -> Compiled:
+    def compile(self, program: Program, batch: int = 1, aligned: bool = True) -> Compiled:
         """The commands of a program and the source of its kernels, compiled the first time.
 
-        There are separate ones for arrays of which some do not begin at multiples of 16 bytes, so that kernels cannot read them
-        as vectors, for those that a `library` for convolutions cannot take, and for loops of which a block takes more samples.
+        Arrays of which some do not begin at multiples of 16 bytes have separate ones, without vectors and without a library for
+        convolutions; so have loops of which a block takes more samples.
         """
-        convolutions = self.device.convolutions if library else None
         samples = loop_samples(batch) if self.fused is not False and has_loops(program) else 0
-        key = aligned, convolutions is None, samples
+        key = aligned, samples
         with self._lock:
             known = self._compiled.setdefault(program, {})
             if key not in known:
                 share = LoopShare(samples, self.device.shared_bytes, forced=self.fused is True) if samples else None
-                known[key] = Compiled(program, None, convolutions, aligned=aligned, loops=share)
+                known[key] = Compiled(
+                    program, None, self.device.convolutions if aligned else None, aligned=aligned, loops=share
+                )
             return known[key]
 
-    def commands(self, program: Program, batch: int, aligned: bool = True, library: bool = True) -> Compiled:
+    def commands(self, program: Program, batch: int, aligned: bool = True) -> Compiled:
         """The commands to run at a batch size: a few fused kernels, or the commands of `compile`."""
-        compiled = self.compile(program, batch, aligned, library)
+        compiled = self.compile(program, batch, aligned)
         if self.fused is False:
             return compiled
         with self._lock:
@@ -84,7 +83,7 @@ class DeviceBackend(Backend):
             if key not in kept:
                 kept[key] = fused_program(program, tiling, self.device.shared_bytes, forced=self.fused is True, aligned=aligned)
             made = kept[key]
-        if made is None or not (self.fused or made.is_worth(sum(1 for _ in compiled.at(batch)), compiled.meetings, batch)):
+        if made is None or not (self.fused or made.is_worth(sum(1 for _ in compiled.at(batch)), compiled.barriers, batch)):
             return compiled
         return made
 

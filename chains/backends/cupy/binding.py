@@ -39,11 +39,8 @@ class DeviceBinding(Binding):
         functions = device.compile(compiled.text(batch), kernels)
         self._steps: tuple[int, ...] = ()  # the current step of each loop around the command
         self.work: list[Work] = []
-        self.commands: list[tuple[Command, tuple[int, ...]]] = []  # of each work: the command, and the steps of loops around it
         for step, self._steps in compiled.at(batch):
-            work = self._bound(step, functions)
-            self.work += work
-            self.commands += [(step, self._steps)] * len(work)
+            self.work += self._bound(step, functions)
         self._graph: Work | None = None
         self._runs = 0
 

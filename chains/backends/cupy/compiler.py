@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -13,26 +14,15 @@ import numpy as np
 from chains.backends.base import UnsupportedOperationError, cannot_run
 from chains.backends.cupy.device.interface import Convolutions
 from chains.backends.cupy.fused.loops import LoopKernel, LoopShare, suits
-from chains.backends.cupy.kernels.batch_products import batch_matmul
 from chains.backends.cupy.kernels.convolutions import AnyConvolution, Lowering, is_product
 from chains.backends.cupy.kernels.images import convolve, convolve_input, convolve_weight
 from chains.backends.cupy.kernels.indexed import gather, random, scatter_add
-from chains.backends.cupy.kernels.library_convolutions import Copies, copies, lowered, with_operands
+from chains.backends.cupy.kernels.library_convolutions import lowered, with_operands
 from chains.backends.cupy.kernels.pool_runs import PoolInputRun, PoolRun, with_pool_runs
 from chains.backends.cupy.kernels.pools import pool, pool_input, pool_input_run, pool_run
-from chains.backends.cupy.kernels.products import prepared, product
+from chains.backends.cupy.kernels.products import batch_matmul, prepared, product
 from chains.backends.cupy.source.axes import Space, count
-from chains.backends.cupy.source.commands import (
-    THREADS,
-    Command,
-    Pointers,
-    Repeated,
-    Source,
-    Summed,
-    blocks,
-    unrolled,
-    untiled,
-)
+from chains.backends.cupy.source.commands import THREADS, Command, Pointers, Repeated, Source, Summed, blocks, unrolled, untiled
 from chains.backends.cupy.source.fusion import ELEMENTWISE, Run, run_at, staged
 from chains.backends.cupy.source.lanes import map_body
 from chains.backends.cupy.source.reduction import Temporary, reduction
@@ -59,7 +49,7 @@ from chains.program.view import Batch, Buffer, View, c_strides
 
 Stored = Callable[[Buffer], bool]  # whether a buffer's numbers are to be written to memory
 
-LEAST_WIDE_ELEMENTS = 1 << 30  # from this array size on, kernels use 64-bit indices
+MIN_WIDE_ELEMENTS = 1 << 30  # from this array size on, kernels use 64-bit indices
 
 
 class Compiled:
@@ -79,7 +69,7 @@ class Compiled:
         loops: LoopShare | None = None,
     ) -> None:
         self.program = program
-        self.meetings = 0  # of a block's threads, in kernels of loops
+        self.barriers = 0  # of a block's threads, in kernels of loops
         self._share = loops
         self.source = source or Source()
         self._library = convolutions
@@ -118,7 +108,7 @@ class Compiled:
     def text(self, batch: int) -> str:
         """The source of all kernels; at large batch sizes with 64-bit indices."""
         buffers = {buffer for command in self.commands for buffer in (*command.reads, *command.writes)}
-        return self.source.text(max((self.elements(buffer, batch) for buffer in buffers), default=0) >= LEAST_WIDE_ELEMENTS)
+        return self.source.text(max((self.elements(buffer, batch) for buffer in buffers), default=0) >= MIN_WIDE_ELEMENTS)
 
     # Scratch of the backend's own
 
@@ -151,7 +141,7 @@ class Compiled:
         if self._share is not None and suits(operation):
             made = LoopKernel(operation, self._share, self._outlasts, self._like)
             if made.possible and (self._share.forced or made.is_worth):
-                self.meetings += made.meetings
+                self.barriers += made.barriers
                 return [made.launch(self.source)]
         zeros = self._body(operation.zeros)
         moves: dict[Buffer, set[tuple[int, ...]]] = {}
@@ -161,7 +151,10 @@ class Compiled:
         if any(len(moves[buffer]) > 1 for buffer in written):  # whether two such views overlap depends on the step
             return [*zeros, *(step for number in range(operation.steps) for step in self._body(operation.at(number)))]
         body = self._body([each.on(self._standing) for each in operation.body])
-        reads, writes = (tuple(dict.fromkeys(self.real(b) for step in body for b in each(step))) for each in (_reads, _writes))
+        reads, writes = (
+            tuple(dict.fromkeys(self.real(b) for step in body for b in each(step)))
+            for each in map(attrgetter, ("reads", "writes"))
+        )
         return [*zeros, Repeated(tuple(body), operation.steps, reads, writes, operation.label)]
 
     def _outlasts(self, buffer: Buffer) -> bool:
@@ -201,7 +194,7 @@ class Compiled:
             else:
                 run, after, stop = run_at(operations, start)
                 if after is not None:
-                    commands += reduction(self.source, after, run, stored(range(start, stop)), self._temporary, self._begins)
+                    commands += reduction(self.source, after, run, stored(range(start, stop)), self._temporary)
                 else:
                     commands.append(self._elementwise(run, stored(range(start, stop))))
             done = operations[start:stop]
@@ -237,7 +230,7 @@ class Compiled:
         return self._body(operation.in_parts())
 
     def _reduce(self, operation: Reduce) -> list[Command]:
-        return reduction(self.source, operation, None, lambda buffer: True, self._temporary, self._begins)
+        return reduction(self.source, operation, None, lambda buffer: True, self._temporary)
 
     def _convolve(self, operation: AnyConvolution) -> list[Command]:
         """The convolution by the device's library, if there is one."""
@@ -257,14 +250,6 @@ class Compiled:
         return convolve_weight(self.source, operation, temporary)
 
 
-def _reads(step: Command) -> tuple[Buffer, ...]:
-    return step.reads
-
-
-def _writes(step: Command) -> tuple[Buffer, ...]:
-    return step.writes
-
-
 def _all_reduce(compiled: Compiled, operation: AllReduce) -> list[Command]:
     (out,), (a, words) = operation.outs, operation.ins
     return [Summed(out, a, words.buffer, operation.label)]
@@ -282,7 +267,6 @@ LOWERINGS: dict[type[Operation], Callable[..., list[Command]]] = {
     Convolve: Compiled._convolve,
     ConvolveInput: Compiled._convolve,
     ConvolveWeight: Compiled._convolve,
-    Copies: _of_operation(copies),
     Pool: _of_operation(pool),
     PoolInput: _of_operation(pool_input),
     PoolRun: _of_operation(pool_run),

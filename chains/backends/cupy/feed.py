@@ -1,8 +1,8 @@
 """Training on a GPU: the data, their order and the losses stay there, and a step is one graph.
 
-Before the program, a kernel gathers the step's batch by the numbers in `order`. Its last kernel, or one behind it, stores the
-loss and counts the step (`step_kernels`). Everything that changes from step to step is in the GPU's memory: one graph does
-every step, the host only launches it.
+Before the program, a kernel gathers the step's batch by the numbers in `order`; after it, another one stores the loss and
+counts the step (`step_kernels`). Everything that changes from step to step is in the GPU's memory, so that one graph does
+every step.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import numpy as np
 
 from chains.backends.base import Feed
 from chains.backends.cupy.binding import DeviceBinding, HostBinding, as_graph, launch
-from chains.backends.cupy.compiler import LEAST_WIDE_ELEMENTS
+from chains.backends.cupy.compiler import MIN_WIDE_ELEMENTS
 from chains.backends.cupy.device.interface import Device, Work
 from chains.backends.cupy.fused_program import FusedProgram
 from chains.backends.cupy.source.c_source import readable
 from chains.backends.cupy.source.commands import Launch, Source
-from chains.backends.cupy.step_kernels import fetch, noting
+from chains.backends.cupy.step_kernels import count, fetch
 from chains.program.view import Buffer
 
-LEAST_LOSSES = 1 << 13  # steps of a call on the same batch that there is room for: graphs know the place of the losses
+MIN_LOSSES = 1 << 13  # steps of a call on the same batch that there is room for: graphs know the place of the losses
 
 
 class DeviceFeed(Feed):
@@ -46,7 +46,7 @@ class DeviceFeed(Feed):
         self.own = {
             "order": device.empty((max(1, steps * batch),), np.int64),
             "cursor": device.empty((1,), np.int64),
-            "losses": device.empty((steps or LEAST_LOSSES,), np.float64),
+            "losses": device.empty((steps or MIN_LOSSES,), np.float64),
         }
         compiled = binding.compiled
         self._whole = compiled if isinstance(compiled, FusedProgram) and compiled.tiling.alone else None
@@ -55,23 +55,23 @@ class DeviceFeed(Feed):
         self._ran = False
 
     def __call__(self, first: int, values: np.ndarray) -> int:
-        device, own, batch, count = self._device, self.own, self._binding.batch, len(values)
+        device, own, batch, steps = self._device, self.own, self._binding.batch, len(values)
         if not self._sources:  # the same batch at every step: losses are counted from the first step of the call
             first = 0
-            if own["losses"].size < count:
-                own["losses"], self._step = device.empty((max(2 * count, LEAST_LOSSES),), np.float64), None
+            if own["losses"].size < steps:
+                own["losses"], self._step = device.empty((max(2 * steps, MIN_LOSSES),), np.float64), None
         else:
-            part = slice(first * batch, (first + count) * batch)
+            part = slice(first * batch, (first + steps) * batch)
             device.assign(own["order"][part], self._order[part])
         if self._whole is not None:
-            self._in_one_launch(self._whole, first, count)
+            self._in_one_launch(self._whole, first, steps)
         else:
             device.assign(own["cursor"], np.array([first]))
-            for _ in range(count):
+            for _ in range(steps):
                 self.one()
-        device.assign(values, own["losses"][first : first + count])
+        device.assign(values, own["losses"][first : first + steps])
         finite = np.isfinite(values)
-        return count if finite.all() else int(np.argmin(finite)) + 1
+        return steps if finite.all() else int(np.argmin(finite)) + 1
 
     def _in_one_launch(self, program: FusedProgram, first: int, count: int) -> None:
         """Do `count` steps by one launch."""
@@ -112,22 +112,23 @@ class DeviceFeed(Feed):
         binding, arrays = self._binding, self._arrays()
         source = Source()
         before = [fetch(source, self._sources, binding)] if self._sources else []
-        place, last = noting(source, binding, self._cycle)
+        after = count(source, binding, self._cycle)
         most = sum(binding.program.buffers[name].size for name in self._sources) * binding.batch
-        text, number = sized(source, arrays.values(), LEAST_WIDE_ELEMENTS if binding.index is np.int64 else most)
+        text, number = sized(source, arrays.values(), MIN_WIDE_ELEMENTS if binding.index is np.int64 else most)
         functions = self._device.compile(text, list(source.kernels.values()))
         address = partial(self._address, arrays)
 
-        first, noted = (
-            [work for step in steps if (work := launch(self._device, step, functions, binding.batch, number, address))]
-            for steps in (before, [last])
-        )
-        return [*first, *binding.work[:place], *noted, *binding.work[place + 1 :]]
+        def bound(step: Launch) -> Work:
+            work = launch(self._device, step, functions, binding.batch, number, address)
+            assert work is not None
+            return work
+
+        return [*map(bound, before), *binding.work, bound(after)]
 
 
 def sized(source: Source, arrays: Iterable[Any], most: int = 0) -> tuple[str, type[np.generic]]:
     """The source of kernels on these arrays, or that count as far as `most`, and the type of its indices."""
-    wide = max(most, *(array.size for array in arrays)) >= LEAST_WIDE_ELEMENTS
+    wide = max(most, *(array.size for array in arrays)) >= MIN_WIDE_ELEMENTS
     return source.text(wide), np.int64 if wide else np.int32
 
 

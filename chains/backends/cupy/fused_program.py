@@ -7,18 +7,18 @@ One block does the whole step of a small batch, and many steps in one launch.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.fused.block import THREADS, Block, Repetition, Unit, meetings, phase_lines, phases
+from chains.backends.cupy.fused.block import THREADS, Block, Repetition, Unit, barriers, phase_lines, phases
 from chains.backends.cupy.fused.block_operations import ready, take
 from chains.backends.cupy.fused.block_products import Stored
-from chains.backends.cupy.fused.layout import DataSet, Layout
 from chains.backends.cupy.fused.loops import has_loops
 from chains.backends.cupy.fused.sums import Sums, adding
-from chains.backends.cupy.fused.tiling_policy import LEAST_BLOCK_SAMPLES, MEETINGS_PER_LAUNCH, Tiling, even, samples_each
+from chains.backends.cupy.fused.tiling_policy import BARRIERS_PER_LAUNCH, MIN_BLOCK_SAMPLES, Tiling, even, samples_each
 from chains.backends.cupy.fused.updates import in_one_pass
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Command, Launch, Pointers, Source, indented
@@ -31,6 +31,33 @@ from chains.program.scratch import Lifetime, plan_scratch
 from chains.program.view import Buffer
 
 
+@dataclass(frozen=True)
+class DataSet:
+    """A data set that steps take samples from, by the numbers in `order`: the kernel's names for both."""
+
+    name: str
+    order: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The units of a kernel in groups between barriers, and where in shared memory buffers lie."""
+
+    tiled: list[list[Unit]]
+    once: list[list[Unit]]
+    names: Mapping[Buffer, str]
+    offsets: Mapping[Buffer, int]
+    nbytes: int
+    fetched: Mapping[Buffer, DataSet]  # inputs that come from data sets
+
+    @property
+    def units(self) -> list[Unit]:
+        return [unit for group in (*self.tiled, *self.once) for unit in group]
+
+    def writes(self, buffer: Buffer) -> bool:
+        return any(view.buffer is buffer for unit in self.units for view in unit.writes)
+
+
 def fused_program(
     program: Program, tiling: Tiling, room: int, forced: bool = False, aligned: bool = True
 ) -> FusedProgram | None:
@@ -40,10 +67,10 @@ def fused_program(
     tile of one fits; so for a program with loops, since the launches of all steps would take longer. The program must be one
     that `suits`.
     """
-    least = 1 if forced or has_loops(program) else min(LEAST_BLOCK_SAMPLES, tiling.tile)
+    least = 1 if forced or has_loops(program) else min(MIN_BLOCK_SAMPLES, tiling.tile)
     while tiling.tile >= least:
         made = FusedProgram(program, tiling, room, aligned)
-        if made.chip_bytes <= room and (forced or made.has_parameters):
+        if made.shared_bytes <= room and (forced or made.has_parameters):
             return made
         if tiling.tile == 1:
             return None
@@ -70,7 +97,7 @@ class FusedProgram(Compiled):
     def has_parameters(self) -> bool:
         """Whether all that products read lies in shared memory, but for what is a sample's."""
         views = [view for operation in self._products for view in operation.ins]
-        return all(view.batched or view.buffer in self._near for view in views)
+        return all(view.batched or view.buffer in self._shared for view in views)
 
     def _prepared(self, operation: Operation) -> list[Operation]:
         if isinstance(operation, Loop):
@@ -101,18 +128,18 @@ class FusedProgram(Compiled):
             self._tiled, once = in_one_pass([*self._tiled, *once]), []
         self._sums = Sums([operation for operation in self._tiled if operation.sums_over_batch])
         self._once = once
-        self._near: tuple[Buffer, ...] = ()
-        self._near = self._chosen(self._layout({}))
+        self._shared: tuple[Buffer, ...] = ()
+        self._shared = self._chosen(self._layout({}))
         layout = self._layout({})
-        self.chip_bytes, self._groups = layout.nbytes, layout.tiled
+        self.shared_bytes, self._groups = layout.nbytes, layout.tiled
         return layout
 
     def is_worth(self, launches: int, around: int, batch: int) -> bool:
-        """Whether the program is done sooner so than by launches in which threads meet `around` times; without loops, it is."""
+        """Whether this takes less time than launches with `around` barriers in them. Without loops, it does."""
         if not any(isinstance(unit, Repetition) for group in self._groups for unit in group):
             return True
         tiles = -(-self._each(batch) // self.tiling.tile)
-        return tiles * meetings(self._groups) <= MEETINGS_PER_LAUNCH * launches + around
+        return tiles * barriers(self._groups) <= BARRIERS_PER_LAUNCH * launches + around
 
     def _after(self) -> list[Command]:
         """What is done once, by kernels of its own."""
@@ -132,20 +159,20 @@ class FusedProgram(Compiled):
 
     def _chosen(self, layout: Layout) -> tuple[Buffer, ...]:
         """The buffers to keep in shared memory beside those of the tile: the smallest first, as far as they fit."""
-        near: list[Buffer] = []
-        candidates = [buffer for buffer in layout.names if buffer not in layout.offsets and self._may_be_near(buffer)]
-        for buffer in sorted(candidates, key=self._near_bytes):
-            _, nbytes = self._placed([*layout.tiled, *layout.once], {*layout.offsets, *near, buffer}, layout.offsets)
-            near += [buffer] if nbytes <= self._room else []
-        return tuple(near)
+        shared: list[Buffer] = []
+        candidates = [buffer for buffer in layout.names if buffer not in layout.offsets and self._may_be_shared(buffer)]
+        for buffer in sorted(candidates, key=self._bytes_of):
+            _, nbytes = self._placed([*layout.tiled, *layout.once], {*layout.offsets, *shared, buffer}, layout.offsets)
+            shared += [buffer] if nbytes <= self._room else []
+        return tuple(shared)
 
-    def _may_be_near(self, buffer: Buffer) -> bool:
+    def _may_be_shared(self, buffer: Buffer) -> bool:
         """Results are written where they belong, but for single numbers."""
         if buffer in self._sums.spans and not self.tiling.alone:
             return False
         return buffer.role == "input" if buffer.batched else buffer.role != "output" or buffer.size == 1
 
-    def _near_bytes(self, buffer: Buffer) -> int:
+    def _bytes_of(self, buffer: Buffer) -> int:
         return buffer.nbytes * (self.tiling.tile if buffer.batched else 1)
 
     def _placed(
@@ -162,16 +189,16 @@ class FusedProgram(Compiled):
         lives = []
         for buffer, life in used.items():
             passes = buffer.batched or buffer in passing or (self.tiling.single and buffer.role == "scratch")
-            lives.append(Lifetime(buffer, self._near_bytes(buffer), False, *(life if passes else (0, len(groups)))))
+            lives.append(Lifetime(buffer, self._bytes_of(buffer), False, *(life if passes else (0, len(groups)))))
         placed = plan_scratch(lives)
         return placed.fixed, placed.fixed_bytes
 
     def _layout(self, fetched: Mapping[Buffer, DataSet]) -> Layout:
         """The kernel's units; some inputs are `fetched` from data sets."""
         names: dict[Buffer, str] = {}
-        tiled = Block(self.tiling.tile, self._near, names, whole=self.tiling.single)
-        once = Block(self.tiling.tile, self._near, names)
-        for buffer in dict.fromkeys([*self._near, *fetched]):
+        tiled = Block(self.tiling.tile, self._shared, names, whole=self.tiling.single)
+        once = Block(self.tiling.tile, self._shared, names)
+        for buffer in dict.fromkeys([*self._shared, *fetched]):
             if buffer.batched:
                 name = names.setdefault(buffer, f"b{len(names)}")
                 tiled.load(buffer, "sample", self._sample(buffer, name, fetched.get(buffer)))
@@ -180,7 +207,7 @@ class FusedProgram(Compiled):
             take(once, self._once, self._stored_by)
         work = [*tiled.work, *once.work]
         first, second = phases(tiled.units), phases(once.units)
-        chip = {*(buffer for buffer in names if buffer.role == "scratch" and buffer.batched), *work, *self._near}
+        chip = {*(buffer for buffer in names if buffer.role == "scratch" and buffer.batched), *work, *self._shared}
         offsets, nbytes = self._placed([*first, *second], chip, work)
         return Layout(first, second, names, offsets, nbytes, fetched)
 
@@ -188,12 +215,11 @@ class FusedProgram(Compiled):
 
     def _kernel(self, layout: Layout) -> Launch:
         """The kernel for tiles of samples; one block alone also does what is done once."""
-        far = Pointers()
-        lines = [*self._start(layout, far), *self._step(layout, far), *self._back(layout, far, ())]
-        return far.launch(
+        pointers = Pointers()
+        lines = [*self._start(layout, pointers), *self._step(layout, pointers), *self._back(layout, pointers, ())]
+        return pointers.launch(
             self.source, "network", lines, lambda batch: (self.blocks(batch), 1), block=(THREADS, 1), extra=["each"],
             numbers=lambda batch: (self._each(batch),), label=self._label, shared=layout.nbytes, apart=False,
-            one_block=self.tiling.alone,
         )  # fmt: skip
 
     def training(self, source: Source, sources: Mapping[str, np.dtype[Any]], own: Collection[str] | None = None) -> Launch:
@@ -205,10 +231,10 @@ class FusedProgram(Compiled):
         there are from one row to the next is a number for each of them, as `moved` lists them.
         """
         assert self.tiling.alone
-        buffers, far = self.program.buffers, Pointers()
-        order = far.named(outside("order", np.int64), "order")
-        losses = far.named(outside("losses", np.float64), "losses", write=True)
-        samples = {name: far.named(outside(f"all {name}", dtype), f"all_{name}") for name, dtype in sources.items()}
+        buffers, pointers = self.program.buffers, Pointers()
+        order = pointers.named(outside("order", np.int64), "order")
+        losses = pointers.named(outside("losses", np.float64), "losses", write=True)
+        samples = {name: pointers.named(outside(f"all {name}", dtype), f"all_{name}") for name, dtype in sources.items()}
         fetched = {buffers[name]: DataSet(data, order) for name, data in samples.items()}
         layout = self._layout(fetched)
         counted = [buffers["random"]] if "random" in buffers else []
@@ -216,27 +242,30 @@ class FusedProgram(Compiled):
         notes = [f"{losses}[from + step] = {value}[0];"]
         notes += [f"{layout.names[buffer]}[1] += 1;" for buffer in counted]
         step = [
-            *self._step(layout, far),
+            *self._step(layout, pointers),
             f"if (threadIdx.x == 0) {{ {' '.join(notes)} }}",
             f"const double loss = {value}[0];",
             "__syncthreads();",
             "if (!(loss - loss == 0.0)) break;",
         ]
         lines = [
-            *self._start(layout, far),
+            *self._start(layout, pointers),
             "for (Index step = 0; step < steps; ++step) {",
             *indented(step),
             "}",
             "__syncthreads();",
-            *self._back(layout, far, counted),
+            *self._back(layout, pointers, counted),
         ]
         extra = ["each", "from", "steps"]
         if own is not None:
-            members = far.named(outside("members", np.int64), "members")
-            rows = {far.buffers[buffer]: f"row_{far.buffers[buffer]}" for buffer in moved(far.buffers, far.written, own)}
+            members = pointers.named(outside("members", np.int64), "members")
+            rows = {
+                pointers.buffers[buffer]: f"row_{pointers.buffers[buffer]}"
+                for buffer in moved(pointers.buffers, pointers.written, own)
+            }
             lines = [f"{name} += {members}[blockIdx.x] * (int64){row};" for name, row in rows.items()] + lines
             extra += rows.values()
-        return far.launch(
+        return pointers.launch(
             source, "training", lines, lambda batch: (self.blocks(batch), 1), block=(THREADS, 1), extra=extra,
             numbers=lambda batch: (self._each(batch),), label=self._label, shared=layout.nbytes, apart=False,
         )  # fmt: skip
@@ -245,50 +274,50 @@ class FusedProgram(Compiled):
     def _label(self) -> str:
         return ", ".join(dict.fromkeys(operation.label for operation in self._tiled))
 
-    def _start(self, layout: Layout, far: Pointers) -> list[str]:
+    def _start(self, layout: Layout, pointers: Pointers) -> list[str]:
         """Where the buffers lie that are the same for every tile; what is read once for all of them."""
-        lines = ["ON_CHIP;", "const Index all = batch;"]
-        block = Block(self.tiling.tile, self._near, dict(layout.names))
+        lines = ["SHARED_MEMORY;", "const Index all = batch;"]
+        block = Block(self.tiling.tile, self._shared, dict(layout.names))
         for buffer, name in layout.names.items():
             kind = ctype(buffer.dtype)
             if buffer in layout.offsets:
-                lines.append(f"{kind}* const {name} = ({kind}*)(chip + {layout.offsets[buffer]});")
-                if buffer in self._near and not buffer.batched and buffer.role in ("input", "state", "constant"):
-                    block.load(buffer, f"{self._outer(layout, far, buffer)}[i]")
+                lines.append(f"{kind}* const {name} = ({kind}*)(shared_memory + {layout.offsets[buffer]});")
+                if buffer in self._shared and not buffer.batched and buffer.role in ("input", "state", "constant"):
+                    block.load(buffer, f"{self._outer(layout, pointers, buffer)}[i]")
             elif not self.tiling.alone and buffer in self._sums.spans:
-                parts, shift = far.named(self._parts, "parts", write=True), self._sums.shift(buffer)
+                parts, shift = pointers.named(self._parts, "parts", write=True), self._sums.shift(buffer)
                 lines.append(f"{kind}* const {name} = {parts} + blockIdx.x * (Index){self._sums.size} + ({shift});")
             elif not buffer.batched:
-                lines.append(f"{kind}* const {name} = {self._outer(layout, far, buffer)};")
+                lines.append(f"{kind}* const {name} = {self._outer(layout, pointers, buffer)};")
         return [*lines, *phase_lines(phases(block.units))]
 
-    def _step(self, layout: Layout, far: Pointers) -> list[str]:
+    def _step(self, layout: Layout, pointers: Pointers) -> list[str]:
         """All tiles of the block, and where it goes on what is done once."""
         tile = self.tiling.tile
-        pointers = []
+        tiles = []
         for buffer, name in layout.names.items():
-            if buffer.batched and buffer.role != "scratch" and not (buffer in self._near and buffer in layout.fetched):
-                outer = self._outer(layout, far, buffer)
-                if buffer not in self._near:
-                    pointers.append(f"{ctype(buffer.dtype)}* const {name} = {outer} + first * {buffer.size};")
+            if buffer.batched and buffer.role != "scratch" and not (buffer in self._shared and buffer in layout.fetched):
+                outer = self._outer(layout, pointers, buffer)
+                if buffer not in self._shared:
+                    tiles.append(f"{ctype(buffer.dtype)}* const {name} = {outer} + first * {buffer.size};")
         share = "blockIdx.x * each, stop = start + each < all ? start + each : all"
         return [
             f"const Index start = {'0, stop = all' if self.tiling.alone else share};",
             f"for (Index first = start; first < stop; first += {tile}) {{",
             f"    const Index batch = stop - first < {tile} ? stop - first : {tile};",
             f"    const int fresh = {'1' if self.tiling.single else 'first == start'};",
-            *indented([*pointers, *phase_lines(layout.tiled)]),
+            *indented([*tiles, *phase_lines(layout.tiled)]),
             "}",
             *phase_lines(layout.once),
         ]
 
-    def _back(self, layout: Layout, far: Pointers, counted: Collection[Buffer]) -> list[str]:
+    def _back(self, layout: Layout, pointers: Pointers, counted: Collection[Buffer]) -> list[str]:
         """What was changed in shared memory goes back to where it came from."""
         lines = []
         for buffer, name in layout.names.items():
             changed = buffer in counted or (layout.writes(buffer) and buffer.role in ("state", "output"))
-            if buffer in self._near and changed:
-                outer = far.named(buffer, f"far_{name}", write=True)
+            if buffer in self._shared and changed:
+                outer = pointers.named(buffer, f"global_{name}", write=True)
                 lines.append(f"for (Index i = threadIdx.x; i < {buffer.size}; i += {THREADS}) {outer}[i] = {name}[i];")
         return lines
 
@@ -298,11 +327,13 @@ class FusedProgram(Compiled):
         if data is not None:
             row = f"const int64 row = {data.order}[(from + step) * (int64)all + first + i / {buffer.size}];"
             return [row, f"const {kind} sample = ({kind}){data.name}[row * {buffer.size} + i % {buffer.size}];"]
-        return [f"const {kind} sample = far_{name}[first * {buffer.size} + i];"]
+        return [f"const {kind} sample = global_{name}[first * {buffer.size} + i];"]
 
-    def _outer(self, layout: Layout, far: Pointers, buffer: Buffer) -> str:
+    def _outer(self, layout: Layout, pointers: Pointers, buffer: Buffer) -> str:
         """The parameter for a buffer that is not, or not only, in shared memory."""
-        return far.named(buffer, f"far_{layout.names[buffer]}", write=buffer not in layout.offsets and layout.writes(buffer))
+        return pointers.named(
+            buffer, f"global_{layout.names[buffer]}", write=buffer not in layout.offsets and layout.writes(buffer)
+        )
 
 
 def moved(buffers: Iterable[Buffer], written: Collection[Buffer], own: Collection[str]) -> list[Buffer]:

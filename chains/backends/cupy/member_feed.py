@@ -106,7 +106,7 @@ class HostMemberFeed(MemberFeed):
 
     def __init__(
         self, device: Device, compiled: FusedProgram, batch: int, arrays: Arrays, sources: Arrays, orders: np.ndarray,
-        own: Collection[str],
+        own: Collection[str]
     ) -> None:  # fmt: skip
         self._device, self._arrays = device, arrays
         self._there = {name: device.array(array) for name, array in arrays.items()}

@@ -22,8 +22,8 @@ from chains.backends.cupy.source.c_source import readable
 from chains.backends.places import Array
 
 SLOTS = 2  # of batches: one is copied while the other is used
-MOST_UNREAD = 4  # the most steps whose losses have not been read
-CYCLE_STEPS = 8  # steps after which the GPU counts from 0 again: a multiple of `SLOTS`, more than `MOST_UNREAD`
+MAX_UNREAD = 4  # the most steps whose losses have not been read
+CYCLE_STEPS = 8  # steps after which the GPU counts from 0 again: a multiple of `SLOTS`, more than `MAX_UNREAD`
 MEMORY_SHARE = 0.5  # of the GPU's free memory: larger data sets are not copied there whole
 
 
@@ -165,7 +165,7 @@ class StreamedFeed(Feed):
             steps.start()
             if self._next < self._last:
                 self._send()
-            while read < done - (MOST_UNREAD if done < count else 0):
+            while read < done - (MAX_UNREAD if done < count else 0):
                 values[read] = loss = steps.loss()
                 read += 1
                 if not math.isfinite(loss):
@@ -194,19 +194,19 @@ class StreamedFeed(Feed):
 class DeviceIntake(Intake):
     """Batches one by one: the GPU does a step while the next batch is made. Arrays on the GPU are copied within it."""
 
-    most_unread = MOST_UNREAD
+    most_unread = MAX_UNREAD
 
     def __init__(self, binding: DeviceBinding, like: Arrays) -> None:
         self._device, self._own = binding.device, binding.arrays
-        self._near = [name for name, array in like.items() if self._device.owns(array)]
-        self._steps = StreamedStep(binding, {name: array for name, array in like.items() if name not in self._near})
+        self._on_gpu = [name for name, array in like.items() if self._device.owns(array)]
+        self._steps = StreamedStep(binding, {name: array for name, array in like.items() if name not in self._on_gpu})
 
     def start(self, batch: Arrays) -> None:
         inlet = self._steps.inlet
         for name, target in inlet.room().items():
             target[...] = batch[name].reshape(target.shape)
         inlet.send()
-        for name in self._near:
+        for name in self._on_gpu:
             self._device.assign(self._own[name], batch[name])
         self._steps.start()
 
@@ -220,7 +220,7 @@ class DeviceIntake(Intake):
 class HostIntake(Intake):
     """Batches for parameters in host memory, which are brought up to date at the end."""
 
-    most_unread = MOST_UNREAD
+    most_unread = MAX_UNREAD
 
     def __init__(self, binding: HostBinding, like: Arrays) -> None:
         self._binding, self._inner = binding, DeviceIntake(binding.inner, like)

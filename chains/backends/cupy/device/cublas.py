@@ -71,14 +71,7 @@ class Cublas:
             check("cublasGemmEx", library.cublasGemmEx(self._handle, *call))
 
 
-class CublasError(RuntimeError):
-    """A call of cuBLAS or cublasLt that failed with this status."""
-
-    def __init__(self, name: str, status: int) -> None:
-        super().__init__(f"{name} failed with the status {status} (see cublasStatus_t in cuBLAS's documentation)")
-        self.status = status
-
-
 def check(name: str, status: int) -> None:
+    """Raise RuntimeError for a call that failed."""
     if status:
-        raise CublasError(name, status)
+        raise RuntimeError(f"{name} failed with the status {status} (see cublasStatus_t in cuBLAS's documentation)")

@@ -18,7 +18,8 @@ import numpy as np
 
 from chains.backends.cupy.device import cudnn, nccl
 from chains.backends.cupy.device.cublas import WORKSPACE_BYTES, Cublas
-from chains.backends.cupy.device.interface import Device, Event, Gemm, Kernel, Queue, Uncaptured, Work
+from chains.backends.cupy.device.interface import Device, Event, Gemm, Queue, Uncaptured, Work
+from chains.backends.cupy.source.commands import Kernel
 from chains.backends.cupy_settings import Cupy
 from chains.backends.places import Array
 
@@ -34,8 +35,8 @@ class CudaDevice(Device):
         self.refused: Counter[str] = Counter()
         attributes = self.cupy.cuda.Device().attributes
         self.shared_bytes = int(attributes["MaxSharedMemoryPerBlockOptin"])
-        self.stream, self._capturing, *copying = _streams(self.cupy.cuda.Device().id)
-        self.main, self.to_device, self.to_host = (CudaQueue(self.cupy, stream) for stream in (self.stream, *copying))
+        self.stream, self._capturing, copying = _streams(self.cupy.cuda.Device().id)
+        self.main, self.to_device = CudaQueue(self.cupy, self.stream), CudaQueue(self.cupy, copying)
         self._modules: dict[str, Any] = {}
         self._cublas = Cublas(settings.precision)
         self._workspace = self.empty((WORKSPACE_BYTES,), np.uint8)
@@ -205,11 +206,11 @@ class CudaQueue(Queue):
 @cache
 def _streams(number: int) -> tuple[Any, ...]:
     """The streams of the current device, which has this number: the stream for all work, whatever the precision, and those
-    that nothing else waits for: for capturing graphs, for copies to the GPU and for copies from it.
+    that nothing else waits for: for capturing graphs, and for copies to the GPU.
     """
     import cupy
 
-    return cupy.cuda.Stream(), *(cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+    return cupy.cuda.Stream(), *(cupy.cuda.Stream(non_blocking=True) for _ in range(2))
 
 
 def usable_cupy() -> Any:

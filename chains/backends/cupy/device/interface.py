@@ -11,20 +11,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from chains.backends.cupy.source.commands import Kernel
 from chains.backends.places import Place
 from chains.program.window import Window
 
 Work = Callable[[], object]
 Sizes = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel's name, the C types of its parameters, and its definition."""
-
-    name: str
-    parameters: tuple[str, ...]
-    text: str
 
 
 @dataclass(frozen=True)
@@ -105,7 +97,7 @@ class Queue(ABC):
 class Device(Place):
     """A GPU, its memory and the order of its work: everything in `main`, in the order it was asked for.
 
-    `to_device` and `to_host` are for copies meanwhile. `refused` counts lists of work that could not be captured.
+    `to_device` is for copies meanwhile. `refused` counts lists of work that could not be captured.
     `convolutions` is the library for these, None where the backend's own kernels and products do them.
     """
 
@@ -113,7 +105,6 @@ class Device(Place):
     convolutions: Convolutions | None = None
     main: Queue
     to_device: Queue
-    to_host: Queue
 
     shared_bytes: int  # the most shared memory that a block may have, with what its kernel declares
 
@@ -123,12 +114,7 @@ class Device(Place):
 
     @abstractmethod
     def launch(
-        self,
-        kernel: Any,
-        grid: tuple[int, int],
-        block: tuple[int, int],
-        arguments: Sequence[np.generic],
-        shared: int = 0,
+        self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic], shared: int = 0
     ) -> Work:
         """What launches the kernel; `shared` bytes of shared memory in addition to those that its text declares."""
 

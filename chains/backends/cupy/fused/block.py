@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -86,23 +87,15 @@ class Repetition(Unit):
     def of(cls, units: Sequence[Unit], steps: int, depth: int) -> Repetition:
         reads, writes = (
             list(dict.fromkeys(view.over(depth, steps) for unit in units for view in views(unit)))
-            for views in (_reads, _writes)
+            for views in map(attrgetter, ("reads", "writes"))
         )
         return cls(str(steps), THREADS, (), reads=reads, writes=writes, depth=depth, units=units)
 
     def lines(self, first: int) -> list[str]:
-        """The loop, in which all threads meet."""
+        """The loop, with barriers in its body."""
         step = step_name(self.depth)
         body = phase_lines(phases(self.units))
         return ["#pragma unroll 1", f"for (Index {step} = 0; {step} < {self.count}; ++{step}) {{", *indented(body), "}"]
-
-
-def _reads(unit: Unit) -> list[View]:
-    return unit.reads
-
-
-def _writes(unit: Unit) -> list[View]:
-    return unit.writes
 
 
 def phases(units: Sequence[Unit]) -> list[list[Unit]]:
@@ -116,10 +109,10 @@ def phases(units: Sequence[Unit]) -> list[list[Unit]]:
     return result
 
 
-def meetings(groups: Sequence[Sequence[Unit]]) -> int:
-    """How often the threads meet, those of a loop's body at each step."""
+def barriers(groups: Sequence[Sequence[Unit]]) -> int:
+    """The number of barriers, with those of a loop's body at each step."""
     loops = [unit for group in groups for unit in group if isinstance(unit, Repetition)]
-    return len(groups) + sum(int(loop.count) * meetings(phases(loop.units)) for loop in loops)
+    return len(groups) + sum(int(loop.count) * barriers(phases(loop.units)) for loop in loops)
 
 
 def phase_lines(groups: Sequence[Sequence[Unit]]) -> list[str]:
@@ -137,28 +130,28 @@ def phase_lines(groups: Sequence[Sequence[Unit]]) -> list[str]:
 class Block:
     """Collects `units` that touch a tile of up to `tile` samples, or, where `whole`, of all samples.
 
-    `near` are buffers that lie in shared memory, as does scratch of samples, but for those that are `far`.
+    `shared` are buffers that lie in shared memory, as does scratch of samples, but for those that are `global_`.
     """
 
     def __init__(
         self,
         tile: int,
-        near: Collection[Buffer],
+        shared: Collection[Buffer],
         names: dict[Buffer, str],
         work: list[Buffer] | None = None,
         whole: bool = False,
-        far: Collection[Buffer] = (),
+        global_: Collection[Buffer] = (),
     ) -> None:
         self.tile = tile
         self.whole = whole
         self.names = names
         self.units: list[Unit] = []
         self.work = [] if work is None else work  # parts of sums, which lie in shared memory too
-        self.near, self.far = near, far
+        self.shared, self.global_ = shared, global_
 
-    def is_near(self, buffer: Buffer) -> bool:
+    def is_shared(self, buffer: Buffer) -> bool:
         """Whether a buffer lies in shared memory, where it begins at a multiple of 16 bytes."""
-        return buffer in self.near or (buffer.role == "scratch" and buffer.batched and buffer not in self.far)
+        return buffer in self.shared or (buffer.role == "scratch" and buffer.batched and buffer not in self.global_)
 
     def pointers(self) -> Pointers:
         """Names of buffers, which take down what one unit touches."""

@@ -55,7 +55,7 @@ def take(block: Block, operations: Sequence[Operation], stored: Callable[[Sequen
 
 def loop(block: Block, operation: Loop) -> None:
     """The body's units, once a step. What a step computes is stored, since others may read it."""
-    inner = Block(block.tile, block.near, block.names, block.work)
+    inner = Block(block.tile, block.shared, block.names, block.work)
     take(inner, operation.body, lambda operations: lambda buffer: True)
     block.units.append(Repetition.of(inner.units, operation.steps, operation.depth))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from chains.backends.cupy.fused import tiling_policy as policy
-from chains.backends.cupy.fused.block import THREADS, Block, Repetition, Unit, meetings, phase_lines, phases
+from chains.backends.cupy.fused.block import THREADS, Block, Repetition, Unit, barriers, phase_lines, phases
 from chains.backends.cupy.fused.block_operations import ready, supported, take
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Launch, Pointers, Source, indented
@@ -62,7 +62,7 @@ class LoopKernel:
         self._loop, self._share = operation, share
         body = [one for each in operation.body for one in ready(each, like)]
         self._launches = sum(1 for _ in _commands(body))
-        self._body = _with_slices(body, operation.depth)
+        self._body = body
         self._states = self._of_samples(elsewhere)
         self._weights = self._of_all()
         self._lay_out(share.samples)
@@ -77,9 +77,9 @@ class LoopKernel:
         return self.nbytes <= self._share.room
 
     @property
-    def meetings(self) -> int:
-        """How often the threads of a block meet."""
-        return -(-self._share.samples // self.tile) * meetings([[self._repetition]])
+    def barriers(self) -> int:
+        """The number of barriers that a block comes to."""
+        return -(-self._share.samples // self.tile) * barriers([[self._repetition]])
 
     @property
     def is_worth(self) -> bool:
@@ -87,16 +87,16 @@ class LoopKernel:
         products = [each for each in self._body if isinstance(each, MatMul)]
         work = sum(self._turns(each) for each in products)
         tiles, steps, samples = -(-self._share.samples // self.tile), self._loop.steps, self._share.samples
-        library = sum(each.flops(samples) for each in products) / policy.LIBRARY_OPERATIONS_PER_MEETING
-        alone = policy.MEETINGS_PER_LAUNCH * self._launches + library
-        return policy.MEETINGS_PER_LAUNCH + self.meetings + tiles * steps * work <= steps * alone
+        library = sum(each.flops(samples) for each in products) / policy.LIBRARY_OPERATIONS_PER_BARRIER
+        alone = policy.BARRIERS_PER_LAUNCH * self._launches + library
+        return policy.BARRIERS_PER_LAUNCH + self.barriers + tiles * steps * work <= steps * alone
 
     def _turns(self, product: MatMul) -> float:
-        """In how many times of a meeting a block does a product for a tile: it must multiply, and read the weights."""
+        """The time of a product for a tile, as a number of barriers: the block must multiply, and read the weights."""
         weights = [view for view in product.ins if not view.batched]
-        rates = [policy.NEAR_BYTES_PER_MEETING if v in self._weights else policy.FAR_BYTES_PER_MEETING for v in weights]
+        rates = [policy.SHARED_BYTES_PER_BARRIER if v in self._weights else policy.GLOBAL_BYTES_PER_BARRIER for v in weights]
         reading = sum(view.sample_size * view.dtype.itemsize / rate for view, rate in zip(weights, rates, strict=True))
-        return max(product.flops(self.tile) / policy.OPERATIONS_PER_MEETING, reading)
+        return max(product.flops(self.tile) / policy.OPERATIONS_PER_BARRIER, reading)
 
     # What lies in shared memory
 
@@ -105,8 +105,8 @@ class LoopKernel:
         found: dict[Buffer, Buffer] = {}
         for buffer, views in _by_buffer(self._body).items():
             if buffer.batched and not any(view.moves for view in views):
-                near = Buffer(f"{buffer.name} of a tile", "scratch", buffer.dtype, buffer.shape)
-                found[buffer] = near if elsewhere(buffer) else buffer
+                shared = Buffer(f"{buffer.name} of a tile", "scratch", buffer.dtype, buffer.shape)
+                found[buffer] = shared if elsewhere(buffer) else buffer
         return found
 
     def _of_all(self) -> dict[View, View]:
@@ -115,7 +115,7 @@ class LoopKernel:
         found = {view: _copied(view, self._loop) for view in dict.fromkeys(views)}
         return dict(sorted(found.items(), key=lambda pair: pair[1].buffer.size))
 
-    def _near(self, view: View) -> View:
+    def _shared(self, view: View) -> View:
         """The view, in shared memory where it has a place there."""
         if view in self._weights:
             return self._weights[view]
@@ -124,23 +124,23 @@ class LoopKernel:
     def _lay_out(self, tile: int) -> None:
         """The units of the kernel for such tiles: those that come before all tiles, those for each, and those of a step."""
         self.tile, depth, steps = tile, self._loop.depth, self._loop.steps
-        near = {*self._states.values(), *(view.buffer for view in self._weights.values())}
-        body = [each.on(self._near) for each in self._body]
+        shared = {*self._states.values(), *(view.buffer for view in self._weights.values())}
+        body = [each.on(self._shared) for each in self._body]
         before = [Copy((to.over(depth, steps),), (view.over(depth, steps),)) for view, to in self._weights.items()]
         loaded, kept = self._exchanged()
         operations = [*body, *before, *loaded, *kept]
         self._names: dict[Buffer, str] = {}
-        far, work = _by_buffer(operations).keys() - near, list[Buffer]()
+        in_global, work = _by_buffer(operations).keys() - shared, list[Buffer]()
 
         def units(operations: Sequence[Operation]) -> list[Unit]:
-            block = Block(tile, near, self._names, work, far=far)
+            block = Block(tile, shared, self._names, work, global_=in_global)
             take(block, operations, lambda operations: lambda buffer: True)
             return block.units
 
         self._before, self._loaded, self._kept, step = (units(each) for each in (before, loaded, kept, body))
         self._repetition = Repetition.of(step, steps, depth)
         groups = phases(step)
-        lives = [Lifetime(each, each.nbytes * (tile if each.batched else 1), False, 0, len(groups)) for each in near]
+        lives = [Lifetime(each, each.nbytes * (tile if each.batched else 1), False, 0, len(groups)) for each in shared]
         for each in work:  # parts of sums are of no use to other units
             used = [number for number, group in enumerate(groups) if any(each in unit.buffers for unit in group)]
             lives.append(Lifetime(each, each.nbytes, False, used[0], used[-1]))
@@ -153,9 +153,9 @@ class LoopKernel:
         filled.add(view for each in self._body for view in each.writes)
         loaded: list[Operation] = []
         kept: list[Operation] = []
-        for buffer, near in self._states.items():
-            if near is not buffer:
-                here, there = (View(each, (Batch(), buffer.size), (buffer.size, 1)) for each in (near, buffer))
+        for buffer, shared in self._states.items():
+            if shared is not buffer:
+                here, there = (View(each, (Batch(), buffer.size), (buffer.size, 1)) for each in (shared, buffer))
                 loaded += [Copy((here,), (there,))] if buffer in read or not filled.covers(there) else []
                 kept += [Copy((there,), (here,))] if buffer in written else []
         return loaded, kept
@@ -164,11 +164,11 @@ class LoopKernel:
 
     def launch(self, source: Source) -> Launch:
         """The launch of the kernel, which is put into `source`."""
-        far, each = Pointers(), self._share.samples
-        fixed, moving = self._pointers(far)
+        pointers, each = Pointers(), self._share.samples
+        fixed, moving = self._pointers(pointers)
         units = [*self._loaded, self._repetition, *self._kept]
         lines = [
-            "ON_CHIP;",
+            "SHARED_MEMORY;",
             "const Index all = batch;",
             *fixed,
             *phase_lines(phases(self._before)),
@@ -178,21 +178,21 @@ class LoopKernel:
             *indented([*moving, *phase_lines(phases(units))]),
             "}",
         ]
-        return far.launch(
+        return pointers.launch(
             source, "loop", lines, lambda batch: (-(-batch // each), 1), block=(THREADS, 1),
             label=self._loop.label, shared=self.nbytes, apart=False,
         )  # fmt: skip
 
-    def _pointers(self, far: Pointers) -> tuple[list[str], list[str]]:
+    def _pointers(self, pointers: Pointers) -> tuple[list[str], list[str]]:
         """Where the buffers lie: those that are the same for every tile, and those of a tile."""
         fixed, moving = [], []
         written = {view.buffer for unit in (self._repetition, *self._kept) for view in unit.writes}
         for buffer, name in self._names.items():
             kind = ctype(buffer.dtype)
             if buffer in self._offsets:
-                fixed.append(f"{kind}* const {name} = ({kind}*)(chip + {self._offsets[buffer]});")
+                fixed.append(f"{kind}* const {name} = ({kind}*)(shared_memory + {self._offsets[buffer]});")
                 continue
-            outer = far.named(buffer, f"far_{name}", write=buffer in written)
+            outer = pointers.named(buffer, f"global_{name}", write=buffer in written)
             if buffer.batched:
                 moving.append(f"{kind}* const {name} = {outer} + first * {buffer.size};")
             else:
@@ -213,12 +213,12 @@ def _copied(view: View, loop: Loop) -> View:
         size *= int(whole.sample_shape[axis])
         if rank == 0 and whole.ndim > 1:
             size = (-(-size // width) | 1) * width
-    near = Buffer(f"{view} of all", "scratch", view.dtype, (size,))
+    shared = Buffer(f"{view} of all", "scratch", view.dtype, (size,))
     move = view.move(loop.depth)
     if not move:
-        return View(near, view.shape, tuple(strides))
+        return View(shared, view.shape, tuple(strides))
     by = strides[0] if move > 0 else -strides[0]
-    return View(near, view.shape, tuple(strides[1:]), max(0, -by) * (loop.steps - 1)).advancing(loop.depth, by)
+    return View(shared, view.shape, tuple(strides[1:]), max(0, -by) * (loop.steps - 1)).advancing(loop.depth, by)
 
 
 def _commands(operations: Sequence[Operation]) -> Iterator[Operation]:
@@ -238,47 +238,3 @@ def _by_buffer(operations: Sequence[Operation]) -> dict[Buffer, list[View]]:
 
 def _written(operations: Sequence[Operation]) -> set[Buffer]:
     return {view.buffer for each in operations for view in each.writes}
-
-
-def _with_slices(body: Sequence[Operation], depth: int) -> list[Operation]:
-    """The body, with what a step writes and reads again in scratch of its own, from where it is copied to the step's entry."""
-    slices = {buffer: _slice(views) for buffer, views in _by_buffer(body).items() if _reread(buffer, body, depth)}
-
-    def sliced(view: View) -> View:
-        found = slices.get(view.buffer)
-        if found is None:
-            return view
-        near, first = found
-        strides = tuple(near.size if isinstance(n, Batch) else s for n, s in zip(view.shape, view.strides, strict=True))
-        return replace(view, buffer=near, strides=strides, offset=view.offset - first, moves=())
-
-    result: list[Operation] = []
-    for each in body:
-        result.append(each.on(sliced))
-        copied = [view for view in each.writes if slices.get(view.buffer) is not None]
-        result += [Copy((view,), (sliced(view),), label=each.label) for view in copied]
-    return result
-
-
-def _reread(buffer: Buffer, body: Sequence[Operation], depth: int) -> bool:
-    """Whether steps read what they have written themselves to their entries of a buffer, and nothing else of it."""
-    filled, read = Filled(), False
-    for each in body:
-        ins = [view for view in each.reads if view.buffer is buffer]
-        if not all(view.move(depth) and filled.covers(view) for view in ins):
-            return False
-        read = read or bool(ins)
-        filled.add(view for view in each.writes if view.buffer is buffer)
-    return read
-
-
-def _slice(views: Sequence[View]) -> tuple[Buffer, int] | None:
-    """Scratch for what one step touches of each sample, and the first element of that; None where samples have no such part."""
-    buffer, ends = views[0].buffer, []
-    for view in views:
-        axes = list(zip(view.shape, view.strides, strict=True))
-        if view.moves != views[0].moves or [axis for axis in axes if isinstance(axis[0], Batch)] != [(Batch(), buffer.size)]:
-            return None
-        ends.append(view.offset + sum((n - 1) * stride for n, stride in axes if isinstance(n, int)))
-    first = min(view.offset for view in views)
-    return Buffer(f"{buffer.name} now", "scratch", buffer.dtype, (Batch(), max(ends) + 1 - first)), first

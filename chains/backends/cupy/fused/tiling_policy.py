@@ -12,17 +12,17 @@ from chains.backends.cupy.fused.block_operations import supported
 from chains.backends.tiling import whole_on_tiles
 from chains.program.program import Program
 
-MOST_BLOCKS = 132  # at most: one for each multiprocessor of a large GPU
-LEAST_BLOCK_SAMPLES = 8  # samples for a block at least, where there are several
-MOST_ONE_BLOCK_OPERATIONS = 1 << 20  # operations up to which one block does the batch
-MOST_TILE_SAMPLES = 256  # samples of a tile
+MAX_BLOCKS = 132  # at most: one for each multiprocessor of a large GPU
+MIN_BLOCK_SAMPLES = 8  # samples for a block at least, where there are several
+MAX_ONE_BLOCK_OPERATIONS = 1 << 20  # operations up to which one block does the batch
+MAX_TILE_SAMPLES = 256  # samples of a tile
 
-# What takes as long as the threads of a block from one meeting to the next, about 0.4 us.
-MEETINGS_PER_LAUNCH = 3  # a launch in a graph
-OPERATIONS_PER_MEETING = 100_000  # operations of products that a block does
-LIBRARY_OPERATIONS_PER_MEETING = 200_000  # those that the library does for a block's share of the samples, on the whole GPU
-NEAR_BYTES_PER_MEETING = 80_000  # what a block reads from its shared memory
-FAR_BYTES_PER_MEETING = 20_000  # what it reads from the second-level cache
+# What takes as long as the threads of a block from one barrier to the next, about 0.4 us.
+BARRIERS_PER_LAUNCH = 3  # a launch in a graph
+OPERATIONS_PER_BARRIER = 100_000  # operations of products that a block does
+LIBRARY_OPERATIONS_PER_BARRIER = 200_000  # those that the library does for a block's share of the samples, on the whole GPU
+SHARED_BYTES_PER_BARRIER = 80_000  # what a block reads from its shared memory
+GLOBAL_BYTES_PER_BARRIER = 20_000  # what it reads from the second-level cache
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,20 @@ def samples_each(program: Program, batch: int) -> int:
     """How many samples a block takes: all of them where one block does it."""
     outs = [view for operation in program.operations for view in operation.outs if view.batched]
     work = program.flops() + 4 * sum(view.sample_size for view in outs)
-    if batch * work <= MOST_ONE_BLOCK_OPERATIONS:
+    if batch * work <= MAX_ONE_BLOCK_OPERATIONS:
         return batch
-    return min(batch, max(LEAST_BLOCK_SAMPLES, -(-batch // MOST_BLOCKS)))
+    return min(batch, max(MIN_BLOCK_SAMPLES, -(-batch // MAX_BLOCKS)))
 
 
 def loop_samples(batch: int) -> int:
     """How many samples a block takes through a loop: as few as may be, since steps wait for each other."""
-    return even(-(-batch // MOST_BLOCKS))
+    return even(-(-batch // MAX_BLOCKS))
 
 
 def tiling_of(program: Program, batch: int) -> Tiling:
     """A block's samples in as few tiles as may be, one as large as the other."""
     each = samples_each(program, batch)
-    pieces = -(-each // MOST_TILE_SAMPLES)
+    pieces = -(-each // MAX_TILE_SAMPLES)
     return Tiling(even(-(-each // pieces)), each == batch, each == batch and pieces == 1)
 
 

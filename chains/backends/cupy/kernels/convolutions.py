@@ -33,21 +33,21 @@ from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight
 from chains.program.view import Buffer, View, concrete
 
 PATCHES_BYTES = 64 << 20  # at a time, or as many as one sample needs
-MOST_PIXELS = 8  # of a row of the image that a thread with several positions keeps in registers
-MOST_UNROLLED = 32  # of a row of the image that are written out one by one
-MOST_ROWS = 65_535  # of blocks in a grid
+MAX_PIXELS = 8  # of a row of the image that a thread with several positions keeps in registers
+MAX_UNROLLED = 32  # of a row of the image that are written out one by one
+MAX_ROWS = 65_535  # of blocks in a grid
 
 AnyConvolution = Convolve | ConvolveInput | ConvolveWeight
 
 # Entries of the kernels from which on a product pays: estimates, not measured on a GPU. The kernel for the gradient of kernels
 # needs 30 instructions a multiplication (counted in machine code), a product less than one.
-LEAST_PRODUCT_ELEMENTS: dict[type[AnyConvolution], int] = {Convolve: 1 << 12, ConvolveInput: 1 << 12, ConvolveWeight: 1 << 6}
+MIN_PRODUCT_ELEMENTS: dict[type[AnyConvolution], int] = {Convolve: 1 << 12, ConvolveInput: 1 << 12, ConvolveWeight: 1 << 6}
 
 
 def is_product(operation: AnyConvolution) -> bool:
     """Whether the convolution is done as a product."""
     w = parts(operation)[1]
-    large = math.prod(concrete(w.shape, 1)) >= LEAST_PRODUCT_ELEMENTS[type(operation)]
+    large = math.prod(concrete(w.shape, 1)) >= MIN_PRODUCT_ELEMENTS[type(operation)]
     return operation.groups == 1 and w.contiguous and large
 
 
@@ -131,7 +131,7 @@ class Lowering:
         whole = [f"for (Index c = blockIdx.y; c < {channels}; c += gridDim.y) {{", *indented(lines), "}"]
         names = ("start", "samples")
         first = pointers.launch(self.source, hint, whole, lambda batch: (1, 1), extra=names, label=self.operation.label)
-        return partial(_for_part, first, each, min(channels, MOST_ROWS))
+        return partial(_for_part, first, each, min(channels, MAX_ROWS))
 
     def _gather_patches(self) -> Callable[[Part], Command]:
         """patches[k, s, position] = the pixel that entry k of the window sees there, 0 in the padding.
@@ -145,7 +145,7 @@ class Lowering:
         into, image = pointers(self.patches, write=True), pointers(x.buffer)
         lanes = self._lanes(width, View(self.patches, (), (), 0))
         seen = (lanes - 1) * right + window.span[1]
-        if seen > MOST_PIXELS:
+        if seen > MAX_PIXELS:
             lanes, seen = 1, window.span[1]
         place = f"{into}[((c * {rows} + kh) * {columns} + kw) * (samples * {self.positions}) + i * {lanes}]"
         vector = Vector(self.kind, lanes, x.dtype.itemsize)
@@ -153,7 +153,7 @@ class Lowering:
         inside = [*outside(window, x, self.y, 0, "ih")], [*outside(window, x, self.y, 1, "iw + j")]
         if any(inside):
             pixel = f"{' || '.join([*inside[0], *inside[1]])} ? {literal(0.0, self.kind)} : {pixel}"
-        unroll = ["#pragma unroll"] if seen <= MOST_UNROLLED else []
+        unroll = ["#pragma unroll"] if seen <= MAX_UNROLLED else []
         body = [
             f"const Index w = (Count)i % {width // lanes} * {lanes}; const Index h = (Count)i / {width // lanes} % {height};",
             f"const Index n = (Count)i / {self.positions // lanes} + start; const Index iw = w * {right} - {left};",

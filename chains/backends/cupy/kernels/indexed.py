@@ -27,34 +27,13 @@ NUMBERS_PER_ROUND = 8  # random numbers that one round of the generator makes
 
 
 def random(source: Source, operation: Random) -> list[Command]:
-    """A thread makes eight numbers at a time, those of one counter."""
+    """A thread makes eight numbers at a time, those of one counter, of which samples before the operation's may have some."""
     (out,), (key, *first) = operation.outs, operation.ins
-    space, pointers = Space(out.shape, [out]), Pointers()
+    space, pointers = Space(out.shape, [out], kept="e"), Pointers()
     state, into = pointers(key.buffer), pointers(out.buffer, write=True)
-    if first:
-        return _random_from(source, operation, first[0], pointers, state, into)
+    before = f"{pointers(first[0].buffer)}[{first[0].offset}] * {out.sample_size}ull" if first else "0"
     body = [
-        "uint64 words[4];",
-        f"philox({state}[{key.offset}], (uint64)(i + 1), {operation.draw}ull, {state}[{key.offset + key.strides[0]}], words);",
-        f"const Index all = {count_text(space.kept)};",
-        f"for (int k = 0; k < {NUMBERS_PER_ROUND} && i * {NUMBERS_PER_ROUND} + k < all; ++k) {{",
-        f"    const Index e = i * {NUMBERS_PER_ROUND} + k;",
-        "    const unsigned int bits = (unsigned int)(words[k / 2] >> (k % 2 * 32));",
-        *(f"    {line}" for line in Space(out.shape, [out], kept="e").kept_lines),
-        f"    {into}[{Space(out.shape, [out], kept='e').index_of(out)}] = (bits >> 8) * (1.0f / 16777216.0f);",
-        "}",
-    ]
-    body = each_element(f"({count_text(space.kept)} + {NUMBERS_PER_ROUND - 1}) / {NUMBERS_PER_ROUND}", body)
-    grid = lambda batch: (blocks(-(-count(space.kept, batch) // NUMBERS_PER_ROUND)), 1)  # noqa: E731
-    return [pointers.launch(source, "random", body, grid, label=operation.label)]
-
-
-def _random_from(source: Source, operation: Random, first: View, pointers: Pointers, state: str, into: str) -> list[Command]:
-    """As `random`, of samples that follow others: the first counter may have numbers of theirs, which are left out."""
-    (out,), key = operation.outs, operation.ins[0]
-    space = Space(out.shape, [out])
-    body = [
-        f"const uint64 before = {pointers(first.buffer)}[{first.offset}] * {out.sample_size}ull, counter = before / 8 + i;",
+        f"const uint64 before = {before}, counter = before / {NUMBERS_PER_ROUND} + i;",
         "uint64 words[4];",
         f"philox({state}[{key.offset}], counter + 1, {operation.draw}ull, {state}[{key.offset + key.strides[0]}], words);",
         f"const Index all = {count_text(space.kept)};",
@@ -62,8 +41,8 @@ def _random_from(source: Source, operation: Random, first: View, pointers: Point
         f"    const Index e = i * {NUMBERS_PER_ROUND} + k - (Index)(before % {NUMBERS_PER_ROUND});",
         "    if (e < 0 || e >= all) continue;",
         "    const unsigned int bits = (unsigned int)(words[k / 2] >> (k % 2 * 32));",
-        *(f"    {line}" for line in Space(out.shape, [out], kept="e").kept_lines),
-        f"    {into}[{Space(out.shape, [out], kept='e').index_of(out)}] = (bits >> 8) * (1.0f / 16777216.0f);",
+        *(f"    {line}" for line in space.kept_lines),
+        f"    {into}[{space.index_of(out)}] = (bits >> 8) * (1.0f / 16777216.0f);",
         "}",
     ]
     body = each_element(f"({count_text(space.kept)} + {2 * NUMBERS_PER_ROUND - 2}) / {NUMBERS_PER_ROUND}", body)

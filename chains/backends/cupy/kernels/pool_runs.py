@@ -22,7 +22,7 @@ from chains.program.alias import conflict, meet
 from chains.program.operations import Copy, Map, Operation, Pool, PoolInput, Random, Reduce, users
 from chains.program.view import Buffer, View, c_strides
 
-MOST_ENTRIES = 1 << 16  # of a window whose choice is stored
+MAX_ENTRIES = 1 << 16  # of a window whose choice is stored
 _RELU = trace(lambda x: maximum(x, 0.0)).instructions
 
 
@@ -127,7 +127,7 @@ class _Runs:
             operation = self._given[k]
             if isinstance(operation, PoolInput) and operation.ins[1:] == (x, y):
                 same = (operation.window, operation.kind) == (pool.window, pool.kind)
-                if not same or pool.window.area >= MOST_ENTRIES or operation.ins[0].buffer in (x.buffer, y.buffer):
+                if not same or pool.window.area >= MAX_ENTRIES or operation.ins[0].buffer in (x.buffer, y.buffer):
                     return []
                 found.append(k)
             if any(meet(out, x) or (meet(out, y) and k not in relus) for out in operation.writes):

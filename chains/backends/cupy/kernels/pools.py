@@ -21,7 +21,7 @@ from chains.program.operations import Operation, Pool, PoolInput
 from chains.program.view import Batch, View, concrete
 from chains.program.window import Window
 
-MOST_UNROLLED = 4  # entries of a window that are written out one by one
+MAX_UNROLLED = 4  # entries of a window that are written out one by one
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class _Place:
 
 def _computed(
     operations: Sequence[Operation], names: tuple[str, str, str, str], pointers: Pointers, outs: Sequence[View],
-    known: Mapping[View, str] | None = None,
+    known: Mapping[View, str] | None = None
 ) -> tuple[list[str], dict[View, str]]:  # fmt: skip
     """The statements of elementwise operations at a place, and the variables that hold each view's value."""
     if not operations:
@@ -193,7 +193,7 @@ def _window_filled(operation: PoolInputRun, tiles: tuple[int, int], pointers: Po
     if dx in operation.outs:
         each.append(f"{pointers(dx.buffer, write=True)}[{at(dx, 'n', 'c', 'ih', 'iw')}] = value;")
     each += ["sum += value;"] if total is not None else []
-    unroll = ["#pragma unroll"] if down * right <= MOST_UNROLLED else []
+    unroll = ["#pragma unroll"] if down * right <= MAX_UNROLLED else []
     loop = [f"for (int b = 0; b < {right}; ++b) {{", *indented(each), "}"]
     return [*result, *unroll, f"for (int a = 0; a < {down}; ++a) {{", *indented([*unroll, *loop]), "}"]
 

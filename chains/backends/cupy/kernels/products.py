@@ -1,12 +1,15 @@
-"""Matrix products for cuBLAS: in place, on views that have to be prepared at most where neither axis is dense."""
+"""Matrix products for cuBLAS, in place, on views that are copied only where neither axis is dense; and many small products."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from chains.backends.cupy.source.commands import Matrix, Product
+from chains.backends.cupy.source.axes import Space, count, count_text
+from chains.backends.cupy.source.c_source import ctype
+from chains.backends.cupy.source.commands import Command, Matrix, Pointers, Product, Source, blocks, each_element
 from chains.expr import trace
-from chains.program.operations import Copy, Map, MatMul, Operation
+from chains.program.operations import BatchMatMul, Copy, Map, MatMul, Operation
 from chains.program.view import Extent, View, concrete
 
 ADD = trace(lambda a, b: a + b)
@@ -68,3 +71,24 @@ def _fits(step: int, length: Extent, times: Extent) -> bool:
 
 def _length(extent: Extent) -> int:
     return extent if isinstance(extent, int) else 1
+
+
+def batch_matmul(source: Source, operation: BatchMatMul) -> list[Command]:
+    """A thread adds up one element of a result. Neighbouring threads read neighbouring numbers of a row of b."""
+    (out,), (a, b) = operation.outs, operation.ins
+    row = replace(a, shape=(*a.shape[:-1], 1), strides=(*a.strides[:-1], 0))
+    column = replace(b, shape=(*b.shape[:-2], 1, b.shape[-1]), strides=(*b.strides[:-2], 0, b.strides[-1]))
+    space, pointers = Space(out.shape, [out, row, column]), Pointers()
+    into, left, right = pointers(out.buffer, write=True), pointers(a.buffer), pointers(b.buffer)
+    if operation.accumulate:
+        pointers(out.buffer)
+    body = [
+        *space.kept_lines,
+        f"const Index at = {space.index_of(row)}, beside = {space.index_of(column)};",
+        f"{ctype(out.dtype)} total = 0;",
+        f"for (Index k = 0; k < {a.shape[-1]}; ++k)",
+        f"    total += {left}[at + k * {a.strides[-1]}] * {right}[beside + k * {b.strides[-2]}];",
+        f"{into}[{space.index_of(out)}] {'+=' if operation.accumulate else '='} total;",
+    ]
+    grid = lambda batch: (blocks(count(space.kept, batch)), 1)  # noqa: E731
+    return [pointers.launch(source, "batch_matmul", each_element(count_text(space.kept), body), grid, label=operation.label)]

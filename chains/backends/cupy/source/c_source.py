@@ -21,7 +21,7 @@ PRELUDE = """\
 #define KERNEL extern "C" __global__ void __launch_bounds__(256)
 #define DEVICE static __device__ __forceinline__
 #define SHARED __shared__
-#define ON_CHIP extern __shared__ __align__(16) unsigned char chip[]
+#define SHARED_MEMORY extern __shared__ __align__(16) unsigned char shared_memory[]
 #define ALIGNED(bytes) __align__(bytes)
 #endif
 typedef long long int64;

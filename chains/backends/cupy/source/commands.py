@@ -7,15 +7,23 @@ Fixed lengths and strides are part of the text, so that one kernel serves every 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from chains.backends.cupy.device.interface import Kernel
 from chains.backends.cupy.source.c_source import PRELUDE, ctype
 from chains.program.view import Buffer, View
 
 THREADS = 256  # of a block
 
 Grid = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel's name, the C types of its parameters, and its definition."""
+
+    name: str
+    parameters: tuple[str, ...]
+    text: str
 
 
 class Command:
@@ -42,7 +50,6 @@ class Launch(Command):
     writes: tuple[Buffer, ...] = ()
     label: str = ""
     shared: int = 0  # bytes of shared memory beside what the text declares
-    one_block: bool = False  # whether it is always one block, whose threads may write and read the same memory
 
 
 @dataclass(frozen=True)
@@ -153,21 +160,6 @@ class Source:
             self.kernels[key] = Kernel(name, tuple(parameters), text)
         return self.kernels[key]
 
-    def longer(self, launch: Launch, more: Pointers, lines: Sequence[str], into: Source) -> Launch:
-        """The launch of a kernel of this source with more `lines` at the end of its body, put `into` another source.
-
-        `more` are what these lines touch. Some may be the launch's own buffers, under other names.
-        """
-        made = next(key for key, kernel in self.kernels.items() if kernel is launch.kernel)
-        parameters, names, body, threads = made
-        first = 1 + len(launch.buffers)  # the batch size, then addresses, then numbers
-        kinds = [f"{ctype(buffer.dtype)}*" for buffer in more.buffers]
-        parameters = (*parameters[:first], *kinds, *parameters[first:])
-        names = (*names[:first], *more.buffers.values(), *names[first:])
-        kernel = into.kernel(parameters, names, (*body, *lines), launch.kernel.name.rpartition("_")[0], threads)
-        reads, writes = ((*launch.reads, *more.read), (*launch.writes, *more.written))
-        return replace(launch, kernel=kernel, buffers=(*launch.buffers, *more.buffers), reads=reads, writes=writes)
-
     def text(self, wide: bool) -> str:
         """All of it; `wide` where some array has so many elements that they need numbers of 64 bits."""
         index = "long long" if wide else "int"
@@ -210,7 +202,6 @@ class Pointers:
         label: str = "",
         shared: int = 0,
         apart: bool = True,
-        one_block: bool = False,
     ) -> Launch:
         """A launch of the kernel with this body; `extra` names the `numbers`.
 
@@ -223,7 +214,7 @@ class Pointers:
         kernel = source.kernel(types, names, body, hint, max(THREADS, block[0] * block[1]))
         buffers = tuple(self.buffers)
         reads, writes = (tuple(b for b in buffers if b in some) for some in (self.read, self.written))
-        return Launch(kernel, buffers, grid, block, numbers, reads, writes, label, shared, one_block)
+        return Launch(kernel, buffers, grid, block, numbers, reads, writes, label, shared)
 
     def _parameter(self, buffer: Buffer, apart: bool) -> str:
         """The C type of the parameter for a buffer."""

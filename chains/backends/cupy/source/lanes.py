@@ -6,7 +6,7 @@ A thread takes `lanes` elements along the axis along which memory runs. What lie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chains.backends.cupy.source.axes import Axis, Space, count_text
@@ -20,30 +20,12 @@ VECTOR_BYTES = 16  # that a thread reads or writes in one instruction
 Begins = Callable[[View, int], bool]  # whether a view begins, at every step of the loops around it, at a multiple of so many
 
 
-@dataclass(frozen=True)
-class Lanes:
-    """Statements for `count` neighbouring elements: `before` and `after` once, `each` for number `u` of them.
+def lane_count(space: Space, read: Sequence[View], written: Sequence[View], begins: Begins) -> int:
+    """How many neighbouring elements along the last axis a thread takes; 1 where it is one at a time.
 
-    `values` are the variables that hold each view's element `u`.
+    If there are other axes, the length of the last is a multiple of that.
     """
-
-    count: int
-    before: Sequence[str]
-    each: Sequence[str]
-    after: Sequence[str]
-    values: Mapping[View, str]
-
-    def lines(self, more: Sequence[str] = ()) -> list[str]:
-        """All of them, with `more` for each element."""
-        loop = [f"for (int u = 0; u < {self.count}; ++u) {{", *indented([*self.each, *more]), "}"]
-        return [*self.before, "#pragma unroll", *loop, *self.after]
-
-
-def lane_count(space: Space, axes: Sequence[Axis], read: Sequence[View], written: Sequence[View], begins: Begins) -> int:
-    """How many neighbouring elements along the last of `axes` a thread takes; 1 where it is one at a time.
-
-    Where there are other axes beside the last, its length is a multiple of them.
-    """
+    axes = space.kept
     views = [*read, *written]
     if not axes or not views:
         return 1
@@ -82,17 +64,16 @@ def read_by(run: Run) -> list[View]:
 
 
 def in_lanes(
-    run: Run | None, read: Sequence[View], space: Space, along: Axis, count: int, begins: Begins,
-    pointers: Pointers, stored: Callable[[Buffer], bool],
-) -> Lanes:  # fmt: skip
-    """The statements for `count` elements along this axis: those of `run`, where there is one, on what is `read`."""
-    kind = run.kind if run else ctype(read[0].dtype)
+    run: Run, space: Space, count: int, begins: Begins, pointers: Pointers, stored: Callable[[Buffer], bool]
+) -> list[str]:
+    """The statements of the run for `count` neighbouring elements along the last axis, of which `i` is the first."""
+    kind, along = run.kind, space.kept[-1]
     types: dict[str, Vector] = {}
     before: list[str] = []
     each: list[str] = []
     after: list[str] = []
     values: dict[View, str] = {}
-    for number, view in enumerate(read):
+    for number, view in enumerate(read_by(run)):
         own, place = ctype(view.dtype), f"{pointers(view.buffer)}[{space.index_of(view)}]"
         values[view] = name = f"e{number}"
         if not space.step(along, view):
@@ -103,17 +84,15 @@ def in_lanes(
             each.append(f"const {kind} {name} = {converted(f'from{number}.n[u]', own, kind)};")
         else:
             each.append(f"const {kind} {name} = {converted(f'(&{place})[u]', own, kind)};")
-    if run is not None:
-        lines, found = run_lines(run, space, pointers, lambda buffer: False, values)
-        each += lines
-        values |= found
-        for number, out in enumerate(run.stored(stored)):
-            own = ctype(out.dtype)
-            vector = types.setdefault(own, Vector(own, count, out.dtype.itemsize)).name
-            before.append(f"{vector} to{number};")
-            each.append(f"to{number}.n[u] = {converted(values[out], kind, own)};")
-            after.append(f"*({vector}*)&{pointers(out.buffer, write=True)}[{space.index_of(out)}] = to{number};")
-    return Lanes(count, [*(vector.definition for vector in types.values()), *before], each, after, values)
+    lines, found = run_lines(run, space, pointers, lambda buffer: False, values)
+    for number, out in enumerate(run.stored(stored)):
+        own = ctype(out.dtype)
+        vector = types.setdefault(own, Vector(own, count, out.dtype.itemsize)).name
+        before.append(f"{vector} to{number};")
+        lines.append(f"to{number}.n[u] = {converted(found[out], kind, own)};")
+        after.append(f"*({vector}*)&{pointers(out.buffer, write=True)}[{space.index_of(out)}] = to{number};")
+    loop = [f"for (int u = 0; u < {count}; ++u) {{", *indented([*each, *lines]), "}"]
+    return [*(vector.definition for vector in types.values()), *before, "#pragma unroll", *loop, *after]
 
 
 @dataclass(frozen=True)
@@ -138,12 +117,12 @@ def map_body(
 ) -> tuple[int, list[str]]:
     """How many elements a thread takes at a time, and the body of the kernel for the run."""
     kept = space.kept
-    width = lane_count(space, kept, read_by(run), run.stored(stored), begins)
+    width = lane_count(space, read_by(run), run.stored(stored), begins)
     if width == 1:
         lines, _ = run_lines(run, space, pointers, stored)
         return 1, each_element(count_text(kept), [*space.kept_lines, *lines])
-    lanes = in_lanes(run, read_by(run), space, kept[-1], width, begins, pointers, stored)
-    several = [f"const Index i = group * {width};", *space.kept_lines, *lanes.lines()]
+    lanes = in_lanes(run, space, width, begins, pointers, stored)
+    several = [f"const Index i = group * {width};", *space.kept_lines, *lanes]
     body = each_element(f"{count_text(kept)} / {width}", several, "group")
     if divides(kept[-1], width):
         return width, body
