@@ -93,7 +93,7 @@ def test_gradient_is_a_central_difference(case, dtype, batch, backend_name, mode
     assert_close(gradient, wanted, TOLERANCE[np.dtype(dtype)])
 
 
-@pytest.mark.few(60, always=common_on_numpy)
+@pytest.mark.few(30, always=common_on_numpy)
 @every_case_and_mode
 def test_vjp_is_a_central_difference(case, dtype, batch, backend_name, mode):
     problem, dp, dx = smooth_pullback(case, batch, mode)
@@ -102,7 +102,7 @@ def test_vjp_is_a_central_difference(case, dtype, batch, backend_name, mode):
     assert_close(actual_dx, dx, TOLERANCE[np.dtype(dtype)], "dx")
 
 
-@pytest.mark.few(80)
+@pytest.mark.few(40)
 @every_case_and_mode
 def test_results_equal_those_of_numpy_in_float64(case, dtype, batch, backend_name, mode):
     problem = smooth_gradient(case, batch, mode)[0]
@@ -115,7 +115,7 @@ def test_results_equal_those_of_numpy_in_float64(case, dtype, batch, backend_nam
         assert_close(actual, wanted, tolerance)
 
 
-@pytest.mark.few(30)
+@pytest.mark.few(16)
 @every_case
 def test_same_call_gives_same_bits(case, dtype, batch, backend_name):
     problem = case.problem(batch)
@@ -137,7 +137,7 @@ def test_evaluation_forgets_the_seed(case, backend_name):
     assert_same_bits({"y": first}, {"y": second})
 
 
-@pytest.mark.few(60, always=common_on_numpy)
+@pytest.mark.few(30, always=common_on_numpy)
 @every_case
 def test_loss_equals_that_of_the_gradient(case, dtype, batch, backend_name):
     problem, net = case.problem(batch), case.net(backend_name)
@@ -167,7 +167,7 @@ def programs(case: Case, dtype: type) -> dict[str, chains.Program]:
     return made
 
 
-@pytest.mark.few(30)
+@pytest.mark.few(16)
 @every_case
 def test_nothing_is_read_before_it_is_written(case, dtype, batch, backend_name):
     problem = case.problem(batch)
@@ -179,7 +179,7 @@ def test_nothing_is_read_before_it_is_written(case, dtype, batch, backend_name):
         assert clean, "the program wrote nothing"
 
 
-@pytest.mark.few(30)
+@pytest.mark.few(16)
 @every_case
 def test_calls_equal_their_programs(case, dtype, backend_name):
     """What `value_and_grad`, `vjp` and a call return are the program's outputs, bit by bit."""

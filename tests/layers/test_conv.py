@@ -152,7 +152,7 @@ def assert_as_in_torch(family, number, dtype, backend_name):
         assert_close(net.views(actual["g"])[key], tensor.grad.numpy(), tolerance, f"{key} of {layer}")
 
 
-@pytest.mark.few(40)
+@pytest.mark.few(20)
 @pytest.mark.parametrize(("family", "number"), SETTINGS, ids=str)
 def test_outputs_and_gradients(family, number, backend_name):
     assert_as_in_torch(family, number, np.float64, backend_name)

@@ -52,7 +52,7 @@ TRAILING = [
 ]  # fmt: skip
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(10)
 @pytest.mark.parametrize(("shape", "trailing"), TRAILING, ids=str)
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("eps", [1e-5, 0.1])
@@ -64,7 +64,7 @@ def test_layer_norm_is_torchs(torch, shape, trailing, affine, eps, batch, backen
     assert_like(torch, net, peer, random(batch, *shape), np.float64)
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(10)
 @pytest.mark.parametrize(("shape", "trailing"), TRAILING, ids=str)
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("eps", [1e-5, 0.1])
@@ -76,7 +76,7 @@ def test_rms_norm_is_torchs(torch, shape, trailing, affine, eps, batch, backend_
     assert_like(torch, net, peer, random(batch, *shape), np.float64)
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(10)
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])
 @pytest.mark.parametrize("shape", [(6,), (12,), (6, 1), (6, 5), (6, 3, 4), (12, 2, 2), (6, 2, 3, 2)], ids=str)
 @pytest.mark.parametrize("affine", [True, False])
@@ -198,7 +198,7 @@ def batch_norm_peer(torch, shape, **settings):
     return kinds[len(shape)](shape[0], **settings).double()
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(10)
 @pytest.mark.parametrize("shape", IMAGES, ids=str)
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("batch", [2, 5, 100])

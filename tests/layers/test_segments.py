@@ -12,7 +12,7 @@ from chains.program.operations import MatMul
 from chains.program.recorder import Recorder
 from tests.harness import SEED
 
-pytestmark = pytest.mark.few(12)
+pytestmark = pytest.mark.few(6)
 
 KINDS = {"RNN": RNN, "LSTM": LSTM, "GRU": GRU, "paper": lambda n, m, **how: Recurrent(GRUCell(n, m, reset_after=False), **how)}
 
@@ -33,7 +33,7 @@ def twins(rng, backend, **settings):
     return net(None, "numpy"), net(every, backend), rng.normal(size=(int(rng.integers(1, 150)), steps, inputs))
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("lengths", [False, True])
 @pytest.mark.parametrize("draw", range(6))
 def test_outputs_and_gradients_are_those_without_checkpoints(draw, lengths, backend_name):

@@ -179,7 +179,7 @@ CRITERIA = {  # what targets are padded with, and the loss and its derivative, b
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("criterion", CRITERIA, ids=str)
 @pytest.mark.parametrize("weights", [None, np.array([0.5, -1.0, 2.0, 0.0])], ids=["plain", "weights"])
 @pytest.mark.parametrize("kind", SEQUENCES)

@@ -39,7 +39,7 @@ from chains.network.structure import Unknown, value_of
 from tests.harness import CASES
 from tests.own import Boost
 
-pytestmark = pytest.mark.few(40)
+pytestmark = pytest.mark.few(20)
 
 X, T = np.ones((2, 3)), np.zeros((2, 3))
 

@@ -12,7 +12,7 @@ from chains.program.program import Program
 from chains.program.simplify import live, without_copies
 from tests.harness import assert_same_bits, record_all, run_program
 
-pytestmark = pytest.mark.few(20)
+pytestmark = pytest.mark.few(10)
 
 POOLS = [
     MaxPool(2),
