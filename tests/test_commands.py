@@ -23,7 +23,7 @@ from tests.data.test_sequences import write_imdb
 from tests.test_examples import write_cifar10, write_mnist
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").glob("*.md")]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md")]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 TOOLS = {"pip", "venv", "mpi4py", "pytest", "sphinx"}  # modules of others; tests/test_site.py runs sphinx
 
@@ -65,6 +65,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.first_call": (
         "--rounds 1", {"first_call.BATCHES": (1,), "first_call.MEASURE": first_call.MEASURE.replace("int(0.5", "int(1e-6")}),
     "benchmarks.gpu": ("--plan", {}),
+    "benchmarks.nist": ("Misra1a --perturbed 0 --backend numpy", {}),
     "benchmarks.optimisers": ("--starts 1 --iterations 2 --methods BFGS", {}),
     "benchmarks.ports": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
     "benchmarks.queued": ("async_memory --rounds 1 --steps 1", {"queued.TORCH": NO_TORCH}),
