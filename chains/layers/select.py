@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from chains.checks import whole
 from chains.layers.base import Declaration, Layer
 from chains.messages import shown
@@ -29,7 +31,7 @@ class Select(Layer):
     """
 
     def __init__(self, indices: Iterable[int]) -> None:
-        given = list(indices) if isinstance(indices, Iterable) and not isinstance(indices, str) else []
+        given = list(indices) if np.iterable(indices) else []
         found = [whole(index, -math.inf) for index in given]
         if not found or None in found:
             raise TypeError(f"`indices` (={shown(indices)}) must be whole numbers, at least one, such as Select([1])")

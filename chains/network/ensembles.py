@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import array_api_compat
 import numpy as np
 
 from chains.arrays import as_array
@@ -72,7 +73,7 @@ class Members:
         if own and name not in self.own:
             array = np.broadcast_to(on_host(array), (self.count, *array.shape))
         elif name in self.own and not own:
-            return abs(on_host(array)).max(axis=0)
+            return (on_host(array) != 0).any(axis=0)
         return array.reshape(-1, *array.shape[2:]) if own else array
 
     def of(self, member: int) -> dict[str, Any]:
@@ -161,8 +162,11 @@ def _add_weights(members: Members, weights: Any, target: tuple[int, ...], loss: 
         fits = len(target) == 1 and all(n in (1, m) for n, m in zip(weights.shape, (samples, *target), strict=True))
         own = weights.shape == (count, samples) or not fits
     if own:
-        flat = arguments.check_weights(_flat("weights", weights, count, samples), (count * samples, *target), loss)
-        members.add("weights", flat.reshape(count, samples, *flat.shape[1:]), True)
+        if len(weights) != count:
+            raise ValueError(f"`weights` must have shape ({count}, {samples}, ...), a row a member, got {weights.shape}")
+        one = arguments.check_weights(weights[0], (samples, *target), loss, "weights[0]")
+        whole = array_api_compat.array_namespace(weights).broadcast_to(weights, (count, *one.shape))
+        members.add("weights", place_of(weights).contiguous(whole), True)
     else:
         members.add("weights", arguments.check_weights(weights, (samples, *target), loss), False)
 

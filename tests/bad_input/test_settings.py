@@ -122,6 +122,7 @@ SETTINGS = {
     "Append-text": (lambda: chains.Append(a="1"), "`a` (='1')"),
     "Select-nothing": (lambda: chains.Select([]), "`indices` (=[])"),
     "Select-number": (lambda: chains.Select(1), "`indices` (=1) must be whole numbers, at least one, such as Select([1])"),
+    "Select-array": (lambda: chains.Select(np.array(1)), "`indices` (=an array of int64, shape ()) must be whole numbers"),
     "Select-mask": (lambda: chains.Select([True, False]), "`indices` (=[True, False])"),
     "Select-beyond": (lambda: Chain(chains.Select([2, -3]), input_shape=(2,)), "`indices` (=(2, -3))"),
     "Append-nan": (lambda: chains.Append(a=np.nan), "`a` (=nan)"),

@@ -172,6 +172,29 @@ def test_members_have_the_bits_that_they_would_have_alone(loss, kind, own, backe
         assert same((p, alone.loss, alone.validation_loss), (trained[m], history[m].loss, history[m].validation_loss))
 
 
+def test_weights_of_members_broadcast_as_those_of_one_network():
+    data, loss = Data("real", "numpy"), MSELoss()
+    P = data.net.init_many(3, dtype=np.float64)
+    for shape in ((3, 1, 2, 4), (3, 6, 1, 1), (3, 1, 1, 4)):
+        w = np.random.default_rng(0).uniform(size=shape)
+        found = data.net.value_and_grad(P, data.x, data.whole, loss, weights=w)
+        assert same(found, data.net.value_and_grad(P, data.x, data.whole, loss, weights=np.broadcast_to(w, (3, 6, 2, 4))))
+    for shape, words in (
+        ((3, 6, 2, 5), r"`weights\[0\]` must have shape \(6,\), one number a sample, or \(6, 2, 4\), .* got \(6, 2, 5\)"),
+        ((2, 6, 2, 4), r"`weights` must have shape \(3, 6, ...\), a row a member, got \(2, 6, 2, 4\)"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            data.net.value_and_grad(P, data.x, data.whole, loss, weights=np.ones(shape))
+
+
+def test_a_target_counts_that_does_for_one_member():
+    """Also where the weight is the number of 8 bits that has no absolute value."""
+    net, t = Chain(input_shape=(1,)), np.array([[0.0], [np.nan]])
+    w = np.array([[0, -128], [0, 0]], np.int8)
+    with pytest.raises(ValueError, match="`t` must be finite, got nan"):
+        net.value_and_grad(np.zeros((2, 0)), np.zeros((2, 1)), t, MSELoss(), weights=w, check_finite=True)
+
+
 def test_weights_of_members_and_samples_come_first():
     """A square of targets, weights and members could be either."""
     net = Chain(input_shape=(2,))
