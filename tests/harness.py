@@ -68,6 +68,9 @@ class Case:
         net, rng = self.net(), np.random.default_rng([seed, batch])
         batch = max(batch, net.network.declaration.most_demanding.smallest_batch)
         p = _exact(rng.normal(0.0, 0.8, net.n_params))
+        start = net.views(net.init(dtype=np.float64))
+        for name in net.frozen:  # such as times, which must increase
+            net.views(p)[name][...] = _exact(start[name])
         x, dy = (_exact(rng.normal(0.0, 1.0, (batch, *shape))) for shape in (net.input_shape, net.output_shape))
         if net.network.id_count is not None:
             x = rng.integers(0, net.network.id_count, x.shape)
