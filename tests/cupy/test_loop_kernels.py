@@ -93,7 +93,7 @@ def test_training_is_that_of_numpy(kernels):
 def test_memory_is_used_as_it_may_be(kernels, monkeypatch):
     """By two blocks with two tiles each, the last of which has fewer samples."""
     made = watched.WatchedBackend(fused=True)
-    made.on_device.device.shared_bytes = 700
+    made.on_device.device.shared_bytes = 480
     monkeypatch.setitem(backends._BACKENDS, "watched", lambda: made)
     monkeypatch.setitem(backends._loaded, "watched", made)
     net = Chain(LSTM(3, 4), Dense(4, 2), input_shape=(3, 3), backend="watched")
