@@ -135,8 +135,8 @@ class Compiled:
     def _loop(self, operation: Loop) -> list[Command]:
         """The steps of a loop, in one launch where that pays.
 
-        Otherwise, all views of a buffer in its body that advance alike become views of one stand-in buffer. All steps are done,
-        those too that may be left out: what a graph launches is known before its first step.
+        Otherwise, all views of a buffer in its body that advance by the same steps become views of one stand-in buffer. All
+        steps are done, even those that may be left out: a graph's launches are known before its first step.
         """
         if self._share is not None and suits(operation):
             made = LoopKernel(operation, self._share, self._outlasts, self._like)
@@ -158,7 +158,7 @@ class Compiled:
         return [*zeros, Repeated(tuple(body), operation.steps, reads, writes, operation.label)]
 
     def _outlasts(self, buffer: Buffer) -> bool:
-        """Whether the contents of a buffer matter before or behind the one operation that touches it."""
+        """Whether the contents of a buffer are used before or after the one operation that touches it."""
         return buffer.role != "scratch" or self._touches[buffer] > 1
 
     def _body(self, operations: Sequence[Operation]) -> list[Command]:

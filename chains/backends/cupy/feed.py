@@ -159,7 +159,7 @@ class HostFeed(Feed):
 
 
 def exchanged(binding: HostBinding, sources: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The names of the arrays that the host gives to steps beside the samples, and of the arrays that steps change."""
+    """The names of the arrays other than samples that the host gives to steps, and of the arrays that steps change."""
     roles = {name: binding.program.buffers[name].role for name in binding.arrays}
     changing = [name for name, role in roles.items() if role == "state" or name == "random"]
     known = {*sources, *changing, "inverse_batch"}

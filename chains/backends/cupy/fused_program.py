@@ -95,7 +95,7 @@ class FusedProgram(Compiled):
 
     @property
     def has_parameters(self) -> bool:
-        """Whether all that products read lies in shared memory, but for what is a sample's."""
+        """Whether all arrays without samples that products read are in shared memory."""
         views = [view for operation in self._products for view in operation.ins]
         return all(view.batched or view.buffer in self._shared for view in views)
 
@@ -142,7 +142,7 @@ class FusedProgram(Compiled):
         return tiles * barriers(self._groups) <= BARRIERS_PER_LAUNCH * launches + around
 
     def _after(self) -> list[Command]:
-        """What is done once, by kernels of its own."""
+        """The operations that are done once a step, as ordinary commands."""
         operations = [each for operation in self._once for each in super(FusedProgram, self)._prepared(operation)]
         uses = users(operations)
         needed = lambda positions: lambda buffer: buffer.role != "scratch" or uses[buffer][-1] >= positions.stop  # noqa: E731
@@ -155,10 +155,10 @@ class FusedProgram(Compiled):
         needed = {a.buffer for a in written if any(meet(a, b) for b in read)}
         return lambda buffer: buffer.role != "scratch" or buffer in needed
 
-    # What lies in shared memory
+    # The contents of shared memory
 
     def _chosen(self, layout: Layout) -> tuple[Buffer, ...]:
-        """The buffers to keep in shared memory beside those of the tile: the smallest first, as far as they fit."""
+        """The buffers to keep in shared memory in addition to those of the tile: the smallest first, as far as they fit."""
         shared: list[Buffer] = []
         candidates = [buffer for buffer in layout.names if buffer not in layout.offsets and self._may_be_shared(buffer)]
         for buffer in sorted(candidates, key=self._bytes_of):
@@ -180,7 +180,7 @@ class FusedProgram(Compiled):
     ) -> tuple[Mapping[Buffer, int], int]:
         """Offsets in shared memory, and its size.
 
-        What is of one tile, and `passing`, lies there as long as it is used, all else from the first to the last.
+        Buffers of one tile, and those in `passing`, are there as long as they are used, all others throughout.
         """
         used: dict[Buffer, tuple[int, int]] = {}
         for number, group in enumerate(groups):
@@ -223,7 +223,7 @@ class FusedProgram(Compiled):
         )  # fmt: skip
 
     def training(self, source: Source, sources: Mapping[str, np.dtype[Any]], own: Collection[str] | None = None) -> Launch:
-        """The kernel, put into `source`, for many steps on end: `steps`, from number `from` of "order" on.
+        """The kernel, put into `source`, for many steps: `steps` of them, from number `from` of "order" on.
 
         `sources` are the types of the data sets to take samples from, which are the buffers "all NAME". The losses are
         written to "losses"; one that is not finite is the last. Where `own` is given, block i does so for number i of
@@ -275,7 +275,7 @@ class FusedProgram(Compiled):
         return ", ".join(dict.fromkeys(operation.label for operation in self._tiled))
 
     def _start(self, layout: Layout, pointers: Pointers) -> list[str]:
-        """Where the buffers lie that are the same for every tile; what is read once for all of them."""
+        """Pointers to the buffers that are the same for every tile, and the loads of those in shared memory."""
         lines = ["SHARED_MEMORY;", "const Index all = batch;"]
         block = Block(self.tiling.tile, self._shared, dict(layout.names))
         for buffer, name in layout.names.items():
@@ -292,7 +292,7 @@ class FusedProgram(Compiled):
         return [*lines, *phase_lines(phases(block.units))]
 
     def _step(self, layout: Layout, pointers: Pointers) -> list[str]:
-        """All tiles of the block, and where it goes on what is done once."""
+        """All tiles of the block; where one block does all, also the operations that are done once a step."""
         tile = self.tiling.tile
         tiles = []
         for buffer, name in layout.names.items():
@@ -312,7 +312,7 @@ class FusedProgram(Compiled):
         ]
 
     def _back(self, layout: Layout, pointers: Pointers, counted: Collection[Buffer]) -> list[str]:
-        """What was changed in shared memory goes back to where it came from."""
+        """Copies of the buffers that were changed in shared memory, back to global memory."""
         lines = []
         for buffer, name in layout.names.items():
             changed = buffer in counted or (layout.writes(buffer) and buffer.role in ("state", "output"))
@@ -342,5 +342,5 @@ def moved(buffers: Iterable[Buffer], written: Collection[Buffer], own: Collectio
 
 
 def outside(name: str, dtype: Any) -> Buffer:
-    """An array beside those of the program."""
+    """An array that is not one of the program's."""
     return Buffer(name, "state", np.dtype(dtype), ())

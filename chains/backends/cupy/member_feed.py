@@ -23,7 +23,7 @@ ALIGNMENT = 256  # bytes that a member's scratch begins at a multiple of
 class DeviceMemberFeed(MemberFeed):
     """All members in one launch, by the program that one block does alone: a member has the bits that it would have alone.
 
-    What a step writes lies in a row for each member, scratch that does not fit into shared memory too.
+    Every array that a step writes has a row for each member; so has scratch that does not fit into shared memory.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class DeviceMemberFeed(MemberFeed):
         self._scratch_row = -(-scratch.nbytes(batch) // ALIGNMENT) * ALIGNMENT
         self._offsets = {b: scratch.offset(b, batch) for b in self._step.buffers if b.role == "scratch"}
         self._scratch = device.empty((self._members * self._scratch_row if self._offsets else 0,), np.uint8)
-        for buffer in self._rows:  # what nobody gave is made by the step
+        for buffer in self._rows:  # outputs that were not given
             if buffer.role == "output" and buffer.name not in arrays:
                 self._arrays[buffer.name] = device.empty((self._members, buffer.size), buffer.dtype)
         self._steps = 0

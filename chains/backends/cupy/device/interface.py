@@ -37,7 +37,7 @@ class Gemm:
 
 @dataclass(frozen=True)
 class Uncaptured:
-    """Work that is to be started by itself, between graphs."""
+    """Work that cannot be captured, and is started between graphs."""
 
     start: Work
 
@@ -79,7 +79,7 @@ class Event(ABC):
 
 
 class Queue(ABC):
-    """Work in the order it was asked for, beside that of other queues: only events say what comes before what."""
+    """Work in order, concurrent with that of other queues: only events order work of different queues."""
 
     @abstractmethod
     def copy(self, target: Any, source: Any) -> None:
@@ -87,11 +87,11 @@ class Queue(ABC):
 
     @abstractmethod
     def record(self, event: Event) -> None:
-        """Put the event behind everything asked for so far."""
+        """Put the event after all work of the queue so far."""
 
     @abstractmethod
     def wait(self, event: Event) -> None:
-        """Do what is asked for from now on after what the event now stands behind."""
+        """Let later work of the queue wait for the work before the event."""
 
 
 class Device(Place):
@@ -143,7 +143,7 @@ class Device(Place):
 
     @abstractmethod
     def running(self) -> AbstractContextManager[object]:
-        """A context that work is to be started in."""
+        """A context in which work must be started."""
 
     @abstractmethod
     def current_stream(self) -> int:
@@ -151,10 +151,7 @@ class Device(Place):
 
     @abstractmethod
     def seconds(self, work: Work, repeats: int = 5) -> float:
-        """How long the work takes on the device: the shortest of so many times, after one that does not count.
-
-        With no repeats, the work is done once, waited for, and takes forever.
-        """
+        """How long the work takes on the device: the shortest of `repeats` times, after a first one."""
 
     @abstractmethod
     def event(self) -> Event:

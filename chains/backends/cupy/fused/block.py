@@ -99,7 +99,7 @@ class Repetition(Unit):
 
 
 def phases(units: Sequence[Unit]) -> list[list[Unit]]:
-    """The units in groups with a barrier between them, each in the first group that all it waits for stand before."""
+    """The units in groups with a barrier between them; each is in the first group after all units that it waits for."""
     result: list[list[Unit]] = []
     for unit in units:
         at = next((k + 1 for k in reversed(range(len(result))) if any(unit.waits_for(other) for other in result[k])), 0)
@@ -130,7 +130,7 @@ def phase_lines(groups: Sequence[Sequence[Unit]]) -> list[str]:
 class Block:
     """Collects `units` that touch a tile of up to `tile` samples, or, where `whole`, of all samples.
 
-    `shared` are buffers that lie in shared memory, as does scratch of samples, but for those that are `global_`.
+    `shared` are buffers in shared memory. Scratch of samples is there too, except for buffers in `global_`.
     """
 
     def __init__(
@@ -146,11 +146,11 @@ class Block:
         self.whole = whole
         self.names = names
         self.units: list[Unit] = []
-        self.work = [] if work is None else work  # parts of sums, which lie in shared memory too
+        self.work = [] if work is None else work  # parts of sums, in shared memory too
         self.shared, self.global_ = shared, global_
 
     def is_shared(self, buffer: Buffer) -> bool:
-        """Whether a buffer lies in shared memory, where it begins at a multiple of 16 bytes."""
+        """Whether a buffer is in shared memory, where it begins at a multiple of 16 bytes."""
         return buffer in self.shared or (buffer.role == "scratch" and buffer.batched and buffer not in self.global_)
 
     def pointers(self) -> Pointers:
@@ -228,7 +228,7 @@ class Block:
         finish: Callable[[Pointers], list[str]],
         before: Sequence[str] = (),
     ) -> None:
-        """Add up the `parts` of `many` results, of which at most so many at a time; `finish` deals with ``total`` of ``o``."""
+        """Add up the `parts` of `many` results, at most `most` of them; `finish` stores ``total`` of result ``o``."""
         type_ = ctype(work.dtype)
         while True:
             groups = -(-parts // TERMS_PER_THREAD)

@@ -1,4 +1,4 @@
-"""Operations as work of one block of threads, on a tile of samples or on what is no sample's."""
+"""Operations as work of one block of threads, on a tile of samples or on arrays without samples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ready(operation: Operation, like: Callable[[View], View]) -> list[Operation]
 
 
 def take(block: Block, operations: Sequence[Operation], stored: Callable[[Sequence[Operation]], Stored]) -> None:
-    """Make units of the operations; `stored` tells which results are needed beyond some of them."""
+    """Make units of the operations; `stored` says which results later operations need."""
     at = 0
     while at < len(operations):
         operation, stop = operations[at], at + 1
@@ -54,7 +54,7 @@ def take(block: Block, operations: Sequence[Operation], stored: Callable[[Sequen
 
 
 def loop(block: Block, operation: Loop) -> None:
-    """The body's units, once a step. What a step computes is stored, since others may read it."""
+    """The body's units, once a step. All results of a step are stored, since others may read them."""
     inner = Block(block.tile, block.shared, block.names, block.work)
     take(inner, operation.body, lambda operations: lambda buffer: True)
     block.units.append(Repetition.of(inner.units, operation.steps, operation.depth))
@@ -77,7 +77,7 @@ def elementwise(block: Block, run: Run, stored: Stored) -> None:
 def reduce(block: Block, operation: Reduce, run: Run, stored: Stored, along: Run) -> None:
     """A thread for each result, or, where there are few results of many terms, several that add a part of it.
 
-    The elementwise `run` gives what is summed, unless it is empty; `along` goes on with the results.
+    The elementwise `run` computes the terms, unless it is empty; `along` continues with the results.
     """
     (out,), (a,) = operation.outs, operation.ins
     missing = a.ndim - out.ndim

@@ -1,7 +1,7 @@
 """Matrix products by a block of threads: each thread has a few rows and columns of the result in registers.
 
-A thread's rows lie apart from each other by as many as there are threads along the rows, so that threads beside each other
-read numbers beside each other; where an operand allows it, four float32 or two float64 numbers are read at once. Where the
+A thread's rows are as far apart as there are threads along the rows, so that neighbouring threads read neighbouring numbers.
+Where an operand allows it, four float32 or two float64 numbers are read in one instruction. Where the
 results are few and the sums long, several threads share a result.
 """
 

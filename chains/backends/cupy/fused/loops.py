@@ -1,7 +1,7 @@
 """A loop as one launch: each block takes samples through all of its steps, with what they share in shared memory.
 
-So recurrent networks go that do not fit into one kernel as a whole. What is done for all steps at once, before and behind the
-loop, remains products of the library, and arrays with an entry for each step lie in the GPU's memory. Weights that the steps
+It serves recurrent networks that do not fit into one kernel as a whole. Products for all steps together, before and after the
+loop, are the library's, and arrays with an entry for each step are in the GPU's memory. Weights that the steps
 read are copied into each block's shared memory once; states stay there from the first step to the last.
 """
 
@@ -23,7 +23,7 @@ from chains.program.program import Program
 from chains.program.scratch import Lifetime, plan_scratch
 from chains.program.view import Batch, Buffer, View
 
-VECTOR = 16  # bytes that a thread reads at once at most
+VECTOR = 16  # bytes that a thread reads in one instruction at most
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ def suits(operation: Loop) -> bool:
 
 
 class LoopKernel:
-    """The kernel of a loop that `suits`. Its blocks go through their samples in tiles as large as fit beside the weights.
+    """The kernel of a loop that `suits`. Its blocks take their samples in tiles as large as fit next to the weights.
 
-    `elsewhere` tells of which buffers the contents matter before or behind the loop; `like` makes scratch shaped like a view.
+    `elsewhere` says whether a buffer is used before or after the loop; `like` makes scratch shaped like a view.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class LoopKernel:
         reading = sum(view.sample_size * view.dtype.itemsize / rate for view, rate in zip(weights, rates, strict=True))
         return max(product.flops(self.tile) / policy.OPERATIONS_PER_BARRIER, reading)
 
-    # What lies in shared memory
+    # The contents of shared memory
 
     def _of_samples(self, elsewhere: Callable[[Buffer], bool]) -> dict[Buffer, Buffer]:
         """The place of each buffer of samples that has no entry for each step; its own where it is of no use elsewhere."""
@@ -148,7 +148,7 @@ class LoopKernel:
         self._offsets, self.nbytes = plan.fixed, plan.fixed_bytes
 
     def _exchanged(self) -> tuple[list[Operation], list[Operation]]:
-        """What is copied to the places of samples before the first step, and back behind the last."""
+        """The copies to the places of samples before the first step, and those back after the last."""
         read, written, filled = {view.buffer for view in self._loop.ins}, _written(self._body), Filled()
         filled.add(view for each in self._body for view in each.writes)
         loaded: list[Operation] = []

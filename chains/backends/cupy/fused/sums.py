@@ -36,7 +36,7 @@ class Sums:
 
     @property
     def runs(self) -> list[tuple[int, int, Buffer, int]]:
-        """What is summed: from where to where it lies in a block's memory, and where it belongs."""
+        """The sums: first and last place in a block's row of parts, the buffer, and the place there."""
         result: list[tuple[int, int, Buffer, int]] = []
         for buffer in self.spans:
             shift = self.shift(buffer)

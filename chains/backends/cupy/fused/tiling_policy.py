@@ -1,6 +1,6 @@
 """Which programs become one kernel over tiles of samples, and how a batch is shared out among blocks.
 
-The bounds are estimates: a block in a hurry does some 2^20 operations in the time that a second launch and the sums
+The bounds are estimates: a block does about 2^20 operations in the time that a second launch and the sums
 of many blocks take.
 """
 
@@ -21,8 +21,8 @@ MAX_TILE_SAMPLES = 256  # samples of a tile
 BARRIERS_PER_LAUNCH = 3  # a launch in a graph
 OPERATIONS_PER_BARRIER = 100_000  # operations of products that a block does
 LIBRARY_OPERATIONS_PER_BARRIER = 200_000  # those that the library does for a block's share of the samples, on the whole GPU
-SHARED_BYTES_PER_BARRIER = 80_000  # what a block reads from its shared memory
-GLOBAL_BYTES_PER_BARRIER = 20_000  # what it reads from the second-level cache
+SHARED_BYTES_PER_BARRIER = 80_000  # bytes that a block reads from its shared memory
+GLOBAL_BYTES_PER_BARRIER = 20_000  # bytes that it reads from the second-level cache
 
 
 @dataclass(frozen=True)

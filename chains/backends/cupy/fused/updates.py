@@ -1,4 +1,4 @@
-"""Gradient and update in one pass: what follows a gradient, element by element, goes along with the sum that gives it.
+"""Gradient and update in one pass: the elementwise operations on a gradient are fused with the sum that computes it.
 
     g0 = x.T @ dy                  p0 = p0 - (x.T @ dy) * rate
     g1 = sum(dy)            ->     p1 = p1 - sum(dy) * rate
@@ -23,7 +23,7 @@ from chains.program.view import View, c_strides
 
 
 def in_one_pass(operations: Sequence[Operation]) -> list[Operation]:
-    """The operations on a whole batch; sums over the samples stand before what is done with their results."""
+    """The operations on a whole batch, with updates fused into the sums over samples that they need."""
     left, done = _soonest(operations), list[Operation]()
     while left:
         run, between, rest = _vector_run(left)
@@ -95,7 +95,7 @@ def _gives(operation: Operation, run: Run) -> bool:
 
 
 def _in_parts(run: Run, sums: Sequence[Operation]) -> list[Operation]:
-    """Each sum with the run's part for its result behind it; last, the run on what lies between the results."""
+    """Each sum followed by the run on its result; last, the run on the elements between the results."""
     result: list[Operation] = []
     edges = [0]
     for operation in sums:

@@ -1,10 +1,10 @@
-"""Pools with what comes before and behind them: a kernel each, in which numbers between operations stay in registers.
+"""Pools fused with the operations before and after them: a kernel each, with intermediate numbers in registers.
 
     a = x + b;  y = max_pool(a);  y = relu(y)                    one kernel, which also stores each window's choice
     d = where(y <= 0, 0, dy);  dx = max_pool_input(d);  db = sum(dx)   one kernel, which reads the choice
 
-A pool takes along the elementwise operations before it where nobody else reads what they compute, and those behind it. What the
-pullback of a largest entry reads is which entry that was: a byte for each window, in place of the pool's input and output.
+A pool is fused with the elementwise operations before it, if their results are not read elsewhere, and with those after it. The
+pullback of a maximum reads the number of the largest entry: a byte for each window instead of the pool's input and output.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PoolInputRun(Operation):
 
 
 def with_pool_runs(operations: Sequence[Operation]) -> list[Operation]:
-    """The operations of a whole program, with pools and what goes along with them made one."""
+    """The operations of a whole program, with pools and the operations around them made one."""
     runs = _Runs(operations)
     return [new for position, old in enumerate(operations) for new in runs.replaced.get(position, [old])]
 
@@ -99,7 +99,7 @@ class _Runs:
             self._backward(operation, k, chosen)
 
     def _after(self, y: View, position: int) -> tuple[list[int], list[int]]:
-        """The operations behind the pool that go along; and random numbers between them, which may be drawn before."""
+        """The operations after the pool that are fused with it; and random numbers between them, which may be drawn before."""
         run, found, hoisted = Run([_itself(y)]), [], []
         for k in range(position + 1, len(self._given)):
             operation = self._given[k]
@@ -137,7 +137,7 @@ class _Runs:
     def _before(
         self, x: View, position: int, pullbacks: Collection[int], written: Sequence[View], hoisted: Sequence[Operation]
     ) -> tuple[list[int], list[Operation]]:
-        """The operations before the pool that go along: they compute its input, which nobody else reads."""
+        """The operations before the pool that are fused with it: they compute its input, which nothing else reads."""
         found, run = self._run_up_to(x, position)
         while any(
             self._needed(out.buffer, position, pullbacks if out.buffer is x.buffer else ()) for each in run for out in each.outs

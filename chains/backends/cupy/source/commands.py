@@ -27,7 +27,7 @@ class Kernel:
 
 
 class Command:
-    """What a program does in one go on the device. `reads` and `writes` say which buffers must be alive."""
+    """One thing that the device is asked to do. `reads` and `writes` say which buffers must be alive."""
 
     reads: tuple[Buffer, ...] = ()
     writes: tuple[Buffer, ...] = ()
@@ -49,7 +49,7 @@ class Launch(Command):
     reads: tuple[Buffer, ...] = ()
     writes: tuple[Buffer, ...] = ()
     label: str = ""
-    shared: int = 0  # bytes of shared memory beside what the text declares
+    shared: int = 0  # bytes of shared memory in addition to those that the text declares
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Tiled(Command):
 
 @dataclass(frozen=True)
 class Repeated(Command):
-    """The commands of a loop: `body` so many times."""
+    """The commands of a loop: `body`, `times` times."""
 
     body: tuple[Command, ...]
     times: int

@@ -1,7 +1,7 @@
-"""Several elements a thread: neighbours in memory are read and written at once, up to 16 bytes of them.
+"""Several elements a thread: neighbours in memory are read and written as vectors of up to 16 bytes.
 
-A thread takes `lanes` elements along the axis along which memory runs. What lies there without gaps, from a multiple of
-`lanes` on, is a vector; what is the same for all of them is read once; what begins elsewhere is read number by number.
+A thread takes several elements along the last axis. A view without gaps that begins at a multiple of that number is read as
+vectors; a number that is the same for all elements is read once; other views are read number by number.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def in_lanes(
 
 @dataclass(frozen=True)
 class Vector:
-    """The C type of numbers beside each other, which lie at a multiple of all their bytes."""
+    """The C type of neighbouring numbers that begin at a multiple of their size."""
 
     kind: str
     count: int

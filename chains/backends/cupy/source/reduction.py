@@ -21,7 +21,7 @@ from chains.program.operations import Reduce
 from chains.program.view import Batch, Buffer, View
 
 MIN_THREAD_TERMS = 8  # numbers a thread adds at least, where a sum is split
-MIN_BLOCKS = 528  # wanted at least: four for each multiprocessor of a large GPU
+MIN_BLOCKS = 528  # at least, if there is enough work: four for each multiprocessor of a large GPU
 MAX_THREAD_TERMS = 32  # sums as short as this are a thread's work
 
 Temporary = Callable[[str, "np.dtype[Any]", Callable[[int], int]], Buffer]  # a name, a type, how many elements
@@ -53,7 +53,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Terms:
-    """What is reduced: statements for one term, and the variable that holds it then."""
+    """Statements that compute one term, and the variable that holds it then."""
 
     lines: Sequence[str]
     value: str
@@ -192,7 +192,7 @@ def join(kind: str, type_: str, a: str, b: str) -> str:
 
 
 def spread(space: Space, a: View | None) -> Shape:
-    """How wide and deep the blocks are: threads beside each other should read numbers beside each other."""
+    """How wide and deep the blocks are: neighbouring threads should read neighbouring numbers."""
 
     def results(batch: int) -> int:
         return count(space.kept, batch)
