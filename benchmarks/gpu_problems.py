@@ -28,6 +28,7 @@ from chains import (
     tanh,
     σ,
 )
+from chains.backends import Cupy
 from chains.layers.base import Layer
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -49,7 +50,7 @@ class Problem:
     drop_last: bool = False
     note: str = ""
 
-    def net(self, backend: str = "cupy") -> Chain:
+    def net(self, backend: str | Cupy = "cupy") -> Chain:
         return Chain(*self.layers, input_shape=self.input_shape, backend=backend)
 
     @property

@@ -36,8 +36,8 @@ class Chain(Objectives):
         The layers, each of which takes the output of the one before.
     input_shape : tuple of int, optional
         The shape of one sample, without the batch; needed where the first layer does not fix it.
-    backend : str
-        "auto" or the name of a backend: "native", "numpy" or "cupy".
+    backend : str or backends.Cupy
+        "auto" or the name of a backend: "native", "numpy" or "cupy"; or the settings of the last.
 
     Raises
     ------

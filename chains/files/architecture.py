@@ -17,6 +17,7 @@ import numpy as np
 
 from chains import encoding, layers, models
 from chains.activations import ACTIVATIONS, Activation, make_elu, make_leaky_relu, resolve
+from chains.backends import Cupy
 from chains.chain import Chain
 from chains.checks import is_real, signature
 from chains.expr.formulas import Formula, Instruction
@@ -53,7 +54,7 @@ def described(net: Chain) -> dict[str, Any]:
     return _layer(net)
 
 
-def built(description: Any, backend: str = "auto") -> Chain:
+def built(description: Any, backend: str | Cupy = "auto") -> Chain:
     """The network of a description on a backend. Raises ValueError, saying why, for none, and for one with custom layers."""
     try:
         net = _built(description)

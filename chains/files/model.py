@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from chains import storage
+from chains.backends import Cupy
 from chains.backends import backend as find_backend
 from chains.backends.places import on_host
 from chains.chain import Chain, check_net
@@ -69,7 +70,7 @@ def save(path: str | os.PathLike[str], net: Chain, p: Any, state: Any = None) ->
 
 
 def load(
-    path: str | os.PathLike[str], *, net: Chain | None = None, backend: str = "auto"
+    path: str | os.PathLike[str], *, net: Chain | None = None, backend: str | Cupy = "auto"
 ) -> tuple[Chain, np.ndarray, np.ndarray | None]:
     """Read a network and its parameters from a file that `save` has written.
 
@@ -82,7 +83,7 @@ def load(
     net : Chain, optional
         The network that the parameters are of, for files of networks with custom layers, and for files of safetensors from
         elsewhere. The arrays in the file must have the names and shapes of its parameters and state.
-    backend : str
+    backend : str or backends.Cupy
         That of the network, where it is made from the file.
 
     Returns
@@ -120,7 +121,7 @@ def load(
     return net, p, state
 
 
-def _network(texts: dict[str, str], backend: str) -> Chain:
+def _network(texts: dict[str, str], backend: str | Cupy) -> Chain:
     if "network" not in texts or not texts.get("format", "").startswith("chains "):
         raise ValueError("it holds arrays, but no network of chains: pass the network as `net`")
     if texts["format"] != FORMAT:

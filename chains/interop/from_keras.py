@@ -9,6 +9,7 @@ import numpy as np
 
 from chains import layers
 from chains.activations import make_elu, make_leaky_relu
+from chains.backends import Cupy
 from chains.chain import Chain
 from chains.interop.parts import Part, assembled
 from chains.messages import shown
@@ -19,14 +20,14 @@ ACTIVATIONS = {
 }  # fmt: skip
 
 
-def from_keras(model: Any, *, backend: str = "auto") -> tuple[Chain, np.ndarray, np.ndarray | None]:
+def from_keras(model: Any, *, backend: str | Cupy = "auto") -> tuple[Chain, np.ndarray, np.ndarray | None]:
     """A network with the structure and the weights of a Sequential model of Keras.
 
     Parameters
     ----------
     model : keras.Sequential
         A model that has been built, with channels last, as Keras has them by default.
-    backend : str
+    backend : str or backends.Cupy
         That of the network; see `chains.Chain`.
 
     Returns

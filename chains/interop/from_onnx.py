@@ -10,6 +10,7 @@ import numpy as np
 
 from chains import layers
 from chains.activations import make_elu, make_leaky_relu
+from chains.backends import Cupy
 from chains.chain import Chain
 from chains.interop.onnx_graph import Graph, called
 from chains.interop.onnx_patterns import NAMES, PATTERNS
@@ -17,7 +18,7 @@ from chains.interop.parts import Part, assembled, joined, needed
 from chains.layers.attention import sinusoids
 
 
-def from_onnx(model: Any, *, backend: str = "auto") -> tuple[Chain, np.ndarray, np.ndarray | None]:
+def from_onnx(model: Any, *, backend: str | Cupy = "auto") -> tuple[Chain, np.ndarray, np.ndarray | None]:
     """A network with the structure and the weights of an ONNX model.
 
     Parameters
@@ -26,7 +27,7 @@ def from_onnx(model: Any, *, backend: str = "auto") -> tuple[Chain, np.ndarray, 
         The model, or its file. Its input has the batch as its first axis; the other lengths are known. A second input "lengths"
         is for the `lengths` of calls. Branches that begin at one array and are added or concatenated become `Residual` and
         `Parallel`, operations on single numbers custom activations.
-    backend : str
+    backend : str or backends.Cupy
         That of the network; see `chains.Chain`.
 
     Returns

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from chains import activations, layers
+from chains.backends import Cupy
 from chains.chain import Chain
 from chains.interop.parts import Part, assembled, needed
 from chains.interop.torch_sequences import attention_part, block_part, own_modules, recurrent_parts
@@ -21,7 +22,7 @@ ACTIVATIONS = {
 
 
 def from_torch(
-    module: Any, input_shape: SampleShape | None = None, *, backend: str = "auto"
+    module: Any, input_shape: SampleShape | None = None, *, backend: str | Cupy = "auto"
 ) -> tuple[Chain, np.ndarray, np.ndarray | None]:
     """A network with the structure and the weights of a module of PyTorch.
 
@@ -32,7 +33,7 @@ def from_torch(
         steps, unless `to_torch` made it; `nn.MultiheadAttention` attends to its one input.
     input_shape : tuple of int, optional
         The shape of one sample, where the first layer does not fix it.
-    backend : str
+    backend : str or backends.Cupy
         That of the network; see `chains.Chain`.
 
     Returns

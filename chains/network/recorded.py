@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from chains.activations import sigmoid
-from chains.backends import Backend, Executable
+from chains.backends import Backend, Cupy, Executable
 from chains.backends import backend as find_backend
 from chains.backends.places import is_elsewhere, runner_of
 from chains.checks import check_count, check_flags, check_is, check_shape
@@ -32,7 +32,7 @@ _FLOAT32 = np.dtype(np.float32)
 class Recorded(Architecture):
     """A network with a backend and its programs. A program is recorded when it is first needed."""
 
-    def __init__(self, *layers: Layer, input_shape: SampleShape | None = None, backend: str = "auto") -> None:
+    def __init__(self, *layers: Layer, input_shape: SampleShape | None = None, backend: str | Cupy = "auto") -> None:
         super().__init__(*layers, input_shape=input_shape)
         self.backend = backend
         self.runner = find_backend(backend)
