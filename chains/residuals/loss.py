@@ -26,7 +26,7 @@ class ResidualLoss(Loss):
 
     coordinates: tuple[str, ...]
     outputs: tuple[str, ...]
-    n_data: int
+    data: tuple[str, ...]
     residuals: tuple[Residual, ...]
     transform: Formula | None = None
 
@@ -36,7 +36,7 @@ class ResidualLoss(Loss):
                 f"outputs of sample shape {output} do not go with the outputs {', '.join(self.outputs)} of the residuals: "
                 f"wanted ({len(self.outputs)},)"
             )
-        if target != (len(self.residuals) + self.n_data,):
+        if target != (len(self.residuals) + len(self.data),):
             raise ValueError(f"`t` of sample shape {target} is not that of the problem: pass `problem.t`, with `problem.x`")
 
     # The curves along which outputs are derived
@@ -123,14 +123,14 @@ class ResidualLoss(Loss):
     def _operands(self, rows: Mapping[tuple[int, Index], View], x: View, t: View) -> list[View]:
         """The inputs of formulas: coefficients, coordinates, weights of the terms, data."""
         coordinates = [x.index(-1, k) for k in range(len(self.coordinates))]
-        return [*rows.values(), *coordinates, *(t.index(-1, k) for k in range(len(self.residuals) + self.n_data))]
+        return [*rows.values(), *coordinates, *(t.index(-1, k) for k in range(len(self.residuals) + len(self.data)))]
 
     def _sloped(
         self, keys: Collection[tuple[int, Index]], combine: Callable[[Sequence[tuple[Any, ...]], Sequence[Expr]], Any]
     ) -> Replay:
         """What `combine` makes of each term's residuals and weight, and its derivatives by the coefficients `keys`."""
         width, terms = len(self.coordinates), len(self.residuals)
-        inputs = [Expr("input", value=k) for k in range(len(keys) + width + terms + self.n_data)]
+        inputs = [Expr("input", value=k) for k in range(len(keys) + width + terms + len(self.data))]
         names = tuple(f"x{k}" for k in range(len(inputs)))
         symbols, others = dict(zip(keys, inputs, strict=False)), inputs[len(keys) :]
         coordinates, weights, data = others[:width], others[width : width + terms], others[width + terms :]
@@ -184,7 +184,15 @@ class ResidualLoss(Loss):
         return total
 
     def __repr__(self) -> str:
-        return f"ResidualLoss({', '.join(f'{each.formula}' for each in self.residuals)})"
+        fixed = [*self.coordinates, *self.data]
+        texts = [each.formula.text([*map(self._name, each.pieces), *fixed]) for each in self.residuals]
+        texts += [] if self.transform is None else [f"transform={self.transform.text()}"]
+        return f"ResidualLoss({'; '.join(texts)})"
+
+    def _name(self, piece: Piece) -> str:
+        """A piece as users write it: ``u``, or ``u.xx``."""
+        output, by = piece
+        return ".".join([self.outputs[output], *(["".join(self.coordinates[k] for k in by)] if by else [])])
 
 
 def along_directions(by: tuple[int, ...], coordinates: int) -> dict[tuple[int, ...], float]:

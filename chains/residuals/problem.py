@@ -88,14 +88,14 @@ class ResidualProblem:
         transform: Callable[..., Any] | None = None,
     ) -> None:
         self.coordinates, self.outputs = _names("coordinates", coordinates), _names("outputs", outputs)
-        self.terms = tuple(terms)
+        self.terms = () if isinstance(terms, Term) else tuple(terms)
         if not self.terms or not all(isinstance(term, Term) for term in self.terms):
             raise TypeError(f"`terms` (={shown(terms)}) must be a list of Term(residual, points), at least one")
         twice = {name for name in self.coordinates if name in self.outputs}
         if twice:
             raise ValueError(f"`{min(twice)}` is the name of a coordinate and of an output")
         points = [_points(term, len(self.coordinates), number) for number, term in enumerate(self.terms)]
-        data = list(dict.fromkeys(name for term in self.terms for name in term.data or ()))
+        data = tuple(dict.fromkeys(name for term in self.terms for name in term.data or ()))
         total = sum(map(len, points))
         self.x = np.concatenate(points)
         self.t = np.zeros((total, len(self.terms) + len(data)))
@@ -109,12 +109,12 @@ class ResidualProblem:
                 kept = column[np.argmax(weights != 0)] if weights.any() else 0.0
                 self.t[rows, len(self.terms) + data.index(name)] = np.where(weights == 0, kept, column)
             begin = rows.stop
-        tracer = Tracer(self.coordinates, self.outputs, tuple(data))
+        tracer = Tracer(self.coordinates, self.outputs, data)
         shape = None if transform is None else tracer.transform(transform)
         self.loss = ResidualLoss(
             self.coordinates,
             self.outputs,
-            len(data),
+            data,
             tuple(tracer.residual(k, term.residual, term.data or ()) for k, term in enumerate(self.terms)),
             shape,
         )
@@ -152,6 +152,10 @@ def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _points(term: Term, coordinates: int, number: int) -> np.ndarray:
+    if term.data is not None and not isinstance(term.data, Mapping):
+        raise TypeError(f'the `data` of term {number} (={shown(term.data)}) must be arrays by name, such as {{"k": k}}')
+    if callable(term.points):
+        raise TypeError(f"the `points` of term {number} are a function: write Term(residual, points)")
     points = np.asarray(term.points)
     if points.ndim != 2 or points.shape[1] != coordinates or not len(points):
         raise ValueError(

@@ -33,6 +33,8 @@ class Field(Expr):
 
     def d(self, *coordinates: str) -> Expr:
         """The derivative by these coordinates, one after another."""
+        if not coordinates or not all(isinstance(name, str) for name in coordinates):
+            raise TypeError(f'`d` takes the names of coordinates, such as d("x", "x"), got {shown(coordinates)}')
         return self._derive(coordinates)
 
     def __getattr__(self, name: str) -> Expr:
@@ -72,13 +74,22 @@ class Tracer:
             results = tuple(map(as_expr, results if isinstance(results, tuple) else (results,)))
         except TypeError as error:
             raise TypeError(f"{what}: {error}") from error
+        except AttributeError as error:
+            if not isinstance(error.obj, Expr):
+                raise
+            first_name, second = self.outputs[0], 2 * self.coordinates[0]
+            advice = f"a second derivative is `{first_name}.{second}`, and only an output has derivatives"
+            raise TypeError(f"{what}: a formula has no `{error.name}`: {advice}") from error
         return Residual(_numbered(results, len(pieces), len(fixed), first), tuple(pieces))
 
     def transform(self, function: Callable[..., Any]) -> Formula:
         names = [*self.outputs, *self.coordinates]
         arguments = self._arguments("`transform`", function, names)
-        results = function(*(Expr("input", value=names.index(name)) for name in arguments))
-        results = tuple(map(as_expr, results if isinstance(results, tuple) else (results,)))
+        try:
+            results = function(*(Expr("input", value=names.index(name)) for name in arguments))
+            results = tuple(map(as_expr, results if isinstance(results, tuple) else (results,)))
+        except TypeError as error:
+            raise TypeError(f"`transform`: {error}") from error
         if len(results) != len(self.outputs):
             raise ValueError(f"`transform` gives {len(results)} numbers for {len(self.outputs)} outputs")
         return trace_nodes(results, tuple(names))

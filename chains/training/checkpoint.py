@@ -108,7 +108,13 @@ class Checkpoint:
             If none is whole.
         """
         check_word("which", which, "last", "best")
-        return load(self.folder / BEST if which == "best" else self.folder)
+        best = self.folder / BEST
+        if which == "best" and self.folder.is_dir() and not best.exists():
+            raise ValueError(
+                f"`which` (='best'): {str(self.folder)!r} has no {BEST}, which a run writes where it records what its "
+                "Checkpoint names as `best`, by default the validation loss"
+            )
+        return load(best if which == "best" else self.folder, "folder")
 
     def __repr__(self) -> str:
         return (
@@ -159,13 +165,14 @@ def files(folder: Path) -> list[tuple[int, Path]]:
     return sorted(((int(found[1]), path) for found, path in names if found), reverse=True)
 
 
-def load(path: Path) -> Saved:
+def load(path: Path, argument: str = "resume") -> Saved:
     """The last whole checkpoint of a folder, or the checkpoint in a file. Raises ValueError where there is none."""
+    wanted = f"`{argument}` must be a folder of checkpoints"
     if not path.is_dir():
         try:
             return _read(path)
         except (storage.DamagedFileError, OSError) as error:
-            raise ValueError(f"`resume` must be a folder of checkpoints, or one of them, got {str(path)!r}: {error}") from error
+            raise ValueError(f"{wanted}, or one of them, got {str(path)!r}: {error}") from error
     found = None
     while found != (found := files(path)):  # another training may write newer ones, and delete these
         failed = []
@@ -180,7 +187,7 @@ def load(path: Path) -> Saved:
             for text in failed:
                 warnings.warn(f"the checkpoint {text} cannot be used; training goes on from {file.name}", stacklevel=2)
             return saved
-    raise ValueError(f"`resume` must be a folder of checkpoints, got {str(path)!r}, in which none is whole: {listed(failed)}")
+    raise ValueError(f"{wanted}, got {str(path)!r}, in which none is whole: {listed(failed)}")
 
 
 def written(

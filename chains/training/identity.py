@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 
 from chains.chain import Chain
+from chains.expr.replay import Replay
+from chains.losses import Loss
 
 SOURCE = "len(x)"  # the number of batches a pass, for sources only
 # The attributes of a source, if it has them, that decide its batches.
@@ -40,6 +43,12 @@ def source_data(source: Any, seed: int) -> dict[str, Any]:
 def network_text(net: Chain) -> str:
     """The layers, without their starting values."""
     return f"Chain({', '.join(_without_address(layer.brief()) for layer in net.layers)})"
+
+
+def loss_text(loss: Loss) -> str:
+    """The printed form, with the formulas of a loss made by `chains.loss`, which prints its name alone."""
+    parts = [getattr(loss, field.name) for field in fields(loss)] if is_dataclass(loss) else []
+    return " ".join(text_of(part) for part in (loss, *(part for part in parts if isinstance(part, Replay))))
 
 
 def text_of(thing: Any) -> str:

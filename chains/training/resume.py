@@ -21,7 +21,7 @@ from chains.training import optimizer_state
 from chains.training.checkpoint import Checkpoint, Saved
 from chains.training.ensemble_history import EnsembleHistory
 from chains.training.history import History, Position, check_names, names_of
-from chains.training.identity import SOURCE, network_text, text_of
+from chains.training.identity import SOURCE, loss_text, network_text
 from chains.training.optimizer_state import OptimizerState, State
 from chains.training.steps import START
 
@@ -147,7 +147,7 @@ def _check_members(history: History, p: np.ndarray) -> None:
 def _run(net: Chain, p: np.ndarray, loss: Loss, optimizer: Optimizer) -> dict[str, Any]:
     """The identity of a run, by the names of the arguments."""
     kind = str(p.dtype) if p.ndim == 1 else f"{p.dtype}, {len(p)} members"
-    return {"net": network_text(net), "p": kind, "loss": text_of(loss), "optimizer": type(optimizer).__name__}
+    return {"net": network_text(net), "p": kind, "loss": loss_text(loss), "optimizer": type(optimizer).__name__}
 
 
 def _saved(resume: Any, checkpoint: Checkpoint | None) -> Saved | None:

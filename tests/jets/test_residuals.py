@@ -234,6 +234,17 @@ WRONG = [
     (lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.xxxxx, EDGE)]), ValueError, "up to order 4"),
     (lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.xxttt, EDGE)]), ValueError, "up to order 4"),
     (lambda: ResidualProblem(("t", "x"), ("u",), [Term("u", EDGE)]), TypeError, "must be a formula"),
+    (lambda: ResidualProblem(("t", "x"), ("u",), Term(lambda u: u, EDGE)), TypeError, "must be a list of Term"),
+    (lambda: ResidualProblem(("t", "x"), ("u",), [Term(EDGE, lambda u: u)]), TypeError, "are a function: write Term("),
+    (lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u, EDGE, np.ones(7))]), TypeError, "must be arrays by name"),
+    (lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.d(1), EDGE)]), TypeError, "`d` takes the names"),
+    (lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.d(), EDGE)]), TypeError, "`d` takes the names"),
+    (lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.x.x, EDGE)]), TypeError, "a second derivative is `u.tt`"),
+    (
+        lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u, EDGE)], transform=lambda u: None),
+        TypeError,
+        "`transform`: a formula is made of",
+    ),
     (lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u, f: u, EDGE, {"f": np.ones(3)})]), ValueError, "7 points"),
     (lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u, EDGE, weight=-1.0)]), ValueError, "`weight` (=-1.0)"),
     (
@@ -254,6 +265,12 @@ def test_problems_that_make_no_sense(make, error, words):
     with pytest.raises(error) as found:
         make()
     assert words in str(found.value)
+
+
+def test_a_loss_is_printed_with_its_equations():
+    terms = [Term(lambda u, v, f: (u.t - f * u.xx, v.d("x", "t")), EDGE, {"f": 1.0})]
+    problem = ResidualProblem(("t", "x"), ("u", "v"), terms, transform=lambda u, v, x: (x * u, v))
+    assert repr(problem.loss) == "ResidualLoss(u.t - (f * u.xx), v.tx; transform=x * u, v)"
 
 
 def test_data_of_another_problem_and_batch_statistics_are_refused():

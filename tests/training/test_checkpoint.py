@@ -18,13 +18,17 @@ from chains import (
     EarlyStopping,
     HuberLoss,
     L2Penalty,
+    ResidualProblem,
     SquaredLoss,
+    Term,
+    loss,
     relu,
     storage,
     tanh,
     train,
 )
 from chains.data import Batches, prefetch
+from chains.residuals.loss import ResidualLoss
 from chains.training.checkpoint import files, interval
 from tests.files import earlier
 from tests.training.support import Scripted
@@ -472,6 +476,39 @@ def test_checkpoints_of_something_else(settings, words, tmp_path):
         run(p, resume=tmp_path, checkpoint=tmp_path, **settings)
     assert p.tobytes() == bits
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [loss("own", lambda y, t: (y - t) ** 2), loss("own", lambda y, t: (y - t) ** 4)],
+        [ResidualProblem(("a", "b", "c"), ("u", "v"), [Term(f, X)]).loss for f in (lambda u: u.a, lambda u: u.aa)],
+        [ResidualProblem(("a", "b", "c"), ("u", "v"), [Term(lambda u: u.a, X)], transform=f).loss
+         for f in (None, lambda u, v, a: (u, a * v))],
+    ],
+    ids=["formula", "equation", "transform"],
+)  # fmt: skip
+def test_a_loss_of_another_formula_is_refused(losses, tmp_path):
+    data = (X, np.ones((len(X), 1 if isinstance(losses[0], ResidualLoss) else 2)))
+    run(checkpoint=tmp_path, resume=tmp_path, data=data, loss=losses[0], epochs=1)
+    run(checkpoint=tmp_path, resume=tmp_path, data=data, loss=losses[0], epochs=2)
+    with pytest.raises(ValueError, match="another `loss`"):
+        run(checkpoint=tmp_path, resume=tmp_path, data=data, loss=losses[1], epochs=3)
+
+
+def test_frozen_parameters_may_change(tmp_path):
+    p, _ = run(checkpoint=tmp_path, epochs=1)
+    q, history = run(resume=tmp_path, net=NET.with_frozen("0.*"), epochs=2)
+    assert history.epochs == 2
+    assert [bool(np.array_equal(NET.views(p)[name], a)) for name, a in NET.views(q).items()] == [True, True, False, False]
+
+
+def test_a_best_checkpoint_that_is_missing_is_named(tmp_path):
+    run(checkpoint=tmp_path)
+    with pytest.raises(ValueError, match=r"`which` .='best'.: .* has no best.safetensors, which a run writes where it records"):
+        Checkpoint(tmp_path).load("best")
+    with pytest.raises(ValueError, match="`folder` must be a folder of checkpoints"):
+        Checkpoint(tmp_path / "nothing").load()
 
 
 def test_other_numbers_are_taken(tmp_path):
