@@ -126,3 +126,8 @@ def test_settings_of_a_method_are_told_where_to_go(net):
     with pytest.raises(TypeError, match=r"`maxiter` is not an argument .* as options=\{'maxiter': 5\}"):
         objective.minimize(p, maxiter=5)
     assert objective.minimize(p, options={"maxiter": 5}).nit == 5
+    for method in ("L-BFGS", "LM"):
+        with pytest.raises(ValueError, match=rf"`method` .='{method}'. is not one of SciPy: chains.minimize.objective, p, "):
+            objective.minimize(p, method)
+    with pytest.raises(ValueError, match=r"`p` must be a vector, got shape \(2, \d+\): of many starts, minimize each row"):
+        objective.minimize(net.init_many(2))

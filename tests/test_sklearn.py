@@ -180,8 +180,9 @@ def test_training_stops_where_the_loss_makes_no_progress():
     assert model.best_loss_ == min(model.loss_curve_)
     best = np.minimum.accumulate(model.loss_curve_)
     assert (np.array(model.loss_curve_[-5:]) > best[-6:-1] - 1e-2).all()
-    with pytest.warns(ConvergenceWarning, match="3 epochs, and the loss still improves; raise `max_iter`"):
-        ChainClassifier(max_iter=3).fit(X, y)
+    for epochs, text in ((1, "1 epoch"), (3, "3 epochs")):
+        with pytest.warns(ConvergenceWarning, match=f"{text}, and the loss still improves; raise `max_iter`"):
+            ChainClassifier(max_iter=epochs).fit(X, y)
     with pytest.warns(ConvergenceWarning, match=r"'lbfgs' has not converged.*raise `max_iter` .=3."):
         ChainClassifier(solver="lbfgs", max_iter=3).fit(X, y)
 
@@ -272,6 +273,7 @@ def test_copies_and_threads():
         ({"early_stopping": True, "validation_fraction": 1.0}, "`validation_fraction`"),
         ({"early_stopping": True, "solver": "lbfgs"}, "`early_stopping` needs"),
         ({"hidden_layer_sizes": (3, 0)}, "`hidden_layer_sizes`"), ({"activation": "swish"}, "did you mean `silu`"),
+        ({"hidden_layer_sizes": "poisson"}, "`hidden_layer_sizes` .='poisson'"),
         ({"n_iter_no_change": 0}, "`n_iter_no_change`"), ({"shuffle": 1}, "`shuffle`"),
     ],
 )  # fmt: skip

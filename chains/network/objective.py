@@ -148,7 +148,11 @@ class Objective:
                 f"`{next(iter(others))}` is not an argument of scipy.optimize.minimize: pass settings of its methods as "
                 f"options={others}"
             )
+        if method in ("L-BFGS", "LM"):
+            raise ValueError(f"`method` (={method!r}) is not one of SciPy: chains.minimize(objective, p, {method!r}) has it")
         p = np.asarray(as_numpy("p", p), np.float64)
+        if p.ndim != 1:
+            raise ValueError(f"`p` must be a vector, got shape {p.shape}: of many starts, minimize each row")
         with Progress(progress, None, "evaluation", delay=BAR_DELAY_SECONDS) as bar:
 
             def counting(p: np.ndarray) -> tuple[float, np.ndarray]:

@@ -24,7 +24,7 @@ from chains.checks import check_count, check_flags, check_number, check_word, wh
 from chains.initializers import Uniform
 from chains.layers import Dense
 from chains.losses import Loss
-from chains.messages import shown
+from chains.messages import counted, shown
 from chains.minimize import minimize
 from chains.optimizers import SGD, Adam, Optimizer
 from chains.penalties import L2Penalty
@@ -268,7 +268,7 @@ class ChainEstimator(BaseEstimator):
     def _network(self, inputs: int, outputs: int) -> Chain:
         if self.network is None:
             sizes = self.hidden_layer_sizes
-            sizes = [inputs, *(sizes if hasattr(sizes, "__iter__") else [sizes]), outputs]
+            sizes = [inputs, *(sizes if np.iterable(sizes) and not isinstance(sizes, str) else [sizes]), outputs]
             f = "sigmoid" if self.activation == "logistic" else self.activation
             layers = []
             for k, (before, after) in enumerate(pairwise(sizes)):
@@ -373,7 +373,7 @@ class ChainEstimator(BaseEstimator):
             return
         watched = "loss" if score is None else "validation score"
         advice = "raise `max_iter`, or the learning rate" if not history.stopped else "call `fit` again"
-        reason = history.stopped or f"{self.max_iter} epochs, and the {watched} still improves"
+        reason = history.stopped or f"{counted(self.max_iter, 'epoch')}, and the {watched} still improves"
         warnings.warn(f"training has not converged: {reason}; {advice}", ConvergenceWarning, stacklevel=4)
 
     def _strata(self, y: np.ndarray) -> np.ndarray | None:
