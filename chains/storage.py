@@ -123,6 +123,8 @@ def read(path: Path, *, digest: bool = True) -> tuple[dict[str, np.ndarray], dic
 
 def _bytes(path: Path) -> bytes:
     """The contents of a regular file; others, such as pipes, may have no end."""
+    if path.is_dir():
+        raise DamagedFileError("it is a folder")
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(number, "rb") as file:
         if not stat.S_ISREG(os.fstat(number).st_mode):
@@ -132,6 +134,8 @@ def _bytes(path: Path) -> bytes:
 
 def _parsed(data: memoryview, digest: bool) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Raises one of several errors where the bytes make no sense."""
+    if len(data) > 8 and data[8] != ord("{"):
+        raise DamagedFileError("it is no file of safetensors")
     start = 8 + int.from_bytes(data[:8], "little")
     if start > len(data) or len(data) < 8:
         raise DamagedFileError(f"it is cut short: its header ends at byte {start}, the file has {len(data)}")

@@ -161,6 +161,14 @@ def test_a_file_of_another_length_is_refused(file):
         chains.load(file)
 
 
+def test_what_is_no_file_of_a_network_is_named(file):
+    file.write_text("import numpy as np")
+    with pytest.raises(ValueError, match=r"model\.safetensors'\) cannot be loaded: it is no file of safetensors"):
+        chains.load(file)
+    with pytest.raises(ValueError, match="cannot be loaded: it is a folder"):
+        chains.load(file.parent)
+
+
 def test_a_file_of_an_earlier_version_is_loaded(file):
     file.write_bytes(earlier.MODEL)
     net, p, state = chains.load(file)
