@@ -47,7 +47,7 @@ def network_text(net: Chain) -> str:
 
 def loss_text(loss: Loss) -> str:
     """The printed form, with the formulas of a loss made by `chains.loss`, which prints its name alone."""
-    parts = [getattr(loss, field.name) for field in fields(loss)] if is_dataclass(loss) else []
+    parts: list[Any] = [getattr(loss, field.name) for field in fields(loss)] if is_dataclass(loss) else []
     return " ".join(text_of(part) for part in (loss, *(part for part in parts if isinstance(part, Replay))))
 
 
