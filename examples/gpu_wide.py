@@ -1,4 +1,4 @@
-"""A wide network on a GPU, with float32 products as they are and rounded to TF32 and bfloat16.
+"""A wide network on a GPU, with float32 products as they are and rounded to TF32.
 
     python examples/gpu_wide.py
 
