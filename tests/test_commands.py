@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import re
 import runpy
 import shlex
@@ -194,7 +194,8 @@ def test_smallest_forms_run(key, data, tmp_path, monkeypatch, capfd):
     if module == "benchmarks.export":
         runpy.run_module(module, run_name="__main__")
     else:
-        importlib.import_module(module if "." in module else f"{module}.__main__").main()
+        is_package = importlib.util.find_spec(module).submodule_search_locations is not None
+        importlib.import_module(f"{module}.__main__" if is_package else module).main()
     out = capfd.readouterr().out
     assert out
     assert "left out" not in out

@@ -138,8 +138,7 @@ def as_expr(value: Any) -> Expr:
         return value
     if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
         return Expr("const", value=float(value))
-    advice = "; several results are a tuple" if isinstance(value, (np.ndarray, list)) else ""
-    raise TypeError(f"a formula is made of numbers and its arguments, not of `{value!r}` ({type(value).__name__}){advice}")
+    raise TypeError(f"a formula is made of numbers and its arguments, not of `{value!r}` ({type(value).__name__})")
 
 
 def _unary(operation: str, a: Any) -> Expr:

@@ -152,10 +152,7 @@ class Bound:
     def _one(self, name: str, array: Any, shape: tuple[int, ...]) -> np.ndarray:
         array = as_array(name, array)
         if array.shape != shape:
-            advice = "; SciPy's solve_ivp takes lambda t, y: f(y)" if array.ndim == 0 else ""
-            raise ValueError(
-                f"`{name}` has shape {array.shape}, but one sample has {shape}, without an axis of the batch{advice}"
-            )
+            raise ValueError(f"`{name}` has shape {array.shape}, but one sample has {shape}, without an axis of the batch")
         return array
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -14,8 +14,8 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks import gpu_problems
-from benchmarks.gpu_problems import PROBLEMS, Setting
+from benchmarks.gpu import problems as benchmark
+from benchmarks.gpu.problems import PROBLEMS, Setting
 from chains import Chain, CrossEntropyLoss, models
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.fused.loops import LoopShare
@@ -38,7 +38,7 @@ seen: Counter[str] = Counter()  # the most registers, and all spills, by archite
 
 
 @cache
-def _problem(key: str) -> gpu_problems.Problem:
+def _problem(key: str) -> benchmark.Problem:
     """A problem of the benchmark with data of zeros."""
 
     def images(setting: object, name: str, load: object, shape: tuple[int, ...], sample: tuple[int, ...]) -> object:
@@ -48,7 +48,7 @@ def _problem(key: str) -> gpu_problems.Problem:
     def noise(samples: int, shape: tuple[int, ...], classes: int) -> object:
         return np.zeros((samples, *shape), np.float32), np.zeros(samples, np.int64)
 
-    with mock.patch.object(gpu_problems, "_images", images), mock.patch.object(gpu_problems, "_noise", noise):
+    with mock.patch.object(benchmark, "_images", images), mock.patch.object(benchmark, "_noise", noise):
         return PROBLEMS[key](Setting())
 
 
@@ -64,8 +64,7 @@ def programs(dtype: type[np.floating]) -> Iterator[tuple[str, object]]:
 
 
 def _step(key: str, dtype: type[np.floating]) -> Program:
-    given = _problem(key)
-    return given.net("numpy").program(given.loss, given.optimizer, target_shape=given.t.shape[1:], dtype=dtype)
+    return _problem(key).step(dtype)
 
 
 def _model(net: Chain, dtype: type[np.floating]) -> Program:

@@ -329,8 +329,8 @@ def test_plans_of_the_library_itself():
 
 @needs_compiler
 def test_the_benchmark_measures_both_ways(device, monkeypatch):
-    from benchmarks import gpu_chains, gpu_processes
-    from benchmarks.gpu_problems import PROBLEMS, Problem, Setting
+    from benchmarks.gpu import correctness, processes, training
+    from benchmarks.gpu.problems import PROBLEMS, Problem, Setting
 
     monkeypatch.setattr("tests.harness.CASES", [case for case in CASES if str(case) == "Conv-pointwise-groups"])
     x, t = image_data(4)
@@ -338,16 +338,16 @@ def test_the_benchmark_measures_both_ways(device, monkeypatch):
     problem = Problem(layers, (2, 4, 4), CrossEntropyLoss(), Adam(1e-3), x, t, 2)
     monkeypatch.setitem(PROBLEMS, "lenet5", lambda setting: problem)
     for way, text in (
-        ("own", "products and kernels of our own"),
+        ("own", "kernels of this package"),
         ("cudnn", "cuDNN 92800 through nvidia-cudnn-frontend 1.28.0"),
     ):
-        checked = gpu_chains.check_convolutions(way, Setting(tiny=True))
+        checked = correctness.check_cases(0, 1, way, Setting(tiny=True))
         assert checked["holds"]
         assert checked["note"].startswith(f"1 cases, convolutions by {text}")
-        assert gpu_chains.measure("lenet5", way, Setting(tiny=True))["note"].endswith(f"convolutions by {text}")
+        assert training.measure("lenet5", way, Setting(tiny=True))["note"].endswith(f"convolutions by {text}")
     assert len(device.library.executed) > 5
     monkeypatch.setitem(sys.modules, "cupy", None)
-    found = gpu_processes.attempt(lambda setting: gpu_chains.measure("lenet5", "cudnn", setting), Setting())
+    found = processes.attempt(lambda setting: training.measure("lenet5", "cudnn", setting), Setting())
     assert "`backend` (='cupy') needs CuPy" in found["failed"]
 
 

@@ -290,7 +290,7 @@ def test_cublas_that_is_missing(monkeypatch, name, called):
 
 
 def test_the_benchmark_says_that_nothing_was_measured(monkeypatch, capsys):
-    from benchmarks import gpu as script
+    from benchmarks.gpu import __main__ as script
 
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(backends, "_loaded", {})

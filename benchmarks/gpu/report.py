@@ -1,4 +1,4 @@
-"""What `benchmarks.gpu` tells: results as they come, kept in a file that the next run goes on from, and a table."""
+"""The results of `benchmarks.gpu`: printed and written as they come, and a table."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from benchmarks.gpu_problems import PROBLEMS
-
-Result = dict[str, Any]
+from benchmarks.gpu.problems import PROBLEMS, Result
 
 
 @dataclass
 class Report:
-    """The results so far, of this run and those before it, printed as they come and kept in a file after each."""
+    """The results of this run and those before it, printed as they come; the file is written after each."""
 
     facts: dict[str, str]
     path: Path | None
@@ -34,7 +31,7 @@ class Report:
         return next((each for each in self.results if (each["problem"], each["who"]) == (problem, who)), None)
 
     def add(self, problem: str, who: str, result: Result) -> None:
-        """Note the result of a row, in place of an earlier one."""
+        """Store the result of a row, which replaces an earlier one."""
         result = {"problem": problem, "who": who} | result
         with self._lock:
             before = self.find(problem, who)
@@ -48,13 +45,13 @@ class Report:
     def save(self) -> None:
         if self.path is not None:
             content = {"machine": self.facts, "results": self.results, "goals": self.goals}
-            beside = self.path.with_suffix(".new")
-            beside.write_text(json.dumps(content, indent=1, default=float) + "\n")
-            os.replace(beside, self.path)
+            new = self.path.with_suffix(".new")
+            new.write_text(json.dumps(content, indent=1, default=float) + "\n")
+            os.replace(new, self.path)
 
 
 def line(result: Result) -> str:
-    """A result as a line; what failed with the end of its traceback."""
+    """A result as a line; a failed one with the end of its traceback."""
     if "failed" in result:
         *where, _ = result.get("traceback", "").rstrip().rsplit("\n", 4) if result.get("traceback") else ("",)
         place = "".join(f"\n{'':13}| {text}" for text in where[1:])
@@ -64,7 +61,7 @@ def line(result: Result) -> str:
         parts.append(f"{result['seconds']:.4g} s")
     if "us_a_step" in result:
         parts.append(f"{result['us_a_step']:,.1f} us a step")
-    parts += [f"{name} {result[name]:.4g}" for name in ("value", "loss", "accuracy") if result.get(name) is not None]
+    parts += [f"{name} {result[name]:.4g}" for name in ("value", "loss", "accuracy", "TFLOP/s") if result.get(name) is not None]
     parts += ["holds" if result["holds"] else "DOES NOT HOLD"] if "holds" in result else []
     parts += [result["note"]] if result.get("note") else []
     parts += [f"warned: {text.splitlines()[0]}" for text in result.get("warnings", ())]
@@ -72,7 +69,7 @@ def line(result: Result) -> str:
 
 
 def table(results: Sequence[Result]) -> str:
-    """What was trained: a row for each way, with its time in units of the fastest of this project's."""
+    """The trained problems: times, also as multiples of chains' fastest."""
     lines = [f"{'problem':13}{'who':28}{'seconds':>10}{'us a step':>12}{'x chains':>10}{'loss':>11}{'accuracy':>10}"]
     for key in PROBLEMS:
         done = [result for result in results if result["problem"] == key and "seconds" in result]

@@ -1,10 +1,9 @@
-"""The problems of `benchmarks.gpu`: networks, data, optimisers; each made when it is first asked for."""
+"""The problems of `benchmarks.gpu`: networks, data, optimisers; each is made when it is first needed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +11,30 @@ import numpy as np
 
 import chains
 from benchmarks import matrix_exp
-from chains import (
-    SGD,
-    Activation,
-    Adam,
-    Chain,
-    Conv,
-    CrossEntropyLoss,
-    Dense,
-    Dropout,
-    Flatten,
-    MaxPool,
-    SquaredLoss,
-    relu,
-    tanh,
-    σ,
-)
+from chains import SGD, Adam, Chain, Conv, CrossEntropyLoss, Dense, MaxPool, SquaredLoss, relu, tanh, σ
 from chains.backends import Cupy
 from chains.layers.base import Layer
+from chains.program.program import Program
 
 Arrays = tuple[np.ndarray, np.ndarray]
+Result = dict[str, Any]  # of a row: figures and notes by name, or "failed" with the error
+
+
+class NoGpuError(RuntimeError):
+    """There is no GPU, or a library was installed for processors alone."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The folder of the data sets, if any, and whether everything is `tiny`, on an emulated GPU: a rehearsal."""
+
+    folder: Path | None = None
+    tiny: bool = False
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A network to train for some epochs; `test` are data to judge it by, and `note` what is special about its data."""
+    """A network to train for some epochs; `test` are data for its accuracy, and `note` says what is special about its data."""
 
     layers: tuple[Layer, ...]
     input_shape: tuple[int, ...]
@@ -47,33 +45,19 @@ class Problem:
     batch: int
     epochs: int = 1
     test: Arrays | None = None
-    drop_last: bool = False
     note: str = ""
 
     def net(self, backend: str | Cupy = "cupy") -> Chain:
         return Chain(*self.layers, input_shape=self.input_shape, backend=backend)
 
-    @property
-    def full_steps(self) -> int:
-        """Of all epochs, without those on fewer samples."""
-        return self.epochs * (len(self.x) // self.batch)
+    def step(self, dtype: Any = np.float32) -> Program:
+        """The program of a training step."""
+        return self.net("numpy").program(self.loss, self.optimizer, target_shape=self.t.shape[1:], dtype=dtype)
 
     @property
     def steps(self) -> int:
-        """Of all epochs."""
-        return self.full_steps + (self.epochs if len(self.x) % self.batch and not self.drop_last else 0)
-
-
-class NoGpuError(RuntimeError):
-    """A library was installed for processors alone."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Where the data sets lie, if anywhere, and whether everything is to be tiny, to try the script."""
-
-    folder: Path | None = None
-    tiny: bool = False
+        """The steps of all epochs. Batches that are not full are left out."""
+        return self.epochs * (len(self.x) // self.batch)
 
 
 def _matrix_exp(setting: Setting) -> Problem:
@@ -83,22 +67,20 @@ def _matrix_exp(setting: Setting) -> Problem:
 
 
 def _mnist_mlp(setting: Setting) -> Problem:
-    (x, labels), (xv, tv), note = _digits(setting)
+    (x, labels), (xv, tv), note = _images(setting, "mnist", chains.data.load_mnist, (60_000, 28, 28), (1, 28, 28))
     x, labels = x[:50_000], labels[:50_000]
     flat, one_hot = x.reshape(len(x), -1), np.eye(10, dtype=np.float32)[labels]
-    layers = (
-        Dense(784, 30, σ, weight_init="normal", bias_init="normal"),
-        Dense(30, 10, σ, weight_init="normal", bias_init="normal"),
-    )
+    normal = {"weight_init": "normal", "bias_init": "normal"}
+    layers = Dense(784, 30, σ, **normal), Dense(30, 10, σ, **normal)
     test = xv.reshape(len(xv), -1), tv
     return Problem(layers, (784,), SquaredLoss(), SGD(3.0), flat, one_hot, 2 if setting.tiny else 10, 1, test, note=note)
 
 
 def _lenet5(setting: Setting) -> Problem:
-    (x, t), test, note = _digits(setting)
+    (x, t), test, note = _images(setting, "mnist", chains.data.load_mnist, (60_000, 28, 28), (1, 28, 28))
     channels = (1, 2) if setting.tiny else (6, 16)
     layers = (
-        Conv(1, channels[0], 5, relu), MaxPool(2), Conv(*channels, 5, relu), MaxPool(2), Flatten(),
+        Conv(1, channels[0], 5, relu), MaxPool(2), Conv(*channels, 5, relu), MaxPool(2), chains.Flatten(),
         Dense(16 * channels[1], 120, relu), Dense(120, 84, relu), Dense(84, 10),
     )  # fmt: skip
     batch, epochs = min(2048, len(x) // 2), 1 if setting.tiny else 10
@@ -107,17 +89,17 @@ def _lenet5(setting: Setting) -> Problem:
 
 
 def _rosetta_cnn(setting: Setting) -> Problem:
-    (x, t), test, note = _photographs(setting)
+    (x, t), test, note = _images(setting, "cifar10", chains.data.load_cifar10, (50_000, 3, 32, 32), (3, 32, 32))
     thin, wide, features = (1, 2, 8) if setting.tiny else (50, 100, 512)
     layers = (
-        _conv(3, thin, relu), _conv(thin, thin), MaxPool(2), Activation(relu), Dropout(0.25),
-        _conv(thin, wide, relu), _conv(wide, wide), MaxPool(2), Activation(relu), Dropout(0.25),
-        Flatten(), Dense(64 * wide, features, relu, weight_init="glorot_uniform"), Dropout(0.5),
+        _conv(3, thin, relu), _conv(thin, thin), MaxPool(2), chains.Activation(relu), chains.Dropout(0.25),
+        _conv(thin, wide, relu), _conv(wide, wide), MaxPool(2), chains.Activation(relu), chains.Dropout(0.25),
+        chains.Flatten(), Dense(64 * wide, features, relu, weight_init="glorot_uniform"), chains.Dropout(0.5),
         Dense(features, 10, weight_init="glorot_uniform"),
     )  # fmt: skip
-    # One epoch of ten: its 781 steps are alike, and time on a GPU is dear.
+    # One epoch of ten: its 781 steps take the same time, and time on a GPU is expensive.
     batch, optimizer = 2 if setting.tiny else 64, SGD(0.01, momentum=0.9)
-    return Problem(layers, (3, 32, 32), CrossEntropyLoss(), optimizer, x, t, batch, 1, test, drop_last=True, note=note)
+    return Problem(layers, (3, 32, 32), CrossEntropyLoss(), optimizer, x, t, batch, 1, test, note=note)
 
 
 def _conv(inputs: int, outputs: int, activation: Any = "identity") -> Conv:
@@ -131,33 +113,19 @@ def _wide(setting: Setting) -> Problem:
     return Problem(layers, (inputs,), CrossEntropyLoss(), SGD(1e-3), x, t, batch, 2 if setting.tiny else 50)
 
 
-def _wider(setting: Setting, activation: Any = tanh) -> Problem:
-    width = 16 if setting.tiny else 8192
-    x = _noise(width, (width,), 1)[0]
-    layers = (Dense(width, width, activation), Dense(width, width))
-    return Problem(layers, (width,), SquaredLoss(), SGD(1e-6), x, x, width, 2 if setting.tiny else 5)
-
-
-def activation_of(layer: Layer) -> str:
-    """The name of the function that a layer ends with; "identity" where there is none."""
-    function = layer.f if isinstance(layer, Activation) else getattr(layer, "activation", None)
-    return "identity" if function is None else str(function.name)
-
-
 PROBLEMS: dict[str, Callable[[Setting], Problem]] = {
     "matrix_exp": _matrix_exp,
     "mnist_mlp": _mnist_mlp,
     "lenet5": _lenet5,
     "rosetta_cnn": _rosetta_cnn,
     "wide": _wide,
-    "wider": _wider,
-    "wider_relu": partial(_wider, activation=relu),
 }
+TRAINED = ("matrix_exp", "mnist_mlp", "lenet5", "rosetta_cnn")
 _made: dict[tuple[str, Setting], Problem] = {}
 
 
 def problem(key: str, setting: Setting) -> Problem:
-    """The problem of this key; the last one is kept."""
+    """The problem with this key; the last one is kept."""
     if (key, setting) not in _made:
         _made.clear()
         _made[key, setting] = PROBLEMS[key](setting)
@@ -165,8 +133,14 @@ def problem(key: str, setting: Setting) -> Problem:
 
 
 def timing(seconds: float, steps: int) -> dict[str, float]:
-    """The time of so many steps, as a row tells it."""
+    """The time of these steps, as rows report it."""
     return {"seconds": seconds, "us_a_step": seconds / steps * 1e6}
+
+
+def activation_of(layer: Layer) -> str:
+    """The name of the function that a layer ends with; "identity" where there is none."""
+    function = layer.f if isinstance(layer, chains.Activation) else getattr(layer, "activation", None)
+    return "identity" if function is None else str(function.name)
 
 
 def _noise(samples: int, shape: tuple[int, ...], classes: int) -> Arrays:
@@ -174,26 +148,17 @@ def _noise(samples: int, shape: tuple[int, ...], classes: int) -> Arrays:
     return rng.standard_normal((samples, *shape), np.float32), rng.integers(0, classes, samples)
 
 
-def _digits(setting: Setting) -> tuple[Arrays, Arrays, str]:
-    """MNIST where it is at hand, else noise of its shape, which takes as long and teaches nothing."""
-    return _images(setting, "mnist", chains.data.load_mnist, (60_000, 28, 28), (1, 28, 28))
-
-
-def _photographs(setting: Setting) -> tuple[Arrays, Arrays, str]:
-    """CIFAR-10 where it is at hand, else noise."""
-    return _images(setting, "cifar10", chains.data.load_cifar10, (50_000, 3, 32, 32), (3, 32, 32))
-
-
 def _images(
     setting: Setting, name: str, load: Callable[[Path], Any], shape: tuple[int, ...], sample: tuple[int, ...]
 ) -> tuple[Arrays, Arrays, str]:
+    """The data set and a note; without its files, noise of its shape, which takes as long."""
     note = ""
     try:
         if setting.folder is None:
             raise OSError("no folder is given")
         (x, t), (xv, tv) = load(setting.folder / name)
     except (OSError, ValueError) as error:
-        note = f"noise instead of {name}, which is not at hand ({error})"
+        note = f"noise instead of {name}, which cannot be read ({error})"
         rng = np.random.default_rng(1)
         samples = 24 if setting.tiny else shape[0]
         x, t = rng.integers(0, 256, (samples, *shape[1:]), np.uint8), rng.integers(0, 10, samples)

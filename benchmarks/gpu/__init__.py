@@ -1,0 +1,1 @@
+"""The benchmark of the GPU backend: ``python -m benchmarks.gpu`` (see `__main__.py`)."""

@@ -1,0 +1,97 @@
+"""Checks the GPU backend against NumPy and measures it, with PyTorch and JAX as peers, on one GPU.
+
+    python -m benchmarks.gpu --plan
+    python -m benchmarks.gpu --floors
+    python -m benchmarks.gpu --minutes 9.5 --folder gpu --data DATA
+
+It needs CuPy with NVRTC and cuBLAS, and pytest. cuDNN with its front end, PyTorch and JAX are measured if installed.
+Rows run in order of worth, each in a process that is ended after a time limit or after an error of CUDA. Every result is
+written to ``--folder`` as it comes. The next call with that folder does what is missing and what failed (of cases, the wrong
+ones), and has the kernels that were compiled before; ``--again`` repeats the chosen rows. ``--data`` is the folder with `mnist`
+and `cifar10` ($CHAINS_DATA by default); without it, noise is used, and accuracies mean nothing. Without a GPU the command says
+so and measures nothing; ``--rehearse`` runs every row at tiny sizes on an emulated GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import chains
+from benchmarks.gpu.backends import facts
+from benchmarks.gpu.floors import lines
+from benchmarks.gpu.problems import Setting
+from benchmarks.gpu.processes import Here, Worker
+from benchmarks.gpu.report import Report, table
+from benchmarks.gpu.rows import Row, rows
+from benchmarks.gpu.running import LATE, OPTIONAL, Run, is_done, plan
+
+FACTS_SECONDS = 90.0  # to find the GPU, at most
+KEYS = list(dict.fromkeys(row.problem for row in rows()))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="Checks and measures the GPU backend.")
+    parser.add_argument("--minutes", type=float, default=9.5, help="for all of it (%(default)s)")
+    parser.add_argument("--data", type=Path, default=None, help="folder with mnist and cifar10 ($CHAINS_DATA)")
+    parser.add_argument("--folder", type=Path, help="results and kernels, written after every row; a later run continues there")
+    parser.add_argument("--peers", nargs="+", choices=("chains", *OPTIONAL), default=["chains", *OPTIONAL])
+    parser.add_argument("--problems", nargs="+", metavar="PROBLEM", help=f"of {', '.join(KEYS)}; all by default")
+    parser.add_argument("--ladder", action="store_true", help="single steps, each in a new process")
+    parser.add_argument("--again", action="store_true", help="also rows that are done")
+    parser.add_argument("--plan", action="store_true", help="print the rows in their order with estimated seconds, and end")
+    parser.add_argument("--floors", action="store_true", help="print launches and least times of steps on an H200, and end")
+    parser.add_argument("--rehearse", action="store_true", help="tiny, on an emulated GPU, in this process")
+    options = parser.parse_args(arguments)
+    problems = ["ladder"] if options.ladder else options.problems or KEYS
+    unknown = [key for key in problems if key not in KEYS]
+    if unknown:
+        parser.error(f"`--problems` (={unknown[0]!r}) must be one of {', '.join(KEYS)}")
+    folder = options.data or (Path(os.environ["CHAINS_DATA"]) if os.environ.get("CHAINS_DATA") else None)
+    setting = Setting(folder, options.rehearse)
+    chosen = [row for row in rows() if row.peer in options.peers and row.problem in problems]
+    if options.folder is not None:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        os.environ["CUPY_CACHE_DIR"] = str(options.folder.resolve() / "kernels")
+    report = Report({}, None if options.folder is None else options.folder / "results.json")
+    if options.floors:
+        print("\n".join(lines(setting)))
+        return 0
+    if options.plan:
+        print("\n".join(plan(chosen, report, options.minutes)))
+        return 0
+    return _measured(chosen, setting, report, options)
+
+
+def _measured(chosen: Sequence[Row], setting: Setting, report: Report, options: Any) -> int:
+    worker = (Here if options.rehearse else Worker)(setting)
+    machine = worker(facts, FACTS_SECONDS)
+    worker.end()
+    if "failed" in machine:
+        print(f"nothing was measured: {machine['failed']}")
+        return 0
+    machine["libraries"] = f"NumPy {np.__version__}, chains {chains.__version__}, Python {sys.version.split()[0]}"
+    report.facts |= machine
+    print("\n".join(f"{name:13}{fact}" for name, fact in machine.items()), "", sep="\n", flush=True)
+    left = [row for row in chosen if options.again or not is_done(row, report)]
+    Run(setting, report, options.minutes, *((Here, 1) if options.rehearse else ()))(left)
+    print("", table(report.results), "", sep="\n")
+    for goal in report.goals:
+        print(f"{goal['verdict']:15}{goal['goal']}: {goal['figure']}")
+    checks = [result for result in report.results if result["problem"] == "correct"]
+    ran = [result for result in checks if result.get("failed") != LATE]
+    wrong = [result for result in ran if not result.get("holds")]
+    print(f"\ncorrect: {len(ran) - len(wrong)} of {len(ran)} parts" + (": SEE ABOVE" if wrong else ""))
+    if len(ran) < len(checks):
+        print(f"{len(checks) - len(ran)} parts were not run: the time was over")
+    return 1 if any("holds" in result for result in wrong) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
