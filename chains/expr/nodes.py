@@ -138,7 +138,8 @@ def as_expr(value: Any) -> Expr:
         return value
     if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
         return Expr("const", value=float(value))
-    raise TypeError(f"a formula is made of numbers and its arguments, not of `{value!r}` ({type(value).__name__})")
+    advice = "; several results are a tuple" if isinstance(value, (np.ndarray, list)) else ""
+    raise TypeError(f"a formula is made of numbers and its arguments, not of `{value!r}` ({type(value).__name__}){advice}")
 
 
 def _unary(operation: str, a: Any) -> Expr:

@@ -352,6 +352,12 @@ def _overlap(place: Place, out: Any, array: Any) -> bool:
     return start < other + reach and other < start + out.nbytes
 
 
+WEIGHTS_OF = {  # advice on targets that are NaN
+    "t": "; a missing target has the weight 0 in `weights`",
+    "validation[1]": "; a missing target has the weight 0 in `validation[3]`, of (x, t, lengths, weights)",
+}
+
+
 def check_finite(dtype: np.dtype, **arrays: np.ndarray | None) -> None:
     """Raise ValueError for an infinity, NaN or number beyond the range of `dtype`; the message names array and position."""
     for name, array in arrays.items():
@@ -362,7 +368,8 @@ def check_finite(dtype: np.dtype, **arrays: np.ndarray | None) -> None:
         if not _all(fits, array):
             index = tuple(int(k) for k in np.argwhere(~fits(array))[0])
             wanted = f"within the range of {dtype}, the type of `p`" if np.isfinite(array[index]) else "finite"
-            raise ValueError(f"`{name}` must be {wanted}, got {array[index]} at index {index}")
+            advice = WEIGHTS_OF.get(name, "") if np.isnan(array[index]) else ""
+            raise ValueError(f"`{name}` must be {wanted}, got {array[index]} at index {index}{advice}")
 
 
 def _all(fits: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> bool:

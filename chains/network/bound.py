@@ -152,7 +152,10 @@ class Bound:
     def _one(self, name: str, array: Any, shape: tuple[int, ...]) -> np.ndarray:
         array = as_array(name, array)
         if array.shape != shape:
-            raise ValueError(f"`{name}` has shape {array.shape}, but one sample has {shape}, without an axis of the batch")
+            advice = "; SciPy's solve_ivp takes lambda t, y: f(y)" if array.ndim == 0 else ""
+            raise ValueError(
+                f"`{name}` has shape {array.shape}, but one sample has {shape}, without an axis of the batch{advice}"
+            )
         return array
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -279,6 +279,7 @@ def test_arguments_of_a_function_that_does_not_say():
         (lambda x: x + "1", "'1'"),
         (lambda x: "text", "'text'"),
         (lambda x: None, "None"),
+        (lambda x: np.array([x, -x]), "several results are a tuple"),
         (lambda x: np.add.reduce(x), "reduce|add"),
         (lambda x: x + np.ones(3), "array|ufunc|add|numbers"),
         (lambda x: where(True, x, 0.0), "True"),

@@ -109,6 +109,7 @@ def test_bad_input(backend_name):
     f, out = net.bound(p), np.zeros(3)
     for call, word in (
         (lambda: f(np.ones(2)), r"`x` has shape \(2,\), but one sample has \(3,\)"),
+        (lambda: f(0.0, np.ones(3)), r"`x` has shape \(\), .* solve_ivp takes lambda t, y: f\(y\)"),
         (lambda: f(np.ones((1, 3))), r"`x` has shape \(1, 3\)"),
         (lambda: f(np.ones(3), out), r"`out` has shape \(3,\), but one sample has \(2,\)"),
         (lambda: f(np.ones(3), [0.0, 0.0]), r"`out` \(=\[0.0, 0.0\]\) must be an array to be filled"),

@@ -319,9 +319,10 @@ def test_only_targets_of_weight_zero_are_left_out_of_checks(backend_name):
     for call in (net.value_and_grad, net.loss):
         with pytest.raises(ValueError, match="`t`: targets must be from 0 to 1, got nan"):
             call(p, x, data.t, loss, weights=w)
-    with pytest.raises(ValueError, match=rf"`t` must be finite, got nan at index \({where}\)"):
+    missing = "; a missing target has the weight 0 in"
+    with pytest.raises(ValueError, match=rf"`t` must be finite, got nan at index \({where}\){missing} `weights`$"):
         net.value_and_grad(p, x, data.t, MSELoss(), weights=w, check_finite=True)
-    with pytest.raises(ValueError, match=r"`validation\[1\]` must be finite, got nan"):
+    with pytest.raises(ValueError, match=rf"`validation\[1\]` must be finite, got nan .*{missing} `validation\[3\]`, of "):
         train(net, p, x, data.whole, MSELoss(), SGD(0.1), validation=(x, data.t, None, w), progress=False)
     with pytest.raises(ValueError, match=r"`validation\[3\]` must have shape \(6,\).* or \(6, 2, 4\), .*got \(6, 4\)"):
         train(net, p, x, data.whole, MSELoss(), SGD(0.1), validation=(x, data.t, None, w[:, 0]), progress=False)
