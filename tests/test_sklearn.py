@@ -430,6 +430,9 @@ def test_class_weights_are_weights_of_samples():
     ChainClassifier(class_weight={1: 3.0}).partial_fit(X, y, classes=[0, 1, 2])
     with pytest.raises(ValueError, match=r"`class_weight` .='even'. must be"):
         ChainClassifier(class_weight="even").fit(X, y)
+    for wrong in (-1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match=r"`class_weight` .=.2: .*. must have finite numbers, zero or positive"):
+            ChainClassifier(class_weight={2: wrong}).fit(X, y)
     with pytest.raises(ValueError, match="for classes that exclude each other"):
         ChainClassifier(class_weight="balanced").fit(X, np.eye(3, dtype=int)[y])
 

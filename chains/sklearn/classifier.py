@@ -133,7 +133,10 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
             raise ValueError("`class_weight` is for classes that exclude each other; weigh samples by `sample_weight`")
         index = np.searchsorted(self.classes_, np.ravel(y))
         if isinstance(self.class_weight, dict):
-            return compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_)[index]
+            factors = compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_)
+            if not (np.isfinite(factors) & (factors >= 0)).all():
+                raise ValueError(f"`class_weight` (={self.class_weight}) must have finite numbers, zero or positive")
+            return factors[index]
         if partial:
             raise ValueError(
                 "`class_weight` (='balanced') is not for partial_fit, which does not know how many samples there are of each "
