@@ -38,8 +38,10 @@ class Line:
         for _ in range(MOST_TRIES):
             p = origin + step * d
             value, g = self._evaluate(p)
-            rise = float(d @ g) if math.isfinite(value) else math.inf
-            if math.isfinite(value) and value < best[2]:
+            rise = float(d @ g)
+            if not (math.isfinite(value) and math.isfinite(rise)):
+                value = rise = math.inf
+            if value < best[2]:
                 best = (step, p, value, g)
             # Near the minimum values differ by rounding alone, and slopes tell (Hager and Zhang 2005, approximate Wolfe).
             flat = value <= start + 1e-15 * abs(start) and (2.0 * DECREASE - 1.0) * slope >= rise

@@ -33,6 +33,18 @@ def test_a_gradient_that_is_not_the_functions_is_no_lack_of_precision():
     assert found.message == "no lower value was found along the line, though the gradient promises one"
 
 
+@pytest.mark.parametrize("method", ["BFGS", "L-BFGS"])
+def test_points_whose_gradient_is_nan_are_not_reached(method):
+    """Also where their values are lower."""
+
+    def bowl(p):
+        return float(p @ p), np.where(abs(p) < 0.5, np.nan, 2.0 * p)
+
+    found = minimize(bowl, np.array([2.0, 3.0]), method)
+    assert np.isfinite(found.jac).all()
+    assert found.fun < 13.0
+
+
 class WrongJacobian:
     """The bowl p'p / 2, whose gradient has the wrong sign."""
 
