@@ -81,8 +81,8 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
 
     def place(link: re.Match[str]) -> str:
         target = (file.parent / link[0]).resolve()
-        names = [f"{name}.md" for name, path in PAGES.items() if path == target]
-        return names[0] if names else relpath(target, ROOT / "docs")
+        pages = [ROOT / "docs" / f"{name}.md" for name, path in PAGES.items() if path == target]
+        return relpath(pages[0] if pages else target, (ROOT / "docs" / page).parent)
 
     if file.exists():
         source[0] = LINK.sub(place, source[0])

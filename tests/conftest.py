@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 
 import pytest
@@ -34,8 +35,10 @@ def nothing_recorded():
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     """Every run draws the same random cases, but with ``--random-seed``; workers side by side have one thread each for
-    NumPy's products.
+    NumPy's products. Ctrl-C ends processes also where a shell started the tests in the background, which ignores it.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("numprocesses", None):
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if (seed := config.getoption("--random-seed")) is not None:
