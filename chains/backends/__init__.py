@@ -51,6 +51,8 @@ def backend(chosen: str | Cupy) -> Backend:
         make = _BACKENDS[chosen]
     else:
         hint = meant(chosen, _BACKENDS) if isinstance(chosen, str) else ""
+        if chosen is Cupy or str(chosen).startswith("cupy-"):
+            hint = "; settings of the GPU backend are an object, such as backend=chains.backends.Cupy(precision='tf32')"
         raise ValueError(f"unknown `backend` (={chosen!r}): choose one of {', '.join(map(repr, _BACKENDS))}{hint}")
     if chosen not in _loaded:
         _loaded[chosen] = make()

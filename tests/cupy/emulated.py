@@ -333,7 +333,7 @@ class EmulatedDevice(Device):
         devices.add(self)
         self.allocations = 0
         self.launches = 0  # of kernels
-        self.graphs = self.replays = 0
+        self.graphs = 0
         self.captured: list[Task] | None = None  # the work of the graph that is being captured
         self._loaded: set[int] = set()  # kernels that were launched
         self.library = fake_cudnn.FrontEnd()
@@ -478,7 +478,6 @@ class EmulatedDevice(Device):
 
     def replay(self, graph: Sequence[Task]) -> None:
         """Do the work of a graph."""
-        self.replays += 1
         for task in graph:
             self.main.put(task)
 
@@ -489,7 +488,6 @@ class EmulatedDevice(Device):
         return fake_cudnn.STREAM
 
     def seconds(self, work: Work, repeats: int = 5) -> float:
-        self.refuse("timing")
         self.refuse("timing")
         before = self.library.seconds
         with self.running():

@@ -206,7 +206,7 @@ def test_copies_from_pinned_memory_are_waited_for(pinned):
             self.view(np.ndarray)[...] = source
 
     cupy = types.SimpleNamespace(
-        ndarray=Array, asarray=lambda a, dtype: np.array(a, dtype).view(Array), ascontiguousarray=lambda a: a,
+        ndarray=Array, empty=lambda shape, dtype: np.empty(shape, dtype).view(Array),
         cuda=types.SimpleNamespace(runtime=runtime, get_current_stream=lambda: stream),
     )  # fmt: skip
     device, target = cuda_device(cupy=cupy), np.zeros(3).view(Array)

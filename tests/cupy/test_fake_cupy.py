@@ -147,6 +147,23 @@ def test_cudnn_is_captured(monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.parametrize("put", [np.asarray, lambda x: backend("cupy").on_device.device.array(x.T).T], ids=["host", "gaps"])
+def test_data_without_room_say_what_to_do(cupy, put, monkeypatch):
+    """CuPy's own error names no remedy."""
+    p, t, empty = cupy.asarray(NET.init(seed=0)), cupy.asarray(np.ones((1000, 4), np.float32)), cupy.inner.empty
+    x = put(np.ones((1000, 3), np.float32))
+
+    def full(shape, dtype):
+        if (shape, dtype) == (x.shape, x.dtype):
+            raise cupy.cuda.memory.OutOfMemoryError("Out of memory allocating 12,000 bytes")
+        return empty(shape, dtype)
+
+    monkeypatch.setattr(cupy.inner, "empty", full)
+    with pytest.raises(MemoryError, match=r"the GPU has no room for 12,000 more bytes .*: take smaller batches"):
+        train(NET, p, x, t, LOSS, Adam())
+
+
+@needs_compiler
 def test_the_stand_in_refuses_what_cupy_refuses(cupy):
     a, b = cupy.asarray(X), X.copy()
     for wrong in (

@@ -129,7 +129,7 @@ class Compiled:
         """The operations, rewritten so that each has a kernel. Those that only write arrays of no elements are left out."""
         given = [each for each in operations if any(0 not in view.shape for view in each.outs)]
         if self._library is not None:
-            given = with_operands(given)
+            given = with_operands(given, self._like)
         return [each for operation in given for each in self._prepared(operation)]
 
     def _loop(self, operation: Loop) -> list[Command]:

@@ -68,10 +68,12 @@ class CudaDevice(Device):
             target[...] = source.reshape(target.shape)
 
     def contiguous(self, array: Any, dtype: Any = None) -> Array:
-        host = None if self.owns(array) else np.asarray(array, dtype)
-        result = self.cupy.ascontiguousarray(self.cupy.asarray(array if host is None else host, dtype)).reshape(array.shape)
-        if host is not None:
-            self._wait_for_pinned(host)
+        given = array if self.owns(array) else np.asarray(array)
+        kind = np.dtype(given.dtype if dtype is None else dtype)
+        if self.owns(given) and given.flags.c_contiguous and given.dtype == kind:
+            return given
+        result = self.empty(given.shape, kind)
+        self.assign(result, given)
         return result
 
     def _wait_for_pinned(self, host: np.ndarray) -> None:

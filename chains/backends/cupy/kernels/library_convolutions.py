@@ -19,7 +19,7 @@ from chains.backends.cupy.source.commands import Command, Tiled, untiled
 from chains.backends.cupy.source.reduction import Temporary
 from chains.program.alias import meet
 from chains.program.operations import Convolve, ConvolveInput, Copy, Operation
-from chains.program.view import Buffer, View, c_strides, concrete
+from chains.program.view import Buffer, View, concrete
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def lowered(
     return [Tiled(commands, tuple(reads), tuple(writes), operation.label)]
 
 
-def with_operands(operations: Sequence[Operation]) -> list[Operation]:
+def with_operands(operations: Sequence[Operation], scratch: Callable[[View], View]) -> list[Operation]:
     """The operations with copies before and after convolutions, of the arrays that the library cannot take where they are."""
     result: list[Operation] = []
     copied: dict[View, View] = {}  # the copies that are up to date
@@ -69,10 +69,10 @@ def with_operands(operations: Sequence[Operation]) -> list[Operation]:
         if isinstance(operation, AnyConvolution):
             for view in operation.ins:
                 if _is_misaligned(view) and view not in copied:
-                    copied[view] = _room(view)
+                    copied[view] = scratch(view)
                     result.append(Copy((copied[view],), (view,), label=operation.label))
             (y,) = operation.outs
-            out = _room(y) if _is_misaligned(y) else y
+            out = scratch(y) if _is_misaligned(y) else y
             steps = [replace(operation, outs=(out,), ins=tuple(copied.get(view, view) for view in operation.ins))]
             if out is not y:
                 steps.append(Copy((y,), (out,), label=operation.label))
@@ -84,8 +84,3 @@ def with_operands(operations: Sequence[Operation]) -> list[Operation]:
 
 def _is_misaligned(view: View) -> bool:
     return view.offset * view.dtype.itemsize % ALIGNMENT != 0
-
-
-def _room(view: View) -> View:
-    """Scratch for a copy."""
-    return View(Buffer(f"{view} staged", "scratch", view.dtype, view.shape), view.shape, c_strides(view.shape))
