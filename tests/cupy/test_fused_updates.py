@@ -46,6 +46,19 @@ def test_the_bits_are_those_of_two_passes(way, monkeypatch):
     assert_close(found["one-kernel"], found["numpy"], 1e-3)
 
 
+@needs_compiler
+def test_a_vector_whose_gradient_is_two_sums_is_updated_once():
+    """A midpoint step uses the vector twice, and its parameters are that vector alone."""
+    rng, found = np.random.default_rng(0), {}
+    x, t = rng.normal(size=(16, 3)), rng.normal(size=(16, 2, 3))
+    for name in ("numpy", "one-kernel", "one-kernel-backwards"):
+        net = Chain(chains.ODE(chains.Shift(), (0.0, 0.5), "midpoint", 2), input_shape=(3,), backend=name)
+        found[name] = net.init(seed=1)
+        train(net, found[name], x, t, SquaredLoss(), SGD(0.1), epochs=1, batch_size=8, seed=2)
+    assert_close(found["one-kernel"], found["numpy"], 1e-5)
+    assert_close(found["one-kernel-backwards"], found["numpy"], 1e-5)
+
+
 def made(optimizer, penalty=None, width=6, batch=8):
     program = Chain(Dense(width, 9, tanh), Dense(9, 3)).program(SquaredLoss(), optimizer, penalty=penalty)
     return fused_program(program, tiling_of(program, batch), SHARED_BYTES["sm_90"])

@@ -69,15 +69,29 @@ def is_flat(operation: Operation) -> bool:
 
 
 def _movable(before: Sequence[Operation], run: Run, between: Sequence[Operation]) -> list[Operation]:
-    """The sums over samples that may be done where the run is, in the order of their results."""
+    """The sums over samples that may be done where the run is, by place; of those at one place, the last."""
     chosen: list[Operation] = []
     passed = [*between]
     for operation in reversed(before):
-        if _gives(operation, run) and not any(conflict(operation, other) for other in passed):
+        free = _gives(operation, run) and not any(conflict(operation, other) for other in passed)
+        if free and not any(_together(run, operation, other) for other in chosen):
             chosen.append(operation)
         else:
             passed.append(operation)
-    return sorted(chosen, key=lambda operation: operation.outs[0].offset)
+    return sorted(chosen, key=lambda operation: _place(run, operation))
+
+
+def _place(run: Run, operation: Operation) -> tuple[int, int]:
+    """The first of the run's elements that the sum gives, and the one after the last."""
+    (out,) = operation.outs
+    start = out.offset - next(view.offset for view in run.ins if view.buffer is out.buffer)
+    return start, start + out.sample_size
+
+
+def _together(run: Run, a: Operation, b: Operation) -> bool:
+    """Whether an element of the run is in both sums; it would be done twice."""
+    (first, stop), (other, other_stop) = _place(run, a), _place(run, b)
+    return first < other_stop and other < stop
 
 
 def _gives(operation: Operation, run: Run) -> bool:
@@ -99,11 +113,9 @@ def _in_parts(run: Run, sums: Sequence[Operation]) -> list[Operation]:
     result: list[Operation] = []
     edges = [0]
     for operation in sums:
-        (out,) = operation.outs
-        vector = next(view for view in run.ins if view.buffer is out.buffer)
-        start = out.offset - vector.offset
-        edges += [start, start + out.sample_size]
-        result += [operation, *_part(run, start, out)]
+        start, stop = _place(run, operation)
+        edges += [start, stop]
+        result += [operation, *_part(run, start, operation.outs[0])]
     edges.append(run.outs[0].sample_size)
     for start, stop in list(pairwise(edges))[::2]:
         if start < stop:
