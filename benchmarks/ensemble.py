@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.peers import Options
 from benchmarks.timing import Absent, Contest, Contestant, Criterion, Table, in_modes
 from chains import Adam, Chain, Dense, MSELoss, set_num_threads, tanh, train
-from chains.processors import processors
+from chains.support.processors import processors
 
 MEMBERS, SAMPLES, STEPS = 1_000, 64, 50
 RATE = 1e-3

@@ -26,9 +26,9 @@ from benchmarks.machine import describe
 from benchmarks.timing import Criterion
 from chains import SGD, Adam, Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, MSELoss, SquaredLoss, relu, tanh, train, σ
 from chains.backends import backend
-from chains.communicator import words_of
 from chains.network.parallel import check_comm
 from chains.program.recorder import Recorder
+from chains.support.communicator import words_of
 
 # Latency in seconds and bytes a second of a message; `docs/scaling.md` names the sources.
 NETWORKS = {

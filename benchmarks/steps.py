@@ -31,7 +31,7 @@ from chains.program.operations import Map, MatMul, Operation
 from chains.program.view import concrete
 
 STEPS, ROUNDS = 1000, 9
-MOST_STEPS = 500  # steps of a program that have a place for their ticks
+MAX_STEPS = 500  # steps of a program that have a place for their ticks
 SLOW = {"tanh": tanh, "exp": sigmoid}  # operations of formulas, and the functions that have them here
 
 
@@ -40,7 +40,7 @@ class TimedCompiler(Compiler):
 
     def __init__(self, plan: ExecutionPlan) -> None:
         super().__init__(plan)
-        self.ticks = np.zeros(1 + MOST_STEPS, np.int64)
+        self.ticks = np.zeros(1 + MAX_STEPS, np.int64)
         self.operations: list[Operation] = []
 
     def _steps(self, steps: Sequence[PlanStep], frame: Frame) -> None:

@@ -25,7 +25,7 @@ PROBLEMS: dict[str, tuple[Equations, tuple[float, ...], float, Any]] = {  # righ
     "reaction": (REACTION, (1.0, 0.0, 0.0), 40.0, (1e-9, 1e-12, 1e-9)),
     "pendulum": (PENDULUM, (1.0, 0.0), 20.0, None),
 }
-MOST_STEPS = {("reaction", "tsit5"): 40_000}
+MAX_STEPS = {("reaction", "tsit5"): 40_000}
 
 
 def shortest(call: Callable[[], Any]) -> float:
@@ -44,7 +44,7 @@ def main() -> None:
     print("| | forward | with its pullback |", "| --- | --- | --- |", sep="\n")
     for name, (rhs, start, last, atol) in PROBLEMS.items():
         for method in ("kvaerno5", "tsit5"):
-            most = MOST_STEPS.get((name, method))
+            most = MAX_STEPS.get((name, method))
             net = Chain(ODE(rhs, (0.0, last), method, rtol=1e-6, atol=atol, max_steps=most), backend="native")
             p, x = net.init(dtype=np.float64), np.array([start])
             dy = np.ones((1, 2, len(start)))

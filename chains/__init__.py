@@ -93,7 +93,7 @@ from chains.losses import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, L1Loss
 from chains.losses import Loss as Loss
 from chains.losses import loss as loss
 from chains.metrics import accuracy as accuracy
-from chains.minimize import minimize as minimize
+from chains.minimize.minimize import minimize as minimize
 from chains.network.objective import Objective as Objective
 from chains.network.ode_steps import Trajectory as Trajectory
 from chains.network.ode_steps import ode_steps as ode_steps
@@ -106,13 +106,13 @@ from chains.program.recorder import Recorder as Recorder
 from chains.program.view import View as View
 from chains.queueing.queue import Queue as Queue
 from chains.residuals.problem import ResidualProblem, Term
-from chains.samplers import SGLD, SWAG
 from chains.sampling.draws import Draws as Draws
 from chains.sampling.sample import HMC as HMC
 from chains.sampling.sample import sample as sample
-from chains.threads import get_num_threads as get_num_threads
-from chains.threads import num_threads as num_threads
-from chains.threads import set_num_threads as set_num_threads
+from chains.sampling.samplers import SGLD, SWAG
+from chains.support.threads import get_num_threads as get_num_threads
+from chains.support.threads import num_threads as num_threads
+from chains.support.threads import set_num_threads as set_num_threads
 from chains.training.checkpoint import Checkpoint as Checkpoint
 from chains.training.ensemble_history import EnsembleHistory as EnsembleHistory
 from chains.training.history import History as History

@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from chains.checks import check_number, check_text
 from chains.expr import cos, erf, exp, expm1, log1p, maximum, minimum, sin, trace, where
 from chains.expr import tanh as _tanh
 from chains.expr.derivatives import slope
 from chains.expr.replay import Replay, traced
-from chains.messages import meant
+from chains.support.checks import check_number, check_text
+from chains.support.messages import meant
 
 
 class Activation:

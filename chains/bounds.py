@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from chains.checks import is_real
 from chains.expr import exp, where
-from chains.messages import shown
+from chains.support.checks import is_real
+from chains.support.messages import shown
 
 
 @dataclass(frozen=True)

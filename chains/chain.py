@@ -7,11 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.places import is_elsewhere, place_of
-from chains.checks import check_flags, check_is
-from chains.lazy import lazy
 from chains.losses import Loss
-from chains.messages import counted, shown
 from chains.network import arguments, ensembles, record
 from chains.network.bound import Bound
 from chains.network.host_calls import call_from_host
@@ -19,6 +15,10 @@ from chains.network.objectives import Objectives
 from chains.network.ode_steps import check_solved
 from chains.network.parallel import check_comm, part_arrays, part_of
 from chains.penalties import Penalty
+from chains.support.checks import check_flags, check_is
+from chains.support.lazy import lazy
+from chains.support.memory import is_elsewhere, memory_of
+from chains.support.messages import counted, shown
 
 _SEED = 0  # the default
 _FLOAT32 = np.dtype(np.float32)
@@ -115,7 +115,7 @@ class Chain(Objectives):
         data = {**arguments.together(p, {"x": x, **arguments.lengths_of(lengths, x, known)}), "p": p}
         data |= self.state_for(run.program, state, p.dtype, training, data)
         shape = (len(x), *self.output_shape)
-        y = place_of(p).empty(shape, p.dtype) if out is None else arguments.check_out(out, shape, p.dtype, data)
+        y = memory_of(p).empty(shape, p.dtype) if out is None else arguments.check_out(out, shape, p.dtype, data)
         data["y"] = y
         run(len(x), arguments.with_random(data, run, seed, p))
         if self._may_fail:
@@ -221,8 +221,8 @@ class Chain(Objectives):
         data["p"] = p
         total, first = (len(data["x"]), 0) if shared is None else part_of(shared, len(data["x"]))
         data |= self.state_for(run.program, state, p.dtype, training, data, total)
-        g = place_of(p).empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, data)
-        value = place_of(p).empty((), p.dtype)
+        g = memory_of(p).empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, data)
+        value = memory_of(p).empty((), p.dtype)
         data["g"], data["value"] = g, value
         if shared is not None:
             data |= part_arrays(shared, run, total, first, p)
@@ -260,7 +260,7 @@ class Chain(Objectives):
         """
         p = arguments.check_params(p, self.n_params)
         data, objective = self.problem(x, t, loss, weights, penalty, lengths)
-        data, value = arguments.together(p, data), place_of(p).empty((), p.dtype)
+        data, value = arguments.together(p, data), memory_of(p).empty((), p.dtype)
         make = partial(record.loss, self.network, objective, p.dtype, False)
         run = self._program(p, ("loss", p.dtype), make, objective)
         data |= self.state_for(run.program, state, p.dtype, False, data)
@@ -325,7 +325,7 @@ class Chain(Objectives):
         inputs = {"p": p, **arguments.together(p, {"x": x, "dy": dy, **more})}
         inputs |= self.state_for(run.program, state, p.dtype, training, inputs)
         if out is None:
-            g, dx = place_of(p).empty(p.shape, p.dtype), place_of(p).empty(x.shape, p.dtype)
+            g, dx = memory_of(p).empty(p.shape, p.dtype), memory_of(p).empty(x.shape, p.dtype)
         else:
             g = arguments.check_out(out[0], p.shape, p.dtype, inputs, "out[0]")
             dx = arguments.check_out(out[1], x.shape, p.dtype, {**inputs, "out[0]": g}, "out[1]")

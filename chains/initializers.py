@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from chains.checks import check_number, check_numbers, check_word, takes
-from chains.messages import meant, shown
-from chains.tape import Tape, record
+from chains.support.call_graph import Tape, record
+from chains.support.checks import check_number, check_numbers, check_word, takes
+from chains.support.messages import meant, shown
 
 Initializer = Callable[[np.random.Generator, tuple[int, ...]], Any]
 InitializerLike = Initializer | str | float | np.ndarray

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from chains.activations import sigmoid
-from chains.checks import check_flags, check_labels, check_number, check_text
 from chains.expr import exp, log1p, maximum, sign, where
 from chains.expr.derivatives import derivative as derive
 from chains.expr.replay import Replay, traced
@@ -26,6 +25,7 @@ from chains.layers.softmax import log_sum_exp
 from chains.program.recorder import Recorder
 from chains.program.settings import Recorded
 from chains.program.view import View
+from chains.support.checks import check_flags, check_labels, check_number, check_text
 
 SampleShape = tuple[int, ...]
 

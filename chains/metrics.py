@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from chains.arrays import as_array
-from chains.backends.places import on_host
-from chains.checks import check_labels, check_number
+from chains.support.arrays import as_array
+from chains.support.checks import check_labels, check_number
+from chains.support.memory import on_host
 
 
 def accuracy(t: Any, y: Any, *, threshold: float = 0.5) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 
 from chains.bounds import Bounds
 from chains.initializers import Constant, Initializer
-from chains.messages import as_html, listed, meant, shown
+from chains.support.messages import as_html, listed, meant, shown
 
 
 @dataclass(frozen=True)

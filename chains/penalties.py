@@ -10,12 +10,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from chains.checks import check_number
 from chains.expr import sign
 from chains.params import Layout
 from chains.program.recorder import Recorder
 from chains.program.settings import Recorded, Tunable
 from chains.program.view import View
+from chains.support.checks import check_number
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from chains.checks import check_number
 from chains.expr import cos, floor, minimum, where
 from chains.expr.replay import kept
 from chains.program.settings import Tunable
+from chains.support.checks import check_number
 
 Schedule = Callable[[Any], Any]
 

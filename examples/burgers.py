@@ -27,7 +27,7 @@ import numpy as np
 
 from chains import Adam, Chain, Dense, ResidualProblem, Term, tanh, train
 from chains.expr import sin
-from chains.minimize import minimize
+from chains.minimize.minimize import minimize
 
 VISCOSITY = 0.01 / math.pi
 RATE = 2e-3  # of Adam

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from chains import Chain, Dense, ResidualProblem, Term, tanh
-from chains.minimize import minimize
+from chains.minimize.minimize import minimize
 
 HEIGHTS = np.array([-200.0, -100.0, -170.0, 15.0]) / 100.0
 SHAPES = np.array([[-1.0, 0.0, -10.0], [-1.0, 0.0, -10.0], [-6.5, 11.0, -6.5], [0.7, 0.6, 0.7]])  # of x x, x y and y y

@@ -18,7 +18,7 @@ import numpy as np
 from quickstart import matrix_exponential
 
 from chains import Adam, Chain, Dense, SquaredLoss, tanh, train
-from chains.minimize import minimize
+from chains.minimize.minimize import minimize
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

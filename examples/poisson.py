@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from chains import Chain, Dense, ResidualProblem, Term, tanh
-from chains.minimize import minimize
+from chains.minimize.minimize import minimize
 
 
 def exact(points: np.ndarray) -> np.ndarray:

@@ -10,8 +10,9 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-from chains import backends, threads
+from chains import backends
 from chains.network import programs
+from chains.support import threads
 from tests import harness, selection
 from tests.cupy import emulated
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from chains import backends
-from chains.backends.places import place_named
+from chains.support.memory import memory_named
 from tests.cupy import emulated
 
 ROOT = Path(__file__).parents[1]
@@ -53,4 +53,4 @@ def own_gpu() -> Any:
     from mpi4py import MPI
 
     cupy.cuda.Device(MPI.COMM_WORLD.rank % cupy.cuda.runtime.getDeviceCount()).use()
-    return place_named("cuda")
+    return memory_named("cuda")

@@ -17,7 +17,7 @@ import chains
 from chains import backends, data, expr, models, schedules, testing
 from chains.activations import ACTIVATIONS, Activation
 from chains.initializers import INITIALIZERS
-from chains.minimize import minimize
+from chains.minimize.minimize import minimize
 
 PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
 PACKAGE = Path(chains.__file__).parent
@@ -69,7 +69,7 @@ INSIDE = {
     "testing": "Checked Kink filled",
     "bound": "net p state",
     "result": "accesses ended error followers fresh held name owner place readers value waits work",
-    "net": "advice backward_pass brief declare fixed_input forward forward_pass network problem pullback "
+    "net": "advice backward_pass short_repr declare fixed_input forward forward_pass network problem pullback "
     "may_fail residuals_and_jacobian runner state_for training_step",
     "layout": "count index what",
     "program": "settings tuned",

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from chains import History, axes
+from chains import History
+from chains.support import axes
 
 
 def test_figures_without_matplotlib_name_it(monkeypatch):

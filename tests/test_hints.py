@@ -15,7 +15,7 @@ from chains import Adam, Chain, Conv, CrossEntropyLoss, Dense, EarlyStopping, La
 from chains.activations import ACTIVATIONS
 from chains.data import Augment, Batches, prefetch
 from chains.initializers import INITIALIZERS
-from chains.messages import SYNONYMS, counted, listed, meant
+from chains.support.messages import SYNONYMS, counted, listed, meant
 from chains.training.updater import Updater
 
 X, T = np.ones((6, 3)), np.zeros((6, 2))

@@ -10,7 +10,7 @@ import pytest
 import chains
 from chains import Chain, Dense, L2Penalty, SquaredLoss, tanh
 from chains.backends import backend
-from chains.minimize import minimize
+from chains.minimize.minimize import minimize
 from tests.cupy import emulated
 
 optimize = pytest.importorskip("scipy.optimize")

@@ -8,9 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from chains import get_num_threads, num_threads, set_num_threads, threads
+from chains import get_num_threads, num_threads, set_num_threads
+from chains.support import threads
 
-MOST = threads.MOST_THREADS
+MOST = threads.MAX_THREADS
 pytestmark = pytest.mark.usefixtures("number")
 
 

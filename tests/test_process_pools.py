@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import chains
-from chains import threads
+from chains.support import threads
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from chains import processors as module
-from chains.processors import processors
+from chains.support import processors as module
+from chains.support.processors import processors
 
 
 @pytest.fixture

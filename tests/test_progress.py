@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Adam, Chain, Dense, SquaredLoss, backends, progress, tanh, train
-from chains.progress import Progress, notice
+from chains import Adam, Chain, Dense, SquaredLoss, backends, tanh, train
+from chains.support import progress
+from chains.support.progress import Progress, notice
 from tests.waiting import eventually
 
 NET = Chain(Dense(3, 4, tanh), Dense(4, 2), backend="numpy")

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from chains import storage
+from chains.support import storage
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from chains import Adam, Chain, Dense, SquaredLoss, Updater, schedules, train
 from chains.expr import minimum
-from chains.tape import record
+from chains.support.call_graph import record
 
 LOWEST = 1e-4
 SHAPE = (6, 4)

@@ -204,7 +204,7 @@ def test_penalty_is_weight_decay(backend_name):
 
 def test_tensors_come_in_without_a_copy(dtype):
     x = torch.arange(12.0, dtype=torch.float64).reshape(4, 3)
-    assert np.shares_memory(chains.arrays.as_numpy("x", x), x.numpy())
+    assert np.shares_memory(chains.support.arrays.as_numpy("x", x), x.numpy())
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64", "uint8", "int64", "bool"])

@@ -12,8 +12,8 @@ from chains.backends.base import Backend, Binding, FallbackWarning, Feed, Intake
 from chains.backends.cupy_settings import Cupy
 from chains.backends.executable import Executable
 from chains.backends.numpy.backend import NumpyBackend
-from chains.backends.places import add_place, promise_place
-from chains.messages import meant
+from chains.support.memory import add_memory, promise_memory
+from chains.support.messages import meant
 
 
 def _native() -> Backend:
@@ -30,7 +30,7 @@ def _cupy(settings: Cupy = Cupy()) -> Backend:  # noqa: B008 - it never changes
 
     made = CupyBackend(CudaDevice(settings))
     if settings == Cupy():  # the GPU's backend for networks that name none
-        add_place(made.on_device.device, made.on_device)
+        add_memory(made.on_device.device, made.on_device)
     return made
 
 
@@ -59,7 +59,7 @@ def backend(chosen: str | Cupy) -> Backend:
     return _loaded[chosen]
 
 
-promise_place("cuda", array_api_compat.is_cupy_array, partial(backend, "cupy"))
+promise_memory("cuda", array_api_compat.is_cupy_array, partial(backend, "cupy"))
 
 __all__ = [
     "Backend",

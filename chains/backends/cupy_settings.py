@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from chains.checks import check_flags
-from chains.messages import shown
+from chains.support.checks import check_flags
+from chains.support.messages import shown
 
 Precision = Literal["float32", "tf32"]
 Convolver = Literal["auto", "cudnn", "own"]

@@ -7,8 +7,8 @@ from collections.abc import Collection
 import numpy as np
 
 from chains.backends.base import Arrays, Backend, MemberFeed
-from chains.backends.places import place_of
 from chains.program.program import Program
+from chains.support.memory import memory_of
 
 
 def updated(program: Program, own: Collection[str]) -> list[str]:
@@ -45,7 +45,7 @@ class OneByOne(MemberFeed):
     ) -> None:
         everything = {**arrays, **sources}
         self._rows = {name: everything[name] for name in own if name in everything}
-        self._at = {name: place_of(rows).array(rows[0]) for name, rows in self._rows.items()}
+        self._at = {name: memory_of(rows).array(rows[0]) for name, rows in self._rows.items()}
         self._updated = updated(program, self._rows)
         self._orders, self._order = orders, orders[0].copy()
         binding = backend.bind(program, batch, {name: self._at.get(name, array) for name, array in arrays.items()})
@@ -55,12 +55,12 @@ class OneByOne(MemberFeed):
         done = np.zeros(len(members), np.int64)
         for position, member in enumerate(members):
             for name, rows in self._rows.items():
-                place_of(rows).assign(self._at[name], rows[member])
+                memory_of(rows).assign(self._at[name], rows[member])
             self._order[:] = self._orders[member if len(self._orders) > 1 else 0]
             self._feed.forget()
             losses = np.empty(values.shape[1])
             done[position] = self._feed(first, losses)
             values[member] = losses
             for name in self._updated:
-                place_of(self._rows[name]).assign(self._rows[name][member, ...], self._at[name])
+                memory_of(self._rows[name]).assign(self._rows[name][member, ...], self._at[name])
         return done

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.places import on_host, place_of
-from chains.checks import check_count, check_flags, check_number, check_word
-from chains.messages import counted, listed, meant
+from chains.support.checks import check_count, check_flags, check_number, check_word
+from chains.support.memory import memory_of, on_host
+from chains.support.messages import counted, listed, meant
 
 
 class EarlyStopping:
@@ -133,9 +133,9 @@ class EarlyStopping:
         for number, member in enumerate(self._members):
             if number not in state.history.ended or member._reason():
                 for vectors, best in zip(_vectors(state), member._best, strict=False):
-                    place_of(vectors).assign(vectors[number], best)
+                    memory_of(vectors).assign(vectors[number], best)
         for vector, best in zip(_vectors(state), self._best, strict=False):  # none, where no epoch was finished
-            place_of(vector).assign(vector, best)
+            memory_of(vector).assign(vector, best)
 
     def __repr__(self) -> str:
         return f"EarlyStopping({self.patience}, monitor={self.monitor!r}, mode={self.mode!r})"

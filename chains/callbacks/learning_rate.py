@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from chains.axes import new_axes
 from chains.callbacks.base import Callback
 from chains.chain import Chain
-from chains.checks import check_count, check_is, check_number
 from chains.losses import Loss
 from chains.network import arguments
 from chains.optimizers import Optimizer
+from chains.support.axes import new_axes
+from chains.support.checks import check_count, check_is, check_number
 from chains.training.train import train
 
 SMOOTHING = 0.9  # of the losses, as much of the last one is kept

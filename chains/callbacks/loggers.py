@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from chains.callbacks.base import Callback
-from chains.checks import check_path
+from chains.support.checks import check_path
 
 
 class CSVLogger(Callback):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from chains.checks import as_unmasked, check_count, check_flags
+from chains.support.checks import as_unmasked, check_count, check_flags
 
 
 @dataclass(frozen=True)

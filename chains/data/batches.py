@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from chains.checks import as_unmasked, check_count, check_flags, check_labels, check_number, takes
 from chains.data.augment import Augment
+from chains.support.checks import as_unmasked, check_count, check_flags, check_labels, check_number, takes
 
 Item = TypeVar("Item")
 # Changes images at random: takes a batch of them and a generator, and returns a fresh batch.

@@ -7,9 +7,9 @@ from os import PathLike
 
 import numpy as np
 
-from chains.checks import check_count
 from chains.data.files import Archive, DataFile, find
 from chains.data.reader import Reader
+from chains.support.checks import check_count
 
 Examples = tuple[np.ndarray, np.ndarray]
 
@@ -17,7 +17,7 @@ IMAGE = (3, 32, 32)  # channels (red, green, blue), rows, columns
 RECORD_BYTES = 1 + 3 * 32 * 32  # the label, then the image
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 RECORDS = 10_000  # in each file of the data set
-MOST_RECORDS = 60_000  # in the whole data set
+MAX_RECORDS = 60_000  # in the whole data set
 FILES = tuple(DataFile(f"{name}.bin.gz") for name in [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"])
 # The MD5 is the one on the data set's page.
 ARCHIVE = Archive("cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530")
@@ -55,7 +55,7 @@ def read_cifar10(path: str | PathLike[str], records: int | None = None) -> Examp
     if records is not None:
         records = check_count("records", records, also=", or None for any number up to 60,000")
     with Reader(path) as file:
-        content = file.read((records or MOST_RECORDS) * RECORD_BYTES)
+        content = file.read((records or MAX_RECORDS) * RECORD_BYTES)
         records = records or max(1, -(-len(content) // RECORD_BYTES))
         file.check_end(records * RECORD_BYTES, f"{records:,} records of {RECORD_BYTES:,} bytes")
     table = np.frombuffer(content, np.uint8).reshape(records, RECORD_BYTES)

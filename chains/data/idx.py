@@ -12,7 +12,7 @@ from chains.data.reader import Reader
 
 # The third byte of a file, and the type of its elements; all are big endian.
 ELEMENT_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-MOST_DIMENSIONS = 64  # NumPy's own limit
+MAX_DIMENSIONS = 64  # NumPy's own limit
 
 
 def read_idx(path: str | PathLike[str]) -> np.ndarray:
@@ -40,7 +40,7 @@ def read_idx(path: str | PathLike[str]) -> np.ndarray:
     """
     with Reader(path) as file:
         start = file.read(4)
-        if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in ELEMENT_TYPES or start[3] > MOST_DIMENSIONS:
+        if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in ELEMENT_TYPES or start[3] > MAX_DIMENSIONS:
             raise ValueError(
                 f"{path} is not an IDX file: it must begin with two zeros, a type from {min(ELEMENT_TYPES):02x} to "
                 f"{max(ELEMENT_TYPES):02x} and a number of dimensions, got the bytes {start.hex(' ') or '(none)'}{file.damage}"

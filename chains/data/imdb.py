@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from chains.checks import check_count
 from chains.data.files import DataFile, find
 from chains.data.sequences import pad
+from chains.support.checks import check_count
 
 Examples = tuple[np.ndarray, np.ndarray]
 

@@ -9,8 +9,8 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from chains.checks import check_count
 from chains.data.batches import pass_from
+from chains.support.checks import check_count
 
 Item = TypeVar("Item")
 

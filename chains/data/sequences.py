@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.checks import check_count, check_counts
+from chains.support.checks import check_count, check_counts
 
 
 def pad(

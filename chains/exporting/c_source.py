@@ -27,7 +27,7 @@ from chains.program.view import Buffer
 from chains.version import __version__
 
 TILE_BYTES = 16 << 10  # scratch of a tile, where it has more than one sample
-MOST_SAMPLES = 64
+MAX_SAMPLES = 64
 STACK_BYTES = 32 << 10
 NUMBERS_IN_LINE = 6
 
@@ -101,7 +101,7 @@ class _Function:
         self.of_tile = [buffer for buffer in scratch if buffer.batched and buffer not in self.plan.whole]
         self.fixed = [buffer for buffer in scratch if not buffer.batched]
         per_sample = sum(buffer.nbytes for buffer in self.of_tile)
-        self.tile = max(1, min(MOST_SAMPLES, TILE_BYTES // max(1, per_sample)))
+        self.tile = max(1, min(MAX_SAMPLES, TILE_BYTES // max(1, per_sample)))
         self._names: dict[Buffer, str] = {}
 
     @property
@@ -135,7 +135,7 @@ class _Function:
         if self.call.value is not None:
             yield "return value[0];"
 
-    # Memory
+    # Place
 
     def _memory(self, interface: Interface) -> Iterator[str]:
         for buffer in self.call.program.buffers.values():

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from chains.chain import Chain, check_net
-from chains.checks import check_flags, check_path, check_text, check_word
 from chains.exporting.interface import interface_of
 from chains.losses import Loss
 from chains.network import arguments
 from chains.network.record import Criterion
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
+from chains.support.checks import check_flags, check_path, check_text, check_word
 
 SUFFIXES = (".o", ".a", ".so", ".wasm", ".c")
 

@@ -9,7 +9,7 @@ from functools import cache
 import llvmlite.binding as llvm
 
 from chains.backends.native.llvm.target import Processor, processor
-from chains.messages import meant
+from chains.support.messages import meant
 
 KIB = 1 << 10
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from chains.expr.nodes import Expr, as_expr, key_of, stripped, text_of
 
-MOST_WRITTEN_TERMS = 40  # longer formulas are not written out in full
+MAX_WRITTEN_TERMS = 40  # longer formulas are not written out in full
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Formula:
         In a long formula, terms that are used more than once have names, which are explained after the formula.
         """
         texts = list(names or self.inputs)
-        shared = self._shared() if self._terms() > MOST_WRITTEN_TERMS else set()
+        shared = self._shared() if self._terms() > MAX_WRITTEN_TERMS else set()
         meanings: list[str] = []
         for number, instruction in enumerate(self.instructions, len(self.inputs)):
             text = text_of(instruction.operation, instruction.value, [texts[operand] for operand in instruction.operands])

@@ -15,17 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from chains import encoding, layers, models
+from chains import layers, models
 from chains.activations import ACTIVATIONS, Activation, make_elu, make_leaky_relu, resolve
 from chains.backends import Cupy
 from chains.chain import Chain
-from chains.checks import is_real, signature
 from chains.expr.formulas import Formula, Instruction
 from chains.expr.replay import Replay, traced
 from chains.expr.scalar import OPERATIONS
 from chains.initializers import Constant, Normal, Uniform, VarianceScaling
 from chains.layers import Layer
-from chains.messages import shown
+from chains.support import encoding
+from chains.support.checks import is_real, signature
+from chains.support.messages import shown
 
 LAYERS: dict[str, type[Layer]] = {
     kind.__name__: kind

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from chains import storage
 from chains.backends import Cupy
 from chains.backends import backend as find_backend
-from chains.backends.places import on_host
 from chains.chain import Chain, check_net
-from chains.checks import check_path
 from chains.files.architecture import built, described
-from chains.messages import shown
 from chains.network import arguments
 from chains.params import Layout
+from chains.support import storage
+from chains.support.checks import check_path
+from chains.support.memory import on_host
+from chains.support.messages import shown
 from chains.version import __version__
 
 FORMAT = "chains 1"

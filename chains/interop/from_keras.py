@@ -12,7 +12,7 @@ from chains.activations import make_elu, make_leaky_relu
 from chains.backends import Cupy
 from chains.chain import Chain
 from chains.interop.parts import Part, assembled
-from chains.messages import shown
+from chains.support.messages import shown
 
 ACTIVATIONS = {
     "linear": "identity", "relu": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "silu": "silu", "swish": "silu", "mish": "mish",

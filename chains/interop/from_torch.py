@@ -13,7 +13,7 @@ from chains.chain import Chain
 from chains.interop.parts import Part, assembled, needed
 from chains.interop.torch_sequences import attention_part, block_part, own_modules, recurrent_parts
 from chains.layers.base import SampleShape
-from chains.messages import shown
+from chains.support.messages import shown
 
 ACTIVATIONS = {
     "ReLU": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "SiLU": "silu", "Mish": "mish", "SELU": "selu",

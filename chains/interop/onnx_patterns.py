@@ -20,7 +20,7 @@ from chains.interop.onnx_nodes import NATIVE, OPERATIONS
 from chains.interop.onnx_sequences import GATES, WITHIN
 from chains.interop.parts import Part
 from chains.layers.attention import FORBIDDEN
-from chains.messages import shown
+from chains.support.messages import shown
 
 Found = tuple[str, Part] | None
 

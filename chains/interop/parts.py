@@ -10,12 +10,12 @@ import numpy as np
 
 from chains.activations import identity
 from chains.backends import Cupy
-from chains.backends.places import on_host
 from chains.chain import Chain
 from chains.layers import Activation, Conv, ConvTranspose, Dense, Layer
 from chains.layers.base import SampleShape
 from chains.network import arguments
 from chains.params import Layout
+from chains.support.memory import on_host
 
 
 def needed(name: str, package: str = "") -> Any:

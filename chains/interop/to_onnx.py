@@ -10,11 +10,11 @@ import numpy as np
 
 from chains import layers
 from chains.chain import Chain, check_net
-from chains.checks import check_flags
 from chains.interop import onnx_sequences
 from chains.interop.onnx_nodes import Nodes
 from chains.interop.parts import arrays_by_name, needed
 from chains.layers.base import Declaration, SampleShape
+from chains.support.checks import check_flags
 from chains.version import __version__
 
 OPSET, IR = 21, 10

@@ -14,7 +14,7 @@ from chains.program.operations import MatMul, Operation, Reduce
 from chains.program.recorder import Recorder
 from chains.program.view import Batch, Buffer, Shape, View, c_strides
 
-MOST_TERMS = 64  # the most positions of a sample that a product sums over; each takes an operation
+MAX_TERMS = 64  # the most positions of a sample that a product sums over; each takes an operation
 
 
 class PerSample:
@@ -111,7 +111,7 @@ class PerSample:
         (a, b), target = operation.ins, self._twin(operation.outs[0])
         a, b = _samples(a.T), _samples(b)  # (batch, [positions,] rows), (batch, [positions,] columns)
         positions = int(a.shape[1]) if a.ndim == 3 else 1  # type: ignore[arg-type]
-        if positions > MOST_TERMS:
+        if positions > MAX_TERMS:
             raise NotImplementedError(
                 f"a sample's part of {operation.name} sums over {positions} positions ({operation.label})"
             )

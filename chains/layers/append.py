@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from chains.checks import is_real
 from chains.initializers import Constant
 from chains.layers.base import Declaration, Layer
-from chains.messages import shown
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import is_real
+from chains.support.messages import shown
 
 
 class Append(Layer):

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from chains.activations import Activation
-from chains.checks import check_count, check_flags, check_number, check_word
 from chains.expr import exp, where
 from chains.initializers import InitializerLike, initializer, setting_text
 from chains.layers.base import Declaration, Layer, SampleShape
@@ -18,6 +17,7 @@ from chains.layers.dropout import Dropout
 from chains.layers.norm import LayerNorm
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import check_count, check_flags, check_number, check_word
 
 FORBIDDEN = -1e30  # the score of what may not be looked at: its share of the attention is exactly zero
 
@@ -144,13 +144,13 @@ class Attention(Layer):
         ops.sum(row, scores)
         ops.map(scores, lambda e, total: e / total, scores, row)
 
-    def brief(self) -> str:
+    def short_repr(self) -> str:
         settings = ", causal=True" * self.causal + ", bias=False" * (not self.bias)
         return f"Attention({self.features}, {self.heads}{settings})"
 
     def __repr__(self) -> str:
         bias = setting_text("bias_init", self.bias_init, "zeros")
-        return f"{self.brief()[:-1]}{setting_text('weight_init', self.weight_init, 'glorot_uniform')}{bias})"
+        return f"{self.short_repr()[:-1]}{setting_text('weight_init', self.weight_init, 'glorot_uniform')}{bias})"
 
 
 class TransformerBlock(Series):

@@ -23,12 +23,12 @@ from functools import wraps
 from typing import Any, ClassVar
 
 from chains.bounds import bounds_of
-from chains.checks import check_count, check_settings, check_shape, signature
 from chains.initializers import InitializerLike, initializer
-from chains.messages import shown
 from chains.params import LayoutBuilder, Slice
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import check_count, check_settings, check_shape, signature
+from chains.support.messages import shown
 
 SampleShape = tuple[int, ...]
 
@@ -135,7 +135,7 @@ class Layer(ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
-    def brief(self) -> str:
+    def short_repr(self) -> str:
         """The layer for tables of layers: as it is printed, but without starting values."""
         return repr(self)
 

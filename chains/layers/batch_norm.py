@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from chains.checks import check_count, check_flags, check_number
 from chains.expr import sqrt
 from chains.layers.base import Declaration, Layer
 from chains.layers.norm import channels_first, inverse_root, sum_over_samples
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import check_count, check_flags, check_number
 
 
 class BatchNorm(Layer):

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from chains.activations import Activation, identity
-from chains.checks import check_count
 from chains.initializers import InitializerLike
 from chains.layers.attention import check_sequence
 from chains.layers.base import Declaration, Layer, SampleShape
@@ -14,6 +13,7 @@ from chains.layers.combine import Series
 from chains.layers.dense import Dense
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import check_count
 
 
 class CausalConv(Series):

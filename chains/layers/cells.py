@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from chains.activations import Activation, resolve, sigmoid, tanh
-from chains.checks import check_count, check_flags
 from chains.initializers import InitializerLike, initializer
 from chains.layers.base import Declaration
 from chains.layers.recurrent import Cell
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import check_count, check_flags
 
 
 class GatedCell(Cell):

@@ -8,13 +8,13 @@ from itertools import pairwise
 from typing import Any
 
 from chains.activations import Activation, identity, resolve
-from chains.checks import check_word, whole
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.shape import Reshape
 from chains.layers.time_axis import keeps_time
-from chains.messages import shown
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import check_word, whole
+from chains.support.messages import shown
 
 
 class Series(Layer):

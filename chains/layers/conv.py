@@ -6,7 +6,6 @@ from abc import abstractmethod
 from typing import Any
 
 from chains.activations import Activation, identity, resolve
-from chains.checks import check_count, check_flags
 from chains.initializers import InitializerLike, initializer, setting_text
 from chains.layers.base import Declaration, SampleShape
 from chains.layers.images import (
@@ -24,6 +23,7 @@ from chains.layers.images import (
 )
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import check_count, check_flags
 
 
 class _Convolution(Sliding):
@@ -120,7 +120,7 @@ class _Convolution(Sliding):
         """Settings of the subclass alone, for people."""
         return ""
 
-    def brief(self) -> str:
+    def short_repr(self) -> str:
         parts = [str(self.inputs), str(self.outputs), setting(self.kernel)]
         parts += [] if self.activation is identity else [str(self.activation)]
         rest = settings_text(self.window, self.ndim) + self._extra() + (f", groups={self.groups}" if self.groups > 1 else "")
@@ -128,7 +128,7 @@ class _Convolution(Sliding):
 
     def __repr__(self) -> str:
         bias = setting_text("bias_init", self.bias_init, "zeros")
-        return f"{self.brief()[:-1]}{setting_text('weight_init', self.weight_init, 'glorot_normal')}{bias})"
+        return f"{self.short_repr()[:-1]}{setting_text('weight_init', self.weight_init, 'glorot_normal')}{bias})"
 
 
 class Conv(_Convolution):

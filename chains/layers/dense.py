@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from chains.activations import Activation, identity, resolve
-from chains.checks import check_count, check_flags
 from chains.initializers import InitializerLike, initializer, setting_text
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import check_count, check_flags
 
 
 class Dense(Layer):
@@ -87,11 +87,11 @@ class Dense(Layer):
             ops.sum(g.bias, dz)
         ops.matmul(dx.rows, dz.rows, p.weight.T)
 
-    def brief(self) -> str:
+    def short_repr(self) -> str:
         parts = [str(self.inputs), str(self.outputs)]
         parts += [] if self.activation is identity else [str(self.activation)]
         return f"Dense({', '.join(parts)}{'' if self.bias else ', bias=False'})"
 
     def __repr__(self) -> str:
         bias = setting_text("bias_init", self.bias_init, "zeros")
-        return f"{self.brief()[:-1]}{setting_text('weight_init', self.weight_init, 'glorot_normal')}{bias})"
+        return f"{self.short_repr()[:-1]}{setting_text('weight_init', self.weight_init, 'glorot_normal')}{bias})"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from chains.checks import check_number
 from chains.expr import where
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import check_number
 
 
 class Dropout(Layer):

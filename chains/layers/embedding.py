@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from chains.checks import check_count
 from chains.initializers import Initializer, InitializerLike, initializer, setting_text
 from chains.layers.base import Declaration, Layer
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import check_count
 
 
 class Embedding(Layer):
@@ -62,12 +62,12 @@ class Embedding(Layer):
             ops.fill(g.weight.slice(0, self.padding, self.padding + 1), 0.0)
         ops.fill(dx, 0.0)  # nothing can be derived by ids
 
-    def brief(self) -> str:
+    def short_repr(self) -> str:
         padding = "" if self.padding is None else f", padding={self.padding}"
         return f"Embedding({self.count}, {self.features}{padding})"
 
     def __repr__(self) -> str:
-        return f"{self.brief()[:-1]}{setting_text('weight_init', self.weight_init, 'normal')})"
+        return f"{self.short_repr()[:-1]}{setting_text('weight_init', self.weight_init, 'normal')})"
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from chains.bounds import bounds_of
-from chains.checks import check_number
 from chains.expr import Expr, Formula, as_expr, trace_nodes
 from chains.expr.derivatives import derivative
 from chains.expr.replay import Replay
 from chains.initializers import Constant
 from chains.layers.base import Declaration, Layer, SampleShape
-from chains.messages import counted, listed, meant, shown
 from chains.params import LayoutBuilder
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import check_number
+from chains.support.messages import counted, listed, meant, shown
 
 
 class Equations(Layer):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from chains.checks import whole
 from chains.layers.base import Layer, SampleShape
-from chains.messages import shown
 from chains.program.view import View
 from chains.program.window import Pair, Window
+from chains.support.checks import whole
+from chains.support.messages import shown
 
 Number = int | tuple[int, ...]
 Padding = int | tuple[int | tuple[int, int], ...] | str

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from chains.layers.base import Declaration, noted
-from chains.messages import listed, meant
 from chains.params import Slice
 from chains.program.alias import meet
 from chains.program.operations import Operation
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.messages import listed, meant
 
 
 @dataclass(frozen=True)

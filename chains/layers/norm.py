@@ -6,11 +6,11 @@ import math
 from abc import abstractmethod
 from typing import Any, NamedTuple
 
-from chains.checks import check_count, check_flags, check_number
 from chains.expr import sqrt
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import check_count, check_flags, check_number
 
 
 class Grid(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from chains.checks import check_flags
 from chains.layers.base import Declaration, Layer
 from chains.layers.images import (
     Number,
@@ -21,6 +20,7 @@ from chains.layers.images import (
 )
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import check_flags
 
 
 class _Pooling(Sliding):

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from chains.checks import whole
 from chains.layers.base import Declaration, Layer
-from chains.messages import shown
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import whole
+from chains.support.messages import shown
 
 
 class Select(Layer):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from chains.checks import whole
 from chains.layers.base import Declaration, Layer, SampleShape
-from chains.messages import shown
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import whole
+from chains.support.messages import shown
 
 
 class Reshape(Layer):

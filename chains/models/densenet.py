@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from chains.activations import relu
 from chains.chain import Chain
-from chains.checks import check_count, check_counts
 from chains.layers import Activation, AvgPool, BatchNorm, Conv, Dense, GlobalAvgPool, Layer, MaxPool, Parallel, Series
 from chains.layers.base import SampleShape
 from chains.layers.images import check_channels_first
+from chains.support.checks import check_count, check_counts
 
 BOTTLENECK = 4  # the channels between a dense layer's two convolutions, in growths
 

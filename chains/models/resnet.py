@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from chains.activations import relu
 from chains.chain import Chain
-from chains.checks import check_count, check_counts
 from chains.initializers import VarianceScaling
 from chains.layers import Activation, BatchNorm, Conv, Dense, GlobalAvgPool, Layer, MaxPool, Residual, Series
 from chains.layers.base import SampleShape
 from chains.layers.images import check_channels_first
+from chains.support.checks import check_count, check_counts
 
 EXPANSION = 4  # the outputs of a bottleneck block, in widths
 HE = VarianceScaling(2.0, "out", "normal")

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
-from chains.backends.places import place_named
-from chains.checks import check_count, check_shape, whole
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.combine import Series
-from chains.lazy import lazy
-from chains.messages import as_html, counted, listed
 from chains.network import arguments, record
 from chains.network.structure import value_of
 from chains.network.summary import summary
 from chains.params import Layout, LayoutBuilder
+from chains.support.checks import check_count, check_shape, whole
+from chains.support.lazy import lazy
+from chains.support.memory import memory_named
+from chains.support.messages import as_html, counted, listed
 
 RENAMED = {"freeze": "with_frozen", "train_only": "with_trained"}  # names that read as if they changed a network
 
@@ -119,7 +119,7 @@ class Architecture(Series):
         """
         if not isinstance(seed, np.random.Generator):
             seed = np.random.default_rng(arguments.check_seed(seed, ", or a Generator"))
-        return place_named(device).contiguous(self.layout.init(seed, arguments.check_dtype(dtype)))
+        return memory_named(device).contiguous(self.layout.init(seed, arguments.check_dtype(dtype)))
 
     def init_many(self, n: int, seed: int = 0, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
         """The parameters of several networks, for an ensemble.
@@ -148,7 +148,7 @@ class Architecture(Series):
         rows = np.empty((n, self.n_params), dtype)
         for row, p in enumerate(rows):
             p[...] = self.layout.init(np.random.default_rng([seed, row]), dtype)
-        return place_named(device).contiguous(rows)
+        return memory_named(device).contiguous(rows)
 
     def init_state(self, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
         """A fresh state vector, shape (n_state,): running means of 0 and variances of 1.
@@ -158,7 +158,7 @@ class Architecture(Series):
         dtype, device
             As of `init`; the type is that of the parameters.
         """
-        return place_named(device).contiguous(self.state_layout.init(np.random.default_rng(0), arguments.check_dtype(dtype)))
+        return memory_named(device).contiguous(self.state_layout.init(np.random.default_rng(0), arguments.check_dtype(dtype)))
 
     def state_views(self, state: np.ndarray) -> dict[str, np.ndarray]:
         """Each array of the state by name, sharing memory.

@@ -9,15 +9,15 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from chains.arrays import as_array
 from chains.backends import Executable
-from chains.backends.places import HOST, Place, is_elsewhere, on_host, place_of
-from chains.checks import check_count, check_is, takes
 from chains.layers.base import Declaration
 from chains.layers.time_axis import most_steps, steps_of_output
 from chains.losses import Loss
-from chains.messages import counted, shown
 from chains.params import Layout
+from chains.support.arrays import as_array
+from chains.support.checks import check_count, check_is, takes
+from chains.support.memory import HOST, Memory, is_elsewhere, memory_of, on_host
+from chains.support.messages import counted, shown
 
 _PIECE_ELEMENTS = 1 << 16  # elements
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
@@ -29,7 +29,7 @@ def together(p: Any, data: dict[str, Any], *, move: bool = True) -> dict[str, An
 
     Raises TypeError if only the data lie on a GPU.
     """
-    place = place_of(p)
+    place = memory_of(p)
     if place is HOST:
         for name in (name for name, array in data.items() if is_elsewhere(array)):
             to_gpu, to_host = "pass cupy.asarray(p) to compute there", f"cupy.asnumpy({name})"
@@ -75,8 +75,8 @@ def check_state(
     if not state.flags.c_contiguous or (updated and not getattr(state.flags, "writeable", True)):
         raise ValueError("`state` must be contiguous, and writable where it is updated: pass a copy")
     beside = "p" if "p" in inputs else "x"
-    if beside in inputs and place_of(inputs[beside]) is not place_of(state):
-        move = "asarray" if place_of(state) is HOST else "asnumpy"
+    if beside in inputs and memory_of(inputs[beside]) is not memory_of(state):
+        move = "asarray" if memory_of(state) is HOST else "asnumpy"
         raise TypeError(f"`state` and `{beside}` lie on different devices: pass cupy.{move}(state)")
     if updated:
         check_apart("state", state, inputs)
@@ -93,7 +93,7 @@ def _updatable(name: str, value: Any) -> Any:
 def check_apart(name: str, updated: Any, others: dict[str, Any]) -> None:
     """Raise ValueError where an array that is updated in place overlaps one of the others in memory."""
     for other, array in others.items():
-        if _overlap(place_of(updated), updated, array):
+        if _overlap(memory_of(updated), updated, array):
             raise ValueError(f"`{name}` overlaps `{other}` in memory, but it is updated in place: pass a copy")
 
 
@@ -226,7 +226,7 @@ def counted_targets(t: Any, weights: Any, lengths: Any, steps: int) -> Any:
     counts = np.logical_and.reduce([*np.broadcast_arrays(*(m.reshape(*m.shape, *[1] * (t.ndim - m.ndim)) for m in masks))])
     finite = counts & np.isfinite(on_host(t))  # so that only targets that count are reported
     other = t[np.unravel_index(np.argmax(finite), finite.shape)] if finite.any() else 0
-    return array_api_compat.array_namespace(t).where(place_of(t).contiguous(counts), t, other)
+    return array_api_compat.array_namespace(t).where(memory_of(t).contiguous(counts), t, other)
 
 
 def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name: str = "t", x: str = "x") -> np.ndarray:
@@ -276,7 +276,7 @@ def check_weights(w: Any, target: tuple[int, ...], loss: Loss, name: str = "weig
     if whole and w.ndim == len(target) and all(n in (1, m) for n, m in zip(w.shape, target, strict=True)):
         if w.shape == target:
             return w
-        return place_of(w).contiguous(array_api_compat.array_namespace(w).broadcast_to(w, target))
+        return memory_of(w).contiguous(array_api_compat.array_namespace(w).broadcast_to(w, target))
     each = f", or {target}, one for each target" if whole else ""
     reason = "" if loss.weighs_targets else f", since {loss!r} weighs samples alone"
     raise ValueError(f"`{name}` must have shape ({target[0]},), one number a sample{each}, got {w.shape}{reason}")
@@ -313,7 +313,7 @@ def with_random(arrays: dict[str, Any], run: Executable, seed: int, beside: Any)
     """`arrays` with the seed, in the memory of `beside`, if the program draws random numbers. The seed is always checked."""
     seed = check_seed(seed)
     if "random" in run.program.buffers:
-        arrays["random"] = place_of(beside).contiguous(np.array([seed, 0], np.uint64))
+        arrays["random"] = memory_of(beside).contiguous(np.array([seed, 0], np.uint64))
     return arrays
 
 
@@ -327,7 +327,7 @@ def check_out(
     out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: dict[str, np.ndarray], name: str = "out"
 ) -> np.ndarray:
     """`out` as an array to fill. Raises TypeError or ValueError unless it lies where `p` does, fits, and overlaps no input."""
-    place = HOST if "p" not in inputs else place_of(inputs["p"])
+    place = HOST if "p" not in inputs else memory_of(inputs["p"])
     if not place.owns(out) or (place is HOST and is_elsewhere(out)) or isinstance(out, np.ma.MaskedArray):
         kind = "a NumPy array to fill" if place is HOST else "an array to fill on the GPU, where `p` lies"
         raise TypeError(f"`{name}` must be {kind}, got a {type(out).__name__}")
@@ -343,7 +343,7 @@ def check_out(
     return out
 
 
-def _overlap(place: Place, out: Any, array: Any) -> bool:
+def _overlap(place: Memory, out: Any, array: Any) -> bool:
     """Whether two arrays may share memory."""
     if place is HOST or not place.owns(array):
         return np.may_share_memory(out, array) if place is HOST else False

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from chains.arrays import as_array
 from chains.backends import Executable, Single
-from chains.messages import shown
 from chains.network.ode_steps import check_solved
+from chains.support.arrays import as_array
+from chains.support.messages import shown
 
 
 class Bound:

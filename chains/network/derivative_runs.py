@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from chains.backends import Executable
-from chains.backends.places import place_of
-from chains.messages import shown
 from chains.network import arguments
 from chains.network.recorded import Recorded
 from chains.program.program import Program
+from chains.support.memory import memory_of
+from chains.support.messages import shown
 
 DIRECTIONS_AT_ONCE = 16  # the most directions, or cotangents, in one program; more take several calls
 
@@ -34,7 +34,7 @@ class DerivativeRuns(Recorded):
         """The arrays to fill: fresh ones, or the given ones, checked."""
         p = inputs["p"]
         if given is None:
-            return [place_of(p).empty(shape, p.dtype) for shape in shapes]
+            return [memory_of(p).empty(shape, p.dtype) for shape in shapes]
         if not isinstance(given, tuple) or len(given) != len(shapes):
             raise TypeError(f"`out` must be a tuple of {len(shapes)} arrays, not {shown(given)}")
         taken = dict(inputs)
@@ -45,7 +45,7 @@ class DerivativeRuns(Recorded):
 
     def _run(self, run: Executable, inputs: dict[str, Any], state: Any, results: dict[str, Any]) -> None:
         p = inputs["p"]
-        inputs |= {name: place_of(p).contiguous(inputs[name]) for name in ("v", "dy") if name in inputs}
+        inputs |= {name: memory_of(p).contiguous(inputs[name]) for name in ("v", "dy") if name in inputs}
         inputs |= self.state_for(run.program, state, p.dtype, False, inputs)
         run(len(inputs["x"]), {**inputs, **results})
 
@@ -63,7 +63,7 @@ class DerivativeRuns(Recorded):
         for start in range(0, outputs, DIRECTIONS_AT_ONCE):
             dy = eye[start : start + DIRECTIONS_AT_ONCE]
             run = self._program(p, (name, p.dtype, len(dy)), partial(make, self.network, len(dy), p.dtype))
-            part = rows if outputs <= DIRECTIONS_AT_ONCE else place_of(p).empty((len(x), len(dy), *shape), p.dtype)
+            part = rows if outputs <= DIRECTIONS_AT_ONCE else memory_of(p).empty((len(x), len(dy), *shape), p.dtype)
             self._run(run, {**inputs, "dy": dy}, state, {name: part})
             if part is not rows:
                 rows[:, start : start + DIRECTIONS_AT_ONCE] = part

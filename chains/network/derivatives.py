@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from chains.arrays import as_array
-from chains.backends.places import place_of
 from chains.losses import Loss
 from chains.network import arguments, record, record_derivatives
 from chains.network.input_derivatives import InputDerivatives
 from chains.penalties import Penalty
 from chains.program.program import Program
 from chains.residuals.loss import ResidualLoss
+from chains.support.arrays import as_array
+from chains.support.memory import memory_of
 
 
 class Derivatives(InputDerivatives):
@@ -163,4 +163,4 @@ class Derivatives(InputDerivatives):
         v = as_array("v", v)
         if v.shape != (self.n_params,):
             raise ValueError(f"`v` has shape {v.shape}: wanted ({self.n_params},), a number for each parameter")
-        return place_of(p).contiguous(v, p.dtype)
+        return memory_of(p).contiguous(v, p.dtype)

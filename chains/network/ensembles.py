@@ -13,12 +13,12 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from chains.arrays import as_array
-from chains.backends.places import on_host, place_of
 from chains.layers.base import Declaration
 from chains.losses import Loss
-from chains.messages import counted
 from chains.network import arguments
+from chains.support.arrays import as_array
+from chains.support.memory import memory_of, on_host
+from chains.support.messages import counted
 
 
 def is_ensemble(p: Any) -> bool:
@@ -90,7 +90,7 @@ def call(net: Any, x: Any, p: Any, *, lengths: Any, state: Any, mode: str, seed:
     arguments.together(p, members.arrays, move=False)
     shape = (len(p), samples, *net.output_shape)
     y = (
-        place_of(p).empty(shape, p.dtype)
+        memory_of(p).empty(shape, p.dtype)
         if out is None
         else arguments.check_out(out, shape, p.dtype, members.arrays | {"p": p})
     )
@@ -113,7 +113,7 @@ def value_and_grad(
     add_state(members, net, state, p, arguments.check_mode(mode))
     arguments.together(p, members.arrays, move=False)
     given = members.arrays | {"p": p}
-    g = place_of(p).empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, given)
+    g = memory_of(p).empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, given)
     values = np.empty(len(p))
     for member in range(len(p)):
         data = members.of(member)
@@ -166,7 +166,7 @@ def _add_weights(members: Members, weights: Any, target: tuple[int, ...], loss: 
             raise ValueError(f"`weights` must have shape ({count}, {samples}, ...), a row a member, got {weights.shape}")
         one = arguments.check_weights(weights[0], (samples, *target), loss, "weights[0]")
         whole = array_api_compat.array_namespace(weights).broadcast_to(weights, (count, *one.shape))
-        members.add("weights", place_of(weights).contiguous(whole), True)
+        members.add("weights", memory_of(weights).contiguous(whole), True)
     else:
         members.add("weights", arguments.check_weights(weights, (samples, *target), loss), False)
 

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from chains.backends import Executable
-from chains.backends.places import place_of
 from chains.network import arguments
+from chains.support.memory import memory_of
 
 
 def call_from_host(
     net: Any, run: Executable, x: np.ndarray, p: Any, more: dict[str, Any], state: Any, training: bool, seed: int, out: Any
 ) -> np.ndarray:
     """The outputs of a network; `out` may be in the computer's memory too. `more` are inputs."""
-    place, shape = place_of(p), (len(x), *net.output_shape)
+    place, shape = memory_of(p), (len(x), *net.output_shape)
     inputs = {**arguments.together(p, {"x": x, **more}, move=False), "p": p}
     inputs |= net.state_for(run.program, state, p.dtype, training, inputs)
     if out is None:

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from chains.arrays import as_array
-from chains.backends.places import place_of
-from chains.checks import check_flags
-from chains.messages import shown
 from chains.network import record_derivatives
 from chains.network.derivative_runs import DIRECTIONS_AT_ONCE, DerivativeRuns
+from chains.support.arrays import as_array
+from chains.support.checks import check_flags
+from chains.support.memory import memory_of
+from chains.support.messages import shown
 
-MOST_ORDER = 4
+MAX_ORDER = 4
 
 
 class InputDerivatives(DerivativeRuns):
@@ -62,8 +62,8 @@ class InputDerivatives(DerivativeRuns):
         NotImplementedError
             For layers without a rule for derivatives, such as max pools of overlapping windows.
         """
-        if not isinstance(order, int) or isinstance(order, bool) or not 1 <= order <= MOST_ORDER:
-            raise ValueError(f"`order` (={shown(order)}) must be a whole number from 1 to {MOST_ORDER}")
+        if not isinstance(order, int) or isinstance(order, bool) or not 1 <= order <= MAX_ORDER:
+            raise ValueError(f"`order` (={shown(order)}) must be a whole number from 1 to {MAX_ORDER}")
         check_flags(full=full)
         if full and (order != 2 or directions is not None):
             raise ValueError(f"`full` is for order 2 (got {order}) and for the inputs, without `directions`")
@@ -103,7 +103,7 @@ class InputDerivatives(DerivativeRuns):
         inputs = {"p": p, "x": x}
         (total,) = self._outs(None if out is None else (out,), [(len(x), *self.output_shape)], inputs)
         axes = self._axes(p.dtype, False)
-        part = total if size <= DIRECTIONS_AT_ONCE else place_of(p).empty(total.shape, p.dtype)
+        part = total if size <= DIRECTIONS_AT_ONCE else memory_of(p).empty(total.shape, p.dtype)
         for start in range(0, size, DIRECTIONS_AT_ONCE):
             v = axes[start : start + DIRECTIONS_AT_ONCE]
             kind = ("laplacian", p.dtype, len(v))
@@ -129,7 +129,7 @@ class InputDerivatives(DerivativeRuns):
             p, x = self._point(p, x)
             shapes = [(len(x), *self.output_shape), (len(x), *self.output_shape, *self.input_shape)]
             results = self._outs(
-                None if out is None else (place_of(p).empty(shapes[0], p.dtype), out), shapes, {"p": p, "x": x}
+                None if out is None else (memory_of(p).empty(shapes[0], p.dtype), out), shapes, {"p": p, "x": x}
             )
             return self.derivatives(p, x, 1, state=state, out=tuple(results))[1]
         return self._pulled("dx", record_derivatives.input_jacobian, p, x, self.input_shape, state, out)
@@ -155,19 +155,19 @@ class InputDerivatives(DerivativeRuns):
                 f"`directions` has shape {v.shape}: wanted (directions, {text}), or ({len(x)}, directions, {text}) for "
                 "separate directions at each point"
             )
-        return place_of(p).contiguous(v, p.dtype)
+        return memory_of(p).contiguous(v, p.dtype)
 
     def _in_parts(self, inputs: dict[str, Any], order: int, own: bool, state: Any, y: np.ndarray) -> list[np.ndarray]:
         """Fill `y`; the derivatives of each order, (batch, *output_shape, directions), some directions at a time."""
         p, vectors = inputs["p"], inputs["v"]
         count = vectors.shape[1 if own else 0]
-        whole = [place_of(p).empty((*y.shape, count), p.dtype) for _ in range(order)]
+        whole = [memory_of(p).empty((*y.shape, count), p.dtype) for _ in range(order)]
         if count <= DIRECTIONS_AT_ONCE:
             self._derivatives(inputs, order, own, state, [y, *whole])
             return whole
         for start in range(0, count, DIRECTIONS_AT_ONCE):
             part = slice(start, min(count, start + DIRECTIONS_AT_ONCE))
-            some = [place_of(p).empty((*y.shape, part.stop - start), p.dtype) for _ in range(order)]
+            some = [memory_of(p).empty((*y.shape, part.stop - start), p.dtype) for _ in range(order)]
             v = vectors[:, part] if own else vectors[part]
             self._derivatives({**inputs, "v": v}, order, own, state, [y, *some])
             for each, found in zip(whole, some, strict=True):
@@ -185,7 +185,7 @@ class InputDerivatives(DerivativeRuns):
 
 def _matrix(second: np.ndarray, size: int) -> np.ndarray:
     """The matrices of second derivatives, from those along the inputs and along sums of two inputs."""
-    result = place_of(second).empty((*second.shape[:-1], size, size), second.dtype)
+    result = memory_of(second).empty((*second.shape[:-1], size, size), second.dtype)
     diagonal = second[..., :size]
     for i in range(size):
         result[..., i, i] = diagonal[..., i]

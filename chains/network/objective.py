@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from chains.arrays import as_array, as_numpy
 from chains.backends import Binding, Executable
 from chains.backends.executable import decline
-from chains.backends.places import HOST, on_host, place_of
-from chains.checks import check_flags
-from chains.messages import counted
-from chains.minimize import BAR_DELAY_SECONDS
-from chains.minimize import minimize as minimize_in_place
+from chains.minimize.minimize import BAR_DELAY_SECONDS
+from chains.minimize.minimize import minimize as minimize_in_place
 from chains.network.finite import FiniteFunction
 from chains.network.second_order import SecondOrder
-from chains.progress import Progress
+from chains.support.arrays import as_array, as_numpy
+from chains.support.checks import check_flags
+from chains.support.memory import HOST, memory_of, on_host
+from chains.support.messages import counted
+from chains.support.progress import Progress
 
 
 class Objective:
@@ -46,7 +46,7 @@ class Objective:
         self.n_params = n_params
         self.batch = len(data["x"])
         self._executable = executable
-        self._place = place_of(data["x"])
+        self._place = memory_of(data["x"])
         own = {
             name: array if MappedFile.of(array, kinds[name]) else self._place.array(self._place.contiguous(array, kinds[name]))
             for name, array in data.items()
@@ -94,7 +94,7 @@ class Objective:
             bound = self._bind()
         binding, own_p, own_g, own_value = bound
         if self._place is HOST:
-            if place_of(p) is not HOST:
+            if memory_of(p) is not HOST:
                 raise TypeError(
                     "`p` lies on the GPU and the data in the computer's memory: make the objective with cupy.asarray(x)"
                 )
@@ -136,7 +136,7 @@ class Objective:
             SciPy's result. If there were such points, `message` says how many, and `success` is False where the lowest point
             is not the one that SciPy ended at.
         """
-        if place_of(p) is not HOST:
+        if memory_of(p) is not HOST:
             return minimize_in_place(self, p, method, progress=progress, **options)
         from scipy.optimize import minimize
 
@@ -255,7 +255,7 @@ class Objective:
         return vector
 
     def _of_rows(self, p: Any) -> tuple[np.ndarray, Any]:
-        place = place_of(p)
+        place = memory_of(p)
         values, gradients = np.empty(len(p)), place.empty(p.shape, np.dtype(np.float64))
         for value, gradient, row in zip(values[:, None], gradients, p, strict=True):
             value[0], own = self(row)
@@ -266,7 +266,7 @@ class Objective:
         """The value and the gradient for data on a GPU."""
         self._place.assign(own_p, p)
         binding()
-        g = place_of(p).empty(own_g.shape, own_g.dtype)
+        g = memory_of(p).empty(own_g.shape, own_g.dtype)
         self._place.assign(g, own_g)
         return own_value.item(), g
 

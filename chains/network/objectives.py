@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.places import place_of
 from chains.losses import Loss
 from chains.network import arguments
 from chains.network.objective import Objective
@@ -15,6 +14,7 @@ from chains.network.parallel import check_comm, part_arrays, part_of
 from chains.network.second_order import SecondOrder
 from chains.network.streaming import Streaming
 from chains.penalties import Penalty
+from chains.support.memory import memory_of
 
 
 class Objectives(Streaming):
@@ -67,7 +67,7 @@ class Objectives(Streaming):
         total, first = (len(data["x"]), 0) if shared is None else part_of(shared, len(data["x"]))
         executable = self._gradient(data["x"], problem, np.dtype(np.float64), training, pure=True, parallel=comm is not None)
         known = self.state_for(executable.program, state, None, training, data, total)
-        own = {name: place_of(a).array(place_of(a).contiguous(a, np.float64)) for name, a in known.items()}
+        own = {name: memory_of(a).array(memory_of(a).contiguous(a, np.float64)) for name, a in known.items()}
         if shared is not None:
             own |= part_arrays(shared, executable, total, first, data["x"])
         remake = partial(self.objective, loss=loss, penalty=penalty, mode=mode, seed=seed, comm=comm)

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.places import is_elsewhere
-from chains.checks import check_is
 from chains.layers.base import Declaration
 from chains.layers.combine import Parallel, Residual, Series
-from chains.layers.ode import ODE
-from chains.layers.ode_trace import trace_of
-from chains.messages import counted
+from chains.layers.ode.ode import ODE
+from chains.layers.ode.trace import trace_of
 from chains.network import arguments
 from chains.network.recorded import Recorded
+from chains.support.checks import check_is
+from chains.support.memory import is_elsewhere
+from chains.support.messages import counted
 
 SMALL = 1e-4  # of the whole way: a step of step control that is shorter may be so since the problem is stiff,
 MANY = 0.1  # and so may be that a larger share of the tried steps is refused

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from chains.backends import Executable
-from chains.backends.places import place_of
-from chains.communicator import check_communicator, own, words_of
+from chains.support.communicator import check_communicator, own, words_of
+from chains.support.memory import memory_of
 
 
 def check_comm(comm: Any) -> Any:
@@ -28,7 +28,7 @@ def part_arrays(comm: Any, run: Executable, total: int, first: int, beside: Any)
 
     They lie in the memory of `beside`, but for the communicator, which is for the host. All processes call this.
     """
-    dtype, place = run.program.dtype, place_of(beside)
+    dtype, place = run.program.dtype, memory_of(beside)
     run.backend.join(comm)
     arrays = {
         "communicator": words_of(comm, dtype),

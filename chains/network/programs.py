@@ -12,10 +12,10 @@ from chains.backends.executable import decline
 from chains.network.structure import Unknown, value_of
 from chains.program.program import Program
 from chains.program.settings import Tunable, numbers_of, settle, structure
-from chains.recent import Recent
+from chains.support.recent import Recent
 
 T = TypeVar("T")
-MOST_KEPT = 64  # entries of each kind; the oldest are forgotten first
+MAX_KEPT = 64  # entries of each kind; the oldest are forgotten first
 RECORDED: Recent[Program] = Recent(256)  # of all networks, by their structures
 
 
@@ -141,7 +141,7 @@ def _kept(known: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
     found = known.get(key)
     if found is None:
         found = make()
-        for oldest in list(known)[: max(0, len(known) - MOST_KEPT + 1)]:  # other threads may do the same
+        for oldest in list(known)[: max(0, len(known) - MAX_KEPT + 1)]:  # other threads may do the same
             known.pop(oldest, None)
         found = known.setdefault(key, found)
     return found

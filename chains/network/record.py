@@ -25,7 +25,6 @@ from chains.layers.base import Declaration
 from chains.layers.node import Node, Root, Vectors, check_filled, check_kept
 from chains.layers.recurrent import mask_of
 from chains.layers.time_axis import steps_of_output
-from chains.lazy import lazy
 from chains.losses import Loss
 from chains.optimizers import Optimizer
 from chains.params import Layout
@@ -35,6 +34,7 @@ from chains.program.recorder import Recorder
 from chains.program.settings import Tunable
 from chains.program.view import View
 from chains.residuals.loss import ResidualLoss
+from chains.support.lazy import lazy
 
 IDS = np.dtype(np.int64)  # the type of ids in programs
 
@@ -59,7 +59,7 @@ class Network:
         return self.declaration.id_count
 
     @lazy
-    def forgets(self) -> bool:
+    def is_stateless(self) -> bool:
         """Whether there is no state and no minimum batch size, as in most networks."""
         return not self.state_layout.size and self._most_demanding.smallest_batch == 1
 
@@ -309,7 +309,7 @@ def record_from_series(
     """
     if network.id_count is not None:
         raise ValueError(f"{loss!r} derives the outputs by the inputs, which are ids here")
-    if ops.training and not network.forgets:
+    if ops.training and not network.is_stateless:
         raise ValueError(f"{loss!r} derives the outputs of one sample, which batch statistics would mix: there is no training")
     before = ops.taken()
     node.forward(ops, x, y)

@@ -12,8 +12,6 @@ import numpy as np
 from chains.activations import sigmoid
 from chains.backends import Backend, Cupy, Executable
 from chains.backends import backend as find_backend
-from chains.backends.places import is_elsewhere, runner_of
-from chains.checks import check_count, check_flags, check_is, check_shape
 from chains.layers.base import Layer, SampleShape
 from chains.layers.combine import last_layer
 from chains.layers.softmax import Softmax
@@ -25,6 +23,8 @@ from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.program.program import Program
 from chains.program.settings import Tunable
+from chains.support.checks import check_count, check_flags, check_is, check_shape
+from chains.support.memory import is_elsewhere, runner_of
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -182,7 +182,7 @@ class Recorded(Architecture):
         `batch` is the size of the whole batch, if the inputs are a part of it.
         """
         network = self.network
-        if state is None and network.forgets:
+        if state is None and network.is_stateless:
             return {}
         if training:
             network.check_batch(batch or len(inputs["x"]))

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from chains.arrays import as_array
-from chains.backends.places import place_of
 from chains.layers.base import Declaration
 from chains.layers.stepwise import Carried, carried_by, stepwise
-from chains.lazy import lazy
 from chains.network import arguments, record
 from chains.network.derivatives import Derivatives
 from chains.params import Layout, LayoutBuilder
 from chains.program.program import Program
 from chains.program.recorder import Recorder
+from chains.support.arrays import as_array
+from chains.support.lazy import lazy
+from chains.support.memory import memory_of
 
 
 class Streaming(Derivatives):
@@ -67,7 +67,7 @@ class Streaming(Derivatives):
             raise ValueError(f"`carried` is of {len(carried)} samples, but `x` is a batch of {len(x)}")
         run = self._program(p, ("step", p.dtype), partial(self._record_step, p.dtype))
         data = {"p": p, **arguments.together(p, {"x": x, "carried": carried})}
-        shape, place = (len(x), *network.declaration.output_shape), place_of(p)
+        shape, place = (len(x), *network.declaration.output_shape), memory_of(p)
         y, after = given
         y = place.empty(shape, p.dtype) if y is None else arguments.check_out(y, shape, p.dtype, data, "out[0]")
         if after is None:
@@ -100,7 +100,7 @@ class Streaming(Derivatives):
         return carried_by(self._stepwise.declaration)
 
     def _first_carried(self, p: Any, batch: int) -> Any:
-        carried = place_of(p).empty((batch, self.n_carried), p.dtype)
+        carried = memory_of(p).empty((batch, self.n_carried), p.dtype)
         carried[...] = 0
         for each in self._carried:
             if each.initial is not None:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from chains.backends.places import on_host
 from chains.layers.base import Declaration
 from chains.network.record import Network
 from chains.params import Layout, Slice
+from chains.support.memory import on_host
 
-MOST_LAYER_CHARACTERS = 60  # longer descriptions of composite layers are shown part by part
+MAX_LAYER_CHARACTERS = 60  # longer descriptions of composite layers are shown part by part
 
 
 def summary(network: Network, p: np.ndarray | None = None) -> str:
@@ -32,8 +32,8 @@ def _rows(network: Network, parent: Declaration, indent: str = "") -> Iterator[t
     """A row for each part of a layer. If a part is too long for one row, the rows of its parts follow."""
     digits = max((len(_short(child)) for child in parent.children), default=0)
     for child in parent.children:
-        text = child.layer.brief()
-        parted = len(text) > MOST_LAYER_CHARACTERS and bool(child.children)
+        text = child.layer.short_repr()
+        parted = len(text) > MAX_LAYER_CHARACTERS and bool(child.children)
         name = f"{indent}{_short(child):>{digits}}  {type(child.layer).__name__ if parted else text}"
         if parted:
             own = _parameters(child.slices.values(), network.frozen) if child.slices else ""

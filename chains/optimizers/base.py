@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from chains.checks import check_number, check_settings, check_word
 from chains.expr import Expr, minimum, sqrt
 from chains.expr.replay import kept
 from chains.program.recorder import Recorder
 from chains.program.rows import RowGradient, row_gradients, update_of_rows
 from chains.program.settings import Tunable
 from chains.program.view import View
+from chains.support.checks import check_number, check_settings, check_word
 
 Schedule = Callable[[Any], Any]
 Rate = float | Schedule

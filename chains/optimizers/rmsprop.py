@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from chains.checks import check_number
 from chains.expr import sqrt
 from chains.optimizers.base import Optimizer, Rate
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import check_number
 
 
 @dataclass(frozen=True)

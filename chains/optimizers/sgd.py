@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from chains.checks import check_number
 from chains.optimizers.base import Optimizer
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import check_number
 
 
 @dataclass(frozen=True)

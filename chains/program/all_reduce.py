@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from chains.program.operations import Operation
 
-COMMUNICATOR = "communicator"  # the buffer that says how the others are reached (`chains.communicator`)
+COMMUNICATOR = "communicator"  # the buffer that says how the others are reached (`chains.support.communicator`)
 COMMUNICATOR_WORDS = 5
 
 

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from chains.expr import Expr, key_of
-from chains.messages import shown
 from chains.program.settings import evaluate, numbers_of, symbolic
 from chains.program.view import Batch, Buffer, Shape, View, c_strides
+from chains.support.messages import shown
 
 T = TypeVar("T")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from chains.messages import shown
 from chains.program.view import View
 from chains.program.window import Window
+from chains.support.messages import shown
 
 
 def check_views(name: str, *views: Any) -> None:

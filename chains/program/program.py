@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from chains.expr import Expr
-from chains.lazy import lazy
-from chains.messages import as_html
 from chains.program.loop import Loop, all_operations
 from chains.program.operations import Operation
 from chains.program.scratch import Lifetime, ScratchPlan, plan_scratch
 from chains.program.settings import evaluate
 from chains.program.view import Buffer
+from chains.support.lazy import lazy
+from chains.support.messages import as_html
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from chains.checks import check_count, is_real
 from chains.expr import trace_with_settings
-from chains.messages import counted, shown
 from chains.program.all_reduce import COMMUNICATOR, COMMUNICATOR_WORDS, AllReduce
 from chains.program.buffers import Buffers
 from chains.program.loop import Loop
@@ -41,6 +39,8 @@ from chains.program.simplify import simplified
 from chains.program.steps import Steps
 from chains.program.view import Batch, View
 from chains.program.window import Window
+from chains.support.checks import check_count, is_real
+from chains.support.messages import counted, shown
 
 T = TypeVar("T")
 

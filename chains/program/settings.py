@@ -11,9 +11,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, TypeVar
 
-from chains.checks import is_real
 from chains.expr import Expr
 from chains.expr.scalar import PYTHON
+from chains.support.checks import is_real
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from chains.checks import whole
-from chains.messages import shown
+from chains.support.checks import whole
+from chains.support.messages import shown
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chains.lazy import lazy
+from chains.support.lazy import lazy
 
 Pair = tuple[int, int]
 

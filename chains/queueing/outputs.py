@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-MOST_ARRAYS = 8  # of one shape and type
-MOST_BYTES = 256 << 20  # of all that nobody holds
+MAX_ARRAYS = 8  # of one shape and type
+MAX_BYTES = 256 << 20  # of all that nobody holds
 
 
 def _references(array: np.ndarray) -> int:
@@ -44,7 +44,7 @@ class Outputs:
                 if _references(array) == FREE:
                     return array
             array = np.empty(shape, dtype)
-            if len(arrays) == MOST_ARRAYS:
+            if len(arrays) == MAX_ARRAYS:
                 del arrays[0]
             arrays.append(array)
             self._shrink()
@@ -53,6 +53,6 @@ class Outputs:
     def _shrink(self) -> None:
         """Forget the shapes that were not asked for longest, where all take too much."""
         total = sum(array.nbytes for arrays in self._lent.values() for array in arrays)
-        while total > MOST_BYTES and len(self._lent) > 1:
+        while total > MAX_BYTES and len(self._lent) > 1:
             _, arrays = self._lent.popitem(last=False)
             total -= sum(array.nbytes for array in arrays)

@@ -9,19 +9,19 @@ from typing import Any, Self
 
 import numpy as np
 
-from chains.arrays import as_array
 from chains.chain import Chain, check_net
-from chains.checks import check_count, check_is
 from chains.losses import Loss
-from chains.messages import counted, shown
 from chains.network import arguments
 from chains.optimizers import Optimizer
 from chains.queueing.outputs import Outputs
 from chains.queueing.result import Pending, Result
 from chains.queueing.scheduler import Scheduler
+from chains.support.arrays import as_array
+from chains.support.checks import check_count, check_is
+from chains.support.messages import counted, shown
 from chains.training.train import train
 
-MOST_PENDING = 256  # calls
+MAX_PENDING = 256  # calls
 
 
 class Queue:
@@ -52,7 +52,7 @@ class Queue:
     ...     value, gradient = r.wait()
     """
 
-    def __init__(self, workers: int = 1, pending: int = MOST_PENDING) -> None:
+    def __init__(self, workers: int = 1, pending: int = MAX_PENDING) -> None:
         self._workers = check_count("workers", workers)
         self._scheduler = Scheduler(self._workers, check_count("pending", pending))
         self._outputs = Outputs()

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from chains.arrays import as_array
-from chains.progress import Progress
 from chains.queueing.hazards import Extent, Hazards, extent
 from chains.queueing.result import Pending, Result, Work, result_of
-from chains.threads import get_num_threads, num_threads
+from chains.support.arrays import as_array
+from chains.support.progress import Progress
+from chains.support.threads import get_num_threads, num_threads
 from chains.training import interrupts
 
-MOST_HELD = 32 << 20  # bytes of arguments that nobody but the queue holds
+MAX_HELD = 32 << 20  # bytes of arguments that nobody but the queue holds
 NEWEST = 16  # arguments, of the last calls, that are looked at again: whether somebody else still holds them
 HELD = 3  # references to an argument that nobody else holds: of its call, of the loop over the newest ones, of the question
 # Seconds. On Windows Ctrl-C is answered between two waits, not within one.
@@ -132,7 +132,7 @@ class Scheduler:
         self._count_held()
         if getattr(_working, "scheduler", None) is self:
             return  # a worker that waited for itself would wait for ever
-        while len(self.pending) >= self._most or self._held > MOST_HELD:
+        while len(self.pending) >= self._most or self._held > MAX_HELD:
             self._wait()
             if self.closed:
                 raise RuntimeError(f"the queue {self.closed}: no further call can be queued")

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from chains.checks import check_number
 from chains.expr.replay import Replay
-from chains.messages import counted, shown
 from chains.residuals.loss import ResidualLoss
 from chains.residuals.tracing import Tracer
+from chains.support.checks import check_number
+from chains.support.messages import counted, shown
 
 
 @dataclass(frozen=True)

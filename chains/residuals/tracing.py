@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chains.expr import Expr, Formula, as_expr, trace_nodes
-from chains.messages import listed, shown
+from chains.support.messages import listed, shown
 
 Piece = tuple[int, tuple[int, ...]]  # an output and the coordinates that it is derived by, in ascending order
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from chains.axes import new_axes
-from chains.checks import check_count
-from chains.messages import counted
+from chains.support.axes import new_axes
+from chains.support.checks import check_count
+from chains.support.messages import counted
 
-MOST_LINES = 20  # of chains that are drawn one by one
+MAX_LINES = 20  # of chains that are drawn one by one
 
 
 @dataclass(eq=False, repr=False)
@@ -80,7 +80,7 @@ class Draws:
         Axes
         """
         ax = new_axes() if ax is None else ax
-        if len(self.energy) > MOST_LINES:
+        if len(self.energy) > MAX_LINES:
             low, middle, high = np.quantile(self.energy, [0.05, 0.5, 0.95], axis=0)
             ax.fill_between(np.arange(len(middle)), low, high, alpha=0.3, linewidth=0, label="nine tenths of the chains")
             ax.plot(middle, label="median")

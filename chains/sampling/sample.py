@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.places import is_elsewhere
 from chains.chain import Chain, check_net
-from chains.checks import check_count, check_flags, check_is, check_number
 from chains.losses import Loss
-from chains.messages import counted
 from chains.network import arguments, ensembles
 from chains.penalties import Penalty
-from chains.progress import Progress
 from chains.sampling.adaptation import DualAveraging, Variances, windows
 from chains.sampling.draws import Draws
 from chains.sampling.trajectories import Posterior, Trajectories
+from chains.support.checks import check_count, check_flags, check_is, check_number
+from chains.support.memory import is_elsewhere
+from chains.support.messages import counted
+from chains.support.progress import Progress
 from chains.training.interrupts import Interrupts
 
-MOST_RISE = 1000.0  # of the energy along a trajectory that counts as one
+MAX_RISE = 1000.0  # of the energy along a trajectory that counts as one
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class _Chains:
                 for number in range(draws * thin):
                     energy, _, taken, rise = self._trajectory(self._time, self._leaps())
                     accepted += taken
-                    diverged += ~(rise < MOST_RISE)
+                    diverged += ~(rise < MAX_RISE)
                     made += 1
                     if number % thin == thin - 1:
                         positions[:, done], energies[:, done] = self.p, energy

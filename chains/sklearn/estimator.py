@@ -20,18 +20,18 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from chains.activations import Activation, identity
 from chains.chain import Chain
-from chains.checks import check_count, check_flags, check_number, check_word, whole
 from chains.initializers import Uniform
 from chains.layers import Dense
 from chains.losses import Loss
-from chains.messages import counted, shown
-from chains.minimize import minimize
+from chains.minimize.minimize import minimize
 from chains.optimizers import SGD, Adam, Optimizer
 from chains.penalties import L2Penalty
 from chains.sklearn.settings import LEARNING_RATE, with_settings
 from chains.sklearn.sparse import SparseBatches, outputs_of, summed
 from chains.sklearn.watch import Watch
-from chains.threads import num_threads
+from chains.support.checks import check_count, check_flags, check_number, check_word, whole
+from chains.support.messages import counted, shown
+from chains.support.threads import num_threads
 from chains.training.history import History
 from chains.training.run import TrainingState
 from chains.training.train import train

@@ -13,12 +13,12 @@ from sklearn.utils import column_or_1d
 
 from chains.activations import Activation
 from chains.chain import Chain
-from chains.checks import check_word
 from chains.expr import exp, log, maximum
 from chains.losses import ElementwiseLoss, Loss, SquaredLoss
 from chains.optimizers import Optimizer
 from chains.sklearn.estimator import ChainEstimator, Factory
 from chains.sklearn.settings import LEARNING_RATE
+from chains.support.checks import check_word
 
 SMALLEST = 1e-37  # of a count's logarithm, which is multiplied by the count
 

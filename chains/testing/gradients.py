@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from chains.arrays import as_numpy
 from chains.chain import Chain
-from chains.checks import check_count, check_shape
 from chains.layers.base import Layer
 from chains.layers.dense import Dense
 from chains.layers.shape import Reshape
 from chains.losses import Loss
 from chains.network import arguments, record
 from chains.program.program import Program
+from chains.support.arrays import as_numpy
+from chains.support.checks import check_count, check_shape
 from chains.testing.differences import assert_close, away_from_kinks, central_difference
 from chains.testing.programs import named_backends, run_program
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from chains.backends import backend
-from chains.messages import shown
 from chains.program.program import Program
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import concrete
+from chains.support.messages import shown
 
 
 def usable_backends() -> tuple[str, ...]:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from chains.chain import Chain
-from chains.checks import check_count
 from chains.losses import Loss
 from chains.network import arguments
 from chains.network.record import Criterion
 from chains.penalties import Penalty
+from chains.support.checks import check_count
 from chains.training.history import Position
 from chains.training.identity import data_of, source_data
 from chains.training.resume import Beginning

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from chains import encoding, storage
-from chains.checks import check_count, check_number, check_path, check_word, is_real, whole
-from chains.messages import counted, listed, shown
+from chains.support import encoding, storage
+from chains.support.checks import check_count, check_number, check_path, check_word, is_real, whole
+from chains.support.messages import counted, listed, shown
 from chains.training.ensemble_history import EnsembleHistory
 from chains.training.history import History, Position, names_from
 from chains.training.optimizer_state import COUNTS, OptimizerState

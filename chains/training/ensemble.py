@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from chains.backends import Executable
-from chains.backends.places import place_of
 from chains.chain import Chain
-from chains.checks import check_is
 from chains.losses import Loss
-from chains.messages import counted, shown
 from chains.network import arguments, ensembles
 from chains.network.ensembles import Members
 from chains.network.record import Criterion
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.program.settings import numbers_of, structure
+from chains.support.checks import check_is
+from chains.support.memory import memory_of
+from chains.support.messages import counted, shown
 
 
 class Ensemble:
@@ -81,4 +81,4 @@ class Ensemble:
         rows: Sequence[dict[str, np.ndarray]] = [
             step.program.tuned(numbers_of((objective, optimizer))) for optimizer in self.optimizers
         ]
-        return {name: place_of(self.p).contiguous(np.stack([row[name] for row in rows])) for name in rows[0]}
+        return {name: memory_of(self.p).contiguous(np.stack([row[name] for row in rows])) for name in rows[0]}

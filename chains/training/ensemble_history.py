@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from chains.axes import new_axes
-from chains.backends.places import on_host
-from chains.messages import counted, listed
+from chains.support.axes import new_axes
+from chains.support.memory import on_host
+from chains.support.messages import counted, listed
 from chains.training.history import History, Position, shown_epochs
 from chains.training.optimizer_state import OptimizerState
 
-MOST_LINES = 20  # of members that are drawn one by one
+MAX_LINES = 20  # of members that are drawn one by one
 BAND = (0.05, 0.95)  # quantiles of the members' numbers
 
 
@@ -132,7 +132,7 @@ class EnsembleHistory(History):
             if not values:
                 continue
             rows, color = np.array(values), f"C{number}"
-            if self.members <= MOST_LINES:
+            if self.members <= MAX_LINES:
                 lines = ax.plot(epochs, rows, color=color, linewidth=0.8)
                 lines[0].set_label(name)
                 continue

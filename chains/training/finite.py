@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from chains.backends.places import HOST, place_of
 from chains.expr.replay import Replay, traced
-from chains.messages import shown
 from chains.optimizers import Optimizer
+from chains.support.memory import HOST, memory_of
+from chains.support.messages import shown
 
 RATES_AT_ONCE = 1000  # steps whose learning rates are computed together
 
@@ -53,7 +53,7 @@ def loss_text(loss: float, step: int, advice: str = "") -> str:
 
 def parameter_text(p: np.ndarray, step: int) -> str:
     """The message that the last step made a parameter infinite or NaN; empty if not. After earlier steps, the loss shows it."""
-    if place_of(p) is not HOST or np.isfinite(p).all():
+    if memory_of(p) is not HOST or np.isfinite(p).all():
         return ""
     position = int(np.argmin(np.isfinite(p)))
     return (

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from chains import encoding
-from chains.axes import new_axes
-from chains.backends.places import on_host
-from chains.messages import as_html, counted, listed, shown
 from chains.params import Layout
+from chains.support import encoding
+from chains.support.axes import new_axes
+from chains.support.memory import on_host
+from chains.support.messages import as_html, counted, listed, shown
 from chains.training.optimizer_state import OptimizerState
 
 Names = tuple[tuple[str, tuple[int, ...]], ...]  # of a layout: name and shape of each array

@@ -42,7 +42,7 @@ def source_data(source: Any, seed: int) -> dict[str, Any]:
 
 def network_text(net: Chain) -> str:
     """The layers, without their starting values."""
-    return f"Chain({', '.join(_without_address(layer.brief()) for layer in net.layers)})"
+    return f"Chain({', '.join(_without_address(layer.short_repr()) for layer in net.layers)})"
 
 
 def loss_text(loss: Loss) -> str:

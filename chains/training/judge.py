@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.places import on_host, place_of
 from chains.chain import Chain
 from chains.losses import Loss
-from chains.messages import shown
 from chains.metrics import accuracy
 from chains.network import arguments
 from chains.penalties import Penalty
+from chains.support.memory import memory_of, on_host
+from chains.support.messages import shown
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 PLACES = ("x", "t", "lengths", "weights")  # in the argument `validation`
 PIECE_BYTES = 1 << 26  # of intermediate results on validation data at once
-LEAST_PIECE_SAMPLES = 32  # samples, so that there is work to share however large they are
+MIN_PIECE_SAMPLES = 32  # samples, so that there is work to share however large they are
 
 
 class Judge:
@@ -63,7 +63,7 @@ class Judge:
             self._names = {name: f"validation[{PLACES.index(name)}]" for name in given}
             together = arguments.together(p, {self._names[name]: array for name, array in given.items()})
             self._data = {name: together[self._names[name]] for name in given}
-            self._data["x"] = place_of(p).contiguous(self._data["x"], p.dtype if net.network.id_count is None else None)
+            self._data["x"] = memory_of(p).contiguous(self._data["x"], p.dtype if net.network.id_count is None else None)
             for metric in metrics:
                 if getattr(metric, "__module__", "") == accuracy.__module__:  # others may count their calls
                     _value(metric, on_host(t[:1]), np.zeros((1, *net.output_shape)))
@@ -131,9 +131,9 @@ def _value(metric: Metric, t: np.ndarray, y: np.ndarray) -> float:
 
 
 def _pieces(net: Chain, p: np.ndarray, samples: int) -> list[slice]:
-    """The samples in pieces, each with no more than `PIECE_BYTES` of intermediate results, or `LEAST_PIECE_SAMPLES` long."""
+    """The samples in pieces, each with no more than `PIECE_BYTES` of intermediate results, or `MIN_PIECE_SAMPLES` long."""
     per_sample = net.forward_pass(p, False).program.scratch.bytes_per_sample
-    size = max(LEAST_PIECE_SAMPLES, PIECE_BYTES // max(1, per_sample))
+    size = max(MIN_PIECE_SAMPLES, PIECE_BYTES // max(1, per_sample))
     return [slice(start, start + size) for start in range(0, samples, size)]
 
 

@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from chains.backends.places import is_elsewhere, on_host, place_of
-from chains.messages import counted, listed, shown
 from chains.optimizers import Optimizer
+from chains.support.memory import is_elsewhere, memory_of, on_host
+from chains.support.messages import counted, listed, shown
 
 State = dict[str, np.ndarray]
 COUNTS = ("step", "epoch")
@@ -69,7 +69,7 @@ def begin(optimizer: Optimizer, p: np.ndarray) -> State:
     """The state before the first step, in the memory of `p`; for an ensemble, with moments and steps for each member."""
     rows, size = p.shape[:-1], p.shape[-1]
     state = {"moments": np.zeros((*rows, optimizer.n_states * size), p.dtype), "step": np.zeros(rows), "epoch": np.zeros(())}
-    return {name: place_of(p).contiguous(array) for name, array in state.items()}
+    return {name: memory_of(p).contiguous(array) for name, array in state.items()}
 
 
 def copied(name: str, state: Any, optimizer: Optimizer, p: np.ndarray) -> State:
@@ -97,5 +97,5 @@ def copied(name: str, state: Any, optimizer: Optimizer, p: np.ndarray) -> State:
         for count in np.ravel(on_host(state[part])).tolist():
             if not (count >= 0 and count.is_integer()):
                 raise ValueError(f"`{name}[{part!r}]` must be a whole number, zero or positive, got {count:g}")
-    place = place_of(p)
+    place = memory_of(p)
     return {part: place.array(state[part] if place.owns(state[part]) else on_host(state[part])) for part in fresh}

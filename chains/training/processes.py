@@ -14,9 +14,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from chains.backends.places import on_host
-from chains.communicator import check_communicator, largest, own
-from chains.messages import listed
+from chains.support.communicator import check_communicator, largest, own
+from chains.support.memory import on_host
+from chains.support.messages import listed
 from chains.training.history import History
 from chains.training.interrupts import Interrupts
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.places import place_of
 from chains.chain import Chain
-from chains.checks import check_count, check_path
 from chains.losses import Loss
-from chains.messages import listed, shown
 from chains.optimizers import Optimizer
+from chains.support.checks import check_count, check_path
+from chains.support.memory import memory_of
+from chains.support.messages import listed, shown
 from chains.training import checkpoint as checkpoints
 from chains.training import optimizer_state
 from chains.training.checkpoint import Checkpoint, Saved
@@ -68,9 +68,9 @@ class Beginning:
     def restore(self, p: np.ndarray, state: np.ndarray | None) -> None:
         """Copy the vectors of the checkpoint, if there is one, to the vectors to train."""
         if self.saved is not None and not self.restored:
-            place_of(p).assign(p, self.saved.p)
+            memory_of(p).assign(p, self.saved.p)
             if state is not None and self.saved.state is not None:
-                place_of(state).assign(state, self.saved.state)
+                memory_of(state).assign(state, self.saved.state)
         self.restored = True
 
     def check_columns(self, names: Sequence[str]) -> None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from chains.chain import Chain
-from chains.checks import whole
-from chains.messages import counted, shown
-from chains.progress import Progress
+from chains.support.checks import whole
+from chains.support.messages import counted, shown
+from chains.support.progress import Progress
 from chains.training.ensemble_history import EnsembleHistory
 from chains.training.history import History
 from chains.training.interrupts import Interrupts

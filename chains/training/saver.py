@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from chains import storage
-from chains.backends.places import on_host
-from chains.messages import listed
+from chains.support import storage
+from chains.support.memory import on_host
+from chains.support.messages import listed
 from chains.training import checkpoint as checkpoints
 from chains.training.checkpoint import Checkpoint, Saved
 from chains.training.history import History

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from chains.backends import Executable
-from chains.backends.places import on_host, place_of
 from chains.optimizers import Optimizer
+from chains.support.memory import memory_of, on_host
 from chains.training.finite import Rates, check_loss, check_parameters
 from chains.training.history import Position
 from chains.training.identity import data_of
@@ -58,7 +58,7 @@ class Steps(ABC):
         self.step = position.step  # done in the epoch
         self.done = 0  # in this call
         self.allowed: AbstractContextManager[object] = nullcontext()  # entered where users' functions run
-        place = place_of(p)
+        place = memory_of(p)
         counts = on_host(optimizer_state["step"])
         self._first_step = int(counts.max())
         self._rates = Rates(optimizer)
@@ -158,7 +158,7 @@ class ArraySteps(Steps):
         self._sorted = np.arange(self._samples)
         self._order = self._unordered()
         self._ordered = -1  # the epoch whose order it is
-        place = place_of(trained["p"])
+        place = memory_of(trained["p"])
         data = self._used(data)
         if self._whole_batch:  # bound as they are: nothing to fetch
             kinds = {name: self._program.buffers[name].dtype for name in data}

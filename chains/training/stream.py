@@ -12,11 +12,11 @@ import numpy as np
 
 from chains.backends import Executable, Intake
 from chains.backends.executable import KEPT_BINDINGS
-from chains.checks import whole
 from chains.data.batches import pass_from
-from chains.messages import counted
 from chains.network.record import Criterion
 from chains.optimizers import Optimizer
+from chains.support.checks import whole
+from chains.support.messages import counted
 from chains.training.history import Position
 from chains.training.optimizer_state import State
 from chains.training.steps import RUN_SECONDS, START, Arrays, Steps

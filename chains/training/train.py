@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from chains.chain import Chain, check_net
-from chains.checks import check_count, check_flags, check_is
 from chains.losses import Loss
 from chains.network import arguments
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
+from chains.support.checks import check_count, check_flags, check_is
 from chains.training.batching import from_arrays, from_source
 from chains.training.checkpoint import Checkpoint, as_checkpoint
 from chains.training.folder_lock import FolderLock

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from chains.arrays import as_array
 from chains.backends import Binding, backend
-from chains.backends.places import HOST, place_of, runner_of
-from chains.checks import check_is
-from chains.messages import counted
 from chains.network import arguments
 from chains.optimizers import Optimizer
 from chains.program.recorder import Recorder
+from chains.support.arrays import as_array
+from chains.support.checks import check_is
+from chains.support.memory import HOST, memory_of, runner_of
+from chains.support.messages import counted
 from chains.training import optimizer_state
 from chains.training.finite import Rates
 from chains.training.optimizer_state import OptimizerState
@@ -61,13 +61,13 @@ class Updater:
         self._runner = runner_of(p, backend("auto")).choose(program)
         arrays = {name: array for name, array in {"p": p, **start}.items() if name in program.buffers}
         self._binding: Binding = self._runner.bind(program, 1, arrays)
-        looked_at = callable(optimizer.learning_rate) and place_of(p) is HOST  # a GPU's step number would be waited for
+        looked_at = callable(optimizer.learning_rate) and memory_of(p) is HOST  # a GPU's step number would be waited for
         self._rates = Rates(optimizer) if looked_at else None
 
     @property
     def state(self) -> OptimizerState:
         """A copy of the optimiser's current state."""
-        return OptimizerState({name: place_of(array).array(array) for name, array in self._state.items()})
+        return OptimizerState({name: memory_of(array).array(array) for name, array in self._state.items()})
 
     @state.setter
     def state(self, value: Any) -> None:

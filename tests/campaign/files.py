@@ -27,10 +27,11 @@ from pathlib import Path
 
 import numpy as np
 
-from chains import Chain, Dense, load, save, storage, tanh
+from chains import Chain, Dense, load, save, tanh
 from chains.backends.native.llvm import cache as code_cache
 from chains.data.cifar import RECORD_BYTES, read_cifar10
 from chains.data.idx import ELEMENT_TYPES, read_idx
+from chains.support import storage
 from tests.campaign import running
 
 MEMORY = 700 << 20  # bytes that the process may take beyond what it has: three times the largest file of CIFAR-10's format

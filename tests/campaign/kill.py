@@ -40,7 +40,7 @@ from chains import (  # noqa: E402
     train,
 )
 from chains.data import Augment, Batches, prefetch  # noqa: E402
-from chains.storage import UNFINISHED  # noqa: E402
+from chains.support.storage import UNFINISHED  # noqa: E402
 from tests.campaign import running  # noqa: E402
 
 RNG = np.random.default_rng(0)

@@ -37,8 +37,8 @@ from chains.backends.cupy.device.cudnn import Cudnn
 from chains.backends.cupy.device.interface import Device, Event, Gemm, Queue, Uncaptured, Work
 from chains.backends.cupy.source.commands import Kernel
 from chains.backends.cupy_settings import Cupy
-from chains.backends.places import add_place
-from chains.communicator import all_reduce
+from chains.support.communicator import all_reduce
+from chains.support.memory import add_memory
 from tests.cupy import fake_cublas, fake_cudnn
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -535,7 +535,7 @@ class EmulatedBackend(CupyBackend):
         super().__init__(EmulatedDevice(backwards, settings), fused)
         self.name = name
         if name == "emulated":
-            add_place(self.on_device.device, self.on_device)
+            add_memory(self.on_device.device, self.on_device)
 
 
 def register(backends: dict[str, Callable[[], Backend]]) -> None:

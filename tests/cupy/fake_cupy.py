@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from chains import backends
-from chains.backends import places
 from chains.backends.cupy.device import cublas, cuda
 from chains.backends.cupy.device import cudnn as cudnn_module
 from chains.backends.cupy.source.commands import Kernel
+from chains.support import memory as places
 from tests.cupy.emulated import EmulatedDevice, EmulatedEvent, EmulatedQueue
 
 IMPLICIT = "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array explicitly."

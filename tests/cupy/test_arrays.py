@@ -7,7 +7,7 @@ import pytest
 
 from chains import Adam, BatchNorm, Chain, CrossEntropyLoss, Dense, SquaredLoss, train
 from chains.backends import backend
-from chains.backends.places import place_of
+from chains.support.memory import memory_of
 from tests.cupy.support import data, needs_compiler
 from tests.harness import assert_close
 
@@ -48,7 +48,7 @@ def test_large_arrays_are_bound_where_they_lie(net, device, monkeypatch):
 def test_host_data_go_to_the_parameters(net, device):
     x, t = data()
     q = net.init(device="emulated")
-    assert place_of(q) is device
+    assert memory_of(q) is device
     assert q.tobytes() == net.init().tobytes()
     y = net(x, q)
     assert device.owns(y)

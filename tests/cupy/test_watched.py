@@ -24,12 +24,13 @@ from chains import (
     tanh,
     train,
 )
-from chains.backends import Cupy, places
+from chains.backends import Cupy
 from chains.backends.cupy import streaming
 from chains.backends.cupy.fused import tiling_policy
 from chains.backends.cupy.source.commands import Pointers, Source
 from chains.data import Batches
 from chains.program.view import Buffer
+from chains.support import memory as places
 from tests.cupy import emulated, watched
 from tests.cupy.support import CONVOLUTIONS
 from tests.cupy.watched import MisuseError

@@ -68,14 +68,14 @@ def test_no_more_records_of_cifar_are_unpacked_than_asked_for(tmp_path, monkeypa
     peak, message = peak_bytes(lambda: read_cifar10(path, 100))
     assert "is too long: 100 records of 3,073 bytes take 307,300 bytes, but more were found" in message
     assert peak < 3 << 20
-    monkeypatch.setattr(cifar, "MOST_RECORDS", 1000)
+    monkeypatch.setattr(cifar, "MAX_RECORDS", 1000)
     peak, message = peak_bytes(lambda: read_cifar10(path))
     assert "is too long: 1,000 records of 3,073 bytes" in message
     assert peak < 10 << 20
 
 
 def test_a_file_of_unknown_length_is_read_up_to_the_whole_data_set():
-    assert cifar.MOST_RECORDS == len(cifar.FILES) * cifar.RECORDS == 60_000
+    assert cifar.MAX_RECORDS == len(cifar.FILES) * cifar.RECORDS == 60_000
 
 
 def test_plain_files_are_not_read_beyond_either(tmp_path):

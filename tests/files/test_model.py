@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import chains
-from chains import BatchNorm, Chain, Conv, Dense, Flatten, relu, storage, tanh
+from chains import BatchNorm, Chain, Conv, Dense, Flatten, relu, tanh
+from chains.support import storage
 from tests.files import earlier
 from tests.own import Double
 

@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture
 def eager(monkeypatch):
     """Threads are used for any amount of work."""
-    monkeypatch.setattr("chains.backends.native.memory_plan.LEAST_THREAD_OPERATIONS", 1)
+    monkeypatch.setattr("chains.backends.native.memory_plan.MIN_THREAD_OPERATIONS", 1)
 
 
 @pytest.fixture
@@ -18,9 +18,9 @@ def many(monkeypatch):
     """As if there were four processors, and any amount of work were worth them."""
     native = "chains.backends.native"
     monkeypatch.setattr(f"{native}.binding.processors", lambda: 4)
-    monkeypatch.setattr(f"{native}.memory_plan.LEAST_THREAD_OPERATIONS", 1)
-    monkeypatch.setattr(f"{native}.backend.LEAST_PART_OPERATIONS", 1)
-    monkeypatch.setattr(f"{native}.feed.LEAST_TEAM_STEPS", 1)
+    monkeypatch.setattr(f"{native}.memory_plan.MIN_THREAD_OPERATIONS", 1)
+    monkeypatch.setattr(f"{native}.backend.MIN_PART_OPERATIONS", 1)
+    monkeypatch.setattr(f"{native}.feed.MIN_TEAM_STEPS", 1)
     monkeypatch.setattr(f"{native}.feed.PATIENCE_PAUSES", 1 << 30)
 
 

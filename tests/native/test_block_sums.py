@@ -10,7 +10,7 @@ from chains import BatchNorm, Chain, Dense, Dropout, SquaredLoss, num_threads, t
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native import memory_plan
-from chains.backends.native.memory_plan import LEAST_BLOCK_TILES, MemoryPlan
+from chains.backends.native.memory_plan import MIN_BLOCK_TILES, MemoryPlan
 from chains.backends.numpy.backend import NumpyBackend
 from tests.harness import LAYERS, LOSS_CASES, PENALTY_CASES, Case, assert_same_bits, targets
 from tests.native.support import Fenced, assert_equal_results, gradient_program, native, random_arrays, run_fenced, run_on
@@ -37,7 +37,7 @@ def test_errors_hardly_grow(samples, threads):
 
 def test_sums_in_one_go_are_worse(monkeypatch):
     """Which the test above would find."""
-    monkeypatch.setattr(memory_plan, "LEAST_BLOCK_TILES", 1 << 40)
+    monkeypatch.setattr(memory_plan, "MIN_BLOCK_TILES", 1 << 40)
     with num_threads(1):
         assert error_of_equal_samples(SAMPLES) > 5e-6
 
@@ -46,11 +46,11 @@ def test_where_there_are_blocks():
     compiled = native().compile(Chain(Dense(4, 32, tanh), Dense(32, 4)).program(SquaredLoss()))
     tile = compiled.signature.tile
     for threads in (1, 2):
-        few = MemoryPlan(compiled.signature, tile * LEAST_BLOCK_TILES * threads, threads, compiled.work)
-        more = MemoryPlan(compiled.signature, tile * LEAST_BLOCK_TILES * threads + 1, threads, compiled.work)
+        few = MemoryPlan(compiled.signature, tile * MIN_BLOCK_TILES * threads, threads, compiled.work)
+        more = MemoryPlan(compiled.signature, tile * MIN_BLOCK_TILES * threads + 1, threads, compiled.work)
         most = MemoryPlan(compiled.signature, tile * 400**2 * threads, threads, compiled.work)
-        assert (few.block, len(few.block_sums)) == (LEAST_BLOCK_TILES, 0)
-        assert (more.block, len(more.block_sums)) == (LEAST_BLOCK_TILES, threads)
+        assert (few.block, len(few.block_sums)) == (MIN_BLOCK_TILES, 0)
+        assert (more.block, len(more.block_sums)) == (MIN_BLOCK_TILES, threads)
         assert (most.block, len(most.block_sums)) == (400, threads)
 
 
@@ -62,7 +62,7 @@ STATISTICS = Case("statistics", None, (Dense(3, 5), BatchNorm(5), Dropout(0.3), 
 @pytest.mark.parametrize("case", [STATISTICS, *LAYERS, *LOSS_CASES[::3], *PENALTY_CASES[::4]], ids=str)
 def test_blocks_give_the_numbers_of_numpy(case, block, eager, monkeypatch):
     """Nothing is written beside the arrays, and the bits are the same each time."""
-    monkeypatch.setattr(memory_plan, "LEAST_BLOCK_TILES", block)
+    monkeypatch.setattr(memory_plan, "MIN_BLOCK_TILES", block)
     monkeypatch.setattr(memory_plan.math, "isqrt", lambda _: 1)
     net, rng = case.net(), np.random.default_rng(3)
     program = gradient_program(net, "float64", criterion=case.criterion())

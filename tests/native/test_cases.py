@@ -43,7 +43,7 @@ def test_random_chains_equal_numpy(data):
     program = gradient_program(case.net(), "float64", criterion=case.criterion())
     arrays = random_arrays(program, batch)
     wanted = run_on(NumpyBackend(), program, batch, arrays, runs=2)  # a state is updated by each
-    memory_plan.LEAST_THREAD_OPERATIONS, before = 1, memory_plan.LEAST_THREAD_OPERATIONS
+    memory_plan.MIN_THREAD_OPERATIONS, before = 1, memory_plan.MIN_THREAD_OPERATIONS
     try:
         for threads in (1, 2):
             fences = Fenced()
@@ -51,4 +51,4 @@ def test_random_chains_equal_numpy(data):
             fences.check()
             assert_equal_results(actual, wanted, "float64", factor=10.0)
     finally:
-        memory_plan.LEAST_THREAD_OPERATIONS = before
+        memory_plan.MIN_THREAD_OPERATIONS = before

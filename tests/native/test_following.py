@@ -24,8 +24,8 @@ NUMBERS = (1, 2, 3)
 @pytest.fixture
 def eager(monkeypatch):
     """Threads are used for any amount of work, also to split products."""
-    monkeypatch.setattr("chains.backends.native.memory_plan.LEAST_THREAD_OPERATIONS", 1)
-    monkeypatch.setattr("chains.backends.native.backend.LEAST_PART_OPERATIONS", 1)
+    monkeypatch.setattr("chains.backends.native.memory_plan.MIN_THREAD_OPERATIONS", 1)
+    monkeypatch.setattr("chains.backends.native.backend.MIN_PART_OPERATIONS", 1)
 
 
 def problem(batch, dtype=np.float32):

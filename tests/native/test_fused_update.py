@@ -127,7 +127,7 @@ def test_the_same_bits_as_afterwards(net, optimizer, penalty, kind, changed_comp
     arrays = {batch: random_arrays(program, batch) for batch in (1, 10, 47)}
     results = {batch: run_on(native(), program, batch, a, runs=3) for batch, a in arrays.items()}
     assert (finished(program)[0] == []) == (optimizer != "SGD" or penalty == "L1")
-    monkeypatch.setattr(fused_update, "LEAST_ELEMENTS", 1 << 60)
+    monkeypatch.setattr(fused_update, "MIN_ELEMENTS", 1 << 60)
     changed_compiler()
     assert finished(program) == ([], None)
     for batch, a in arrays.items():
@@ -167,7 +167,7 @@ def test_steps_of_large_products_equal_numpy_within_their_buffers(simd, kind):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_leave_a_tile_to_one(threads, monkeypatch):
-    monkeypatch.setattr("chains.backends.native.memory_plan.LEAST_THREAD_OPERATIONS", 1)
+    monkeypatch.setattr("chains.backends.native.memory_plan.MIN_THREAD_OPERATIONS", 1)
     program = step(NETWORKS["of wide layers"], SGD(0.01))
     for batch in (1, 10, 200):
         arrays = random_arrays(program, batch)

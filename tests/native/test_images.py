@@ -213,11 +213,11 @@ def test_dense_layers_behind_images_read_many_weights_in_parts(kind, simd, eager
 @pytest.fixture
 def gathered(changed_compiler, monkeypatch):
     """Let dense layers behind images see the whole batch, however small they are."""
-    monkeypatch.setattr(support, "LEAST_GATHERED_WEIGHTS", 1000)
-    monkeypatch.setattr(support, "LEAST_GATHERED_SAMPLES", 2)
+    monkeypatch.setattr(support, "MIN_GATHERED_WEIGHTS", 1000)
+    monkeypatch.setattr(support, "MIN_GATHERED_SAMPLES", 2)
     monkeypatch.setattr(support, "_most_gathered", WeakKeyDictionary())
-    monkeypatch.setattr(gemm, "LEAST_LARGE_ELEMENTS", 1000)
-    monkeypatch.setattr(gemm, "LEAST_VERY_LARGE_ELEMENTS", 1000)
+    monkeypatch.setattr(gemm, "MIN_LARGE_ELEMENTS", 1000)
+    monkeypatch.setattr(gemm, "MIN_VERY_LARGE_ELEMENTS", 1000)
     changed_compiler()
 
 
@@ -255,7 +255,7 @@ def test_training_where_dense_layers_behind_images_see_the_whole_batch(eager, ga
 
 
 def test_dense_layers_see_the_whole_batch_where_threads_ask_for_parts(gathered, monkeypatch):
-    monkeypatch.setattr("chains.backends.native.backend.LEAST_PART_OPERATIONS", 1)
+    monkeypatch.setattr("chains.backends.native.backend.MIN_PART_OPERATIONS", 1)
     assert native(2).compile(vjp_of(behind_images(), "float32"), 4).signature.products
 
 
@@ -268,7 +268,7 @@ def test_what_is_kept_for_the_whole_batch_is_bounded(gathered):
     assert not support.gathers(program, 1)
     assert not plan_of(program, processor()).whole
     kept = sum(buffer.nbytes for buffer in plan_of(program, processor(), gathered=True).whole)
-    assert 0 < kept * most < 1.1 * support.MOST_GATHERED_BYTES  # the layout leaves room
+    assert 0 < kept * most < 1.1 * support.MAX_GATHERED_BYTES  # the layout leaves room
     assert not support.gathers(vjp_of(Chain(Dense(300, 300)), "float32"), 50)
 
 

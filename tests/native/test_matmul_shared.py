@@ -45,7 +45,7 @@ def widths(layers):
 @pytest.fixture
 def shared(changed_compiler, monkeypatch):
     """Let all products share their blocks, however few they are."""
-    monkeypatch.setattr(outlining, "MOST_PRODUCTS", 0)
+    monkeypatch.setattr(outlining, "MAX_PRODUCTS", 0)
     changed_compiler()
 
 

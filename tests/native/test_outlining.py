@@ -52,7 +52,7 @@ def outlined(changed_compiler, monkeypatch):
     def both(function):
         results = []
         for often in (2, 1 << 30):
-            monkeypatch.setattr(outlining, "LEAST_ALIKE", often)
+            monkeypatch.setattr(outlining, "MIN_ALIKE", often)
             changed_compiler()
             results.append(function())
         return results

@@ -10,7 +10,7 @@ from chains import SGD, Chain, Dense, SquaredLoss, tanh
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native import binding as native_module
-from chains.backends.native.backend import MOST_PARTITIONED_SAMPLES
+from chains.backends.native.backend import MAX_PARTITIONED_SAMPLES
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.plan.barriers import barriers
 from chains.backends.native.plan.execution_plan import PlanStep, SumRun, Work
@@ -49,7 +49,7 @@ def test_which_products_are_split():
 
 def test_few_samples_are_split_and_more_shared_out():
     program, runner = program_of(SPLIT["narrow"], SGD(0.1)), native(2)
-    for batch, parts in ((1, 1), (10, 2), (MOST_PARTITIONED_SAMPLES, 2), (MOST_PARTITIONED_SAMPLES + 1, 1)):
+    for batch, parts in ((1, 1), (10, 2), (MAX_PARTITIONED_SAMPLES, 2), (MAX_PARTITIONED_SAMPLES + 1, 1)):
         wanted = min(parts, native_module.processors())
         assert runner.compile(program, batch).signature.parts == wanted, batch
     assert native(1).compile(program, 10).signature.parts == 1

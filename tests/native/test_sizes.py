@@ -99,7 +99,7 @@ def test_other_networks_equal_numpy_within_their_buffers(name, kind, eager):
 
 def guard_pages(kind, behind):
     """Run many programs between pages that must not be touched; the last line printed says what ran."""
-    memory_plan.LEAST_THREAD_OPERATIONS = 1
+    memory_plan.MIN_THREAD_OPERATIONS = 1
     programs = {str(sizes): sized(sizes, kind) for sizes in TRIPLES[:: 1 if kind == "float32" else 2]}
     programs |= {name: other(name, kind) for name in (OTHERS if kind == "float32" else ["dropout"])}
     programs["functions"] = map_program(kind, lambda x: tuple(call(name)(x) for name in FUNCTIONS), len(FUNCTIONS))

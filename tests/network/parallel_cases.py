@@ -16,8 +16,8 @@ from mpi4py import MPI
 
 from chains import BatchNorm, Chain, Conv, Dense, Dropout, Flatten, L2Penalty, SquaredLoss, tanh
 from chains.backends.cupy.device import nccl
-from chains.backends.places import HOST
-from chains.communicator import own, words_of
+from chains.support.communicator import own, words_of
+from chains.support.memory import HOST
 from tests.cupy.fake_nccl import STREAM, FakeCommunicator, fake_cupy
 from tests.mpi import check_equal, emulated_gpu, own_gpu
 

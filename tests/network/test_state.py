@@ -344,7 +344,7 @@ def test_calls_at_once_with_states_of_their_own(net):
 def test_threads_of_the_native_backend(threads, monkeypatch):
     """Tiles of a batch on several threads: the same statistics to rounding, and the same bits each time."""
     native = pytest.importorskip("chains.backends.native.backend")
-    monkeypatch.setattr("chains.backends.native.memory_plan.LEAST_THREAD_OPERATIONS", 1)
+    monkeypatch.setattr("chains.backends.native.memory_plan.MIN_THREAD_OPERATIONS", 1)
     net, reference = make_net("numpy"), make_net("numpy")
     net.runner = native.NativeBackend(threads=threads)
     net._programs = Programs(net.runner)

@@ -11,7 +11,7 @@ import pytest
 
 import chains
 from chains import Adam, Chain, Dense, Dropout, SquaredLoss, gelu, tanh, train
-from chains.network.programs import MOST_KEPT, _kept
+from chains.network.programs import MAX_KEPT, _kept
 
 ROUNDS = 25
 
@@ -116,7 +116,7 @@ def test_more_batch_sizes_than_are_kept_from_several_threads(backend_name):
     finally:
         sys.setswitchinterval(interval)
     kept = net._shortcuts._known
-    assert len(kept) <= MOST_KEPT + len(jobs)
+    assert len(kept) <= MAX_KEPT + len(jobs)
 
 
 def test_what_is_kept_is_bounded_from_several_threads():
@@ -132,4 +132,4 @@ def test_what_is_kept_is_bounded_from_several_threads():
         in_threads([lambda k=k: fill(k) for k in range(4)])
     finally:
         sys.setswitchinterval(interval)
-    assert len(known) <= MOST_KEPT + 4
+    assert len(known) <= MAX_KEPT + 4

@@ -402,11 +402,11 @@ def test_arrays_are_lent_to_one_at_a_time():
     arrays = [lent.take((3,), np.float64) for _ in range(20)]
     assert len({array.ctypes.data for array in arrays}) == 20
     assert lent.take((3,), np.float32).dtype == np.float32
-    assert sum(map(len, lent._lent.values())) <= outputs.MOST_ARRAYS + 1
+    assert sum(map(len, lent._lent.values())) <= outputs.MAX_ARRAYS + 1
 
 
 def test_large_arrays_of_shapes_that_are_over_are_let_go(monkeypatch):
-    monkeypatch.setattr(outputs, "MOST_BYTES", 1000)
+    monkeypatch.setattr(outputs, "MAX_BYTES", 1000)
     lent = outputs.Outputs()
     for n in range(1, 100):
         lent.take((n,), np.float64)
@@ -448,7 +448,7 @@ def test_many_pending_calls_wait_for_room(gate):
 
 
 def test_arguments_that_nobody_else_holds_are_bounded(gate, monkeypatch):
-    monkeypatch.setattr(scheduler, "MOST_HELD", 3000)
+    monkeypatch.setattr(scheduler, "MAX_HELD", 3000)
     with chains.Queue() as q:
         held_up(q, gate)
         kept = [np.zeros(1000) for _ in range(5)]

@@ -30,7 +30,7 @@ from chains import (
     tanh,
     train,
 )
-from chains.backends.places import HOST
+from chains.support.memory import HOST
 from chains.training.folder_lock import FolderLock
 from tests.mpi import check_equal, emulated_gpu, own_gpu
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chains import SGD, Chain, Checkpoint, Dense, SquaredLoss, storage, train
+from chains import SGD, Chain, Checkpoint, Dense, SquaredLoss, train
+from chains.support import storage
 from chains.training import folder_lock
 from chains.training.checkpoint import files
 from tests.training.support import make_data

@@ -22,8 +22,8 @@ from chains.backends.cupy.member_feed import DeviceMemberFeed, HostMemberFeed
 from chains.backends.cupy.source.c_source import readable
 from chains.backends.cupy.source.fusion import ELEMENTWISE
 from chains.backends.cupy.streaming import DeviceIntake, HostIntake, StreamedFeed, fit
-from chains.backends.places import Array
 from chains.program.program import Program
+from chains.support.memory import Array
 
 
 class DeviceBackend(Backend):

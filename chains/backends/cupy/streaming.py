@@ -19,7 +19,7 @@ from chains.backends.cupy.binding import DeviceBinding, HostBinding
 from chains.backends.cupy.device.interface import Device
 from chains.backends.cupy.feed import DeviceFeed, exchanged
 from chains.backends.cupy.source.c_source import readable
-from chains.backends.places import Array
+from chains.support.memory import Array
 
 SLOTS = 2  # of batches: one is copied while the other is used
 MAX_UNREAD = 4  # the most steps whose losses have not been read

@@ -25,11 +25,11 @@ from chains.backends.native.runtime.shared import worker_pool
 from chains.backends.native.single import NativeSingle
 from chains.backends.native.support import LIMITS, gathers, unsupported
 from chains.program.program import Program
-from chains.threads import MOST_THREADS, get_num_threads
+from chains.support.threads import MAX_THREADS, get_num_threads
 
-MOST_PARTS, MOST_PARTITIONED_SAMPLES = 4, 15  # of products partitioned among threads (`plan/row_partition.py`)
-MOST_LOCKED_OPERATIONS = 10_000_000  # in a call that keeps the interpreter's lock: some thirty microseconds
-LEAST_PART_OPERATIONS = 300_000  # of a batch, per part: with fewer, products of one tile are not partitioned
+MAX_PARTS, MAX_PARTITIONED_SAMPLES = 4, 15  # of products partitioned among threads (`plan/row_partition.py`)
+MAX_LOCKED_OPERATIONS = 10_000_000  # in a call that keeps the interpreter's lock: some thirty microseconds
+MIN_PART_OPERATIONS = 300_000  # of a batch, per part: with fewer, products of one tile are not partitioned
 
 _backends: WeakSet[NativeBackend] = WeakSet()
 
@@ -56,8 +56,8 @@ class NativeBackend(Backend):
     has_functions = True
 
     def __init__(self, *, threads: int | None = None, simd: str | None = None) -> None:
-        if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS):
-            raise ValueError(f"`threads` (={threads!r}) must be a whole number from 1 to {MOST_THREADS}")
+        if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS):
+            raise ValueError(f"`threads` (={threads!r}) must be a whole number from 1 to {MAX_THREADS}")
         self._threads = threads
         if threads is None:
             get_num_threads()  # reads and checks CHAINS_NUM_THREADS now
@@ -121,9 +121,9 @@ class NativeBackend(Backend):
         return NativeMemberFeed(bind, lambda: self.threads, program, arrays, sources, orders, own)
 
     def function(self, binding: Binding, ins: Sequence[str], outs: Sequence[str]) -> Callable | None:
-        if isinstance(binding, FollowingBinding) and binding.work <= MOST_LOCKED_OPERATIONS:
+        if isinstance(binding, FollowingBinding) and binding.work <= MAX_LOCKED_OPERATIONS:
             return following_function(binding, ins, outs)
-        if isinstance(binding, NativeBinding) and binding.work <= MOST_LOCKED_OPERATIONS:
+        if isinstance(binding, NativeBinding) and binding.work <= MAX_LOCKED_OPERATIONS:
             worker_pool().ensure(binding.threads)
             return python_function(binding, ins, outs)
         return None
@@ -151,9 +151,9 @@ class NativeBackend(Backend):
 
 def _parts(threads: int, work: int, batch: int | None) -> int:
     """The largest number of parts for products, in a program that takes `work` operations per sample."""
-    if batch is None or batch > MOST_PARTITIONED_SAMPLES:
+    if batch is None or batch > MAX_PARTITIONED_SAMPLES:
         return 1
-    return max(1, min(threads, MOST_PARTS, work * batch // LEAST_PART_OPERATIONS))
+    return max(1, min(threads, MAX_PARTS, work * batch // MIN_PART_OPERATIONS))
 
 
 def _work(program: Program) -> int:

@@ -14,10 +14,10 @@ from chains.backends.native.compiled import CompiledProgram
 from chains.backends.native.llvm.words import ARGUMENTS, PREFETCH, ROW_POINTERS, THREAD
 from chains.backends.native.runtime.shared import runtime, worker_pool
 from chains.backends.native.runtime.thread_trial import ThreadTrial
-from chains.processors import processors
 from chains.program.program import Program
+from chains.support.processors import processors
 
-MOST_TEAM_OPERATIONS = 20_000_000  # of a step for which threads stay together: some fifty microseconds
+MAX_TEAM_OPERATIONS = 20_000_000  # of a step for which threads stay together: some fifty microseconds
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _NO_PREFETCH = PREFETCH.pack()
 
@@ -67,7 +67,7 @@ class NativeBinding(Binding):
         self.run_address = native.code.address("run")
         self.split = signature.parts > 1
         # More threads than processors would wait for each other at every step.
-        self.stays_together = 1 < plan.threads <= processors() and self.work < MOST_TEAM_OPERATIONS
+        self.stays_together = 1 < plan.threads <= processors() and self.work < MAX_TEAM_OPERATIONS
         self.thread_trial = native.thread_trials.setdefault((batch, plan.threads), ThreadTrial()) if plan.threads > 1 else None
         head = {"batch": batch, "tile": plan.tile, "threads": plan.threads, "sharing": plan.sharing, "block": plan.block}
         head["run"] = self.run_address

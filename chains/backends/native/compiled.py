@@ -21,10 +21,10 @@ from chains.backends.native.signature import Signature
 from chains.backends.native.support import unsupported
 from chains.program.fingerprint import fingerprint
 from chains.program.program import Program
-from chains.progress import notice
-from chains.recent import Recent
+from chains.support.progress import notice
+from chains.support.recent import Recent
 
-MOST_MEMORY_PLANS = 16
+MAX_MEMORY_PLANS = 16
 FUNCTIONS = ("run", "member")
 _locks = {"making": RLock()}
 _loading = RLock()
@@ -50,7 +50,7 @@ class CompiledProgram:
         """The layout of the scratch memory, kept for recent sizes, since a run may be short."""
         plan = self._plans.get((batch, threads))
         if plan is None:
-            if len(self._plans) >= MOST_MEMORY_PLANS:
+            if len(self._plans) >= MAX_MEMORY_PLANS:
                 self._plans = {}
             plan = self._plans[batch, threads] = MemoryPlan(self.signature, batch, threads, self.work)
         return plan

@@ -17,11 +17,11 @@ from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, V
 from chains.backends.native.llvm.vectormath import maximum
 from chains.backends.native.llvm.words import ARGUMENTS, THREAD
 from chains.backends.native.plan.execution_plan import ExecutionPlan, Segment, SumRun, Work
-from chains.backends.native.plan.segments import LEAST_SHARED_ELEMENTS, LEAST_TEAM_ELEMENTS
+from chains.backends.native.plan.segments import MIN_SHARED_ELEMENTS, MIN_TEAM_ELEMENTS
 from chains.program.view import Buffer
 
-MOST_PREFETCHED_BYTES = 16 << 10  # of a vector that all threads have read and each changes a part of
-MOST_PREFETCHED_ROW_BYTES = 1 << 10  # of a sample's numbers that threads exchange, for some ten samples
+MAX_PREFETCHED_BYTES = 16 << 10  # of a vector that all threads have read and each changes a part of
+MAX_PREFETCHED_ROW_BYTES = 1 << 10  # of a sample's numbers that threads exchange, for some ten samples
 
 word = ARGUMENTS.load
 
@@ -90,7 +90,7 @@ def _write_run(module: Module, plan: ExecutionPlan) -> None:
         f.when(alone, lambda: f.line(f"call void @{name}({words}, i64 0)"), together)
 
     def reduce(k: int, sums: Sequence[SumRun]) -> None:
-        if sum(run.stop - run.start for run in sums) < LEAST_SHARED_ELEMENTS:
+        if sum(run.stop - run.start for run in sums) < MIN_SHARED_ELEMENTS:
             f.line(f"call void @reduce_{k}({words}, i64 0, i64 1)")
         else:
             share(f"reduce_part_{k}", threads)
@@ -105,7 +105,7 @@ def _write_run(module: Module, plan: ExecutionPlan) -> None:
             if segment.fused_update and position == segment.fused_update.work:
                 whole = f.compare("sle", word(f, words, "batch"), word(f, words, "tile"))
                 f.when(whole, partial(_do, f, words, f"rest_{k}"), partial(share, f"share_{name}", threads))
-            elif work.length >= LEAST_SHARED_ELEMENTS:
+            elif work.length >= MIN_SHARED_ELEMENTS:
                 share(f"share_{name}", threads)
             else:
                 _do(f, words, f"once_{name}", ", i64 0, i64 1")
@@ -165,7 +165,7 @@ def _prefetch_changed(f: Function, words: Value, thread: Value, segment: Segment
     for work in (work for work in segment.once if work.length):
         changed = dict.fromkeys(view for operation in work.operations for view in operation.outs if view.buffer in read)
         for view in changed:
-            if view.buffer.nbytes <= MOST_PREFETCHED_BYTES:
+            if view.buffer.nbytes <= MAX_PREFETCHED_BYTES:
                 begin, end = share(f, work.length, plan.lanes, thread, word(f, words, "threads"))
                 scalar = real_type(view.dtype)
                 base = f.load(PTR, f.address(table, integer(plan.positions[view.buffer]), PTR))
@@ -188,7 +188,7 @@ def _write_partitioned(module: Module, plan: ExecutionPlan) -> None:
 
     def prefetch(owner: int, buffers: Iterable[Buffer], to_write: bool) -> None:
         """Let a thread ask for buffers of the tile: nobody else has a copy of what it has."""
-        found = [buffer for buffer in buffers if plan.offset(buffer) is not None and buffer.nbytes <= MOST_PREFETCHED_ROW_BYTES]
+        found = [buffer for buffer in buffers if plan.offset(buffer) is not None and buffer.nbytes <= MAX_PREFETCHED_ROW_BYTES]
 
         def ask() -> None:
             for buffer in found:
@@ -317,7 +317,7 @@ def _write_add(module: Module, k: int, sums: Sequence[SumRun], plan: ExecutionPl
         position = integer(plan.sum_positions[buffer])
         target, source = (f.address(f.load(PTR, f.address(t, position, PTR)), integer(start), scalar) for t in tables)
         begin, end = integer(0), f.select(leads, integer(stop - start), integer(0))
-        if stop - start >= LEAST_TEAM_ELEMENTS:
+        if stop - start >= MIN_TEAM_ELEMENTS:
             begin, end = share(f, stop - start, lanes, part, parts)
         length = f.binary("sub", end, begin)
         whole = f.add(begin, f.binary("and", length, integer(-lanes)))

@@ -18,7 +18,7 @@ from chains.backends.native.runtime.thread_trial import ThreadTrial
 
 # The fewest steps for which threads form a team: fewer steps take less time than the workers need to wake. If the workers do
 # not come within `PATIENCE_PAUSES`, some five microseconds, the first thread begins alone.
-LEAST_TEAM_STEPS = 50
+MIN_TEAM_STEPS = 50
 PATIENCE_PAUSES = 400
 _STEPS = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 _TOGETHER = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
@@ -124,7 +124,7 @@ class NativeFeed(Feed):
         self._begin()
         order = self._orders + 8 * first * binding.batch
         JOB.write(self._job, order=order, steps=len(values), values=values.ctypes.data)
-        if together and binding.stays_together and len(values) >= LEAST_TEAM_STEPS:
+        if together and binding.stays_together and len(values) >= MIN_TEAM_STEPS:
             with binding.alone():  # after the team is disbanded
                 return int(self._team(job, binding.words_address, PATIENCE_PAUSES))
         if together and not binding.split:

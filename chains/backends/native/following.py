@@ -19,7 +19,7 @@ from chains.backends.native.binding import CompiledProgram, NativeBinding
 from chains.backends.native.runtime.fastcall import decline_all, move, python_function
 from chains.backends.native.runtime.shared import worker_pool
 from chains.program.program import Program
-from chains.threads import follow, get_num_threads, known_num_threads
+from chains.support.threads import follow, get_num_threads, known_num_threads
 
 KEPT_NUMBERS = 2  # numbers of threads for which a binding keeps memory
 

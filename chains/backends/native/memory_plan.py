@@ -8,11 +8,11 @@ from itertools import pairwise
 from chains.backends.native.signature import Signature
 
 # Below this many operations a second thread costs more than it saves (a hand-over takes about a microsecond).
-LEAST_THREAD_OPERATIONS = 400_000
-LEAST_BLOCK_TILES = 128  # a thread with no more tiles adds the sums of its tiles one after another
+MIN_THREAD_OPERATIONS = 400_000
+MIN_BLOCK_TILES = 128  # a thread with no more tiles adds the sums of its tiles one after another
 ROW_BLOCK = 12  # rows that kernels take at once
-LEAST_EVEN_SAMPLES = 8  # per thread: from here on, no share is more than `MOST_UNEVENNESS` times an even share
-MOST_UNEVENNESS = 1.02
+MIN_EVEN_SAMPLES = 8  # per thread: from here on, no share is more than `MAX_UNEVENNESS` times an even share
+MAX_UNEVENNESS = 1.02
 
 
 class MemoryPlan:
@@ -25,7 +25,7 @@ class MemoryPlan:
 
     def __init__(self, signature: Signature, batch: int, threads: int, work: int) -> None:
         split = signature.parts > 1
-        self.threads = signature.parts if split else max(1, min(threads, work * batch // LEAST_THREAD_OPERATIONS))
+        self.threads = signature.parts if split else max(1, min(threads, work * batch // MIN_THREAD_OPERATIONS))
         self.tile = signature.tile if split else _tile(signature, batch, self.threads)
         tiles = -(-batch // self.tile)
         self.sharing = min(self.threads, tiles)  # threads that have tiles
@@ -47,7 +47,7 @@ class MemoryPlan:
         sums = [signature.table[number].nbytes for number in signature.sums]
         self.sums = [[self._reserve(size) for size in sums] for _ in range(1, self.sharing)]
         most = -(-tiles // self.sharing)
-        self.block = max(LEAST_BLOCK_TILES, math.isqrt(most))
+        self.block = max(MIN_BLOCK_TILES, math.isqrt(most))
         blocks = sums and most > self.block
         self.block_sums = [[self._reserve(size) for size in sums] for _ in range(self.sharing)] if blocks else []
 
@@ -66,4 +66,4 @@ def _tile(signature: Signature, batch: int, threads: int) -> int:
     tiles = -(-batch // tile)
     bounds = [min(batch, tiles * thread // threads * tile) for thread in range(threads + 1)]
     most = max(end - begin for begin, end in pairwise(bounds))
-    return tile if share < LEAST_EVEN_SAMPLES or most <= MOST_UNEVENNESS * share else -(-share // -(-share // signature.room))
+    return tile if share < MIN_EVEN_SAMPLES or most <= MAX_UNEVENNESS * share else -(-share // -(-share // signature.room))

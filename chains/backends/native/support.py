@@ -32,9 +32,9 @@ from chains.program.program import Program
 from chains.program.rows import UpdateRows
 from chains.program.view import Batch, View
 
-LEAST_GATHERED_WEIGHTS = 1 << 20  # of a product that is worth a plan of its own
-LEAST_GATHERED_SAMPLES = 32  # fewer are a few tiles
-MOST_GATHERED_BYTES = 256 << 20  # of what has to be kept for the whole batch
+MIN_GATHERED_WEIGHTS = 1 << 20  # of a product that is worth a plan of its own
+MIN_GATHERED_SAMPLES = 32  # fewer are a few tiles
+MAX_GATHERED_BYTES = 256 << 20  # of what has to be kept for the whole batch
 IMAGES = (Convolve, ConvolveInput, ConvolveWeight, Pool)
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 INDICES = {np.dtype(np.int32): "i32", np.dtype(np.int64): "i64"}  # types of row numbers, with LLVM's names
@@ -56,7 +56,7 @@ def gathers(program: Program, batch: int | None) -> bool:
 
     What the operations on images need for their gradients is then kept for all samples, so the batch must not be too large.
     """
-    if batch is None or batch < LEAST_GATHERED_SAMPLES:
+    if batch is None or batch < MIN_GATHERED_SAMPLES:
         return False
     if program not in _most_gathered:
         _most_gathered[program] = _most_samples(program)
@@ -67,10 +67,10 @@ def _most_samples(program: Program) -> int:
     """The most samples whose intermediates are kept for such products; 0 for programs without them, or without images."""
     products = [operation for operation in program.operations if isinstance(operation, MatMul)]
     largest = max((v.sample_size for product in products for v in product.views if not v.batched), default=0)
-    if largest < LEAST_GATHERED_WEIGHTS or not any(isinstance(each, IMAGES) for each in program.operations):
+    if largest < MIN_GATHERED_WEIGHTS or not any(isinstance(each, IMAGES) for each in program.operations):
         return 0
     buffers = {view.buffer for operation in program.operations for view in operation.views if view.batched}
-    return MOST_GATHERED_BYTES // sum(buffer.nbytes for buffer in buffers)
+    return MAX_GATHERED_BYTES // sum(buffer.nbytes for buffer in buffers)
 
 
 def _reason(program: Program) -> str | None:

@@ -13,7 +13,6 @@ from chains.backends.numpy.formulas import CallSequence, Register, array_calls, 
 from chains.backends.numpy.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.numpy.memory import Memory
 from chains.backends.numpy.rows import update_rows
-from chains.communicator import all_reduce
 from chains.program.all_reduce import AllReduce
 from chains.program.loop import Loop
 from chains.program.operations import (
@@ -35,6 +34,7 @@ from chains.program.operations import (
 )
 from chains.program.rows import UpdateRows
 from chains.program.view import View
+from chains.support.communicator import all_reduce
 
 Call = Callable[[], Any]
 

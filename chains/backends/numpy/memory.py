@@ -10,11 +10,11 @@ import numpy as np
 from chains.backends.base import Arrays, aligned, caller_arrays
 from chains.backends.numpy.formulas import CallSequence
 from chains.expr.formulas import Formula
-from chains.lazy import lazy
 from chains.program.operations import Operation
 from chains.program.program import Program
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import View, concrete
+from chains.support.lazy import lazy
 
 
 class Memory:

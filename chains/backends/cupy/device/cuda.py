@@ -21,7 +21,7 @@ from chains.backends.cupy.device.cublas import WORKSPACE_BYTES, Cublas
 from chains.backends.cupy.device.interface import Device, Event, Gemm, Queue, Uncaptured, Work
 from chains.backends.cupy.source.commands import Kernel
 from chains.backends.cupy_settings import Cupy
-from chains.backends.places import Array
+from chains.support.memory import Array
 
 
 class CudaDevice(Device):

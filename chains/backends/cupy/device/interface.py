@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from chains.backends.cupy.source.commands import Kernel
-from chains.backends.places import Place
 from chains.program.window import Window
+from chains.support.memory import Memory
 
 Work = Callable[[], object]
 Sizes = tuple[int, ...]
@@ -94,7 +94,7 @@ class Queue(ABC):
         """Let later work of the queue wait for the work before the event."""
 
 
-class Device(Place):
+class Device(Memory):
     """A GPU, its memory and the order of its work: everything in `main`, in the order it was asked for.
 
     `to_device` is for copies meanwhile. `refused` counts lists of work that could not be captured.
@@ -133,8 +133,8 @@ class Device(Place):
     def all_reduce(self, words: np.ndarray, dtype: np.dtype[Any], count: int, source: int, target: int) -> Work:
         """What starts the sum of `count` numbers over all processes, from one address to another or the same.
 
-        The `words` of the communicator (see `chains.communicator`) are read whenever the work is started, which all processes
-        do in one order. Where they name none, it is a copy.
+        The `words` of the communicator (`chains.support.communicator`) are read whenever the work starts; all processes
+        start it in one order. Where they name none, it is a copy.
         """
 
     @abstractmethod

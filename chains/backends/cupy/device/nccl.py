@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.communicator import communicator_in, handle_of
+from chains.support.communicator import communicator_in, handle_of
 
 _KEYS: list[int] = []  # the key by which a communicator of MPI says that it has one of NCCL's
 _JOINED: dict[int, Any] = {}  # NCCL's communicators, by the handles of MPI's

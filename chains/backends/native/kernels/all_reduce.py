@@ -1,4 +1,4 @@
-"""Sums over processes: a call of MPI's C function, whose address and handles the caller provides (`chains.communicator`)."""
+"""Sums over processes: a call of a C function of MPI, at an address from the caller (`chains.support.communicator`)."""
 
 from __future__ import annotations
 

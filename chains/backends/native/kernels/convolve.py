@@ -24,8 +24,8 @@ from chains.program.alias import across
 from chains.program.operations import Convolve, ConvolveInput, Map
 from chains.program.view import View
 
-MOST_UNROLLED_MULTIPLY_ADDS = 128  # multiply-adds in one straight run of code, about
-MOST_KEPT_VECTORS = 5  # of positions, in registers beside the results; further vectors are read where they are used
+MAX_UNROLLED_MULTIPLY_ADDS = 128  # multiply-adds in one straight run of code, about
+MAX_KEPT_VECTORS = 5  # of positions, in registers beside the results; further vectors are read where they are used
 
 
 def lower_convolve(frame: Frame, operation: Convolve | ConvolveInput, packed: View, maps: Sequence[Map] = ()) -> None:
@@ -181,7 +181,7 @@ class _Correlation:
             return sum(max(h * w, 0.6 * (h + w), 4.0) + 0.3 for h in split(self.outs, height) for w in split(widest, width))
 
         def registers(height: int, width: int) -> int:
-            return height * width + min(width, MOST_KEPT_VECTORS) + 1
+            return height * width + min(width, MAX_KEPT_VECTORS) + 1
 
         choices = [(h, w) for h in heights for w in widths if h * w <= most.results and registers(h, w) <= most.registers]
         return min(choices, key=lambda choice: (cost(*choice), -choice[1]))
@@ -223,7 +223,7 @@ class _Correlation:
                 zero,
             )[1]
         # One row of the kernel: several channels in one run of code.
-        several = max(1, min(8, MOST_UNROLLED_MULTIPLY_ADDS // (tile.height * tile.width * columns.taps)))
+        several = max(1, min(8, MAX_UNROLLED_MULTIPLY_ADDS // (tile.height * tile.width * columns.taps)))
         while self.ins % several:
             several -= 1
 

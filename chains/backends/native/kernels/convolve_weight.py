@@ -39,8 +39,8 @@ def lower_convolve_weight(frame: Frame, operation: ConvolveWeight) -> None:
     frame.outlined("convolve_weight", [frame.base(view) for view in (out, x, dy)], kernel.write)
 
 
-MOST_UNROLLED_MULTIPLY_ADDS = 20  # multiply-adds in one straight run of code
-LEAST_TOGETHER = 3  # sums whose lanes are added up together, in one vector
+MAX_UNROLLED_MULTIPLY_ADDS = 20  # multiply-adds in one straight run of code
+MIN_TOGETHER = 3  # sums whose lanes are added up together, in one vector
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class _WeightSums:
                 if stop - start == 1:
                     sums = position(reached, integer(start), sums)
                     continue
-                most = max(1, MOST_UNROLLED_MULTIPLY_ADDS // len(sums))
+                most = max(1, MAX_UNROLLED_MULTIPLY_ADDS // len(sums))
                 several = next(n for n in range(min(most, stop - start), 0, -1) if (stop - start) % n == 0)
 
                 def positions(
@@ -194,7 +194,7 @@ class _WeightSums:
         out = f.address(out, offset, self.scalar)
         type = sums[0].type
         zero = number(type, 0.0)
-        together = self.weight[3] == 1 and LEAST_TOGETHER <= len(taps) <= self.lanes
+        together = self.weight[3] == 1 and MIN_TOGETHER <= len(taps) <= self.lanes
         for h in range(height):
             for w in range(width):
                 here = (h * width + w) * len(taps)

@@ -21,9 +21,9 @@ from chains.backends.native.llvm.shuffles import transposed
 from chains.program.operations import MatMul, Operation
 from chains.program.view import Batch, View, concrete
 
-LEAST_LARGE_ELEMENTS = 1 << 17  # fewest elements of the operand without samples in a large product
-LEAST_VERY_LARGE_ELEMENTS = 1 << 20  # so many are worth going through once for the whole batch, though images gain by tiles
-MOST_SCALAR_LINES = 4  # with no more lines, packing goes number by number, with little code
+MIN_LARGE_ELEMENTS = 1 << 17  # fewest elements of the operand without samples in a large product
+MIN_VERY_LARGE_ELEMENTS = 1 << 20  # so many are worth going through once for the whole batch, though images gain by tiles
+MAX_SCALAR_LINES = 4  # with no more lines, packing goes number by number, with little code
 
 Masks = Sequence[Value | None]  # the masks of a panel's vectors
 
@@ -36,13 +36,13 @@ def is_large(operation: Operation) -> bool:
     if weights is None or any(isinstance(e, Batch) and e.per_sample != 1 for v in operation.views for e in v.shape):
         return False
     rows, columns = concrete(weights.shape, 1)
-    return rows * columns >= LEAST_LARGE_ELEMENTS and operation.outs[0].strides[1] == 1 and 1 in operation.ins[1].strides
+    return rows * columns >= MIN_LARGE_ELEMENTS and operation.outs[0].strides[1] == 1 and 1 in operation.ins[1].strides
 
 
 def is_very_large(operation: Operation) -> bool:
     """Whether the operation is a large product whose weights exceed the second-level caches."""
     return is_large(operation) and any(
-        view.sample_size >= LEAST_VERY_LARGE_ELEMENTS for view in operation.views if not view.batched
+        view.sample_size >= MIN_VERY_LARGE_ELEMENTS for view in operation.views if not view.batched
     )
 
 
@@ -216,7 +216,7 @@ class _Product:
 
         if across.text == "1":
             f.loop(integer(0), depth, 1, row)
-        elif along.text == "1" and used > MOST_SCALAR_LINES:
+        elif along.text == "1" and used > MAX_SCALAR_LINES:
             whole = f.binary("and", depth, integer(-self.lanes))
             f.loop(integer(0), whole, self.lanes, lambda k, _: square(k, None))
             if self.ragged:

@@ -32,7 +32,7 @@ from chains.backends.native.llvm.shuffles import sums_of_lanes
 
 PART = 16  # length of a part of the inner axis, where weights exceed the second-level cache
 STEPS_PER_PREFETCH = 6  # steps of the inner loop
-MOST_UNROLLED_MULTIPLY_ADDS = 96  # multiply-adds in one straight run of code, at most
+MAX_UNROLLED_MULTIPLY_ADDS = 96  # multiply-adds in one straight run of code, at most
 
 
 def lower_matmul(frame: Frame, product: FusedProduct) -> None:
@@ -132,7 +132,7 @@ def _block(frame: Frame, product: FusedProduct, block: ResultBlock, part: _Part)
         places = [(f.address(r, c, scalar), mask) for r in rows for c, mask in zip(columns, masks, strict=True)]
         zeros, first = start[:width], f.compare("eq", part.begin, integer(0))
         start[:width] = f.choice(first, lambda: zeros, lambda: [f.load(type, *place) for place in places])
-    per_step = max(1, min(inner, MOST_UNROLLED_MULTIPLY_ADDS // (2 * width)))
+    per_step = max(1, min(inner, MAX_UNROLLED_MULTIPLY_ADDS // (2 * width)))
     per_step = max(accumulators, per_step // accumulators * accumulators)
 
     def steps(k: Value, sums: list[Value], count: int) -> list[Value]:

@@ -19,7 +19,7 @@ from chains.program.view import Batch
 FIRST_LEVEL_CACHE_BYTES = 32 << 10  # bytes of the smallest first-level caches
 SECOND_LEVEL_CACHE_BYTES = 256 << 10  # bytes of the smallest second-level caches
 PART_BYTES = 256 << 10  # of both operands: they stay in a second-level cache, and their pages in the TLB
-LEAST_PART = 64  # fewest rows of a part: with fewer, writing and reading the sums again costs too much
+MIN_PART = 64  # fewest rows of a part: with fewer, writing and reading the sums again costs too much
 
 
 def lower_matmul_sums(frame: Frame, product: FusedProduct) -> None:
@@ -32,7 +32,7 @@ def lower_matmul_sums(frame: Frame, product: FusedProduct) -> None:
     f, summed = frame.f, product.a.shape[1]
     count = frame.extent(summed)
     length = PART_BYTES // (sum(product.out.sample_shape) * product.out.dtype.itemsize)
-    if product.maps or not isinstance(summed, Batch) or summed.per_sample == 1 or length < LEAST_PART:
+    if product.maps or not isinstance(summed, Batch) or summed.per_sample == 1 or length < MIN_PART:
         _sum(frame, product, integer(0), count)
         return
 

@@ -15,12 +15,12 @@ from chains.backends.native.llvm.words import CACHE_LINE_BYTES, PREFETCH
 from chains.program.view import View
 
 LINES_AT_ONCE = 5  # cache lines per prefetch
-LEAST_SAMPLE_BYTES = 512  # of a sample: for smaller ones the processor's own prefetching is enough
+MIN_SAMPLE_BYTES = 512  # of a sample: for smaller ones the processor's own prefetching is enough
 
 
 def reads_samples(view: View) -> bool:
     """Whether a view is the caller's samples, and these are large."""
-    return view.buffer.role == "input" and view.batched and view.buffer.nbytes >= LEAST_SAMPLE_BYTES
+    return view.buffer.role == "input" and view.batched and view.buffer.nbytes >= MIN_SAMPLE_BYTES
 
 
 def begin_prefetch(frame: Frame, rows: Value, numbers: Value) -> None:

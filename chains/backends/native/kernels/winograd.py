@@ -23,7 +23,7 @@ from chains.program.view import View
 from chains.program.window import Window
 
 FEWEST_CHANNELS = 16  # with fewer, the transforms cost more than they save
-MOST_CHANNELS = 256  # with more, a part of a row of tiles does not stay in cache
+MAX_CHANNELS = 256  # with more, a part of a row of tiles does not stay in cache
 CACHED_BYTES = 448 << 10  # bytes of transformed inputs to work on at a time
 TILE_ELEMENTS = 16  # elements of a transformed tile
 
@@ -34,7 +34,7 @@ def suits(operation: Operation) -> TypeGuard[Convolve | ConvolveInput]:
         return False
     plain = Window((3, 3), padding=operation.window.padding) == operation.window
     outs, ins = operation.outs[0].sample_shape[0], operation.ins[0].sample_shape[0]
-    return plain and min(operation.outs[0].sample_shape[1:]) >= 4 and min(outs, ins) >= FEWEST_CHANNELS and ins <= MOST_CHANNELS
+    return plain and min(operation.outs[0].sample_shape[1:]) >= 4 and min(outs, ins) >= FEWEST_CHANNELS and ins <= MAX_CHANNELS
 
 
 def packed_size(operation: Convolve | ConvolveInput) -> int:

@@ -15,7 +15,7 @@ from typing import TypeGuard
 from chains.backends.native.kernels.block_shapes import Block, block_shapes
 from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.kernels.taps import Images
-from chains.backends.native.kernels.winograd import FEWEST_CHANNELS, MOST_CHANNELS, TILE_ELEMENTS, input_line
+from chains.backends.native.kernels.winograd import FEWEST_CHANNELS, MAX_CHANNELS, TILE_ELEMENTS, input_line
 from chains.backends.native.llvm.blocking import blocks
 from chains.backends.native.llvm.emit import Function, Type, Value, integer, number, real_type
 from chains.backends.native.llvm.shuffles import sums_of_lanes
@@ -23,7 +23,7 @@ from chains.program.operations import ConvolveWeight, Operation
 from chains.program.window import Window
 
 FEWEST_TILES = 16  # of an image: with fewer, adding lanes and the transform back cost more than the products save
-MOST_TILES = 64  # of a part
+MAX_TILES = 64  # of a part
 ROW_ELEMENTS = 4  # elements of a row of a transformed tile
 RESULTS = 9  # entries of a kernel
 
@@ -40,8 +40,8 @@ def suits(operation: Operation, lanes: int) -> TypeGuard[ConvolveWeight]:
     channels = x.sample_shape[0], dy.sample_shape[0]
     rows, columns = (-(-size // 2) for size in dy.sample_shape[1:])
     plain = Window((3, 3), padding=operation.window.padding) == operation.window
-    fits = min(channels) >= max(FEWEST_CHANNELS, 2 * lanes) and max(channels) <= MOST_CHANNELS
-    return plain and fits and rows * columns >= FEWEST_TILES and columns <= MOST_TILES
+    fits = min(channels) >= max(FEWEST_CHANNELS, 2 * lanes) and max(channels) <= MAX_CHANNELS
+    return plain and fits and rows * columns >= FEWEST_TILES and columns <= MAX_TILES
 
 
 def workspace(operation: Operation, lanes: int, registers: int) -> int:
@@ -98,7 +98,7 @@ class _WeightSums:
     @property
     def part(self) -> int:
         """Rows of tiles that are worked on at a time."""
-        return min(self.tiles[0], max(1, MOST_TILES // self.tiles[1]))
+        return min(self.tiles[0], max(1, MAX_TILES // self.tiles[1]))
 
     @property
     def stride(self) -> int:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from chains.backends.native.llvm.emit import Function, Value, integer
 
 ADDITIONS_IN_FLIGHT = 8  # additions under way at once: about their latency in cycles times the additions begun per cycle
-MOST_ACCUMULATORS = 4  # accumulators per sum
+MAX_ACCUMULATORS = 4  # accumulators per sum
 
 
 def accumulators_for(sums: int) -> int:
     """The number of accumulators for each of `sums` sums."""
-    return max(1, min(MOST_ACCUMULATORS, ADDITIONS_IN_FLIGHT // sums))
+    return max(1, min(MAX_ACCUMULATORS, ADDITIONS_IN_FLIGHT // sums))
 
 
 def accumulate(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chains.lazy import lazy
+from chains.support.lazy import lazy
 
 
 @dataclass(frozen=True)

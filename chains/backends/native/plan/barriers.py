@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from chains.backends.native.plan.execution_plan import ExecutionPlan, Segment, SumRun, Work
 from chains.backends.native.plan.fused_update import left_over
-from chains.backends.native.plan.segments import LEAST_TEAM_ELEMENTS, side_by_side
+from chains.backends.native.plan.segments import MIN_TEAM_ELEMENTS, side_by_side
 from chains.program.alias import conflict
 from chains.program.view import Buffer
 
@@ -99,7 +99,7 @@ def _adds_alike(runs: Sequence[SumRun], work: Work) -> bool:
     views = [view for operation in work.operations for view in operation.views]
     for buffer, start, stop, _ in runs:
         touched = [view for view in views if view.buffer is buffer]
-        if stop - start < LEAST_TEAM_ELEMENTS:
+        if stop - start < MIN_TEAM_ELEMENTS:
             alike = not work.length and work.thread == 0
         else:
             alike = work.length > 0 and all((v.offset, v.sample_size) == (start, stop - start) for v in touched)

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 
 from chains.backends.native.kernels.fusion import FusedProduct
 from chains.backends.native.plan.execution_plan import ExecutionPlan, FusedUpdate, PlanStep, Segment
-from chains.backends.native.plan.segments import LEAST_SHARED_ELEMENTS, Work, divided, works_of
+from chains.backends.native.plan.segments import MIN_SHARED_ELEMENTS, Work, divided, works_of
 from chains.program.alias import conflict, meet
 from chains.program.operations import Map, MatMul, Operation
 from chains.program.view import View
 
-LEAST_ELEMENTS = 1024  # of a product that is worth an update; such products together should give half of the gradient
+MIN_ELEMENTS = 1024  # of a product that is worth an update; such products together should give half of the gradient
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _find(on_samples: Sequence[Operation], once: Sequence[Work], steps: Sequence
     before: list[Operation] = []
     for position, work in enumerate(once):
         maps = work.operations
-        gradient = _gradient(on_samples, maps, steps) if work.length >= LEAST_SHARED_ELEMENTS else None
+        gradient = _gradient(on_samples, maps, steps) if work.length >= MIN_SHARED_ELEMENTS else None
         if gradient is not None and not any(conflict(a, b) for a in before for b in maps):
             return _Update(position, work.steps, gradient)
         before += maps
@@ -171,7 +171,7 @@ def _gives_part(step: PlanStep, gradient: View, steps: Sequence[PlanStep]) -> bo
 def _updated(position: int, segment: Segment, update: _Update, lanes: int) -> PlanStep:
     """A step on a tile, with the update if it is a product and no later step reads what the update writes."""
     step = segment.tiled_steps[position]
-    large = step.operation.outs[0].sample_size >= LEAST_ELEMENTS
+    large = step.operation.outs[0].sample_size >= MIN_ELEMENTS
     if not large or not _gives_part(step, update.gradient, segment.tiled_steps):
         return step
     changed = update.on(step)

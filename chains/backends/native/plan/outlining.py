@@ -18,15 +18,15 @@ from chains.program.operations import Copy, Fill, Gather, Map, MatMul, Reduce, S
 from chains.program.view import Buffer
 
 OUTLINED = (MatMul, Map, Reduce, Copy, Fill, Gather, ScatterAdd)
-MOST_PRODUCTS = 20  # most products of different sizes whose code is written for each: a product compiles in some 60 ms
-LEAST_ALIKE = 3  # fewest steps that share code: a call takes some nanoseconds, compiling a product milliseconds
+MAX_PRODUCTS = 20  # most products of different sizes whose code is written for each: a product compiles in some 60 ms
+MIN_ALIKE = 3  # fewest steps that share code: a call takes some nanoseconds, compiling a product milliseconds
 
 
 def share_blocks(plan: ExecutionPlan) -> ExecutionPlan:
     """Let the products of a program share the code of their blocks if too many of them differ."""
     steps = [each for segment in plan.segments for step in segment.tiled_steps for each in step.all]
     products = {_likeness(plan, step.fused_product, step.continued).key for step in steps if step.fused_product}
-    if plan.laned or len(products) <= MOST_PRODUCTS:
+    if plan.laned or len(products) <= MAX_PRODUCTS:
         return plan
 
     def sharing(step: PlanStep) -> PlanStep:
@@ -55,7 +55,7 @@ def outline_alike(plan: ExecutionPlan) -> ExecutionPlan:
     uses = Counter(likeness.key for likeness in found)
 
     def often(likeness: Likeness | None) -> Likeness | None:
-        return likeness if likeness and uses[likeness.key] >= LEAST_ALIKE else None
+        return likeness if likeness and uses[likeness.key] >= MIN_ALIKE else None
 
     def decided(step: PlanStep) -> PlanStep:
         return replace(step, likeness=often(step.likeness), packing_likeness=often(step.packing_likeness))

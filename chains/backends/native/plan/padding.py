@@ -13,7 +13,7 @@ from chains.program.loop import all_operations
 from chains.program.operations import Copy, Fill, Map, MatMul, Reduce
 from chains.program.view import Batch, Buffer, View
 
-LEAST_SHARE = 0.5  # least part of a padded row that is in use: with less, the additional vectors cost more than they save
+MIN_SHARE = 0.5  # least part of a padded row that is in use: with less, the additional vectors cost more than they save
 
 
 def pad_rows(plan: ExecutionPlan) -> ExecutionPlan:
@@ -28,7 +28,7 @@ def pad_rows(plan: ExecutionPlan) -> ExecutionPlan:
     padded: dict[Buffer, Buffer] = {}
     for buffer in (buffer for buffer, fits in by_rows.items() if fits and buffer.role == "scratch"):
         length = -(-buffer.size // plan.lanes) * plan.lanes
-        if LEAST_SHARE * length <= buffer.size < length and not _in_pairs(plan, buffer.size):
+        if MIN_SHARE * length <= buffer.size < length and not _in_pairs(plan, buffer.size):
             padded[buffer] = Buffer(buffer.name, "scratch", buffer.dtype, (Batch(), length))
 
     def place(view: View) -> View:

@@ -20,7 +20,7 @@ from chains.program.alias import conflict
 from chains.program.operations import Map, MatMul
 from chains.program.view import Buffer, View
 
-LEAST_WEIGHT_ELEMENTS = 1 << 13  # of a partitioned product; also its multiply-adds per sample
+MIN_WEIGHT_ELEMENTS = 1 << 13  # of a partitioned product; also its multiply-adds per sample
 FIRST_SHARE = 0.95  # of an even share, for the first thread: it has other work too
 
 
@@ -68,7 +68,7 @@ def _parts(step: PlanStep, plan: ExecutionPlan) -> list[PlanStep]:
         return []
     (out,), (a, b) = product.outs, product.ins
     weights = b if out.batched else out
-    if weights.batched or weights.ndim != 2 or weights.sample_size < LEAST_WEIGHT_ELEMENTS:
+    if weights.batched or weights.ndim != 2 or weights.sample_size < MIN_WEIGHT_ELEMENTS:
         return []
     axis = 0 if weights.strides[0] >= weights.strides[1] else 1  # the axis that numbers the rows of the weights
     length, lanes = int(weights.shape[axis]), plan.lanes  # type: ignore[arg-type]

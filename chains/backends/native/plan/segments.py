@@ -20,9 +20,9 @@ from chains.program.loop import Loop
 from chains.program.operations import Convolve, ConvolveInput, Map, MatMul, Operation, Total
 from chains.program.view import Buffer, View
 
-MOST_FUNCTION_STEPS = 16  # in one function: the time to compile a function grows faster than its length
-LEAST_SHARED_ELEMENTS = 1 << 14  # of vectors whose operations are worth calling other threads
-LEAST_TEAM_ELEMENTS = 1 << 8  # of vectors whose operations the threads of a team share
+MAX_FUNCTION_STEPS = 16  # in one function: the time to compile a function grows faster than its length
+MIN_SHARED_ELEMENTS = 1 << 14  # of vectors whose operations are worth calling other threads
+MIN_TEAM_ELEMENTS = 1 << 8  # of vectors whose operations the threads of a team share
 
 
 @dataclass
@@ -163,7 +163,7 @@ def divided(done_once: Sequence[PlanStep], others: Sequence[Operation]) -> tuple
     """
     late, early, once = list(others), [], []
     for step in done_once:
-        fixed = isinstance(step.operation, AllReduce) or _shared_length(step.operation) >= LEAST_SHARED_ELEMENTS
+        fixed = isinstance(step.operation, AllReduce) or _shared_length(step.operation) >= MIN_SHARED_ELEMENTS
         if fixed or any(conflict(each, step.operation) for each in late):
             late.append(step.operation)
             once.append(step)
@@ -188,16 +188,16 @@ def _functions(tiled: Sequence[PlanStep]) -> tuple[Work, ...]:
     """Steps on a tile, grouped into functions: each has steps of one thread, and not too many."""
     groups = [(owner, tuple(steps)) for owner, steps in groupby(tiled, lambda step: step.owner)]
     return tuple(
-        Work(steps[start : start + MOST_FUNCTION_STEPS], owner or 0)
+        Work(steps[start : start + MAX_FUNCTION_STEPS], owner or 0)
         for owner, steps in groups
-        for start in range(0, len(steps), MOST_FUNCTION_STEPS)
+        for start in range(0, len(steps), MAX_FUNCTION_STEPS)
     )
 
 
 def _shared_length(operation: Operation) -> int:
     """The length of the long vectors of a map; 0 for operations that are not worth sharing."""
     length = max(view.sample_size for view in operation.views)
-    if not isinstance(operation, Map) or length < LEAST_TEAM_ELEMENTS:
+    if not isinstance(operation, Map) or length < MIN_TEAM_ELEMENTS:
         return 0
     vectors = [view for view in operation.views if view.sample_size > 1]
     fits = all(view.sample_size == length and view.contiguous and view.dtype == vectors[0].dtype for view in vectors)

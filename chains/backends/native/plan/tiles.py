@@ -15,7 +15,7 @@ from chains.program.view import Batch, Buffer
 
 TILE_BYTES = 16 << 10  # scratch of a tile: half of a first-level cache
 TILE_ROWS = 48  # tiles are multiples of this; the kernels' blocks of rows divide it. Tiles with images are one vector
-MOST_TILE_SAMPLES = 1024
+MAX_TILE_SAMPLES = 1024
 
 
 def list_buffers(plan: ExecutionPlan) -> ExecutionPlan:
@@ -45,7 +45,7 @@ def place_tile_scratch(plan: ExecutionPlan) -> ExecutionPlan:
     lanes, itemsize = plan.lanes, plan.program.dtype.itemsize
     unit = _unit(plan)
     fitting = TILE_BYTES // max(1, scratch.bytes_per_sample) // unit * unit
-    tile = lanes if plan.laned else max(unit, min(MOST_TILE_SAMPLES, fitting))
+    tile = lanes if plan.laned else max(unit, min(MAX_TILE_SAMPLES, fitting))
     plan = replace(plan, scratch=scratch, tile=tile, room=tile if plan.laned else tile * 9 // 8)
     spaces = [winograd.workspace(step.operation, lanes, plan.processor.registers) for step in plan.steps]
     spaces += [winograd_weight.workspace(step.operation, lanes, plan.processor.registers) for step in plan.steps]

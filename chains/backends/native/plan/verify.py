@@ -16,7 +16,7 @@ from chains.backends.native.kernels.relayout import Relayout
 from chains.backends.native.plan.barriers import works_in_turn
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
 from chains.backends.native.plan.fused_update import left_over
-from chains.backends.native.plan.segments import LEAST_TEAM_ELEMENTS
+from chains.backends.native.plan.segments import MIN_TEAM_ELEMENTS
 from chains.backends.native.plan.tiles import is_of_tile
 from chains.program.alias import conflict, meet, same
 from chains.program.loop import Loop
@@ -314,7 +314,7 @@ def _added(segment: Segment, work: Work) -> bool:
     """Whether each thread reads only sums that it has added itself: its part of long runs; the first thread, short runs."""
     for run in segment.sums:
         for view in (view for operation in work.operations for view in operation.views if view.buffer is run.buffer):
-            long = run.stop - run.start >= LEAST_TEAM_ELEMENTS
+            long = run.stop - run.start >= MIN_TEAM_ELEMENTS
             alike = (view.offset, view.offset + view.sample_size) == (run.start, run.stop)
             if not (work.length and alike if long else not work.length):
                 return False

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chains.backends.native.runtime.fastcall_code import ARRAY, ARRAY_OBJECT, CALL, MOST_RESULTS, enter_code
+from chains.backends.native.runtime.fastcall_code import ARRAY, ARRAY_OBJECT, CALL, MAX_RESULTS, enter_code
 from chains.backends.native.runtime.shared import gatherer
 from chains.program.view import concrete
 
@@ -51,7 +51,7 @@ def python_function(
     `single`, the arrays of a batch of one have no batch axis. Returns None where such functions are not available.
     """
     buffers = [binding.program.buffers[name] for name in (*ins, *outs)]
-    if (api := _api()) is None or any(buffer.dtype not in OTHER for buffer in buffers) or len(outs) > MOST_RESULTS:
+    if (api := _api()) is None or any(buffer.dtype not in OTHER for buffer in buffers) or len(outs) > MAX_RESULTS:
         return None
     value, at = binding.arrays.get("value"), binding.addresses
     call = CALL.pack(

@@ -9,7 +9,7 @@ from chains.backends.native.llvm.jit import Code, machine_code
 from chains.backends.native.llvm.struct import Struct
 from chains.backends.native.llvm.target import processor
 
-MOST_RESULTS = 3
+MAX_RESULTS = 3
 # The beginning of a PyObject and of NumPy's PyArrayObject_fields (numpy/ndarraytypes.h) with 64-bit addresses.
 ARRAY_OBJECT = Struct(
     {
@@ -144,7 +144,7 @@ def _enter(module: Module) -> Function:
     """``enter(self, objects, count)``: the signature of METH_FASTCALL; `self` is the array of the words."""
     f = Function(module, "enter", [(PTR, "self"), (PTR, "objects"), (I64, "count")], "ptr")
     self, objects, count = f.arguments
-    results = f.assign(PTR, f"alloca [{MOST_RESULTS} x ptr], align 8")
+    results = f.assign(PTR, f"alloca [{MAX_RESULTS} x ptr], align 8")
     words = ARRAY_OBJECT.load(f, self, "data")
     none, ndarray = CALL.load(f, words, "none"), CALL.load(f, words, "ndarray")
     inputs, arrays = CALL.load(f, words, "inputs"), CALL.load(f, words, "arrays")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import llvmlite
 
-from chains.threads import get_num_threads, limit_num_threads
+from chains.support.threads import get_num_threads, limit_num_threads
 
 
 def register_controller() -> None:

@@ -17,7 +17,7 @@ import sys
 
 from chains.backends.native.llvm.struct import Struct
 from chains.backends.native.llvm.target import ARM
-from chains.threads import MOST_THREADS
+from chains.support.threads import MAX_THREADS
 
 WORKER_POOL = Struct(
     {
@@ -35,7 +35,7 @@ WORKER_POOL = Struct(
     padded=True,
 )
 MEMBER = Struct({"meetings": "i64"}, padded=True)  # one for each thread of a team, after the pool: the meetings it has come to
-WORKER_POOL_WORDS = WORKER_POOL.size + MOST_THREADS * MEMBER.size
+WORKER_POOL_WORDS = WORKER_POOL.size + MAX_THREADS * MEMBER.size
 CLOSED = 0xFFFF  # no part is left to claim
 # Numbers of pauses (13 ns each on the machine that docs/performance.md names): of a worker before it sleeps, of any thread
 # before it first yields the processor, and between two yields.

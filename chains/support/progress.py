@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
-from chains.messages import counted, plural
+from chains.support.messages import counted, plural
 
 LINE_SECONDS = 10.0  # seconds between two lines where there is no terminal
 NOTICE_SECONDS = 1.0  # seconds

@@ -17,16 +17,16 @@ import numpy as np
 
 from chains.expr import exp, log, maximum, minimum, sqrt, where
 from chains.layers.node import Node
-from chains.layers.ode_grid import Grid
-from chains.layers.ode_inputs import Inputs
-from chains.layers.runge_kutta import move
-from chains.layers.stages import at_once
-from chains.layers.tableaus import Row, Tableau
+from chains.layers.ode.grid import Grid
+from chains.layers.ode.inputs import Inputs
+from chains.layers.ode.runge_kutta import move
+from chains.layers.ode.stages import at_once
+from chains.layers.ode.tableaus import Row, Tableau
 from chains.program.recorder import Recorder
 from chains.program.steps import Steps
 from chains.program.view import View
 
-SAFETY, LEAST_FACTOR, MOST_FACTOR = 0.9, 0.2, 10.0  # by which the length of a step changes
+SAFETY, MIN_FACTOR, MAX_FACTOR = 0.9, 0.2, 10.0  # by which the length of a step changes
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def _judged(order: int, error: Any, t: Any, h: Any, tried: Any, reached: Any) ->
     """The length of the step, 0 where it is refused; the time after it; and the length that comes next."""
     accepted = error <= 1.0
     factor = SAFETY * exp(log(maximum(error, 1e-20)) * (-0.5 / order))
-    factor = where(error < 1e20, minimum(maximum(factor, LEAST_FACTOR), MOST_FACTOR), LEAST_FACTOR)
+    factor = where(error < 1e20, minimum(maximum(factor, MIN_FACTOR), MAX_FACTOR), MIN_FACTOR)
     cut = tried < 0.999 * h  # more than by rounding: a step cut short at a time says little of the next one
     grown = where(cut, maximum(h, factor * tried), factor * tried)
     return where(accepted, tried, 0.0), where(accepted, reached, t), where(accepted, grown, factor * tried)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from chains.expr import maximum
-from chains.layers.implicit import ImplicitStages
 from chains.layers.node import Node
-from chains.layers.step_control import StepControl
+from chains.layers.ode.implicit import ImplicitStages
+from chains.layers.ode.step_control import StepControl
 from chains.program.view import View
 
 

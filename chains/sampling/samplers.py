@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from chains.checks import check_count, check_number
 from chains.expr import cos, floor, log, sqrt, where
-from chains.messages import shown
 from chains.optimizers import SGD, Optimizer, Rate
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import check_count, check_number
+from chains.support.messages import shown
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from chains.expr import where
-from chains.layers.gradient_sums import GradientSums
 from chains.layers.node import Node
-from chains.layers.ode_grid import Around, Grid, part
-from chains.layers.ode_inputs import Inputs
-from chains.layers.runge_kutta import Length, move, pull_slope
-from chains.layers.stages import Kept, at_once
-from chains.layers.tableaus import Tableau
+from chains.layers.ode.gradient_sums import GradientSums
+from chains.layers.ode.grid import Around, Grid, part
+from chains.layers.ode.inputs import Inputs
+from chains.layers.ode.runge_kutta import Length, move, pull_slope
+from chains.layers.ode.stages import Kept, at_once
+from chains.layers.ode.tableaus import Tableau
 from chains.program.recorder import Recorder
 from chains.program.steps import Steps
 from chains.program.view import View

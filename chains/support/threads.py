@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from chains.checks import check_count
-from chains.messages import shown
-from chains.processors import processors
+from chains.support.checks import check_count
+from chains.support.messages import shown
+from chains.support.processors import processors
 
-MOST_THREADS = 64
+MAX_THREADS = 64
 
 
 class _Number:
@@ -128,7 +128,7 @@ def limit_num_threads(n: int) -> None:
             _number.chosen = None
             _number.settle()
         else:
-            set_num_threads(max(1, min(n, MOST_THREADS)))
+            set_num_threads(max(1, min(n, MAX_THREADS)))
 
 
 def limit_default_num_threads(n: int) -> None:
@@ -154,13 +154,13 @@ def default_num_threads() -> int:
     """The number where none was set, as `get_num_threads` says."""
     own = os.environ.get("CHAINS_NUM_THREADS")
     if own is not None:
-        if not (own.isascii() and own.isdigit()) or not 1 <= int(own) <= MOST_THREADS:
-            raise ValueError(f"CHAINS_NUM_THREADS (={own!r}) must be a whole number from 1 to {MOST_THREADS}")
+        if not (own.isascii() and own.isdigit()) or not 1 <= int(own) <= MAX_THREADS:
+            raise ValueError(f"CHAINS_NUM_THREADS (={own!r}) must be a whole number from 1 to {MAX_THREADS}")
         return int(own)
     shared = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if shared.isascii() and shared.isdigit() and int(shared):  # as OpenMP's own libraries, others are passed over
-        return min(int(shared), MOST_THREADS)
-    return 1 if _is_worker() else min(processors(), MOST_THREADS)
+        return min(int(shared), MAX_THREADS)
+    return 1 if _is_worker() else min(processors(), MAX_THREADS)
 
 
 def _is_worker() -> bool:
@@ -173,6 +173,6 @@ def _is_worker() -> bool:
 
 def _checked(n: Any) -> int:
     number = check_count("n", n)
-    if number > MOST_THREADS:
-        raise ValueError(f"`n` (={shown(n)}) must be a whole number from 1 to {MOST_THREADS}")
+    if number > MAX_THREADS:
+        raise ValueError(f"`n` (={shown(n)}) must be a whole number from 1 to {MAX_THREADS}")
     return number

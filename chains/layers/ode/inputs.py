@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from chains.expr import maximum, minimum
-from chains.layers.ode_grid import Grid
-from chains.layers.runge_kutta import Length
-from chains.layers.tableaus import Row, Tableau
+from chains.layers.ode.grid import Grid
+from chains.layers.ode.runge_kutta import Length
+from chains.layers.ode.tableaus import Row, Tableau
 from chains.program.recorder import Recorder
 from chains.program.view import View
 

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from chains.progress import Progress
+from chains.support.progress import Progress
 
 EPSILON = float(np.finfo(np.float64).eps)
-LEAST_SCALE = 0.1  # of the largest of D times the square of a parameter at the start
+MIN_SCALE = 0.1  # of the largest of D times the square of a parameter at the start
 RADIUS_TOLERANCE = 0.5  # of a step's length: less costs more solutions of the equations, and gains nothing
 MAX_CORRECTIONS = 10  # of the damping, for a step
 
@@ -53,7 +53,7 @@ class LevenbergMarquardt:
     def _look(self) -> None:
         self.value, self.g, self._matrix = self._function.normal_equations(self.p)
         self._largest = np.maximum(self._largest, self._matrix.diagonal())
-        least = LEAST_SCALE * float((self._largest * self._squares).max(initial=0.0)) / self._sizes
+        least = MIN_SCALE * float((self._largest * self._squares).max(initial=0.0)) / self._sizes
         scale = np.maximum(self._largest, least)
         self._scale = np.where(scale > 0.0, scale, 1.0)
 

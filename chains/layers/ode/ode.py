@@ -14,27 +14,27 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from chains.checks import check_count, check_flags, check_number, check_word, whole
 from chains.expr import where
 from chains.layers.base import Declaration, Layer, SampleShape
-from chains.layers.implicit import LARGEST_STATE
-from chains.layers.implicit_control import ImplicitControl
-from chains.layers.implicit_solution import ImplicitSolution
-from chains.layers.ode_adjoint import Adjoint
-from chains.layers.ode_grid import Grid
-from chains.layers.ode_inputs import Inputs
-from chains.layers.ode_settings import ascending, forcing_of, tolerance
-from chains.layers.ode_solution import Solution
+from chains.layers.ode.adjoint import Adjoint
+from chains.layers.ode.grid import Grid
+from chains.layers.ode.implicit import LARGEST_STATE
+from chains.layers.ode.implicit_control import ImplicitControl
+from chains.layers.ode.implicit_solution import ImplicitSolution
+from chains.layers.ode.inputs import Inputs
+from chains.layers.ode.settings import ascending, forcing_of, tolerance
+from chains.layers.ode.solution import Solution
+from chains.layers.ode.stages import check_deterministic
+from chains.layers.ode.step_control import Attempts, StepControl
+from chains.layers.ode.tableaus import METHODS, Tableau
 from chains.layers.recurrent import keep_each_step, mask_of
-from chains.layers.stages import check_no_chance
-from chains.layers.step_control import Attempts, StepControl
-from chains.layers.tableaus import METHODS, Tableau
-from chains.messages import listed, shown
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support.checks import check_count, check_flags, check_number, check_word, whole
+from chains.support.messages import listed, shown
 
-MOST_STEPS = 256  # attempts of step control, unless said
-MOST_SHOWN = 6  # times in a printed layer; of more the first ones and the last
+MAX_STEPS = 256  # attempts of step control, unless said
+MAX_SHOWN = 6  # times in a printed layer; of more the first ones and the last
 
 
 class ODE(Layer):
@@ -140,7 +140,7 @@ class ODE(Layer):
             raise ValueError(f"`rtol` (={shown(rtol)}): method {self.method!r} does not estimate its error, but {estimate} do")
         if self.steps != 1:
             raise ValueError(f"`steps` (={self.steps}) is a number of equal steps, but `rtol` (={shown(rtol)}) chooses steps")
-        most = MOST_STEPS if max_steps is None else check_count("max_steps", max_steps)
+        most = MAX_STEPS if max_steps is None else check_count("max_steps", max_steps)
         if isinstance(self.times, tuple) and most < len(self.times) - 1:
             raise ValueError(f"`max_steps` (={most}) must be at least {len(self.times) - 1}: steps end at each of the times")
         return float(rtol), 1e-3 * float(rtol) if atol is None else tolerance("atol", atol), most
@@ -196,7 +196,7 @@ class ODE(Layer):
             raise ValueError(f"`method` (={self.method!r}) takes states of at most {LARGEST_STATE} numbers, but there are {n}")
         if isinstance(self.atol, tuple) and len(self.atol) != n:
             raise ValueError(f"`atol` (={self.atol}) must have as many numbers as the state, {n}, or be one for all")
-        check_no_chance(d.children[-1])
+        check_deterministic(d.children[-1])
         for part in d.children[-1].all:
             part.timed = False  # lengths are those of the times here
         grid = self._grid
@@ -306,7 +306,7 @@ class ODE(Layer):
         times = str(self.times)
         if isinstance(self.times, tuple):
             numbers = [f"{t:g}" for t in self.times]
-            times = f"({', '.join(numbers if len(numbers) <= MOST_SHOWN else [*numbers[:2], '...', numbers[-1]])})"
+            times = f"({', '.join(numbers if len(numbers) <= MAX_SHOWN else [*numbers[:2], '...', numbers[-1]])})"
         pairs: list[tuple[str, Any]] = [
             ("given", self.given),
             ("time", self.time),

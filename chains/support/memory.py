@@ -1,4 +1,4 @@
-"""Where arrays lie: in host memory or on a GPU. The place of the parameter vector decides where computations run."""
+"""The memories that arrays lie in: the host's or a GPU's. That of the parameter vector decides where computations run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.base import Backend
-
-Array = Any  # an array of the place's library, with the attributes of NumPy's
+Array = Any  # an array of the library of this memory, with the attributes of NumPy's
 
 
-class Place(ABC):
+class Memory(ABC):
     """A memory, and functions that make arrays in it."""
 
     name: str
@@ -45,7 +43,7 @@ class Place(ABC):
         return result
 
 
-class Host(Place):
+class Host(Memory):
     """Host memory: NumPy arrays."""
 
     name = "cpu"
@@ -67,24 +65,25 @@ class Host(Place):
 
 
 HOST = Host()
-_OTHERS: list[tuple[Place, Backend]] = []  # places other than the host, each with the backend for its arrays
+Backend = Any  # what runs programs on the arrays of a memory; backends stand above this room
+_OTHERS: list[tuple[Memory, Backend]] = []  # memories other than the host's, each with the backend for its arrays
 _PROMISED: dict[str, tuple[Callable[[Any], bool], Callable[[], object]]] = {}  # by name, until first needed
 
 
-def add_place(place: Place, runner: Backend) -> None:
-    """Register a place: its arrays are accepted from now on, and `runner` runs programs on them."""
-    _OTHERS.append((place, runner))
+def add_memory(memory: Memory, runner: Backend) -> None:
+    """Register a memory: its arrays are accepted from now on, and `runner` runs programs on them."""
+    _OTHERS.append((memory, runner))
 
 
-def promise_place(name: str, owns: Callable[[Any], bool], make: Callable[[], object]) -> None:
-    """Register a place to be added later: `make` adds it when its name, or an array that it `owns`, is first seen."""
+def promise_memory(name: str, owns: Callable[[Any], bool], make: Callable[[], object]) -> None:
+    """Register a memory that is added later: `make` adds it when its name, or an array that it `owns`, is first seen."""
     _PROMISED[name] = owns, make
 
 
-def _known(array: Any) -> tuple[Place, Backend] | None:
-    for place, runner in _OTHERS:
-        if place.owns(array):
-            return place, runner
+def _known(array: Any) -> tuple[Memory, Backend] | None:
+    for memory, runner in _OTHERS:
+        if memory.owns(array):
+            return memory, runner
     for owns, make in _PROMISED.values():
         if owns(array):
             make()
@@ -92,16 +91,16 @@ def _known(array: Any) -> tuple[Place, Backend] | None:
     return None
 
 
-def place_named(name: str) -> Place:
-    """The place of this name. Raises ValueError for an unknown one, and where there is no GPU to use."""
+def memory_named(name: str) -> Memory:
+    """The memory of this name. Raises ValueError for an unknown one, and where there is no GPU to use."""
     if isinstance(name, str) and name in _PROMISED:
         try:
             _PROMISED[name][1]()
         except ValueError as error:
             raise ValueError(str(error).replace("`backend` (='cupy')", f"`device` (={name!r})")) from error
-    for place in (HOST, *(place for place, _ in _OTHERS)):
-        if place.name == name:
-            return place
+    for memory in (HOST, *(memory for memory, _ in _OTHERS)):
+        if memory.name == name:
+            return memory
     raise ValueError(f"`device` (={name!r}) must be 'cpu' or 'cuda'")
 
 
@@ -110,8 +109,8 @@ def is_elsewhere(array: Any) -> bool:
     return type(array) is not np.ndarray and _known(array) is not None
 
 
-def place_of(array: Any) -> Place:
-    """The place of an array. Everything but arrays on a GPU counts as lying on the host."""
+def memory_of(array: Any) -> Memory:
+    """The memory of an array. Everything but arrays on a GPU counts as lying on the host."""
     known = None if type(array) is np.ndarray else _known(array)
     return HOST if known is None else known[0]
 
@@ -121,7 +120,7 @@ def on_host(array: Any) -> np.ndarray:
     if not is_elsewhere(array):
         return np.asarray(array)
     result = np.empty(array.shape, array.dtype)
-    place_of(array).assign(result, array)
+    memory_of(array).assign(result, array)
     return result
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chains.layers.base import Declaration, Layer
-from chains.layers.ode import ODE
+from chains.layers.ode.ode import ODE
 from chains.program.recorder import Recorder
 from chains.program.view import View
 

@@ -22,8 +22,8 @@ SYNONYMS = {
     "kaiming_normal": "he_normal", "kaiming_uniform": "he_uniform",
     "gpu": "cupy", "cuda": "cupy",
 }  # fmt: skip
-MOST_NAMES_LISTED = 20
-MOST_VALUE_CHARACTERS = 100  # characters of a value
+MAX_NAMES_LISTED = 20
+MAX_VALUE_CHARACTERS = 100  # characters of a value
 
 
 def counted(number: int, noun: str) -> str:
@@ -39,9 +39,9 @@ def plural(noun: str) -> str:
 def listed(names: Iterable[str]) -> str:
     """The names, or of many the first ones and how many there are."""
     names = list(names)
-    if len(names) <= MOST_NAMES_LISTED:
+    if len(names) <= MAX_NAMES_LISTED:
         return ", ".join(names) or "none"
-    return f"{', '.join(names[:MOST_NAMES_LISTED])}, ... ({len(names)} in all)"
+    return f"{', '.join(names[:MAX_NAMES_LISTED])}, ... ({len(names)} in all)"
 
 
 def meant(name: str, names: Iterable[str]) -> str:
@@ -62,7 +62,7 @@ def shown(value: Any) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= MOST_VALUE_CHARACTERS else f"{text[:MOST_VALUE_CHARACTERS]}..."
+    return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[:MAX_VALUE_CHARACTERS]}..."
 
 
 def as_html(text: str) -> str:

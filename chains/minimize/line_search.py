@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from chains.messages import shown
+from chains.support.messages import shown
 
 Array = Any
 Function = Callable[[Array], tuple[float, Array]]
 
 DECREASE, CURVATURE = 1e-4, 0.9  # of the strong Wolfe conditions; SciPy's
-MOST_TRIES = 40
+MAX_TRIES = 40
 
 
 class Line:
@@ -35,7 +35,7 @@ class Line:
         start = self.value
         origin, best = self.p, (0.0, self.p, self.value, self.g)
         low, high = (0.0, start, slope), None  # the ends of the interval: place, value, slope
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_TRIES):
             p = origin + step * d
             value, g = self._evaluate(p)
             rise = float(d @ g)

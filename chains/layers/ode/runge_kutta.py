@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from chains.layers.tableaus import Row, Tableau
+from chains.layers.ode.tableaus import Row, Tableau
 from chains.program.recorder import Recorder
 from chains.program.view import View
 

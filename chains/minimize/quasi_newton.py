@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.places import place_of
+from chains.support.memory import memory_of
 
 Array = Any
 
-MOST_WIDENING = 10.0  # of BFGS's matrix in an iteration: 1 / (1 - CURVATURE) of the line search, the most after a unit step
+MAX_WIDENING = 10.0  # of BFGS's matrix in an iteration: 1 / (1 - CURVATURE) of the line search, the most after a unit step
 BLOCK_ELEMENTS = 2**20  # entries of BFGS's matrix that are changed together, so that no second matrix is needed
 
 
@@ -46,8 +46,8 @@ class DenseInverse(Direction):
     """
 
     def __init__(self, p: Array) -> None:
-        self._inverse = place_of(p).contiguous(np.eye(p.size))
-        self._pair = place_of(p).empty((2, p.size), p.dtype)  # of the latest update, of rank two
+        self._inverse = memory_of(p).contiguous(np.eye(p.size))
+        self._pair = memory_of(p).empty((2, p.size), p.dtype)  # of the latest update, of rank two
 
     @property
     def scaled(self) -> bool:
@@ -60,7 +60,7 @@ class DenseInverse(Direction):
         sy = float(s @ y)
         if not sy > 1e-300:
             return
-        scale = min(max(1.0, expected / sy), MOST_WIDENING)
+        scale = min(max(1.0, expected / sy), MAX_WIDENING)
         hy = self._inverse @ y * scale
         half = ((0.5 + 0.5 * float(y @ hy) / sy) * s - hy) / sy
         self._pair[0], self._pair[1] = s, half

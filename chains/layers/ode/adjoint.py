@@ -13,11 +13,11 @@ from dataclasses import replace
 from functools import partial
 
 from chains.expr import maximum, where
-from chains.layers.gradient_sums import GradientSums
-from chains.layers.ode_grid import Around
-from chains.layers.ode_solution import Solution
-from chains.layers.runge_kutta import Length, combine, move
-from chains.layers.stages import Kept
+from chains.layers.ode.gradient_sums import GradientSums
+from chains.layers.ode.grid import Around
+from chains.layers.ode.runge_kutta import Length, combine, move
+from chains.layers.ode.solution import Solution
+from chains.layers.ode.stages import Kept
 from chains.program.steps import Steps
 from chains.program.view import View
 

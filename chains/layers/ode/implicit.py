@@ -20,10 +20,10 @@ import numpy as np
 
 from chains.expr import exp, log, maximum, where
 from chains.jets.jet import Jet
-from chains.layers.inverse import record_inverse
 from chains.layers.node import Node
-from chains.layers.runge_kutta import Length, combine
-from chains.layers.tableaus import Tableau
+from chains.layers.ode.inverse import record_inverse
+from chains.layers.ode.runge_kutta import Length, combine
+from chains.layers.ode.tableaus import Tableau
 from chains.program.recorder import Recorder
 from chains.program.view import View
 

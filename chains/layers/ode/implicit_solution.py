@@ -12,11 +12,11 @@ from functools import partial
 import numpy as np
 
 from chains.expr import where
-from chains.layers.gradient_sums import GradientSums
-from chains.layers.implicit import ImplicitStages
-from chains.layers.ode_grid import Around
-from chains.layers.ode_solution import Solution
-from chains.layers.stages import Copies, at_once
+from chains.layers.ode.gradient_sums import GradientSums
+from chains.layers.ode.grid import Around
+from chains.layers.ode.implicit import ImplicitStages
+from chains.layers.ode.solution import Solution
+from chains.layers.ode.stages import Copies, at_once
 from chains.program.recorder import Recorder
 from chains.program.steps import Steps
 from chains.program.view import View

@@ -7,9 +7,9 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from chains.backends.places import is_elsewhere
-from chains.checks import as_unmasked
-from chains.messages import shown
+from chains.support.checks import as_unmasked
+from chains.support.memory import is_elsewhere
+from chains.support.messages import shown
 
 REAL = "fiub"  # NumPy's kinds of real numbers: floats, integers with and without sign, booleans
 

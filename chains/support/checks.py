@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.messages import listed, meant, shown
+from chains.support.messages import listed, meant, shown
 
 
 def is_real(value: Any) -> bool:

@@ -61,11 +61,11 @@ def at_once(ops: Recorder, rhs: Node) -> Node:
     return rhs.at_a_step(one, lambda _, view: view, {})
 
 
-def check_no_chance(declaration: Declaration) -> None:
+def check_deterministic(declaration: Declaration) -> None:
     """Raise ValueError for a right-hand side with dropout."""
     if isinstance(declaration.layer, Dropout) and declaration.layer.rate > 0.0:
         raise ValueError(
             f"`rhs` has {declaration.layer!r}, which would drop the same numbers at every step: put it before or behind the ODE"
         )
     for child in declaration.children:
-        check_no_chance(child)
+        check_deterministic(child)

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from chains.arrays import as_array
-from chains.checks import check_count, check_flags, check_number, check_word, takes
-from chains.levenberg_marquardt import LevenbergMarquardt, descend
-from chains.line_search import Array, Function, Line
-from chains.messages import shown
-from chains.progress import Progress
-from chains.quasi_newton import DenseInverse, Direction, Pairs
+from chains.minimize.levenberg_marquardt import LevenbergMarquardt, descend
+from chains.minimize.line_search import Array, Function, Line
+from chains.minimize.quasi_newton import DenseInverse, Direction, Pairs
+from chains.support.arrays import as_array
+from chains.support.checks import check_count, check_flags, check_number, check_word, takes
+from chains.support.messages import shown
+from chains.support.progress import Progress
 
 BAR_DELAY_SECONDS = 0.5  # seconds before a bar is shown
 EPSILON = float(np.finfo(np.float64).eps)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from chains.checks import is_real
-from chains.layers.tableaus import Row
-from chains.messages import shown
+from chains.layers.ode.tableaus import Row
+from chains.support.checks import is_real
+from chains.support.messages import shown
 
 
 def ascending(name: str, given: Any, least: int, also: str = "") -> np.ndarray:

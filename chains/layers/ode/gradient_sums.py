@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from chains.layers.node import Node
-from chains.layers.ode_grid import Around, Grid, part
+from chains.layers.ode.grid import Around, Grid, part
 from chains.program.recorder import Recorder
 from chains.program.steps import Steps
 from chains.program.view import View

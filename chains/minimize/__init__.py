@@ -1,0 +1,1 @@
+"""Minimisers of functions of flat vectors."""

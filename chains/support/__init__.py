@@ -1,0 +1,1 @@
+"""What every room stands on: checks, messages, files, memory, threads, progress."""
