@@ -23,12 +23,12 @@ from chains import (
     Term,
     loss,
     relu,
-    storage,
     tanh,
     train,
 )
 from chains.data import Batches, prefetch
 from chains.residuals.loss import ResidualLoss
+from chains.support import storage
 from chains.training.checkpoint import files, interval
 from tests.files import earlier
 from tests.training.support import Scripted
