@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from benchmarks import chains_peer, machine, report, simd
-from benchmarks.peers import PEERS, Options
-from benchmarks.timing import Contest, Criterion, Table, race
+from benchmarks.harness import machine, report, simd
+from benchmarks.harness.peers import PEERS, Options
+from benchmarks.harness.timing import Contest, Criterion, Table, race
+from benchmarks.peers import chains_dense as chains_peer
 
 PROBLEMS = (
     "matrix_exp",
@@ -65,7 +66,7 @@ def main() -> int:
     tables = []
     for name in problems:
         try:
-            contests = import_module(f"benchmarks.{name}").contests(options)
+            contests = import_module(f"benchmarks.problems.{name}").contests(options)
         except OSError as error:  # no data
             print(f"{name}: left out: {error}", end="\n\n")
             continue
@@ -94,7 +95,7 @@ def _race(contest: Contest, rounds: int, seconds: float) -> Table:
 def _accuracy(problems: Sequence[str], options: Options) -> list[Criterion]:
     criteria: list[Criterion] = []
     for name in problems:
-        accuracies = getattr(import_module(f"benchmarks.{name}"), "accuracies", None)
+        accuracies = getattr(import_module(f"benchmarks.problems.{name}"), "accuracies", None)
         try:
             for text, found in accuracies(options) if accuracies else []:
                 print(text, end="\n\n", flush=True)

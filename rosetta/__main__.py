@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from benchmarks.machine import describe
+from benchmarks.harness.machine import describe
 from chains.data import load_cifar10, load_imdb
 from rosetta import problem
 from rosetta.environments import ROOT, ROWS, interpreter, rows

@@ -534,7 +534,7 @@ OPTIMIZERS = {
     "Adagrad": chains.Adagrad(0.1),
     "SWAG": chains.SWAG(0.05, momentum=0.9, start=3, every=2),
 }
-# What an `Updater` does not: random numbers, and steps from other states than zeros (tests/test_sample.py).
+# What an `Updater` does not: random numbers, and steps from other states than zeros (tests/sampling/test_sample.py).
 DRAWING = {"SGLD": chains.SGLD(0.01, 0.1), "Leapfrog": Leapfrog(0.1)}
 CLIPPED = {f"{name}-clipped": replace(optimizer, clip_norm=0.4) for name, optimizer in OPTIMIZERS.items()}
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import chains
-from benchmarks import matrix_exp
+from benchmarks.problems import matrix_exp
 from chains import SGD, Adam, Chain, Conv, CrossEntropyLoss, Dense, MaxPool, SquaredLoss, relu, tanh, σ
 from chains.backends import Cupy
 from chains.layers.base import Layer

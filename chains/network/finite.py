@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-FAILING_FACTOR = 1e4  # in `benchmarks/optimisers.py`, smaller ones cost more calls, larger ones end higher
+FAILING_FACTOR = 1e4  # in `benchmarks/studies/optimisers.py`, smaller ones cost more calls, larger ones end higher
 
 
 class FiniteFunction:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.campaign import running
 from tests.harness import SEED
-from tests.test_contributing import OPERATIONS
+from tests.house.test_contributing import OPERATIONS
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, sends signals to threads")

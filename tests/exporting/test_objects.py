@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from chains import BatchNorm, Chain, Dense, Dropout, SquaredLoss, tanh
 from tests.exporting.support import compare, data, interface, loaded
 from tests.harness import ACTIVATION_CASES, LAYERS, LOSS_CASES, OPTIMIZERS, PENALTY_CASES
-from tests.test_random_chains import cases
+from tests.layers.test_random_chains import cases
 
 pytestmark = pytest.mark.few(4)
 

@@ -17,7 +17,8 @@ pytest.importorskip("optimistix")
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_gradients_through_210_steps_are_those_of_diffrax(name):
-    from benchmarks import ude, ude_diffrax
+    from benchmarks.peers import diffrax_ude as ude_diffrax
+    from benchmarks.problems import ude
 
     problem = ude.Problem(ude.cycles())
     net, p = problem.net(name), problem.start(0) + 0.05
@@ -62,7 +63,8 @@ def test_gradients_through_controlled_steps_are_those_of_diffrax(name):
 @pytest.mark.parametrize("name", BACKENDS)
 def test_the_continuous_adjoint_is_that_of_diffrax(name):
     """Its BacksolveAdjoint goes back through the same steps, from the state at each of the times."""
-    from benchmarks import ude, ude_diffrax
+    from benchmarks.peers import diffrax_ude as ude_diffrax
+    from benchmarks.problems import ude
 
     problem = ude.Problem(3.0 * ude.cycles()[:6])
     net, p = problem.net(name, steps=ude.STEPS, adjoint=True), problem.start(0) + 0.4

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chains.backends.numpy.backend import NumpyBackend
 from tests.harness import CASES, LAYERS, LOSS_CASES, PENALTY_CASES, targets
-from tests.test_random_chains import cases
+from tests.layers.test_random_chains import cases
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 

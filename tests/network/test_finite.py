@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import optimisers
+from benchmarks.studies import optimisers
 from chains.network.finite import FiniteFunction
 
 optimize = pytest.importorskip("scipy.optimize")

@@ -204,7 +204,7 @@ def array_calls(operation: str, target: np.ndarray, sources: Sequence[np.ndarray
         condition, chosen, other = sources
         first = [] if other is target else [partial(np.copyto, target, other)]
         return [*first, partial(np.copyto, target, chosen, "same_kind", condition)]
-    if operation == "neg":  # NumPy 2.4's `negative` is wrong in place for some strides: tests/test_numpy_ufuncs.py
+    if operation == "neg":  # NumPy 2.4's `negative` is wrong in place for some strides: tests/numpy/test_ufuncs.py
         return [partial(np.multiply, sources[0], target.dtype.type(-1), target)]
     if operation in ("min", "max", "erf"):  # these take `out` by name only
         return [partial(ufunc(operation), *sources, out=target)]

@@ -1,0 +1,1 @@
+"""How it is measured: turns, tables, the machine, one vector width for all."""

@@ -1,7 +1,0 @@
-"""Burgers' equation: value and gradient of the residual loss of a physics-informed network."""
-
-from __future__ import annotations
-
-from benchmarks import derivatives
-
-contests = derivatives.pinn

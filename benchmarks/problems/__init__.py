@@ -1,0 +1,1 @@
+"""What is computed: a module each, with `contests(options)`."""

@@ -1,0 +1,92 @@
+"""The guides in docs/: every snippet runs, those of a page in one session, in an empty folder."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+
+from tests.house.test_examples import write_cifar10
+
+FOLDER = Path(__file__).parents[2] / "docs"
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PAGES = ("coming_from", "derivatives", "files", "interop", "queue", "recipes", "scikit-learn")
+DIALOGUES = ("models", "sequences")  # pages that show answers
+# A snippet that needs one of these is left out where it is missing, with those after it under the same heading, and with
+# later ones that use what it would have named.
+OPTIONAL = {
+    "dask", "distributed", "jax", "joblib", "keras", "mlflow", "onnx", "onnxruntime", "optuna", "safetensors", "sklearn",
+    "tensorboardX", "torch", "wandb",
+}  # fmt: skip
+
+
+def sections(page: str) -> list[list[tuple[int, str]]]:
+    """The snippets under each heading, with the numbers of their first lines."""
+    text = (FOLDER / f"{page}.md").read_text()
+    starts = [0, *(heading.start() for heading in re.finditer(r"^## ", text, re.MULTILINE)), len(text)]
+    return [
+        [(text.count("\n", 0, block.start(1)), block[1]) for block in BLOCK.finditer(text, start, end)]
+        for start, end in pairwise(starts)
+    ]
+
+
+def names(code: str) -> set[str]:
+    """What a snippet assigns, imports and defines."""
+    found = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.filterwarnings("default")  # of the packages that snippets use
+def test_snippets_run(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    matplotlib.use("agg")
+    session: dict[str, object] = {"__name__": "__main__"}
+    unnamed: set[str] = set()
+    for snippets in sections(page):
+        for number, (line, code) in enumerate(snippets):
+            try:
+                exec(compile("\n" * line + code, f"docs/{page}.md", "exec"), session)
+            except (ImportError, NameError) as error:
+                optional = OPTIONAL if isinstance(error, ImportError) else unnamed
+                if (error.name or "").split(".")[0] not in optional:
+                    raise
+                unnamed.update(*(names(code) for _, code in snippets[number:]))
+                break
+    assert sum(map(len, sections(page))) >= 2
+
+
+@pytest.mark.parametrize("page", DIALOGUES)
+def test_dialogues_give_what_they_show(page):
+    dialogues = [(line, code) for snippets in sections(page) for line, code in snippets if code.startswith(">>> ")]
+    runner, session = doctest.DocTestRunner(), {}
+    for line, code in dialogues:
+        dialogue = doctest.DocTestParser().get_doctest(code, session, page, f"docs/{page}.md", line)
+        runner.run(dialogue, clear_globs=False)
+        session = dialogue.globs
+    assert runner.tries > 20
+    assert runner.failures == 0
+
+
+def test_the_photographs_of_what_is_included(tmp_path, monkeypatch):
+    """The snippet of docs/included.md, with patterns in place of CIFAR-10 and an epoch instead of five."""
+    monkeypatch.setenv("CHAINS_DATA", str(tmp_path))
+    (tmp_path / "cifar10").mkdir()
+    write_cifar10(tmp_path / "cifar10", monkeypatch)
+    (((_, code),),) = [snippets for snippets in sections("included") if snippets]
+    session: dict[str, object] = {"__name__": "__main__"}
+    exec(compile(code.replace("epochs=5", "epochs=1"), "docs/included.md", "exec"), session)
+    assert np.isfinite(session["p"]).all()

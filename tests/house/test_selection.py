@@ -1,0 +1,93 @@
+"""The choice of cases: all on NumPy, each value of each parameter; and no module asks for the date."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests import selection
+from tests.harness import Case
+
+
+def calls(**parameters):
+    """The calls of a test parametrized by all combinations, as pytest has them."""
+    made = [{}]
+    for name, values in parameters.items():
+        made = [{**one, name: place} for one in made for place in range(len(values))]
+    return [
+        SimpleNamespace(params={name: parameters[name][place] for name, place in one.items()}, indices=one, id=str(one))
+        for one in made
+    ]
+
+
+def few(*args, **kwargs):
+    return pytest.mark.few(*args, **kwargs).mark
+
+
+def test_numpy_runs_every_case_and_native_two():
+    found = [
+        call.params["backend_name"] for call in selection.chosen(calls(k=range(50), backend_name=["numpy", "native"]), None)
+    ]
+    assert (found.count("numpy"), found.count("native")) == (50, 2)
+
+
+def test_a_mark_says_how_many_run():
+    assert len(selection.chosen(calls(k=range(50), backend_name=["numpy", "native"]), few(7))) == 7
+    assert len(selection.chosen(calls(k=range(5)), few(7))) == 5
+    assert selection.chosen(calls(k=range(5)), few(0)) == []
+
+
+def test_each_value_of_each_parameter_runs_where_there_is_room():
+    found = selection.chosen(calls(backend_name=["numpy", "native"], dtype=["float32", "float64"], k=range(9)), few(9))
+    values = {name: {call.params[name] for call in found} for name in ("backend_name", "dtype", "k")}
+    assert values == {"backend_name": {"numpy", "native"}, "dtype": {"float32", "float64"}, "k": set(range(9))}
+
+
+def test_others_run_always():
+    found = selection.chosen(calls(k=range(50), batch=[1, 5]), few(4, always=lambda k, batch: batch == 5))
+    assert [call.params["k"] for call in found if call.params["batch"] == 5] == list(range(50))
+    assert len(found) == 54
+
+
+def test_a_further_case_replaces_one_at_most():
+    before, after = ({call.id for call in selection.chosen(calls(k=range(n)), few(6))} for n in (50, 51))
+    assert len(before - after) <= 1
+
+
+def test_one_case_after_the_other():
+    items = [
+        SimpleNamespace(
+            nodeid=f"{function}[{k}]", path="file", callspec=SimpleNamespace(params={"case": Case(f"case {k}", None, ())})
+        )
+        for function in ("f", "g") for k in range(3)
+    ]  # fmt: skip
+    order = [each.callspec.params["case"].name for each in selection.neighbours(items)]
+    assert order == ["case 0", "case 0", "case 1", "case 1", "case 2", "case 2"]
+
+
+# The date
+
+CLOCK = {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime"}  # of the module `time`
+
+
+def dated(text):
+    """What of a source asks for the date."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {"datetime"} & {getattr(node, "module", None), *(alias.name for alias in node.names)}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "time":
+            found |= {node.attr} & CLOCK
+    return found
+
+
+def test_no_module_asks_for_the_date():
+    sources = [path for path in Path(__file__).parents[1].rglob("*.py") if path.name != Path(__file__).name]
+    assert {path.name: dated(path.read_text()) for path in sources if dated(path.read_text())} == {}
+
+
+def test_a_date_is_found():
+    assert dated("from datetime import date\nx = time.time(), time.monotonic()") == {"datetime", "time"}

@@ -1,0 +1,30 @@
+"""Every tutorial of the site runs as a script in an empty folder."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+matplotlib = pytest.importorskip("matplotlib", reason="tutorials draw")
+ROOT = Path(__file__).parents[2]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").rglob("*.py"))
+OPTIONAL = {"jax", "onnx", "onnxruntime", "optuna", "scipy", "sklearn", "torch"}
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("default")  # of the packages that tutorials use
+def test_tutorials_run(path, tmp_path, monkeypatch):
+    from matplotlib import pyplot
+
+    monkeypatch.chdir(tmp_path)
+    matplotlib.use("agg")
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except ModuleNotFoundError as error:
+        if error.name not in OPTIONAL:
+            raise
+        pytest.skip(f"needs {error.name}")
+    finally:
+        pyplot.close("all")
