@@ -12,6 +12,7 @@ from torch import nn
 from benchmarks.harness.machine import cores
 from benchmarks.harness.report import progress_bar
 from benchmarks.harness.timing import Contestant, in_modes
+from benchmarks.problems import rosetta_rnn as own
 
 # Names in chains, and where PyTorch has the transposed array.
 _PLACES = {
@@ -30,8 +31,6 @@ class Model(nn.Module):
 
     def __init__(self, problem: Any, *, fused: bool = False) -> None:
         super().__init__()
-        from benchmarks.problems import rosetta_rnn as own
-
         self.embedding = nn.Embedding(problem.words, own.FEATURES)
         self.gru = nn.GRU(own.FEATURES, own.UNITS, batch_first=True)
         self.outputs = nn.Linear(own.UNITS, 2)
@@ -91,8 +90,6 @@ def rows(problem: Any) -> list[Contestant]:
 
 def accuracies(problem: Any, seed: int, epochs: int) -> list[float]:
     """Test accuracy after each epoch."""
-    from benchmarks.problems import rosetta_rnn as own
-
     torch.manual_seed(seed)
     torch.set_num_threads(cores())
     model, (x, t) = Model(problem), (torch.from_numpy(problem.x), torch.from_numpy(problem.t.astype(np.int64)))

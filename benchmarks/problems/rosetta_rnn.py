@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import mean
+from typing import Any
 
 import numpy as np
 
@@ -135,9 +136,7 @@ def losses(p: Problem, batch: int = BATCH) -> tuple[np.ndarray, np.ndarray]:
     """The losses of chains and of PyTorch, batch after batch, from the same weights."""
     import torch
 
-    from benchmarks.peers.torch_rosetta_rnn import Model
-
-    net, q, model, history = network(words=p.words), p.p.copy(), Model(p), None
+    net, q, model, history = network(words=p.words), p.p.copy(), _pytorch().Model(p), None
     own, theirs = [], []
     for k in range(0, len(p.x), batch):
         x, t = p.x[k : k + batch], p.t[k : k + batch]
@@ -195,6 +194,8 @@ def _chains_run(p: Problem, seed: int, epochs: int) -> list[float]:
 
 
 def _torch_run(p: Problem, seed: int, epochs: int) -> list[float]:
-    from benchmarks.peers.torch_rosetta_rnn import accuracies
+    return _pytorch().accuracies(p, seed, epochs)
 
-    return accuracies(p, seed, epochs)
+
+def _pytorch() -> Any:
+    return libraries("rosetta_rnn", Options(peers=("torch",)))[1]["PyTorch"]

@@ -103,6 +103,14 @@ def test_no_modules_import_each_other_in_a_circle():
     check_no_circle(FILES)
 
 
+def test_no_benchmarks_import_each_other_in_a_circle(monkeypatch):
+    folder = PACKAGE.parent / "benchmarks"
+    if not folder.exists():
+        pytest.skip("the benchmarks are not here")
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", folder)
+    check_no_circle(sorted(folder.rglob("*.py")))
+
+
 def test_a_circle_is_found(tmp_path, monkeypatch):
     package = tmp_path / "chains"
     package.mkdir()
