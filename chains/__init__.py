@@ -30,20 +30,11 @@ from chains.activations import (
 from chains.activations import make_elu as make_elu
 from chains.activations import make_leaky_relu as make_leaky_relu
 from chains.backends import FallbackWarning as FallbackWarning
-from chains.callbacks import Callback as Callback
-from chains.callbacks import CSVLogger as CSVLogger
 from chains.callbacks import EarlyStopping
-from chains.callbacks import LearningRates as LearningRates
-from chains.callbacks import TensorBoard as TensorBoard
-from chains.callbacks import find_learning_rate as find_learning_rate
 from chains.chain import Chain
 from chains.exporting.export import export as export
 from chains.files import load as load
 from chains.files import save as save
-from chains.initializers import Constant as Constant
-from chains.initializers import Normal as Normal
-from chains.initializers import Uniform as Uniform
-from chains.initializers import VarianceScaling as VarianceScaling
 from chains.layers import (
     GRU,
     LSTM,
@@ -55,7 +46,6 @@ from chains.layers import (
     AvgPool,
     BatchNorm,
     CausalConv,
-    Cell,
     Conv,
     ConvTranspose,
     Dense,
@@ -65,10 +55,8 @@ from chains.layers import (
     Flatten,
     GlobalAvgPool,
     GroupNorm,
-    GRUCell,
     LayerNorm,
     LogSoftmax,
-    LSTMCell,
     MaxPool,
     Pad,
     PositionalEncoding,
@@ -76,7 +64,6 @@ from chains.layers import (
     Reshape,
     Residual,
     RMSNorm,
-    RNNCell,
     Scale,
     Select,
     Shift,
@@ -85,7 +72,6 @@ from chains.layers import (
     TransformerBlock,
     Upsample,
 )
-from chains.layers import Declaration as Declaration
 from chains.layers import Layer as Layer
 from chains.layers import Parallel as Parallel
 from chains.layers import Series as Series
@@ -94,19 +80,13 @@ from chains.losses import Loss as Loss
 from chains.losses import loss as loss
 from chains.metrics import accuracy as accuracy
 from chains.minimize.minimize import minimize as minimize
-from chains.network.objective import Objective as Objective
-from chains.network.ode_steps import Trajectory as Trajectory
 from chains.network.ode_steps import ode_steps as ode_steps
 from chains.optimizers import SGD, Adagrad, Adam, AdamW, RMSProp
 from chains.optimizers import Optimizer as Optimizer
 from chains.penalties import FrontLastPenalty, L1Penalty, L2Penalty
 from chains.penalties import Penalty as Penalty
-from chains.program.program import Program as Program
-from chains.program.recorder import Recorder as Recorder
-from chains.program.view import View as View
 from chains.queueing.queue import Queue as Queue
 from chains.residuals.problem import ResidualProblem, Term
-from chains.sampling.draws import Draws as Draws
 from chains.sampling.sample import HMC as HMC
 from chains.sampling.sample import sample as sample
 from chains.sampling.samplers import SGLD, SWAG
@@ -114,12 +94,17 @@ from chains.support.threads import get_num_threads as get_num_threads
 from chains.support.threads import num_threads as num_threads
 from chains.support.threads import set_num_threads as set_num_threads
 from chains.training.checkpoint import Checkpoint as Checkpoint
-from chains.training.ensemble_history import EnsembleHistory as EnsembleHistory
 from chains.training.history import History as History
-from chains.training.run import TrainingState as TrainingState
 from chains.training.train import train as train
 from chains.training.updater import Updater as Updater
 from chains.version import __version__ as __version__
+
+
+def __dir__() -> list[str]:
+    """The public names, which editors offer."""
+    modules = {"data", "expr", "models", "schedules", "testing"}
+    return [name for name, thing in globals().items() if name in modules or not isinstance(thing, type(data))]
+
 
 # What networks are made of. A star import brings none of the names that are likely to stand for something else beside it:
 # joblib's Parallel, pandas' Series, scipy.optimize's minimize, the user's own train, loss and data.
@@ -141,7 +126,6 @@ __all__ = [
     "BCEWithLogitsLoss",
     "BatchNorm",
     "CausalConv",
-    "Cell",
     "Chain",
     "Conv",
     "ConvTranspose",
@@ -153,14 +137,12 @@ __all__ = [
     "Equations",
     "Flatten",
     "FrontLastPenalty",
-    "GRUCell",
     "GlobalAvgPool",
     "GroupNorm",
     "HuberLoss",
     "L1Loss",
     "L1Penalty",
     "L2Penalty",
-    "LSTMCell",
     "LayerNorm",
     "LogSoftmax",
     "MSELoss",
@@ -169,7 +151,6 @@ __all__ = [
     "PositionalEncoding",
     "RMSNorm",
     "RMSProp",
-    "RNNCell",
     "Recurrent",
     "Reshape",
     "Residual",

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
+__all__ = ["Constant", "Normal", "Uniform", "VarianceScaling"]
+
 import numpy as np
 
 from chains.support.call_graph import Tape, record

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from chains import Adam, Chain, Declaration, Dense, Layer, Recorder, SquaredLoss, View, activation, train
+from chains import Adam, Chain, Dense, Layer, SquaredLoss, activation, train
 from chains.expr import sin
+from chains.layers import Declaration
+from chains.program import Recorder, View
 from chains.testing import check_gradients
 
 # An activation is a formula and its derivative. Source: Ziyin, Hartwig and Ueda 2020, equation 3 with a = 1.

@@ -23,8 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from chains import ODE, Chain, Dense, Equations, L2Penalty, MSELoss, Normal, tanh
+from chains import ODE, Chain, Dense, Equations, L2Penalty, MSELoss, tanh
 from chains.expr import exp
+from chains.initializers import Normal
 
 RATES = (0.1, 2.0)  # a year: hares have several litters, lynxes live for some years
 

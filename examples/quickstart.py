@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from chains import Adam, Chain, Dense, History, Objective, SquaredLoss, tanh, train
+from chains import Adam, Chain, Dense, History, SquaredLoss, tanh, train
+from chains.network.objective import Objective
 
 
 def matrix_exponential(a: np.ndarray) -> np.ndarray:

@@ -274,7 +274,7 @@ LAYERS += [
     _layer("Recurrent-both-ways", chains.Recurrent(Decay(), bidirectional=True, initial_state="parameter"), (2, 2, 3)),
     Case("GRU-stacked", chains.GRU, (chains.GRU(3, 4, return_sequences=True), chains.LSTM(4, 2), _dense(2, 2)), STEPS),
     Case("GRU-frozen", chains.GRU, (chains.GRU(3, 2), _dense(2, 2)), STEPS, frozen=("0.weight", "0.recurrent_bias")),
-    Case("Cell", chains.Cell, (chains.Recurrent(chains.GRUCell(3, 2)), _dense(2, 2)), STEPS),
+    Case("Cell", chains.layers.Cell, (chains.Recurrent(chains.layers.GRUCell(3, 2)), _dense(2, 2)), STEPS),
 ]
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from chains import Dense, LayerNorm, Uniform, gelu
+from chains import Dense, LayerNorm, gelu
 from chains.expr import tanh
+from chains.initializers import Uniform
 from chains.layers import Cell, Declaration, Layer, Series
 
 

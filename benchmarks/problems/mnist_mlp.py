@@ -134,7 +134,7 @@ def _accuracies(dtype: str, backend: str, start: str, bar: tqdm, seeds: Sequence
         q = initial(SIZES, "normal", seed, dtype) if start == "N(0,1)" else net.init(seed, dtype)
         run: list[float] = []
 
-        def judge(state: chains.TrainingState, run: list[float] = run) -> None:
+        def judge(state: chains.callbacks.TrainingState, run: list[float] = run) -> None:
             run.append(accuracy(p, state.p))
             bar.update()
 

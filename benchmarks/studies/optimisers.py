@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from chains import ODE, Chain, Dense, Equations, MSELoss, Objective, tanh
+from chains import ODE, Chain, Dense, Equations, MSELoss, tanh
+from chains.network.objective import Objective
 
 METHODS = ("BFGS", "CG", "L-BFGS-B")
 TIMES = np.linspace(0.0, 8.0, 17)

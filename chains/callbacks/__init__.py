@@ -5,9 +5,10 @@ gives is written into checkpoints, and given to `load_state_dict` where training
 this one returns ends training at once.
 """
 
-from chains.callbacks.base import Callback as Callback
-from chains.callbacks.early_stopping import EarlyStopping as EarlyStopping
-from chains.callbacks.learning_rate import LearningRates as LearningRates
-from chains.callbacks.learning_rate import find_learning_rate as find_learning_rate
-from chains.callbacks.loggers import CSVLogger as CSVLogger
-from chains.callbacks.loggers import TensorBoard as TensorBoard
+from chains.callbacks.base import Callback
+from chains.callbacks.early_stopping import EarlyStopping
+from chains.callbacks.learning_rate import LearningRates, find_learning_rate
+from chains.callbacks.loggers import CSVLogger, TensorBoard
+from chains.training.run import TrainingState
+
+__all__ = ["CSVLogger", "Callback", "EarlyStopping", "LearningRates", "TensorBoard", "TrainingState", "find_learning_rate"]

@@ -2,3 +2,6 @@
 
 from chains.program.program import Program
 from chains.program.recorder import Recorder
+from chains.program.view import View
+
+__all__ = ["Program", "Recorder", "View"]

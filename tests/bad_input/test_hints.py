@@ -309,7 +309,7 @@ def test_a_layer_s_signature_is_its_own():
         (lambda: Conv(1, 2, 3, bias_init="zero"), ["`bias_init` (='zero')", "did you mean `zeros`?"]),
         (lambda: chains.Scale(scale_init="one"), ["`scale_init` (='one')", "did you mean `ones`?"]),
         (lambda: chains.Shift(shift_init=None), ["`shift_init` (=None)"]),
-        (lambda: Dense(3, 4, weight_init=chains.Normal), ["`weight_init`", "Normal(...)"]),
+        (lambda: Dense(3, 4, weight_init=chains.initializers.Normal), ["`weight_init`", "Normal(...)"]),
         (lambda: Chain(Own("unknown"), input_shape=(3,)), ["`init` (='unknown') of the parameter `weight`", "glorot_normal"]),
     ],
 )
@@ -429,7 +429,7 @@ def test_layers_that_do_not_fit_are_named_in_the_message():
 
 
 def test_views_can_still_be_compared():
-    view = chains.Recorder("a", np.float32).scratch("s", (3,))
+    view = chains.program.Recorder("a", np.float32).scratch("s", (3,))
     assert view == view.named("other")
     assert view != view.slice(1, 0, 2)
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Adam, BatchNorm, Callback, Chain, CSVLogger, Dense, SquaredLoss, TensorBoard, find_learning_rate, tanh, train
+from chains import Adam, BatchNorm, Chain, Dense, SquaredLoss, tanh, train
+from chains.callbacks import Callback, CSVLogger, TensorBoard, find_learning_rate
 
 NET = Chain(Dense(2, 8, tanh), Dense(8, 1))
 X = np.random.default_rng(0).normal(size=(24, 2)).astype(np.float32)

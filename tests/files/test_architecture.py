@@ -8,25 +8,11 @@ import numpy as np
 import pytest
 
 import chains
-from chains import (
-    GRU,
-    LSTM,
-    RNN,
-    Activation,
-    Chain,
-    Dense,
-    GRUCell,
-    LSTMCell,
-    Recurrent,
-    RNNCell,
-    activation,
-    make_elu,
-    make_leaky_relu,
-    tanh,
-)
+from chains import GRU, LSTM, RNN, Activation, Chain, Dense, Recurrent, activation, make_elu, make_leaky_relu, tanh
 from chains.expr import maximum, where
 from chains.files.architecture import LAYERS, _built, built, described
 from chains.initializers import Constant, Normal, Uniform, VarianceScaling
+from chains.layers import GRUCell, LSTMCell, RNNCell
 from chains.network.structure import value_of
 from tests import harness
 from tests.own import Decay, Double

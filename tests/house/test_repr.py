@@ -31,7 +31,7 @@ def public_objects(folder):
         "one sample": net.bound(p),
         "2 steps from 0 to 2, 0 refused": chains.ode_steps(solution, solution.init(0), x[:1])[0],
         "67 parameters after 0 steps": chains.Updater(Adam(), p),
-        "Callback()": chains.Callback(),
+        "Callback()": chains.callbacks.Callback(),
         "Batches": chains.data.Batches(x, t, batch_size=5),
         "numpy": backend("numpy"),
         "native": backend("native"),
@@ -56,4 +56,4 @@ def test_a_path_is_one(tmp_path):
     with pytest.raises(TypeError, match=r"`path` must be a path such as 'model\.o', got an array of float32"):
         chains.export(net, net.init(0))
     with pytest.raises(TypeError, match="`folder` must be a path, got 3"):
-        chains.TensorBoard(3)
+        chains.callbacks.TensorBoard(3)

@@ -155,7 +155,7 @@ def arrays_of(problem: Problem) -> dict[str, np.ndarray]:
     return arrays | ({} if problem.w is None else {"weights": problem.w})
 
 
-def programs(case: Case, dtype: type) -> dict[str, chains.Program]:
+def programs(case: Case, dtype: type) -> dict[str, chains.program.Program]:
     network, dtype = case.net().network, np.dtype(dtype)
     objective = case.criterion()
     made = {"step": record.training_step(network, objective, OPTIMIZERS["Adam"], dtype)}

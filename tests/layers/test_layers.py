@@ -90,7 +90,7 @@ def test_rnn_both_ways_from_a_trained_state(sequence):
 
 def test_recurrent_repeats_any_cell(sequence):
     y, p = run(chains.Recurrent(Decay(), return_sequences=True), sequence)
-    assert isinstance(Decay(), chains.Cell)
+    assert isinstance(Decay(), chains.layers.Cell)
     assert_close(y, each_state(lambda x, h: (x + 0.5 * p["0.w"] * h,), sequence, (np.zeros((5, 3)),)), 1e-14)
 
 

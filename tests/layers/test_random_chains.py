@@ -82,8 +82,8 @@ def of_sequences(draw, inputs):
     settings["initial_state"] = draw(st.sampled_from(["zeros", "parameter"]))
     kind, units = draw(st.sampled_from(["RNN", "LSTM", "GRU", "Recurrent"])), draw(st.integers(1, 3))
     if kind == "Recurrent":
-        cells = [Decay(), chains.RNNCell(inputs, units, "silu"), chains.GRUCell(inputs, units, reset_after=False)]
-        return chains.Recurrent(draw(st.sampled_from([*cells, chains.LSTMCell(inputs, units)])), **settings)
+        cells = [Decay(), chains.layers.RNNCell(inputs, units, "silu"), chains.layers.GRUCell(inputs, units, reset_after=False)]
+        return chains.Recurrent(draw(st.sampled_from([*cells, chains.layers.LSTMCell(inputs, units)])), **settings)
     return getattr(chains, kind)(inputs, units, **settings)
 
 

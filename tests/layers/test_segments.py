@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chains import GRU, LSTM, RNN, Chain, Dense, GRUCell, MSELoss, Recurrent
+from chains import GRU, LSTM, RNN, Chain, Dense, MSELoss, Recurrent
+from chains.layers import GRUCell
 from chains.layers.segments import Segments
 from chains.program.loop import Loop
 from chains.program.operations import MatMul

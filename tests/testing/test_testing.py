@@ -137,8 +137,8 @@ def test_losses_that_cannot_be_checked(arguments, words):
 
 
 def test_names_for_annotations():
-    assert chains.Recorder is chains.program.recorder.Recorder
-    assert chains.View is chains.program.view.View
+    assert chains.program.Recorder is chains.program.recorder.Recorder
+    assert chains.program.View is chains.program.view.View
 
 
 @pytest.mark.few(2)

@@ -12,8 +12,10 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from chains import Adam, Chain, Declaration, Dense, Layer, Recorder, SquaredLoss, View, tanh, train
+from chains import Adam, Chain, Dense, Layer, SquaredLoss, tanh, train
 from chains.expr import cos, sin
+from chains.layers import Declaration
+from chains.program import Recorder, View
 from chains.testing import check_gradients
 
 # %%
