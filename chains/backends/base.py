@@ -7,6 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -107,15 +108,14 @@ class Intake(ABC):
         """End all started steps, so that the caller's arrays are up to date. Unread losses are forgotten."""
 
 
-class Single(ABC):
+@dataclass(frozen=True)
+class Single:
     """A program bound for single samples: arrays are passed and returned without the batch axis."""
 
     function: Callable | None  # as of `Backend.function`
     data: int  # the last argument of the C functions
-
-    @abstractmethod
-    def address(self, name: str) -> int:
-        """The address of a C function, "derivative" or "integrand" (see `chains.network.bound`)."""
+    address: Callable[[str], int]  # of a C function, "derivative" or "integrand" (see `chains.network.bound`)
+    keep: object  # what the functions use
 
 
 class Backend(ABC):

@@ -39,7 +39,7 @@ class Turns:
                 self._turn, self._interval = 0, self._interval + 1
             self._changed.notify_all()
 
-    def meet(self, thread):
+    def wait_for_all(self, thread):
         interval = self._interval
         self.leave()
         self.wait(thread, interval + 1)
@@ -50,19 +50,21 @@ def in_turns(runner, program, batch, arrays, sources, order, backwards):
     own = {name: array.copy() for name, array in arrays.items()}
     binding = runner.bind(program, batch, own, np.zeros(runner.scratch_bytes(program, batch), np.uint8))
     turns, over = Turns(binding.threads, backwards), []
-    meet = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(lambda _, thread, __: turns.meet(thread))
+    barrier = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(
+        lambda _, thread, __: turns.wait_for_all(thread)
+    )
     member = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(runner.compile(program, batch).code.address("member"))
-    ARGUMENTS.write(binding._words, meet=ctypes.cast(meet, ctypes.c_void_p).value)
+    ARGUMENTS.write(binding._words, barrier=ctypes.cast(barrier, ctypes.c_void_p).value)
     words = binding.words_address
 
     def lead(_):
-        turns.meet(0)
+        turns.wait_for_all(0)
         member(words, 0)
 
     def serve(thread):
         turns.wait(thread)
         while True:
-            turns.meet(thread)
+            turns.wait_for_all(thread)
             if over:
                 return turns.leave()
             member(words, thread)
@@ -76,7 +78,7 @@ def in_turns(runner, program, batch, arrays, sources, order, backwards):
     turns.wait(0)
     feed._run(0, values, False)
     over.append(True)
-    turns.meet(0)
+    turns.wait_for_all(0)
     turns.leave()
     for thread in threads:
         thread.join()

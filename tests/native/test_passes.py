@@ -22,10 +22,9 @@ from chains.backends.native.llvm.target import Processor
 from chains.backends.native.plan import passes
 from chains.backends.native.plan.execution_plan import ExecutionPlan
 from chains.backends.native.plan.fused_update import fuse_update_into_large_products, fuse_update_into_tiles
-from chains.backends.native.plan.listing import lines_of
-from chains.backends.native.plan.padding import pad_rows
-from chains.backends.native.plan.passes import PASSES, name_of, plan_of
-from chains.backends.native.plan.row_partition import partition_rows
+from chains.backends.native.plan.layout import pad_rows
+from chains.backends.native.plan.passes import PASSES, lines_of, name_of, plan_of
+from chains.backends.native.plan.teams import partition_rows
 from chains.backends.native.plan.tiles import point_to_rows
 from chains.backends.native.plan.verify import CHECKS, PlanError, verify
 from tests.native.support import assert_equal_results, native, random_arrays, run_on

@@ -12,9 +12,9 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 from chains.backends.native import binding as native_module
 from chains.backends.native.backend import MAX_PARTITIONED_SAMPLES
 from chains.backends.native.llvm.target import processor
-from chains.backends.native.plan.barriers import barriers
 from chains.backends.native.plan.execution_plan import PlanStep, SumRun, Work
 from chains.backends.native.plan.passes import plan_of
+from chains.backends.native.plan.teams import barriers
 from chains.expr import trace
 from chains.program.operations import Map
 from chains.program.view import Buffer, View, c_strides

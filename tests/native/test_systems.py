@@ -20,8 +20,8 @@ from chains.backends.native.compiler import compile_program
 from chains.backends.native.llvm import target
 from chains.backends.native.llvm.jit import optimised
 from chains.backends.native.llvm.target import Processor
-from chains.backends.native.runtime import members, team, workers
-from chains.backends.native.runtime.epoch import STEPS, gather
+from chains.backends.native.runtime import workers
+from chains.backends.native.runtime.epoch import MEMBERS, STEPS, gather
 from chains.exporting.targets import TARGETS
 from tests.exporting.support import tool
 
@@ -94,12 +94,10 @@ def test_programs_ask_for_what_a_system_has(system, tmp_path):
         assert "IMAGE_REL_AMD64_REL32" not in about  # libraries may be further away than that
 
 
-def test_threads_ask_for_what_a_system_has(system, tmp_path, monkeypatch):
+def test_threads_ask_for_what_a_system_has(system, tmp_path):
     triple, processor, platform = system
     there = runpy.run_path(workers.__file__)
-    for name in ("PAUSE", "YIELD"):
-        monkeypatch.setattr(workers, name, there[name])
-    text = there["TEXT"] + runpy.run_path(team.__file__)["TEXT"] + STEPS + members.MEMBERS
+    text = there["POOL"] + there["TEAM"] + STEPS + MEMBERS
     names, about = undefined(code_of(text, processor, triple, True), tmp_path)
     assert WAITING[platform] <= names <= WAITING[platform] | MEMORY | {"_fltused"}
     if "windows" in triple:

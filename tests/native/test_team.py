@@ -17,8 +17,7 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 from chains.backends.native import binding as native_module
 from chains.backends.native import feed as native_feed
 from chains.backends.native.runtime.shared import WorkerPool, worker_pool
-from chains.backends.native.runtime.team import DISBANDED
-from chains.backends.native.runtime.workers import WORKER_POOL
+from chains.backends.native.runtime.workers import DISBANDED, WORKER_POOL
 from tests.native import team
 from tests.native.support import INSTRUCTIONS, Fenced, Guarded, assert_equal_results, floats, native
 from tests.native.team import KINDS, SPLIT, TILED, assert_same_bits, fed, problem, program_of, states, training, training_of

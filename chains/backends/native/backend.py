@@ -14,20 +14,19 @@ import numpy as np
 from chains.backends.base import Arrays, Backend, Binding, Feed, MemberFeed, Single
 from chains.backends.native.binding import NativeBinding
 from chains.backends.native.compiled import CompiledProgram, compiled_program, listing_of
-from chains.backends.native.feed import NativeFeed
+from chains.backends.native.feed import NativeFeed, NativeMemberFeed
 from chains.backends.native.following import FollowingBinding, FollowingFeed, following_function
 from chains.backends.native.llvm import cache
 from chains.backends.native.llvm.target import processor
-from chains.backends.native.member_feed import NativeMemberFeed
 from chains.backends.native.runtime.epoch import SOURCES
 from chains.backends.native.runtime.fastcall import python_function
 from chains.backends.native.runtime.shared import worker_pool
-from chains.backends.native.single import NativeSingle
+from chains.backends.native.single import single
 from chains.backends.native.support import LIMITS, gathers, unsupported
 from chains.program.program import Program
 from chains.support.threads import MAX_THREADS, get_num_threads
 
-MAX_PARTS, MAX_PARTITIONED_SAMPLES = 4, 15  # of products partitioned among threads (`plan/row_partition.py`)
+MAX_PARTS, MAX_PARTITIONED_SAMPLES = 4, 15  # of products partitioned among threads (`plan/teams.py`)
 MAX_LOCKED_OPERATIONS = 10_000_000  # in a call that keeps the interpreter's lock: some thirty microseconds
 MIN_PART_OPERATIONS = 300_000  # of a batch, per part: with fewer, products of one tile are not partitioned
 
@@ -129,7 +128,7 @@ class NativeBackend(Backend):
         return None
 
     def single(self, program: Program, arrays: Arrays, ins: Sequence[str], outs: Sequence[str]) -> Single:
-        return NativeSingle(NativeBinding(program, self.compile(program, 1, 1), 1, arrays, 1, None), ins, outs)
+        return single(NativeBinding(program, self.compile(program, 1, 1), 1, arrays, 1, None), ins, outs)
 
     def compile(self, program: Program, batch: int | None = None, threads: int | None = None) -> CompiledProgram:
         """A program compiled for a batch size, or for any size. It is compiled once, then reused."""

@@ -72,7 +72,7 @@ class NativeBinding(Binding):
         head = {"batch": batch, "tile": plan.tile, "threads": plan.threads, "sharing": plan.sharing, "block": plan.block}
         head["run"] = self.run_address
         if plan.threads > 1:
-            functions = {name: runtime().address(name) for name in ("parallel", "meet")}
+            functions = {name: runtime().address(name) for name in ("parallel", "barrier")}
             head |= {"pool": worker_pool().address, **functions, "member": native.code.address("member")}
         words = [ARGUMENTS.pack(**head)]
         for thread in range(plan.threads):
@@ -136,7 +136,7 @@ class NativeBinding(Binding):
         return self.native.signature.read_by_others
 
     def gathers_late(self) -> None:
-        """Make a team meet after each step."""
+        """Make a team synchronise after each step."""
         ARGUMENTS.write(self._words, gathers=1)
 
     def slots(self, name: str) -> list[int]:

@@ -15,9 +15,8 @@ from chains.backends.native.llvm import cache as files
 from chains.backends.native.llvm.jit import Code, assembly, code_name, known_code, machine_code
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.llvm.version import compiler_version
-from chains.backends.native.memory_plan import MemoryPlan
+from chains.backends.native.memory_plan import MemoryPlan, Signature
 from chains.backends.native.runtime.thread_trial import ThreadTrial
-from chains.backends.native.signature import Signature
 from chains.backends.native.support import unsupported
 from chains.program.fingerprint import fingerprint
 from chains.program.program import Program
@@ -107,7 +106,7 @@ def _made(name: str, program: Program, processor: Processor, parts: int, work: i
 def listing_of(program: Program, processor: Processor, parts: int, gathered: bool, passes: bool) -> str:
     """LLVM's assembly before optimisation, then the processor's assembly; with `passes`, the plan after each pass."""
     from chains.backends.native.compiler import compile_program
-    from chains.backends.native.plan.listing import passes_text
+    from chains.backends.native.plan.passes import passes_text
 
     if passes:
         return passes_text(program, processor, parts, gathered)

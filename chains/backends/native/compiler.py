@@ -24,10 +24,10 @@ from chains.backends.native.llvm.subnormals import flush, restore
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.llvm.words import ROW_POINTERS
 from chains.backends.native.lowerings import lower
-from chains.backends.native.plan.barriers import read_by_others
+from chains.backends.native.memory_plan import Signature, Slot
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
 from chains.backends.native.plan.passes import plan_of
-from chains.backends.native.signature import Signature, Slot
+from chains.backends.native.plan.teams import read_by_others
 from chains.backends.native.support import unsupported
 from chains.program.operations import (
     Convolve,

@@ -1,10 +1,10 @@
 """The functions that run a compiled program.
 
 `run` calls other threads for shared work. `member` is one thread's share of a whole run, for the threads of a team
-(`team.py`). Both take the address of a list of words: `ARGUMENTS`, then a `THREAD` for each thread. Each thread adds its own
-sums. The first thread's sums are the results: the sums of the other threads are added to them in order. A thread with very
-many tiles sums up blocks of tiles first and then adds the sums of blocks, so that rounding errors hardly grow with the number
-of tiles.
+(`runtime/workers.py`). Both take the address of a list of words: `ARGUMENTS`, then a `THREAD` for each thread. Each thread
+adds its own sums. The first thread's sums are the results: the sums of the other threads are added to them in order. A thread
+with very many tiles adds up blocks of tiles first, then the sums of blocks, so that rounding errors hardly grow with the
+number of tiles.
 """
 
 from __future__ import annotations
@@ -113,39 +113,39 @@ def _write_run(module: Module, plan: ExecutionPlan) -> None:
     module.add(f)
 
 
-def _meet(f: Function, words: Value, thread: Value) -> None:
+def _barrier(f: Function, words: Value, thread: Value) -> None:
     """Wait for the other threads of a team."""
-    pool, function = word(f, words, "pool"), word(f, words, "meet")
+    pool, function = word(f, words, "pool"), word(f, words, "barrier")
     f.line(f"call void {function.text}({pool}, {thread}, {word(f, words, 'threads')})")
 
 
 def _write_member(module: Module, plan: ExecutionPlan) -> None:
-    """``member(words, thread)``: one thread's share of a run by a team. The team meets before and after it."""
+    """``member(words, thread)``: one thread's share of a run by a team. A barrier is before and after it."""
     f = Function(module, "member", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
     first = f.compare("eq", thread, integer(0))
 
-    meet = partial(_meet, f, words, thread)
+    barrier = partial(_barrier, f, words, thread)
 
     def share(name: str) -> None:
         f.line(f"call void @{name}({words}, {thread})")
 
     for k, segment in enumerate(plan.segments):
         if k > 0:
-            meet()
+            barrier()
         if segment.early:
             f.when(first, partial(_do, f, words, f"early_{k}"))
         if segment.product:
             share(f"work_{k}")
         else:
             f.when(f.compare("slt", thread, word(f, words, "sharing")), partial(share, f"work_{k}"))
-        meet()
+        barrier()
         if segment.sums:
             _prefetch_changed(f, words, thread, segment, plan)
             share(f"reduce_part_{k}")
         for position, work in enumerate(segment.once):
             if segment.barriers[position]:
-                meet()
+                barrier()
             if segment.fused_update and position == segment.fused_update.work:
                 whole = f.compare("sle", word(f, words, "batch"), word(f, words, "tile"))
                 rest = partial(f.when, first, partial(_do, f, words, f"rest_{k}"))
@@ -180,7 +180,7 @@ def _write_partitioned(module: Module, plan: ExecutionPlan) -> None:
     table, scratch = table_of(f, words, thread)
     batch = word(f, words, "batch")
 
-    meet = partial(_meet, f, words, thread)
+    barrier = partial(_barrier, f, words, thread)
 
     def only(owner: int, name: str, more: str = "") -> None:
         call = f"call void @{name}({table}, {scratch}, i64 0, {batch}, i64 1{more})"
@@ -200,7 +200,7 @@ def _write_partitioned(module: Module, plan: ExecutionPlan) -> None:
 
     for k, segment in enumerate(plan.segments):
         if k > 0:
-            meet()
+            barrier()
         if segment.early:
             only(0, f"early_{k}")
         lists = plan.lists_rows(segment)
@@ -212,14 +212,14 @@ def _write_partitioned(module: Module, plan: ExecutionPlan) -> None:
             prefetch(owner, _exchanged(segment.tiled, segment.tiled, owner, to_others=True), to_write=True)
         for position, work in enumerate(segment.tiled):
             if segment.barriers[1 + position]:
-                meet()
+                barrier()
                 for owner in range(plan.parts):
                     coming = _exchanged(segment.tiled[:position], segment.tiled[position:], owner, to_others=False)
                     prefetch(owner, coming, to_write=False)
             only(work.thread, f"tile_{k}_{position}", ", i64 1")
         for position, work in enumerate(segment.once):
             if segment.barriers[1 + len(segment.tiled) + position]:
-                meet()
+                barrier()
             if segment.fused_update and position == segment.fused_update.work:
                 only(0, f"rest_{k}")
             elif work.length:
@@ -227,8 +227,8 @@ def _write_partitioned(module: Module, plan: ExecutionPlan) -> None:
             else:
                 only(0, f"once_{k}_{position}", ", i64 0, i64 1")
         if lists and not any(segment.barriers):
-            meet()  # the first thread may change which samples are read
-    f.when(f.compare("ne", word(f, words, "gathers"), integer(0)), meet)
+            barrier()  # the first thread may change which samples are read
+    f.when(f.compare("ne", word(f, words, "gathers"), integer(0)), barrier)
     f.line("ret void")
     module.add(f)
 

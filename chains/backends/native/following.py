@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakSet, ref
 
+import llvmlite
 import numpy as np
 
 from chains.backends.base import Arrays, Binding, Feed
@@ -19,7 +20,7 @@ from chains.backends.native.binding import CompiledProgram, NativeBinding
 from chains.backends.native.runtime.fastcall import decline_all, move, python_function
 from chains.backends.native.runtime.shared import worker_pool
 from chains.program.program import Program
-from chains.support.threads import follow, get_num_threads, known_num_threads
+from chains.support.threads import follow, get_num_threads, known_num_threads, limit_num_threads
 
 KEPT_NUMBERS = 2  # numbers of threads for which a binding keeps memory
 
@@ -158,3 +159,29 @@ def _after_fork() -> None:
 follow(_update_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def register_controller() -> None:
+    """Let threadpoolctl, if it is installed, show the threads (``threadpool_info``) and limit them (``threadpool_limits``).
+
+    threadpoolctl finds shared libraries by name. Compiled programs are none; llvmlite's library represents them.
+    """
+    try:
+        from threadpoolctl import LibController, register
+    except ImportError:  # or older than 3.2
+        return
+
+    class ChainsController(LibController):
+        user_api = internal_api = "chains"
+        filename_prefixes = ("libllvmlite", "llvmlite")
+
+        def get_num_threads(self) -> int:
+            return get_num_threads()
+
+        def set_num_threads(self, num_threads: int) -> None:
+            limit_num_threads(num_threads)
+
+        def get_version(self) -> str:
+            return str(llvmlite.__version__)
+
+    register(ChainsController)

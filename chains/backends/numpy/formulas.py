@@ -7,7 +7,7 @@ temporary arrays are needed, and no operand is overwritten before its last use.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -68,44 +68,38 @@ class CallSequence:
 
 
 def sequence_calls(
-    formula: Formula,
-    dtype: np.dtype[Any],
-    ins: Sequence[Shape],
-    out: Shape,
-    conflicts: Sequence[Sequence[str]],
-    known: dict[int, Any],
-    dying: set[int],
-) -> CallSequence:
+    formula: Formula, dtype: np.dtype[Any], ins: Sequence[Shape], out: Shape, conflicts: Sequence[Sequence[str]],
+    known: dict[int, Any], dying: Collection[int],
+) -> CallSequence:  # fmt: skip
     """Order the calls that compute `formula` over operands of shapes `ins` into results of shape `out`.
 
     `conflicts[k][j]` says whether result k and operand j are "apart", have the "same" elements, or overlap otherwise
     ("across"). `known` are operands that are numbers fixed in advance; `dying` are operands that may be overwritten.
     """
-    return _Sequencer(formula, dtype, list(ins), out, conflicts, known, dying).run()
+    where = [
+        Register("const", j, value=dtype.type(known[j])) if j in known else Register("in", j, shape)
+        for j, shape in enumerate(ins)
+    ]
+    return _Sequencer(formula, dtype, out, conflicts, dying, where).run()
 
 
 class _Sequencer:
+    """`where` has the register of each operand, then of each instruction's result."""
+
     def __init__(
-        self,
-        formula: Formula,
-        dtype: np.dtype[Any],
-        ins: list[Shape],
-        out: Shape,
-        conflicts: Sequence[Sequence[str]],
-        known: dict[int, Any],
-        dying: set[int],
-    ) -> None:
-        self.dying = dying
-        self.formula = formula
-        self.dtype = dtype
-        self.out = out
-        self.conflicts = conflicts
-        self.first = len(ins)
-        self.where: list[Register] = [
-            Register("const", j, value=dtype.type(known[j])) if j in known else Register("in", j, shape)
-            for j, shape in enumerate(ins)
-        ]
-        self.last_use = [-1] * (len(ins) + len(formula.instructions))
+        self, formula: Formula, dtype: np.dtype[Any], out: Shape, conflicts: Sequence[Sequence[str]], dying: Collection[int],
+        where: list[Register],
+    ) -> None:  # fmt: skip
+        self.formula, self.dtype, self.out, self.conflicts, self.dying, self.where = (
+            formula,
+            dtype,
+            out,
+            conflicts,
+            dying,
+            where,
+        )
+        self.first = len(where)
+        self.last_use = [-1] * (len(where) + len(formula.instructions))
         for number, instruction in enumerate(formula.instructions, self.first):
             for operand in instruction.operands:
                 self.last_use[operand] = number
@@ -114,7 +108,7 @@ class _Sequencer:
         self.calls: list[FormulaCall] = []
         self.temporaries: list[Register] = []
         self.free: list[Register] = []
-        self.settled: set[int] = set()  # results that are in their final array
+        self.final: set[int] = set()  # results that are in their final array
 
     def run(self) -> CallSequence:
         for number, instruction in enumerate(self.formula.instructions, self.first):
@@ -130,7 +124,7 @@ class _Sequencer:
         """Copy operands that are results themselves, and that another result will overwrite."""
         for k, output in enumerate(self.formula.outputs):
             source = self.where[output]
-            others = [other for other in range(len(self.formula.outputs)) if other != k and other not in self.settled]
+            others = [other for other in range(len(self.formula.outputs)) if other != k and other not in self.final]
             if source.kind == "in" and any(self.conflicts[other][source.number] != "apart" for other in others):
                 register = Register("temp", len(self.temporaries), source.shape)
                 self.temporaries.append(register)
@@ -167,8 +161,8 @@ class _Sequencer:
     ) -> Register:
         if not boolean and shape == self.out:
             for k, output in enumerate(self.formula.outputs):
-                if output == number and k not in self.settled and self._safe(k, number, operation, sources):
-                    self.settled.add(k)
+                if output == number and k not in self.final and self._safe(k, number, operation, sources):
+                    self.final.add(k)
                     return Register("out", k, self.out)
         fitting = [r for r in self.free if r.shape == shape and r.boolean == boolean]
         in_place = [r for r in sources if r in reusable and self._owned(r) and r.shape == shape and r.boolean == boolean]

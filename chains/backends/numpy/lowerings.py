@@ -12,32 +12,15 @@ from chains.backends.base import UnsupportedOperationError, cannot_run
 from chains.backends.numpy.formulas import CallSequence, Register, array_calls, scalar_call, sequence_calls
 from chains.backends.numpy.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.numpy.memory import Memory
-from chains.backends.numpy.rows import update_rows
+from chains.program import operations as ops
 from chains.program.all_reduce import AllReduce
 from chains.program.loop import Loop
-from chains.program.operations import (
-    BatchMatMul,
-    Convolve,
-    ConvolveInput,
-    ConvolveWeight,
-    Copy,
-    Fill,
-    Gather,
-    Map,
-    MatMul,
-    Operation,
-    Pool,
-    PoolInput,
-    Random,
-    Reduce,
-    ScatterAdd,
-)
 from chains.program.rows import UpdateRows
 from chains.program.view import View
 from chains.support.communicator import all_reduce
 
 Call = Callable[[], Any]
-
+FIRST_OF_ROWS = 1 << 10  # the number of the first temporary array of an update of rows
 
 _longest_ones: dict[np.dtype[Any], np.ndarray] = {}
 
@@ -50,7 +33,7 @@ def ones(length: int, dtype: np.dtype[Any]) -> np.ndarray:
     return longest[:length]
 
 
-def lower(memory: Memory, operation: Operation) -> list[Call]:
+def lower(memory: Memory, operation: ops.Operation) -> list[Call]:
     """The calls that carry out one operation."""
     try:
         lowering = LOWERINGS[type(operation)]
@@ -59,7 +42,7 @@ def lower(memory: Memory, operation: Operation) -> list[Call]:
     return lowering(memory, operation)
 
 
-def _matmul(memory: Memory, operation: MatMul) -> list[Call]:
+def _matmul(memory: Memory, operation: ops.MatMul) -> list[Call]:
     out, a, b = (memory.array(view) for view in operation.views)
     calls: list[Call] = []
     if not _is_blas(a):
@@ -75,7 +58,7 @@ def _matmul(memory: Memory, operation: MatMul) -> list[Call]:
     return [*calls, partial(np.add, out, product, out=out) if operation.accumulate else partial(np.copyto, out, product)]
 
 
-def _batch_matmul(memory: Memory, operation: BatchMatMul) -> list[Call]:
+def _batch_matmul(memory: Memory, operation: ops.BatchMatMul) -> list[Call]:
     out, a, b = (memory.array(view) for view in operation.views)
     if not operation.accumulate:
         return [partial(np.matmul, a, b, out)]
@@ -95,7 +78,7 @@ def _copied(memory: Memory, matrix: np.ndarray, number: int, calls: list[Call]) 
     return copy
 
 
-def _map(memory: Memory, operation: Map) -> list[Call]:
+def _map(memory: Memory, operation: ops.Map) -> list[Call]:
     outs, ins = ([memory.array(view) for view in views] for views in (operation.outs, operation.ins))
     if all(view.ndim == 0 for view in operation.views):
         return [scalar_call(operation.formula, outs, ins)]
@@ -108,11 +91,11 @@ def _map(memory: Memory, operation: Map) -> list[Call]:
     formula, dtype = operation.formula, memory.program.dtype
     key = id(formula), shapes, outs[0].shape, conflicts, dying, tuple(known)  # the steps of a loop have one formula
     if key not in memory.sequences:
-        memory.sequences[key] = formula, sequence_calls(formula, dtype, shapes, outs[0].shape, conflicts, known, set(dying))
-    return formula_calls(memory, memory.sequences[key][1], outs, ins)
+        memory.sequences[key] = formula, sequence_calls(formula, dtype, shapes, outs[0].shape, conflicts, known, dying)
+    return _formula_calls(memory, memory.sequences[key][1], outs, ins)
 
 
-def formula_calls(memory: Memory, sequence: CallSequence, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray]) -> list[Call]:
+def _formula_calls(memory: Memory, sequence: CallSequence, outs: Sequence[np.ndarray], ins: Sequence[np.ndarray]) -> list[Call]:
     """The calls of a sequence on these arrays."""
 
     def array(register: Register) -> np.ndarray:
@@ -134,11 +117,11 @@ def _conflict(memory: Memory, out: View, view: View) -> str:
     """How `out` overlaps `view` (see `sequence_calls`). NumPy copies an operand that may overlap with the result."""
     if out == view:
         return "same"
-    meet = out.buffer is view.buffer and np.may_share_memory(memory.array(out), memory.array(view))
-    return "across" if meet else "apart"
+    overlap = out.buffer is view.buffer and np.may_share_memory(memory.array(out), memory.array(view))
+    return "across" if overlap else "apart"
 
 
-def _reduce(memory: Memory, operation: Reduce) -> list[Call]:
+def _reduce(memory: Memory, operation: ops.Reduce) -> list[Call]:
     out, a = memory.array(operation.outs[0]), memory.array(operation.ins[0])
     missing = a.ndim - out.ndim
     axes = tuple(k for k in range(a.ndim) if k < missing or out.shape[k - missing] != a.shape[k])
@@ -165,22 +148,87 @@ def _kept(a: np.ndarray, axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(1 if k in axes else length for k, length in enumerate(a.shape))
 
 
-def _gather(memory: Memory, operation: Gather) -> list[Call]:
+def _gather(memory: Memory, operation: ops.Gather) -> list[Call]:
     out, table, index = (memory.array(view) for view in operation.views)
-    return [partial(np.take, table, index, 0, out, "clip")]  # "clip": with "raise", NumPy buffers the result
+    return [_take(table, index, out)]
 
 
-def _scatter_add(memory: Memory, operation: ScatterAdd) -> list[Call]:
+def _scatter_add(memory: Memory, operation: ops.ScatterAdd) -> list[Call]:
     out, index, source = (memory.array(view) for view in operation.views)
     inside = memory.temporary(index.shape, index.dtype)  # as `gather` does, whose gradient this is
     return [partial(np.clip, index, 0, len(out) - 1, inside), partial(np.add.at, out, inside, source)]
 
 
 def _update_rows(memory: Memory, operation: UpdateRows) -> list[Call]:
-    return update_rows(memory, operation, formula_calls)
+    """The rows of the ids are gathered, updated and written back."""
+    tables, operands = ([memory.array(view) for view in views] for views in (operation.tables, operation.operands))
+    index, gradient = memory.array(operation.index), memory.array(operation.gradient)
+    inside = _of_rows(memory, index.shape, index.dtype)
+    calls: list[Call] = [partial(np.clip, index, 0, len(tables[0]) - 1, inside)]  # as `gather` does
+    if operation.every:
+        total = _of_rows(memory, tables[0].shape, tables[0].dtype)
+        calls += [partial(total.fill, 0), partial(np.add.at, total, inside, gradient)]
+        if operation.padding is not None:
+            calls.append(partial(total[operation.padding].fill, 0))
+        return calls + _updates(memory, operation, tables, [total, *operands])
+    rows = [_of_rows(memory, (*index.shape, *tables[0].shape[1:]), tables[0].dtype)]
+    calls += (
+        _sums_of_ids(memory, operation, inside, rows[0]) if operation.gradient.batched else [_take(gradient, inside, rows[0])]
+    )
+    for k, operand in enumerate(operands):
+        if operand.ndim:
+            rows.append(_of_rows(memory, rows[0].shape, operand.dtype, len(rows)))
+            calls.append(_take(operand, inside, rows[-1]))
+            operands[k] = rows[-1]
+    outs = []
+    for view in operation.tables:
+        if view in operation.operands:
+            outs.append(operands[operation.operands.index(view)])
+        else:
+            rows.append(_of_rows(memory, rows[0].shape, view.dtype, len(rows)))
+            outs.append(rows[-1])
+    calls += _updates(memory, operation, outs, [rows[0], *operands])
+    # Equal ids have equal rows, so it does not matter which is written last.
+    return calls + [partial(table.__setitem__, inside, made) for table, made in zip(tables, outs, strict=True)]
 
 
-def _random(memory: Memory, operation: Random) -> list[Call]:
+def _of_rows(memory: Memory, shape: tuple[int, ...], dtype: Any, number: int = 0) -> np.ndarray:
+    """A temporary array of an update of rows. Its number follows those of the update's formula."""
+    return memory.temporary(shape, dtype, FIRST_OF_ROWS + number)
+
+
+def _take(table: np.ndarray, index: np.ndarray, out: np.ndarray) -> Call:
+    return partial(np.take, table, index, 0, out, "clip")  # "clip": with "raise", NumPy buffers the result
+
+
+def _sums_of_ids(memory: Memory, operation: UpdateRows, inside: np.ndarray, out: np.ndarray) -> list[Call]:
+    """For each entry of the index, the sum of the gradients of all entries with the same id."""
+    marks, gradient = memory.array(operation.marks), memory.array(operation.gradient)
+    same = _of_rows(memory, inside.shape, marks.dtype, 1)  # the position of one of the equal ids
+    total = _of_rows(memory, out.shape, out.dtype, FIRST_OF_ROWS)
+    calls: list[Call] = [
+        partial(marks.__setitem__, inside, np.arange(len(inside))),
+        _take(marks, inside, same),
+        partial(total.fill, 0),
+        partial(np.add.at, total, same, gradient),
+        _take(total, same, out),
+    ]
+    if operation.padding is not None:
+        padded = _of_rows(memory, inside.shape, np.bool_)
+        calls.append(partial(np.equal, inside, operation.padding, padded))
+        calls.append(partial(np.copyto, out, 0, "same_kind", padded[:, np.newaxis]))
+    return calls
+
+
+def _updates(memory: Memory, operation: UpdateRows, outs: list[np.ndarray], ins: list[np.ndarray]) -> list[Call]:
+    """The calls of the formula. A result overwrites the operand that is the same table."""
+    conflicts = [["apart", *("same" if view == out else "apart" for view in operation.operands)] for out in operation.tables]
+    shapes = [array.shape for array in ins]
+    sequence = sequence_calls(operation.formula, memory.program.dtype, shapes, ins[0].shape, conflicts, {}, {0})
+    return _formula_calls(memory, sequence, outs, ins)
+
+
+def _random(memory: Memory, operation: ops.Random) -> list[Call]:
     out, key, *first = (memory.array(view) for view in operation.views)
     bits = np.random.Philox(key=[0, 0])
     generator, state = np.random.Generator(bits), bits.state
@@ -210,12 +258,12 @@ def _all_reduce(memory: Memory, operation: AllReduce) -> list[Call]:
     return [reduce]
 
 
-def _copy(memory: Memory, operation: Copy) -> list[Call]:
+def _copy(memory: Memory, operation: ops.Copy) -> list[Call]:
     out, a = (memory.array(view) for view in operation.views)
     return [partial(np.copyto, out, a, "same_kind")]
 
 
-def _fill(memory: Memory, operation: Fill) -> list[Call]:
+def _fill(memory: Memory, operation: ops.Fill) -> list[Call]:
     return [partial(memory.array(operation.outs[0]).fill, operation.value)]
 
 
@@ -245,22 +293,22 @@ def _unless_zero(only: np.ndarray, calls: Sequence[Call]) -> Call:
     return step
 
 
-LOWERINGS: dict[type[Operation], Callable[..., list[Call]]] = {
-    MatMul: _matmul,
-    BatchMatMul: _batch_matmul,
-    Map: _map,
-    Reduce: _reduce,
-    Convolve: convolve,
-    ConvolveInput: convolve_input,
-    ConvolveWeight: convolve_weight,
-    Pool: pool,
-    PoolInput: pool_input,
-    Gather: _gather,
-    ScatterAdd: _scatter_add,
+LOWERINGS: dict[type[ops.Operation], Callable[..., list[Call]]] = {
+    ops.MatMul: _matmul,
+    ops.BatchMatMul: _batch_matmul,
+    ops.Map: _map,
+    ops.Reduce: _reduce,
+    ops.Convolve: convolve,
+    ops.ConvolveInput: convolve_input,
+    ops.ConvolveWeight: convolve_weight,
+    ops.Pool: pool,
+    ops.PoolInput: pool_input,
+    ops.Gather: _gather,
+    ops.ScatterAdd: _scatter_add,
     UpdateRows: _update_rows,
-    Random: _random,
+    ops.Random: _random,
     AllReduce: _all_reduce,
-    Copy: _copy,
-    Fill: _fill,
+    ops.Copy: _copy,
+    ops.Fill: _fill,
     Loop: _loop,
 }

@@ -15,11 +15,11 @@ ARGUMENTS = Struct(
         "block": "i64",  # tiles of a block, whose sums a thread adds up first
         "pool": "ptr",
         "parallel": "ptr",  # functions of the pool
-        "meet": "ptr",
+        "barrier": "ptr",
         "run": "ptr",  # functions of the program
         "member": "ptr",
         "team": "i64",  # 1 if there is a team; -n if the team is awaited for n more steps
-        "gathers": "i64",  # whether to meet before the next samples are gathered, which threads may still read
+        "gathers": "i64",  # whether a barrier precedes the gathering of the next samples, since threads may still read the last
     }
 )
 # The addresses of a thread's table of buffers and of its scratch memory. For blocks of tiles, a second list per thread follows.

@@ -122,9 +122,9 @@ class Segment:
     """Three groups of steps in order: `early`, then `tiled` or a large `product`, then `once`.
 
     `early` runs once and needs no samples. `tiled` runs on tiles of samples; `product` sees the whole batch. `once` may need
-    sums over the samples. `sums` lists the sums that the threads combine after the tiles. `barriers` tells for each work of
-    `once` whether a team's threads must meet before it; where products are partitioned, it has an entry for `early`, for
-    each work of `tiled` and for each work of `once`.
+    sums over the samples. `sums` lists the sums that the threads combine after the tiles. `barriers` says for each work of
+    `once` whether a barrier is before it; where products are partitioned, it has an entry for `early`, for each work of
+    `tiled` and for each work of `once`.
     """
 
     early: tuple[PlanStep, ...] = ()

@@ -209,3 +209,19 @@ def left_over(rest: Sequence[tuple[int, int]], steps: Sequence[PlanStep]) -> tup
         return replace(step, operation=Map(part(operation.outs, *run), part(operation.ins, *run), operation.formula))
 
     return tuple(on(step, run) for run in rest for step in steps)
+
+
+def describe_products(plan: ExecutionPlan) -> ExecutionPlan:
+    """Describe each product: its operands, packed or not, and the maps on its results.
+
+    Raises UnsupportedOperationError for a product that no kernel can do.
+    """
+
+    def described(step: PlanStep) -> PlanStep:
+        if not isinstance(step.operation, MatMul):
+            return step
+        product = FusedProduct.of(step.operation, (*step.fused, *step.update))
+        product = replace(product, continued=step.continued, transient=bool(step.update))
+        return replace(step, fused_product=replace(product, b=step.packed.copy, padded=True) if step.packed else product)
+
+    return plan.changed(described)

@@ -8,6 +8,9 @@ a `Relayout` makes that layout.
 
 Channels whose length in bytes is a multiple of a page would all fall into the same few sets of the caches. So one vector is
 left free after each channel, unless an operation reads the image as a flat array.
+
+Rows of tiles are padded to whole vectors. A row that ends within a vector is stored with a mask. If the next row began within
+the same vector, the processor would delay its loads until the masked store nearby is done.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from dataclasses import replace
 
 from chains.backends.native.kernels.relayout import Relayout
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
-from chains.program.loop import Loop
+from chains.program.loop import Loop, all_operations
 from chains.program.operations import (
     Convolve,
     ConvolveInput,
@@ -163,3 +166,49 @@ class _Arrangement:
 
 def _is_whole(view: View) -> bool:
     return view.contiguous and view.sample_size == view.buffer.size
+
+
+MIN_SHARE = 0.5  # least part of a padded row that is in use: with less, the additional vectors cost more than they save
+
+
+def pad_rows(plan: ExecutionPlan) -> ExecutionPlan:
+    """Pad the rows of scratch buffers, if all operations on a buffer go row by row."""
+    if plan.laned:
+        return plan
+    by_rows: dict[Buffer, bool] = {}
+    for operation in all_operations(step.operation for step in plan.steps):
+        known = isinstance(operation, (MatMul, Map, Reduce, Copy, Fill))
+        for view in operation.views:
+            by_rows[view.buffer] = by_rows.get(view.buffer, True) and known and _is_rows(view)
+    padded: dict[Buffer, Buffer] = {}
+    for buffer in (buffer for buffer, fits in by_rows.items() if fits and buffer.role == "scratch"):
+        length = -(-buffer.size // plan.lanes) * plan.lanes
+        if MIN_SHARE * length <= buffer.size < length and not _in_pairs(plan, buffer.size):
+            padded[buffer] = Buffer(buffer.name, "scratch", buffer.dtype, (Batch(), length))
+
+    def place(view: View) -> View:
+        if view.buffer not in padded:
+            return view
+        buffer = padded[view.buffer]
+        strides = [buffer.size if extent == Batch() else s for extent, s in zip(view.shape, view.strides, strict=True)]
+        return replace(view, buffer=buffer, strides=tuple(strides), name=str(view))
+
+    def placed(step: PlanStep) -> PlanStep:
+        touched = any(view.buffer in padded for view in step.operation.views)
+        return replace(step, operation=step.operation.on(place)) if touched else step
+
+    return replace(plan, steps=tuple(map(placed, plan.steps)))
+
+
+def _in_pairs(plan: ExecutionPlan, columns: int) -> bool:
+    """Whether rows of half a vector stay as they are: where masks are dear, and every product of so many columns is narrow."""
+    if plan.processor.registers >= 32 or columns == 1 or 2 * columns != plan.lanes:
+        return False
+    products = [step.operation for step in plan.steps if isinstance(step.operation, MatMul) and step.operation.outs[0].batched]
+    inner = [product.ins[0].shape[1] for product in products if product.outs[0].shape[1] == columns]
+    return bool(inner) and all(isinstance(extent, int) and extent >= columns for extent in inner)
+
+
+def _is_rows(view: View) -> bool:
+    """Whether a view is some columns of a matrix with one row per sample."""
+    return view.buffer.shape == (Batch(), view.buffer.size) and view.ndim == 2 and view.shape.count(Batch()) == 1

@@ -1,21 +1,53 @@
-"""The memory of a program: the table of addresses, the scratch memory of a tile, and how many samples a tile has."""
+"""The memory of a program: packed weights, the table of addresses, sums, and the scratch memory and size of a tile."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from chains.backends.native.kernels import batch_matmul, winograd, winograd_weight
+from chains.backends.native.kernels.fusion import FusedProduct, needs_packing
 from chains.backends.native.kernels.gemm import workspace
+from chains.backends.native.kernels.packing import packed_columns
 from chains.backends.native.kernels.row_pointers import indexed_input
-from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
-from chains.program.operations import BatchMatMul, MatMul
+from chains.backends.native.plan.execution_plan import ExecutionPlan, PackedWeights, PlanStep, Segment, SumRun
+from chains.program.operations import BatchMatMul, Convolve, ConvolveInput, MatMul
 from chains.program.scratch import Lifetime, plan_scratch
-from chains.program.view import Batch, Buffer
+from chains.program.view import Batch, Buffer, Shape, View, c_strides
 
 TILE_BYTES = 16 << 10  # scratch of a tile: half of a first-level cache
 TILE_ROWS = 48  # tiles are multiples of this; the kernels' blocks of rows divide it. Tiles with images are one vector
 MAX_TILE_SAMPLES = 1024
+
+
+def pack_weights(plan: ExecutionPlan) -> ExecutionPlan:
+    """Reserve packed copies of weights for steps on tiles whose kernels read packed weights."""
+
+    def packed(step: PlanStep) -> PlanStep:
+        operation = step.operation
+        if isinstance(operation, MatMul):
+            product = FusedProduct.of(operation)
+            if needs_packing(product, plan.lanes, bool(plan.laned)):
+                rows: Shape = (product.b.shape[0], packed_columns(product.b, plan.lanes))
+                return replace(step, packed=_copied(product.b, rows, product.b.shape))
+        elif winograd.suits(operation):
+            size = (winograd.packed_size(operation),)
+            return replace(step, packed=_copied(operation.ins[1], size, size))
+        elif isinstance(operation, (Convolve, ConvolveInput)):
+            weights = operation.ins[1]
+            return replace(step, packed=_copied(weights, weights.shape, weights.shape))
+        return step
+
+    return replace(
+        plan,
+        segments=tuple(each.with_tiled(tuple(step.changed(packed) for step in each.tiled_steps)) for each in plan.segments),
+    )
+
+
+def _copied(source: View, shape: Shape, used: Shape) -> PackedWeights:
+    """Weights, and a new buffer of this shape for their copy, which fills the part `used`."""
+    copy = View(Buffer(f"packed {source}", "scratch", source.dtype, shape), used, c_strides(shape))
+    return PackedWeights(source, copy)
 
 
 def list_buffers(plan: ExecutionPlan) -> ExecutionPlan:
@@ -27,6 +59,30 @@ def list_buffers(plan: ExecutionPlan) -> ExecutionPlan:
     packed.sort(key=lambda step: not isinstance(step.operation, MatMul))
     buffers |= dict.fromkeys(step.packed.copy.buffer for step in packed if step.packed)
     return replace(plan, table=tuple(buffers))
+
+
+def list_sums(plan: ExecutionPlan) -> ExecutionPlan:
+    """List the sums that the threads must combine after the tiles of each segment."""
+
+    def listed(segment: Segment) -> Segment:
+        operations = [operation for step in segment.tiled_steps for operation in step.operations]
+        totals = [total for operation in operations for total in operation.totals]
+        runs = {SumRun(total.view.buffer, *run, total.over_batch) for total in totals for run in total.view.runs}
+        return replace(segment, sums=tuple(_joined(runs, plan.positions)))
+
+    return replace(plan, segments=tuple(map(listed, plan.segments)))
+
+
+def _joined(runs: Iterable[SumRun], positions: Mapping[Buffer, int]) -> list[SumRun]:
+    """The runs, where adjacent runs of one kind are merged."""
+    result: list[SumRun] = []
+    for run in sorted(runs, key=lambda run: (run.kind, positions[run.buffer], run.start)):
+        last = result[-1] if result else None
+        if last and last.buffer is run.buffer and last.kind == run.kind and last.stop >= run.start:
+            result[-1] = last._replace(stop=max(run.stop, last.stop))
+        else:
+            result.append(run)
+    return result
 
 
 def is_of_tile(buffer: Buffer, plan: ExecutionPlan) -> bool:

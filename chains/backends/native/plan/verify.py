@@ -13,10 +13,10 @@ import numpy as np
 
 from chains.backends.native.kernels import winograd
 from chains.backends.native.kernels.relayout import Relayout
-from chains.backends.native.plan.barriers import works_in_turn
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
 from chains.backends.native.plan.fused_update import left_over
 from chains.backends.native.plan.segments import MIN_TEAM_ELEMENTS
+from chains.backends.native.plan.teams import works_in_turn
 from chains.backends.native.plan.tiles import is_of_tile
 from chains.program.alias import conflict, meet, same
 from chains.program.loop import Loop

@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chains.backends.native.runtime.fastcall_code import ARRAY, ARRAY_OBJECT, CALL, MAX_RESULTS, enter_code
+from chains.backends.native.llvm.emit import I32, I64, PTR, Function, Module, Type, Value, integer, number
+from chains.backends.native.llvm.jit import Code, machine_code
+from chains.backends.native.llvm.struct import Struct
+from chains.backends.native.llvm.target import processor
 from chains.backends.native.runtime.shared import gatherer
 from chains.program.view import concrete
 
@@ -172,3 +175,278 @@ def _as_expected(array: np.ndarray) -> bool:
         and wide(at["descr"]).value == id(array.dtype)
         and narrow(at["flags"]).value & WRITABLE == WRITABLE
     )
+
+
+# The machine code: it checks the objects passed, runs the program and makes the results.
+
+MAX_RESULTS = 3
+# The beginning of a PyObject and of NumPy's PyArrayObject_fields (numpy/ndarraytypes.h) with 64-bit addresses.
+ARRAY_OBJECT = Struct(
+    {
+        "references": "i64",
+        "type": "ptr",
+        "data": "ptr",
+        "dimensions": "i32",
+        "lengths": "ptr",
+        "strides": "ptr",
+        "base": "ptr",
+        "descr": "ptr",
+        "flags": "i32",
+    }
+)
+# The words of a function. An `ARRAY` for each of its arrays follows them.
+CALL = Struct(
+    {
+        "run": "ptr",  # the program
+        "words": "ptr",  # its argument
+        "ndarray": "ptr",  # Python objects
+        "none": "ptr",
+        "inputs": "i64",  # number of inputs
+        "arrays": "i64",  # number of inputs and outputs
+        "value": "ptr",  # the program's value, or null
+        "is_single": "i64",  # whether the value is a float32
+        "zero": "ptr",  # the number of a row to convert
+        "new_array": "ptr",  # functions of NumPy and Python
+        "new_tuple": "ptr",
+        "set_item": "ptr",
+        "new_float": "ptr",
+        "incref": "ptr",
+        "decref": "ptr",
+    }
+)
+ARRAY = Struct(
+    {
+        "descr": "ptr",  # the element type, a Python object
+        "dimensions": "i64",
+        "lengths": "ptr",  # of the dimensions
+        "flags": "i64",  # flags that an array must have
+        "slots": "ptr",  # where the program looks up the array's address
+        "slot_count": "i64",
+        "type_number": "i64",  # NumPy's
+        "nbytes": "i64",
+        "elements": "i64",
+        "own": "ptr",  # the binding's own array, for converted elements
+        "other_descr": "ptr",  # the element type that is converted
+        "other_nbytes": "i64",
+        "convert": "ptr",  # the function that converts
+    }
+)
+
+
+@cache
+def enter_code() -> Code:
+    """The machine code of `enter`."""
+    module = Module()
+    module.add(_fits(module), "internal")
+    module.add(_apart(module), "internal")
+    module.add(_enter(module))
+    return machine_code(module.text(), ["enter"], processor())
+
+
+def _array(f: Function, words: Value, k: Value) -> Value:
+    """The words of array `k`."""
+    return f.address(words, ARRAY.element(f, k, CALL), I64)
+
+
+def _object(f: Function, objects: Value, k: Value) -> Value:
+    return f.load(PTR, f.address(objects, k, I64))
+
+
+def _fits(module: Module) -> Function:
+    """``fits(object, array, ndarray, other)``: 1 if the object is an array as described, or one of type `other`."""
+    f = Function(module, "fits", [(PTR, "object"), (PTR, "array"), (PTR, "ndarray"), (PTR, "other")], "i64")
+    thing, array, ndarray, other = f.arguments
+
+    def layout() -> Value:
+        flags = f.cast("zext", ARRAY_OBJECT.load(f, thing, "flags"), I64)
+        wanted = ARRAY.load(f, array, "flags")
+        dimensions = f.cast("sext", ARRAY_OBJECT.load(f, thing, "dimensions"), I64)
+        rank = ARRAY.load(f, array, "dimensions")
+        good = f.compare("eq", f.binary("and", flags, wanted), wanted)
+        descr = ARRAY_OBJECT.load(f, thing, "descr")
+        known = f.binary("or", f.compare("eq", descr, ARRAY.load(f, array, "descr")), f.compare("eq", descr, other))
+        good = f.binary("and", good, known)
+        return f.either(f.binary("and", good, f.compare("eq", dimensions, rank)), lambda: lengths(rank), lambda: integer(0))
+
+    def lengths(rank: Value) -> Value:
+        own, wanted = ARRAY_OBJECT.load(f, thing, "lengths"), ARRAY.load(f, array, "lengths")
+
+        def same(k: Value, carried: list[Value]) -> list[Value]:
+            equal = f.compare("eq", f.load(I64, f.address(own, k, I64)), f.load(I64, f.address(wanted, k, I64)))
+            return [f.select(equal, carried[0], integer(0))]
+
+        return f.loop(integer(0), rank, 1, same, [integer(1)])[1][0]
+
+    exact = f.compare("eq", ARRAY_OBJECT.load(f, thing, "type"), ndarray)
+    f.line(f"ret {f.either(exact, layout, lambda: integer(0))}")
+    return f
+
+
+def _apart(module: Module) -> Function:
+    """``apart(words, objects, k)``: 1 if array k shares no memory with the arrays before it."""
+    f = Function(module, "apart", [(PTR, "words"), (PTR, "objects"), (I64, "k")], "i64")
+    words, objects, k = f.arguments
+
+    def extent(k: Value) -> tuple[Value, Value]:
+        thing, array = _object(f, objects, k), _array(f, words, k)
+        other = f.compare("eq", ARRAY_OBJECT.load(f, thing, "descr"), ARRAY.load(f, array, "other_descr"))
+        nbytes = f.select(other, ARRAY.load(f, array, "other_nbytes"), ARRAY.load(f, array, "nbytes"))
+        start = f.load(I64, ARRAY_OBJECT.address(f, thing, "data"))
+        return start, f.add(start, nbytes)
+
+    start, stop = extent(k)
+    none = CALL.load(f, words, "none")
+
+    def disjoint(other: Value, carried: list[Value]) -> list[Value]:
+        def compare() -> Value:
+            first, last = extent(other)
+            overlap = f.binary("and", f.compare("ult", start, last), f.compare("ult", first, stop))
+            return f.select(overlap, integer(0), carried[0])
+
+        given = f.compare("ne", _object(f, objects, other), none)
+        return [f.either(given, compare, lambda: carried[0])]
+
+    f.line(f"ret {f.loop(integer(0), k, 1, disjoint, [integer(1)])[1][0]}")
+    return f
+
+
+def _enter(module: Module) -> Function:
+    """``enter(self, objects, count)``: the signature of METH_FASTCALL; `self` is the array of the words."""
+    f = Function(module, "enter", [(PTR, "self"), (PTR, "objects"), (I64, "count")], "ptr")
+    self, objects, count = f.arguments
+    results = f.assign(PTR, f"alloca [{MAX_RESULTS} x ptr], align 8")
+    words = ARRAY_OBJECT.load(f, self, "data")
+    none, ndarray = CALL.load(f, words, "none"), CALL.load(f, words, "ndarray")
+    inputs, arrays = CALL.load(f, words, "inputs"), CALL.load(f, words, "arrays")
+
+    def fits(k: Value, other: str) -> Value:
+        array = _array(f, words, k)
+        descr = ARRAY.load(f, array, other)
+        return f.assign(I64, f"call i64 @fits({_object(f, objects, k)}, {array}, {ndarray}, {descr})")
+
+    def all_fit() -> Value:
+        def input(k: Value, carried: list[Value]) -> list[Value]:
+            return [f.binary("and", carried[0], fits(k, "other_descr"))]
+
+        def output(k: Value, carried: list[Value]) -> list[Value]:
+            def own() -> Value:
+                return f.either(
+                    f.compare("eq", fits(k, "descr"), integer(1)),
+                    lambda: f.assign(I64, f"call i64 @apart({words}, {objects}, {k})"),
+                    lambda: integer(0),
+                )
+
+            given = f.compare("ne", _object(f, objects, k), none)
+            return [f.binary("and", carried[0], f.either(given, own, lambda: integer(1)))]
+
+        read = f.loop(integer(0), inputs, 1, input, [integer(1)])[1][0]
+        # Outputs are compared with inputs, so the inputs must be known to be arrays.
+        return f.either(
+            f.compare("eq", read, integer(1)),
+            lambda: f.loop(inputs, arrays, 1, output, [integer(1)])[1][0],
+            lambda: integer(0),
+        )
+
+    good = f.either(f.compare("eq", count, arrays), all_fit, lambda: integer(0))
+
+    def decline() -> Value:
+        f.line(f"call void {CALL.load(f, words, 'incref').text}({none})")
+        return none
+
+    answer = f.either(f.compare("eq", good, integer(1)), lambda: _answer(f, words, objects, results), decline)
+    f.line(f"ret {answer}")
+    return f
+
+
+def _answer(f: Function, words: Value, objects: Value, results: Value) -> Value:
+    """Make the outputs, run the program on the arrays, and return its results; null if memory runs out."""
+    none, null = CALL.load(f, words, "none"), Value("null", PTR)
+    inputs, arrays = CALL.load(f, words, "inputs"), CALL.load(f, words, "arrays")
+    made = f.binary("sub", arrays, inputs)
+
+    def make(k: Value, carried: list[Value]) -> list[Value]:
+        array, given = _array(f, words, f.binary("add", inputs, k)), _object(f, objects, f.binary("add", inputs, k))
+
+        def fresh() -> Value:
+            rank = f.cast("trunc", ARRAY.load(f, array, "dimensions"), I32)
+            kind = f.cast("trunc", ARRAY.load(f, array, "type_number"), I32)
+            operands = f"{CALL.load(f, words, 'ndarray')}, {rank}, {ARRAY.load(f, array, 'lengths')}, {kind}"
+            new = CALL.load(f, words, "new_array").text
+            return f.assign(PTR, f"call ptr {new}({operands}, ptr null, ptr null, i32 0, i32 0, ptr null)")
+
+        def passed() -> Value:
+            f.line(f"call void {CALL.load(f, words, 'incref').text}({given})")
+            return given
+
+        result = f.either(f.compare("eq", given, none), fresh, passed)
+        f.store(result, f.address(results, k, I64))
+        return [f.select(f.compare("eq", result, null), integer(0), carried[0])]
+
+    def place(array: Value, data: Value) -> None:
+        slots = ARRAY.load(f, array, "slots")
+
+        def store(k: Value, _: list[Value]) -> None:
+            f.store(data, f.load(PTR, f.address(slots, k, I64)))
+
+        f.loop(integer(0), ARRAY.load(f, array, "slot_count"), 1, store)
+
+    def place_input(k: Value, _: list[Value]) -> None:
+        array, thing = _array(f, words, k), _object(f, objects, k)
+        data = ARRAY_OBJECT.load(f, thing, "data")
+
+        def converted() -> Value:
+            own = ARRAY.load(f, array, "own")
+            operands = f"{data}, {own}, {CALL.load(f, words, 'zero')}, i64 1, {ARRAY.load(f, array, 'elements')}"
+            f.line(f"call void {ARRAY.load(f, array, 'convert').text}({operands})")
+            return own
+
+        other = f.compare("eq", ARRAY_OBJECT.load(f, thing, "descr"), ARRAY.load(f, array, "other_descr"))
+        place(array, f.either(other, converted, lambda: data))
+
+    def place_output(k: Value, _: list[Value]) -> None:
+        place(_array(f, words, f.binary("add", inputs, k)), ARRAY_OBJECT.load(f, _object(f, results, k), "data"))
+
+    def run() -> Value:
+        f.loop(integer(0), inputs, 1, place_input)
+        f.loop(integer(0), made, 1, place_output)
+        f.line(f"call void {CALL.load(f, words, 'run').text}({CALL.load(f, words, 'words')})")
+        address = CALL.load(f, words, "value")
+        valued = f.compare("ne", address, null)
+        alone = f.binary("and", f.compare("eq", made, integer(1)), f.compare("eq", address, null))
+        return f.either(alone, lambda: _object(f, results, integer(0)), lambda: several(address, valued))
+
+    def several(address: Value, valued: Value) -> Value:
+        first = f.cast("zext", valued, I64)
+        value = f.either(valued, lambda: read(address), lambda: number(Type("double"), 0.0))
+        answer = f.assign(PTR, f"call ptr {CALL.load(f, words, 'new_tuple').text}(i64 {f.binary('add', made, first).text})")
+
+        def fill() -> Value:
+            def put(k: Value, thing: Value) -> None:
+                f.assign(I32, f"call i32 {CALL.load(f, words, 'set_item').text}({answer}, {k}, {thing})")
+
+            def put_value() -> None:
+                put(integer(0), f.assign(PTR, f"call ptr {CALL.load(f, words, 'new_float').text}({value})"))
+
+            f.when(valued, put_value)
+            f.loop(integer(0), made, 1, lambda k, _: put(f.binary("add", k, first), _object(f, results, k)))
+            return answer
+
+        return f.either(f.compare("ne", answer, null), fill, forget)
+
+    def read(address: Value) -> Value:
+        single = f.compare("eq", CALL.load(f, words, "is_single"), integer(1))
+        return f.either(
+            single,
+            lambda: f.cast("fpext", f.load(Type("float"), address), Type("double")),
+            lambda: f.load(Type("double"), address),
+        )
+
+    def forget() -> Value:
+        def drop(k: Value, _: list[Value]) -> None:
+            f.line(f"call void {CALL.load(f, words, 'decref').text}({_object(f, results, k)})")
+
+        f.loop(integer(0), made, 1, drop)
+        return null
+
+    complete = f.loop(integer(0), made, 1, make, [integer(1)])[1][0]
+    return f.either(f.compare("eq", complete, integer(1)), run, forget)

@@ -12,10 +12,8 @@ import numpy as np
 
 from chains.backends.native.llvm.jit import Code, machine_code
 from chains.backends.native.llvm.target import processor
-from chains.backends.native.runtime import team as team_code
 from chains.backends.native.runtime import workers
-from chains.backends.native.runtime.epoch import SOURCES, STEPS, gather
-from chains.backends.native.runtime.members import MEMBERS
+from chains.backends.native.runtime.epoch import MEMBERS, SOURCES, STEPS, gather
 from chains.backends.native.runtime.workers import CLOSED, WORKER_POOL, WORKER_POOL_WORDS
 
 _gatherers: list[Code] = []  # machine code lives as long as these objects
@@ -32,8 +30,8 @@ def runtime() -> Code:
 
 @cache
 def _runtime() -> Code:
-    names = ["worker", "parallel", "serial", "meet", "lead", "steps", "team_steps", "lane"]
-    return machine_code(workers.TEXT + team_code.TEXT + STEPS + MEMBERS, names, processor(), vectorize=True)
+    names = ["worker", "parallel", "serial", "barrier", "lead", "steps", "team_steps", "lane"]
+    return machine_code(workers.POOL + workers.TEAM + STEPS + MEMBERS, names, processor(), vectorize=True)
 
 
 def gatherer(source: np.dtype[Any], target: np.dtype[Any]) -> int:

@@ -1,20 +1,25 @@
-"""Products of few samples partitioned among the threads of a team.
+"""The work of a team: threads that run many training steps together.
 
 If a batch is one tile, the threads can share only the products. A product is cut along the rows of its weights: each thread
 keeps its rows in its own cache, from the product to the gradient and the optimiser's step. If a product sums along these
 rows, each thread has a separate sum, and the first thread adds the sums up in order.
+
+Calling workers for each part of a step would take longer than a barrier. So all threads go through the whole step: each does
+its part of shared work, the first thread does the rest, and a barrier is only where one thread needs the results of another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import groupby
 from operator import add
 from typing import Any
 
-from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
+from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, SumRun, Work
+from chains.backends.native.plan.fused_update import left_over
+from chains.backends.native.plan.segments import MIN_TEAM_ELEMENTS, side_by_side
 from chains.expr import trace
 from chains.program.alias import conflict
 from chains.program.operations import Map, MatMul
@@ -113,3 +118,79 @@ def _sum(parts: Sequence[PlanStep]) -> PlanStep:
 
     operation = Map(views[:1], views, trace(total, len(views)), label=parts[0].operation.label)
     return PlanStep(operation, origins=parts[0].origins)
+
+
+def place_barriers(plan: ExecutionPlan) -> ExecutionPlan:
+    """Decide before which works the threads of a team synchronise."""
+    partitioned = plan.parts > 1
+    return replace(
+        plan,
+        segments=tuple(
+            replace(each, barriers=barriers(works_in_turn(each)) if partitioned else barriers(each.once, each.sums))
+            for each in plan.segments
+        ),
+    )
+
+
+def works_in_turn(segment: Segment) -> tuple[Work, ...]:
+    """The works of a segment in order, where products are partitioned: `early`, then `tiled`, then `once`."""
+    once = list(segment.once)
+    if segment.fused_update:
+        position, rest = segment.fused_update
+        once[position] = Work(left_over(rest, once[position].steps))
+    return (Work(segment.early), *segment.tiled, *once)
+
+
+def barriers(works: Sequence[Work], sums: Iterable[SumRun] = ()) -> tuple[bool, ...]:
+    """For each of these works, done in order, whether a barrier must be before it.
+
+    Each barrier comes as early as possible: directly after the last work whose results a later work needs. Before the works,
+    each thread has added up its part of the long runs of `sums`, and the first thread the short runs.
+    """
+    runs = list(sums)
+    begin = 0  # the first work after the last barrier
+    placed = [False] * len(works)
+    for position, work in enumerate(works):
+        waits = [each + 1 for each in range(begin, position) if _depends(works[each], work)]
+        if not waits and not any(placed) and not _adds_alike(runs, work):
+            waits = [0]
+        if waits:
+            begin = waits[-1]
+            placed[begin] = True
+    return tuple(placed)
+
+
+def read_by_others(plan: ExecutionPlan) -> frozenset[str]:
+    """The inputs that threads other than the first read after the last barrier of a segment."""
+    if plan.parts == 1:
+        return frozenset()
+    names: set[str] = set()
+    for segment in plan.segments:
+        last = max((position for position, barrier in enumerate(segment.barriers) if barrier), default=0)
+        others = [work for work in works_in_turn(segment)[last:] if work.thread or work.length]
+        read = [view.buffer for work in others for operation in work.operations for view in operation.ins]
+        names |= {buffer.name for buffer in read if buffer.role == "input"}
+    return frozenset(names)
+
+
+def _adds_alike(runs: Sequence[SumRun], work: Work) -> bool:
+    """Whether each thread needs only sums that it has added up itself."""
+    views = [view for operation in work.operations for view in operation.views]
+    for buffer, start, stop, _ in runs:
+        touched = [view for view in views if view.buffer is buffer]
+        if stop - start < MIN_TEAM_ELEMENTS:
+            alike = not work.length and work.thread == 0
+        else:
+            alike = work.length > 0 and all((v.offset, v.sample_size) == (start, stop - start) for v in touched)
+        if touched and not alike:
+            return False
+    return True
+
+
+def _depends(a: Work, b: Work) -> bool:
+    """Whether work `b` of one thread needs what another thread does in the earlier work `a`."""
+    if not a.length and not b.length and a.thread == b.thread:
+        return False
+    if a.length and a.length == b.length and all(side_by_side(a.steps, step) for step in b.steps):
+        return False
+    return any(conflict(x, y) for x in a.operations for y in b.operations)
