@@ -17,6 +17,7 @@ from chains.program.operations import Operation
 from chains.program.program import Program
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import concrete
+from chains.support.memory import memory_of
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -64,7 +65,7 @@ class Binding(ABC):
 
 
 class Feed(ABC):
-    """A bound training step and the data from which it takes its batches."""
+    """A bound training step, and the data of its batches."""
 
     @abstractmethod
     def __call__(self, first: int, values: np.ndarray) -> int:
@@ -76,12 +77,12 @@ class Feed(ABC):
         """
 
     def forget(self) -> None:
-        """Drop batches that were fetched ahead: the data or their order are others now."""
+        """Drop prefetched batches: the data or their order have changed."""
         return
 
 
 class MemberFeed(ABC):
-    """Bound training steps of the members of an ensemble, and the data from which they take their batches."""
+    """Bound training steps of the members of an ensemble, and the data of their batches."""
 
     @abstractmethod
     def __call__(self, first: int, values: np.ndarray, members: np.ndarray) -> np.ndarray:
@@ -199,13 +200,13 @@ class Backend(ABC):
 
     def member_feed(
         self, program: Program, batch: int, arrays: Arrays, sources: Arrays, orders: np.ndarray, own: Collection[str]
-    ) -> MemberFeed | None:
-        """Feed the training steps of many networks; None where `member_feed.OneByOne` is as good.
+    ) -> MemberFeed:
+        """Feed the training steps of many networks.
 
         The `arrays` of the program and the `sources` that `own` names have a row for each member. `orders` have a row for
         each member too, or one row for all. The rows of arrays that the program updates are updated.
         """
-        return None
+        return OneByOne(self, program, batch, arrays, sources, orders, own)
 
     def sources(self, data: Arrays) -> dict[str, np.ndarray]:
         """Data sets for `feed`, in the memory that its steps reach fastest."""
@@ -257,6 +258,41 @@ class StepwiseFeed(Feed):
             if not -math.inf < loss < math.inf:
                 return k + 1
         return len(values)
+
+
+class OneByOne(MemberFeed):
+    """One binding for all members. A member's rows are copied to it before the steps; changed rows are copied back."""
+
+    def __init__(
+        self, backend: Backend, program: Program, batch: int, arrays: Arrays, sources: Arrays, orders: np.ndarray,
+        own: Collection[str],
+    ) -> None:  # fmt: skip
+        everything = {**arrays, **sources}
+        self._rows = {name: everything[name] for name in own if name in everything}
+        self._at = {name: memory_of(rows).array(rows[0]) for name, rows in self._rows.items()}
+        self._updated = updated(program, self._rows)
+        self._orders, self._order = orders, orders[0].copy()
+        binding = backend.bind(program, batch, {name: self._at.get(name, array) for name, array in arrays.items()})
+        self._feed = backend.feed(binding, {name: self._at.get(name, array) for name, array in sources.items()}, self._order)
+
+    def __call__(self, first: int, values: np.ndarray, members: np.ndarray) -> np.ndarray:
+        done = np.zeros(len(members), np.int64)
+        for position, member in enumerate(members):
+            for name, rows in self._rows.items():
+                memory_of(rows).assign(self._at[name], rows[member])
+            self._order[:] = self._orders[member if len(self._orders) > 1 else 0]
+            self._feed.forget()
+            losses = np.empty(values.shape[1])
+            done[position] = self._feed(first, losses)
+            values[member] = losses
+            for name in self._updated:
+                memory_of(self._rows[name]).assign(self._rows[name][member, ...], self._at[name])
+        return done
+
+
+def updated(program: Program, own: Collection[str]) -> list[str]:
+    """The names in `own` of the arrays that a step changes: the program's state, and the number of the random draw."""
+    return [name for name in own if name == "random" or (name in program.buffers and program.buffers[name].role == "state")]
 
 
 class StepwiseIntake(Intake):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.member_feed import member_feed
 from chains.chain import Chain
 from chains.losses import Loss
 from chains.network import arguments
@@ -69,7 +68,7 @@ class Trajectories:
         own = {*ensemble.members.own, "p", "moments", "step"}
         order = np.zeros((1, samples), np.int64)
         sources: dict[str, np.ndarray] = {}
-        self._feed, self._runner = member_feed(runner, self._program, samples, arrays, sources, order, own), runner
+        self._feed, self._runner = runner.member_feed(self._program, samples, arrays, sources, order, own), runner
         self._members = np.arange(len(p))
         self._piece = max(1, PIECE // max(1, len(p) * self._program.flops(samples)))
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from chains.backends import Executable
 from chains.backends.base import MemberFeed
-from chains.backends.member_feed import member_feed
 from chains.network.record import Criterion
 from chains.optimizers import Optimizer
 from chains.training.ensemble import Ensemble
@@ -64,7 +63,7 @@ class MemberSteps(ArraySteps):
     def _feed_of(self, data: State, batch: int, order: slice) -> MemberFeed:
         shared = {name: array for name, array in self._shared.items() if name != "value"} | self._used(self._settings)
         given = self._program, batch, shared, data, self._order[:, order], self._own
-        return member_feed(self._runner, *given)
+        return self._runner.member_feed(*given)
 
     def _run(self, feed: MemberFeed, first: int, losses: np.ndarray) -> int:
         history, running = self._history, self._history.running

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from chains import SGD, Adam, Chain, Dense, SquaredLoss, backends, tanh, train
-from chains.backends import backend, member_feed
+from chains.backends import backend, base
 from tests.cupy.support import needs_compiler
 from tests.training.test_ensembles import MEMBERS, OWN, Training
 
@@ -21,7 +21,7 @@ def together(monkeypatch):
     def refuse(*given):
         raise AssertionError("the members are trained one after another")
 
-    monkeypatch.setattr(member_feed, "OneByOne", refuse)
+    monkeypatch.setattr(base, "OneByOne", refuse)
 
 
 @pytest.mark.few(1)

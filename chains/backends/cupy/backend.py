@@ -108,10 +108,10 @@ class DeviceBackend(Backend):
 
     def member_feed(
         self, program: Program, batch: int, arrays: Arrays, sources: Arrays, orders: np.ndarray, own: Collection[str]
-    ) -> MemberFeed | None:
+    ) -> MemberFeed:
         compiled = self.of_one_block(program, batch, sources)
         if compiled is None:
-            return None
+            return super().member_feed(program, batch, arrays, sources, orders, own)
         return DeviceMemberFeed(self.device, compiled, batch, arrays, sources, orders, own)
 
     def of_one_block(self, program: Program, batch: int, sources: Arrays) -> FusedProgram | None:
@@ -174,10 +174,10 @@ class CupyBackend(Backend):
 
     def member_feed(
         self, program: Program, batch: int, arrays: Arrays, sources: Arrays, orders: np.ndarray, own: Collection[str]
-    ) -> MemberFeed | None:
+    ) -> MemberFeed:
         compiled = self.on_device.of_one_block(program, batch, sources)
         if compiled is None:
-            return None
+            return super().member_feed(program, batch, arrays, sources, orders, own)
         return HostMemberFeed(self.on_device.device, compiled, batch, arrays, sources, orders, own)
 
     def sources(self, data: Arrays) -> dict[str, np.ndarray]:

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.base import Arrays, MemberFeed
+from chains.backends.base import Arrays, MemberFeed, updated
 from chains.backends.cupy.binding import device_arrays, launch
 from chains.backends.cupy.device.interface import Device
 from chains.backends.cupy.feed import in_place, sized
 from chains.backends.cupy.fused_program import FusedProgram, moved
 from chains.backends.cupy.source.commands import Source
-from chains.backends.member_feed import updated
 from chains.program.view import Buffer
 
 ALIGNMENT = 256  # bytes that a member's scratch begins at a multiple of

@@ -109,9 +109,9 @@ class NativeBackend(Backend):
 
     def member_feed(
         self, program: Program, batch: int, arrays: Arrays, sources: Arrays, orders: np.ndarray, own: Collection[str]
-    ) -> MemberFeed | None:
+    ) -> MemberFeed:
         if not all(source.dtype in SOURCES for source in sources.values()):
-            return None
+            return super().member_feed(program, batch, arrays, sources, orders, own)
 
         def bind(given: Arrays) -> NativeBinding:
             threads = self.threads

@@ -9,8 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from chains.backends.base import Arrays, Feed, MemberFeed, aligned
-from chains.backends.member_feed import updated
+from chains.backends.base import Arrays, Feed, MemberFeed, aligned, updated
 from chains.backends.native.binding import NativeBinding
 from chains.backends.native.llvm.words import CACHE_LINE_BYTES, PREFETCH, ROW_POINTERS
 from chains.backends.native.runtime.epoch import COPY, GATHER, JOB, LANE, PLACE
