@@ -92,10 +92,10 @@ class MemberFeed(ABC):
         """
 
 
-class Intake(ABC):
+class BatchStream(ABC):
     """A bound training step for batches that come one by one. The backend's `running()` context must be active."""
 
-    most_unread = 0  # the number of steps whose losses may be left unread
+    max_unread = 0  # the number of steps whose losses may be left unread
 
     @abstractmethod
     def start(self, batch: Arrays) -> None:
@@ -212,9 +212,9 @@ class Backend(ABC):
         """Data sets for `feed`, in the memory that its steps reach fastest."""
         return {name: np.ascontiguousarray(array) for name, array in data.items()}
 
-    def intake(self, binding: Binding, like: Arrays) -> Intake:
-        """An intake of batches for a bound training step. Their arrays have the places and types of `like`, by buffer name."""
-        return StepwiseIntake(binding, self.feed(binding, {}, np.arange(binding.batch)))
+    def batch_stream(self, binding: Binding, like: Arrays) -> BatchStream:
+        """A stream of batches for a bound training step. Their arrays have the places and types of `like`, by buffer name."""
+        return StepwiseBatchStream(binding, self.feed(binding, {}, np.arange(binding.batch)))
 
     def join(self, comm: object) -> None:  # noqa: B027 - most need nothing
         """Make ready for programs that sum over the processes of a duplicate of a communicator, all of which call this.
@@ -295,7 +295,7 @@ def updated(program: Program, own: Collection[str]) -> list[str]:
     return [name for name in own if name == "random" or (name in program.buffers and program.buffers[name].role == "state")]
 
 
-class StepwiseIntake(Intake):
+class StepwiseBatchStream(BatchStream):
     """Copies each batch to the arrays of the bound step, and reads its loss at once."""
 
     def __init__(self, binding: Binding, feed: Feed) -> None:

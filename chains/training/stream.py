@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends import Executable, Intake
+from chains.backends import BatchStream, Executable
 from chains.backends.executable import KEPT_BINDINGS
 from chains.data.batches import pass_from
 from chains.network.record import Criterion
@@ -130,8 +130,8 @@ class StreamSteps(Steps):
         self._stream = stream
         self._begun = False  # the pass of this epoch
         self._batches: Iterator[Any] | None = None  # that pass, while it is under way
-        self._intakes: dict[tuple[Any, ...], Intake] = {}  # by batch size and types
-        self._intake: Intake | None = None  # the one in use
+        self._bound_steps: dict[tuple[Any, ...], BatchStream] = {}  # by batch size and types
+        self._bound_step: BatchStream | None = None  # the one in use
         self._unread: deque[tuple[int, int]] = deque()  # of the steps whose loss it has yet to tell: number, batch size
         self._total, self._samples = map(float, position.losses if self.step else (0, 0))  # losses weighted by samples
         try:
@@ -164,15 +164,15 @@ class StreamSteps(Steps):
 
     def _do(self, data: State, size: int) -> None:
         """Do the next step, and read the known losses of earlier steps."""
-        intake = self._intake_for(data, size)
-        if intake is not self._intake:
+        bound = self._bound_step_for(data, size)
+        if bound is not self._bound_step:
             self._read(0)
-            self._change(intake)
+            self._change(bound)
         self._rates.good(self._first_step + self.done)
-        intake.start(data)
+        bound.start(data)
         self.done += 1
         self._unread.append((self.done, size))
-        self._read(intake.most_unread)
+        self._read(bound.max_unread)
 
     def _end(self) -> None:
         """End the pass, behind its last batch."""
@@ -200,30 +200,30 @@ class StreamSteps(Steps):
         if close is not None:
             close()
 
-    def _read(self, most_unread: int) -> None:
-        """Add up the losses, up to one that is not finite; at most `most_unread` of the last steps stay unread."""
-        while len(self._unread) > most_unread and math.isfinite(self.loss):
-            assert self._intake is not None
+    def _read(self, max_unread: int) -> None:
+        """Add up the losses, up to one that is not finite; at most `max_unread` of the last steps stay unread."""
+        while len(self._unread) > max_unread and math.isfinite(self.loss):
+            assert self._bound_step is not None
             self.known, size = self._unread.popleft()
-            self.loss = self._intake.loss()
+            self.loss = self._bound_step.loss()
             self._total += self.loss * size
 
-    def _change(self, intake: Intake | None) -> None:
-        """End the steps of the current intake, and go on with another."""
-        before, self._intake = self._intake, intake
+    def _change(self, bound: BatchStream | None) -> None:
+        """End the steps of the current bound step, and continue with another."""
+        before, self._bound_step = self._bound_step, bound
         self._unread.clear()
         if before is not None:
             before.finish()
 
-    def _intake_for(self, data: State, size: int) -> Intake:
-        """The intake for batches of this size and these types."""
+    def _bound_step_for(self, data: State, size: int) -> BatchStream:
+        """The bound step for batches of this size and these types."""
         key = (size, *((name, type(array), array.dtype) for name, array in data.items()))
-        if key not in self._intakes:
-            if len(self._intakes) >= KEPT_BINDINGS:
-                self._intakes.pop(next(iter(self._intakes)))
+        if key not in self._bound_steps:
+            if len(self._bound_steps) >= KEPT_BINDINGS:
+                self._bound_steps.pop(next(iter(self._bound_steps)))
             binding = self._runner.bind(self._program, size, self._shared)
-            self._intakes[key] = self._runner.intake(binding, data)
-        return self._intakes[key]
+            self._bound_steps[key] = self._runner.batch_stream(binding, data)
+        return self._bound_steps[key]
 
     def _means(self) -> list[float]:
         mean = self._total / self._samples

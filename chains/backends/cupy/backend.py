@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from chains.backends.base import Arrays, Backend, Binding, Feed, Intake, MemberFeed
+from chains.backends.base import Arrays, Backend, BatchStream, Binding, Feed, MemberFeed
 from chains.backends.cupy.binding import DeviceBinding, HostBinding
 from chains.backends.cupy.compiler import LOWERINGS, Compiled
 from chains.backends.cupy.device.cudnn import ALIGNMENT
@@ -21,7 +21,7 @@ from chains.backends.cupy.fused_program import FusedProgram, fused_program
 from chains.backends.cupy.member_feed import DeviceMemberFeed, HostMemberFeed
 from chains.backends.cupy.source.c_source import readable
 from chains.backends.cupy.source.fusion import ELEMENTWISE
-from chains.backends.cupy.streaming import DeviceIntake, HostIntake, StreamedFeed, fit
+from chains.backends.cupy.streaming import DeviceBatchStream, HostBatchStream, StreamedFeed, fit
 from chains.program.program import Program
 from chains.support.memory import Array
 
@@ -130,9 +130,9 @@ class DeviceBackend(Backend):
                 pass
         return {name: array if self.device.owns(array) else np.ascontiguousarray(array) for name, array in data.items()}
 
-    def intake(self, binding: Binding, like: Arrays) -> Intake:
+    def batch_stream(self, binding: Binding, like: Arrays) -> BatchStream:
         assert isinstance(binding, DeviceBinding)
-        return DeviceIntake(binding, like)
+        return DeviceBatchStream(binding, like)
 
     def join(self, comm: object) -> None:
         self.device.join(comm)
@@ -183,9 +183,9 @@ class CupyBackend(Backend):
     def sources(self, data: Arrays) -> dict[str, np.ndarray]:
         return self.on_device.sources(data)
 
-    def intake(self, binding: Binding, like: Arrays) -> Intake:
+    def batch_stream(self, binding: Binding, like: Arrays) -> BatchStream:
         assert isinstance(binding, HostBinding)
-        return HostIntake(binding, like)
+        return HostBatchStream(binding, like)
 
     def join(self, comm: object) -> None:
         self.on_device.join(comm)

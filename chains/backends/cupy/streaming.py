@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.base import Arrays, Feed, Intake
+from chains.backends.base import Arrays, BatchStream, Feed
 from chains.backends.cupy.binding import DeviceBinding, HostBinding
 from chains.backends.cupy.device.interface import Device
 from chains.backends.cupy.feed import DeviceFeed, exchanged
@@ -191,10 +191,10 @@ class StreamedFeed(Feed):
         self._next += 1
 
 
-class DeviceIntake(Intake):
+class DeviceBatchStream(BatchStream):
     """Batches one by one: the GPU does a step while the next batch is made. Arrays on the GPU are copied within it."""
 
-    most_unread = MAX_UNREAD
+    max_unread = MAX_UNREAD
 
     def __init__(self, binding: DeviceBinding, like: Arrays) -> None:
         self._device, self._own = binding.device, binding.arrays
@@ -217,13 +217,13 @@ class DeviceIntake(Intake):
         self._steps.finish()
 
 
-class HostIntake(Intake):
+class HostBatchStream(BatchStream):
     """Batches for parameters in host memory, which are brought up to date at the end."""
 
-    most_unread = MAX_UNREAD
+    max_unread = MAX_UNREAD
 
     def __init__(self, binding: HostBinding, like: Arrays) -> None:
-        self._binding, self._inner = binding, DeviceIntake(binding.inner, like)
+        self._binding, self._inner = binding, DeviceBatchStream(binding.inner, like)
         self._given, self._changing = exchanged(binding, like)
         self._begun = False
 
