@@ -14,7 +14,7 @@ from chains.layers.elementwise import Activation, Scale, Shift
 from chains.layers.embedding import Embedding
 from chains.layers.equations import Equations
 from chains.layers.norm import GroupNorm, LayerNorm, RMSNorm
-from chains.layers.ode.ode import ODE
+from chains.layers.ode import ODE
 from chains.layers.pool import AvgPool, GlobalAvgPool, MaxPool
 from chains.layers.recurrent import Cell, Recurrent
 from chains.layers.resample import Pad, Upsample

@@ -10,8 +10,7 @@ import numpy as np
 
 from chains.layers.base import Declaration
 from chains.layers.combine import Parallel, Residual, Series
-from chains.layers.ode.ode import ODE
-from chains.layers.ode.trace import trace_of
+from chains.layers.ode import ODE, trace_of
 from chains.network import arguments
 from chains.network.recorded import Recorded
 from chains.support.checks import check_is

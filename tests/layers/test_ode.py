@@ -9,7 +9,7 @@ from scipy.integrate import solve_ivp
 import chains
 from chains import ODE, Chain, Dense, Embedding, Equations, MSELoss, tanh
 from chains.expr import cos, sin
-from chains.layers.ode.tableaus import METHODS
+from chains.layers.ode import METHODS
 from tests.harness import BACKENDS, assert_close, central_difference
 
 pytestmark = pytest.mark.parametrize("name", BACKENDS)

@@ -7,7 +7,7 @@ import pytest
 
 from chains import ODE, Chain, Dense, Equations, MSELoss, tanh
 from chains.expr import cos
-from chains.layers.ode.tableaus import METHODS
+from chains.layers.ode import METHODS
 from tests.harness import BACKENDS, assert_close
 
 pytestmark = pytest.mark.parametrize("name", BACKENDS)

@@ -8,8 +8,8 @@ import pytest
 from chains import ODE, Chain, Dense, Equations, Flatten, MSELoss, Reshape, ode_steps, tanh
 from chains.backends.numpy import lowerings
 from chains.expr import cos
+from chains.layers.ode import METHODS
 from chains.layers.ode.grid import Grid
-from chains.layers.ode.tableaus import METHODS
 from chains.program.loop import Loop
 from tests.harness import BACKENDS, SEED, assert_close, run_program
 

@@ -8,8 +8,8 @@ from scipy.integrate import solve_ivp
 
 from chains import ODE, Chain, Dense, Equations, Flatten, Reshape, ode_steps, tanh
 from chains.expr import cos
-from chains.layers.ode.inverse import record_inverse
-from chains.layers.ode.tableaus import METHODS
+from chains.layers.ode import METHODS
+from chains.layers.ode.implicit import record_inverse
 from chains.program.recorder import Recorder
 from tests.harness import BACKENDS, assert_close, central_difference, run_program
 

@@ -13,11 +13,10 @@ from dataclasses import replace
 from functools import partial
 
 from chains.expr import maximum, where
-from chains.layers.ode.gradient_sums import GradientSums
 from chains.layers.ode.grid import Around
-from chains.layers.ode.runge_kutta import Length, combine, move
+from chains.layers.ode.methods import Length, combine, move
+from chains.layers.ode.right_side import GradientSums, Kept
 from chains.layers.ode.solution import Solution
-from chains.layers.ode.stages import Kept
 from chains.program.steps import Steps
 from chains.program.view import View
 

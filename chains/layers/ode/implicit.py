@@ -1,19 +1,24 @@
-"""The stages of implicit Runge-Kutta steps, which solve an equation by Newton's method, and their pullback.
+"""Implicit Runge-Kutta steps: their stages, by Newton's method, with a pullback; and what is recorded of all steps.
 
 Stage i is the solution k of ``k = rhs(b + h * gamma * k)``, where b comes from the earlier stages. All stages have the same
 gamma. So one matrix serves the iterations of a step: the inverse of ``1 - h * gamma * J``, with the Jacobian matrix J where the
 step begins. Iterations end once they change next to nothing.
 
 By the implicit function theorem, the cotangent c of k becomes the w with ``w = c + h * gamma * transpose(J_i) w``, where J_i is
-the Jacobian matrix at the stage, and w goes through the pullback of the right-hand side. It is found by the same iterations,
-transposed. They converge as Newton's do, and need neither J_i nor second derivatives.
+the Jacobian matrix at the stage, and w is passed to the pullback of the right-hand side. The same iterations, transposed, find
+it. They converge as Newton's do, and need neither J_i nor second derivatives.
+
+Newton's iterations overwrite what the right-hand side saves. So the right-hand side is evaluated again at all stages of a
+segment, for the pullback. These evaluations and the gradients of parameters depend on no state, and become products over all
+steps and stages.
 
 Source: Hairer and Wanner, "Solving ordinary differential equations II", 1996, IV.8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,11 +26,50 @@ import numpy as np
 from chains.expr import exp, log, maximum, where
 from chains.jets.jet import Jet
 from chains.layers.node import Node
-from chains.layers.ode.inverse import record_inverse
-from chains.layers.ode.runge_kutta import Length, combine
-from chains.layers.ode.tableaus import Tableau
+from chains.layers.ode.grid import Around
+from chains.layers.ode.methods import Length, Tableau, combine
+from chains.layers.ode.right_side import Copies, GradientSums, at_once
+from chains.layers.ode.solution import Solution
+from chains.layers.ode.step_control import StepControl
 from chains.program.recorder import Recorder
+from chains.program.steps import Steps
 from chains.program.view import View
+
+
+def record_inverse(ops: Recorder, out: View, matrix: View) -> None:
+    """Record ``out = inverse of matrix``, both (batch, n, n). A matrix that is singular gives numbers that are not finite."""
+    n = matrix.sample_shape[-1]
+    both, marks = ops.scratch("matrix beside identity", (n, 2 * n)), ops.scratch("pivots", (n, n))
+    column, size, rank, free = (ops.scratch(name, (n,)) for name in ("column", "size", "rank", "free"))
+    largest, chosen = ops.scratch("largest", (1,)), ops.scratch("chosen", (1,))
+    row, pivot = ops.scratch("row of the pivot", (2 * n,)), ops.scratch("pivot", (1,))
+    numbers = ops.constant("numbers of rows", np.arange(n, dtype=np.float64))
+    ops.copy(both.slice(-1, 0, n), matrix)
+    ops.copy(both.slice(-1, n, 2 * n), ops.constant("identity", np.eye(n)))
+    ops.fill(free, 1.0)
+    with ops.loop(n, closed=True) as at:
+        mark = at.now(marks, 1)
+        ops.map((column, size), lambda a, free: (a, where(free > 0.5, abs(a), -1.0)), at.now(both, 2), free)
+        ops.max(largest, size)
+        ops.map(rank, lambda size, largest, number: where(size == largest, number, -1.0), size, largest, numbers)
+        ops.max(chosen, rank)
+        ops.map((mark, free), _marked, numbers, chosen, free)
+        ops.matmul(row.expand(1), mark.expand(1), both)
+        ops.matmul(pivot.expand(1), mark.expand(1), column.expand(2))
+        ops.map(both, _eliminated, both, mark.expand(2), column.expand(2), row.expand(1), pivot.expand(1))
+    ops.matmul(out, marks, both.slice(-1, n, 2 * n))
+
+
+def _marked(number: Any, chosen: Any, free: Any) -> tuple[Any, Any]:
+    """Whether a row is the pivot, and whether it is left for later ones."""
+    return where(number == chosen, 1.0, 0.0), where(number == chosen, 0.0, free)
+
+
+def _eliminated(a: Any, mark: Any, column: Any, row: Any, pivot: Any) -> Any:
+    """An entry of the pivot's row, divided by the pivot, or of another row, without the column."""
+    scaled = row / pivot
+    return where(mark > 0.5, scaled, a - column * scaled)
+
 
 ITERATIONS = 16  # of Newton's method for each stage, at most
 LARGEST_STATE = 32
@@ -177,3 +221,123 @@ class ImplicitStages:
 def _counted(taken: Any, active: Any, excess: Any) -> tuple[Any, Any]:
     """The number of iterations, and whether there are more: where the last one has changed something, or given NaN."""
     return taken + active, where(excess <= 0.0, 0.0, active)
+
+
+class ImplicitControl(StepControl):
+    """The search for the steps of an implicit method, as `StepControl`."""
+
+    @property
+    def _slopes(self) -> int:
+        return 1  # for the first length: each step finds its own
+
+    def _step(self, rhs: Node, seen: View, state: View, t: View, h: View, slopes: Sequence[View]) -> tuple[View, View]:
+        ops, n, stages = self.ops, self.inputs.n, self.tableau.stages
+        newton = ImplicitStages(ops, self.tableau, rhs, n)
+        all_seen, inverse = ops.scratch("seen in stages", (stages, self.inputs.width)), ops.scratch("inverse", (n, n))
+        for i, c in enumerate(self.tableau.c):
+            self.inputs.record(all_seen.index(1, i), t, h, c)
+        newton.solve(all_seen, state, h, inverse)
+        other, new = (all_seen.index(1, i).slice(-1, 0, n) for i in (stages - 2, stages - 1))
+        error = self.mean_square("error", _difference, state, new, other)
+        ops.map(error, newton.judged, error, newton.failed, newton.taken)
+        return new, error
+
+
+def _difference(y: Any, new: Any, other: Any) -> tuple[Any, Any]:
+    """The ends of a step by both methods, and the number of the state whose error is tolerated.
+
+    The sum of slopes would say the same, but rounding of stiff ones would be an error.
+    """
+    return new - other, maximum(abs(y), abs(new))
+
+
+class ImplicitSolution(Solution):
+    """The steps of an implicit method on a grid, as `Solution`; `s` has the `inverse` of the matrix of each step too."""
+
+    def _run(self, at: Around, length: int, state: View, befores: View | None, *, keeps: bool) -> None:
+        ops, n, s, stages = self.ops, self.n, self.s, self.tableau.stages
+        newton = ImplicitStages(ops, self.tableau, at_once(ops, self.rhs), n)
+        known = self.inputs.at_stages(self.grid, self.tableau)
+        with ops.loop(length) as step:
+            h = self._length(at, step)
+            if befores is not None:
+                ops.copy(step.now(befores, 1), state)
+            seen = step.now(s.x, 1) if keeps else ops.scratch("seen", (stages, self.inputs.width))
+            inverse = step.now(s.inverse, 1) if keeps else ops.scratch("inverse", (n, n))
+            for i, c in enumerate(self.tableau.c):
+                own = None if known is None else self._now(known, at, step).index(0, i)
+                self._behind(seen.index(1, i), own, at, step, h, c)
+            newton.solve(seen, state, h, inverse)
+            end = seen.index(1, stages - 1).slice(-1, 0, n)
+            if self.clock is None:
+                ops.map(state, lambda y, failed: where(failed > 0.0, np.nan, y), end, newton.failed)
+            else:
+                ops.copy(state, end)
+        if keeps:
+            with ops.loop(self._evaluations) as each:
+                kept = Copies(ops, partial(self._flat, each))
+                evaluated = self.rhs.at_a_step(kept.array, lambda _, view: view, {})
+                evaluated.forward(ops, self._flat(each, s.x), self._flat(each, s.k))
+                kept.keep()
+
+    @property
+    def _evaluations(self) -> int:
+        """How many stages the steps of a segment have."""
+        return self.grid.cut.length * self.tableau.stages
+
+    def _flat(self, each: Steps, view: View) -> View:
+        """The entry for one of these, of an array (batch, steps, stages, ...)."""
+        return each.now(view.reshape(self._evaluations, *view.sample_shape[2:]), 1)
+
+    def _back(self, at: Around, sums: GradientSums, d_state: View, dy: View, d_times: View | None, d_given: View) -> None:
+        ops, n, s, stages, width = self.ops, self.n, self.s, self.tableau.stages, self.inputs.width
+        newton = ImplicitStages(ops, self.tableau, at_once(ops, self.rhs), n)
+        d_values = ops.scratch("d_k", (self.grid.cut.length, stages, n))
+        d_slopes = ops.scratch("d_slopes", (stages, n))
+        d_seen, d_all = (ops.scratch(name, (width,)) for name in ("d_x", "d_x of all stages"))
+        weights = ops.constant("weights of ends", np.array(newton.weights)[:, None])
+        rows = ops.constant("weights in stages", newton.rows[:, :, None])  # (in stage, of slope, 1)
+        with ops.loop(self.grid.cut.length, backwards=True) as step:
+            h = self._length(at, step)
+            if d_times is None:
+                self._arrive(d_state, dy, self._now(s.ends, at, step), self._now(s.lengths, at, step))
+            own, inverse = step.now(d_values, 1), step.now(s.inverse, 1)
+            ops.fill(d_all, 0.0)
+            ops.fill(d_slopes, 0.0)
+            newton.add(d_slopes, d_slopes, h, weights, d_state.expand(1))
+            with ops.loop(stages - 1, backwards=True, closed=True) as stage:
+                later = lambda view: stage.now(view.slice(1, 1, stages), 1)  # noqa: E731
+                pullback = self._pullback(ops, lambda view: later(step.now(view, 1)))
+                newton.pull(later(own), d_seen, later(d_slopes), h, inverse, pullback)
+                row = stage.now(rows.slice(0, 1, stages), 0)
+                newton.add(d_slopes, d_slopes, h, row, d_seen.slice(-1, 0, n).expand(1))
+                ops.map(d_all, lambda total, d: total + d, d_all, d_seen)
+            ops.copy(own.index(1, 0), d_slopes.index(1, 0))
+            ops.copy(d_slopes.index(1, 1), d_slopes.index(1, 0))  # a pullback may overwrite it
+            pullback = self._pullback(ops, lambda view: step.now(view, 1).index(1, 0))
+            pullback(d_slopes.index(1, 1), d_seen)
+            ops.map(d_all, lambda total, d: total + d, d_all, d_seen)
+            more = [] if d_times is None else [step.now(d_times, 1)]
+            ops.map(d_state, lambda *terms: sum(terms), d_state, *more, d_all.slice(-1, 0, n))
+            if self.inputs.given:
+                given = d_all.slice(-1, n, n + self.inputs.given)
+                ops.map(d_given, lambda total, d: total + d, d_given, given)
+        self._gradients(at, sums, d_values)
+
+    def _pullback(self, ops: Recorder, entry: Callable[[View], View]) -> Callable[[View, View], None]:
+        """What records the pullback of the right-hand side in a stage, without gradients; what it needs is recorded now."""
+        kept = Copies(ops, entry)
+        unread = lambda name, view: ops.scratch(f"{name}, unread", view.sample_shape, batched=False)  # noqa: E731
+        evaluated = self.rhs.at_a_step(kept.array, unread, {})
+        kept.fetch()
+        return partial(evaluated.pullback, ops, entry(self.s.x), entry(self.s.k))
+
+    def _gradients(self, at: Around, sums: GradientSums, d_values: View) -> None:
+        """Record the gradients of parameters of all evaluations of a segment."""
+        ops = self.ops
+        with ops.loop(self._evaluations, backwards=True) as each:
+            kept = Copies(ops, partial(self._flat, each))
+            evaluated = self.rhs.at_a_step(kept.array, partial(sums.of_step, at, each), {})
+            kept.fetch()
+            x, k, d_value = (self._flat(each, view) for view in (self.s.x, self.s.k, d_values))
+            evaluated.pullback(ops, x, k, d_value, ops.scratch("d_x, unread", (self.inputs.width,)))

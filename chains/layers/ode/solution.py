@@ -16,12 +16,9 @@ import numpy as np
 
 from chains.expr import where
 from chains.layers.node import Node
-from chains.layers.ode.gradient_sums import GradientSums
 from chains.layers.ode.grid import Around, Grid, part
-from chains.layers.ode.inputs import Inputs
-from chains.layers.ode.runge_kutta import Length, move, pull_slope
-from chains.layers.ode.stages import Kept, at_once
-from chains.layers.ode.tableaus import Tableau
+from chains.layers.ode.methods import Length, Tableau, move, pull_slope
+from chains.layers.ode.right_side import GradientSums, Inputs, Kept, at_once
 from chains.program.recorder import Recorder
 from chains.program.steps import Steps
 from chains.program.view import View

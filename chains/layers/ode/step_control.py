@@ -18,10 +18,8 @@ import numpy as np
 from chains.expr import exp, log, maximum, minimum, sqrt, where
 from chains.layers.node import Node
 from chains.layers.ode.grid import Grid
-from chains.layers.ode.inputs import Inputs
-from chains.layers.ode.runge_kutta import move
-from chains.layers.ode.stages import at_once
-from chains.layers.ode.tableaus import Row, Tableau
+from chains.layers.ode.methods import Row, Tableau, move
+from chains.layers.ode.right_side import Inputs, at_once
 from chains.program.recorder import Recorder
 from chains.program.steps import Steps
 from chains.program.view import View

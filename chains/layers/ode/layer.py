@@ -18,20 +18,67 @@ from chains.expr import where
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.ode.adjoint import Adjoint
 from chains.layers.ode.grid import Grid
-from chains.layers.ode.implicit import LARGEST_STATE
-from chains.layers.ode.implicit_control import ImplicitControl
-from chains.layers.ode.implicit_solution import ImplicitSolution
-from chains.layers.ode.inputs import Inputs
-from chains.layers.ode.settings import ascending, forcing_of, tolerance
+from chains.layers.ode.implicit import LARGEST_STATE, ImplicitControl, ImplicitSolution
+from chains.layers.ode.methods import METHODS, Row, Tableau
+from chains.layers.ode.right_side import Inputs, check_deterministic
 from chains.layers.ode.solution import Solution
-from chains.layers.ode.stages import check_deterministic
 from chains.layers.ode.step_control import Attempts, StepControl
-from chains.layers.ode.tableaus import METHODS, Tableau
 from chains.layers.recurrent import keep_each_step, mask_of
 from chains.program.recorder import Recorder
 from chains.program.view import View
-from chains.support.checks import check_count, check_flags, check_number, check_word, whole
+from chains.support.checks import check_count, check_flags, check_number, check_word, is_real, whole
 from chains.support.messages import listed, shown
+
+
+def ascending(name: str, given: Any, least: int, also: str = "") -> np.ndarray:
+    """Times as an array (n,). Raises TypeError or ValueError, naming the setting, for others than finite, ascending ones."""
+    try:
+        flags = isinstance(given, (tuple, list)) and any(isinstance(each, (bool, np.bool_)) for each in given)
+        if flags or np.asarray(given).dtype.kind not in "iufO":  # NumPy takes flags and words for numbers
+            raise TypeError
+        times = np.array(given, np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"`{name}` (={shown(given)}) must be a sequence of ascending times{also}") from None
+    if not times.ndim:
+        raise TypeError(f"`{name}` (={shown(given)}) must be a sequence of times{also}")
+    if times.ndim != 1 or len(times) < least:
+        raise ValueError(f"`{name}` has shape {times.shape}, but must be {least} or more times, one behind another")
+    if not np.isfinite(times).all():
+        raise ValueError(f"`{name}` must be finite, but time {int(np.argmin(np.isfinite(times)))} is not")
+    if (falls := np.diff(times) <= 0).any():
+        k = int(np.argmax(falls))
+        raise ValueError(f"`{name}` must ascend, but {times[k + 1]:g} comes after {times[k]:g}")
+    return times
+
+
+def forcing_of(given: Any) -> tuple[tuple[float, ...], tuple[Row, ...]]:
+    """Times (m,) and values (m, features), as a value that can be compared."""
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise TypeError(f"`forcing` (={shown(given)}) must be a pair of arrays, times (m,) and values (m, features)")
+    times = ascending("forcing[0]", given[0], 1)
+    try:
+        values = np.array(given[1], np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"`forcing[1]` (={shown(given[1])}) must be numbers, an array (m, features)") from None
+    if values.ndim == 1:
+        values = values[:, None]
+    if values.ndim != 2 or len(values) != len(times) or not values.shape[1]:
+        raise ValueError(f"`forcing[1]` has shape {np.shape(given[1])}, but there are {len(times)} times: wanted (m, features)")
+    if not np.isfinite(values).all():
+        raise ValueError("`forcing[1]` must be finite")
+    return tuple(times.tolist()), tuple(map(tuple, values.tolist()))
+
+
+def tolerance(name: str, given: Any) -> float | Row:
+    """A tolerance: one for the whole state, or one for each of its numbers. Raises TypeError or ValueError, naming it."""
+    several = isinstance(given, (tuple, list)) or np.ndim(given) == 1
+    values = given if several else [given.item() if isinstance(given, np.ndarray) and given.ndim == 0 else given]
+    if not len(values) or not all(map(is_real, values)):
+        raise TypeError(f"`{name}` (={shown(given)}) must be a positive number, or one for each number of the state")
+    if not all(0.0 < value < np.inf for value in values):
+        raise ValueError(f"`{name}` (={shown(given)}) must be positive and finite")
+    return tuple(map(float, values)) if several else float(values[0])
+
 
 MAX_STEPS = 256  # attempts of step control, unless said
 MAX_SHOWN = 6  # times in a printed layer; of more the first ones and the last
@@ -334,3 +381,45 @@ def _until(ops: Recorder, times: View, mask: View) -> View:
 def _within(mask: Any, y: Any) -> Any:
     """Zero behind a sample's length, where states may be NaN."""
     return where(mask > 0.0, y, 0.0)
+
+
+def trace_of(ode: ODE) -> Layer:
+    """The trace of a layer, with its parameters: a layer whose output are the steps."""
+    made = _Trace.__new__(_Trace)
+    vars(made).update(ode.__getstate__(), checkpoint_every=ode.max_steps, adjoint=False)  # one segment
+    return made
+
+
+class _Trace(ODE):
+    """An `ODE` whose output has a row for each step: time before it, its length, the length that was tried, state before it.
+
+    One more row has the time and the state behind the last step. With step control, times are counted from the first one.
+    """
+
+    @property
+    def may_fail(self) -> bool:
+        return False
+
+    def declare(self, d: Declaration) -> None:
+        super().declare(d)
+        d.output((self._grid.total + 1, 3 + d.output_shape[-1]))
+
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        n, grid = y.sample_shape[-1] - 3, self._grid
+        clock = y.slice(1, 0, grid.total)
+        with self._mask(ops) as mask:
+            self._solve(ops, x, ops.scratch("y", (grid.intervals + 1, n)), s, mask, y.slice(-1, 3, 3 + n))
+        ops.fill(y.index(1, grid.total).slice(-1, 0, 3), 0.0)
+        if self.rtol is not None:
+            ops.copy(y.index(1, grid.total).slice(-1, 0, 1), s.ends.index(1, grid.total - 1))
+        begins, lengths = (s.begins, s.lengths) if grid.varies else self._equal(ops)
+        for k, view in enumerate((begins, lengths, lengths if self.rtol is None else s.tried)):
+            ops.copy(clock.slice(-1, k, k + 1), view)
+
+    def _equal(self, ops: Recorder) -> tuple[View, View]:
+        """The times before the steps that all samples share, and their lengths, (steps, 1)."""
+        begins, lengths = self._grid.equal()
+        return ops.constant("begins", begins[:, None]), ops.constant("lengths", lengths[:, None])
+
+    def pullback(self, *_: Any) -> None:
+        raise NotImplementedError("steps have no pullback")
