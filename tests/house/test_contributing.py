@@ -34,7 +34,7 @@ def kinds(module: ModuleType, root: type) -> list[type]:
     return [c for c in classes if c is not root and not any(base in classes for base in c.__mro__[1:-1] if base is not root)]
 
 
-LAYERS = kinds(chains.layers, chains.Layer)
+LAYERS = kinds(chains, chains.Layer)
 OPERATIONS = kinds(operations, operations.Operation)
 
 

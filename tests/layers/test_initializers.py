@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Chain, Dense
+from chains import Chain, Dense, initializers
 from chains.initializers import INITIALIZERS, Constant, Normal, Uniform, VarianceScaling, fans, initializer
 
 SHAPE = (300, 500)
@@ -170,7 +170,7 @@ def test_a_function_that_fails_is_named():
     ],
 )
 def test_layers_show_how_they_start(text):
-    layer = eval(text, vars(chains))
+    layer = eval(text, vars(chains) | vars(initializers))
     assert repr(layer) == repr(pickle.loads(pickle.dumps(layer))) == text
 
 
