@@ -27,8 +27,6 @@ from chains.activations import (
     tanh,
     σ,
 )
-from chains.activations import make_elu as make_elu
-from chains.activations import make_leaky_relu as make_leaky_relu
 from chains.backends import FallbackWarning as FallbackWarning
 from chains.callbacks import EarlyStopping
 from chains.chain import Chain

@@ -15,7 +15,7 @@ from chains.expr import cos, erf, exp, expm1, log1p, maximum, minimum, sin, trac
 from chains.expr import tanh as _tanh
 from chains.expr.derivatives import slope
 from chains.expr.replay import Replay, traced
-from chains.support.checks import check_number, check_text
+from chains.support.checks import check_number, check_text, is_real
 from chains.support.messages import meant
 
 
@@ -126,9 +126,11 @@ def resolve(choice: Activation | str) -> Activation:
         return ACTIVATIONS[choice]
     if getattr(choice, "__module__", "") == "chains.expr":
         raise TypeError(f"`activation` is chains.expr.{choice.__name__}, which is for formulas: pass chains.{choice.__name__}")
+    is_value = is_real(choice) or hasattr(choice, "ndim")
+    number = ", and one with another number by elu(alpha=0.5) or leaky_relu(slope=0.1)" if is_value else ""
     raise TypeError(
         f"`activation` (={choice!r}) must be an activation such as tanh, or its name; "
-        "make one of a custom function with activation(name, f)"
+        f"make one of a custom function with activation(name, f){number}"
     )
 
 
@@ -189,53 +191,49 @@ selu = _built_in(
 )
 
 
-def make_leaky_relu(slope: float = 0.01) -> Activation:
-    """x above zero, ``slope * x`` below. Source: Maas, Hannun and Ng 2013.
+class _WithNumber(Activation):
+    """An activation with a number in its formula: ``elu(x)`` is its value, ``elu(alpha=0.5)`` the one with another number."""
 
-    Parameters
-    ----------
-    slope : float
-        Positive.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For another slope.
-    """
-    check_number("slope", slope, "in (0, inf)", "; for zero use relu")
-    return Activation(
-        f"leaky_relu({slope:g})",
-        lambda x: where(x > 0.0, x, slope * x),
-        lambda y: where(y > 0.0, 1.0, slope),
-        (make_leaky_relu, (slope,)),
-        f"At the kink, x = 0, the derivative is taken as {slope:g}.",
-    )
+    def __call__(self, x: Any = None, **number: float) -> Any:
+        kind: Any = type(self)
+        f = kind(**number) if number else self
+        return f if x is None else f.function(x)
 
 
-def make_elu(alpha: float = 1.0) -> Activation:
-    """x above zero, ``alpha * (exp(x) - 1)`` below. Source: Clevert et al. 2016.
+class LeakyRelu(_WithNumber):
+    """x above zero, ``slope * x`` below. The slope must be positive. Source: Maas et al. 2013."""
 
-    Parameters
-    ----------
-    alpha : float
-        Positive.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For another alpha.
-    """
-    check_number("alpha", alpha, "in (0, inf)")
-    return Activation(
-        f"elu({alpha:g})",
-        lambda x: where(x > 0.0, x, alpha * expm1(minimum(x, 0.0))),
-        lambda y: where(y > 0.0, 1.0, y + alpha),
-        (make_elu, (alpha,)),
-        f"At x = 0, a kink unless alpha is 1, the derivative is taken as {alpha:g}. Source: Clevert et al. 2016.",
-    )
+    def __init__(self, slope: float = 0.01) -> None:
+        check_number("slope", slope, "in (0, inf)", "; for zero use relu")
+        super().__init__(
+            "leaky_relu" if slope == 0.01 else f"leaky_relu(slope={slope:g})",
+            lambda x: where(x > 0.0, x, slope * x),
+            lambda y: where(y > 0.0, 1.0, slope),
+            (LeakyRelu, (slope,)),
+            f"At the kink, x = 0, the derivative is taken as {slope:g}. Of another slope: leaky_relu(slope=0.2).",
+        )
+        self.negative_slope = slope
 
 
-leaky_relu = ACTIVATIONS["leaky_relu"] = make_leaky_relu()
-elu = ACTIVATIONS["elu"] = make_elu()
+class Elu(_WithNumber):
+    """x above zero, ``alpha * (exp(x) - 1)`` below. Source: Clevert et al. 2016. Alpha must be positive."""
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        check_number("alpha", alpha, "in (0, inf)")
+        super().__init__(
+            "elu" if alpha == 1.0 else f"elu(alpha={alpha:g})",
+            lambda x: where(x > 0.0, x, alpha * expm1(minimum(x, 0.0))),
+            lambda y: where(y > 0.0, 1.0, y + alpha),
+            (Elu, (alpha,)),
+            f"At x = 0, a kink unless alpha is 1, the derivative is taken as {alpha:g}. Of another alpha: elu(alpha=0.5). "
+            "Source: Clevert et al. 2016.",
+        )
+        self.alpha = alpha
+
+
+make_leaky_relu, make_elu = LeakyRelu, Elu  # their names in pickles of before
+
+leaky_relu = ACTIVATIONS["leaky_relu"] = LeakyRelu()
+elu = ACTIVATIONS["elu"] = Elu()
 
 σ = sigmoid

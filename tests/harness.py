@@ -453,8 +453,8 @@ ACTIVATION_FORMULAS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0.0))),
 }
 VARIANTS = {
-    "leaky_relu(0.2)": chains.make_leaky_relu(0.2),
-    "elu(0.5)": chains.make_elu(0.5),
+    "leaky_relu(slope=0.2)": chains.leaky_relu(slope=0.2),
+    "elu(alpha=0.5)": chains.elu(alpha=0.5),
     "own-cubic": chains.activation("cubic", lambda x: x * x * x, derivative=lambda x: 3.0 * x * x),
     "own-by-both": chains.activation("both", lambda x: x * expr.exp(x), derivative=lambda x, y: expr.exp(x) + y),
     "own-constant": chains.activation("constant", lambda x: 0.0 * x + 2.0, derivative=lambda y: 0.0),

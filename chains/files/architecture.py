@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from chains import layers, models
-from chains.activations import ACTIVATIONS, Activation, make_elu, make_leaky_relu, resolve
+from chains.activations import ACTIVATIONS, Activation, Elu, LeakyRelu, resolve
 from chains.backends import Cupy
 from chains.chain import Chain
 from chains.expr.formulas import Formula, Instruction
@@ -33,7 +33,9 @@ LAYERS: dict[str, type[Layer]] = {
     for kind in (*vars(layers).values(), *vars(models).values())
     if inspect.isclass(kind) and issubclass(kind, Layer) and not inspect.isabstract(kind)
 }
-MAKERS: dict[str, Callable[..., Activation]] = {make.__name__: make for make in (make_elu, make_leaky_relu)}
+MAKERS: dict[str, Callable[..., Activation]] = {
+    "Elu": Elu, "LeakyRelu": LeakyRelu, "make_elu": Elu, "make_leaky_relu": LeakyRelu  # the latter in files of before
+}  # fmt: skip
 INITIALIZERS = {kind.__name__: kind for kind in (Constant, Normal, Uniform, VarianceScaling)}
 
 

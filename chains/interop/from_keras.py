@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from chains import layers
-from chains.activations import make_elu, make_leaky_relu
+from chains.activations import elu, leaky_relu
 from chains.backends import Cupy
 from chains.chain import Chain
 from chains.interop.parts import Part, assembled
@@ -156,10 +156,10 @@ class _Reader:
         return [Part(layers.Activation("relu"))]
 
     def _leakyrelu(self, m: Any) -> list[Part]:
-        return [Part(layers.Activation(make_leaky_relu(m.negative_slope)))]
+        return [Part(layers.Activation(leaky_relu(slope=m.negative_slope)))]
 
     def _elu(self, m: Any) -> list[Part]:
-        return [Part(layers.Activation(make_elu(m.alpha)))]
+        return [Part(layers.Activation(elu(alpha=m.alpha)))]
 
     def _activations(self, m: Any) -> list[Part]:
         name = getattr(m.activation, "__name__", str(m.activation))

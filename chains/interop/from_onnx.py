@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from chains import layers
-from chains.activations import make_elu, make_leaky_relu
+from chains.activations import elu, leaky_relu
 from chains.backends import Cupy
 from chains.chain import Chain
 from chains.interop.onnx_graph import Graph, called
@@ -287,11 +287,11 @@ def _activation(name: str) -> Make:
 
 
 def _elu(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
-    return Part(layers.Activation(make_elu(a.get("alpha", 1.0))))
+    return Part(layers.Activation(elu(alpha=a.get("alpha", 1.0))))
 
 
 def _leaky_relu(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
-    return Part(layers.Activation(make_leaky_relu(a.get("alpha", 0.01))))
+    return Part(layers.Activation(leaky_relu(slope=a.get("alpha", 0.01))))
 
 
 def _dropout(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:

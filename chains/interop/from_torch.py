@@ -250,8 +250,8 @@ MAKERS: dict[str, Callable[[Any], Part | list[Part]]] = {
     **{f"ZeroPad{ndim}d": _zero_pad for ndim in (1, 2)},
     "GELU": _gelu,
     "Softplus": _softplus,
-    "ELU": lambda m: Part(layers.Activation(activations.make_elu(m.alpha))),
-    "LeakyReLU": lambda m: Part(layers.Activation(activations.make_leaky_relu(m.negative_slope))),
+    "ELU": lambda m: Part(layers.Activation(activations.elu(alpha=m.alpha))),
+    "LeakyReLU": lambda m: Part(layers.Activation(activations.leaky_relu(slope=m.negative_slope))),
     "Embedding": _embedding,
     **dict.fromkeys(("RNN", "LSTM", "GRU"), recurrent_parts),
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.activations import Activation, identity, make_elu, make_leaky_relu
+from chains.activations import Activation, Elu, LeakyRelu, identity
 from chains.expr.formulas import trace
 from chains.layers.base import Declaration
 
@@ -81,9 +81,10 @@ class Nodes:
             return x
         if f._recipe is not None and f.name in NATIVE:
             return self.node(NATIVE[f.name], x)
-        make, settings = f._recipe or (None, ())
-        if make in (make_elu, make_leaky_relu):
-            return self.node("Elu" if make is make_elu else "LeakyRelu", x, alpha=settings[0])
+        if isinstance(f, Elu):
+            return self.node("Elu", x, alpha=f.alpha)
+        if isinstance(f, LeakyRelu):
+            return self.node("LeakyRelu", x, alpha=f.negative_slope)
         formula = trace(f.function, 1)
         names = [x]
         for step in formula.instructions:

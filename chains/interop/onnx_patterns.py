@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from chains import layers
-from chains.activations import ACTIVATIONS, make_elu, make_leaky_relu, resolve
+from chains.activations import ACTIVATIONS, Elu, LeakyRelu, resolve
 from chains.activations import activation as custom_activation
 from chains.expr.formulas import trace
 from chains.expr.replay import FUNCTIONS
@@ -78,7 +78,7 @@ def _operation(graph: Graph, node: Any) -> Callable[..., Any]:
         return SCALAR[node.op_type]
     settings = graph.attributes(node)
     if node.op_type in ("Elu", "LeakyRelu"):
-        return make_elu(settings.get("alpha", 1.0)) if node.op_type == "Elu" else make_leaky_relu(settings.get("alpha", 0.01))
+        return Elu(settings.get("alpha", 1.0)) if node.op_type == "Elu" else LeakyRelu(settings.get("alpha", 0.01))
     if settings.get("approximate", b"none") != b"none":
         raise ValueError(f"{called(node)}: approximate must be none")
     return resolve(NAMES[node.op_type])
@@ -160,7 +160,7 @@ def _within(a: dict[str, Any]) -> Any:
     names = {name.decode() for name in a.get("activations", [b"Tanh"])}
     alphas = a.get("activation_alpha", [])
     if names == {"Elu"} or names == {"LeakyRelu"}:
-        make, default = (make_elu, 1.0) if names == {"Elu"} else (make_leaky_relu, 0.01)
+        make, default = (Elu, 1.0) if names == {"Elu"} else (LeakyRelu, 0.01)
         return make(alphas[0] if alphas else default)
     known = [name for name, operator in WITHIN.items() if names == {operator}]
     if not known:

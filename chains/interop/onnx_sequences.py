@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.activations import make_elu, make_leaky_relu
+from chains.activations import Elu, LeakyRelu
 from chains.interop.onnx_nodes import Nodes
 from chains.layers import Attention, CausalConv, GRUCell, LSTMCell, PositionalEncoding, Recurrent, RNNCell
 from chains.layers.attention import FORBIDDEN, sinusoids
@@ -54,10 +54,11 @@ def recurrent(nodes: Nodes, d: Declaration, layer: Recurrent, x: str) -> str:
 def _within(cell: RNNCell, count: int) -> dict[str, Any]:
     """The attributes that name an activation. Raises TypeError for one that the operator does not have."""
     f = cell.activation
-    make, settings = f._recipe or (None, ())
-    if make in (make_elu, make_leaky_relu):
-        return {"activations": ["Elu" if make is make_elu else "LeakyRelu"] * count, "activation_alpha": [settings[0]] * count}
-    if make is None or f.name not in WITHIN:
+    if isinstance(f, Elu):
+        return {"activations": ["Elu"] * count, "activation_alpha": [f.alpha] * count}
+    if isinstance(f, LeakyRelu):
+        return {"activations": ["LeakyRelu"] * count, "activation_alpha": [f.negative_slope] * count}
+    if f._recipe is None or f.name not in WITHIN:
         raise TypeError(f"the operator RNN of ONNX does not have the activation {f.name}, only {', '.join(WITHIN)}")
     return {"activations": [WITHIN[f.name]] * count}
 

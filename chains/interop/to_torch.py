@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from chains import layers
-from chains.activations import Activation, identity, make_elu, make_leaky_relu, relu, tanh
+from chains.activations import Activation, Elu, LeakyRelu, identity, relu, tanh
 from chains.chain import Chain, check_net
 from chains.interop.parts import arrays_by_name, needed
 from chains.interop.torch_sequences import Arrays, own_modules
@@ -153,14 +153,13 @@ class _Writer(Arrays):
         )
 
     def activation(self, f: Activation) -> list[Any]:
-        make, settings = f._recipe or (None, ())
         if f is identity:
             return []
-        if make is make_elu:
-            return [self.nn.ELU(*settings)]
-        if make is make_leaky_relu:
-            return [self.nn.LeakyReLU(*settings)]
-        if make is None or f.name not in NAMES:
+        if isinstance(f, Elu):
+            return [self.nn.ELU(f.alpha)]
+        if isinstance(f, LeakyRelu):
+            return [self.nn.LeakyReLU(f.negative_slope)]
+        if f._recipe is None or f.name not in NAMES:
             raise TypeError(f"PyTorch has no module for the activation {f.name}: as_torch(net) makes one of the whole network")
         return [getattr(self.nn, NAMES[f.name])()]
 

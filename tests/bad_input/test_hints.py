@@ -90,7 +90,7 @@ def test_activations_tell_what_happens_at_a_kink(name):
 
 
 def test_networks_show_activations_by_name():
-    assert repr(Chain(Dense(2, 3, "relu"), chains.Activation("elu"))) == "Chain(Dense(2, 3, relu), Activation(elu(1)))"
+    assert repr(Chain(Dense(2, 3, "relu"), chains.Activation("elu"))) == "Chain(Dense(2, 3, relu), Activation(elu))"
     assert "did you mean `sigmoid`?" in refusal(lambda: Dense(2, 3, "sigmiod"))
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import numpy as np
 import pytest
 
 import chains
-from chains import GRU, LSTM, RNN, Activation, Chain, Dense, Recurrent, activation, make_elu, make_leaky_relu, tanh
+from chains import GRU, LSTM, RNN, Activation, Chain, Dense, Recurrent, activation, tanh
 from chains.expr import maximum, where
 from chains.files.architecture import LAYERS, _built, built, described
 from chains.initializers import Constant, Normal, Uniform, VarianceScaling
@@ -101,7 +102,7 @@ def test_a_custom_initializer_is_said_to_be_missing():
 @pytest.mark.parametrize(
     "f",
     [
-        make_elu(0.3), make_leaky_relu(0.2), chains.elu, chains.gelu,
+        chains.elu(alpha=0.3), chains.leaky_relu(slope=0.2), chains.elu, chains.gelu,
         activation("bent", lambda x: where(x > 1.0, 2.0 * x, maximum(x, -1.5) ** 3)),
         activation("soft", lambda x: x / (1 + abs(x)), derivative=lambda y, x: (1 - abs(y)) ** 2 + 0 * x),
         activation("cut", lambda x: where(x > np.inf, 0.0, x)),
@@ -204,3 +205,21 @@ def test_nests_too_deep_are_refused():
 def test_settings_of_earlier_versions_get_their_defaults():
     net = built(_dense())
     assert value_of(net.layers) == value_of(Chain(Dense(2, 1)).layers)
+
+
+def test_activations_of_files_and_pickles_of_earlier_versions_load():
+    description = described(Chain(Dense(1, 2, chains.elu(alpha=0.3)), input_shape=(1,)))
+    text = json.dumps(description).replace('"Elu"', '"make_elu"')
+    assert str(built(json.loads(text))) == "Chain(Dense(1, 2, elu(alpha=0.3)))"
+    for name, f in (("make_elu", chains.elu(alpha=0.5)), ("make_leaky_relu", chains.leaky_relu(slope=0.5))):
+        pickled = b"cchains.activations\n" + name.encode() + b"\n(F0.5\ntR."
+        assert repr(pickle.loads(pickled)) == repr(f)
+
+
+def test_an_activation_with_a_number_makes_others_and_gives_values():
+    assert chains.elu(-1.0) == pytest.approx(np.expm1(-1.0))
+    assert chains.elu(-1.0, alpha=0.5) == pytest.approx(0.5 * np.expm1(-1.0))
+    assert str(chains.elu(alpha=0.5)) == "elu(alpha=0.5)"
+    assert chains.leaky_relu(slope=0.5)(-1.0) == -0.5
+    with pytest.raises(TypeError, match=r"`activation` \(=array\(0.5\)\) .* another number by elu\(alpha=0.5\)"):
+        Dense(1, 2, chains.elu(0.5))

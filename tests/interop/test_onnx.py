@@ -18,7 +18,7 @@ from chains import (
     Dense,
     Flatten,
     activation,
-    make_leaky_relu,
+    leaky_relu,
 )
 from chains.activations import ACTIVATIONS
 from chains.expr import maximum, where
@@ -72,7 +72,7 @@ def test_what_is_written_is_read(case):
 SEQUENCES = [
     (GRU(3, 2, return_sequences=True, bidirectional=True), GRU(4, 3, reset_after=False), Dense(3, 2)),
     (LSTM(3, 4, bidirectional=True, initial_state="parameter"),),
-    (RNN(3, 4, make_leaky_relu(0.3), return_sequences=True), CausalConv(4, 2, 2, dilation=2)),
+    (RNN(3, 4, leaky_relu(slope=0.3), return_sequences=True), CausalConv(4, 2, 2, dilation=2)),
     (Dense(3, 6), Attention(6, 3, causal=True), chains.TransformerBlock(6, 2), RNN(6, 2)),
 ]
 
@@ -123,7 +123,7 @@ def test_there_and_back():
         chains.ConvTranspose(4, 3, 2, "softplus", bias=False),
         chains.AvgPool(2, count_padding=False),
         Flatten(),
-        Dense(3, 6, chains.make_elu(0.5)),
+        Dense(3, 6, chains.elu(alpha=0.5)),
         chains.Scale(),
         chains.Shift(),
         chains.Reshape(2, 3),

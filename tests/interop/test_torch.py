@@ -64,7 +64,7 @@ def test_a_network_of_many_layers_there_and_back(dtype):
         chains.GroupNorm(3, 3),
         chains.AvgPool(2, stride=1, padding=1),
         Flatten(),
-        Dense(18, 6, chains.make_elu(0.5)),
+        Dense(18, 6, chains.elu(alpha=0.5)),
         chains.LayerNorm(6),
         Dropout(0.3),
         chains.Reshape(2, 3),

@@ -90,7 +90,7 @@ def test_settings_are_inputs_still(recorded):
 def test_copies_record_nothing(again, recorded):
     softsign = activation("mine", lambda x: x / (1 + abs(x)), derivative=lambda x: 1 / (1 + abs(x)) ** 2)
     cubic = loss("cubic", lambda y, t: abs(y - t) ** 3, derivative=lambda y, t: 3 * (y - t) * abs(y - t))
-    net = net_of(Dense(3, 4, softsign), Dropout(0.5), Chain(Dense(4, 3, activations.make_elu(0.5))))
+    net = net_of(Dense(3, 4, softsign), Dropout(0.5), Chain(Dense(4, 3, activations.elu(alpha=0.5))))
     objective, p = net.objective(X, T, cubic, L1Penalty(0.1), mode="train", seed=2), np.linspace(-1, 1, net.n_params)
     value, g = objective(p)
     twin = again(objective)
@@ -157,7 +157,7 @@ def formula(factor):
 DIFFERENT = {
     "sizes": lambda: (net_of(Dense(3, 4), Dense(4, 3)), net_of(Dense(3, 5), Dense(5, 3))),
     "activations": lambda: (net_of(Dense(3, 3, "tanh")), net_of(Dense(3, 3, "sin"))),
-    "slopes": lambda: [net_of(Dense(3, 3, activations.make_leaky_relu(slope))) for slope in (0.01, 0.0100001)],
+    "slopes": lambda: [net_of(Dense(3, 3, activations.leaky_relu(slope=slope))) for slope in (0.01, 0.0100001)],
     "functions": lambda: [net_of(Dense(3, 3, scaled(factor))) for factor in (2.0, 3.0)],
     "formulas": lambda: [net_of(Dense(3, 3, formula(factor))) for factor in (2.0, 3.0)],
     "bias": lambda: (net_of(Dense(3, 3)), net_of(Dense(3, 3, bias=False))),
