@@ -45,7 +45,7 @@ class Place:
 
     def at(self, view: View, parts: Sequence[tuple[str, int]] = ()) -> str:
         """An element of a view: coordinates with their strides, and the steps of the loops that it goes on in."""
-        parts = [*parts, *((f"t{depth}", move) for depth, move in enumerate(view.moves))]
+        parts = [*parts, *((f"t{depth}", move) for depth, move in enumerate(view.loop_strides))]
         terms = [name if stride == 1 else f"{name} * {stride}" for name, stride in parts if stride]
         terms += [str(view.offset)] if view.offset or not terms else []
         return f"{self.names(view.buffer)}[{' + '.join(terms)}]"

@@ -77,7 +77,7 @@ class _Segments(NamedTuple):
         """The entries that an operation in loops fills, step by step."""
         offsets = [out.offset]
         for loop in loops:
-            offsets = [offset + step * out.move(loop.depth) for offset in offsets for step in range(loop.steps)]
+            offsets = [offset + step * out.loop_stride(loop.depth) for offset in offsets for step in range(loop.steps)]
         return [offset // self.target.sample_size for offset in offsets]
 
     def is_used_by(self, operation: Operation) -> bool:
@@ -92,8 +92,8 @@ class _Segments(NamedTuple):
         ):
             return None
         (out,), size = operation.outs, self.target.sample_size
-        start, stop = reach(replace(out, moves=()))
-        if start // size != (stop - 1) // size or any(move % size for move in out.moves):
+        start, stop = reach(replace(out, loop_strides=()))
+        if start // size != (stop - 1) // size or any(move % size for move in out.loop_strides):
             return None
         return replace(self.target, shape=out.shape, strides=out.strides, offset=self.target.offset + start % size)
 
@@ -106,4 +106,4 @@ class _Segments(NamedTuple):
         part = self._part(operation)
         assert isinstance(operation, MatMul)
         assert part is not None
-        return replace(operation, outs=(part,), accumulate=bool(operation.outs[0].moves))
+        return replace(operation, outs=(part,), accumulate=bool(operation.outs[0].loop_strides))

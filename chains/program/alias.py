@@ -14,7 +14,7 @@ def meet(a: View, b: View) -> bool:
     """Whether two views may have an element in common."""
     if a.buffer is not b.buffer or not a.sample_size or not b.sample_size:
         return False
-    if a.moves != b.moves:  # they may meet at some step
+    if a.loop_strides != b.loop_strides:  # they may meet at some step
         return True
     periods = dict.fromkeys((0, *a.strides, *b.strides))
     return a == b or not any(_apart(a, b, period) for period in periods)
@@ -22,7 +22,9 @@ def meet(a: View, b: View) -> bool:
 
 def same(a: View, b: View) -> bool:
     """Whether two views have the same elements in the same order, whatever their axes."""
-    return a == b or (a.buffer is b.buffer and (a.offset, a.moves) == (b.offset, b.moves) and _merged(a) == _merged(b))
+    return a == b or (
+        a.buffer is b.buffer and (a.offset, a.loop_strides) == (b.offset, b.loop_strides) and _merged(a) == _merged(b)
+    )
 
 
 def across(a: View, b: View) -> bool:

@@ -50,7 +50,7 @@ def _first_entry(loop: Loop, buffer: Buffer) -> int | None:
     size = buffer.size // sample[0] if sample and isinstance(sample[0], int) and sample[0] else 0
     entries = set()
     for view in (view for operation in loop.body for view in operation.views if view.buffer is buffer):
-        if not size or abs(view.move(loop.depth)) != size or view.advancing(loop.depth, 0).moves:
+        if not size or abs(view.loop_stride(loop.depth)) != size or view.advancing(loop.depth, 0).loop_strides:
             return None
         axes = list(zip(view.shape, view.strides, strict=True))
         width = 1 + sum((n - 1) * stride for n, stride in axes if isinstance(n, int))
@@ -58,7 +58,7 @@ def _first_entry(loop: Loop, buffer: Buffer) -> int | None:
         entry, inside = divmod(view.offset, size)
         if not whole or inside + width > size:
             return None
-        entries.add((entry, view.move(loop.depth)))
+        entries.add((entry, view.loop_stride(loop.depth)))
     return entries.pop()[0] if len(entries) == 1 else None
 
 
@@ -68,7 +68,7 @@ def _moved(view: View, places: dict[Buffer, tuple[Buffer, int]]) -> View:
         return view
     buffer, first = places[view.buffer]
     strides = [buffer.size if isinstance(n, Batch) else stride for n, stride in zip(view.shape, view.strides, strict=True)]
-    return replace(view, buffer=buffer, strides=tuple(strides), offset=view.offset - first, moves=(), name=view.name)
+    return replace(view, buffer=buffer, strides=tuple(strides), offset=view.offset - first, loop_strides=(), name=view.name)
 
 
 def _is_fresh(loop: Loop, buffer: Buffer, place: tuple[Buffer, int]) -> bool:

@@ -33,7 +33,9 @@ class _Writer:
     def text(self, thing: Any) -> str:
         kind = type(thing)
         if kind is View:
-            return f"{self._buffer(thing.buffer)}{self.text(thing.shape)}{thing.strides}{thing.offset}{thing.moves or ''}"
+            return (
+                f"{self._buffer(thing.buffer)}{self.text(thing.shape)}{thing.strides}{thing.offset}{thing.loop_strides or ''}"
+            )
         if kind is tuple:
             return f"({','.join(map(self.text, thing))})"
         if kind is Batch:

@@ -53,7 +53,7 @@ class _Split:
         self.body = loop.body
         self.later = later
         self.totals: list[Reduce] = []  # sums over the steps, replaced by products after the loop
-        moves = [view.move(self.depth) for operation in loop.body for view in operation.views]
+        moves = [view.loop_stride(self.depth) for operation in loop.body for view in operation.views]
         self._backwards = min(moves, default=0) < 0 and max(moves) <= 0
         self._views: dict[Buffer, list[View]] = {}
         for operation in loop.body:
@@ -127,7 +127,7 @@ class _Split:
         """Whether an operation has a form for all steps at once."""
         if not isinstance(operation, _MOVABLE):
             return False
-        signs = {view.move(self.depth) > 0 for view in operation.views if view.move(self.depth)}
+        signs = {view.loop_stride(self.depth) > 0 for view in operation.views if view.loop_stride(self.depth)}
         private = any(view.buffer in self._private for view in operation.views)
         if len(signs | ({not self._backwards} if private else set())) > 1:
             return False
@@ -141,14 +141,14 @@ class _Split:
         return operation.outs[0].batched and not any(self._varies(view) for view in operation.views if not view.batched)
 
     def _varies(self, view: View) -> bool:
-        return bool(view.move(self.depth)) or view.buffer in self._private
+        return bool(view.loop_stride(self.depth)) or view.buffer in self._private
 
     def _has_rows(self, view: View) -> bool:
         """Whether the samples of all steps form the rows, or the columns, of one matrix."""
         tall = view if isinstance(view.shape[0], Batch) else view.T
         if tall.shape[0] != Batch() or not self._varies(view):
             return False
-        return view.buffer in self._private or tall.strides[0] == self.steps * abs(view.move(self.depth))
+        return view.buffer in self._private or tall.strides[0] == self.steps * abs(view.loop_stride(self.depth))
 
     def _has_slot(self, view: View) -> bool:
         """Whether each step has a part of the buffer that no other step touches."""
@@ -159,7 +159,7 @@ class _Split:
 
     def _slot(self, view: View) -> tuple[int, int] | None:
         """The advance of a view, and its time entry at the first step; None where that is unknown."""
-        move = view.move(self.depth)
+        move = view.loop_stride(self.depth)
         if not move:
             return None
         width = 1
@@ -203,7 +203,7 @@ class _Split:
         buffer = out.buffer
         writers = [j for j, other in enumerate(self.body) if any(view.buffer is buffer for view in other.views)]
         readers = [other for other in self.later if any(view.buffer is buffer for view in other.views)]
-        if not out.move(self.depth) or len(readers) != 1:
+        if not out.loop_stride(self.depth) or len(readers) != 1:
             return False
         (total,) = readers
         if not isinstance(total, Reduce) or total.kind != "sum" or not set(writers) <= chosen:
@@ -230,7 +230,7 @@ class _Split:
         A view whose first axis has several rows of each sample has no form with an entry for each step.
         """
         merged = (extent for view in self._views[buffer] for extent in view.shape if isinstance(extent, Batch))
-        if any(view.moves for view in self._views[buffer]) or any(extent != Batch() for extent in merged):
+        if any(view.loop_strides for view in self._views[buffer]) or any(extent != Batch() for extent in merged):
             return False
         filled = np.zeros(buffer.size, bool)
         for operation in self.body:
@@ -262,7 +262,7 @@ class _Split:
         ]
         offset, name = entry.offset + view.offset, view.name or view.buffer.name
         placed = replace(view, buffer=entry.buffer, strides=tuple(strides), offset=offset, name=name)
-        return placed.advancing(self.depth, entry.move(self.depth))  # beside how it advances with loops within this one
+        return placed.advancing(self.depth, entry.loop_stride(self.depth))  # beside how it advances with loops within this one
 
     def _at_once(self, operation: Operation, entries: dict[Buffer, View]) -> Operation:
         """An operation for all steps."""
@@ -275,7 +275,7 @@ class _Split:
                 size = target.sample_size
                 slot = view.offset // size * size
                 return replace(target, shape=view.shape, strides=view.strides, offset=target.offset + view.offset - slot)
-            if not view.move(self.depth):
+            if not view.loop_stride(self.depth):
                 return view.expand(1) if view.batched and not isinstance(operation, MatMul) else view
             rows = self._rows if isinstance(operation, MatMul) else lambda each: each.over(self.depth, self.steps)
             return rows(view).named(name)
@@ -286,5 +286,5 @@ class _Split:
         """The matrix with the samples of all steps in its rows or columns, for a matrix with the samples of one step."""
         if not isinstance(view.shape[0], Batch):
             return self._rows(view.T).T
-        extents, strides = (Batch(self.steps), view.shape[1]), (abs(view.move(self.depth)), view.strides[1])
+        extents, strides = (Batch(self.steps), view.shape[1]), (abs(view.loop_stride(self.depth)), view.strides[1])
         return replace(view.over(self.depth, self.steps), shape=extents, strides=strides)

@@ -14,7 +14,7 @@ from chains.program.view import View
 class Loop(Operation):
     """The operations of `body`, in order, repeated `steps` times.
 
-    Their views advance with the steps (`View.moves`). Later steps can read the results of earlier ones. A loop inside
+    Their views advance with the steps (`View.loop_strides`). Later steps can read the results of earlier ones. A loop inside
     another has the next `depth`. `outs` are all views that the body writes, `ins` the views whose contents from before the
     loop it may read, `added` the sums over samples to whose contents from before the loop it adds. What waits for no step is
     moved out of the loop (`chains.program.hoist`), unless it is `closed`.
@@ -50,7 +50,7 @@ class Loop(Operation):
                 if from_zero and view in sums and view not in operation.ins:
                     continue
                 if not made.covers(view):
-                    before = replace(view, offset=view.offset + view.move(depth))  # the place at the previous step
+                    before = replace(view, offset=view.offset + view.loop_stride(depth))  # the place at the previous step
                     found = added if view in sums and view not in operation.ins else ins
                     found[view.at(depth, 0) if every.covers(before) else view.over(depth, steps)] = None
             made.add(operation.writes)
@@ -73,7 +73,9 @@ class Loop(Operation):
         """What comes before the first step: the fills of sums that begin with zeros, and of their entries for each step."""
         if not self.from_zero:
             return ()
-        entries = [view for operation in self.body for view in operation.writes if not view.batched and view.move(self.depth)]
+        entries = [
+            view for operation in self.body for view in operation.writes if not view.batched and view.loop_stride(self.depth)
+        ]
         views = [*(total.view for total in self.totals), *(view.over(self.depth, self.steps) for view in entries)]
         return tuple(Fill((view,), (), 0.0, label=self.label) for view in dict.fromkeys(views))
 
@@ -81,7 +83,7 @@ class Loop(Operation):
     def advances(self) -> bool:
         """Whether some view of the body advances with the steps."""
         views = [view for operation in all_operations(self.body) for view in operation.views]
-        return any(view.move(self.depth) for view in (*views, *([] if self.only is None else [self.only])))
+        return any(view.loop_stride(self.depth) for view in (*views, *([] if self.only is None else [self.only])))
 
     @property
     def reads(self) -> tuple[View, ...]:

@@ -128,7 +128,7 @@ def row_gradients(operations: Sequence[Operation], g: View) -> list[RowGradient]
         if not isinstance(operation, ScatterAdd) or operation.outs[0].buffer is not g.buffer:
             continue
         (table,), (index, source) = operation.outs, operation.ins
-        plain = all(view.contiguous and not view.moves for view in (table, index, source))
+        plain = all(view.contiguous and not view.loop_strides for view in (table, index, source))
         if not plain or table.ndim != 2 or not index.batched:
             continue
         touching = [each for each in operations if any(meet(table, view) for view in each.views)]

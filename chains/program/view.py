@@ -72,8 +72,8 @@ class Buffer:
 class View:
     """A strided window on a buffer; strides and offset are in elements. The length of the batch axis, if any, is a `Batch`.
 
-    In loops, shape and offset are those of the first step. `moves` has an entry for each loop, the outermost first: the
-    number of elements by which the view advances with each step.
+    In loops, shape and offset are those of the first step. `loop_strides` has an entry for each loop, the outermost
+    first: the number of elements by which the view advances with each step.
     """
 
     buffer: Buffer
@@ -81,7 +81,7 @@ class View:
     strides: tuple[int, ...]
     offset: int = 0
     name: str = field(default="", compare=False)  # for people; by default the buffer's name
-    moves: tuple[int, ...] = ()  # without zeros at the end
+    loop_strides: tuple[int, ...] = ()  # without zeros at the end
 
     @property
     def ndim(self) -> int:
@@ -256,31 +256,31 @@ class View:
 
     def advancing(self, depth: int, by: int) -> View:
         """The view, advancing `by` elements with each step of the loop at this depth; 0 for a view that stays."""
-        moves = [*self.moves, *(0 for _ in range(len(self.moves), depth + 1))]
-        moves[depth] = by
-        while moves and moves[-1] == 0:
-            moves.pop()
-        return replace(self, moves=tuple(moves))
+        strides = [*self.loop_strides, *(0 for _ in range(len(self.loop_strides), depth + 1))]
+        strides[depth] = by
+        while strides and strides[-1] == 0:
+            strides.pop()
+        return replace(self, loop_strides=tuple(strides))
 
-    def move(self, depth: int) -> int:
+    def loop_stride(self, depth: int) -> int:
         """The number of elements by which the view advances with each step of the loop at this depth."""
-        return self.moves[depth] if depth < len(self.moves) else 0
+        return self.loop_strides[depth] if depth < len(self.loop_strides) else 0
 
     def at(self, depth: int, step: int) -> View:
         """The view at one step of the loop at this depth."""
-        move = self.move(depth)
-        return replace(self.advancing(depth, 0), offset=self.offset + step * move) if move else self
+        stride = self.loop_stride(depth)
+        return replace(self.advancing(depth, 0), offset=self.offset + step * stride) if stride else self
 
     def over(self, depth: int, steps: int) -> View:
         """The view over all `steps` of the loop at this depth, as a new axis after the batch, in memory order."""
-        move = self.move(depth)
-        if not move:
+        stride = self.loop_stride(depth)
+        if not stride:
             return self
         position = int(self.ndim > 0 and isinstance(self.shape[0], Batch))
         shape, strides = list(self.shape), list(self.strides)
         shape.insert(position, steps)
-        strides.insert(position, abs(move))
-        offset = self.offset + min(0, move) * (steps - 1)
+        strides.insert(position, abs(stride))
+        offset = self.offset + min(0, stride) * (steps - 1)
         return replace(self.advancing(depth, 0), shape=tuple(shape), strides=tuple(strides), offset=offset)
 
     def within(self, memory: np.ndarray) -> np.ndarray:
@@ -310,7 +310,7 @@ class View:
     __getitem__ = __setitem__ = __float__ = __len__ = _refuse
 
     def _reshaped(self, shape: Shape) -> View:
-        target = View(self.buffer, shape, c_strides(shape), self.offset, self.name, self.moves)
+        target = View(self.buffer, shape, c_strides(shape), self.offset, self.name, self.loop_strides)
         if not self.contiguous or target.sample_size != self.sample_size:
             raise ValueError(f"a view of shape {shape_text(self.shape)} cannot be reshaped to {shape_text(shape)}")
         return target

@@ -96,7 +96,7 @@ class Drawn:
                 ops.matmul(at.now(each, 0), self.one(filled).T, self.one(filled))
             return
         elif kind == "loop" and len(here) == 1:
-            self.loop(here, carried, [view for view in filled if not view.moves])
+            self.loop(here, carried, [view for view in filled if not view.loop_strides])
             return
         else:
             return

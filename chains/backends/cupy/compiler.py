@@ -146,7 +146,7 @@ class Compiled:
         zeros = self._body(operation.zeros)
         moves: dict[Buffer, set[tuple[int, ...]]] = {}
         for view in (view for each in operation.body for view in each.views):
-            moves.setdefault(view.buffer, set()).add(view.moves)
+            moves.setdefault(view.buffer, set()).add(view.loop_strides)
         written = {view.buffer for each in operation.body for view in each.writes}
         if any(len(moves[buffer]) > 1 for buffer in written):  # whether two such views overlap depends on the step
             return [*zeros, *(step for number in range(operation.steps) for step in self._body(operation.at(number)))]
@@ -165,13 +165,13 @@ class Compiled:
         return self._lower(self._ready(operations), lambda positions: lambda buffer: True)
 
     def _standing(self, view: View) -> View:
-        if not view.moves:
+        if not view.loop_strides:
             return view
-        key = view.buffer, view.moves
+        key = view.buffer, view.loop_strides
         if key not in self._advancing:
             place = replace(view.buffer, name=f"{view.buffer.name} advancing")
             self._advancing[key], self.advances[place] = place, key
-        return replace(view, buffer=self._advancing[key], moves=())
+        return replace(view, buffer=self._advancing[key], loop_strides=())
 
     def real(self, buffer: Buffer) -> Buffer:
         """The buffer itself; for a stand-in, the buffer that it replaces."""

@@ -58,7 +58,7 @@ def _of_sum(frame: Frame, view: View) -> Frame:
     """The frame for a sum over samples. In loops it begins with the first step of each in which its place stays."""
     f, first = frame.f, frame.first
     for depth, number in enumerate(frame.steps):
-        if first is not None and not view.move(depth):
+        if first is not None and not view.loop_stride(depth):
             first = f.binary("and", first, f.compare("eq", number, integer(0)))
     return replace(frame, first=first)
 

@@ -96,7 +96,7 @@ def _loop(operation: Operation) -> str | None:
         if operation.batched and not each.batched:
             return f"`{each}` is on no samples, in a loop over these"
         fixed = [view for view in each.ins if isinstance(each, MatMul) and not view.batched]
-        if any(view.moves for view in fixed) and operation.batched:
+        if any(view.loop_strides for view in fixed) and operation.batched:
             return f"`{each}` has weights that advance"
         why = _why(each)
         if why is not None:
@@ -116,7 +116,7 @@ def _sums_in_loop(loop: Loop) -> str | None:
             if kind != "sum" or (begun and not (accumulates and view in known)):
                 return f"`{each}` is over all samples, in a loop"
             start, stop = reach(view.over(loop.depth, 1))
-            if not accumulates and loop.steps > 1 and abs(view.move(loop.depth)) < stop - start:
+            if not accumulates and loop.steps > 1 and abs(view.loop_stride(loop.depth)) < stop - start:
                 return f"`{view}`, which is over all samples, is computed anew in a loop"
             known.append(view)
     return None

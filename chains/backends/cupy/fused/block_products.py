@@ -159,7 +159,7 @@ def _side(block: Block, view: View, extent: Extent, inner: Extent, count: int) -
     """The operand with (rows or columns, terms of the sum) as its axes, and how it can be read."""
     along, terms = aligned_strides(view, 2)
     width, read = vector_width(view), "single"
-    if block.is_shared(view.buffer) and not any(place % width for place in (view.offset, *view.moves)):
+    if block.is_shared(view.buffer) and not any(place % width for place in (view.offset, *view.loop_strides)):
         if terms == 1 and isinstance(inner, int) and inner % width == 0 and along % width == 0:
             read = "inner"
         elif along == 1 and count == width and isinstance(extent, int) and extent % width == 0 and terms % width == 0:

@@ -104,7 +104,7 @@ class LoopKernel:
         """The place of each buffer of samples that has no entry for each step; its own where it is of no use elsewhere."""
         found: dict[Buffer, Buffer] = {}
         for buffer, views in _by_buffer(self._body).items():
-            if buffer.batched and not any(view.moves for view in views):
+            if buffer.batched and not any(view.loop_strides for view in views):
                 shared = Buffer(f"{buffer.name} of a tile", "scratch", buffer.dtype, buffer.shape)
                 found[buffer] = shared if elsewhere(buffer) else buffer
         return found
@@ -214,7 +214,7 @@ def _copied(view: View, loop: Loop) -> View:
         if rank == 0 and whole.ndim > 1:
             size = (-(-size // width) | 1) * width
     shared = Buffer(f"{view} of all", "scratch", view.dtype, (size,))
-    move = view.move(loop.depth)
+    move = view.loop_stride(loop.depth)
     if not move:
         return View(shared, view.shape, tuple(strides))
     by = strides[0] if move > 0 else -strides[0]

@@ -65,7 +65,7 @@ def is_flat(operation: Operation) -> bool:
         return False
     shape = operation.outs[0].shape
     flat = all(view.shape == shape and view.contiguous for view in operation.views if view.ndim or view in operation.outs)
-    return flat and len(shape) == 1 and not any(view.moves for view in operation.views)
+    return flat and len(shape) == 1 and not any(view.loop_strides for view in operation.views)
 
 
 def _movable(before: Sequence[Operation], run: Run, between: Sequence[Operation]) -> list[Operation]:
@@ -100,7 +100,7 @@ def _gives(operation: Operation, run: Run) -> bool:
         return False
     (out,) = operation.outs
     vectors = {view for view in (*run.ins, *run.outs) if view.buffer is out.buffer}
-    if len(vectors) != 1 or not vectors <= {*run.ins} or not out.ndim or not out.contiguous or out.moves:
+    if len(vectors) != 1 or not vectors <= {*run.ins} or not out.ndim or not out.contiguous or out.loop_strides:
         return False
     (vector,) = vectors
     inside = vector.offset <= out.offset and out.offset + out.sample_size <= vector.offset + vector.sample_size

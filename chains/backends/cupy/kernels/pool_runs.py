@@ -248,7 +248,7 @@ def _as_image(view: View, ndim: int, like: View) -> View:
 def _without_ones(view: View) -> tuple[object, ...]:
     """What decides which elements a view has: two are equal in all that counts where these are."""
     moving = tuple(0 if extent == 1 else stride for extent, stride in zip(view.shape, view.strides, strict=True))
-    return view.buffer, view.shape, moving, view.offset, view.moves
+    return view.buffer, view.shape, moving, view.offset, view.loop_strides
 
 
 def _room_for_choice(pool: Pool) -> View:

@@ -125,7 +125,7 @@ def coordinate_lines(axes: Sequence[Axis], index: str, prefix: str) -> tuple[lis
 
 def advances(view: View) -> list[tuple[str, int]]:
     """The number of the current step of each loop around, as C, and how far a step leads in the view."""
-    return [(step_name(depth), move) for depth, move in enumerate(view.moves)]
+    return [(step_name(depth), move) for depth, move in enumerate(view.loop_strides)]
 
 
 def step_name(depth: int) -> str:

@@ -19,7 +19,7 @@ def lower_loop(frame: Frame, loop: Loop, write: Callable[[Frame], None]) -> None
 
     def repeat(number: Value, _: list[Value]) -> None:
         def base(view: View) -> Value:
-            move = view.move(loop.depth)
+            move = view.loop_stride(loop.depth)
             return f.address(frame.base(view), f.mul(number, move), real_type(view.dtype)) if move else frame.base(view)
 
         step = replace(frame, base=base, steps=(*frame.steps, number))

@@ -47,7 +47,7 @@ class Likeness:
 
 def _place(view: View) -> Hashable:
     """What views share whose addresses differ by a known number: the buffer, and how they advance with the steps of loops."""
-    return view.buffer, view.moves
+    return view.buffer, view.loop_strides
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def _continues(sums: Sequence[Total], total: Total) -> bool:
 def _covers(a: View, b: View) -> bool:
     """Whether view `a` has all elements of view `b`; both without samples."""
     within = all(any(start <= first and last <= stop for start, stop in a.runs) for first, last in b.runs)
-    return a == b or (a.moves == b.moves and within)
+    return a == b or (a.loop_strides == b.loop_strides and within)
 
 
 def divided(done_once: Sequence[PlanStep], others: Sequence[Operation]) -> tuple[tuple[PlanStep, ...], tuple[PlanStep, ...]]:
