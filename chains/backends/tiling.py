@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chains.program.alias import conflict, meet
+from chains.program.alias import conflict, overlap
 from chains.program.operations import Operation
 from chains.program.view import View
 
@@ -34,10 +34,10 @@ def must_wait(sums: Sequence[View], once: Sequence[Operation], operation: Operat
 
 def meets_sums(sums: Sequence[View], view: View) -> bool:
     """Whether a result over all samples lies in the memory of `sums` over the whole batch."""
-    return any(meet(view, other) for other in sums)
+    return any(overlap(view, other) for other in sums)
 
 
 def needs_results(sums: Sequence[View], once: Sequence[Operation], operation: Operation) -> bool:
     """Whether an operation on samples reads `sums` over the whole batch, or must follow an operation done `once`."""
     read = [view for view in operation.ins if not view.batched]
-    return any(meet(a, b) for a in read for b in sums) or any(conflict(operation, other) for other in once)
+    return any(overlap(a, b) for a in read for b in sums) or any(conflict(operation, other) for other in once)

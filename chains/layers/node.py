@@ -10,7 +10,7 @@ from typing import Any
 
 from chains.layers.base import Declaration, noted
 from chains.params import Slice
-from chains.program.alias import meet
+from chains.program.alias import overlap
 from chains.program.operations import Operation
 from chains.program.recorder import Recorder
 from chains.program.view import View
@@ -173,7 +173,7 @@ def check_filled(function: str, recorded: Sequence[Operation], views: Mapping[st
     """Raise ValueError, naming the function that recorded them, unless some operation writes to each of the views."""
     written = [out for operation in recorded for out in operation.writes]
     for name, view in views.items():
-        if view.sample_size and not any(meet(out, view) for out in written):
+        if view.sample_size and not any(overlap(out, view) for out in written):
             raise ValueError(f"{function} does not fill `{name}`")
 
 
@@ -181,7 +181,7 @@ def check_kept(function: str, recorded: Sequence[Operation], views: Mapping[str,
     """Raise ValueError, naming the function that recorded them, where some operation writes to one of the views."""
     written = [out for operation in recorded for out in operation.writes]
     for name, view in views.items():
-        if any(meet(out, view) for out in written):
+        if any(overlap(out, view) for out in written):
             raise ValueError(f"{function} writes to `{name}`, which may only be read: {remedy}")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from chains.program.alias import meet, reach
+from chains.program.alias import overlap, reach
 from chains.program.loop import Loop
 from chains.program.operations import MatMul, Operation, Reduce
 from chains.program.view import View
@@ -46,7 +46,7 @@ class _Segments(NamedTuple):
             return False
         *first, loop = [operations[position] for position in users[:-1]]
         between = operations[users[0] : users[-1]]
-        if not isinstance(loop, Loop) or any(meet(target, view) for other in between for view in other.views):
+        if not isinstance(loop, Loop) or any(overlap(target, view) for other in between for view in other.views):
             return False
         if loop.from_zero if first else not loop.closed or loop.added:
             return False
@@ -57,7 +57,7 @@ class _Segments(NamedTuple):
         if None in (*begun, *added) or (first and any(part not in begun for part in added)):
             return False
         parts = [part for part in dict.fromkeys(begun or added) if part is not None]
-        apart = not any(meet(a, b) for number, a in enumerate(parts) for b in parts[:number])
+        apart = not any(overlap(a, b) for number, a in enumerate(parts) for b in parts[:number])
         filled = {operation.outs[0].offset // target.sample_size for operation in first}
         in_loop = [self._entries(operation.outs[0], loops) for operation, loops in later]
         once = all(len(set(found)) == len(found) for found in in_loop)

@@ -10,11 +10,11 @@ from chains.program.operations import Operation
 from chains.program.view import Batch, Extent, View
 
 
-def meet(a: View, b: View) -> bool:
+def overlap(a: View, b: View) -> bool:
     """Whether two views may have an element in common."""
     if a.buffer is not b.buffer or not a.sample_size or not b.sample_size:
         return False
-    if a.loop_strides != b.loop_strides:  # they may meet at some step
+    if a.loop_strides != b.loop_strides:  # they may overlap at some step
         return True
     periods = dict.fromkeys((0, *a.strides, *b.strides))
     return a == b or not any(_apart(a, b, period) for period in periods)
@@ -32,13 +32,13 @@ def across(a: View, b: View) -> bool:
 
     Then an operation that goes through both in order may overwrite elements before it reads them.
     """
-    return a != b and meet(a, b)
+    return a != b and overlap(a, b)
 
 
 def conflict(a: Operation, b: Operation) -> bool:
     """Whether the order of two operations matters."""
     pairs = [(x, y) for x in a.writes for y in (*b.reads, *b.writes)] + [(x, y) for x in a.reads for y in b.writes]
-    return any(meet(x, y) for x, y in pairs)
+    return any(overlap(x, y) for x, y in pairs)
 
 
 def reach(view: View) -> tuple[int, int]:

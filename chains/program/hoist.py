@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from chains.program.alias import conflict, meet
+from chains.program.alias import conflict, overlap
 from chains.program.loop import Loop
 from chains.program.operations import Copy, Fill, Map, MatMul, Operation, Reduce
 from chains.program.view import Batch, Buffer, View, c_strides
@@ -179,14 +179,14 @@ class _Split:
                 if other.buffer is not view.buffer:
                     continue
                 if view.buffer in self._private:
-                    if j > k and meet(view, other):
+                    if j > k and overlap(view, other):
                         return False
                     continue
                 own, made = self._slot(view), self._slot(other)
                 if own is None or made is None or own[0] != made[0]:
                     return False
                 ahead = (own[1] - made[1]) * (1 if own[0] > 0 else -1)
-                if ahead > 0 or (ahead == 0 and j > k and meet(view, other)):
+                if ahead > 0 or (ahead == 0 and j > k and overlap(view, other)):
                     return False
         return True
 
@@ -215,7 +215,7 @@ class _Split:
             return False
         sums = [self.body[j] for j in writers]
         fresh = [each for each in sums if not each.accumulates]
-        apart = not any(meet(a.outs[0], b.outs[0]) for n, a in enumerate(fresh) for b in fresh[:n])
+        apart = not any(overlap(a.outs[0], b.outs[0]) for n, a in enumerate(fresh) for b in fresh[:n])
         covered = sum(each.outs[0].sample_size for each in fresh) == target.sample_size
         if not apart or not covered or not all(each.over_batch == "sum" for each in sums):
             return False

@@ -14,7 +14,7 @@ import numpy as np
 
 from chains.expr import Formula, trace, where
 from chains.expr.formulas import Instruction
-from chains.program.alias import meet
+from chains.program.alias import overlap
 from chains.program.operations import Fill, Map, Operation, ScatterAdd
 from chains.program.view import Buffer, View, c_strides
 
@@ -131,9 +131,9 @@ def row_gradients(operations: Sequence[Operation], g: View) -> list[RowGradient]
         plain = all(view.contiguous and not view.loop_strides for view in (table, index, source))
         if not plain or table.ndim != 2 or not index.batched:
             continue
-        touching = [each for each in operations if any(meet(table, view) for view in each.views)]
+        touching = [each for each in operations if any(overlap(table, view) for view in each.views)]
         after = operations[position + 1 :]
-        kept = not any(meet(a, b) for each in after for a in each.writes for b in (index, source))
+        kept = not any(overlap(a, b) for each in after for a in each.writes for b in (index, source))
         padding = _padding(touching[2], table) if len(touching) == 3 else None
         begun = isinstance(touching[0], Fill) and touching[0].outs[0] == table and touching[0].value == 0.0
         alone = kept and begun and touching[1] is operation and len(touching) == (2 if padding is None else 3)

@@ -1,11 +1,11 @@
-"""When two views meet, against the elements that they have at several batch sizes."""
+"""When two views overlap, against the elements that they have at several batch sizes."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from chains.program.alias import across, conflict, meet, reach, same
+from chains.program.alias import across, conflict, overlap, reach, same
 from chains.program.operations import Copy, Fill, MatMul
 from chains.program.recorder import Recorder
 from chains.program.view import Batch, Buffer, View, concrete
@@ -54,10 +54,10 @@ def test_views_that_have_an_element_in_common_meet(batched):
         a, b = views_of(rng, whole), views_of(rng, whole)
         if have_in_common(a, b):
             shared += 1
-            assert meet(a, b), f"{a!r} {a.shape} {b!r} {b.shape}"
+            assert overlap(a, b), f"{a!r} {a.shape} {b!r} {b.shape}"
         else:
             apart += 1
-            found += not meet(a, b)
+            found += not overlap(a, b)
     assert shared > 500
     assert apart > 200
     assert found > 0.9 * apart
@@ -79,28 +79,28 @@ def test_the_same_elements_in_the_same_order(batched):
 def test_windows_beside_each_other():
     ops = Recorder("views", np.float32)
     image, vector = ops.scratch("image", (5, 4)), ops.scratch("vector", (9,), batched=False)
-    assert not meet(image.slice(1, 0, 2), image.slice(1, 2, 5))
-    assert not meet(image.slice(2, 0, 2), image.slice(2, 2, 4))
-    assert meet(image.slice(2, 0, 3), image.slice(2, 2, 4))
-    assert meet(image.slice(1, 0, 2), image)
-    assert not meet(vector.slice(0, 0, 4), vector.slice(0, 4, 9))
-    assert meet(vector.slice(0, 0, 5), vector.slice(0, 4, 9))
-    assert not meet(image.slice(1, 0, 2).slice(2, 0, 2), image.slice(1, 1, 4).slice(2, 2, 4))
+    assert not overlap(image.slice(1, 0, 2), image.slice(1, 2, 5))
+    assert not overlap(image.slice(2, 0, 2), image.slice(2, 2, 4))
+    assert overlap(image.slice(2, 0, 3), image.slice(2, 2, 4))
+    assert overlap(image.slice(1, 0, 2), image)
+    assert not overlap(vector.slice(0, 0, 4), vector.slice(0, 4, 9))
+    assert overlap(vector.slice(0, 0, 5), vector.slice(0, 4, 9))
+    assert not overlap(image.slice(1, 0, 2).slice(2, 0, 2), image.slice(1, 1, 4).slice(2, 2, 4))
 
 
 def test_other_buffers_and_empty_views_never_meet():
     ops = Recorder("views", np.float32)
     a, b = ops.scratch("a", (4,)), ops.scratch("b", (4,))
-    assert not meet(a, b)
+    assert not overlap(a, b)
     assert not same(a, b)
-    assert not meet(a, a.slice(1, 2, 2))
+    assert not overlap(a, a.slice(1, 2, 2))
 
 
 def test_samples_that_lie_side_by_side():
     """Two columns of a buffer whose samples are neighbours: only a row of the other axis tells them apart."""
     buffer = Buffer("laned", "scratch", np.dtype(np.float32), (Batch(), 4))
     first, second = (View(buffer, (Batch(), 1), (1, 8), offset) for offset in (0, 8))
-    assert meet(first, second)  # at a batch of nine they do
+    assert overlap(first, second)  # at a batch of nine they do
 
 
 def test_across():

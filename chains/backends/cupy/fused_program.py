@@ -23,7 +23,7 @@ from chains.backends.cupy.fused.updates import in_one_pass
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Command, Launch, Pointers, Source, indented
 from chains.backends.tiling import whole_on_tiles
-from chains.program.alias import meet
+from chains.program.alias import overlap
 from chains.program.loop import Loop, all_operations
 from chains.program.operations import MatMul, Operation, users
 from chains.program.program import Program
@@ -152,7 +152,7 @@ class FusedProgram(Compiled):
         mine = {id(operation) for operation in operations}
         written = [view for operation in operations for view in operation.writes]
         read = [view for each in (*self._tiled, *self._once) if id(each) not in mine for view in each.reads]
-        needed = {a.buffer for a in written if any(meet(a, b) for b in read)}
+        needed = {a.buffer for a in written if any(overlap(a, b) for b in read)}
         return lambda buffer: buffer.role != "scratch" or buffer in needed
 
     # The contents of shared memory

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from chains.backends.base import cannot_run
-from chains.program.alias import across, meet, reach
+from chains.program.alias import across, overlap, reach
 from chains.program.all_reduce import AllReduce
 from chains.program.loop import Loop
 from chains.program.operations import (
@@ -110,7 +110,7 @@ def _sums_in_loop(loop: Loop) -> str | None:
     read = [view.buffer for each in loop.body for view in each.ins]
     for each in loop.body:
         for view, kind, accumulates in each.totals:
-            begun = any(meet(view, other) for other in known)
+            begun = any(overlap(view, other) for other in known)
             if view.buffer in read:
                 return f"`{view}`, which is over all samples, is read in a loop"
             if kind != "sum" or (begun and not (accumulates and view in known)):

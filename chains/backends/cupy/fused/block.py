@@ -17,7 +17,7 @@ from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Pointers, indented
 from chains.backends.cupy.source.fusion import Indexing, Run, run_lines
 from chains.backends.cupy.source.reduction import join
-from chains.program.alias import meet
+from chains.program.alias import overlap
 from chains.program.operations import Operation
 from chains.program.view import Batch, Buffer, Extent, View
 
@@ -53,7 +53,7 @@ class Unit:
         """Whether the other must be finished before this one begins."""
         pairs = [(a, b) for a in other.writes for b in (*self.reads, *self.writes)]
         pairs += [(a, b) for a in other.reads for b in self.writes]
-        return any(meet(a, b) for a, b in pairs)
+        return any(overlap(a, b) for a, b in pairs)
 
     def lines(self, first: int) -> list[str]:
         """The loop, of which the thread `first` does the first piece."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from chains.backends.cupy.source.fusion import Run
-from chains.program.alias import conflict, meet
+from chains.program.alias import conflict, overlap
 from chains.program.operations import MatMul, Operation, Reduce
 from chains.program.view import View, c_strides
 
@@ -105,7 +105,7 @@ def _gives(operation: Operation, run: Run) -> bool:
     (vector,) = vectors
     inside = vector.offset <= out.offset and out.offset + out.sample_size <= vector.offset + vector.sample_size
     typed = all(view.dtype == out.dtype for view in run.outs)
-    return inside and typed and not any(meet(read, written) for read in operation.ins for written in run.outs)
+    return inside and typed and not any(overlap(read, written) for read in operation.ins for written in run.outs)
 
 
 def _in_parts(run: Run, sums: Sequence[Operation]) -> list[Operation]:

@@ -17,7 +17,7 @@ from chains.backends.cupy.device.interface import Convolution, Convolutions
 from chains.backends.cupy.kernels.convolutions import AnyConvolution, parts
 from chains.backends.cupy.source.commands import Command, Tiled, untiled
 from chains.backends.cupy.source.reduction import Temporary
-from chains.program.alias import meet
+from chains.program.alias import overlap
 from chains.program.operations import Convolve, ConvolveInput, Copy, Operation
 from chains.program.view import Buffer, View, concrete
 
@@ -78,7 +78,7 @@ def with_operands(operations: Sequence[Operation], scratch: Callable[[View], Vie
                 steps.append(Copy((y,), (out,), label=operation.label))
         result += steps
         written = [view for each in steps for view in each.writes]
-        copied = {view: copy for view, copy in copied.items() if not any(meet(view, out) for out in written)}
+        copied = {view: copy for view, copy in copied.items() if not any(overlap(view, out) for out in written)}
     return result
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from chains.backends.cupy.source.fusion import ELEMENTWISE, Run
 from chains.backends.cupy.source.lanes import read_by
 from chains.expr import maximum, trace
-from chains.program.alias import conflict, meet
+from chains.program.alias import conflict, overlap
 from chains.program.operations import Copy, Map, Operation, Pool, PoolInput, Random, Reduce, users
 from chains.program.view import Buffer, View, c_strides
 
@@ -130,7 +130,7 @@ class _Runs:
                 if not same or pool.window.area >= MAX_ENTRIES or operation.ins[0].buffer in (x.buffer, y.buffer):
                     return []
                 found.append(k)
-            if any(meet(out, x) or (meet(out, y) and k not in relus) for out in operation.writes):
+            if any(overlap(out, x) or (overlap(out, y) and k not in relus) for out in operation.writes):
                 break
         return found
 
@@ -143,7 +143,7 @@ class _Runs:
             self._needed(out.buffer, position, pullbacks if out.buffer is x.buffer else ()) for each in run for out in each.outs
         ):
             found, run = found[1:], run[1:]
-        apart = not any(meet(out, view) for out in written for each in run for view in each.views)
+        apart = not any(overlap(out, view) for out in written for each in run for view in each.views)
         if not apart or any(conflict(each, other) for each in run for other in hoisted):
             return [], []
         return (found, run) if any(x in each.outs for each in run) else ([], [])
@@ -164,7 +164,7 @@ class _Runs:
     def _backward(self, pool: PoolInput, position: int, chosen: View | None) -> None:
         (dx,), (dy, *_) = pool.outs, pool.ins
         before, first = self._run_up_to(dy, position) if is_tiled(pool) else ([], [])
-        if any(meet(dx, view) for each in first for view in each.views):
+        if any(overlap(dx, view) for each in first for view in each.views):
             before, first = [], []
         total = self._total(dx, position, [*first, pool]) if is_tiled(pool) else None
         last = position if total is None else position + 1
@@ -218,7 +218,7 @@ def _is_relu(operation: Operation, y: View) -> bool:
 
 def _spoils(operation: Operation, pool: Operation) -> bool:
     """Whether the operation writes what other threads of the pool's kernel read."""
-    return any(meet(out, view) for out in operation.outs for view in pool.ins)
+    return any(overlap(out, view) for out in operation.outs for view in pool.ins)
 
 
 def _as_images(operation: Operation, like: View) -> Operation | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from chains.backends.native.llvm.vectormath import ELEMENTARY
-from chains.program.alias import meet
+from chains.program.alias import overlap
 from chains.program.operations import Map, MatMul, Operation
 from chains.program.view import Batch, View
 
@@ -58,7 +58,7 @@ def fusible(operation: MatMul, maps: Sequence[Map], candidate: Map, lanes: int) 
     if {view.buffer for view in candidate.outs} & {view.buffer for view in operation.ins}:
         return False  # other blocks of the product still read the operands
     used = [out, *(view for fused in maps for view in fused.views), *candidate.views]
-    if any(meet(view, other) and not _same_rows(view, other) for view in candidate.outs for other in used):
+    if any(overlap(view, other) and not _same_rows(view, other) for view in candidate.outs for other in used):
         return False  # the maps on other blocks may still read the elements
     columns = int(out.shape[1])  # type: ignore[arg-type]
     registers = [out, *(view for fused in maps for view in fused.outs)]
@@ -66,7 +66,7 @@ def fusible(operation: MatMul, maps: Sequence[Map], candidate: Map, lanes: int) 
     for view in candidate.ins:
         if any(_same_rows(view, register) for register in registers):
             continue
-        if any(meet(view, register) for register in registers):
+        if any(overlap(view, register) for register in registers):
             return False
         if view.batched:
             if view.ndim < 2 or view.shape[-1] != columns or not _same_rows_shape(view, out) or view.strides[-1] != 1:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from chains.backends.native.kernels.fusion import FusedProduct
 from chains.backends.native.plan.execution_plan import ExecutionPlan, FusedUpdate, PlanStep, Segment
 from chains.backends.native.plan.segments import MIN_SHARED_ELEMENTS, Work, divided, works_of
-from chains.program.alias import conflict, meet
+from chains.program.alias import conflict, overlap
 from chains.program.operations import Map, MatMul, Operation
 from chains.program.view import View
 
@@ -132,7 +132,7 @@ def _gradient(on_samples: Sequence[Operation], maps: Sequence[Operation], steps:
     changed = {view for operation in maps for view in operation.outs if view.buffer is not gradient.buffer}
     written = [view for operation in on_samples for view in operation.outs if not view.batched]
     alone = users([step.operation for step in steps]) == users([*sums, *maps])
-    apart = not any(meet(a, b) for a in others for b in written)
+    apart = not any(overlap(a, b) for a in others for b in written)
     return gradient if gradient.buffer.role == "scratch" and len(changed) == 1 and alone and apart else None
 
 
@@ -145,7 +145,7 @@ def _postpone(body: list[PlanStep], product: PlanStep, changed: PlanStep) -> boo
     written = [view for each in changed.update for view in each.outs]
     end = begin
     for position, step in enumerate(body[begin + 1 :], begin + 1):
-        used = any(meet(a, b) for a in written for b in step.operation.views if not b.batched)
+        used = any(overlap(a, b) for a in written for b in step.operation.views if not b.batched)
         follows = isinstance(step.operation, Map) and end == position - 1 > begin
         if used or follows:  # maps stay with the product that they follow
             end = position
@@ -162,7 +162,7 @@ def _gives_part(step: PlanStep, gradient: View, steps: Sequence[PlanStep]) -> bo
     if not (isinstance(operation, MatMul) and operation.sums_over_batch and not operation.accumulate):
         return False
     (out,) = operation.outs
-    if any(meet(out, view) for other in steps if other is not step for view in other.operation.outs):
+    if any(overlap(out, view) for other in steps if other is not step for view in other.operation.outs):
         return False
     inside = gradient.offset <= out.offset and out.offset + out.sample_size <= gradient.offset + gradient.sample_size
     return out.buffer is gradient.buffer and out.contiguous and inside
@@ -177,7 +177,7 @@ def _updated(position: int, segment: Segment, update: _Update, lanes: int) -> Pl
     changed = update.on(step)
     written = [view for each in changed.update for view in each.outs]
     read = [view for later in segment.tiled_steps[position:] for view in _reads(later)]
-    fits = not any(meet(a, b) for a in written for b in read) and _as_it_is(step, lanes)
+    fits = not any(overlap(a, b) for a in written for b in read) and _as_it_is(step, lanes)
     return changed if fits else step
 
 

@@ -14,7 +14,7 @@ from chains.backends.native.kernels.convolve import fusible_image_map
 from chains.backends.native.kernels.fusion import fusible
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
 from chains.backends.tiling import meets_sums, needs_results
-from chains.program.alias import conflict, meet, same
+from chains.program.alias import conflict, overlap, same
 from chains.program.all_reduce import AllReduce
 from chains.program.loop import Loop
 from chains.program.operations import Convolve, ConvolveInput, Map, MatMul, Operation, Total
@@ -146,7 +146,7 @@ def _continues(sums: Sequence[Total], total: Total) -> bool:
     """Whether a sum over the samples is added to one of these. Its operation runs after that of the other in each tile."""
     if not total.accumulates or total.over_batch != "sum":
         return False
-    met = [other for other in sums if meet(total.view, other.view)]
+    met = [other for other in sums if overlap(total.view, other.view)]
     return all(other.over_batch == "sum" for other in met) and any(_covers(other.view, total.view) for other in met)
 
 
@@ -201,14 +201,14 @@ def _shared_length(operation: Operation) -> int:
         return 0
     vectors = [view for view in operation.views if view.sample_size > 1]
     fits = all(view.sample_size == length and view.contiguous and view.dtype == vectors[0].dtype for view in vectors)
-    aligned = all(same(out, view) or not meet(out, view) for out in operation.outs for view in operation.ins)
+    aligned = all(same(out, view) or not overlap(out, view) for out in operation.outs for view in operation.ins)
     return length if fits and aligned else 0
 
 
 def side_by_side(steps: Sequence[PlanStep], step: PlanStep) -> bool:
     """Whether element k of `step` depends only on elements k of `steps`."""
     before = [view for other in steps for view in other.operation.views]
-    return all(same(a, b) or not meet(a, b) for a in step.operation.views for b in before)
+    return all(same(a, b) or not overlap(a, b) for a in step.operation.views for b in before)
 
 
 def _crossing(segments: Sequence[Segment]) -> frozenset[Buffer]:

@@ -18,7 +18,7 @@ from chains.backends.native.plan.fused_update import left_over
 from chains.backends.native.plan.segments import MIN_TEAM_ELEMENTS
 from chains.backends.native.plan.teams import works_in_turn
 from chains.backends.native.plan.tiles import is_of_tile
-from chains.program.alias import conflict, meet, same
+from chains.program.alias import conflict, overlap, same
 from chains.program.loop import Loop
 from chains.program.operations import Map, MatMul, Operation
 from chains.program.scratch import ALIGNMENT
@@ -157,7 +157,7 @@ def order_of_conflicts_is_kept(plan: ExecutionPlan) -> Problems:
 
 def _in_conflict(a: Event, b: Event) -> bool:
     pairs = [(x, y) for x in a.writes for y in (*b.reads, *b.writes)] + [(x, y) for x in a.reads for y in b.writes]
-    return any(meet(x, y) for x, y in pairs)
+    return any(overlap(x, y) for x, y in pairs)
 
 
 def results_are_complete(plan: ExecutionPlan) -> Problems:
@@ -199,7 +199,7 @@ def tiles_wait_for_nothing(plan: ExecutionPlan) -> Problems:
                     yield f"`{b}` reads from the buffer in which `{a}` sums over all tiles"
         before: list[View] = []
         for step, total in (pair for each in segment.tiled_steps for pair in each.sums()):
-            begun = any(meet(total, other) for other in before)
+            begun = any(overlap(total, other) for other in before)
             before.append(total)
             if begun != step.continued:
                 what = "is to begin a sum that is begun before it" if begun else "is to add to a sum that no step has begun"
@@ -305,7 +305,7 @@ def _independent(a: Work, b: Work) -> bool:
     if not a.length and not b.length and a.thread == b.thread:
         return True
     views = [[view for operation in work.operations for view in operation.views] for work in (a, b)]
-    if a.length and a.length == b.length and all(same(x, y) or not meet(x, y) for x in views[0] for y in views[1]):
+    if a.length and a.length == b.length and all(same(x, y) or not overlap(x, y) for x in views[0] for y in views[1]):
         return True
     return not any(conflict(x, y) for x in a.operations for y in b.operations)
 
@@ -372,7 +372,7 @@ def _moments(plan: ExecutionPlan) -> Iterator[Sequence[PlanStep]]:
         if plan.parts == 1:
             yield from ((step,) for step in segment.tiled_steps)
             continue
-        bounds = [k for k, meet in enumerate(segment.barriers[1 : 1 + len(segment.tiled)]) if meet or not k]
+        bounds = [k for k, barrier in enumerate(segment.barriers[1 : 1 + len(segment.tiled)]) if barrier or not k]
         for begin, end in pairwise((*bounds, len(segment.tiled))):
             yield [step for work in segment.tiled[begin:end] for step in work.steps]
 
