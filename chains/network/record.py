@@ -311,9 +311,9 @@ def record_from_series(
         raise ValueError(f"{loss!r} derives the outputs by the inputs, which are ids here")
     if ops.training and not network.is_stateless:
         raise ValueError(f"{loss!r} derives the outputs of one sample, which batch statistics would mix: there is no training")
-    before = ops.taken()
+    before = ops.pop_operations()
     node.forward(ops, x, y)
-    jet, forward = Jet(ops, loss.orders), ops.taken()
+    jet, forward = Jet(ops, loss.orders), ops.pop_operations()
     ops.operations += before
     tangents = ops.constant("directions", loss.tangents)
     for direction in range(len(loss.orders)):
@@ -329,9 +329,9 @@ def record_from_series(
         rows = {(k, index): row.index(-1, k) for index, row in present.items() for k in outputs}
         adjoints = {(k, index): jet.row(dy, index).index(-1, k) for index in present for k in outputs}
         fill(rows=rows, adjoints=adjoints)
-    before = ops.taken()
+    before = ops.pop_operations()
     node.pullback(ops, x, y, dy, dx)
-    pullback = ops.taken()
+    pullback = ops.pop_operations()
     ops.operations += before
     jet.record(pullback)
 

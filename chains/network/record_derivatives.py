@@ -60,7 +60,7 @@ def hessian_product(network: Network, objective: Criterion, dtype: Any) -> Progr
     g = ops.scratch("gradient", size, batched=False)
     _record_gradient(ops, network, objective, p, g, x)
     _zero_frozen(ops, network, g)
-    jet, recorded = Jet(ops, (1,)), ops.taken()
+    jet, recorded = Jet(ops, (1,)), ops.pop_operations()
     jet.perturb(p, (0, 1), _direction(ops, network))
     hv = ops.external("hv", size, role="output")
     jet.place(g, (0, 1), hv)
@@ -82,7 +82,7 @@ def gauss_newton_product(network: Network, objective: Criterion, dtype: Any) -> 
     node = _node(ops, network, p, g)
     node.forward(ops, x, y)
     objective.loss.record(ops, y, t, w, ops.scratch("value", (), batched=False), dy)
-    jet, recorded = Jet(ops, (1,)), ops.taken()
+    jet, recorded = Jet(ops, (1,)), ops.pop_operations()
     jet.perturb(p, (0, 1), _direction(ops, network))
     jet.record(recorded)
     _scaled(ops, dy, jet.coefficient(dy, (0, 1)), 1.0)
@@ -100,7 +100,7 @@ def sample_gradients(network: Network, objective: Criterion, dtype: Any) -> Prog
     _zero_frozen(ops, network, g)
     # Each sample is a batch of its own, and the sum of their losses is not computed.
     inverse, one = ops.inverse_batch, ops.constant("one", np.ones(()))
-    recorded = [operation for operation in ops.taken() if all(out.buffer.name != "value" for out in operation.outs)]
+    recorded = [operation for operation in ops.pop_operations() if all(out.buffer.name != "value" for out in operation.outs)]
     alone = [replace(each, ins=tuple(one if view == inverse else view for view in each.ins)) for each in recorded]
     PerSample(ops, {g.buffer: j}).record(alone)
     return ops.finish()
@@ -113,14 +113,14 @@ def residuals(network: Network, loss: ResidualLoss, target: tuple[int, ...], dty
     r = ops.external("r", (loss.equations,), role="output", batched=True)
     j = ops.external("j", (loss.equations, network.layout.size), role="output", batched=True)
     for number in range(loss.equations):
-        before = ops.taken()
+        before = ops.pop_operations()
         g = ops.scratch("gradient", (network.layout.size,), batched=False)
         y, dy = (ops.scratch(name, network.declaration.output_shape) for name in ("y", "dy"))
         dx = ops.scratch("dx", network.declaration.input)
         fill = partial(loss.record_equation, ops, number, x, t=t, residual=r.index(-1, number))
         record_from_series(ops, loss, network, _node(ops, network, p, g), x, y, dy, dx, fill)
         _zero_frozen(ops, network, g)
-        recorded, ops.operations = ops.taken(), before
+        recorded, ops.operations = ops.pop_operations(), before
         PerSample(ops, {g.buffer: j.index(1, number)}).record(recorded)
     return ops.finish()
 
@@ -156,12 +156,12 @@ def _pullbacks(ops: Recorder, network: Network, p: View, g: View, x: View, cotan
     forward = list(ops.operations)
     kept = {view.buffer for operation in forward for view in operation.outs}
     for number in range(cotangents):
-        recorded = ops.taken()
+        recorded = ops.pop_operations()
         dy = ops.scratch("dy", output)
         ops.copy(dy, given.index(0, number))
         node.pullback(ops, x, y, dy, dx)
         _zero_frozen(ops, network, g)
-        pullback, ops.operations = ops.taken(), recorded
+        pullback, ops.operations = ops.pop_operations(), recorded
         yield pullback, dx
         if number + 1 < cotangents and any(view.buffer in kept for operation in pullback for view in operation.outs):
             ops.operations += forward  # this pullback has overwritten arrays of the forward pass
@@ -175,7 +175,7 @@ def _outputs_along(
     v = ops.external("v", (directions, *network.declaration.input), role="input", batched=own)
     y = ops.scratch("y", network.declaration.output_shape)
     _node(ops, network, p, ops.scratch("gradient", (network.layout.size,), batched=False)).forward(ops, x, y)
-    jet, recorded = Jet(ops, (order,) * directions), ops.taken()
+    jet, recorded = Jet(ops, (order,) * directions), ops.pop_operations()
     for direction in range(directions):
         tangent = ops.scratch(f"direction {direction}", network.declaration.input)
         ops.copy(tangent, v.index(1 if own else 0, direction))

@@ -362,7 +362,7 @@ class Recorder(Buffers):
                 raise ValueError(f"{operation.name}: `{out}` belongs to the {out.buffer.role}s and may only be read")
         self.operations.append(operation)
 
-    def taken(self) -> list[Operation]:
+    def pop_operations(self) -> list[Operation]:
         """Remove and return the operations recorded so far, so that they can be recorded in another form."""
         operations, self.operations = self.operations, []
         return operations

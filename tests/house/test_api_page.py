@@ -84,7 +84,7 @@ INSIDE = {
     "f": "derivative formula function needs_input slope_formula",
     "d": "carried_shapes timed timed_apart output_times goes_along_time may_fail advice all most_demanding saved_shapes "
     "shared_shapes slices smallest_batch state_slices temporary_shapes",
-    "ops": "carried external finish lengths name operations output_lengths symbolic taken",
+    "ops": "carried external finish lengths name operations output_lengths pop_operations symbolic",
     "view": "advancing at buffer loop_stride loop_strides name offset over runs strides text within",
 }
 # Classes that users meet, but do not make, have no signature on the page.
