@@ -321,8 +321,8 @@ def _loop(operation: Loop, place: Place) -> Lines:
     inner = replace(place, begun=place.begun or operation.from_zero)
     for each in operation.body:
         lines += [f"/* {each} */", *lines_of(each, inner)]
-    if operation.only is not None:
-        counted, (element,) = _each((operation.only,), place)
+    if operation.skip_where_zero is not None:
+        counted, (element,) = _each((operation.skip_where_zero,), place)
         any_of = nested(counted, [f"needed |= {element} != 0;"])
         lines = ["int needed = 0;", *any_of, *indented(lines, "if (needed)")]
     for zeros in operation.zeros:

@@ -28,7 +28,7 @@ def contracted(operations: Sequence[Operation], outside: frozenset[Buffer] = fro
 
 
 def _contracted(loop: Loop, around: frozenset[Buffer]) -> Loop:
-    around = around.union([loop.only.buffer] if loop.only is not None else [])
+    around = around.union(view.buffer for view in loop.condition)
     loop = loop.around(contracted(loop.body, around))
     nested = {view.buffer for operation in loop.body if isinstance(operation, Loop) for view in operation.views}
     written = dict.fromkeys(view.buffer for operation in loop.body for view in operation.writes)

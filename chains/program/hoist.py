@@ -31,7 +31,7 @@ def hoisted(operations: Sequence[Operation], outside: frozenset[Buffer] = frozen
         loop = result[position]
         if isinstance(loop, Loop):
             others = [view.buffer for other in result if other is not loop for view in other.views]
-            around = outside.union(others, [loop.only.buffer] if loop.only is not None else [])
+            around = outside.union(others, (view.buffer for view in loop.condition))
             inner = loop.around(hoisted(loop.body, around))
             split = _Split(inner, around, result[position + 1 :])
             before, rest, behind = ([], [inner], []) if loop.closed else split.parts()

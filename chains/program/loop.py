@@ -19,10 +19,10 @@ class Loop(Operation):
     loop it may read, `added` the sums over samples to whose contents from before the loop it adds. What waits for no step is
     moved out of the loop (`chains.program.hoist`), unless it is `closed`.
 
-    A step may be left out where all elements of `only`, which it reads before all others, are 0: for all samples that a
-    backend takes together. It must change nothing that is read later then, so a backend may do it all the same. Where steps may
-    be left out, and in any loop `from_zero`, sums over samples and arrays with an entry for each step, but without samples,
-    begin with zeros before the first step.
+    A step may be left out where all elements of `skip_where_zero`, which it reads first, are 0 for all samples that a backend
+    takes together. Such a step must change nothing that is read later, so a backend may do it all the same. Where steps may be
+    left out, and in any loop `from_zero`, sums over samples and arrays with an entry for each step, but without samples, begin
+    with zeros before the first step.
     """
 
     steps: int
@@ -30,19 +30,19 @@ class Loop(Operation):
     depth: int = 0
     closed: bool = False
     added: tuple[View, ...] = ()
-    only: View | None = None
+    skip_where_zero: View | None = None
     from_zero: bool = False
 
     @classmethod
     def of(
         cls, steps: int, body: Sequence[Operation], depth: int = 0, label: str = "", *, closed: bool = False,
-        only: View | None = None, from_zero: bool = False,
+        skip_where_zero: View | None = None, from_zero: bool = False,
     ) -> Loop:  # fmt: skip
         """The loop over these operations, with its effects."""
         outs = dict.fromkeys(view.over(depth, steps) for operation in body for view in operation.writes)
         every, made = Filled(), Filled()
         every.add(view for operation in body for view in operation.writes)
-        ins: dict[View, None] = {} if only is None else {only.over(depth, steps): None}
+        ins: dict[View, None] = {} if skip_where_zero is None else {skip_where_zero.over(depth, steps): None}
         added: dict[View, None] = {}
         for operation in body:
             sums = {total.view for total in operation.totals}
@@ -54,7 +54,11 @@ class Loop(Operation):
                     found = added if view in sums and view not in operation.ins else ins
                     found[view.at(depth, 0) if every.covers(before) else view.over(depth, steps)] = None
             made.add(operation.writes)
-        return cls(tuple(outs), tuple(ins), steps, tuple(body), depth, closed, tuple(added), only, from_zero, label=label)
+        effects = {"outs": tuple(outs), "ins": tuple(ins), "added": tuple(added)}
+        return cls(
+            **effects, steps=steps, body=tuple(body), depth=depth, closed=closed, skip_where_zero=skip_where_zero,
+            from_zero=from_zero, label=label,
+        )  # fmt: skip
 
     @property
     def over_batch(self) -> str | None:
@@ -83,20 +87,31 @@ class Loop(Operation):
     def advances(self) -> bool:
         """Whether some view of the body advances with the steps."""
         views = [view for operation in all_operations(self.body) for view in operation.views]
-        return any(view.loop_stride(self.depth) for view in (*views, *([] if self.only is None else [self.only])))
+        return any(view.loop_stride(self.depth) for view in (*views, *self.condition))
+
+    @property
+    def condition(self) -> tuple[View, ...]:
+        """`skip_where_zero`, if there is one."""
+        return () if self.skip_where_zero is None else (self.skip_where_zero,)
 
     @property
     def reads(self) -> tuple[View, ...]:
         return self.ins + self.added
 
     def on(self, change: Callable[[View], View]) -> Operation:
-        only = None if self.only is None else change(self.only)
-        return replace(self, only=only).around([operation.on(change) for operation in self.body])
+        return self._conditional(change).around([operation.on(change) for operation in self.body])
 
     def around(self, body: Sequence[Operation], *, from_zero: bool = False) -> Loop:
         """The same loop with another body."""
         from_zero = from_zero or self.from_zero
-        return Loop.of(self.steps, body, self.depth, self.label, closed=self.closed, only=self.only, from_zero=from_zero)
+        return Loop.of(
+            self.steps, body, self.depth, self.label, closed=self.closed, skip_where_zero=self.skip_where_zero,
+            from_zero=from_zero,
+        )  # fmt: skip
+
+    def _conditional(self, change: Callable[[View], View]) -> Loop:
+        """The loop with its condition changed."""
+        return replace(self, skip_where_zero=change(self.skip_where_zero)) if self.skip_where_zero is not None else self
 
     def at(self, step: int) -> list[Operation]:
         """The operations of one step."""
@@ -111,7 +126,7 @@ class Loop(Operation):
         return self.steps * sum(operation.flops(batch) for operation in self.body)
 
     def __str__(self) -> str:
-        return f"{self.steps} times:" if self.only is None else f"{self.steps} times, where {self.only} is not 0:"
+        return f"{self.steps} times{''.join(f', where {view} is not 0' for view in self.condition)}:"
 
 
 def _moved(operation: Operation, change: Callable[[View], View]) -> Operation:
@@ -119,8 +134,8 @@ def _moved(operation: Operation, change: Callable[[View], View]) -> Operation:
     if not isinstance(operation, Loop):
         return operation.on(change)
     outs, ins, added = (tuple(map(change, views)) for views in (operation.outs, operation.ins, operation.added))
-    body, only = tuple(_moved(each, change) for each in operation.body), operation.only
-    return replace(operation, outs=outs, ins=ins, added=added, body=body, only=None if only is None else change(only))
+    body = tuple(_moved(each, change) for each in operation.body)
+    return replace(operation._conditional(change), outs=outs, ins=ins, added=added, body=body)
 
 
 def all_operations(operations: Iterable[Operation]) -> Iterable[Operation]:

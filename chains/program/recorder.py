@@ -76,8 +76,9 @@ class Recorder(Buffers):
 
     @contextmanager
     def loop(
-        self, steps: int, *, backwards: bool = False, closed: bool = False, only: Callable[[Steps], View] | None = None
-    ) -> Iterator[Steps]:
+        self, steps: int, *, backwards: bool = False, closed: bool = False,
+        skip_where_zero: Callable[[Steps], View] | None = None,
+    ) -> Iterator[Steps]:  # fmt: skip
         """A context: operations recorded inside are done once for each step of a time axis.
 
         ``with ops.loop(7) as at: ops.map(at.now(y, 1), f, at.now(x, 1))`` goes along axis 1 of both.
@@ -87,7 +88,7 @@ class Recorder(Buffers):
         steps, backwards, closed : int, bool, bool
             The number of steps; whether they run from the end of the axis to its start; and whether products that wait for no
             step stay in the loop. Outside of it they need memory for all steps.
-        only : callable, optional
+        skip_where_zero : callable, optional
             It gives an array of a step that is 0 for a sample to which the step does nothing that is read later. Steps may be
             left out that are so for all samples; the loop is closed then. Sums over samples begin with zeros, and so do
             arrays without samples that have an entry for each step.
@@ -98,8 +99,11 @@ class Recorder(Buffers):
             at = Steps(check_count("steps", steps), self._depth - 1, backwards)
             yield at
             if self.operations:
-                how: dict[str, Any] = {} if only is None else {"only": only(at), "from_zero": True}
-                loop = Loop.of(steps, self.operations, at.depth, self._label, closed=closed or only is not None, **how)
+                skip = None if skip_where_zero is None else skip_where_zero(at)
+                loop = Loop.of(
+                    steps, self.operations, at.depth, self._label, closed=closed or skip is not None, skip_where_zero=skip,
+                    from_zero=skip is not None,
+                )  # fmt: skip
                 around.append(loop)
         finally:
             self.operations = around

@@ -44,7 +44,7 @@ def live(operations: Sequence[Operation], read: Iterable[Buffer] = ()) -> list[O
 
 def _live_loop(loop: Loop, read: Iterable[Buffer]) -> Loop:
     """The loop without results that neither a later step nor an operation after the loop reads."""
-    wanted, known = {*read, *([loop.only.buffer] if loop.only is not None else [])}, -1
+    wanted, known = {*read, *(view.buffer for view in loop.condition)}, -1
     body: list[Operation] = []
     while len(wanted) > known:
         known = len(wanted)

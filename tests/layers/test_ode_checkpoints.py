@@ -160,4 +160,4 @@ def test_gradients_of_solutions_that_fail_are_nan_whatever_is_beside_them(name, 
 def test_the_loops_of_step_control_may_end_early():
     program = Chain(ODE(Dense(2, 2), (0, 1), rtol=1e-3)).program(MSELoss())
     loops = [each for each in program.operations if isinstance(each, Loop)]
-    assert [loop.only is not None for loop in loops] == [True, True]
+    assert [loop.skip_where_zero is not None for loop in loops] == [True, True]

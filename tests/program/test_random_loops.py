@@ -146,7 +146,7 @@ def test_steps_that_are_left_out(name, draw):
     ops.fill(last, 0.5)
     ops.fill(y, -1.0)
     for backwards in (False, True):
-        with ops.loop(steps, backwards=backwards, only=lambda at: at.now(only, 1)) as at:
+        with ops.loop(steps, backwards=backwards, skip_where_zero=lambda at: at.now(only, 1)) as at:
             now = at.now(kept, 1)
             if not backwards:
                 ops.map(now, lambda x, last: tanh(x - last), at.now(x, 1), last)

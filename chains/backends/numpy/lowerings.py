@@ -277,16 +277,16 @@ def _loop(memory: Memory, operation: Loop) -> list[Call]:
 def _step(memory: Memory, operation: Loop, step: int) -> list[Call]:
     """The calls of one step."""
     calls = [call for each in operation.at(step) for call in lower(memory, each)]
-    if operation.only is None:
+    if operation.skip_where_zero is None:
         return calls
-    return [_unless_zero(memory.array(operation.only.at(operation.depth, step)), calls)]
+    return [_unless_zero(memory.array(operation.skip_where_zero.at(operation.depth, step)), calls)]
 
 
-def _unless_zero(only: np.ndarray, calls: Sequence[Call]) -> Call:
+def _unless_zero(needed: np.ndarray, calls: Sequence[Call]) -> Call:
     """One call for those of a step that may be left out."""
 
     def step() -> None:
-        if only.any():
+        if needed.any():
             for call in calls:
                 call()
 

@@ -169,7 +169,7 @@ class ImplicitStages:
 
         ops.copy(start, state)
         ops.fill(self._active, 1.0)
-        with ops.loop(ITERATIONS, only=lambda _: self._active):
+        with ops.loop(ITERATIONS, skip_where_zero=lambda _: self._active):
             combine(ops, state, start, h, [(gamma, slope)])
             self.rhs.forward(ops, seen, self._value)
             ops.map(self._rest, lambda value, k: value - k, self._value, slope)
@@ -198,7 +198,7 @@ class ImplicitStages:
         for view in (d_value, d_state):
             ops.fill(view, 0.0)
         ops.fill(self._active, 1.0)
-        with ops.loop(ITERATIONS, only=lambda _: self._active):
+        with ops.loop(ITERATIONS, skip_where_zero=lambda _: self._active):
             rest = lambda c, w, d, *length: c + (length[0] if length else h) * gamma * d - w  # noqa: E731
             ops.map(self._rest, rest, d_slope, d_value, d_state, *lengths)
             ops.matmul(self._change.expand(-1), inverse.swap(1, 2), self._rest.expand(-1))

@@ -217,15 +217,15 @@ class Solution:
         if not self.grid.repeats:
             yield ()
             return
-        only = None
+        skip = None
         if self.clock is not None:
             needed = lengths = self.s.lengths
             if failed is not None:
                 needed = self.ops.scratch("steps needed", lengths.sample_shape)
                 self.ops.copy(needed, lengths)
                 self.ops.map(needed.index(1, 0), lambda h, failed: where(failed == 0.0, h, 1.0), lengths.index(1, 0), failed)
-            only = lambda at: part(needed, (at,))  # noqa: E731
-        with self.ops.loop(self.grid.cut.segments, backwards=backwards, closed=True, only=only) as at:
+            skip = lambda at: part(needed, (at,))  # noqa: E731
+        with self.ops.loop(self.grid.cut.segments, backwards=backwards, closed=True, skip_where_zero=skip) as at:
             yield (at,)
 
     def _now(self, view: View, at: Around, step: Steps) -> View:

@@ -99,11 +99,11 @@ class StepControl:
         rhs.forward(ops, seen, slopes[0])
         self._first_length(h, t, last, state, slopes[0], seen, rhs)
         ops.map(left, _left, last, t)
-        only = (lambda _: left) if states is None else None
-        with ops.loop(grid.cut.segments, closed=True, only=only) as segment:
+        skip = (lambda _: left) if states is None else None
+        with ops.loop(grid.cut.segments, closed=True, skip_where_zero=skip) as segment:
             ops.copy(segment.now(attempts.checkpoints, 1), state)
             parts = [segment.part(view, 1, grid.cut.length) for view in attempts]
-            with ops.loop(grid.cut.length, only=only) as at:
+            with ops.loop(grid.cut.length, skip_where_zero=skip) as at:
                 begin, tries, taken, end = (at.now(view, 1) for view in parts)
                 if grid.cut.spare:
                     self._stop(h, grid, segment, at)

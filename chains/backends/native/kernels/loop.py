@@ -23,10 +23,10 @@ def lower_loop(frame: Frame, loop: Loop, write: Callable[[Frame], None]) -> None
             return f.address(frame.base(view), f.mul(number, move), real_type(view.dtype)) if move else frame.base(view)
 
         step = replace(frame, base=base, steps=(*frame.steps, number))
-        if loop.only is None:
+        if loop.skip_where_zero is None:
             write(step)
         else:
-            f.when(_some(step, loop.only), lambda: write(step))
+            f.when(_some(step, loop.skip_where_zero), lambda: write(step))
 
     f.loop(integer(0), integer(loop.steps), 1, repeat)
 
