@@ -23,14 +23,14 @@ from chains.expr.derivatives import derivative as derive
 from chains.expr.replay import Replay, traced
 from chains.layers.softmax import log_sum_exp
 from chains.program.recorder import Recorder
-from chains.program.settings import Recorded
+from chains.program.settings import FrozenOnceRecorded
 from chains.program.view import View
 from chains.support.checks import check_flags, check_labels, check_number, check_text
 
 SampleShape = tuple[int, ...]
 
 
-class Loss(Recorded, ABC):
+class Loss(FrozenOnceRecorded, ABC):
     """A loss function. Losses of equal settings are equal, so that their programs are shared.
 
     Attributes of a custom loss stay as they are once a program was recorded of it: a change raises AttributeError.

@@ -13,7 +13,7 @@ from typing import ClassVar
 from chains.expr import sign
 from chains.params import Layout
 from chains.program.recorder import Recorder
-from chains.program.settings import Recorded, Tunable
+from chains.program.settings import FrozenOnceRecorded, Tunable
 from chains.program.view import View
 from chains.support.checks import check_number
 
@@ -27,7 +27,7 @@ class Selection:
     frozen: frozenset[str]
 
 
-class Penalty(Recorded, Tunable, ABC):
+class Penalty(FrozenOnceRecorded, Tunable, ABC):
     """A function of the parameters.
 
     Attributes of a custom penalty stay as they are once a program was recorded of it: a change raises AttributeError.

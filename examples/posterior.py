@@ -78,7 +78,7 @@ def sgld(problem: Problem, draws: int, epochs: int) -> np.ndarray:
 def hamiltonian(problem: Problem, draws: int, epochs: int) -> np.ndarray:
     """The last draw of as many chains, each of which begins at a maximum of its own."""
     p = problem.descend(draws, epochs)
-    method = HMC(TEMPERATURE, leaps=50)
+    method = HMC(TEMPERATURE, leapfrog_steps=50)
     found = sample(problem.net, p, problem.x, problem.t, LOSS, method, draws=1, warmup=epochs // 10, penalty=PENALTY)
 
     return found.ensemble()

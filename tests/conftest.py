@@ -101,4 +101,4 @@ def number():
     before = state.chosen, state.default, state.blocks
     yield state
     state.chosen, state.default, state.blocks = before
-    state.settle()
+    state.resolve()

@@ -11,7 +11,7 @@ from chains.backends import Backend, Executable
 from chains.backends.executable import decline
 from chains.network.structure import Unknown, value_of
 from chains.program.program import Program
-from chains.program.settings import Tunable, numbers_of, settle, structure
+from chains.program.settings import Tunable, freeze, numbers_of, structure
 from chains.support.recent import Recent
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class Programs:
             return self._tuned[kind, parts]
         except KeyError:
             key = kind, structure(parts)
-            settle(parts)
+            freeze(parts)
             recorded = _kept(self._recorded, key, lambda: Executable(self._backend, _shared(network, key, make)))
             return _kept(self._tuned, (kind, parts), lambda: recorded.tuned(numbers_of(parts)))
 

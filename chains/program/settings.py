@@ -24,7 +24,7 @@ class Tunable:
     settings: ClassVar[tuple[str, ...]] = ()
 
 
-class Recorded:
+class FrozenOnceRecorded:
     """Base class of objects that programs record. Afterwards, attributes cannot change: programs would not follow."""
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -39,17 +39,17 @@ class Recorded:
         return {name: value for name, value in vars(self).items() if name != "_chains_recorded"}  # a copy may be changed
 
 
-def settle(thing: Any) -> None:
+def freeze(thing: Any) -> None:
     """Make `thing` and its parts immutable; frozen dataclasses already are."""
     if isinstance(thing, tuple):
         for part in thing:
-            settle(part)
+            freeze(part)
         return
-    if type(thing).__setattr__ is Recorded.__setattr__:
+    if type(thing).__setattr__ is FrozenOnceRecorded.__setattr__:
         vars(thing)["_chains_recorded"] = True
     if is_dataclass(thing) and not isinstance(thing, type):
         for _, value in _items(thing):
-            settle(value)
+            freeze(value)
 
 
 class Setting(Expr):

@@ -1,4 +1,4 @@
-"""What warming up finds: the time of a leap, and the scales of the parameters (Hoffman and Gelman 2014; Stan's manual)."""
+"""What warmup finds: the time of a leapfrog step and the scales of the parameters (Hoffman and Gelman 2014; Stan's manual)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class DualAveraging:
-    """The time of a leap for which trajectories are accepted as often as `target` says (Hoffman and Gelman 2014, 3.2)."""
+    """The time of a leapfrog step for which the share `target` of trajectories is accepted (Hoffman and Gelman 2014, 3.2)."""
 
     def __init__(self, time: float, target: float) -> None:
         self._target = target

@@ -29,7 +29,7 @@ class Draws:
     diverged : array, shape (chains,)
         How many trajectories diverged: their energy rose by more than 1,000, or was not finite.
     step_size : float
-        The time of a leap.
+        The time of a leapfrog step.
     inverse_mass : array, shape (n_params,)
         The squares of the scales on which parameters move.
     stopped : str, optional

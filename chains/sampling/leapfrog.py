@@ -16,25 +16,25 @@ from chains.program.view import View
 class Leapfrog(Optimizer):
     """Parameters move in the potential ``loss / temperature``; the states are a momentum and an inverse mass for each.
 
-    A trajectory of so many `leaps` is ``leaps + 1`` steps from step 0 on. The first and the last one change the momentum by
-    half a kick, and the last one leaves p where it is: the losses of these two are those of the trajectory's ends.
+    A trajectory of `leapfrog_steps` is ``leapfrog_steps + 1`` steps of the optimiser from step 0 on. The first and the last one
+    change the momentum by half a kick, and the last one leaves p where it is: their losses are those of the trajectory's ends.
 
     Parameters
     ----------
     learning_rate : float
-        The time that a leap takes.
+        The time that a leapfrog step takes.
     temperature : float
         Of the density ``exp(-loss / temperature)``.
-    leaps : float
-        How many there are.
+    leapfrog_steps : float
+        The number of leapfrog steps of a trajectory.
     clip_norm, sparse
         As of `Optimizer`.
     """
 
-    settings: ClassVar[tuple[str, ...]] = ("learning_rate", "temperature", "leaps")
+    settings: ClassVar[tuple[str, ...]] = ("learning_rate", "temperature", "leapfrog_steps")
 
     temperature: float = 1.0
-    leaps: float = 1.0
+    leapfrog_steps: float = 1.0
 
     @property
     def n_states(self) -> int:
@@ -42,14 +42,14 @@ class Leapfrog(Optimizer):
 
     def scalars(self, step: Any) -> tuple[Any, ...]:
         time: Any = self.learning_rate
-        ends = where(step < 0.5, 0.5, where(step < self.leaps - 0.5, 1.0, 0.5))
-        return ends * time / self.temperature, where(step < self.leaps - 0.5, time, 0.0)
+        ends = where(step < 0.5, 0.5, where(step < self.leapfrog_steps - 0.5, 1.0, 0.5))
+        return ends * time / self.temperature, where(step < self.leapfrog_steps - 0.5, time, 0.0)
 
     def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
         momentum, inverse_mass = states
 
-        def leap(p: Any, g: Any, momentum: Any, inverse_mass: Any, kick: Any, time: Any) -> tuple[Any, ...]:
+        def kick_and_drift(p: Any, g: Any, momentum: Any, inverse_mass: Any, kick: Any, time: Any) -> tuple[Any, ...]:
             kicked = momentum - kick * g
             return p + time * inverse_mass * kicked, kicked
 
-        ops.map((p, momentum), leap, p, g, momentum, inverse_mass, *scalars)
+        ops.map((p, momentum), kick_and_drift, p, g, momentum, inverse_mass, *scalars)

@@ -32,11 +32,11 @@ class HMC:
     ----------
     temperature : float
         Of the density ``exp(-(loss + penalty) / temperature)``; see `SGLD`.
-    leaps : int
-        The most steps of a trajectory. Each one has between half as many and so many, at random, all chains the same number.
+    leapfrog_steps : int
+        The most leapfrog steps of a trajectory. Each has a random number of them, from half of that on, the same in all chains.
     step_size : float, optional
-        The time of a leap, with masses of 1. By default, warming up finds it, and the masses: the inverse variances of the
-        parameters.
+        The time of a leapfrog step, with masses of 1. By default, warming up finds it, and the masses: the inverse variances of
+        the parameters.
     target : float
         The share of trajectories that warming up makes accepted, by a shorter or longer time.
 
@@ -51,7 +51,7 @@ class HMC:
     """
 
     temperature: float = 1.0
-    leaps: int = 20
+    leapfrog_steps: int = 20
     step_size: float | None = None
     target: float = 0.8
 
@@ -59,7 +59,7 @@ class HMC:
         check_number("temperature", self.temperature, "in (0, inf)")
         if 1.0 / float(self.temperature) == np.inf:
             raise ValueError(f"`temperature` (={self.temperature}) must have a finite inverse")
-        check_count("leaps", self.leaps)
+        check_count("leapfrog_steps", self.leapfrog_steps)
         if self.step_size is not None:
             check_number("step_size", self.step_size, "in (0, inf)", ", or None")
         check_number("target", self.target, "in (0, 1)")
@@ -85,7 +85,7 @@ def sample(
 ) -> Draws:
     """Draw parameters from a posterior, by many chains at once.
 
-    All leaps of a trajectory are one call of compiled code, in which threads share the chains.
+    All leapfrog steps of a trajectory are one call of compiled code, in which threads share the chains.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ class _Chains:
             raise FloatingPointError(f"the loss of row {row} of `p` is {energy[row]}: a chain must begin where it is finite")
 
     def _warm(self, warmup: int) -> Any:
-        """Trajectories that find the time of a leap and the masses, unless the time is given."""
+        """Trajectories that find the time of a leapfrog step and the masses, unless the time is given."""
         adapts = self._method.step_size is None
         if adapts:
             self._time = self._reasonable(self._time)
@@ -224,7 +224,7 @@ class _Chains:
             self._time = averaging.final
 
     def _reasonable(self, time: float) -> float:
-        """A time for which about half of the trajectories of one leap would be accepted (Hoffman and Gelman 2014, 3.2.1)."""
+        """A time for which half of the trajectories of one leapfrog step would be accepted (Hoffman and Gelman 2014, 3.2.1)."""
         here, direction = self.p.copy(), 0.0
         while True:
             probability = self._trajectory(time, 1)[1].mean()
@@ -236,10 +236,10 @@ class _Chains:
             time *= 2.0**direction
 
     def _leaps(self) -> int:
-        most = self._method.leaps
+        most = self._method.leapfrog_steps
         return int(self._rng.integers((most + 1) // 2, most, endpoint=True))
 
-    def _trajectory(self, time: float, leaps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _trajectory(self, time: float, leapfrog_steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Move the chains along a trajectory each, or leave them where they are.
 
         Returns for each chain the energy where it is now, the probability with which it moved, whether it did, and how much
@@ -249,7 +249,7 @@ class _Chains:
         momenta[...] = self._rng.standard_normal(momenta.shape) * np.where(moves, 1 / np.sqrt(inverse_mass), 0.0)
         self._before[...] = self.p
         kinetic = self._kinetic()
-        begin, end = self._trajectories(momenta, inverse_mass, time, leaps, self._check)
+        begin, end = self._trajectories(momenta, inverse_mass, time, leapfrog_steps, self._check)
         with np.errstate(invalid="ignore", over="ignore"):
             rise = end + self._kinetic() - begin - kinetic
             probability = np.where(np.isnan(rise), 0.0, np.exp(np.minimum(0.0, -rise)))

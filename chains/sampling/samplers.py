@@ -75,7 +75,7 @@ class SGLD(Optimizer):
 
 @dataclass(frozen=True)
 class SWAG(SGD):
-    """Gradient descent that keeps mean and variance of the parameters along its way (SWAG-Diagonal).
+    """Gradient descent that keeps mean and variance of the parameters along its trajectory (SWAG-Diagonal).
 
     Behind step `start`, counted from 0, and behind every so many more, the parameters count. With a high, constant rate, these
     moments describe the posterior about the minimum; ``optimizer.draw(history.optimizer_state, n)`` draws from it. Training

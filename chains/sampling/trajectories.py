@@ -59,7 +59,7 @@ class Trajectories:
         self.moves = np.zeros(net.n_params, bool)  # parameters that are not frozen
         for start, stop in net.network.trainable:
             self.moves[start:stop] = True
-        self._numbers = numbers_of((objective, leapfrog))  # those of the leapfrog are the last: time, temperature, leaps
+        self._numbers = numbers_of((objective, leapfrog))  # those of the leapfrog are the last: time, temperature, steps
         self._tuned = self._program.tuned(self._numbers)
         arrays = {"p": p, "moments": self._moments.reshape(len(p), -1), "step": self._steps}
         kinds = {name: self._program.buffers[name].dtype for name in data if name in self._program.buffers}
@@ -72,27 +72,27 @@ class Trajectories:
         self._members = np.arange(len(p))
         self._piece = max(1, PIECE // max(1, len(p) * self._program.flops(samples)))
 
-    def _tune(self, time: float, leaps: int) -> None:
-        """Set the inputs of the program for so many leaps of a time."""
-        if (self._numbers[-3], self._numbers[-1]) != (time, leaps):
-            self._numbers[-3], self._numbers[-1] = time, leaps
+    def _tune(self, time: float, leapfrog_steps: int) -> None:
+        """Set the inputs of the program for so many leapfrog steps of a time."""
+        if (self._numbers[-3], self._numbers[-1]) != (time, leapfrog_steps):
+            self._numbers[-3], self._numbers[-1] = time, leapfrog_steps
             for name, number in self._program.tuned(self._numbers).items():
                 self._tuned[name][...] = number
 
     def __call__(
-        self, momenta: np.ndarray, inverse_mass: np.ndarray, time: float, leaps: int, check: Callable[[], None]
+        self, momenta: np.ndarray, inverse_mass: np.ndarray, time: float, leapfrog_steps: int, check: Callable[[], None]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Move the rows from these momenta by so many leaps of a time each, and change the momenta.
+        """Move the rows from these momenta by so many leapfrog steps of a time each, and change the momenta.
 
         Returns the potentials, minus the logarithms of the density, at the beginnings and at the ends; infinity where a loss
         is not finite. `check` is called now and then, and may raise.
         """
-        self._tune(time, leaps)
+        self._tune(time, leapfrog_steps)
         self._steps[:] = 0.0
         self._moments[:, 0], self._moments[:, 1] = momenta, inverse_mass
-        losses = np.full((len(self.p), leaps + 1), np.nan)
+        losses = np.full((len(self.p), leapfrog_steps + 1), np.nan)
         members = self._members
-        for first in range(0, leaps + 1, self._piece):
+        for first in range(0, leapfrog_steps + 1, self._piece):
             piece = losses[:, first : first + self._piece].copy()
             with self._runner.running():
                 self._feed(0, piece, members)

@@ -27,7 +27,7 @@ class _Number:
         self.followers: list[Callable[[], None]] = []  # called when `current` has changed
         self.lock = threading.RLock()
 
-    def settle(self) -> int:
+    def resolve(self) -> int:
         """The present number, told to the followers if it is another one than before."""
         with self.lock:
             chosen = self.blocks[-1][0] if self.blocks else self.chosen
@@ -60,7 +60,7 @@ def get_num_threads() -> int:
     its control groups; divided among the processes of a communicator (`comm`) on one machine. It is found when it is first
     asked for. Raises ValueError where CHAINS_NUM_THREADS is no whole number from 1 to 64.
     """
-    return _number.current or _number.settle()
+    return _number.current or _number.resolve()
 
 
 def set_num_threads(n: int) -> None:
@@ -85,7 +85,7 @@ def set_num_threads(n: int) -> None:
             _number.blocks[-1][0] = n
         else:
             _number.chosen = n
-        _number.settle()
+        _number.resolve()
 
 
 def num_threads(n: int) -> AbstractContextManager[None]:
@@ -112,13 +112,13 @@ def _block(n: int) -> Iterator[None]:
     own = [n]
     with _number.lock:
         _number.blocks = [*_number.blocks, own]
-        _number.settle()
+        _number.resolve()
     try:
         yield
     finally:
         with _number.lock:
             _number.blocks = [block for block in _number.blocks if block is not own]
-            _number.settle()
+            _number.resolve()
 
 
 def limit_num_threads(n: int) -> None:
@@ -126,7 +126,7 @@ def limit_num_threads(n: int) -> None:
     with _number.lock:
         if n == _number.default and not _number.blocks:
             _number.chosen = None
-            _number.settle()
+            _number.resolve()
         else:
             set_num_threads(max(1, min(n, MAX_THREADS)))
 
@@ -136,7 +136,7 @@ def limit_default_num_threads(n: int) -> None:
     with _number.lock:
         by_environment = {"CHAINS_NUM_THREADS", "OMP_NUM_THREADS"} & os.environ.keys()
         _number.default = default_num_threads() if by_environment else min(_number.default or default_num_threads(), n)
-        _number.settle()
+        _number.resolve()
 
 
 def follow(follower: Callable[[], None]) -> None:

@@ -299,7 +299,9 @@ def test_points_of_a_term_may_have_no_data(backend_name):
 def test_sampling_and_queues():
     data = Data("real", "native")
     drawn = [
-        sample(data.net, data.p, data.x, t, SquaredLoss(), chains.HMC(0.01, leaps=3), draws=4, warmup=5, weights=data.w).p
+        sample(
+            data.net, data.p, data.x, t, SquaredLoss(), chains.HMC(0.01, leapfrog_steps=3), draws=4, warmup=5, weights=data.w
+        ).p
         for t in (data.t, data.whole)
     ]
     assert same(*drawn)

@@ -49,8 +49,8 @@ def nothing():
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("leaps", [1, 2, 7])
-def test_a_trajectory_is_the_leapfrog(name, leaps, monkeypatch):
+@pytest.mark.parametrize("leapfrog_steps", [1, 2, 7])
+def test_a_trajectory_is_the_leapfrog(name, leapfrog_steps, monkeypatch):
     monkeypatch.setattr(module, "PIECE", 1)  # a look for Ctrl-C after each step
     net, temperature, time = curve(name, "1.bias"), 0.3, 0.05
     p = net.init_many(3, dtype=np.float64)
@@ -58,12 +58,12 @@ def test_a_trajectory_is_the_leapfrog(name, leaps, monkeypatch):
     moved = Trajectories(posterior(net), p.copy(), True)
     momenta = RNG.normal(size=p.shape) * moved.moves
     found = momenta.copy()
-    begin, end = moved(found, inverse_mass, time, leaps, nothing)
+    begin, end = moved(found, inverse_mass, time, leapfrog_steps, nothing)
     for chain in range(3):
         q, m = p[chain].copy(), momenta[chain].copy()
         value, g = net.value_and_grad(q, X, T, SquaredLoss(), penalty=PENALTY)
         np.testing.assert_allclose(begin[chain], value / temperature, rtol=1e-12)
-        for _ in range(leaps):
+        for _ in range(leapfrog_steps):
             m -= time / 2 * g * moved.moves / temperature
             q += time * inverse_mass * m
             value, g = net.value_and_grad(q, X, T, SquaredLoss(), penalty=PENALTY)
@@ -72,7 +72,7 @@ def test_a_trajectory_is_the_leapfrog(name, leaps, monkeypatch):
         np.testing.assert_allclose(moved.p[chain], q, rtol=1e-11, atol=1e-13)
         np.testing.assert_allclose(found[chain], m, rtol=1e-10, atol=1e-13)
     back = -found
-    moved(back, inverse_mass, time, leaps, nothing)  # Hamilton's equations are reversible
+    moved(back, inverse_mass, time, leapfrog_steps, nothing)  # Hamilton's equations are reversible
     np.testing.assert_allclose(moved.p, p, rtol=1e-10, atol=1e-12)
 
 
@@ -83,7 +83,7 @@ def test_draws_are_those_of_a_known_posterior(name):
     net, temperature = Chain(Dense(3, 2), backend=name), 0.25 / len(X)
     start = net.init_many(20, dtype=np.float64)
     before = start.copy()
-    found = sample(net, start, X, T, SquaredLoss(), HMC(temperature, leaps=12), draws=draws, warmup=120, seed=1,
+    found = sample(net, start, X, T, SquaredLoss(), HMC(temperature, leapfrog_steps=12), draws=draws, warmup=120, seed=1,
                    penalty=L2Penalty(temperature / (2 * prior)))  # fmt: skip
     assert np.array_equal(start, before)
     a = np.hstack([X, np.ones((len(X), 1))])
@@ -105,7 +105,7 @@ def test_draws_are_those_of_a_known_posterior(name):
 def test_the_same_seed_gives_the_same_draws(backend_name):
     net = curve(backend_name)
     start = net.init_many(3)
-    given = start, X, T, SquaredLoss(), HMC(0.1, leaps=5)
+    given = start, X, T, SquaredLoss(), HMC(0.1, leapfrog_steps=5)
     found = [sample(net, *given, draws=6, warmup=40, seed=seed, thin=thin) for seed, thin in ((2, 1), (2, 1), (3, 1), (2, 3))]
     assert np.array_equal(found[0].p, found[1].p)
     assert np.array_equal(found[0].energy, found[1].energy)
@@ -138,7 +138,7 @@ def test_one_chain_and_chains_with_separate_data(backend_name):
     """A vector is one chain. Chains may have data of their own."""
     net = curve(backend_name)
     p, x, t = net.init_many(2, dtype=np.float64), RNG.normal(size=(2, 20, 3)), RNG.normal(size=(2, 20, 2))
-    method = HMC(0.1, leaps=4, step_size=0.05)
+    method = HMC(0.1, leapfrog_steps=4, step_size=0.05)
     assert sample(net, p[0], X, T, SquaredLoss(), method, draws=3, warmup=0).p.shape == (1, 3, net.n_params)
     found = sample(net, p, x, t, SquaredLoss(), method, draws=3, warmup=0, weights=np.ones((2, 20)))
     for chain in range(2):
@@ -156,7 +156,7 @@ def test_sequences_with_lengths(backend_name):
 
 def test_trajectories_that_go_astray_are_counted_and_left():
     net = Chain(Dense(3, 8), Dense(8, 2))
-    found = sample(net, net.init_many(3), X, T, SquaredLoss(), HMC(1e-4, leaps=50, step_size=10.0), draws=4, warmup=0)
+    found = sample(net, net.init_many(3), X, T, SquaredLoss(), HMC(1e-4, leapfrog_steps=50, step_size=10.0), draws=4, warmup=0)
     assert found.diverged.tolist() == [4, 4, 4]
     assert (found.accepted == 0).all()
     assert np.array_equal(found.p[:, 3], net.init_many(3))
@@ -221,8 +221,8 @@ def test_what_is_refused():
     for settings in (
         {"temperature": 0.0},
         {"temperature": 1e-320},
-        {"leaps": 0},
-        {"leaps": 1.5},
+        {"leapfrog_steps": 0},
+        {"leapfrog_steps": 1.5},
         {"step_size": -1.0},
         {"target": 1.0},
         {"target": "a"},
