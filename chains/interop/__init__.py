@@ -5,7 +5,6 @@ from chains.interop.from_onnx import from_onnx
 from chains.interop.from_torch import from_torch
 from chains.interop.jax_function import as_jax
 from chains.interop.to_onnx import to_onnx
-from chains.interop.to_torch import to_torch
-from chains.interop.torch_module import as_torch
+from chains.interop.to_torch import as_torch, to_torch
 
 __all__ = ["as_jax", "as_torch", "from_keras", "from_onnx", "from_torch", "to_onnx", "to_torch"]

@@ -1,21 +1,31 @@
-"""ONNX models as networks of this package."""
+"""ONNX models as networks of this package: the graph, the groups of nodes that are one layer, the layers of single nodes."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 
 from chains import layers
-from chains.activations import elu, leaky_relu
+from chains.activations import ACTIVATIONS, Elu, LeakyRelu, resolve
+from chains.activations import activation as custom_activation
 from chains.backends import Cupy
 from chains.chain import Chain
-from chains.interop.onnx_graph import Graph, called
-from chains.interop.onnx_patterns import NAMES, PATTERNS
+from chains.expr.formulas import trace
+from chains.expr.replay import FUNCTIONS
 from chains.interop.parts import Part, assembled, joined, needed
-from chains.layers.attention import sinusoids
+from chains.interop.to_onnx import GATES, NATIVE, OPERATIONS, WITHIN
+from chains.layers.attention import FORBIDDEN, sinusoids
+from chains.support.messages import shown
+
+Found = tuple[str, Part] | None
+
+NAMES = {operator: name for name, operator in NATIVE.items()} | {"Selu": "selu", "Identity": "identity"}
+CELLS: dict[str, type[layers.Cell]] = {"RNN": layers.RNNCell, "LSTM": layers.LSTMCell, "GRU": layers.GRUCell}
+SCALAR = {operator: FUNCTIONS[name] for name, operator in OPERATIONS.items()}
 
 
 def from_onnx(model: Any, *, backend: str | Cupy = "auto") -> tuple[Chain, np.ndarray, np.ndarray | None]:
@@ -125,6 +135,313 @@ def _join(graph: Graph, node: Any, branches: list[list[Part]]) -> Part:
     raise ValueError(f"{called(node)} joins branches by {node.op_type}, which no layer here does")
 
 
+class Graph:
+    """The nodes of a model between its input and its output, with the array that each comes from.
+
+    Names stand for arrays. `arrays` are the constants; what depends on the input has a *source*, the nearest array that
+    lies on every way to it from the input: where a node joins several branches, these begin there.
+    """
+
+    def __init__(self, onnx: Any, graph: Any, first: str) -> None:
+        self.onnx = onnx
+        self.arrays = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+        self.nodes: dict[str, Any] = {}  # by the names of their outputs
+        self._sources: dict[str, str] = {}
+        self._depths = {first: 0}
+        for node in graph.node:
+            self._add(node)
+        self._taken: set[str] = set()
+
+    def _add(self, node: Any) -> None:
+        data = [] if node.op_type == "Shape" else self.data(node)
+        if data:
+            source = reduce(self._common, data)
+            for name in node.output:
+                self.nodes[name], self._sources[name], self._depths[name] = node, source, self._depths[source] + 1
+        elif node.op_type == "Constant":
+            self.arrays[node.output[0]] = self.onnx.numpy_helper.to_array(self.attributes(node)["value"])
+        elif node.op_type == "Expand" and node.input[0] in self.arrays:  # for each sample the same
+            self.arrays[node.output[0]] = self.arrays[node.input[0]]
+
+    def _common(self, a: str, b: str) -> str:
+        while a != b:
+            if self._depths[a] < self._depths[b]:
+                a, b = b, a
+            a = self._sources[a]
+        return a
+
+    def data(self, node: Any) -> list[str]:
+        """Those of its inputs that depend on the input of the model."""
+        return [name for name in node.input if name in self._depths]
+
+    def constants(self, node: Any) -> list[np.ndarray]:
+        return [self.arrays[name] for name in node.input if name in self.arrays]
+
+    def attributes(self, node: Any) -> dict[str, Any]:
+        found = {each.name: self.onnx.helper.get_attribute_value(each) for each in node.attribute}
+        return {name: number(np.float32(value)) if isinstance(value, float) else value for name, value in found.items()}
+
+    def source(self, name: str) -> str:
+        return self._sources[name]
+
+    def path(self, name: str, *operators: str) -> list[Any]:
+        """The nodes with these operators, from the one that gives `name` upwards; empty where there are others."""
+        found = []
+        for operator in operators:
+            node = self.nodes.get(name)
+            if node is None or node.op_type != operator or len(self.data(node)) != 1:
+                return []
+            found.append(node)
+            (name,) = self.data(node)
+        return found
+
+    def between(self, start: str, end: str) -> list[Any]:
+        """The nodes on the ways from `start` to `end`, each behind those whose results it takes."""
+        found: list[Any] = []
+        seen: set[str] = set()
+
+        def visit(name: str) -> None:
+            node = self.nodes.get(name)
+            if name != start and node is not None and node.output[0] not in seen:
+                seen.add(node.output[0])
+                for before in self.data(node):
+                    visit(before)
+                found.append(node)
+
+        visit(end)
+        return found
+
+    def take(self, *nodes: Any) -> None:
+        """Note that nodes are a part of the network. Raises ValueError for one that is a part already."""
+        for node in nodes:
+            if node.output[0] in self._taken:
+                raise ValueError(f"{called(node)} is in two branches, which are no layers side by side")
+            self._taken.add(node.output[0])
+
+
+def number(value: Any) -> float:
+    """A number of NumPy, by the fewest digits that mean it: 1e-05 for the float32 9.99999975e-06."""
+    return float(str(value[()]))
+
+
+def called(node: Any) -> str:
+    """A node in messages."""
+    return f"the node {node.name or node.op_type}"
+
+
+# Groups of nodes that are one layer. Each function finds such a group by the name of its output. It returns the name of the
+# group's input, and the layer with its parameters; None where the nodes are others.
+
+
+def formula(graph: Graph, end: str) -> Found:
+    """Operations on single numbers: a custom activation, or a built-in one of the same formula."""
+    start = _above(graph, end)
+    if start is None:
+        return None
+    while (further := _above(graph, start)) is not None:
+        start = further
+    nodes = graph.between(start, end)
+    if len(nodes) == 1 and _own_layer(nodes[0].op_type):
+        return None
+
+    def function(x: Any) -> Any:
+        values = {start: x}
+        for node in nodes:
+            operands = [values[name] if name in values else number(graph.arrays[name]) for name in node.input]
+            values[node.output[0]] = _operation(graph, node)(*operands)
+        return values[end]
+
+    traced = trace(function, 1)
+    for built_in in ACTIVATIONS.values():
+        if trace(built_in.function, 1) == traced:
+            return start, Part(layers.Activation(built_in))
+    return start, Part(layers.Activation(custom_activation("formula", function)))
+
+
+def _own_layer(operator: str) -> bool:
+    return operator in NAMES or operator in ("Elu", "LeakyRelu")
+
+
+def _above(graph: Graph, end: str) -> str | None:
+    """Where the ways to a node begin, if only operations on single numbers are on them."""
+    node = graph.nodes.get(end)
+    if node is None or not _elementwise(graph, node):
+        return None
+    start = graph.source(end)
+    return start if all(_elementwise(graph, each) for each in graph.between(start, end)) else None
+
+
+def _elementwise(graph: Graph, node: Any) -> bool:
+    data = graph.data(node)
+    scalars = [name for name in node.input if name in graph.arrays and graph.arrays[name].ndim == 0]
+    return (node.op_type in SCALAR or _own_layer(node.op_type)) and len(data) + len(scalars) == len(node.input)
+
+
+def _operation(graph: Graph, node: Any) -> Callable[..., Any]:
+    if node.op_type in SCALAR:
+        return SCALAR[node.op_type]
+    settings = graph.attributes(node)
+    if node.op_type in ("Elu", "LeakyRelu"):
+        return Elu(settings.get("alpha", 1.0)) if node.op_type == "Elu" else LeakyRelu(settings.get("alpha", 0.01))
+    if settings.get("approximate", b"none") != b"none":
+        raise ValueError(f"{called(node)}: approximate must be none")
+    return resolve(NAMES[node.op_type])
+
+
+def rms_norm(graph: Graph, end: str) -> Found:
+    """``x / sqrt(mean(x * x) + eps)``, and ``* weight``."""
+    weight: list[np.ndarray] = []
+    above = graph.path(end, "Mul")
+    if above:
+        weight, (end,) = graph.constants(above[0]), graph.data(above[0])
+    node = graph.nodes.get(end)
+    if node is None or node.op_type != "Div" or len(graph.data(node)) != 2:
+        return None
+    start, root = graph.data(node)
+    path = graph.path(root, "Sqrt", "Add", "ReduceMean")
+    square = graph.nodes.get(graph.data(path[-1])[0]) if path else None
+    if square is None or square.op_type != "Mul" or graph.data(square) != [start, start]:
+        return None
+    (eps,), (axes,) = graph.constants(path[1]), graph.constants(path[2])
+    shape = weight[0].shape if weight else None
+    if axes.tolist() != list(range(-len(shape or (1,)), 0)):
+        if shape and axes.tolist() == [-1]:
+            return None  # the product is a layer, and the norm without weights another
+        raise ValueError(f"{called(path[2])}: the axes must be the last ones, as many as the weight has, got {axes.tolist()}")
+    return start, Part(layers.RMSNorm(shape, eps=number(eps), affine=bool(weight)), weight)
+
+
+def recurrent(graph: Graph, end: str) -> Found:
+    """RNN, LSTM or GRU between transpositions, since ONNX has the time axis first."""
+    nodes = next(filter(None, (graph.path(end, "Reshape", "Transpose", name, "Transpose") for name in CELLS)), None)
+    if nodes is None:
+        return None
+    _, behind, node, before = nodes
+    operator, cell = node.op_type, CELLS[node.op_type]
+    every = graph.data(behind)[0] == node.output[0]
+    if _perm(graph, before) != [1, 0, 2] or _perm(graph, behind) != ([2, 0, 1, 3] if every else [1, 0, 2]):
+        return None
+    a = graph.attributes(node)
+    refused = {"clip", "input_forget", "layout"} & set(a) | ({"activations"} & set(a) if operator != "RNN" else set())
+    if refused or a.get("direction") == b"reverse":
+        raise ValueError(f"{called(node)}: {', '.join(refused) or 'the direction reverse'} is not available here")
+    arrays = [graph.arrays.get(name) for name in node.input]
+    weights, recurrents, biases, _, *initial = arrays[1:] + [None] * (8 - len(arrays))
+    if weights is None or recurrents is None:
+        raise ValueError(f"{called(node)}: the weights must be constants")
+    count, units = len(weights), recurrents.shape[-1]
+    if biases is None:
+        biases = np.zeros((count, 2 * len(GATES[cell]) * units), weights.dtype)
+    states = [array for array in initial if array is not None]
+    first = {"initial_state": "parameter"} if states else {}
+    inputs, settings = weights.shape[-1], {"return_sequences": every, "bidirectional": count == 2, **first}
+    layer: layers.Recurrent
+    if cell is layers.RNNCell:
+        layer = layers.RNN(inputs, units, _within(a), **settings)
+    elif cell is layers.LSTMCell:
+        layer = layers.LSTM(inputs, units, **settings)
+    else:
+        layer = layers.GRU(inputs, units, reset_after=bool(a.get("linear_before_reset", 0)), **settings)
+    params = []
+    for k in range(count):
+        own, second = np.split(biases[k], 2)
+        params += [_gates(cell, weights[k].T), _gates(cell, recurrents[k].T)]
+        two = getattr(layer.cell, "reset_after", False)
+        params += [_gates(cell, own), _gates(cell, second)] if two else [_gates(cell, own + second)]
+        params += [array[k, 0] for array in states]
+    return graph.data(before)[0], Part(layer, params)
+
+
+def _gates(cell: type[layers.Cell], array: np.ndarray) -> np.ndarray:
+    """An array (..., gates * units) of ONNX's order of gates, in the order here."""
+    order = GATES[cell]
+    parts = np.split(array, len(order), axis=-1)
+    return np.concatenate([parts[order.index(k)] for k in range(len(order))], axis=-1)
+
+
+def _within(a: dict[str, Any]) -> Any:
+    """The activation of an RNN."""
+    names = {name.decode() for name in a.get("activations", [b"Tanh"])}
+    alphas = a.get("activation_alpha", [])
+    if names == {"Elu"} or names == {"LeakyRelu"}:
+        make, default = (Elu, 1.0) if names == {"Elu"} else (LeakyRelu, 0.01)
+        return make(alphas[0] if alphas else default)
+    known = [name for name, operator in WITHIN.items() if names == {operator}]
+    if not known:
+        raise ValueError(f"the activations of an RNN must be one of {', '.join(WITHIN.values())}, got {sorted(names)}")
+    return known[0]
+
+
+def _perm(graph: Graph, node: Any) -> list[int]:
+    return list(graph.attributes(node).get("perm", []))
+
+
+def attention(graph: Graph, end: str) -> Found:
+    """Attention of a sequence to itself, as `to_onnx` writes it."""
+    _, out = _product(graph, end)
+    behind = graph.path(graph.data(out[-1])[0], "Reshape", "Transpose") if out else []
+    mix = graph.nodes.get(graph.data(behind[-1])[0]) if behind else None
+    if mix is None or mix.op_type != "MatMul" or len(graph.data(mix)) != 2:
+        return None
+    shares, values = graph.data(mix)
+    above = graph.path(shares, "Softmax", "Mul")
+    if not above:
+        return None
+    (scores,), ((scale,),) = graph.data(above[1]), [np.atleast_1d(each) for each in graph.constants(above[1])]
+    causal = False
+    while masked := graph.path(scores, "Where"):
+        where, _, forbidden = (graph.arrays.get(name) for name in masked[0].input)
+        if forbidden is None or forbidden > FORBIDDEN / 2 or (where is not None and (where != np.tri(*where.shape)).any()):
+            raise ValueError(
+                f"{called(masked[0])} masks what attention cannot here: only later steps, and those behind lengths"
+            )
+        causal, (scores,) = causal or where is not None, graph.data(masked[0])
+    product = graph.nodes.get(scores)
+    heads = [graph.path(name, "Transpose", "Reshape", "Split") for name in (*(graph.data(product) if product else ()), values)]
+    if product is None or product.op_type != "MatMul" or not all(heads) or len({id(path[2]) for path in heads}) > 1:
+        return None
+    (shape,), (projected,) = graph.constants(heads[0][1]), graph.data(heads[0][2])
+    start, into = _product(graph, projected)
+    (weight,) = graph.constants(into[-1]) if into else ([np.empty(0)])
+    if [_perm(graph, path[0]) for path in heads] != [[0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]] or weight.ndim != 2:
+        return None
+    _, _, count, size = shape.tolist()
+    if not np.isclose(scale, size**-0.5):
+        raise ValueError(f"{called(above[1])}: the scale must be {size**-0.5:g}, got {shown(float(scale))}")
+    layer = layers.Attention(len(weight), count, causal=causal, bias=len(into) == 2)
+    if len(out) != len(into):
+        raise ValueError(f"{called(mix)}: both products of attention must have biases, or none")
+    return start, Part(layer, [array for nodes in (into, out) for node in reversed(nodes) for array in graph.constants(node)])
+
+
+def _product(graph: Graph, end: str) -> tuple[str, list[Any]]:
+    """What a product with a constant takes, and its nodes: that of the bias, where there is one, and the product."""
+    nodes = graph.path(end, "Add", "MatMul")
+    if not nodes or graph.constants(nodes[0])[0].ndim != 1:  # else the addition is a layer, such as a learned encoding
+        nodes = graph.path(end, "MatMul")
+    return (graph.data(nodes[-1])[0], nodes) if nodes else ("", [])
+
+
+def causal_convolution(graph: Graph, end: str) -> Found:
+    """A convolution between transpositions, padded with zeros in front as far as its kernel looks back."""
+    nodes = graph.path(end, "Transpose", "Conv", "Transpose")
+    if not nodes or not _perm(graph, nodes[0]) == _perm(graph, nodes[2]) == [0, 2, 1]:
+        return None
+    a, (weight, *bias) = graph.attributes(nodes[1]), graph.constants(nodes[1])
+    outputs, inputs, kernel = weight.shape
+    dilation = a.get("dilations", [1])[0]
+    if a.get("pads") != [(kernel - 1) * dilation, 0] or a.get("strides", [1]) != [1] or a.get("group", 1) != 1:
+        raise ValueError(
+            f"{called(nodes[1])}: between transpositions there must be a causal convolution, of one group and stride 1"
+        )
+    layer = layers.CausalConv(inputs, outputs, kernel, dilation=dilation, bias=bool(bias))
+    return graph.data(nodes[2])[0], Part(layer, [weight.transpose(2, 1, 0).reshape(kernel * inputs, outputs), *bias])
+
+
+PATTERNS: list[Callable[[Graph, str], Found]] = [formula, rms_norm, recurrent, attention, causal_convolution]
+
+
+# The layers of single nodes, of their constants and attributes and the layers before them.
 Make = Callable[[list[np.ndarray], dict[str, Any], list[Part]], Part | None]
 
 
@@ -134,10 +451,6 @@ def _gemm(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Par
     weight, *bias = arrays
     weight = weight.T if a.get("transB", 0) else weight
     return Part(layers.Dense(*weight.shape, bias=bool(bias)), [weight, *bias])
-
-
-def _matmul(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
-    return Part(layers.Dense(*arrays[0].shape, bias=False), arrays)
 
 
 def _add(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part | None:
@@ -157,10 +470,6 @@ def _add(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part
     return Part(layers.Shift(), [bias])
 
 
-def _mul(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
-    return Part(layers.Scale(), arrays)
-
-
 def _window(a: dict[str, Any], ndim: int) -> dict[str, Any]:
     if a.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         raise ValueError(f"auto_pad must be NOTSET, got {a['auto_pad'].decode()}")
@@ -168,37 +477,27 @@ def _window(a: dict[str, Any], ndim: int) -> dict[str, Any]:
     return {"stride": tuple(a.get("strides", [1] * ndim)), "padding": tuple(zip(pads[:ndim], pads[ndim:], strict=True))}
 
 
-def _convolution(kind: type) -> Make:
-    def make(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
-        weight, *bias = arrays
-        ndim, groups = weight.ndim - 2, a.get("group", 1)
-        transposed = kind is layers.ConvTranspose
-        if "output_shape" in a:
-            raise ValueError("output_shape must be left out")
-        rest = {"output_padding": tuple(a.get("output_padding", [0] * ndim))} if transposed else {}
-        counts = (weight.shape[0], weight.shape[1] * groups) if transposed else (weight.shape[1] * groups, weight.shape[0])
-        layer = kind(
-            *counts, weight.shape[2:], **_window(a, ndim), dilation=tuple(a.get("dilations", [1] * ndim)), groups=groups,
-            bias=bool(bias), **rest,
-        )  # fmt: skip
-        return Part(layer, [weight, *bias])
-
-    return make
+def _convolution(kind: type, arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
+    weight, *bias = arrays
+    ndim, groups = weight.ndim - 2, a.get("group", 1)
+    transposed = kind is layers.ConvTranspose
+    if "output_shape" in a:
+        raise ValueError("output_shape must be left out")
+    rest = {"output_padding": tuple(a.get("output_padding", [0] * ndim))} if transposed else {}
+    counts = (weight.shape[0], weight.shape[1] * groups) if transposed else (weight.shape[1] * groups, weight.shape[0])
+    layer = kind(
+        *counts, weight.shape[2:], **_window(a, ndim), dilation=tuple(a.get("dilations", [1] * ndim)), groups=groups,
+        bias=bool(bias), **rest,
+    )  # fmt: skip
+    return Part(layer, [weight, *bias])
 
 
-def _pool(kind: type) -> Make:
-    def make(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
-        if a.get("ceil_mode", 0) or set(a.get("dilations", [1])) != {1}:
-            raise ValueError("ceil_mode must be 0 and dilations 1")
-        size = tuple(a["kernel_shape"])
-        rest = {"count_padding": bool(a.get("count_include_pad", 0))} if kind is layers.AvgPool else {}
-        return Part(kind(size, **_window(a, len(size)), **rest))
-
-    return make
-
-
-def _global_pool(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
-    return Part(layers.Series(layers.GlobalAvgPool(), layers.Reshape(-1, 1, 1)))
+def _pool(kind: type, arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
+    if a.get("ceil_mode", 0) or set(a.get("dilations", [1])) != {1}:
+        raise ValueError("ceil_mode must be 0 and dilations 1")
+    size = tuple(a["kernel_shape"])
+    rest = {"count_padding": bool(a.get("count_include_pad", 0))} if kind is layers.AvgPool else {}
+    return Part(kind(size, **_window(a, len(size)), **rest))
 
 
 def _batch_norm(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
@@ -215,10 +514,6 @@ def _layer_norm(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) 
     scale = arrays[0]
     shift = arrays[1] if len(arrays) > 1 else np.zeros_like(scale)
     return Part(layers.LayerNorm(scale.shape, eps=a.get("epsilon", 1e-5)), [scale, shift])
-
-
-def _group_norm(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
-    return Part(layers.GroupNorm(a["num_groups"], len(arrays[0]), eps=a.get("epsilon", 1e-5)), arrays)
 
 
 def _append(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part | None:
@@ -268,60 +563,44 @@ def _flatten(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> 
     return Part(layers.Flatten())
 
 
-def _softmax(kind: type) -> Make:
-    def make(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
-        if a.get("axis", -1) != -1:
-            raise ValueError(f"axis must be -1, got {a['axis']}")
-        return Part(kind())
-
-    return make
+def _softmax(kind: type, arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
+    if a.get("axis", -1) != -1:
+        raise ValueError(f"axis must be -1, got {a['axis']}")
+    return Part(kind())
 
 
-def _activation(name: str) -> Make:
-    def make(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part | None:
-        if a.get("approximate", b"none") != b"none":
-            raise ValueError("approximate must be none")
-        return None if name == "identity" else Part(layers.Activation(name))
-
-    return make
-
-
-def _elu(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
-    return Part(layers.Activation(elu(alpha=a.get("alpha", 1.0))))
-
-
-def _leaky_relu(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
-    return Part(layers.Activation(leaky_relu(slope=a.get("alpha", 0.01))))
-
-
-def _dropout(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part:
-    return Part(layers.Dropout(float(arrays[0]) if arrays else a.get("ratio", 0.5)))
+def _activation(name: str, arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> Part | None:
+    if a.get("approximate", b"none") != b"none":
+        raise ValueError("approximate must be none")
+    return None if name == "identity" else Part(layers.Activation(name))
 
 
 MAKERS: dict[str, Make] = {
     "Gemm": _gemm,
-    "MatMul": _matmul,
+    "MatMul": lambda arrays, a, parts: Part(layers.Dense(*arrays[0].shape, bias=False), arrays),
     "Add": _add,
-    "Mul": _mul,
-    "Conv": _convolution(layers.Conv),
-    "ConvTranspose": _convolution(layers.ConvTranspose),
-    "MaxPool": _pool(layers.MaxPool),
-    "AveragePool": _pool(layers.AvgPool),
-    "GlobalAveragePool": _global_pool,
+    "Mul": lambda arrays, a, parts: Part(layers.Scale(), arrays),
+    "Conv": partial(_convolution, layers.Conv),
+    "ConvTranspose": partial(_convolution, layers.ConvTranspose),
+    "MaxPool": partial(_pool, layers.MaxPool),
+    "AveragePool": partial(_pool, layers.AvgPool),
+    "GlobalAveragePool": lambda arrays, a, parts: Part(layers.Series(layers.GlobalAvgPool(), layers.Reshape(-1, 1, 1))),
     "BatchNormalization": _batch_norm,
     "LayerNormalization": _layer_norm,
-    "GroupNormalization": _group_norm,
+    "GroupNormalization": lambda arrays, a, parts: Part(
+        layers.GroupNorm(a["num_groups"], len(arrays[0]), eps=a.get("epsilon", 1e-5)), arrays
+    ),
     "Concat": _append,
-    "Sum": _activation("identity"),  # of one
+    "Sum": partial(_activation, "identity"),  # of one
     "Resize": _upsample,
     "Pad": _pad,
     "Gather": _gather,
     "Reshape": _reshape,
     "Flatten": _flatten,
-    "Softmax": _softmax(layers.Softmax),
-    "LogSoftmax": _softmax(layers.LogSoftmax),
-    "Elu": _elu,
-    "LeakyRelu": _leaky_relu,
-    "Dropout": _dropout,
-    **{operator: _activation(name) for operator, name in NAMES.items()},
+    "Softmax": partial(_softmax, layers.Softmax),
+    "LogSoftmax": partial(_softmax, layers.LogSoftmax),
+    "Elu": lambda arrays, a, parts: Part(layers.Activation(Elu(a.get("alpha", 1.0)))),
+    "LeakyRelu": lambda arrays, a, parts: Part(layers.Activation(LeakyRelu(a.get("alpha", 0.01)))),
+    "Dropout": lambda arrays, a, parts: Part(layers.Dropout(float(arrays[0]) if arrays else a.get("ratio", 0.5))),
+    **{operator: partial(_activation, name) for operator, name in NAMES.items()},
 }

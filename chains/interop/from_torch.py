@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from chains import activations, layers
+from chains import layers
+from chains.activations import Activation, Elu, LeakyRelu
 from chains.backends import Cupy
 from chains.chain import Chain
 from chains.interop.parts import Part, assembled, needed
-from chains.interop.torch_sequences import attention_part, block_part, own_modules, recurrent_parts
+from chains.interop.to_torch import NAMES, own_modules
 from chains.layers.base import SampleShape
 from chains.support.messages import shown
 
-ACTIVATIONS = {
-    "ReLU": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "SiLU": "silu", "Mish": "mish", "SELU": "selu",
-    "Softsign": "softsign",
-}  # fmt: skip
+RECURRENT: dict[str, Callable[..., layers.Recurrent]] = {"RNN": layers.RNN, "LSTM": layers.LSTM, "GRU": layers.GRU}
+ACTIVATIONS = {module: name for name, module in NAMES.items()}
 
 
 def from_torch(
@@ -76,6 +76,9 @@ def _parts(torch: Any, module: Any) -> list[Part]:
         return [part for child in children for part in _parts(torch, child)]
     if name in ("MultiheadAttention", "TransformerEncoderLayer"):
         return [_attending(torch, module, False)]
+    for setting, value in REQUIRED.get(name, {}).items():
+        if getattr(module, setting) != value:
+            raise ValueError(f"`{setting}` (={getattr(module, setting)!r}) of {name} must be {value!r} here")
     if name in ACTIVATIONS:
         return [Part(layers.Activation(ACTIVATIONS[name]))]
     if name not in MAKERS:
@@ -102,16 +105,12 @@ def _attending(torch: Any, module: Any, causal: bool) -> Part:
     return block_part(module, activation, causal)
 
 
-def _must(module: Any, **wanted: Any) -> None:
-    """Raise ValueError, naming it, for a setting that is not as `wanted`."""
-    for name, value in wanted.items():
-        if getattr(module, name) != value:
-            raise ValueError(f"`{name}` (={getattr(module, name)!r}) of {type(module).__name__} must be {value!r} here")
+def _tensor(tensor: Any) -> np.ndarray:
+    return tensor.detach().cpu().numpy()
 
 
 def _arrays(module: Any, *names: str) -> list[np.ndarray]:
-    found = (getattr(module, name) for name in names)
-    return [tensor.detach().cpu().numpy() for tensor in found if tensor is not None]
+    return [_tensor(tensor) for name in names if (tensor := getattr(module, name)) is not None]
 
 
 def _tuple(value: Any, ndim: int) -> tuple[int, ...]:
@@ -124,7 +123,6 @@ def _linear(m: Any) -> Part:
 
 
 def _conv(m: Any) -> Part:
-    _must(m, padding_mode="zeros")
     kind = layers.ConvTranspose if m.transposed else layers.Conv
     rest: dict[str, Any] = {"output_padding": tuple(m.output_padding)} if m.transposed else {}
     layer = kind(
@@ -135,74 +133,43 @@ def _conv(m: Any) -> Part:
     return Part(layer, _arrays(m, "weight", "bias"))
 
 
-def _pool(ndim: int) -> Callable[[Any], Part]:
-    def make(m: Any) -> Part:
-        _must(m, ceil_mode=False)
-        sizes = {"stride": _tuple(m.stride, ndim), "padding": _tuple(m.padding, ndim)}
-        if type(m).__name__.startswith("Max"):
-            _must(m, return_indices=False)
-            if set(_tuple(m.dilation, ndim)) != {1}:
-                raise ValueError(f"`dilation` (={m.dilation!r}) of {type(m).__name__} must be 1 here")
-            return Part(layers.MaxPool(_tuple(m.kernel_size, ndim), **sizes))
-        if getattr(m, "divisor_override", None) is not None:
-            _must(m, divisor_override=None)
-        return Part(layers.AvgPool(_tuple(m.kernel_size, ndim), **sizes, count_padding=m.count_include_pad))
-
-    return make
+def _pool(ndim: int, m: Any) -> Part:
+    sizes = {"stride": _tuple(m.stride, ndim), "padding": _tuple(m.padding, ndim)}
+    if type(m).__name__.startswith("Max"):
+        if set(_tuple(m.dilation, ndim)) != {1}:
+            raise ValueError(f"`dilation` (={m.dilation!r}) of {type(m).__name__} must be 1 here")
+        return Part(layers.MaxPool(_tuple(m.kernel_size, ndim), **sizes))
+    if getattr(m, "divisor_override", None) is not None:  # nn.AvgPool1d has none
+        raise ValueError(f"`divisor_override` (={m.divisor_override!r}) of {type(m).__name__} must be None here")
+    return Part(layers.AvgPool(_tuple(m.kernel_size, ndim), **sizes, count_padding=m.count_include_pad))
 
 
-def _global_pool(ndim: int) -> Callable[[Any], list[Part]]:
-    def make(m: Any) -> list[Part]:
-        if set(_tuple(m.output_size, ndim)) != {1}:
-            raise ValueError(f"`output_size` (={m.output_size!r}) of {type(m).__name__} must be 1 here")
-        return [Part(layers.GlobalAvgPool()), Part(layers.Reshape(-1, *(1,) * ndim))]
-
-    return make
+def _global_pool(ndim: int, m: Any) -> list[Part]:
+    if set(_tuple(m.output_size, ndim)) != {1}:
+        raise ValueError(f"`output_size` (={m.output_size!r}) of {type(m).__name__} must be 1 here")
+    return [Part(layers.GlobalAvgPool()), Part(layers.Reshape(-1, *(1,) * ndim))]
 
 
 def _batch_norm(m: Any) -> Part:
-    _must(m, track_running_stats=True)
     if m.momentum is None:
         raise ValueError("`momentum` (=None) of BatchNorm must be a number here")
     layer = layers.BatchNorm(m.num_features, momentum=m.momentum, eps=m.eps, affine=m.affine)
     return Part(layer, _arrays(m, "weight", "bias"), _arrays(m, "running_mean", "running_var"))
 
 
-def _affine(kind: type, **settings: Any) -> Callable[[Any], Part]:
-    def make(m: Any) -> Part:
-        affine = getattr(m, "elementwise_affine", getattr(m, "affine", True))
-        if affine and getattr(m, "bias", 0) is None:
-            raise ValueError(f"`bias` (=False) of {type(m).__name__} must be True here")
-        names = [name for name in ("weight", "bias") if getattr(m, name, None) is not None]
-        return Part(kind(*(getattr(m, name) for name in settings["names"]), eps=_eps(m), affine=affine), _arrays(m, *names))
-
-    return make
+def _affine(kind: type, settings: tuple[str, ...], m: Any) -> Part:
+    affine = getattr(m, "elementwise_affine", getattr(m, "affine", True))
+    if affine and getattr(m, "bias", 0) is None:
+        raise ValueError(f"`bias` (=False) of {type(m).__name__} must be True here")
+    names = [name for name in ("weight", "bias") if getattr(m, name, None) is not None]
+    return Part(kind(*(getattr(m, name) for name in settings), eps=_eps(m), affine=affine), _arrays(m, *names))
 
 
 def _eps(m: Any) -> float:
     return float(np.finfo(np.float64 if "64" in str(m.weight.dtype) else np.float32).eps) if m.eps is None else m.eps
 
 
-def _flatten(m: Any) -> Part:
-    _must(m, start_dim=1, end_dim=-1)
-    return Part(layers.Flatten())
-
-
-def _unflatten(m: Any) -> Part:
-    _must(m, dim=1)
-    return Part(layers.Reshape(*m.unflattened_size))
-
-
-def _softmax(kind: type) -> Callable[[Any], Part]:
-    def make(m: Any) -> Part:
-        _must(m, dim=-1)
-        return Part(kind())
-
-    return make
-
-
 def _upsample(m: Any) -> Part:
-    _must(m, mode="nearest", size=None)
     factors = m.scale_factor if isinstance(m.scale_factor, tuple) else (m.scale_factor,)
     if any(factor != int(factor) for factor in factors):
         raise ValueError(f"`scale_factor` (={m.scale_factor!r}) of Upsample must be whole here")
@@ -215,43 +182,91 @@ def _zero_pad(m: Any) -> Part:
     return Part(layers.Pad(tuple((sides[k], sides[k + 1]) for k in reversed(range(0, len(sides), 2)))))
 
 
-def _gelu(m: Any) -> Part:
-    _must(m, approximate="none")
-    return Part(layers.Activation("gelu"))
+def recurrent_parts(m: Any, return_sequences: bool = True, initial: Any = ()) -> list[Part]:
+    """The layers of an nn.RNN, nn.LSTM or nn.GRU, one for each of its own. Raises ValueError for other settings."""
+    name = type(m).__name__
+    if not m.batch_first or m.proj_size:
+        raise ValueError(f"`batch_first` of {name} must be True, and `proj_size` 0")
+    parts, inputs = [], m.input_size
+    for k in range(m.num_layers):
+        last = k == m.num_layers - 1
+        settings = {"bidirectional": m.bidirectional, "return_sequences": return_sequences or not last}
+        settings |= {"initial_state": "parameter"} if len(initial) else {}
+        settings |= {"activation": m.nonlinearity} if name == "RNN" else {}
+        params = []
+        for row, end in enumerate((f"_l{k}", f"_l{k}_reverse")[: 1 + m.bidirectional]):
+            params += [_tensor(getattr(m, f"weight_{kind}{end}")).T for kind in ("ih", "hh")]
+            zeros = np.zeros(params[-1].shape[-1:], params[-1].dtype)
+            biases = [_tensor(getattr(m, f"bias_{kind}{end}")) if m.bias else zeros for kind in ("ih", "hh")]
+            params += biases if name == "GRU" else [biases[0] + biases[1]]
+            params += [_tensor(each)[row, 0] for each in initial]
+        parts.append(Part(RECURRENT[name](inputs, m.hidden_size, **settings), params))
+        if m.dropout and not last:
+            parts.append(Part(layers.Dropout(m.dropout)))
+        inputs = m.hidden_size * (1 + m.bidirectional)
+    return parts
 
 
-def _softplus(m: Any) -> Part:
-    _must(m, beta=1)
-    return Part(layers.Activation("softplus"))
+def attention_part(m: Any, causal: bool = False) -> Part:
+    """The layer of an nn.MultiheadAttention whose inputs are one sequence. Raises ValueError for other settings."""
+    if not m.batch_first or m.in_proj_weight is None or m.bias_k is not None or m.add_zero_attn:
+        raise ValueError(
+            "`batch_first` of MultiheadAttention must be True, and `kdim`, `vdim`, `add_bias_kv`, `add_zero_attn` as they are"
+        )
+    products = (m.in_proj_weight, m.in_proj_bias), (m.out_proj.weight, m.out_proj.bias)
+    params = [_tensor(tensor).T for product in products for tensor in product if tensor is not None]
+    return Part(layers.Attention(m.embed_dim, m.num_heads, causal=causal, bias=m.in_proj_bias is not None), params)
 
 
-def _embedding(m: Any) -> Part:
-    _must(m, max_norm=None)
-    return Part(layers.Embedding(m.num_embeddings, m.embedding_dim, m.padding_idx), _arrays(m, "weight"))
+def block_part(m: Any, activation: Activation | str, causal: bool = False) -> Part:
+    """The layer of an nn.TransformerEncoderLayer. Raises ValueError for other settings."""
+    if not m.norm_first or {m.norm1.eps, m.norm2.eps} != {1e-5} or m.norm1.bias is None:
+        raise ValueError("`norm_first` and `bias` of TransformerEncoderLayer must be True, and `layer_norm_eps` 1e-5")
+    attention = attention_part(m.self_attn)
+    layer = layers.TransformerBlock(
+        m.self_attn.embed_dim, m.self_attn.num_heads, m.linear1.out_features, activation=activation, causal=causal,
+        dropout=m.dropout.p,
+    )  # fmt: skip
+    dense = [_tensor(tensor).T for linear in (m.linear1, m.linear2) for tensor in (linear.weight, linear.bias)]
+    first, second = ([_tensor(norm.weight), _tensor(norm.bias)] for norm in (m.norm1, m.norm2))
+    return Part(layer, [*first, *attention.params, *second, *dense])
 
 
+# Settings that there is one value of here.
+REQUIRED: dict[str, dict[str, Any]] = {
+    **{f"Conv{d}": {"padding_mode": "zeros"} for d in ("1d", "2d", "Transpose1d", "Transpose2d")},
+    **{f"MaxPool{ndim}d": {"ceil_mode": False, "return_indices": False} for ndim in (1, 2)},
+    **{f"AvgPool{ndim}d": {"ceil_mode": False} for ndim in (1, 2)},
+    **{f"BatchNorm{ndim}d": {"track_running_stats": True} for ndim in (1, 2)},
+    "Flatten": {"start_dim": 1, "end_dim": -1},
+    "Unflatten": {"dim": 1},
+    "Softmax": {"dim": -1},
+    "LogSoftmax": {"dim": -1},
+    "Upsample": {"mode": "nearest", "size": None},
+    "GELU": {"approximate": "none"},
+    "Softplus": {"beta": 1},
+    "Embedding": {"max_norm": None},
+}
 MAKERS: dict[str, Callable[[Any], Part | list[Part]]] = {
     "Linear": _linear,
     **{f"Conv{d}": _conv for d in ("1d", "2d", "Transpose1d", "Transpose2d")},
-    **{f"{kind}Pool{ndim}d": _pool(ndim) for kind in ("Max", "Avg") for ndim in (1, 2)},
-    **{f"AdaptiveAvgPool{ndim}d": _global_pool(ndim) for ndim in (1, 2)},
+    **{f"{kind}Pool{ndim}d": partial(_pool, ndim) for kind in ("Max", "Avg") for ndim in (1, 2)},
+    **{f"AdaptiveAvgPool{ndim}d": partial(_global_pool, ndim) for ndim in (1, 2)},
     **{f"BatchNorm{ndim}d": _batch_norm for ndim in (1, 2)},
-    "LayerNorm": _affine(layers.LayerNorm, names=["normalized_shape"]),
-    "RMSNorm": _affine(layers.RMSNorm, names=["normalized_shape"]),
-    "GroupNorm": _affine(layers.GroupNorm, names=["num_groups", "num_channels"]),
+    "LayerNorm": partial(_affine, layers.LayerNorm, ("normalized_shape",)),
+    "RMSNorm": partial(_affine, layers.RMSNorm, ("normalized_shape",)),
+    "GroupNorm": partial(_affine, layers.GroupNorm, ("num_groups", "num_channels")),
     "Dropout": lambda m: Part(layers.Dropout(m.p)),
     **{f"Dropout{ndim}d": lambda m: Part(layers.SpatialDropout(m.p)) for ndim in (1, 2)},
-    "Flatten": _flatten,
-    "Unflatten": _unflatten,
+    "Flatten": lambda m: Part(layers.Flatten()),
+    "Unflatten": lambda m: Part(layers.Reshape(*m.unflattened_size)),
     "Identity": lambda m: [],
-    "Softmax": _softmax(layers.Softmax),
-    "LogSoftmax": _softmax(layers.LogSoftmax),
+    "Softmax": lambda m: Part(layers.Softmax()),
+    "LogSoftmax": lambda m: Part(layers.LogSoftmax()),
     "Upsample": _upsample,
     **{f"ZeroPad{ndim}d": _zero_pad for ndim in (1, 2)},
-    "GELU": _gelu,
-    "Softplus": _softplus,
-    "ELU": lambda m: Part(layers.Activation(activations.elu(alpha=m.alpha))),
-    "LeakyReLU": lambda m: Part(layers.Activation(activations.leaky_relu(slope=m.negative_slope))),
-    "Embedding": _embedding,
-    **dict.fromkeys(("RNN", "LSTM", "GRU"), recurrent_parts),
+    "ELU": lambda m: Part(layers.Activation(Elu(m.alpha))),
+    "LeakyReLU": lambda m: Part(layers.Activation(LeakyRelu(m.negative_slope))),
+    "Embedding": lambda m: Part(layers.Embedding(m.num_embeddings, m.embedding_dim, m.padding_idx), _arrays(m, "weight")),
+    **dict.fromkeys(RECURRENT, recurrent_parts),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,8 @@ from chains import layers
 from chains.activations import Activation, Elu, LeakyRelu, identity, relu, tanh
 from chains.chain import Chain, check_net
 from chains.interop.parts import arrays_by_name, needed
-from chains.interop.torch_sequences import Arrays, own_modules
 from chains.layers.base import Declaration
+from chains.network import arguments
 
 NAMES = {
     "relu": "ReLU", "tanh": "Tanh", "sigmoid": "Sigmoid", "silu": "SiLU", "mish": "Mish", "selu": "SELU",
@@ -51,8 +53,91 @@ def to_torch(net: Chain, p: Any, state: Any = None) -> Any:
     return _Writer(torch, arrays).sequence(net.network.declaration)
 
 
-class _Writer(Arrays):
-    """Makes modules of declared layers."""
+def as_torch(net: Chain, p: Any = None, state: Any = None) -> Any:
+    """A module of PyTorch that computes a network by this package, within PyTorch's graph of gradients.
+
+    Parameters
+    ----------
+    net : Chain
+        The network.
+    p : array, shape (n_params,), optional
+        Its parameters, float32 or float64; they are copied. None: those of ``net.init()``.
+    state : array, shape (n_state,), optional
+        Its state, for networks that have one; a copy of it is the module's buffer. None: that of ``net.init_state()``.
+
+    Returns
+    -------
+    torch.nn.Module
+        ``module(x)`` is the output for a tensor `x` (batch, *input_shape) on the CPU, and ``module(x, p)`` that at other
+        parameters; gradients go to both. Its one parameter is `p`. In its mode for training, dropout is on, drawn by PyTorch's
+        generator, and the state is updated. Gradients can be taken once: the gradient of a gradient is refused.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments that do not fit.
+    ImportError
+        Where PyTorch is missing.
+    """
+    torch = needed("torch")
+    check_net(net)
+    p = net.init() if p is None else arguments.check_params(p, net.n_params)
+    if net.n_state:
+        state = net.init_state(p.dtype) if state is None else state
+        state = arguments.check_state(state, net.state_layout, p.dtype, False, {})
+    function = _function(torch)
+
+    class ChainModule(torch.nn.Module):  # type: ignore[name-defined]
+        """A network of chains."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+            self.p = torch.nn.Parameter(torch.from_numpy(p.copy()))
+            self.register_buffer("state", torch.from_numpy(state.copy()) if net.n_state else None)
+
+        def forward(self, x: Any, p: Any = None) -> Any:
+            seed = int(torch.randint(2**62, ())) if self.training else 0
+            return function.apply(x, self.p if p is None else p, net, self.state, "train" if self.training else "eval", seed)
+
+        def extra_repr(self) -> str:
+            return repr(net)
+
+    return ChainModule()
+
+
+@cache
+def _function(torch: Any) -> Any:
+    class ChainFunction(torch.autograd.Function):
+        """The network and its pullback."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Any, p: Any, net: Chain, state: Any, mode: str, seed: int) -> Any:
+            ctx.save_for_backward(x, p)
+            before = None if state is None else state.detach().numpy().copy()
+            ctx.rest = net, before, mode, seed
+            with torch.no_grad():
+                own = None if state is None else state.numpy()
+                y = net(x.detach().numpy(), p.detach().contiguous().numpy(), state=own, mode=mode, seed=seed)
+            return torch.from_numpy(y)
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: Any, dy: Any) -> Any:
+            x, p = ctx.saved_tensors
+            net, state, mode, seed = ctx.rest
+            dp, dx = net.vjp(p.detach().contiguous().numpy(), x.detach().numpy(), dy.numpy(), state=state, mode=mode, seed=seed)
+            dx = torch.from_numpy(dx).to(x.dtype) if ctx.needs_input_grad[0] else None
+            return dx, torch.from_numpy(dp), None, None, None, None
+
+    return ChainFunction
+
+
+class _Writer:
+    """Makes modules of declared layers, with the arrays of a network, known by name."""
+
+    def __init__(self, torch: Any, arrays: dict[str, np.ndarray]) -> None:
+        self.torch, self.nn, self.arrays = torch, torch.nn, arrays
 
     def sequence(self, d: Declaration) -> Any:
         return self.nn.Sequential(*(module for child in d.children for module in self.modules(child)))
@@ -176,3 +261,98 @@ class _Writer(Arrays):
             else:
                 own.data = tensor
         return module
+
+    def parameter(self, d: Declaration, name: str, transposed: bool = False) -> Any:
+        array = self.arrays[f"{d.name}.{name}"]
+        return self.nn.Parameter(self.torch.from_numpy((array.T if transposed else array).copy()))
+
+    def recurrence(self, d: Declaration, layer: Any) -> Any:
+        settings = {"nonlinearity": layer.activation.name} if isinstance(layer, layers.RNN) else {}
+        kind = getattr(self.nn, type(layer).__name__)
+        module = kind(layer.inputs, layer.units, batch_first=True, bidirectional=layer.bidirectional, **settings)
+        for child, end in zip(d.children, ("_l0", "_l0_reverse"), strict=False):
+            setattr(module, f"weight_ih{end}", self.parameter(child, "weight", transposed=True))
+            setattr(module, f"weight_hh{end}", self.parameter(child, "recurrent_weight", transposed=True))
+            setattr(module, f"bias_ih{end}", bias := self.parameter(child, "bias"))
+            two = "recurrent_bias" in child.slices
+            second = self.parameter(child, "recurrent_bias") if two else self.nn.Parameter(self.torch.zeros_like(bias))
+            setattr(module, f"bias_hh{end}", second)
+        names = list(d.children[0].carried_shapes) if layer.initial_state == "parameter" else []
+        initial = []
+        for name in names:
+            rows = [self.arrays[each.name] for key, each in d.slices.items() if key.endswith(f"initial_{name}")]
+            initial.append(self.nn.Parameter(self.torch.from_numpy(np.stack(rows)[:, None])))
+        return own_modules(self.torch).Recurrence(module, layer.return_sequences, initial)
+
+    def attention(self, d: Declaration, layer: layers.Attention) -> Any:
+        module = self.nn.MultiheadAttention(layer.features, layer.heads, bias=layer.bias, batch_first=True)
+        return own_modules(self.torch).SelfAttention(self.attending(module, d, layer), layer.causal)
+
+    def attending(self, module: Any, d: Declaration, layer: layers.Attention) -> Any:
+        module.in_proj_weight = self.parameter(d, "in_weight", transposed=True)
+        module.out_proj.weight = self.parameter(d, "out_weight", transposed=True)
+        if layer.bias:
+            module.in_proj_bias, module.out_proj.bias = self.parameter(d, "in_bias"), self.parameter(d, "out_bias")
+        return module
+
+    def block(self, d: Declaration, layer: layers.TransformerBlock, activation: Any) -> Any:
+        module = self.nn.TransformerEncoderLayer(
+            layer.features, layer.heads, layer.hidden, layer.dropout, activation, batch_first=True, norm_first=True
+        )
+        module.self_attn.dropout = 0.0
+        attends, computes = (part.children[0].children for part in d.children)
+        self.attending(module.self_attn, attends[1], layer.attention)
+        dense = [part for part in computes if isinstance(part.layer, layers.Dense)]
+        for linear, part in zip((module.linear1, module.linear2), dense, strict=True):
+            linear.weight, linear.bias = self.parameter(part, "weight", transposed=True), self.parameter(part, "bias")
+        for norm, part in ((module.norm1, attends[0]), (module.norm2, computes[0])):
+            norm.weight, norm.bias = self.parameter(part, "weight"), self.parameter(part, "bias")
+        return own_modules(self.torch).SelfAttention(module, True) if layer.causal else module
+
+
+@cache
+def own_modules(torch: Any) -> SimpleNamespace:
+    """The classes of modules for `nn.Sequential` that PyTorch lacks, or calls with more arguments, or gets more from."""
+    nn = torch.nn
+
+    class Recurrence(nn.Module):  # type: ignore[name-defined]
+        """An nn.RNN, nn.LSTM or nn.GRU: its output at all steps, or at the last one; the first state may be trained."""
+
+        def __init__(self, module: Any, return_sequences: bool, initial: list[Any]) -> None:
+            super().__init__()
+            self.module, self.return_sequences = module, return_sequences
+            self.initial = nn.ParameterList(initial)  # (directions, 1, units) each
+
+        def forward(self, x: Any) -> Any:
+            states = tuple(each.expand(-1, len(x), -1).contiguous() for each in self.initial)
+            lstm = isinstance(self.module, nn.LSTM)
+            y, last = self.module(x, (states if lstm else states[0]) if states else None)
+            return y if self.return_sequences else (last[0] if lstm else last).transpose(0, 1).flatten(1)
+
+    class SelfAttention(nn.Module):  # type: ignore[name-defined]
+        """An nn.MultiheadAttention of a sequence to itself, or an nn.TransformerEncoderLayer that sees no later steps."""
+
+        def __init__(self, module: Any, causal: bool) -> None:
+            super().__init__()
+            self.module, self.causal = module, causal
+
+        def forward(self, x: Any) -> Any:
+            later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1) if self.causal else None
+            if isinstance(self.module, nn.MultiheadAttention):
+                return self.module(x, x, x, attn_mask=later, need_weights=False)[0]
+            return self.module(x, src_mask=later)
+
+    class Select(nn.Module):  # type: ignore[name-defined]
+        """Entries of the last axis."""
+
+        def __init__(self, indices: tuple[int, ...]) -> None:
+            super().__init__()
+            self.indices = indices
+
+        def forward(self, x: Any) -> Any:
+            return x[..., list(self.indices)]
+
+        def extra_repr(self) -> str:
+            return repr(list(self.indices))
+
+    return SimpleNamespace(Recurrence=Recurrence, SelfAttention=SelfAttention, Select=Select)
