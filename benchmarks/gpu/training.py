@@ -15,6 +15,7 @@ from chains.backends.cupy import streaming
 from chains.backends.cupy.binding import DeviceBinding
 from chains.backends.cupy.device.interface import Work
 from chains.backends.cupy.fused_program import FusedProgram
+from chains.training.batches import ArrayBatches
 from chains.training.optimizer_state import begin
 from chains.training.steps import UNLIMITED_STEPS, ArraySteps
 
@@ -35,10 +36,8 @@ class Trainer:
         data, objective = self.net.problem(place(given.x), place(given.t), given.loss, None, None)
         step = self.net.training_step(self.p, objective, given.optimizer)
         with mock.patch.object(streaming, "MEMORY_SHARE", -1.0 if streamed else 1.0):
-            self.steps = ArraySteps(
-                data, step, {"p": self.p}, given.optimizer,
-                batch_size=given.batch, drop_last=True, seed=0, optimizer_state=begin(given.optimizer, self.p),
-            )  # fmt: skip
+            batches = ArrayBatches(data, objective, given.batch, drop_last=True)
+            self.steps = ArraySteps(batches, step, {"p": self.p}, given.optimizer, begin(given.optimizer, self.p))
         self.loss = np.nan
 
     def epochs(self, count: int | None = None) -> float:

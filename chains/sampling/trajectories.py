@@ -14,7 +14,7 @@ from chains.network import arguments
 from chains.penalties import Penalty
 from chains.program.settings import numbers_of
 from chains.sampling.leapfrog import Leapfrog
-from chains.training.ensemble import Ensemble
+from chains.training.batches import member_problem
 
 PIECE = 1 << 23  # operations of all chains between two looks for Ctrl-C, some 50 ms
 
@@ -42,15 +42,14 @@ class Trajectories:
     def __init__(self, posterior: Posterior, p: np.ndarray, finite: bool) -> None:
         net, self._temperature = posterior.net, posterior.temperature
         leapfrog = Leapfrog(1.0, self._temperature, 2.0)
-        ensemble = Ensemble(p, 0, leapfrog)
         given = posterior.x, posterior.t, posterior.loss, posterior.weights, posterior.penalty, posterior.lengths
-        data, objective = ensemble.problem(net, *given)
-        data = arguments.together(p, data, move=False)
+        members, objective = member_problem(net, len(p), *given)
+        data = arguments.together(p, dict(members.arrays), move=False)
         arguments.check_apart("p", p, data)
         if finite:
-            arguments.check_finite(p.dtype, p=p, **ensemble.members.with_counted_targets(net.network.declaration))
+            arguments.check_finite(p.dtype, p=p, **members.with_counted_targets(net.network.declaration))
         step = net.training_step(p, objective, leapfrog)
-        self._program, runner, samples = step.program, step.backend, ensemble.members.samples
+        self._program, runner, samples = step.program, step.backend, members.samples
         _check_deterministic(net, step.program.buffers)
         net.network.check_batch(samples)
         self.p = p
@@ -65,7 +64,7 @@ class Trajectories:
         kinds = {name: self._program.buffers[name].dtype for name in data if name in self._program.buffers}
         bound = {name: np.ascontiguousarray(data[name], kind) for name, kind in kinds.items()}
         arrays = {name: a for name, a in (arrays | bound | self._tuned).items() if name in self._program.buffers}
-        own = {*ensemble.members.own, "p", "moments", "step"}
+        own = {*members.own, "p", "moments", "step"}
         order = np.zeros((1, samples), np.int64)
         sources: dict[str, np.ndarray] = {}
         self._feed, self._runner = runner.member_feed(self._program, samples, arrays, sources, order, own), runner

@@ -8,7 +8,7 @@ import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ class Checkpoint:
         if best is not None and not isinstance(best, str):
             raise TypeError(f"`best` must be the name of a quantity, such as 'validation loss', or None, got {shown(best)}")
         check_word("mode", mode, "min", "max")
-        self.unit, self.amount = interval(every)
+        self.unit, self.amount = parse_every(every)
         self.every = every
         self.keep = check_count("keep", keep)
         self.best = best
@@ -122,22 +122,16 @@ class Checkpoint:
         )
 
 
-def as_checkpoint(checkpoint: Any, every: Any) -> Checkpoint | None:
-    """The argument `checkpoint` of train, with `every`. Raises TypeError or ValueError where they make no sense together."""
-    if isinstance(checkpoint, Checkpoint):
-        if every is not None:
-            raise ValueError(f"`every` (={every!r}) is said by the Checkpoint: give it there, not to train")
+def as_checkpoint(checkpoint: Any) -> Checkpoint | None:
+    """The argument `checkpoint` of train. Raises TypeError for anything but a folder, a Checkpoint or None."""
+    if checkpoint is None or isinstance(checkpoint, Checkpoint):
         return checkpoint
-    if checkpoint is None:
-        if every is not None:
-            raise ValueError(f"`every` (={every!r}) needs `checkpoint`, a folder to write to")
-        return None
     if not isinstance(checkpoint, (str, os.PathLike)):
         raise TypeError(f"`checkpoint` must be a folder or a Checkpoint, got {shown(checkpoint)}")
-    return Checkpoint(check_path("checkpoint", checkpoint, "runs/a"), every=every)
+    return Checkpoint(check_path("checkpoint", checkpoint, "runs/a"))
 
 
-def interval(every: Any) -> tuple[str, float]:
+def parse_every(every: Any) -> tuple[str, float]:
     """The unit, "epochs", "steps", "seconds" or "share", and how many. Raises TypeError or ValueError for anything else."""
     if every is None:
         return "share", 0.05
@@ -190,15 +184,10 @@ def load(path: Path, argument: str = "resume") -> Saved:
     raise ValueError(f"{wanted}, got {str(path)!r}, in which none is whole: {listed(failed)}")
 
 
-def written(
-    p: np.ndarray,
-    state: np.ndarray | None,
-    history: History,
-    epochs: int,
-    run: Mapping[str, Any],
-    best: Mapping[str, float],
+def contents(
+    p: np.ndarray, state: np.ndarray | None, history: History, epochs: int, run: Mapping[str, Any], best: Mapping[str, float],
     callbacks: Sequence[tuple[str, Mapping[str, Any]]],
-) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:  # fmt: skip
     """The arrays of a checkpoint and its text, by name, with the first `epochs` of the history.
 
     Raises TypeError if the state of a callback cannot be written.
@@ -260,18 +249,12 @@ def _saved(path: Path, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> 
         raise ValueError("the lists of its history have several lengths")
     position = Position.from_dict({**about["position"], "losses": []})
     lists = {name: array.tolist() if array.ndim == 1 else list(array) for name, array in column.items()}
-    history = History(
-        lists["loss"],
-        lists["validation loss"],
-        {name.removeprefix("metric."): values for name, values in lists.items() if name.startswith("metric.")},
-        lists["seconds"],
-        encoding.as_count(about["steps"]),
-        str(about["optimizer"]),
-        str(about["stopped"]),
-        OptimizerState({name: arrays[f"optimizer.{name}"] for name in ("moments", *COUNTS)}),
-        Position(position.step, arrays["position.losses"], position.source_epoch, position.data, position.seconds),
-        names_from(about["layout"]),
-    )
+    metrics = {name.removeprefix("metric."): values for name, values in lists.items() if name.startswith("metric.")}
+    about_steps = encoding.as_count(about["steps"]), str(about["optimizer"]), str(about["stopped"])
+    state = OptimizerState({name: arrays[f"optimizer.{name}"] for name in ("moments", *COUNTS)})
+    position = replace(position, losses=arrays["position.losses"])
+    rest = *about_steps, state, position, names_from(about["layout"])
+    history = History(lists["loss"], lists["validation loss"], metrics, lists["seconds"], *rest)
     if "ended" in about:
         ended = {encoding.as_count(member): (encoding.as_count(epochs), str(why)) for member, (epochs, why) in about["ended"]}
         history = EnsembleHistory(**vars(history), members=len(arrays["p"]), ended=ended)

@@ -60,16 +60,3 @@ def parameter_text(p: np.ndarray, step: int) -> str:
         f"`p` holds {p[position]} at index {position} after step {step}: the step was too large; "
         "try a lower learning rate or clip_norm, or look for extreme values in the data"
     )
-
-
-def check_loss(loss: float, step: int, advice: str = "") -> None:
-    """Raise FloatingPointError where the loss of a step is not finite, with what the network's layers advise."""
-    if not math.isfinite(loss):
-        raise FloatingPointError(loss_text(loss, step, advice))
-
-
-def check_parameters(p: np.ndarray, step: int) -> None:
-    """Raise FloatingPointError where the last step has made a parameter infinite or NaN."""
-    text = parameter_text(p, step)
-    if text:
-        raise FloatingPointError(text)

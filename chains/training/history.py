@@ -46,6 +46,9 @@ class Position:
         )
 
 
+START = Position()
+
+
 @dataclass(eq=False)
 class History:
     """The record of a training run: lists with one entry for each epoch. ``print(history)`` shows a table.

@@ -14,9 +14,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from chains.optimizers import Optimizer
 from chains.support.communicator import check_communicator, largest, own
 from chains.support.memory import on_host
 from chains.support.messages import listed
+from chains.training.batches import ArrayBatches
 from chains.training.history import History
 from chains.training.interrupts import Interrupts
 
@@ -141,13 +143,16 @@ def processes_of(comm: Any) -> AbstractContextManager[Processes | None]:
     return nullcontext() if comm is None else Processes(own(check_communicator(comm)))
 
 
-def check_divided(samples: int, batch_size: int, drop_last: bool, processes: int) -> None:
-    """Raise ValueError where a batch has fewer samples than there are processes."""
+def check_divided(batches: ArrayBatches, optimizer: Optimizer, processes: int) -> None:
+    """Raise ValueError where a batch has fewer samples than there are processes, and for an optimiser they cannot share."""
+    batch_size = batches.batch_size
     if batch_size < processes:
         raise ValueError(f"`batch_size` (={batch_size}) must be at least {processes}, the processes of `comm`, which divide it")
-    rest = 0 if drop_last else samples % batch_size
+    rest = 0 if batches.drop_last else batches.samples % batch_size
     if 0 < rest < processes:
         raise ValueError(f"the last batch (={rest} samples) is too small for {processes} processes: use drop_last=True")
+    if optimizer.sparse == "lazy":
+        raise ValueError("`comm` needs sparse='exact': the rows that ids name differ between the processes")
 
 
 def _checksums(arrays: Mapping[str, np.ndarray | None]) -> dict[str, int]:

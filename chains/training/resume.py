@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from chains.chain import Chain
+from chains.expr.replay import Replay
 from chains.losses import Loss
 from chains.optimizers import Optimizer
 from chains.support.checks import check_count, check_path
@@ -20,17 +22,16 @@ from chains.training import checkpoint as checkpoints
 from chains.training import optimizer_state
 from chains.training.checkpoint import Checkpoint, Saved
 from chains.training.ensemble_history import EnsembleHistory
-from chains.training.history import History, Position, check_names, names_of
-from chains.training.identity import SOURCE, loss_text, network_text
+from chains.training.history import START, History, Position, check_names, names_of
 from chains.training.optimizer_state import OptimizerState, State
-from chains.training.steps import START
 
 Resume = History | Checkpoint | str | os.PathLike[str]
+SOURCE = "len(x)"  # the number of batches a pass, for sources only
 
 
 @dataclass
-class Beginning:
-    """The history that a run extends, the optimiser's state that it updates, and its position within an epoch.
+class Start:
+    """Where a run starts: the history that it extends, the optimiser's state that it updates, its position within an epoch.
 
     `saved` is the checkpoint to continue, if any; `run` is the identity of the run.
     """
@@ -43,7 +44,7 @@ class Beginning:
     restored: bool = False
 
     def position_in(self, data: dict[str, Any], source_epoch: int | None = None) -> Position:
-        """The position to go on from with these batches; `source_epoch` is the number of a source's pass.
+        """The position to continue from with these batches; `source_epoch` is the number of a source's pass.
 
         If the batches differ from those before, the next epoch begins; after a checkpoint, that raises ValueError.
         """
@@ -62,8 +63,11 @@ class Beginning:
         return self.position
 
     def vectors(self, p: np.ndarray, state: np.ndarray | None) -> dict[str, np.ndarray | None]:
-        """The vectors that training begins with: those of the checkpoint, if there is one."""
-        return {"p": p, "state": state} if self.saved is None else {"p": self.saved.p, "state": self.saved.state}
+        """The vectors that training begins with: those of the checkpoint, if there is one; of members that still train."""
+        vectors = {"p": p, "state": state} if self.saved is None else {"p": self.saved.p, "state": self.saved.state}
+        if isinstance(self.history, EnsembleHistory):
+            return {name: None if rows is None else rows[self.history.running] for name, rows in vectors.items()}
+        return vectors
 
     def restore(self, p: np.ndarray, state: np.ndarray | None) -> None:
         """Copy the vectors of the checkpoint, if there is one, to the vectors to train."""
@@ -94,7 +98,7 @@ class Beginning:
 
 def begin(
     net: Chain, p: np.ndarray, loss: Loss, optimizer: Optimizer, resume: Resume | None, checkpoint: Checkpoint | None
-) -> Beginning:
+) -> Start:
     """The beginning of a run, which continues the run of `resume`, a history or a folder, if any.
 
     Raises TypeError or ValueError if `resume` is from another network, optimiser or loss, for a history with an invalid state
@@ -102,7 +106,7 @@ def begin(
     """
     names, run = names_of(net.layout), {}
     if checkpoint is not None or resume is not None:
-        run = _run(net, p, loss, optimizer)
+        run = _identity(net, p, loss, optimizer)
     saved = None if resume is None or isinstance(resume, History) else _saved(resume, checkpoint)
     _check_folder(checkpoint, resume)
     if saved is not None:
@@ -113,7 +117,7 @@ def begin(
         left = resume
     else:
         state = optimizer_state.begin(optimizer, p)
-        return Beginning(_history(optimizer, p, state, START, names), state, START, run)
+        return Start(_history(optimizer, p, state, START, names), state, START, run)
     _check_members(left, p)
     state = _state_of(left, names, p, optimizer)
     if saved is None:
@@ -121,19 +125,14 @@ def begin(
         if isinstance(history, EnsembleHistory) and isinstance(left, EnsembleHistory):
             for member, (_, reason) in left.ended.items():
                 history.end(member, 0, reason)
-        return Beginning(history, state, left.position, run)
-    left.optimizer_state, left.stopped = OptimizerState(state), ""
-    return Beginning(left, state, left.position, run, saved)
+        return Start(history, state, left.position, run)
+    left = replace(left, optimizer_state=OptimizerState(state), stopped="")
+    return Start(left, state, left.position, run, saved)
 
 
 def _history(optimizer: Optimizer, p: np.ndarray, state: State, position: Position, names: Any) -> History:
-    about = {
-        "optimizer": type(optimizer).__name__,
-        "optimizer_state": OptimizerState(state),
-        "position": position,
-        "layout": names,
-    }
-    return History(**about) if p.ndim == 1 else EnsembleHistory(**about, members=len(p))
+    about = type(optimizer).__name__, "", OptimizerState(state), position, names
+    return History([], [], {}, [], 0, *about) if p.ndim == 1 else EnsembleHistory([], [], {}, [], 0, *about, len(p))
 
 
 def _check_members(history: History, p: np.ndarray) -> None:
@@ -144,10 +143,28 @@ def _check_members(history: History, p: np.ndarray) -> None:
         raise ValueError(f"`resume` is the history of {texts[0]}, but `p` is {texts[1]}")
 
 
-def _run(net: Chain, p: np.ndarray, loss: Loss, optimizer: Optimizer) -> dict[str, Any]:
-    """The identity of a run, by the names of the arguments."""
-    kind = str(p.dtype) if p.ndim == 1 else f"{p.dtype}, {len(p)} members"
-    return {"net": network_text(net), "p": kind, "loss": loss_text(loss), "optimizer": type(optimizer).__name__}
+def _identity(net: Chain, p: np.ndarray, loss: Loss, optimizer: Optimizer) -> dict[str, Any]:
+    """The identity of a run, as texts by the names of the arguments.
+
+    Networks are identified by their layers without starting values, losses with the formulas of those made by `chains.loss`.
+    """
+    layers = ", ".join(_without_address(layer.short_repr()) for layer in net.layers)
+    formulas: list[Any] = [getattr(loss, field.name) for field in fields(loss)] if is_dataclass(loss) else []
+    return {
+        "net": f"Chain({layers})",
+        "p": str(p.dtype) if p.ndim == 1 else f"{p.dtype}, {len(p)} members",
+        "loss": " ".join(map(text_of, (loss, *(formula for formula in formulas if isinstance(formula, Replay))))),
+        "optimizer": type(optimizer).__name__,
+    }
+
+
+def text_of(thing: Any) -> str:
+    """The printed form, without memory addresses."""
+    return _without_address(repr(thing))
+
+
+def _without_address(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 def _saved(resume: Any, checkpoint: Checkpoint | None) -> Saved | None:

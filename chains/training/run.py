@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,14 +13,12 @@ from chains.chain import Chain
 from chains.support.checks import whole
 from chains.support.messages import counted, shown
 from chains.support.progress import Progress
+from chains.training.checkpoint_writer import CheckpointWriter
 from chains.training.ensemble_history import EnsembleHistory
+from chains.training.evaluator import Evaluator, name_of
 from chains.training.history import History
 from chains.training.interrupts import Interrupts
-from chains.training.judge import Judge, name_of
-from chains.training.member_judge import MemberJudge
 from chains.training.processes import Processes
-from chains.training.saver import Saver
-from chains.training.shared_steps import SharedSteps
 from chains.training.steps import UNLIMITED_STEPS, Steps
 
 
@@ -66,136 +64,138 @@ class Run:
     """
 
     def __init__(
-        self,
-        net: Chain,
-        p: np.ndarray,
-        state: np.ndarray | None,
-        steps: Steps,
-        history: History,
-        epochs: int,
-        judge: Judge | MemberJudge,
-        callbacks: Sequence[Callback],
-        progress: bool | None,
-        saver: Callable[..., Saver] | None = None,
-        processes: Processes | None = None,
-    ) -> None:
+        self, net: Chain, p: np.ndarray, state: np.ndarray | None, steps: Steps, history: History, epochs: int,
+        evaluator: Evaluator, callbacks: Sequence[Callback], progress: bool | None, interrupts: Interrupts,
+        writer: CheckpointWriter | None = None, processes: Processes | None = None,
+    ) -> None:  # fmt: skip
         self._net, self._p, self._state = net, p, state
         self._steps, self._history, self._epochs = steps, history, epochs
-        self._judge, self._callbacks, self._processes = judge, callbacks, processes
+        self._evaluator, self._callbacks, self._interrupts = evaluator, callbacks, interrupts
+        self._writer, self._processes = writer, processes
         self._earlier_steps = history.steps
         self._start = time.perf_counter() - history.position.seconds
         per_epoch = steps.per_epoch
-        self._saver = None if saver is None else saver(p, state, steps, history, callbacks, note=self._note)
         self._bar = Progress(progress, None if per_epoch is None else epochs * per_epoch, "step")
         self._tick = self._bar.update if self._bar.begun else None
         if self._tick is not None:
             self._tick(history.epochs * (per_epoch or 0) + steps.step)
 
     def go(self) -> None:
-        """Train. Raises FloatingPointError where a loss, a learning rate or a parameter is no finite number."""
+        """Train, and let the callbacks finish.
+
+        Raises FloatingPointError where a loss, a learning rate or a parameter is no finite number.
+        """
         try:
-            with Interrupts() as interrupts:
-                self._steps.allowed = allowed = interrupts.allowed
-                between = False  # whether between steps, where all trained arrays are whole
-                try:
-                    self._train(interrupts)
-                    between = True
-                except BaseException as error:
-                    between = isinstance(error, KeyboardInterrupt)
-                    if self._processes is not None:
-                        self._processes.leave(error)
-                    raise
-                finally:
-                    self._steps.close()
-                    self._note()
-                    if self._saver is not None and (between or allowed.failed):
-                        self._saver.write()
+            with self._interrupts:
+                self._train_and_close()
         except KeyboardInterrupt:
             self._history.stopped = interrupted(self._history, self._processes)
         finally:
             self._bar.close()
-
-    def finish(self) -> None:
-        """Let the callbacks finish."""
         for callback in self._callbacks:
             finish = getattr(callback, "finish", None)
             if finish is not None:
-                finish(self._seen())
+                finish(self._training_state())
 
-    def _train(self, interrupts: Interrupts) -> None:
-        steps, history, tick = self._steps, self._history, self._tick
-        saver, most = self._saver, UNLIMITED_STEPS
-        one_by_one = bool(self._judge.names or (saver and saver.one_by_one))
-        each_step = [callback.on_batch_end for callback in self._callbacks if hasattr(callback, "on_batch_end")]
-        if saver is not None:
-            saver.begin()
-        while True:
-            left = min(
-                1 if one_by_one else self._epochs - history.epochs, *map(_epochs_at_once, self._callbacks), UNLIMITED_STEPS
-            )
-            if saver is not None:
-                epochs, most = saver.limits()
-                left = min(left, epochs)
-            most = 1 if each_step else most
+    def _train_and_close(self) -> None:
+        """Train; then, however that ends, write the last checkpoint, if all trained arrays are whole."""
+        intact = False
+        try:
+            self._train()
+            intact = True
+        except BaseException as error:
+            intact = isinstance(error, KeyboardInterrupt) or self._interrupts.allowed.failed  # not within a step
             if self._processes is not None:
-                assert isinstance(steps, SharedSteps)
-                left, most, steps.chunk = self._processes.agree((left, most, steps.chunk), history, interrupts)
+                self._processes.leave(error)
+            raise
+        finally:
+            self._steps.close()
+            self._note()
+            if self._writer is not None and intact:
+                self._writer.write()
+
+    def _train(self) -> None:
+        steps, history, writer, processes, interrupts = (
+            self._steps, self._history, self._writer, self._processes, self._interrupts,
+        )  # fmt: skip
+        epoch_by_epoch = bool(self._evaluator.names or (writer and writer.watched))
+        after_steps = [callback.on_batch_end for callback in self._callbacks if hasattr(callback, "on_batch_end")]
+        if writer is not None:
+            self._note()
+            writer.begin()
+        while True:
+            epochs = 1 if epoch_by_epoch else self._epochs - history.epochs
+            epochs = min(epochs, UNLIMITED_STEPS, *(getattr(callback, "epochs_at_once", 1) for callback in self._callbacks))
+            limits = epochs, 1 if after_steps else UNLIMITED_STEPS, steps.chunk
+            if writer is not None:
+                limits = min(epochs, writer.epochs_left()), min(limits[1], writer.steps_left()), steps.chunk
+            if processes is not None:
+                limits = processes.agree(limits, history, interrupts)
             if history.epochs >= self._epochs or history.stopped:
                 break
-            done = steps.advance(left, most)
-            if tick is not None:
-                tick(done)
-            if each_step:
+            done = steps.advance(*limits)
+            if self._tick is not None:
+                self._tick(done)
+            if after_steps:
                 with interrupts.allowed:
-                    for on_batch_end in each_step:
-                        on_batch_end(self._seen(), steps.loss)
+                    for on_batch_end in after_steps:
+                        on_batch_end(self._training_state(), steps.loss)
             if steps.finished:
-                self._end_epoch(interrupts.allowed)
+                self._end_epoch()
             steps.check()
-            if saver is not None and saver.due():
-                saver.write()
-            if self._processes is None:
+            if writer is not None and writer.due():
+                steps.flush()
+                self._note()
+                writer.write()
+            if processes is None:
                 interrupts.check()
         steps.check_parameters(self._p)
 
-    def _end_epoch(self, allowed: AbstractContextManager[object]) -> None:
+    def _end_epoch(self) -> None:
         """Compute and record the validation numbers, and call the callbacks; unless the loss is not finite."""
-        steps, history, bar = self._steps, self._history, self._bar
+        steps, history, evaluator, bar = self._steps, self._history, self._evaluator, self._bar
         sound = steps.sound
-        judgement = {}
-        if self._judge.names and sound:
-            with allowed:
-                judgement = self._judge()
+        if evaluator.names and sound:
+            with self._interrupts.allowed:
+                numbers = evaluator()
+        else:
+            numbers = evaluator.nothing
         losses = steps.take()
         history.loss += losses
-        if self._judge.names:
-            history.add(judgement or self._judge.nothing)
+        history.add(numbers)
         history.seconds += [time.perf_counter() - self._start] * len(losses)
-        if self._saver is not None and sound:
-            self._saver.look()
+        if self._writer is not None and self._writer.watched and sound:
+            steps.flush()
+            self._note()
+            self._writer.look()
         if self._callbacks and sound:
             history.steps, history.position = self._earlier_steps + steps.done, steps.position()
-            with allowed:
+            with self._interrupts.allowed:
                 for callback in self._callbacks:
-                    self._end(_reason(callback, self._seen(), history))
+                    self._stop(callback, callback(self._training_state()))
         if bar.due() or history.epochs == self._epochs:
             bar.show(_newest(history, self._epochs))
 
-    def _end(self, reason: str | dict[int, str]) -> None:
-        """End training, or the training of some members, if a callback gave a reason."""
+    def _stop(self, callback: Callback, reason: Any) -> None:
+        """End training, or the training of some members, if a callback gave a reason. Raises TypeError for anything else."""
         history = self._history
-        if isinstance(reason, str):
-            history.stopped = history.stopped or reason
-        elif isinstance(history, EnsembleHistory):
+        if isinstance(history, EnsembleHistory) and isinstance(reason, dict):
+            numbers = range(history.members)
+            if not all(whole(m, 0) in numbers and isinstance(why, str) for m, why in reason.items()):
+                raise TypeError(_returned(callback, reason, "texts by the numbers of members"))
             for member, text in reason.items():
                 history.end(member, history.epochs, text)
+        elif isinstance(reason, (str, type(None))):
+            history.stopped = history.stopped or reason or ""
+        else:
+            raise TypeError(_returned(callback, reason, "a string to stop, or None"))
 
     def _note(self) -> None:
         """Record the position of the run."""
         self._history.steps = self._earlier_steps + self._steps.counted
         self._history.position = self._steps.position(time.perf_counter() - self._start)
 
-    def _seen(self) -> TrainingState:
+    def _training_state(self) -> TrainingState:
         return TrainingState(self._net, self._p, self._history.epochs, self._history, self._state)
 
 
@@ -205,23 +205,8 @@ def interrupted(history: History, processes: Processes | None = None) -> str:
     return f"interrupted by the user in epoch {history.epochs + 1}{where}"
 
 
-def _epochs_at_once(callback: Callback) -> int:
-    return getattr(callback, "epochs_at_once", 1)
-
-
-def _reason(callback: Callback, state: TrainingState, history: History) -> str | dict[int, str]:
-    """A callback's reason to stop training, or to stop some members of an ensemble; empty if it gives none.
-
-    Raises TypeError if it returns anything else.
-    """
-    reason = callback(state)
-    if isinstance(history, EnsembleHistory) and isinstance(reason, dict):
-        if all(whole(m, 0) is not None and m < history.members and isinstance(why, str) for m, why in reason.items()):
-            return reason
-        raise TypeError(f"the callback {name_of(callback)} returned {shown(reason)}: return texts by the numbers of members")
-    if not isinstance(reason, (str, type(None))):
-        raise TypeError(f"the callback {name_of(callback)} returned {shown(reason)}: return a string to stop, or None")
-    return reason or ""
+def _returned(callback: Callback, reason: Any, wanted: str) -> str:
+    return f"the callback {name_of(callback)} returned {shown(reason)}: return {wanted}"
 
 
 def _newest(history: History, epochs: int) -> dict[str, str]:

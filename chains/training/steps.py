@@ -1,70 +1,67 @@
-"""Training steps, bound to the parameters once. They keep their position: the epoch, and the step within it."""
+"""Training steps, bound to the parameters once. They keep their position: the epoch, and the step within it.
+
+One file for one network, the members of an ensemble and several processes: what differs is the number of rows of parameters,
+and which samples of a batch are this process's.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from chains.backends import Executable
+from chains.network.parallel import part_arrays
 from chains.optimizers import Optimizer
 from chains.support.memory import memory_of, on_host
-from chains.training.finite import Rates, check_loss, check_parameters
-from chains.training.history import Position
-from chains.training.identity import data_of
+from chains.training.batches import ArrayBatches, SourceBatches
+from chains.training.ensemble_history import EnsembleHistory
+from chains.training.finite import Rates, loss_text, parameter_text
+from chains.training.history import START, Position
 from chains.training.optimizer_state import State
 
 Arrays = Mapping[str, np.ndarray]
-START = Position()
 RUN_SECONDS = 0.05  # the time of steps between two checks for Ctrl-C
 UNLIMITED_STEPS = 1 << 62  # more than any run has
 
 
 class Steps(ABC):
-    """A recorded training step, bound to the arrays that all steps share; subclasses provide the batches.
+    """A recorded training step, bound to the arrays that all steps share; subclasses take the `batches`.
 
     `trained` are the arrays to update in place: the parameters and the network's state, if any. `optimizer_state` is updated
-    in place too. Steps go on at `position`, in the epoch given by the state's count of epochs. `data` are the settings that
-    decide the batches, as in `chains.training.identity`.
+    in place too. Steps continue at `position`, in the epoch given by the state's count of epochs. `advice` is that of the
+    network's layers, where a loss is not finite.
     """
 
     per_epoch: int | None  # steps an epoch, where that is known
     finished = False  # whether all steps of the epoch are done
     known = 0  # steps of this call whose losses are known
-    loss: Any = 0.0  # of the last of these; of an ensemble, shape (members,)
-    advice = ""  # of the network's layers, where a loss is not finite
+    done = 0  # steps of this call
+    loss: Any = 0.0  # of the last known step; of an ensemble, shape (members,)
+    chunk = 1  # steps between two looks at the clock
 
     def __init__(
-        self,
-        executable: Executable,
-        trained: Arrays,
-        optimizer: Optimizer,
-        *,
-        seed: int | Sequence[int],
-        optimizer_state: State,
-        position: Position = START,
-        data: Mapping[str, Any],
-    ) -> None:
+        self, batches: ArrayBatches | SourceBatches, executable: Executable, trained: Arrays, optimizer: Optimizer,
+        optimizer_state: State, position: Position, advice: str,
+    ) -> None:  # fmt: skip
         p = trained["p"]
-        self.data = dict(data)
+        self.settings = batches.settings
         self.optimizer_state = optimizer_state
         self.epoch = int(optimizer_state["epoch"])  # finished, in all calls
         self.step = position.step  # done in the epoch
-        self.done = 0  # in this call
-        self.allowed: AbstractContextManager[object] = nullcontext()  # entered where users' functions run
-        place = memory_of(p)
+        self._advice = advice
+        memory = memory_of(p)
         counts = on_host(optimizer_state["step"])
         self._first_step = int(counts.max())
         self._rates = Rates(optimizer)
         self._runner, self._program = executable.backend, executable.program
-        random = np.stack(np.broadcast_arrays(np.array(seed, np.uint64), counts.astype(np.uint64)), axis=-1)
-        own = {"value": place.contiguous(np.zeros((), p.dtype)), "random": place.contiguous(random)}
+        random = np.stack(np.broadcast_arrays(np.array(batches.seed, np.uint64), counts.astype(np.uint64)), axis=-1)
+        own = {"value": memory.contiguous(np.zeros((), p.dtype)), "random": memory.contiguous(random)}
         self._shared = self._used({**trained, **own, **optimizer_state, **executable.settings})
 
     def _used(self, arrays: Arrays) -> State:
@@ -82,28 +79,30 @@ class Steps(ABC):
         return int(self.optimizer_state["step"].max()) - self._first_step
 
     @abstractmethod
-    def advance(self, epochs: int, steps: int) -> int:
+    def advance(self, epochs: int, steps: int, chunk: int | None = None) -> int:
         """Do the next steps for about `RUN_SECONDS`: at most `steps` of them, and at most to the end of the epoch.
 
-        If an epoch is one step on all samples, up to `epochs` epochs are done. Returns the number of steps done. Stops after a
-        loss that is not finite and leaves it to the caller. Raises FloatingPointError before a step whose learning rate is
-        negative or not finite.
+        If an epoch is one step on all samples, up to `epochs` epochs are done. Returns the number of steps done, not more than
+        `chunk` of one batch size. Stops after a loss that is not finite and leaves it to the caller. Raises FloatingPointError
+        before a step whose learning rate is negative or not finite.
         """
 
     @property
     def sound(self) -> bool:
-        """Whether the last loss is finite."""
+        """Whether the last loss is finite; of an ensemble, whether a member still trains."""
         return math.isfinite(self.loss)
 
     def check(self) -> None:
         """Raise FloatingPointError where the last loss is not finite."""
-        check_loss(self.loss, self.known, self.advice)
+        if not self.sound:
+            raise FloatingPointError(loss_text(self.loss, self.known, self._advice))
 
     def check_parameters(self, p: np.ndarray) -> None:
         """Raise FloatingPointError where the last step has made a parameter infinite or NaN."""
-        check_parameters(p, self.done)
+        if text := parameter_text(p, self.done):
+            raise FloatingPointError(text)
 
-    def take(self) -> list[float]:
+    def take(self) -> list[Any]:
         """Return the mean losses of the finished epochs, and begin the next epoch."""
         losses = self._means()
         self.epoch += len(losses)
@@ -112,153 +111,19 @@ class Steps(ABC):
         return losses
 
     @abstractmethod
-    def _means(self) -> list[float]:
+    def _means(self) -> list[Any]:
         """The mean losses of the finished epochs."""
 
     @abstractmethod
     def position(self, seconds: float = 0.0) -> Position:
         """The position within the epoch, after so many seconds of training."""
 
-    def settle(self) -> None:  # noqa: B027 - most have nothing under way
+    def flush(self) -> None:  # noqa: B027 - most have nothing under way
         """Bring the trained arrays up to date."""
 
     def close(self) -> None:
         """End what is under way, with the trained arrays up to date."""
-        self.settle()
-
-
-class ArraySteps(Steps):
-    """Steps through a data set in batches; `data` are the checked arrays by buffer name.
-
-    The order of an epoch depends only on the seed and the number of the epoch.
-    """
-
-    def __init__(
-        self,
-        data: Arrays,
-        executable: Executable,
-        trained: Arrays,
-        optimizer: Optimizer,
-        *,
-        batch_size: int,
-        drop_last: bool = False,
-        shuffle: bool = True,
-        seed: int | Sequence[int],
-        optimizer_state: State,
-        position: Position = START,
-        samples: int | None = None,
-    ) -> None:
-        self._samples = len(data["x"]) if samples is None else samples
-        settings = data_of(self._samples, batch_size, drop_last, shuffle, seed)
-        super().__init__(
-            executable, trained, optimizer, seed=seed, optimizer_state=optimizer_state, position=position, data=settings
-        )
-        self._seed, self._shuffle = seed, shuffle
-        self._whole_batch = batch_size == self._samples
-        self._sorted = np.arange(self._samples)
-        self._order = self._unordered()
-        self._ordered = -1  # the epoch whose order it is
-        place = memory_of(trained["p"])
-        data = self._used(data)
-        if self._whole_batch:  # bound as they are: nothing to fetch
-            kinds = {name: self._program.buffers[name].dtype for name in data}
-            self._shared |= {name: place.contiguous(array, kinds[name]) for name, array in data.items()}
-            data = {}
-        data = self._runner.sources(data)
-        full, rest = divmod(self._samples, batch_size)
-        self._parts = [self._part(data, batch_size, 0, full)]
-        if rest and not drop_last:
-            self._parts.append(self._part(data, rest, full, 1))
-        self.per_epoch = self._parts[-1].stop
-        if self.step > self.per_epoch:
-            raise ValueError(f"`resume.position.step` must be at most {self.per_epoch}, an epoch's steps, got {self.step}")
-        self._between = Position(data=self.data)  # two epochs
-        self._losses = np.empty((*self._rows, self.per_epoch))  # of the epoch's steps
-        self._losses[..., : self.step] = position.losses if self.step else np.nan
-        self.finished = self.step == self.per_epoch
-        self._chunks, self._batch_size = executable.chunks, batch_size
-        self._chunk = max(1, self._chunks.get(batch_size, 0) // 4)  # steps between two looks at the clock
-
-    @property
-    def _rows(self) -> tuple[int, ...]:
-        """The axes of losses in front of that of the steps."""
-        return ()
-
-    def _unordered(self) -> np.ndarray:
-        """Memory for the order of an epoch."""
-        return self._sorted.copy()
-
-    def _part(self, data: State, batch: int, first: int, steps: int) -> _Part:
-        start = self._parts[0].batch * first if first else 0
-        return _Part(self._feed_of(data, batch, slice(start, start + steps * batch)), batch, first, first + steps)
-
-    def _feed_of(self, data: State, batch: int, order: slice) -> Any:
-        """The feed that does the steps of a part."""
-        return self._runner.feed(self._runner.bind(self._program, batch, self._shared), data, self._order[order])
-
-    def advance(self, epochs: int, steps: int) -> int:
-        if self.finished:
-            return 0
-        if self._whole_batch:
-            losses = np.empty((*self._rows, min(epochs, steps, self._chunk)))
-            self._losses = losses[..., : self._do(self._parts[0].feed, 0, losses)]
-            self.step = self._losses.shape[-1]
-            self.finished = True
-            return self.step
-        self._arrange()
-        done = 0
-        for part in self._parts:
-            while self.step < part.stop and done < steps:
-                asked = min(self._chunk, part.stop - self.step, steps - done)
-                did = self._do(part.feed, self.step - part.first, self._losses[..., self.step : self.step + asked])
-                self.step += did
-                done += did
-                self.finished = self.step == self.per_epoch
-                if self.step < part.stop or not self.sound:
-                    return done
-        return done
-
-    def _do(self, feed: Any, first: int, losses: np.ndarray) -> int:
-        """Do one step of a part for each entry of `losses`, or fewer, and fill in the losses. Returns the number of steps."""
-        count = self._rates.good(self._first_step + self.done, losses.shape[-1])
-        start = time.perf_counter()
-        with self._runner.running():
-            done = self._run(feed, first, losses[..., :count])
-        elapsed = time.perf_counter() - start
-        self.done += done
-        self.known = self.done
-        self.loss = losses[..., done - 1].copy() if self._rows else float(losses[done - 1])
-        self._chunk = self._chunks[self._batch_size] = max(1, min(16 * self._chunk, int(done * RUN_SECONDS / (elapsed + 1e-9))))
-        return done
-
-    def _run(self, feed: Any, first: int, losses: np.ndarray) -> int:
-        """Do steps for these losses."""
-        done: int = feed(first, losses)
-        return done
-
-    def _arrange(self) -> None:
-        """Put the samples in the order of the epoch."""
-        if self._shuffle and self._ordered != self.epoch:
-            self._order[...] = self._sorted
-            self._shuffle_all()
-            self._ordered = self.epoch
-
-    def _shuffle_all(self) -> None:
-        """Shuffle the samples, which are in their own order, by the seed and the epoch."""
-        np.random.default_rng([self._seed, self.epoch]).shuffle(self._order)
-
-    def _means(self) -> list[float]:
-        if self._whole_batch:
-            return self._losses.tolist()  # one or more epochs
-        total: Any = sum(self._losses[..., part.first : part.stop].sum(-1) * part.batch for part in self._parts)
-        mean = total / sum((part.stop - part.first) * part.batch for part in self._parts)
-        return [mean if self._rows else float(mean)]
-
-    def position(self, seconds: float = 0.0) -> Position:
-        if not self.step and not seconds:
-            return self._between
-        losses = self._losses[..., : self.step].copy() if self.step else START.losses
-        return Position(self.step, losses, None, self.data, seconds)
+        self.flush()
 
 
 @dataclass
@@ -269,3 +134,166 @@ class _Part:
     batch: int
     first: int
     stop: int
+    share: np.ndarray  # the samples of this process, in the order of the epoch
+
+
+class ArraySteps(Steps):
+    """Steps through arrays in batches. The order of an epoch depends only on the seed and the number of the epoch.
+
+    With `comm`, this process takes its part of every batch; losses, parameters and state are the same on all processes. Steps
+    of an ensemble are those of each member; members that end are noted in its `history`. `rows` are the settings of its
+    optimisers, if they differ, a row for each member.
+    """
+
+    def __init__(
+        self, batches: ArrayBatches, executable: Executable, trained: Arrays, optimizer: Optimizer, optimizer_state: State,
+        position: Position = START, *, advice: str = "", comm: Any = None, history: EnsembleHistory | None = None,
+        rows: Arrays | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(batches, executable, trained, optimizer, optimizer_state, position, advice)
+        self._batches, self._executable, self._comm = batches, executable, comm
+        self._trained, self._history, self._rows = trained, history, dict(rows or {})
+        samples, batch_size, data = batches.samples, batches.batch_size, self._used(batches.arrays)
+        self._whole_batch = batch_size == samples
+        self._shuffled = batches.shuffle and not self._whole_batch
+        self._seeds = [batches.seed] if isinstance(batches.seed, int) else list(batches.seed)
+        # A row for each seed: (1 or members, samples). One epoch on all samples has them in their own order.
+        self._sorted = np.arange(samples)
+        self._order = np.empty((len(self._seeds) if self._shuffled else 1, samples), np.int64)
+        self._order[...] = self._sorted
+        self._ordered = -1  # the epoch whose order it is
+        if self._whole_batch:  # bound as they are: nothing to fetch
+            memory, buffers = memory_of(trained["p"]), self._program.buffers
+            own = self._columns(samples) if comm is not None else slice(None)
+            self._shared |= {name: memory.contiguous(array[own], buffers[name].dtype) for name, array in data.items()}
+            data = {}
+        data = self._runner.sources(data)
+        full, rest = divmod(samples, batch_size)
+        self._parts = [self._part(data, batch_size, 0, full)]
+        if rest and not batches.drop_last:
+            self._parts.append(self._part(data, rest, full, 1))
+        self.per_epoch: int = self._parts[-1].stop
+        if self.step > self.per_epoch:
+            raise ValueError(f"`resume.position.step` must be at most {self.per_epoch}, an epoch's steps, got {self.step}")
+        self._between = Position(data=self.settings)  # two epochs
+        self._losses = np.empty((*trained["p"].shape[:-1], self.per_epoch))  # of the epoch's steps
+        self._losses[..., : self.step] = position.losses if self.step else np.nan
+        self.finished = self.step == self.per_epoch
+        self._chunks = executable.chunks  # by batch size
+        self.chunk = max(1, self._chunks.get(batch_size, 0) // 4)
+
+    def _part(self, data: State, batch: int, first: int, steps: int) -> _Part:
+        """The part of these steps, each on so many samples, after the `first` steps of an epoch."""
+        start = self._batches.batch_size * first
+        stop, order = first + steps, self._order[:, start : start + steps * batch]
+        runner, shared, share = self._runner, self._shared, order[0]
+        if self._history is not None:
+            assert self._batches.members is not None
+            own = {*self._batches.members.own, *self._trained, *self._rows, "moments", "step", "random"}
+            shared = {name: array for name, array in shared.items() if name != "value"} | self._used(self._rows)
+            return _Part(runner.member_feed(self._program, batch, shared, data, order, own), batch, first, stop, share)
+        count = batch
+        if self._comm is not None:
+            columns = self._columns(batch)
+            count = columns.stop - columns.start
+            shared = {**shared, **part_arrays(self._comm, self._executable, batch, columns.start, shared["p"])}
+            share = share.reshape(-1, batch)[:, columns].ravel()
+        return _Part(runner.feed(runner.bind(self._program, count, shared), data, share), batch, first, stop, share)
+
+    def _columns(self, batch: int) -> slice:
+        """The places in a batch of this process's samples."""
+        rank, size = self._comm.rank, self._comm.size
+        return slice(batch * rank // size, batch * (rank + 1) // size)
+
+    def advance(self, epochs: int, steps: int, chunk: int | None = None) -> int:
+        if self.finished:
+            return 0
+        self.chunk = self.chunk if chunk is None else chunk
+        if self._whole_batch:
+            losses = np.empty((*self._losses.shape[:-1], min(epochs, steps, self.chunk)))
+            self._losses = losses[..., : self._do(self._parts[0].feed, 0, losses)]
+            self.step = self._losses.shape[-1]
+            self.finished = True
+            return self.step
+        self._arrange()
+        done = 0
+        for part in self._parts:
+            while self.step < part.stop and done < steps:
+                asked = min(self.chunk, part.stop - self.step, steps - done)
+                did = self._do(part.feed, self.step - part.first, self._losses[..., self.step : self.step + asked])
+                self.step += did
+                done += did
+                self.finished = self.step == self.per_epoch
+                if self.step < part.stop or not self.sound:
+                    return done
+        return done
+
+    def _arrange(self) -> None:
+        """Put the samples in the order of the epoch."""
+        if not self._shuffled or self._ordered == self.epoch:
+            return
+        self._order[...] = self._sorted
+        for row, seed in zip(self._order, self._seeds, strict=True):
+            np.random.default_rng([seed, self.epoch]).shuffle(row)
+        if self._comm is not None:
+            for part in self._parts:
+                start, columns = self._batches.batch_size * part.first, self._columns(part.batch)
+                order = self._order[0, start : start + (part.stop - part.first) * part.batch]
+                part.share.reshape(part.stop - part.first, -1)[...] = order.reshape(-1, part.batch)[:, columns]
+        self._ordered = self.epoch
+
+    def _do(self, feed: Any, first: int, losses: np.ndarray) -> int:
+        """Do one step of a part for each entry of `losses`, or fewer, and fill in the losses. Returns the number of steps."""
+        count = self._rates.good(self._first_step + self.done, losses.shape[-1])
+        start = time.perf_counter()
+        with self._runner.running():
+            done = feed(first, losses[:count]) if self._history is None else self._do_members(feed, first, losses[:, :count])
+        elapsed = time.perf_counter() - start
+        self.done += done
+        self.known = self.done
+        self.loss = float(losses[done - 1]) if self._history is None else losses[:, done - 1].copy()
+        self.chunk = max(1, min(16 * self.chunk, int(done * RUN_SECONDS / (elapsed + 1e-9))))
+        self._chunks[self._batches.batch_size] = self.chunk
+        return done
+
+    def _do_members(self, feed: Any, first: int, losses: np.ndarray) -> int:
+        """Do these steps of the members that still train; one whose loss is not finite ends."""
+        assert self._history is not None
+        history, running = self._history, self._history.running
+        losses[...] = np.nan
+        done = feed(first, losses, running)
+        for member, count in zip(running.tolist(), done.tolist(), strict=True):
+            losses[member, count:] = np.nan
+            if not np.isfinite(loss := losses[member, count - 1]):
+                epochs = count if self._whole_batch else self.step + count == self.per_epoch
+                history.end(member, history.epochs + epochs, loss_text(loss, self.done + count, self._advice))
+        return int(done.max())
+
+    @property
+    def sound(self) -> bool:
+        return math.isfinite(self.loss) if self._history is None else len(self._history.ended) < self._history.members
+
+    def check(self) -> None:
+        if self._history is None:  # members end by themselves
+            super().check()
+
+    def check_parameters(self, p: np.ndarray) -> None:
+        if self._history is None:
+            return super().check_parameters(p)
+        for member in self._history.running.tolist():
+            if text := parameter_text(p[member], self.done):
+                self._history.end(member, self._history.epochs, text)
+        return None
+
+    def _means(self) -> list[Any]:
+        if self._whole_batch:  # one or more epochs
+            return self._losses.tolist() if self._history is None else list(self._losses.T.copy())
+        total: Any = sum(self._losses[..., part.first : part.stop].sum(-1) * part.batch for part in self._parts)
+        mean = total / sum((part.stop - part.first) * part.batch for part in self._parts)
+        return [float(mean) if self._history is None else mean]
+
+    def position(self, seconds: float = 0.0) -> Position:
+        if not self.step and not seconds:
+            return self._between
+        losses = self._losses[..., : self.step].copy() if self.step else START.losses
+        return Position(self.step, losses, None, self.settings, seconds)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,20 @@ from chains.network import arguments
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.support.checks import check_count, check_flags, check_is
-from chains.training.batching import from_arrays, from_source
+from chains.training.batches import ArrayBatches, SourceBatches, check_source, from_arrays, source_epoch, source_settings
 from chains.training.checkpoint import Checkpoint, as_checkpoint
+from chains.training.checkpoint_writer import CheckpointWriter, watched_quantity
+from chains.training.ensemble_history import EnsembleHistory
+from chains.training.evaluator import Evaluator, Metric
 from chains.training.folder_lock import FolderLock
 from chains.training.history import History
-from chains.training.judge import Metric
-from chains.training.processes import processes_of
+from chains.training.interrupts import Interrupts
+from chains.training.members import check_state, check_trained, optimizer_rows
+from chains.training.processes import check_divided, processes_of
 from chains.training.resume import Resume, begin
 from chains.training.run import Callback, Run, interrupted
-from chains.training.saver import Saver, watched
-from chains.training.subject import subject_of
+from chains.training.source_steps import SourceSteps
+from chains.training.steps import ArraySteps, Steps
 
 
 def train(
@@ -51,7 +54,6 @@ def train(
     callbacks: Sequence[Callback] = (),
     check_finite: bool = True,
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
-    every: int | float | str | None = None,
     resume: Resume | None = None,
     comm: Any = None,
 ) -> History:
@@ -108,15 +110,13 @@ def train(
     check_finite : bool
         Whether to refuse an infinity or NaN in the data, `p` or `state`. They are read once for this check.
     checkpoint : path or Checkpoint, optional
-        A folder for checkpoints, or a `Checkpoint` with further settings. One training writes to a folder at a time: another is
-        refused, with the number of the first one's process.
-    every : int, float or str, optional
-        How often checkpoints are written, as in `Checkpoint`.
+        A folder for checkpoints, or a `Checkpoint`, which says how often they are written. One training writes to a folder at a
+        time: another is refused, with the number of the first one's process.
     resume : History or path, optional
-        A history: go on, to the bit, where the call that returned it ended, within an epoch too. `optimizer` must be the same,
-        `p` and `state` those it left; `epochs` are further epochs. Or a run's folder of checkpoints: `p` and `state` become
-        those of the last one; `epochs` and the history count the whole run. If `checkpoint` is the same folder and empty, the
-        run begins, so that one call both starts and resumes.
+        A history: continue with identical bits where the call that returned it ended, within an epoch too. `optimizer` must be
+        the same, `p` and `state` those it left; `epochs` are further epochs. Or a run's folder of checkpoints: `p` and `state`
+        become those of the last one; `epochs` and the history count the whole run. If `checkpoint` is the same folder and
+        empty, the run begins, so that one call both starts and resumes.
     comm : mpi4py.MPI.Intracomm, optional
         Processes that train together: all call `train` with the same arguments, and each computes its part of every batch. All
         end with the same parameters, those of one process but for rounding. The first shows progress and writes checkpoints. If
@@ -139,9 +139,10 @@ def train(
         Where the first checkpoint of a new run cannot be written; later failures are warnings.
     """
     with processes_of(comm) as processes, ExitStack() as held:
+        # The arguments, one by one.
         check_net(net)
-        subject = subject_of(net, p, seed, optimizer, processes)
-        p, optimizer = subject.p, subject.optimizer
+        p, seed, optimizers = check_trained(net, p, seed, optimizer, comm)
+        optimizer = optimizers[0]
         arguments.check_loss(loss)
         check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
         arguments.check_functions("callbacks", callbacks, "functions to call with a `TrainingState`", 1)
@@ -150,57 +151,77 @@ def train(
         check_flags(shuffle=shuffle, drop_last=drop_last, check_finite=check_finite)
         if progress is not None:
             check_flags(progress=progress)
-        checkpoint = as_checkpoint(checkpoint, every)
+        checkpoint = as_checkpoint(checkpoint)
         if checkpoint is not None and (processes is None or processes.first):
             held.enter_context(FolderLock(checkpoint.folder))
+        # The history to extend, the state of the optimiser, and the position to continue from.
         start = begin(net, p, loss, optimizer, resume, checkpoint)
         history = start.history
         try:
+            # The batches, and the program of a step on them.
+            batches: ArrayBatches | SourceBatches
             if t is None:
-                batching = from_source(
-                    subject, x, loss, penalty, epochs, start, check_finite,
-                    batch_size=batch_size, shuffle=not shuffle, drop_last=drop_last, weights=weights, lengths=lengths,
+                decided = {"batch_size": batch_size, "shuffle": not shuffle, "drop_last": drop_last}
+                check_source(x, p, comm, **decided, weights=weights, lengths=lengths)
+                position = start.position_in(source_settings(x, seed), source_epoch(x))
+                batches = SourceBatches(
+                    x, net, p, loss, penalty,
+                    epochs=epochs - history.epochs, position=position, check_finite=check_finite,
                 )  # fmt: skip
             else:
-                batching = from_arrays(
-                    subject, x, t, loss, penalty, start,
-                    weights=weights, lengths=lengths, batch_size=batch_size, drop_last=drop_last, shuffle=shuffle,
+                batches = from_arrays(
+                    net, p, x, t, loss, penalty,
+                    weights=weights, lengths=lengths, batch_size=batch_size, drop_last=drop_last, shuffle=shuffle, seed=seed,
                 )  # fmt: skip
+                position = start.position_in(batches.settings)
+                if processes is not None:
+                    check_divided(batches, optimizer, processes.comm.size)
                 if lengths is not None and isinstance(validation, (tuple, list)) and (*validation, None)[2] is None:
                     raise ValueError("`validation` must be (x, t, lengths) with `lengths`: its samples would have none")
-            step = net.training_step(p, batching.objective, optimizer, parallel=processes is not None)
-            state = subject.check_state(step, state, batching.data)
-            judge = subject.judge(state, loss, penalty, validation, metrics, history)
-            read = {**batching.data, **judge.data}
-            trained = {"p": p} if state is None else {"p": p, "state": state}
+            step = net.training_step(p, batches.objective, optimizer, parallel=processes is not None)
+            # What is left to check needs the program or the data.
+            state = check_state(net, p, step, state, batches)
+            evaluator = Evaluator(net, p, state, loss, penalty, validation, metrics, history)
+            trained, read = {"p": p} if state is None else {"p": p, "state": state}, {**batches.arrays, **evaluator.arrays}
             for name, array in trained.items():
                 arguments.check_apart(name, array, read)
             if check_finite:
-                numbers = {**subject.with_counted_targets(batching.data), **judge.with_counted_targets()}
-                arguments.check_finite(p.dtype, **subject.still_trained(start.vectors(p, state), history), **numbers)
-            names = ["loss", *judge.names, "seconds"]
+                numbers = {**batches.counted_numbers(net), **evaluator.counted_numbers()}
+                arguments.check_finite(p.dtype, **start.vectors(p, state), **numbers)
+            names = ["loss", *evaluator.names, "seconds"]
             start.check_columns(names)
-            saver = None
-            if checkpoint is not None:
-                watched(checkpoint, names)
-                saver = partial(Saver, checkpoint, names=names, run=start.run, saved=start.saved)
-            _begin_callbacks(callbacks, names)
+            watched = "" if checkpoint is None else watched_quantity(checkpoint, names)
+            # From here on, things are written.
+            for callback in callbacks:
+                if hasattr(callback, "begin"):
+                    callback.begin(names)
             start.load_callbacks(callbacks)
             start.restore(p, state)
-            steps = batching.steps(
-                step, trained, optimizer,
-                seed=subject.seed, optimizer_state=start.optimizer_state, position=batching.position,
-            )  # fmt: skip
-            steps.advice = net.network.declaration.advice
+            # The step is bound to the arrays, and the run does it until the epochs are over.
+            interrupts, advice = Interrupts(), net.network.declaration.advice
+            steps: Steps
+            if isinstance(batches, SourceBatches):
+                steps = SourceSteps(
+                    batches, step, trained, optimizer, start.optimizer_state, position,
+                    advice=advice, allowed=interrupts.allowed,
+                )  # fmt: skip
+            else:
+                steps = ArraySteps(
+                    batches, step, trained, optimizer, start.optimizer_state, position,
+                    advice=advice, comm=None if processes is None else processes.comm,
+                    history=history if isinstance(history, EnsembleHistory) else None,
+                    rows=optimizer_rows(p, step, batches.objective, optimizers),
+                )  # fmt: skip
             if processes is not None:
                 settings: dict[str, Any] = {"net": net, "frozen": net.network.trainable, "loss": loss, "penalty": penalty}
-                settings |= {"optimizer": optimizer, "epochs": epochs, "position": (steps.epoch, steps.step), **steps.data}
-                processes.begin(settings, {"p": p, "state": state, **batching.data, **steps.optimizer_state})
+                settings |= {"optimizer": optimizer, "epochs": epochs, "position": (steps.epoch, steps.step), **steps.settings}
+                processes.begin(settings, {"p": p, "state": state, **batches.arrays, **steps.optimizer_state})
                 if not processes.first:
-                    saver, progress = None, False
-            run = Run(net, p, state, steps, history, epochs, judge, callbacks, progress, saver, processes)
-            run.go()
-            run.finish()
+                    checkpoint, progress = None, False
+            writer = None
+            if checkpoint is not None:
+                writer = CheckpointWriter(checkpoint, watched, p, state, steps, history, callbacks, start.run, start.saved)
+            Run(net, p, state, steps, history, epochs, evaluator, callbacks, progress, interrupts, writer, processes).go()
         except KeyboardInterrupt as error:
             if processes is not None:
                 processes.leave(error)
@@ -210,11 +231,3 @@ def train(
             error.history = history  # type: ignore[attr-defined]
             raise
         return history
-
-
-def _begin_callbacks(callbacks: Sequence[Callback], names: list[str]) -> None:
-    """Tell the callbacks the names of the quantities to be recorded."""
-    for callback in callbacks:
-        ready = getattr(callback, "begin", None)
-        if ready is not None:
-            ready(names)

@@ -169,7 +169,7 @@ def test_validation_in_pieces_gives_the_same_numbers(backend_name, monkeypatch):
     whole = numbers()
     calls = Counted(net, monkeypatch)
     per_sample = net.program(mode="eval").scratch.bytes_per_sample
-    monkeypatch.setattr(sys.modules["chains.training.judge"], "PIECE_BYTES", 40 * per_sample)
+    monkeypatch.setattr(sys.modules["chains.training.evaluator"], "PIECE_BYTES", 40 * per_sample)
     pieces = numbers()
     assert calls.sizes == [40, 40, 20] * 2
     np.testing.assert_allclose(pieces.validation_loss, whole.validation_loss, rtol=1e-6)
@@ -181,7 +181,7 @@ def test_validation_of_many_images_takes_bounded_memory(monkeypatch):
     """On NumPy, whose scratch grows with the batch."""
     net = Chain(chains.Conv(1, 8, 3, tanh), chains.Flatten(), Dense(8 * 14 * 14, 2), input_shape=(1, 16, 16), backend="numpy")
     x, t = np.zeros((3000, 1, 16, 16), np.float32), np.zeros((3000, 2))
-    monkeypatch.setattr(sys.modules["chains.training.judge"], "PIECE_BYTES", 0)
+    monkeypatch.setattr(sys.modules["chains.training.evaluator"], "PIECE_BYTES", 0)
     settings = {"validation": (x, t), "metrics": [lambda t, y: 0.0]}
     tracemalloc.start()
     try:

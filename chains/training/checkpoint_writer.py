@@ -34,49 +34,35 @@ class _Snapshot:
     best: dict[str, float]
 
 
-class Saver:
+class CheckpointWriter:
     """Writes the checkpoints of a run: of its vectors `p` and `state`, its `steps`, its `history`, its `callbacks`.
 
-    `names` are the quantities that the run records, `run` is its identity, `saved` is the checkpoint that it continues, if any.
-    `note` records the run's position in the history.
+    `watched` is the quantity whose best epoch is kept, or empty; `run` is the identity of the run; `saved` is the checkpoint
+    that it continues, if any. The steps must be flushed, and their position be in the history, when something is written.
     """
 
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        p: np.ndarray,
-        state: np.ndarray | None,
-        steps: Steps,
-        history: History,
-        callbacks: Sequence[Any],
-        names: Sequence[str],
-        run: Mapping[str, Any],
-        saved: Saved | None,
-        note: Callable[[], None],
-    ) -> None:
+        self, checkpoint: Checkpoint, watched: str, p: np.ndarray, state: np.ndarray | None, steps: Steps, history: History,
+        callbacks: Sequence[Any], run: Mapping[str, Any], saved: Saved | None,
+    ) -> None:  # fmt: skip
+        self.watched = watched
         self._checkpoint = checkpoint
-        self._note = note
         self._resumed = saved is not None
         self._p, self._state, self._steps, self._history, self._run = p, state, steps, history, run
         self._callbacks = [callback for callback in callbacks if hasattr(callback, "state_dict")]
-        self._watched = watched(checkpoint, names)
-        self._best: dict[str, float] = {} if saved is None or not self._watched else saved.best
+        self._best: dict[str, float] = {} if saved is None or not watched else saved.best
         self._unwritten: _Snapshot | None = None  # of the best epoch, until it is written
         self._last = (-1, -1)  # steps and epochs at the last one written
         self._next = 0.0
         self._plan(time.monotonic(), 0.0)
 
-    @property
-    def one_by_one(self) -> bool:
-        """Whether every epoch must be looked at."""
-        return bool(self._watched)
+    def epochs_left(self) -> int:
+        """The number of epochs until the next checkpoint may be due."""
+        return int(self._next) - self._steps.epoch if self._checkpoint.unit == "epochs" else UNLIMITED_STEPS
 
-    def limits(self) -> tuple[int, int]:
-        """The number of epochs, and of steps, until the next checkpoint may be due."""
-        left = int(self._next)
-        if self._checkpoint.unit == "epochs":
-            return left - self._steps.epoch, UNLIMITED_STEPS
-        return UNLIMITED_STEPS, left - self._steps.total if self._checkpoint.unit == "steps" else UNLIMITED_STEPS
+    def steps_left(self) -> int:
+        """The number of steps until the next checkpoint may be due."""
+        return int(self._next) - self._steps.total if self._checkpoint.unit == "steps" else UNLIMITED_STEPS
 
     def due(self) -> bool:
         """Whether a checkpoint is due."""
@@ -88,10 +74,8 @@ class Saver:
         return steps.step == 0 and (steps.epoch if unit == "epochs" else time.monotonic()) >= self._next
 
     def look(self) -> None:
-        """Look at the finished epoch: it may be the best one."""
-        if not self._watched:
-            return
-        value = self._history.latest(self._watched)
+        """Look at the watched quantity of the finished epoch, which may be the best one."""
+        value = self._history.latest(self.watched)
         least = self._best.get("value", np.inf if self._checkpoint.mode == "min" else -np.inf)
         if value < least if self._checkpoint.mode == "min" else value > least:
             self._best = {"value": value, "epoch": float(self._history.epochs)}
@@ -101,7 +85,7 @@ class Saver:
         """Write the first checkpoint. Raises OSError if that fails, unless the run has an earlier one.
 
         Files that a killed run was writing are deleted. Files of later steps than the current one, which can only be damaged,
-        are put aside.
+        are renamed.
         """
         try:
             for path in self._checkpoint.folder.glob(storage.UNFINISHED):
@@ -116,7 +100,7 @@ class Saver:
             self._warn(error)
 
     def write(self) -> None:
-        """Write a checkpoint, and delete the ones not to be kept. If writing fails, say so and go on."""
+        """Write a checkpoint, and delete the ones not to be kept. If writing fails, warn and continue."""
         if self._last == (self._steps.total, self._history.epochs):
             return
         try:
@@ -131,7 +115,7 @@ class Saver:
     def _write(self) -> None:
         start, folder, steps = time.monotonic(), self._checkpoint.folder, self._steps.total
         now = self._snapshot(on_host)
-        # Otherwise the next loss ends training, and the previous checkpoint is kept. In an ensemble, other members go on.
+        # Otherwise the next loss ends training, and the previous checkpoint is kept. In an ensemble, other members continue.
         if now.p.ndim > 1 or np.isfinite(now.p).all():
             if self._unwritten is not None:
                 self._store(folder / checkpoints.BEST, *self._contents(self._unwritten, []))
@@ -161,8 +145,6 @@ class Saver:
 
     def _snapshot(self, taken: Callable[[Any], np.ndarray]) -> _Snapshot:
         """The run as of now. `taken` gets the vectors in host memory, and copies them or not."""
-        self._steps.settle()
-        self._note()
         state = None if self._state is None else taken(on_host(self._state))
         optimizer_state = {name: taken(on_host(array)) for name, array in self._steps.optimizer_state.items()}
         history = replace(self._history, optimizer_state=OptimizerState(optimizer_state))
@@ -171,7 +153,7 @@ class Saver:
     def _contents(self, snapshot: _Snapshot, callbacks: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         """The contents of the snapshot's file."""
         epochs = int(snapshot.history.optimizer_state["epoch"]) - (self._steps.epoch - self._history.epochs)
-        return checkpoints.written(snapshot.p, snapshot.state, snapshot.history, epochs, self._run, snapshot.best, callbacks)
+        return checkpoints.contents(snapshot.p, snapshot.state, snapshot.history, epochs, self._run, snapshot.best, callbacks)
 
     def _plan(self, now: float, taken: float) -> None:
         """Plan the next checkpoint; the last one `taken` so many seconds to write."""
@@ -183,7 +165,7 @@ class Saver:
             self._next = now + (amount if unit == "seconds" else taken / amount)
 
 
-def watched(checkpoint: Checkpoint, names: Sequence[str]) -> str:
+def watched_quantity(checkpoint: Checkpoint, names: Sequence[str]) -> str:
     """The quantity whose best epoch is kept; empty for none. Raises ValueError for one that is not recorded."""
     if checkpoint.best is None or (checkpoint.best == "validation loss" and "validation loss" not in names):
         return ""

@@ -1,0 +1,221 @@
+"""The batches of a run: parts of arrays, or those of a source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chains.chain import Chain
+from chains.data.batches import pass_from
+from chains.losses import Loss
+from chains.network import arguments, ensembles
+from chains.network.ensembles import Members
+from chains.network.record import Criterion
+from chains.penalties import Penalty
+from chains.support.checks import check_count, whole
+from chains.support.messages import counted
+from chains.training.history import Position
+from chains.training.resume import SOURCE, text_of
+
+# The attributes of a source, if it has them, that decide its batches.
+SETTINGS = ("samples", "batch_size", "shuffle", "seed", "drop_last", "augment", "scale")
+
+
+@dataclass(frozen=True)
+class ArrayBatches:
+    """Arrays by buffer name, the criterion to minimise on them, and what decides the batches of an epoch.
+
+    For an ensemble, `members` has the arrays, too, and tells which ones have a row for each member.
+    """
+
+    arrays: dict[str, Any]
+    objective: Criterion
+    batch_size: int
+    drop_last: bool = False
+    shuffle: bool = True
+    seed: int | Sequence[int] = 0
+    members: Members | None = None
+
+    @property
+    def samples(self) -> int:
+        """The number of samples; for an ensemble, of each member."""
+        return len(self.arrays["x"]) if self.members is None else self.members.samples
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides the batches, by the names that users know."""
+        flags = {"drop_last": bool(self.drop_last), "shuffle": bool(self.shuffle)}
+        return {"samples": self.samples, "batch_size": self.batch_size, **flags, "seed": self.seed}
+
+    def counted_numbers(self, net: Chain) -> dict[str, Any]:
+        """The arrays for checks of their numbers, without targets that do not count."""
+        known = net.network.declaration
+        if self.members is None:
+            return dict(arguments.with_counted_targets(known, self.arrays))
+        return self.members.with_counted_targets(known)
+
+
+def from_arrays(
+    net: Chain, p: np.ndarray, x: Any, t: Any, loss: Loss, penalty: Penalty | None, *,
+    weights: Any, lengths: Any, batch_size: int | None, drop_last: bool, shuffle: bool, seed: int | Sequence[int],
+) -> ArrayBatches:  # fmt: skip
+    """The batches of these arguments of train. Raises TypeError or ValueError for data and settings that do not fit."""
+    if hasattr(x, "__iter__") and not isinstance(x, (list, tuple)) and not hasattr(x, "shape"):
+        raise TypeError(f"`t` must be None: `x` (a {type(x).__name__}) is a source of batches, which gives targets too")
+    members = None
+    if p.ndim == 1:
+        arrays, objective = net.problem(x, t, loss, weights, penalty, lengths)
+    else:
+        members, objective = member_problem(net, len(p), x, t, loss, weights, penalty, lengths)
+        arrays = dict(members.arrays)
+    batch_size = _check_batch_size(net, members.samples if members else len(arrays["x"]), batch_size, drop_last)
+    arrays = arguments.together(p, arrays, move=False)
+    return ArrayBatches(arrays, objective, batch_size, drop_last, shuffle, seed, members)
+
+
+def member_problem(
+    net: Chain, count: int, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None, lengths: Any
+) -> tuple[Members, Criterion]:
+    """The checked data of so many members, and the criterion that each of them minimises."""
+    members = ensembles.check_data(net, count, x, t, loss, weights, lengths)
+    first = {"weights": None, "lengths": None} | members.of(0)
+    return members, net.problem(**first, loss=loss, penalty=penalty)[1]
+
+
+def _check_batch_size(net: Chain, samples: int, batch_size: int | None, drop_last: bool) -> int:
+    """The batch size, at most the number of samples. Raises ValueError if it is invalid, or too small for this network."""
+    batch_size = samples if batch_size is None else check_count("batch_size", batch_size, also=", or None for all samples")
+    if drop_last and batch_size > samples:
+        raise ValueError(f"`drop_last` leaves nothing to train on: `batch_size` (={batch_size}) exceeds the {samples} samples")
+    batch_size = min(batch_size, samples)
+    net.network.check_batch(batch_size)
+    if samples % batch_size and not drop_last:
+        net.network.check_batch(samples % batch_size, "the last batch, which `drop_last` would leave out,")
+    return batch_size
+
+
+def check_source(x: Any, p: np.ndarray, comm: Any, **given: Any) -> None:
+    """Raise TypeError or ValueError unless the batches can come from `x`, and if an argument is given that they decide."""
+    if p.ndim > 1:
+        raise ValueError("`t` is missing: an ensemble is trained on arrays, not on a source of batches")
+    if comm is not None:
+        raise ValueError("`t` is missing: with `comm`, training is on arrays, not on a source of batches")
+    if isinstance(x, np.ndarray) or not hasattr(x, "__iter__"):
+        raise TypeError(
+            f"`t` is None, and `x` (a {type(x).__name__}) is not a source of batches: pass targets, or Batches(x, t, ...)"
+            + "; call it, if it returns one" * callable(x)
+        )
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise ValueError(f"`{name}` is decided by the source of batches: give it there, not to train")
+
+
+def source_epoch(source: Any) -> int | None:
+    """The number of the next pass over a source, if it counts its passes in an attribute `epoch`."""
+    return whole(getattr(source, "epoch", None), 0)
+
+
+def source_settings(source: Any, seed: Any) -> dict[str, Any]:
+    """What decides the batches of a source, as far as known; of a source that prefetches another one, that one's."""
+    while hasattr(source, "batches"):
+        source = source.batches
+    try:
+        length = len(source)
+    except TypeError:
+        length = None
+    settings = {f"x.{name}": _plain(getattr(source, name)) for name in SETTINGS if hasattr(source, name)}
+    return {SOURCE: length, **settings, "seed": seed}
+
+
+def _plain(value: Any) -> Any:
+    """The value if JSON has its type, else its text."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return value if isinstance(value, (bool, int, float, str, type(None))) else text_of(value)
+
+
+class SourceBatches:
+    """The batches of a source, (x, t) or (x, t, weights): every pass over it is an epoch, of `epochs` to do.
+
+    The first batch is taken at once: its shapes decide the program. The passes continue at `position`, after the batches
+    already seen; if the source counts its passes in an attribute `epoch`, in the pass of that number. `check_finite` refuses
+    infinities and NaN in the batches. Raises TypeError or ValueError if `source` cannot be continued, or its first batch does
+    not fit.
+    """
+
+    def __init__(
+        self, source: Any, net: Chain, p: np.ndarray, loss: Loss, penalty: Penalty | None, *,
+        epochs: int, position: Position, check_finite: bool,
+    ) -> None:  # fmt: skip
+        self.source, self.settings, self.seed = source, position.data, position.data["seed"]
+        self.arrays: dict[str, Any] = {}  # no data are known ahead
+        self.members = None
+        self._net, self._p, self._loss, self._penalty, self._check_finite = net, p, loss, penalty, check_finite
+        if position.source_epoch is not None and source_epoch(source) is not None:
+            source.epoch = position.source_epoch
+        self.epoch = source_epoch(source)  # the number of the last pass begun, if the source counts passes
+        seen = position.step
+        self._begun: Iterator[Any] | None = pass_from(source, max(0, seen - 1))
+        if self._begun is source and epochs > 1:
+            raise ValueError(f"`x` (a {type(source).__name__}) yields one pass only, too few for {epochs} epochs")
+        first = next(self._begun, None)
+        if first is None:
+            raise ValueError("`x` yielded no batches")
+        self.objective = self._checked(first, "in the first batch")[1]
+        self._first = [] if seen else [first]  # a batch already seen told the shapes, and is not trained on again
+
+    def counted_numbers(self, net: Chain) -> dict[str, Any]:
+        """Nothing: each batch is checked when it is taken."""
+        return {}
+
+    @property
+    def next_epoch(self) -> int | None:
+        """The number of the pass that `begin` gives."""
+        return source_epoch(self.source) if self._begun is None else self.epoch
+
+    def begin(self) -> Iterator[Any]:
+        """The batches of an epoch; the first epoch continues from the batch already taken."""
+        if self._begun is None:
+            self.epoch = source_epoch(self.source)
+            return iter(self.source)
+        begun = _Resumed(self._first, self._begun)
+        self._first, self._begun = [], None
+        return begun
+
+    def arrays_of(self, batch: Any, number: int, done: int) -> dict[str, Any]:
+        """The arrays of a batch by buffer name. Raises TypeError or ValueError, with its number, if it does not fit."""
+        data, objective = self._checked(batch, f"in batch {number} of a pass, after {counted(done, 'step')}")
+        if objective != self.objective:
+            raise ValueError(f"the targets or weights of batch {number} have another shape than those of the first one")
+        return data
+
+    def _checked(self, batch: Any, where: str) -> tuple[dict[str, Any], Criterion]:
+        """The arrays of a batch, and the criterion, which is the same for all batches."""
+        try:
+            if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
+                raise TypeError(f"`x` must yield batches (x, t) or (x, t, weights), got a {type(batch).__name__}")
+            x, t, weights = (*batch, None)[:3]
+            data, objective = self._net.problem(x, t, self._loss, weights, self._penalty)
+            network = self._net.network
+            network.check_batch(len(data["x"]))
+            arguments.check_apart("p", self._p, data)
+            if self._check_finite:
+                arguments.check_finite(self._p.dtype, **arguments.with_counted_targets(network.declaration, data))
+            return data, objective
+        except (TypeError, ValueError) as error:
+            error.add_note(where)
+            raise
+
+
+class _Resumed(Iterator[Any]):
+    """An iterator with its first item, if taken, put back."""
+
+    def __init__(self, first: list[Any], rest: Iterator[Any]) -> None:
+        self._first = first  # no itertools.chain: it would keep the first batch in memory
+        self._rest = rest
+        self.close = getattr(rest, "close", lambda: None)
+
+    def __next__(self) -> Any:
+        return self._first.pop() if self._first else next(self._rest)
