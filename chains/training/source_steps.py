@@ -117,7 +117,7 @@ class SourceSteps(Steps):
 
     def _change(self, bound: BatchStream | None) -> None:
         """End the steps of the current bound step, and continue with another."""
-        before, self._bound_step = self._intake, intake
+        before, self._bound_step = self._bound_step, bound
         self._unread.clear()
         if before is not None:
             before.finish()
