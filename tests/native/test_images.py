@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -215,7 +214,7 @@ def gathered(changed_compiler, monkeypatch):
     """Let dense layers behind images see the whole batch, however small they are."""
     monkeypatch.setattr(support, "MIN_GATHERED_WEIGHTS", 1000)
     monkeypatch.setattr(support, "MIN_GATHERED_SAMPLES", 2)
-    monkeypatch.setattr(support, "_most_gathered", WeakKeyDictionary())
+    monkeypatch.setattr(support, "_max_gathered", support._max_gathered.__wrapped__)  # nothing is kept
     monkeypatch.setattr(gemm, "MIN_LARGE_ELEMENTS", 1000)
     monkeypatch.setattr(gemm, "MIN_VERY_LARGE_ELEMENTS", 1000)
     changed_compiler()
@@ -261,7 +260,7 @@ def test_dense_layers_see_the_whole_batch_where_threads_ask_for_parts(gathered, 
 
 def test_what_is_kept_for_the_whole_batch_is_bounded(gathered):
     program = vjp_of(behind_images(), "float32")
-    most = support._most_samples(program)
+    most = support._max_gathered(program)
     assert support.gathers(program, 2)
     assert support.gathers(program, most)
     assert not support.gathers(program, most + 1)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -22,25 +20,13 @@ from chains.backends.native.runtime.epoch import SOURCES
 from chains.backends.native.runtime.fastcall import python_function
 from chains.backends.native.runtime.shared import worker_pool
 from chains.backends.native.single import single
-from chains.backends.native.support import LIMITS, gathers, unsupported
+from chains.backends.native.support import LIMITS, gathers, per_program, unsupported
 from chains.program.program import Program
 from chains.support.threads import MAX_THREADS, get_num_threads
 
 MAX_PARTS, MAX_PARTITIONED_SAMPLES = 4, 15  # of products partitioned among threads (`plan/teams.py`)
-MAX_LOCKED_OPERATIONS = 10_000_000  # in a call that keeps the interpreter's lock: some thirty microseconds
+MAX_LOCKED_OPERATIONS = 10_000_000  # in a call that keeps the interpreter's lock: about thirty microseconds
 MIN_PART_OPERATIONS = 300_000  # of a batch, per part: with fewer, products of one tile are not partitioned
-
-_backends: WeakSet[NativeBackend] = WeakSet()
-
-
-def _renew_locks() -> None:
-    """Make new locks in a forked process: another thread may have held the old ones."""
-    for each in _backends:
-        each._lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_locks)
 
 
 class NativeBackend(Backend):
@@ -61,12 +47,7 @@ class NativeBackend(Backend):
         if threads is None:
             get_num_threads()  # reads and checks CHAINS_NUM_THREADS now
         self.processor = processor(simd)
-        self._compiled: WeakKeyDictionary[Program, dict[tuple[int, bool], CompiledProgram]] = (
-            WeakKeyDictionary()
-        )  # by kind of plan
-        self._work: WeakKeyDictionary[Program, int] = WeakKeyDictionary()
-        self._lock = threading.Lock()
-        _backends.add(self)
+        self._compiled: WeakKeyDictionary[Program, dict[tuple[int, bool], CompiledProgram]] = WeakKeyDictionary()
 
     @property
     def threads(self) -> int:
@@ -132,17 +113,12 @@ class NativeBackend(Backend):
 
     def compile(self, program: Program, batch: int | None = None, threads: int | None = None) -> CompiledProgram:
         """A program compiled for a batch size, or for any size. It is compiled once, then reused."""
-        threads = threads or self.threads
-        with self._lock:
-            if program not in self._compiled:
-                self._compiled[program] = {}
-                self._work[program] = _work(program)
-            work, made = self._work[program], self._compiled[program]
-            parts, gathered = _parts(threads, work, batch), gathers(program, batch)
-            if (parts, gathered) not in made:
-                native = compiled_program(program, self.processor, parts, work, gathered)
-                made[parts, gathered] = made[native.signature.parts, gathered] = native
-            return made[parts, gathered]
+        made, work = self._compiled.setdefault(program, {}), _work(program)
+        parts, gathered = _parts(threads or self.threads, work, batch), gathers(program, batch)
+        if (parts, gathered) not in made:  # two threads that find nothing get the same program
+            native = compiled_program(program, self.processor, parts, work, gathered)
+            made[parts, gathered] = made[native.signature.parts, gathered] = native
+        return made[parts, gathered]
 
     def __repr__(self) -> str:
         return f"<native backend: {self.processor.kind}, {self.threads} threads>"
@@ -155,5 +131,7 @@ def _parts(threads: int, work: int, batch: int | None) -> int:
     return max(1, min(threads, MAX_PARTS, work * batch // MIN_PART_OPERATIONS))
 
 
+@per_program
 def _work(program: Program) -> int:
+    """The approximate number of operations per sample."""
     return program.flops() + 50 * sum(out.sample_size for op in program.operations for out in op.outs if out.batched)

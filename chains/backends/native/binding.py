@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import numpy as np
@@ -17,7 +16,7 @@ from chains.backends.native.runtime.thread_trial import ThreadTrial
 from chains.program.program import Program
 from chains.support.processors import processors
 
-MAX_TEAM_OPERATIONS = 20_000_000  # of a step for which threads stay together: some fifty microseconds
+MAX_TEAM_OPERATIONS = 20_000_000  # of a step for which threads stay together: about fifty microseconds
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _NO_PREFETCH = PREFETCH.pack()
 
@@ -82,44 +81,30 @@ class NativeBinding(Binding):
         self._words = np.concatenate(words)
         self.words_address = self._words.ctypes.data
         self._call = partial(_RUN(self.run_address), self.words_address)
-        self._places: dict[str, list[int]] = {}  # positions in the tables of the addresses of released arrays
+        self._released: dict[str, list[int]] = {}  # released arrays, with the positions of their addresses in the tables
 
     def run(self) -> None:
         if self.threads > 1:
             worker_pool().ensure(self.threads)
         self._call()
 
-    def __call__(self) -> None:
-        self.run()
-
     def release(self, names: Iterable[str]) -> bool:
         first = self._table_addresses[0]
-        self._places = {name: [(slot - first) // 8 for slot in self.slots(name)] for name in names}
-        for name in self._places:
+        self._released = {name: [(slot - first) // 8 for slot in self.slots(name)] for name in names}
+        for name in self._released:
             del self.arrays[name]
         return True
 
     def run_at(self, arrays: Arrays) -> bool:
         words = self._tables.reshape(-1)
-        for name, places in self._places.items():
-            words[places] = arrays[name].ctypes.data
+        for name, positions in self._released.items():
+            words[positions] = arrays[name].ctypes.data
         self.run()
         return True
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Within the context, the caller alone does all parts of shared work."""
-        position = ARGUMENTS.positions["parallel"]
-        before = self._words[position]
-        self._words[position] = runtime().address("serial")
-        try:
-            yield
-        finally:
-            self._words[position] = before
-
-    def stay_alone(self) -> None:
-        """From now on, the caller alone does all parts of shared work."""
-        ARGUMENTS.write(self._words, parallel=runtime().address("serial"))
+    def set_alone(self, alone: bool) -> None:
+        """Let the caller alone do all parts of shared work, or share them with the workers."""
+        ARGUMENTS.write(self._words, parallel=runtime().address("serial" if alone else "parallel"))
 
     def indexed_source(self, sources: Mapping[str, np.ndarray]) -> str | None:
         """The name of the input whose samples can be read from these data sets without a copy; None if there is none."""
@@ -130,14 +115,10 @@ class NativeBinding(Binding):
         changed = [self.arrays[each.name] for each in self.program.buffers.values() if each.role in ("state", "output")]
         return None if any(np.may_share_memory(source, array) for array in changed) else name
 
-    @property
-    def late(self) -> tuple[str, ...]:
-        """The inputs that other threads may still read when the first thread has finished a step."""
-        return self.native.signature.read_by_others
-
-    def gathers_late(self) -> None:
-        """Make a team synchronise after each step."""
-        ARGUMENTS.write(self._words, gathers=1)
+    def gathers(self, name: str) -> None:
+        """Note that an input is gathered anew for each step. A team synchronises first if other threads may still read it."""
+        if name in self.native.signature.read_by_others:
+            ARGUMENTS.write(self._words, gathers=1)
 
     def slots(self, name: str) -> list[int]:
         """The places where machine code looks up a caller's array: in each table, and among the first thread's sums."""

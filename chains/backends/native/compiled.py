@@ -27,12 +27,10 @@ MAX_MEMORY_PLANS = 16
 FUNCTIONS = ("run", "member")
 _locks = {"making": RLock()}
 _loading = RLock()
-if hasattr(
-    os, "register_at_fork"
-):  # a fork waits until no thread loads modules: in the child, no thread would finish the loading
+if hasattr(os, "register_at_fork"):
+    # A fork waits until no thread loads modules: in the child, no thread would finish the loading.
     os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
-if hasattr(os, "register_at_fork"):  # another thread may have held the lock
-    os.register_at_fork(after_in_child=lambda: _locks.update(making=RLock()))
+    os.register_at_fork(after_in_child=lambda: _locks.update(making=RLock()))  # another thread may have held the lock
 
 
 class CompiledProgram:
@@ -88,7 +86,7 @@ def _kept(name: str, processor: Processor, work: int) -> CompiledProgram | None:
 def _made(name: str, program: Program, processor: Processor, parts: int, work: int, gathered: bool) -> CompiledProgram:
     """Compile a program, and keep it on the disk under this name."""
     with _loading:
-        # Some thirty modules write assembly. They are loaded only here: most processes find all their programs on the disk.
+        # About thirty modules write assembly. They are loaded only here: most processes find all their programs on the disk.
         from chains.backends.native.compiler import Compiler
         from chains.backends.native.plan.passes import plan_of
 

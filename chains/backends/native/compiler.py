@@ -29,11 +29,7 @@ from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, 
 from chains.backends.native.plan.passes import plan_of
 from chains.backends.native.plan.teams import read_by_others
 from chains.backends.native.support import unsupported
-from chains.program.operations import (
-    Convolve,
-    ConvolveInput,
-    Map,
-)
+from chains.program.operations import Convolve, ConvolveInput, Map
 from chains.program.program import Program
 from chains.program.view import Buffer, View
 
@@ -96,12 +92,7 @@ class Compiler:
         return views
 
     def _write(
-        self,
-        name: str,
-        views: Sequence[View],
-        body: Callable[[Frame], None],
-        *more: str,
-        own: Sequence[Buffer] | None = None,
+        self, name: str, views: Sequence[View], body: Callable[[Frame], None], *more: str, own: Sequence[Buffer] | None = None
     ) -> None:
         """Write a function on these views, with `more` arguments.
 

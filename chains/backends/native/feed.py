@@ -18,7 +18,7 @@ from chains.backends.native.runtime.thread_trial import ThreadTrial
 from chains.program.program import Program
 
 # The fewest steps for which threads form a team: fewer steps take less time than the workers need to wake. If the workers do
-# not come within `PATIENCE_PAUSES`, some five microseconds, the first thread begins alone.
+# not come within `PATIENCE_PAUSES`, about five microseconds, the first thread begins alone.
 MIN_TEAM_STEPS = 50
 PATIENCE_PAUSES = 400
 _STEPS = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
@@ -26,7 +26,7 @@ _TOGETHER = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, c
 
 
 def row_shares(source: np.ndarray, count: int) -> list[tuple[int, int, int]]:
-    """Shares of every row of a data set for `count` threads to prefetch: address, bytes of a row, and lines of the share."""
+    """The share of each row of a data set that each of `count` threads prefetches: address, bytes of a row, lines of it."""
     nbytes = source[0].nbytes
     lines = -(-nbytes // CACHE_LINE_BYTES)
     cuts = [lines * k // count for k in range(count + 1)]
@@ -50,8 +50,7 @@ class NativeFeed(Feed):
             function = gatherer(source.dtype, target.dtype)
             places = {"source": source.ctypes.data, "target": target.ctypes.data}
             gathers.append(GATHER.pack(function=function, width=source[0].size, **places))
-            if name in binding.late:
-                binding.gathers_late()
+            binding.gathers(name)
         self._gathers = np.array(gathers, np.int64)
         widest = np.zeros((len(binding.prefetch), 3), np.int64)  # the samples to prefetch
         self._widest = max(sources, key=lambda name: sources[name][0].nbytes, default=None)
@@ -125,13 +124,14 @@ class NativeFeed(Feed):
         self._begin()
         order = self._orders + 8 * first * binding.batch
         JOB.write(self._job, order=order, steps=len(values), values=values.ctypes.data)
-        if together and binding.stays_together and len(values) >= MIN_TEAM_STEPS:
-            with binding.alone():  # after the team is disbanded
-                return int(self._team(job, binding.words_address, PATIENCE_PAUSES))
-        if together and not binding.split:
+        team = together and binding.stays_together and len(values) >= MIN_TEAM_STEPS
+        if together and not (team or binding.split):
             return int(self._steps(job))
-        with binding.alone():
-            return int(self._steps(job))
+        binding.set_alone(True)  # a team too, once it is disbanded
+        try:
+            return int(self._team(job, binding.words_address, PATIENCE_PAUSES) if team else self._steps(job))
+        finally:
+            binding.set_alone(False)
 
 
 _PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
@@ -186,7 +186,7 @@ class _Lane:
         rows_of = {name: rows for name, rows in arrays.items() if name in feed._own}
         here = {name: _copied(rows[0, ...]) if name in feed._updated else rows[0, ...] for name, rows in rows_of.items()}
         binding = feed._bind({**arrays, **here})
-        binding.stay_alone()
+        binding.set_alone(True)
         self._orders, self._batch = orders, binding.batch
         self._feed = NativeFeed(binding, {n: a[0] if n in feed._own else a for n, a in sources.items()}, orders[0])
         self.job = self._feed.job_alone()

@@ -22,29 +22,13 @@ from chains.backends.native.kernels.relayout import Relayout, lower_relayout
 from chains.backends.native.kernels.rows import lower_update_rows
 from chains.backends.native.llvm.emit import Type, Value, integer
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
+from chains.program import operations as ops
 from chains.program.all_reduce import AllReduce
 from chains.program.loop import Loop
-from chains.program.operations import (
-    BatchMatMul,
-    Convolve,
-    ConvolveInput,
-    ConvolveWeight,
-    Copy,
-    Fill,
-    Gather,
-    Map,
-    MatMul,
-    Operation,
-    Pool,
-    PoolInput,
-    Random,
-    Reduce,
-    ScatterAdd,
-)
 from chains.program.rows import UpdateRows
 from chains.program.view import View
 
-Lowering = Callable[[Frame, PlanStep, ExecutionPlan], None]
+Lowering = Callable[[Frame, Any, ExecutionPlan], None]  # of a `PlanStep`, whose operation has the type of the lowering
 
 
 def lower(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
@@ -63,8 +47,7 @@ def _of_sum(frame: Frame, view: View) -> Frame:
     return replace(frame, first=first)
 
 
-def _loop(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
-    assert isinstance(step.operation, Loop)
+def _loop(frame: Frame, step: Any, plan: ExecutionPlan) -> None:
     for (view,) in (zeros.outs for zeros in step.operation.zeros):
         begins, fill = _of_sum(frame, view).first, partial(lower_fill, frame, view, 0.0)
         frame.f.when(begins, fill) if begins is not None else fill()
@@ -85,54 +68,28 @@ def _loop(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
     lower_loop(frame, step.operation, write)
 
 
-def _matmul(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
-    assert step.fused_product
-    lower_matmul(frame, step.fused_product)
-
-
-def _batch_matmul(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
-    assert isinstance(step.operation, BatchMatMul)
-    lower_batch_matmul(frame, step.operation, _workspace(frame, plan))
-
-
 def _workspace(frame: Frame, plan: ExecutionPlan) -> Value:
     """The address of the kernels' workspace, which follows the buffers of a tile."""
     return frame.f.address(frame.f.arguments[1], integer(plan.workspace_offset), Type("i8"))
 
 
-def _convolve(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
-    operation, packed = step.operation, step.packed
-    assert isinstance(operation, (Convolve, ConvolveInput))
-    assert packed
-    if winograd.suits(operation):
-        winograd.lower_winograd(frame, operation, packed.copy, _workspace(frame, plan), step.fused)
+def _convolve(frame: Frame, step: Any, plan: ExecutionPlan) -> None:
+    packed = step.packed.copy
+    if winograd.suits(step.operation):
+        winograd.lower_winograd(frame, step.operation, packed, _workspace(frame, plan), step.fused)
     else:
-        lower_convolve(frame, operation, packed.copy, step.fused)
+        lower_convolve(frame, step.operation, packed, step.fused)
 
 
-def _convolve_weight(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
-    operation = step.operation
-    assert isinstance(operation, ConvolveWeight)
-    if winograd_weight.suits(operation, frame.lanes):
-        winograd_weight.lower_winograd_weight(frame, operation, _workspace(frame, plan))
+def _convolve_weight(frame: Frame, step: Any, plan: ExecutionPlan) -> None:
+    if winograd_weight.suits(step.operation, frame.lanes):
+        winograd_weight.lower_winograd_weight(frame, step.operation, _workspace(frame, plan))
     else:
-        lower_convolve_weight(frame, operation)
+        lower_convolve_weight(frame, step.operation)
 
 
-def _relayout(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
-    assert isinstance(step.operation, Relayout)
+def _relayout(frame: Frame, step: Any, plan: ExecutionPlan) -> None:
     lower_relayout(frame, step.operation, plan.offset(step.operation.outs[0].buffer) is not None)
-
-
-def _scatter_add(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
-    assert isinstance(step.operation, ScatterAdd)
-    lower_scatter_add(frame, step.operation, step.continued)
-
-
-def _update_rows(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
-    assert isinstance(step.operation, UpdateRows)
-    *_, thread, threads = frame.f.arguments
-    lower_update_rows(frame, step.operation, thread, threads)
 
 
 def _of_operation(lowering: Callable[[Frame, Any], None]) -> Lowering:
@@ -143,29 +100,29 @@ def _of_operation(lowering: Callable[[Frame, Any], None]) -> Lowering:
 def _in_either_layout(lowering: Callable[[Frame, Any], None]) -> Lowering:
     """The lowering by a kernel that needs only the operation, for samples in rows; samples in lanes go to `lower_laned`."""
 
-    def write(frame: Frame, step: PlanStep, plan: ExecutionPlan) -> None:
+    def write(frame: Frame, step: Any, plan: ExecutionPlan) -> None:
         laned = any(view.buffer in plan.laned for view in step.operation.views)
         (lower_laned if laned else lowering)(frame, step.operation)
 
     return write
 
 
-LOWERINGS: dict[type[Operation], Lowering] = {
-    MatMul: _matmul,
-    BatchMatMul: _batch_matmul,
-    Map: _in_either_layout(lower_map),
-    Reduce: _in_either_layout(lower_reduce),
-    Copy: _in_either_layout(lambda frame, copy: lower_copy(frame, copy.outs[0], copy.ins[0])),
-    Fill: _in_either_layout(lambda frame, fill: lower_fill(frame, fill.outs[0], fill.value)),
-    Convolve: _convolve,
-    ConvolveInput: _convolve,
-    ConvolveWeight: _convolve_weight,
-    Pool: _of_operation(lower_pool),
-    PoolInput: _of_operation(lower_pool),
-    Gather: _of_operation(lower_gather),
-    ScatterAdd: _scatter_add,
-    UpdateRows: _update_rows,
-    Random: _of_operation(lower_random),
+LOWERINGS: dict[type[ops.Operation], Lowering] = {
+    ops.MatMul: lambda frame, step, plan: lower_matmul(frame, step.fused_product),
+    ops.BatchMatMul: lambda frame, step, plan: lower_batch_matmul(frame, step.operation, _workspace(frame, plan)),
+    ops.Map: _in_either_layout(lower_map),
+    ops.Reduce: _in_either_layout(lower_reduce),
+    ops.Copy: _in_either_layout(lambda frame, copy: lower_copy(frame, copy.outs[0], copy.ins[0])),
+    ops.Fill: _in_either_layout(lambda frame, fill: lower_fill(frame, fill.outs[0], fill.value)),
+    ops.Convolve: _convolve,
+    ops.ConvolveInput: _convolve,
+    ops.ConvolveWeight: _convolve_weight,
+    ops.Pool: _of_operation(lower_pool),
+    ops.PoolInput: _of_operation(lower_pool),
+    ops.Gather: _of_operation(lower_gather),
+    ops.ScatterAdd: lambda frame, step, plan: lower_scatter_add(frame, step.operation, step.continued),
+    UpdateRows: lambda frame, step, plan: lower_update_rows(frame, step.operation, *frame.f.arguments[-2:]),
+    ops.Random: _of_operation(lower_random),
     AllReduce: _of_operation(lower_all_reduce),
     Relayout: _relayout,
     Loop: _loop,

@@ -21,18 +21,7 @@ from dataclasses import replace
 from chains.backends.native.kernels.relayout import Relayout
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.program.loop import Loop, all_operations
-from chains.program.operations import (
-    Convolve,
-    ConvolveInput,
-    ConvolveWeight,
-    Copy,
-    Fill,
-    Map,
-    MatMul,
-    Operation,
-    Pool,
-    Reduce,
-)
+from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Copy, Fill, Map, MatMul, Operation, Pool, Reduce
 from chains.program.view import Batch, Buffer, View, c_strides
 
 IMAGES = (Convolve, ConvolveInput, ConvolveWeight, Pool)

@@ -120,12 +120,7 @@ class _Words(np.ndarray):
 class _Method(ctypes.Structure):
     """PyMethodDef."""
 
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("function", ctypes.c_void_p),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    )
+    _fields_ = (("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p))
 
 
 @cache
@@ -342,9 +337,7 @@ def _enter(module: Module) -> Function:
         read = f.loop(integer(0), inputs, 1, input, [integer(1)])[1][0]
         # Outputs are compared with inputs, so the inputs must be known to be arrays.
         return f.either(
-            f.compare("eq", read, integer(1)),
-            lambda: f.loop(inputs, arrays, 1, output, [integer(1)])[1][0],
-            lambda: integer(0),
+            f.compare("eq", read, integer(1)), lambda: f.loop(inputs, arrays, 1, output, [integer(1)])[1][0], lambda: integer(0)
         )
 
     good = f.either(f.compare("eq", count, arrays), all_fit, lambda: integer(0))
