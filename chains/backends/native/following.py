@@ -23,6 +23,8 @@ from chains.program.program import Program
 from chains.support.threads import follow, get_num_threads, known_num_threads, limit_num_threads
 
 KEPT_NUMBERS = 2  # numbers of threads for which a binding keeps memory
+Compiled = Callable[[int], CompiledProgram]
+Names = Sequence[str]
 
 
 class FollowingBinding(Binding):
@@ -31,14 +33,7 @@ class FollowingBinding(Binding):
     `scratch` is used if it is large enough for the present number of threads.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        batch: int,
-        arrays: Arrays,
-        compiled: Callable[[int], CompiledProgram],
-        scratch: np.ndarray | None,
-    ) -> None:
+    def __init__(self, program: Program, batch: int, arrays: Arrays, compiled: Compiled, scratch: np.ndarray | None) -> None:
         self.program, self.batch = program, batch
         self._compiled = compiled
         number = get_num_threads()
@@ -61,8 +56,8 @@ class FollowingBinding(Binding):
         native = self._compiled(number)
         layout = native.memory_plan(self.batch, number).layout
         others = [(other, bound) for other, bound in self._by_number.items() if other != number]
-        alike = (bound for _, bound in others if bound.native is native and bound.layout == layout)
-        found = next(alike, None) or NativeBinding(self.program, native, self.batch, self.arrays, number, None)
+        fitting = (bound for _, bound in others if bound.native is native and bound.layout == layout)
+        found = next(fitting, None) or NativeBinding(self.program, native, self.batch, self.arrays, number, None)
         self._by_number = dict(others[1 - KEPT_NUMBERS :]) | {number: found}
         return found
 
@@ -92,13 +87,13 @@ class FollowingFeed(Feed):
         return self._feed(first, values)
 
 
-def following_function(binding: FollowingBinding, ins: Sequence[str], outs: Sequence[str]) -> Callable[..., Any] | None:
+def following_function(binding: FollowingBinding, ins: Names, outs: Names) -> Callable[..., Any] | None:
     """As `python_function`, always for the present number of threads."""
     bound = binding.present()
     worker_pool().ensure(bound.threads)
     function = python_function(bound, ins, outs)
     if function is not None:
-        follower = _Follower(binding, bound, function, ins, outs)
+        follower = _Follower(binding, bound, function.__self__, ins, outs)  # type: ignore[attr-defined]
         with _lock["functions"]:
             _followers.add(follower)
             follower.update()  # the number of threads may have changed meanwhile
@@ -109,16 +104,10 @@ class _Follower:
     """Keeps a function up to date, and lives as long as the function."""
 
     def __init__(
-        self,
-        binding: FollowingBinding,
-        bound: NativeBinding,
-        function: Callable[..., Any],
-        ins: Sequence[str],
-        outs: Sequence[str],
+        self, binding: FollowingBinding, bound: NativeBinding, words: Any, ins: Sequence[str], outs: Sequence[str]
     ) -> None:
         self._binding, self._ins, self._outs = binding, ins, outs
         self._bound: NativeBinding | None = bound
-        words = function.__self__  # type: ignore[attr-defined]
         words.keep.append(self)
         self._words = ref(words)
 

@@ -6,7 +6,7 @@ a new one, since plans are immutable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import islice
@@ -171,8 +171,8 @@ class Segment:
         early = tuple(step.changed(change) for step in self.early)
         return replace(self, early=early, tiled=all_of(self.tiled), product=product, once=all_of(self.once))
 
-    def with_tiled(self, steps: Sequence[PlanStep]) -> Segment:
-        """The segment with these steps in place of those on tiles."""
+    def with_tiled(self, steps: Iterable[PlanStep]) -> Segment:
+        """The segment with these steps on tiles instead of its own."""
         rest = iter(steps)
         tiled = tuple(replace(work, steps=tuple(islice(rest, len(work.steps)))) for work in self.tiled)
         return replace(self, tiled=tiled)
@@ -184,7 +184,7 @@ class ExecutionPlan:
 
     `steps` are the rewritten operations, one per step, in an order in which they may run; `segments` are made of these
     steps. `parts` is the number of threads among which products are partitioned; with more than one, a tile is the whole
-    batch. In a `gathered` plan, products of very many weights behind images see the whole batch. A thread's table of
+    batch. In a `gathered` plan of a network of images, products of very many weights see the whole batch. A thread's table of
     addresses holds, in order: the buffers of `table`, the thread's own sums, its `PREFETCH`, the `ROW_POINTERS`, and its list
     of rows.
     """
@@ -237,6 +237,11 @@ class ExecutionPlan:
     def changed(self, change: Callable[[PlanStep], PlanStep]) -> ExecutionPlan:
         """The plan with every step of its segments changed."""
         return replace(self, segments=tuple(segment.changed(change) for segment in self.segments))
+
+    def changed_on_tiles(self, change: Callable[[PlanStep], PlanStep]) -> ExecutionPlan:
+        """The plan with every step on tiles changed."""
+        segments = (each.with_tiled(step.changed(change) for step in each.tiled_steps) for each in self.segments)
+        return replace(self, segments=tuple(segments))
 
     # The table of addresses
 

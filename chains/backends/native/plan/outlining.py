@@ -1,4 +1,4 @@
-"""Outlining: the code of steps that are alike is written once, as a function of the addresses of their operands.
+"""Outlining: the code of steps that differ only in the addresses of their operands is written once, as a function of these.
 
 Layers of one size have such steps, and so has an unrolled recurrence. Neither the code nor the time to compile it grows with
 the number of these steps. If many products of a program differ, they share the code of their blocks, with sizes as arguments.
@@ -18,7 +18,7 @@ from chains.program.operations import Copy, Fill, Gather, Map, MatMul, Reduce, S
 from chains.program.view import Buffer
 
 OUTLINED = (MatMul, Map, Reduce, Copy, Fill, Gather, ScatterAdd)
-MAX_PRODUCTS = 20  # most products of different sizes whose code is written for each: a product compiles in some 60 ms
+MAX_PRODUCTS = 20  # products of different sizes whose code is written for each: a product compiles in about 60 ms
 MIN_ALIKE = 3  # fewest steps that share code: a call takes some nanoseconds, compiling a product milliseconds
 
 
@@ -33,10 +33,7 @@ def share_blocks(plan: ExecutionPlan) -> ExecutionPlan:
         product = step.fused_product
         return replace(step, fused_product=replace(product, shared=True)) if product and not step.update else step
 
-    return replace(
-        plan,
-        segments=tuple(each.with_tiled(tuple(step.changed(sharing) for step in each.tiled_steps)) for each in plan.segments),
-    )
+    return plan.changed_on_tiles(sharing)
 
 
 def outline_alike(plan: ExecutionPlan) -> ExecutionPlan:

@@ -17,6 +17,7 @@ from chains.program.program import Program
 from chains.program.view import Buffer, View, shape_text
 
 Pass = Callable[[ExecutionPlan], ExecutionPlan]
+Watch = Callable[[str, ExecutionPlan], None]
 
 PASSES: tuple[Pass, ...] = (
     arrange_layout,
@@ -43,15 +44,10 @@ def name_of(function: Pass) -> str:
 
 
 def plan_of(
-    program: Program,
-    processor: Processor,
-    parts: int = 1,
-    watch: Callable[[str, ExecutionPlan], None] | None = None,
-    gathered: bool = False,
+    program: Program, processor: Processor, parts: int = 1, watch: Watch | None = None, gathered: bool = False
 ) -> ExecutionPlan:
-    """The plan of a program, with products partitioned among `parts` threads if that is worth it.
+    """The plan of a program, with products partitioned among `parts` threads if that is worth it, `gathered` or not.
 
-    In a `gathered` one, products of very many weights behind images see the whole batch.
     `watch` is called with the name of each pass and the plan after it. Raises UnsupportedOperationError for a product that no
     kernel can do.
     """

@@ -38,10 +38,7 @@ def pack_weights(plan: ExecutionPlan) -> ExecutionPlan:
             return replace(step, packed=_copied(weights, weights.shape, weights.shape))
         return step
 
-    return replace(
-        plan,
-        segments=tuple(each.with_tiled(tuple(step.changed(packed) for step in each.tiled_steps)) for each in plan.segments),
-    )
+    return plan.changed_on_tiles(packed)
 
 
 def _copied(source: View, shape: Shape, used: Shape) -> PackedWeights:
@@ -86,7 +83,7 @@ def _joined(runs: Iterable[SumRun], positions: Mapping[Buffer, int]) -> list[Sum
 
 
 def is_of_tile(buffer: Buffer, plan: ExecutionPlan) -> bool:
-    """Whether a buffer lies in the scratch memory of a tile."""
+    """Whether a buffer is in the scratch memory of a tile."""
     return buffer.role == "scratch" and buffer.batched and buffer not in plan.whole
 
 
