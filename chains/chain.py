@@ -1,30 +1,39 @@
-"""`Chain`: layers one after another, and what it computes. What it is made of and further calls are in `chains.network`."""
+"""`Chain`: layers one after another, and all calls of a network. What they do is in `chains.network`."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+import copy
+import math
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import numpy as np
 
+from chains.backends import Cupy
+from chains.backends import backend as find_backend
+from chains.layers.base import Declaration, Layer, SampleShape
+from chains.layers.combine import Series
 from chains.losses import Loss
-from chains.network import arguments, ensembles, record
-from chains.network.bound import Bound
-from chains.network.host_calls import call_from_host
-from chains.network.objectives import Objectives
-from chains.network.ode_steps import check_solved
-from chains.network.parallel import check_comm, part_arrays, part_of
+from chains.network import calls, derivatives
+from chains.network.bound import Bound, bound
+from chains.network.network import Network, init, init_many
+from chains.network.objective import Objective, objective
+from chains.network.stepping import Stepping, step
+from chains.network.summary import program_of, summary, table
+from chains.optimizers import Optimizer
+from chains.params import Layout
 from chains.penalties import Penalty
-from chains.support.checks import check_flags, check_is
+from chains.program.program import Program
+from chains.support import arguments
+from chains.support.checks import check_shape, whole
 from chains.support.lazy import lazy
-from chains.support.memory import is_elsewhere, memory_of
-from chains.support.messages import counted, shown
+from chains.support.memory import memory_named
+from chains.support.messages import as_html, counted, listed
 
-_SEED = 0  # the default
-_FLOAT32 = np.dtype(np.float32)
+RENAMED = {"freeze": "with_frozen", "train_only": "with_trained"}  # names that read as if they changed a network
+Net = TypeVar("Net", bound="Chain")
 
 
-class Chain(Objectives):
+class Chain(Series):
     """A network: layers one after another. It holds no parameters; every call takes them as one flat vector.
 
     A network with running statistics (`BatchNorm`) has a second vector, the state, which is passed as `state`. Where the
@@ -51,9 +60,30 @@ class Chain(Objectives):
     >>> y = net(x, p)  # x: (batch, 784), y: (batch, 10)
     """
 
+    def __init__(self, *layers: Layer, input_shape: SampleShape | None = None, backend: str | Cupy = "auto") -> None:
+        super().__init__(*layers)
+        self._given_shape = None if input_shape is None else check_shape("input_shape", input_shape)
+        self._input_shape = super().fixed_input() if self._given_shape is None else self._given_shape
+        self._frozen_names: frozenset[str] = frozenset()
+        self.backend = backend
+        find_backend(backend)  # one that is not known is refused here
+        if self._input_shape is not None:
+            self._network  # noqa: B018 - and so are layers that do not fit
+
     @lazy
-    def _may_fail(self) -> bool:
-        return self.network.declaration.may_fail
+    def _network(self) -> Network:
+        """The layers in place, and the programs that are kept. Raises ValueError where the input's shape is not known."""
+        if self._input_shape is None and not self.layers:
+            raise ValueError("`input_shape` is needed: a chain without layers does not fix the shape of its input")
+        if self._input_shape is None:
+            raise ValueError(f"`input_shape` is needed: {self!r} begins with a layer that does not fix the shape of its input")
+        return Network(self, self._input_shape, find_backend(self.backend))
+
+    @lazy
+    def _stepping(self) -> Stepping:
+        return Stepping(self._network)
+
+    # Calls
 
     def __call__(
         self,
@@ -98,31 +128,7 @@ class Chain(Objectives):
         TypeError, ValueError
             For arguments that do not fit, before anything is written.
         """
-        training = arguments.check_mode(mode)
-        kind = ("forward", training)
-        plain = state is None and lengths is None and seed is _SEED
-        quick = self._shortcuts.find(kind, p, x) if plain else None
-        if quick is not None and (found := quick(p, x, out)) is not None:
-            return found
-        if ensembles.is_ensemble(p):
-            return ensembles.call(self, x, p, lengths=lengths, state=state, mode=mode, seed=seed, out=out)
-        p = arguments.check_params(p, self.n_params)
-        x = arguments.check_input(x, self.input_shape, ids=self.network.id_count)
-        known = self.network.declaration
-        run = self.forward_pass(p, training, lengths is not None)
-        if is_elsewhere(p) and not is_elsewhere(x):
-            return call_from_host(self, run, x, p, arguments.lengths_of(lengths, x, known), state, training, seed, out)
-        data = {**arguments.together(p, {"x": x, **arguments.lengths_of(lengths, x, known)}), "p": p}
-        data |= self.state_for(run.program, state, p.dtype, training, data)
-        shape = (len(x), *self.output_shape)
-        y = memory_of(p).empty(shape, p.dtype) if out is None else arguments.check_out(out, shape, p.dtype, data)
-        data["y"] = y
-        run(len(x), arguments.with_random(data, run, seed, p))
-        if self._may_fail:
-            check_solved(self, p, x, y, lengths=lengths)
-        elif plain:
-            self._shortcuts.add(kind, run, {"p": p, "x": x}, ["y"])
-        return y
+        return calls.forward(self._network, x, p, lengths, state, mode, seed, out)
 
     def value_and_grad(
         self,
@@ -183,59 +189,9 @@ class Chain(Objectives):
         TypeError, ValueError
             For arguments that do not fit, before anything is written.
         """
-        training = arguments.check_mode(mode)
-        kind = ("gradient", training)
-        plain = weights is None and lengths is None and state is None and seed is _SEED and not check_finite
-        plain = plain and comm is None
-        quick = self._shortcuts.find(kind, p, x, loss, penalty) if plain else None
-        if quick is not None:
-            found = quick(p, x, t, out)
-            if found is None and type(t) is np.ndarray and arguments.is_column(t, self.output_shape, loss):
-                found = quick(p, x, t[:, None], out)
-            if found is not None:
-                return found
-        shared = None if comm is None else check_comm(comm)
-        if ensembles.is_ensemble(p):
-            rest = {
-                "state": state,
-                "mode": mode,
-                "seed": seed,
-                "penalty": penalty,
-                "out": out,
-                "check_finite": check_finite,
-                "comm": comm,
-            }
-            return ensembles.value_and_grad(self, p, x, t, loss, weights=weights, lengths=lengths, **rest)
-        network = self.network
-        p = arguments.check_params(p, network.layout.size)
-        data = arguments.together(p, arguments.check_data(network.declaration, x, t, loss, weights, lengths))
-        found_in = arguments.target_shapes(data)
-        run = self._programs_at(p).recent(
-            (p.dtype, training, *found_in, comm is not None),
-            (loss, penalty),
-            lambda: self._gradient(p, self._objective(loss, *found_in, penalty), p.dtype, training, parallel=comm is not None),
+        return calls.value_and_grad(
+            self._network, p, x, t, loss, weights, lengths, penalty, state, mode, seed, out, check_finite, comm
         )
-        if check_finite:
-            check_flags(check_finite=check_finite)
-            arguments.check_finite(p.dtype, p=p, **arguments.with_counted_targets(network.declaration, data))
-        data["p"] = p
-        total, first = (len(data["x"]), 0) if shared is None else part_of(shared, len(data["x"]))
-        data |= self.state_for(run.program, state, p.dtype, training, data, total)
-        g = memory_of(p).empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, data)
-        value = memory_of(p).empty((), p.dtype)
-        data["g"], data["value"] = g, value
-        if shared is not None:
-            data |= part_arrays(shared, run, total, first, p)
-        run(len(data["x"]), arguments.with_random(data, run, seed, p))
-        if self._may_fail:
-            check_solved(self, p, data["x"], value, lengths=lengths)
-            if comm is not None and np.isnan(value):
-                raise FloatingPointError("the loss is nan: a solution of another process ends before its last time")
-        elif plain:
-            own = type(loss).check_values is not Loss.check_values
-            check = partial(arguments.check_target_values, output=self.output_shape, loss=loss) if own else None
-            self._shortcuts.add(kind, run, {name: data[name] for name in ("p", "x", "t")}, ["g"], loss, penalty, check)
-        return value.item(), g
 
     def loss(
         self, p: Any, x: Any, t: Any, loss: Loss, *, weights: Any = None, lengths: Any = None,
@@ -258,14 +214,7 @@ class Chain(Objectives):
         TypeError, ValueError
             For arguments that do not fit.
         """
-        p = arguments.check_params(p, self.n_params)
-        data, objective = self.problem(x, t, loss, weights, penalty, lengths)
-        data, value = arguments.together(p, data), memory_of(p).empty((), p.dtype)
-        make = partial(record.loss, self.network, objective, p.dtype, False)
-        run = self._program(p, ("loss", p.dtype), make, objective)
-        data |= self.state_for(run.program, state, p.dtype, False, data)
-        run(len(data["x"]), {"p": p, **data, "value": value})
-        return float(value)
+        return calls.loss(self._network, p, x, t, loss, weights, lengths, penalty, state)
 
     def vjp(
         self,
@@ -304,36 +253,49 @@ class Chain(Objectives):
         TypeError, ValueError
             For arguments that do not fit, before anything is written.
         """
-        training = arguments.check_mode(mode)
-        kind = ("vjp", training)
-        if out is not None and (not isinstance(out, tuple) or len(out) != 2 or out[0] is None or out[1] is None):
-            raise TypeError(f"`out` (={shown(out)}) must be a pair of arrays, for the parameters and for the inputs")
-        plain = state is None and lengths is None and seed is _SEED
-        quick = self._shortcuts.find(kind, p, x) if plain else None
-        given = (None, None) if out is None else out
-        if quick is not None and (found := quick(p, x, dy, given[0], given[1])) is not None:
-            return found
-        p = arguments.check_params(p, self.n_params)
-        x = arguments.check_input(x, self.input_shape, ids=self.network.id_count)
-        dy = arguments.check_input(dy, self.output_shape, "dy", "output")
-        if len(dy) != len(x):
-            raise ValueError(
-                f"`dy` has shape {dy.shape}, but `x` is a batch of {len(x)}: both need {counted(len(x), 'sample')}"
-            )
-        masked, more = lengths is not None, arguments.lengths_of(lengths, x, self.network.declaration)
-        run = self.backward_pass(p, training, masked)
-        inputs = {"p": p, **arguments.together(p, {"x": x, "dy": dy, **more})}
-        inputs |= self.state_for(run.program, state, p.dtype, training, inputs)
-        if out is None:
-            g, dx = memory_of(p).empty(p.shape, p.dtype), memory_of(p).empty(x.shape, p.dtype)
-        else:
-            g = arguments.check_out(out[0], p.shape, p.dtype, inputs, "out[0]")
-            dx = arguments.check_out(out[1], x.shape, p.dtype, {**inputs, "out[0]": g}, "out[1]")
-        inputs["g"], inputs["dx"] = g, dx
-        run(len(x), arguments.with_random(inputs, run, seed, p))
-        if plain:
-            self._shortcuts.add(kind, run, {"p": p, "x": x, "dy": dy}, ["g", "dx"])
-        return g, dx
+        return calls.vjp(self._network, p, x, dy, lengths, state, mode, seed, out)
+
+    def objective(
+        self,
+        x: Any,
+        t: Any,
+        loss: Loss,
+        penalty: Penalty | None = None,
+        *,
+        weights: Any = None,
+        lengths: Any = None,
+        state: Any = None,
+        mode: str = "eval",
+        seed: int = 0,
+        comm: Any = None,
+    ) -> Objective:
+        """The loss on this data as a function of the parameters alone, for SciPy's optimisers and the like.
+
+        ``objective(p)`` returns a float and a fresh float64 gradient, computed in float64 whatever the type of `p`:
+        ``minimize(objective, p, jac=True, method="BFGS")``.
+
+        Parameters
+        ----------
+        x, t, loss, penalty, weights, lengths
+            As in `value_and_grad`.
+        state : array, shape (n_state,), optional
+            As in `value_and_grad`, but copied and never changed: the same `p` always gives the same value.
+        mode, seed
+            As in a call of the network.
+        comm : mpi4py.MPI.Intracomm, optional
+            As in `value_and_grad`. All processes call the objective, equally often and with the same `p`.
+
+        Returns
+        -------
+        Objective
+            The function.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For arguments that do not fit.
+        """
+        return objective(self, x, t, loss, penalty, weights, lengths, state, mode, seed, comm)
 
     def bound(self, p: Any, *, state: Any = None) -> Bound:
         """The network with these parameters as a function of one sample, for the solvers of others.
@@ -358,16 +320,499 @@ class Chain(Objectives):
         TypeError, ValueError
             For arguments that do not fit, and for parameters on a GPU.
         """
-        p = arguments.check_params(p, self.n_params)
-        if is_elsewhere(p):
-            raise TypeError(
-                "`p` lies on a GPU, where calls for single samples take longer than the samples: pass cupy.asnumpy(p)"
-            )
-        known = self.state_for(self.forward_pass(p, False).program, state, p.dtype, False, {})
-        own = {name: np.array(array, p.dtype) for name, array in known.items()}
-        return Bound(self, np.array(p), own.get("state"))
+        return bound(self, p, state)
+
+    def step(
+        self, x: Any, p: Any, carried: Any = None, *, out: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The output at one step of a sequence, and the states that are carried to the next step.
+
+        Parameters
+        ----------
+        x : array, shape (batch, *input_shape[1:])
+            The inputs of a step.
+        p : array, shape (n_params,)
+            The parameters, whose type is that of the computation.
+        carried : array, shape (batch, n_carried), optional
+            The `carried` of the previous step; None for the first step, which begins with the layers' initial states.
+        out : pair of arrays, optional
+            Filled with the output and the new `carried`; neither may be an argument.
+
+        Returns
+        -------
+        y : array
+            The output: that of the network for the sequence up to this step.
+        carried : array, shape (batch, n_carried)
+            The states of all cells, for the next step.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For arguments that do not fit, and for networks that need more than one step at a time, such as those with
+            bidirectional layers. Nothing is written then.
+        """
+        return step(self._network, self._stepping, x, p, carried, out)
+
+    @property
+    def n_carried(self) -> int:
+        """The number of values that a sample carries from step to step."""
+        return self._stepping.n_carried if self._network.declaration.goes_along_time else 0
+
+    # Further derivatives
+
+    def derivatives(
+        self, p: Any, x: Any, order: int = 2, directions: Any = None, *, full: bool = False, state: Any = None, out: Any = None
+    ) -> tuple[np.ndarray, ...]:
+        """The outputs and their exact derivatives with respect to the inputs.
+
+        Parameters
+        ----------
+        p : array, shape (n_params,)
+            The parameters, whose type is that of the computation.
+        x : array, shape (batch, *input_shape)
+            The points.
+        order : int
+            The highest order, from 1 to 4.
+        directions : array, optional
+            Derivatives along these directions, shape (directions, *input_shape), or (batch, directions, *input_shape) for
+            separate directions at each point. By default along each input.
+        full : bool
+            Whether second derivatives are full matrices; for order 2, without `directions`.
+        state : array, optional
+            As in a call of the network.
+        out : tuple of arrays, optional
+            Filled instead of fresh arrays.
+
+        Returns
+        -------
+        tuple of arrays
+            ``(u, du, d2u, ...)``: u of shape (batch, *output_shape); the others (batch, *output_shape, *input_shape), or
+            (batch, *output_shape, directions) with `directions`: ``d2u[..., i]`` is the second derivative by input i. With
+            `full`, d2u is (batch, *output_shape, *input_shape, *input_shape).
+
+        Raises
+        ------
+        TypeError, ValueError
+            For arguments that do not fit, before anything is written.
+        NotImplementedError
+            For layers without a rule for derivatives, such as max pools of overlapping windows.
+        """
+        return derivatives.derivatives(self._network, p, x, order, directions, full, state, out)
+
+    def laplacian(self, p: Any, x: Any, *, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
+        """The sum of the second derivatives by each input, shape (batch, *output_shape).
+
+        Parameters
+        ----------
+        p, x, state
+            As of `derivatives`.
+        out : array, optional
+            Filled instead of a fresh one.
+        """
+        return derivatives.laplacian(self._network, p, x, state, out)
+
+    def input_jacobian(self, p: Any, x: Any, *, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
+        """The derivatives of the outputs by the inputs, (batch, *output_shape, *input_shape), in the cheaper direction.
+
+        Parameters
+        ----------
+        p, x, state
+            As of `derivatives`.
+        out : array, optional
+            Filled instead of a fresh one.
+        """
+        return derivatives.input_jacobian(self._network, p, x, state, out)
+
+    def jacobian(self, p: Any, x: Any, *, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
+        """The derivatives of each sample's outputs by the parameters, (batch, *output_shape, n_params); zero for frozen ones.
+
+        Parameters
+        ----------
+        p, x, state
+            As of `derivatives`.
+        out : array, optional
+            Filled instead of a fresh one.
+        """
+        return derivatives.jacobian(self._network, p, x, state, out)
+
+    def hvp(
+        self,
+        p: Any,
+        x: Any,
+        t: Any,
+        loss: Loss,
+        v: Any,
+        *,
+        weights: Any = None,
+        penalty: Penalty | None = None,
+        state: Any = None,
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """The product of the loss's Hessian matrix at `p` with a vector, shape (n_params,), exact.
+
+        Parameters
+        ----------
+        p, x, t, loss
+            As of `value_and_grad`, in the mode "eval".
+        v : array, shape (n_params,)
+            The vector. Frozen parameters have no part in the matrix.
+        weights, penalty, state
+            As of `value_and_grad`.
+        out : array, shape (n_params,), optional
+            Filled instead of a fresh one.
+        """
+        return derivatives.hessian_product(self._network, p, x, t, loss, v, weights, penalty, state, out)
+
+    def gauss_newton(
+        self,
+        p: Any,
+        x: Any,
+        t: Any,
+        loss: Loss,
+        v: Any,
+        *,
+        weights: Any = None,
+        penalty: Penalty | None = None,
+        state: Any = None,
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """The product of the Gauss-Newton matrix, the Hessian of the loss with the network linearised, with a vector.
+
+        For losses that are convex in the outputs the matrix has no negative eigenvalue.
+
+        Parameters
+        ----------
+        p, x, t, loss, v, weights, penalty, state, out
+            As of `hvp`; the penalty is left out.
+        """
+        return derivatives.hessian_product(self._network, p, x, t, loss, v, weights, None, state, out, gauss_newton=True)
+
+    def sample_gradients(
+        self, p: Any, x: Any, t: Any, loss: Loss, *, weights: Any = None, state: Any = None, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The gradient of each sample's own loss, shape (batch, n_params): their mean is the gradient of `value_and_grad`.
+
+        Parameters
+        ----------
+        p, x, t, loss, weights, state
+            As of `value_and_grad`, in the mode "eval".
+        out : array, shape (batch, n_params), optional
+            Filled instead of a fresh one.
+        """
+        return derivatives.sample_gradients(self._network, p, x, t, loss, weights, state, out)
+
+    # Vectors and their names
+
+    def init(self, seed: int | np.random.Generator = 0, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
+        """A fresh parameter vector, filled by the layers' initializers.
+
+        Parameters
+        ----------
+        seed : int or Generator
+            A whole number from 0 up to 2**64, exclusive, or NumPy's generator. The same seed gives the same numbers.
+        dtype : type
+            float32 or float64.
+        device : str
+            "cpu", for a NumPy array, or "cuda", for CuPy's: computations from it are then done on the GPU.
+
+        Returns
+        -------
+        array, shape (n_params,)
+            The parameters.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For arguments that do not fit, and where there is no GPU to use.
+        """
+        return init(self._network, seed, dtype, device)
+
+    def init_many(self, n: int, seed: int = 0, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
+        """The parameters of several networks, for an ensemble.
+
+        Parameters
+        ----------
+        n : int
+            How many networks.
+        seed : int
+            Row i is ``net.init(np.random.default_rng([seed, i]))``. Another seed gives other networks; a larger `n` adds
+            networks and keeps the others.
+        dtype, device
+            As of `init`.
+
+        Returns
+        -------
+        array, shape (n, n_params)
+            The parameters, a row for each network.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For arguments that do not fit.
+        """
+        return init_many(self._network, n, seed, dtype, device)
+
+    def init_state(self, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
+        """A fresh state vector, shape (n_state,): running means of 0 and variances of 1.
+
+        Parameters
+        ----------
+        dtype, device
+            As of `init`; the type is that of the parameters.
+        """
+        return memory_named(device).contiguous(self.state_layout.init(np.random.default_rng(0), arguments.check_dtype(dtype)))
+
+    def views(self, p: np.ndarray) -> dict[str, np.ndarray]:
+        """Each parameter by name, as an array of its own shape that shares the memory of the vector.
+
+        Parameters
+        ----------
+        p : array, shape (n_params,)
+            The parameters.
+
+        Returns
+        -------
+        dict of array
+            An unknown name raises a KeyError that lists the known ones.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a vector that does not fit.
+        """
+        return self.layout.views(arguments.check_params(p, self.n_params))
+
+    def values(self, p: np.ndarray) -> dict[str, np.ndarray]:
+        """Each parameter by name as layers see it: a parameter with bounds by its value, not by what is stored for it.
+
+        Parameters
+        ----------
+        p : array, shape (n_params,)
+            The parameters.
+
+        Returns
+        -------
+        dict of array
+            Fresh arrays of their own shapes. To change a parameter, write to an array of `views`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a vector that does not fit.
+        """
+        return self.layout.values(arguments.check_params(p, self.n_params))
+
+    def state_views(self, state: np.ndarray) -> dict[str, np.ndarray]:
+        """Each array of the state by name, sharing memory.
+
+        Parameters
+        ----------
+        state : array, shape (n_state,)
+            The state.
+        """
+        return self.state_layout.views(arguments.check_state(state, self.n_state, None, False, {}))
+
+    @property
+    def input_shape(self) -> SampleShape:
+        """The shape of one input sample."""
+        return self._network.input_shape
+
+    @property
+    def output_shape(self) -> SampleShape:
+        """The shape of one output sample."""
+        return self._network.output_shape
+
+    @property
+    def n_params(self) -> int:
+        """The length of the flat parameter vector."""
+        return self._network.layout.size
+
+    @property
+    def layout(self) -> Layout:
+        """The slices of the flat vector: a sequence of entries with name, start, stop and shape."""
+        return self._network.layout
+
+    @property
+    def n_state(self) -> int:
+        """The length of the state vector; 0 for most networks."""
+        return self._network.state_layout.size
+
+    @property
+    def state_layout(self) -> Layout:
+        """The slices of the state vector, such as "0.running_mean"."""
+        return self._network.state_layout
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The names of the parameters that are not trained."""
+        return self._network.frozen
+
+    # Other networks
+
+    def with_frozen(self, *patterns: str) -> Self:
+        """This network with further parameters frozen: their gradient is zero, and no step moves them.
+
+        The network itself stays as it is: ``net = net.with_frozen("0.*")``.
+
+        Parameters
+        ----------
+        *patterns : str
+            Shell-style patterns of parameter names: ``net.with_frozen("0.*", "*.bias")``.
+
+        Raises
+        ------
+        ValueError
+            For a pattern that matches nothing.
+        """
+        return self._with_frozen(self.frozen | self.layout.names(*patterns))
+
+    def with_trained(self, *patterns: str) -> Self:
+        """This network with all parameters frozen but those that match: ``net.with_trained("2.*")``.
+
+        Parameters
+        ----------
+        *patterns : str
+            As of `with_frozen`.
+        """
+        return self._with_frozen(frozenset(entry.name for entry in self.layout) - self.layout.names(*patterns))
+
+    def _with_frozen(self, frozen: frozenset[str]) -> Self:
+        twin = copy.copy(self)
+        twin._frozen_names = frozen
+        return twin
+
+    @overload
+    def __getitem__(self, at: int) -> Layer: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Self: ...
+
+    def __getitem__(self, at: int | slice) -> Layer | Self:
+        """One of the layers; for a slice, the network of those layers, in which frozen parameters stay frozen.
+
+        Parameters and state are in the order of the layers, so that the part reads a slice of the whole's vectors:
+        ``features = net[:-1]`` takes ``p[:features.n_params]`` and ``state[:features.n_state]``, and ``net[-1:]`` the
+        rest. Raises IndexError where there is no such layer, TypeError for a name, and ValueError for a slice with a step.
+        """
+        return part(self, at) if isinstance(at, slice) else layer_at(self, at)
+
+    # What it says of itself
+
+    def program(
+        self,
+        loss: Loss | None = None,
+        optimizer: Optimizer | None = None,
+        *,
+        penalty: Penalty | None = None,
+        target_shape: SampleShape | None = None,
+        dtype: Any = np.float32,
+        mode: str = "train",
+        parallel: bool = False,
+    ) -> Program:
+        """The recorded operations of a forward pass; with a loss, of a gradient; with an optimiser too, of a training step.
+
+        Print it to read them.
+
+        Parameters
+        ----------
+        loss : Loss, optional
+            Compares the outputs with the targets.
+        optimizer : Optimizer, optional
+            How parameters move along the gradient; with a `loss` only.
+        penalty : Penalty, optional
+            Added to the loss.
+        target_shape : tuple of int, optional
+            The shape of one sample's target, by default that of the output.
+        dtype : dtype
+            The type of the computation, float32 or float64.
+        mode : str
+            "train" or "eval".
+        parallel : bool
+            Whether it is the program of processes that share the work, as with `comm`; with a `loss` only.
+
+        Returns
+        -------
+        Program
+            The operations and their buffers.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For arguments that do not fit, such as an optimiser without a loss.
+        """
+        return program_of(self._network, loss, optimizer, penalty, target_shape, dtype, mode, parallel)
+
+    def summary(self, p: Any = None) -> str:
+        """A table of the layers. With the backend "auto", the reasons follow why NumPy runs a program, if it does.
+
+        Parameters
+        ----------
+        p : array, shape (n_params,), optional
+            Parameters: those with bounds are printed as their values and as what is stored.
+        """
+        return summary(self._network, p)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the table of the layers, where the shape of the input is known."""
+        return as_html(repr(self) if self._input_shape is None else table(self._network))
+
+    def __len__(self) -> int:
+        """How many layers there are."""
+        return len(self.layers)
+
+    def __repr__(self) -> str:
+        names = sorted(self._frozen_names, key=[entry.name for entry in self.layout].index) if self._frozen_names else []
+        return super().__repr__() + (f".with_frozen({listed(map(repr, names))})" if names else "")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in RENAMED:
+                raise AttributeError(
+                    f"a network has no `{name}`: `net.{RENAMED[name]}(...)` returns another network, as in "
+                    f"net = net.{RENAMED[name]}(...)"
+                )
+            return object.__getattribute__(self, name)  # which raises the error again
+
+    # As a layer of another network
+
+    def fixed_input(self) -> SampleShape | None:
+        return self._input_shape
+
+    def declare(self, d: Declaration) -> None:
+        if self._given_shape not in (None, d.input):
+            raise ValueError(f"`input_shape` (={self._given_shape}) of this chain is not the shape of its input, {d.input}")
+        super().declare(d)
+        for name in self._frozen_names:
+            d.freeze(name)
+
+    # Copies
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name not in ("_network", "_stepping")}
 
 
-def check_net(net: Any) -> None:
-    """Raise TypeError unless `net` is a network."""
-    check_is("net", net, Chain, "a network such as Chain(Dense(2, 3))")
+def layer_at(net: Chain, at: Any) -> Layer:
+    """A layer by its number."""
+    if whole(at, -math.inf) is None:
+        raise TypeError(
+            f"`{at!r}` is not a layer index: this network has {counted(len(net.layers), 'layer')}, numbered from 0; "
+            f"the names in net.views(p) are {listed(entry.name for entry in net.layout)}"
+        )
+    if not -len(net.layers) <= at < len(net.layers):
+        raise IndexError(f"there is no layer {at}: this network has {counted(len(net.layers), 'layer')}, numbered from 0")
+    return net.layers[at]
+
+
+def part(net: Net, at: slice) -> Net:
+    """The network of some layers."""
+    start, stop, step = at.indices(len(net.layers))
+    if step != 1:
+        raise ValueError(f"`{at}` must have a step of 1, so that the layers follow one another, got {step}")
+    declaration = net._network.declaration
+    made = copy.copy(net)
+    made.layers = net.layers[start:stop]
+    made._given_shape = made._input_shape = [*(child.input for child in declaration.children), declaration.output_shape][start]
+    frozen = [name.split(".", 1) for name in net.frozen]
+    made._frozen_names = frozenset(f"{int(k) - start}.{name}" for k, name in frozen if start <= int(k) < stop)
+    return made

@@ -27,7 +27,7 @@ from chains.layers.base import Layer
 from chains.layers.node import Node, Vectors
 from chains.models import Bottleneck, DenseBlock, Transition
 from chains.network import record
-from chains.network.architecture import Architecture
+from chains.network.network import network_of
 from chains.program.recorder import Recorder
 from chains.sampling.leapfrog import Leapfrog
 from chains.testing import Kink, assert_close, away_from_kinks, central_difference, filled, run_program  # noqa: F401
@@ -66,14 +66,14 @@ class Case:
         A batch that is too small to train on is made as large as it must be.
         """
         net, rng = self.net(), np.random.default_rng([seed, batch])
-        batch = max(batch, net.network.declaration.most_demanding.smallest_batch)
+        batch = max(batch, network_of(net).declaration.most_demanding.smallest_batch)
         p = _exact(rng.normal(0.0, 0.8, net.n_params))
         start = net.views(net.init(dtype=np.float64))
         for name in net.frozen:  # such as times, which must increase
             net.views(p)[name][...] = _exact(start[name])
         x, dy = (_exact(rng.normal(0.0, 1.0, (batch, *shape))) for shape in (net.input_shape, net.output_shape))
-        if net.network.id_count is not None:
-            x = rng.integers(0, net.network.id_count, x.shape)
+        if network_of(net).id_count is not None:
+            x = rng.integers(0, network_of(net).id_count, x.shape)
         t = targets(self.targets, rng, batch, net.output_shape)
         w = None
         if self.weighted:
@@ -236,7 +236,6 @@ LAYERS = [
     _layer("Series-nothing", chains.Series()),
     _layer("Chain", chains.Chain(_dense(3, 4), chains.Chain(_dense(4, 2, chains.softplus)))),
     _layer("Chain-part", chains.Chain(_dense(3, 4), _dense(4, 2), _dense(2, 5))[1:], (4,)),
-    _layer("Architecture", Architecture(_dense(3, 4), chains.BatchNorm(4))),
     Case("Dense-alone", chains.Dense, (_dense(3, 4, chains.σ),)),
     Case("Dense-three", chains.Dense, (_dense(3, 4, chains.σ), _dense(4, 5, chains.mish), _dense(5, 2))),
     Case("Dense-frozen", chains.Dense, (_dense(3, 4), _dense(4, 4), _dense(4, 2)), frozen=("1.*", "2.bias")),
@@ -614,7 +613,7 @@ def record_all(net: chains.Chain, dtype: Any, *, pullback: bool = True) -> Recor
     ops = Recorder("all", dtype)
     p = ops.external("p", (net.n_params,), role="input")
     g = ops.external("g", (net.n_params,), role="output")
-    ids = None if net.network.id_count is None else record.IDS
+    ids = None if network_of(net).id_count is None else record.IDS
     x = ops.external("x", net.input_shape, role="input", batched=True, dtype=ids)
     dx = ops.external("dx", net.input_shape, role="output", batched=True)
     cotangent = ops.external("dy", net.output_shape, role="input", batched=True)
@@ -622,7 +621,7 @@ def record_all(net: chains.Chain, dtype: Any, *, pullback: bool = True) -> Recor
     dy = ops.scratch("dy", net.output_shape)
     state = ops.external("state", (net.n_state,), role="input")
     new_state = ops.scratch("new state", (net.n_state,), batched=False)
-    node = Node(net.network.declaration, ops, Vectors(p, g, state, new_state, net.frozen))
+    node = Node(network_of(net).declaration, ops, Vectors(p, g, state, new_state, net.frozen))
     node.forward(ops, x, y)
     if pullback:
         ops.copy(dy, cotangent)

@@ -23,6 +23,7 @@ from chains.backends.cupy.binding import DeviceBinding
 from chains.backends.cupy.device.interface import Device, Gemm, Work
 from chains.backends.cupy.source.commands import Pointers, Source, each_element
 from chains.network import record
+from chains.network.network import network_of
 from chains.program.view import Buffer
 
 TOLERANCE = {"float32": 1e-5, "tf32": 4e-3}  # of products of normal numbers, relative to the largest result
@@ -103,7 +104,7 @@ def loops(setting: Setting) -> Result:
 
 def _gradient(net: Chain, name: str, setting: Setting, tolerance: float) -> Result:
     device, rng, samples = device_of(name, setting), np.random.default_rng(0), 12
-    program = record.gradient(net.network, record.Criterion(SquaredLoss(), net.output_shape), FLOAT.type, True)
+    program = record.gradient(network_of(net), record.Criterion(SquaredLoss(), net.output_shape), FLOAT.type, True)
     shapes = {"x": net.input_shape, "t": net.output_shape}
     arrays = {key: rng.standard_normal((samples, *shape), FLOAT) for key, shape in shapes.items()} | {"p": net.init(seed=0)}
     reference = backends.backend("numpy").bind(program, samples, dict(arrays))

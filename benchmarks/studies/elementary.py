@@ -16,6 +16,7 @@ from benchmarks.harness.timing import Criterion
 from chains import Activation, Chain, activation, expr, sigmoid, tanh
 from chains.backends.native import NativeBackend
 from chains.network import record
+from chains.network.network import network_of
 
 FUNCTIONS: dict[str, Any] = {  # results are arguments again
     "tanh": tanh,
@@ -30,7 +31,7 @@ MOST = 2.0  # times as long with AVX2
 
 def nanoseconds(function: Any, width: str, dtype: str) -> float:
     """The time of an element, the best of some rounds."""
-    network = Chain(*[Activation(function)] * TIMES, input_shape=(COLUMNS,)).network
+    network = network_of(Chain(*[Activation(function)] * TIMES, input_shape=(COLUMNS,)))
     program = record.forward(network, np.dtype(dtype), training=False)
     x = np.random.default_rng(0).random((SAMPLES, COLUMNS)).astype(dtype)
     run = NativeBackend(threads=1, simd=width).bind(program, SAMPLES, {"x": x, "y": np.empty_like(x)})

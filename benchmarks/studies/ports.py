@@ -16,6 +16,7 @@ import numpy as np
 from chains import Chain, Conv, Dense, tanh
 from chains.backends.native import NativeBackend
 from chains.network import record
+from chains.network.network import network_of
 
 PROCESSORS = {"Zen 3": "znver3", "Haswell": "haswell", "Skylake": "skylake", "Alder Lake": "alderlake"}
 RUNS = 400
@@ -49,7 +50,7 @@ def main() -> int:
 
 def loops_of(net: Chain, function: str, kernel: str) -> list[list[str]]:
     """The innermost loops in the gradient's functions of this beginning; those with a division if the kernel is tanh."""
-    program = record.vjp(net.network, np.dtype("float32"), training=True)
+    program = record.vjp(network_of(net), np.dtype("float32"), training=True)
     found, name, body, label = [], "", [], ""
     for line in NativeBackend(threads=1, simd="avx2").listing(program).splitlines():
         if begun := re.match(r"(\S+):", line):

@@ -12,8 +12,8 @@ import numpy as np
 from chains.callbacks.base import Callback
 from chains.chain import Chain
 from chains.losses import Loss
-from chains.network import arguments
 from chains.optimizers import Optimizer
+from chains.support import arguments
 from chains.support.axes import new_axes
 from chains.support.checks import check_count, check_is, check_number
 from chains.training.train import train

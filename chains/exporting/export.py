@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from chains.chain import Chain, check_net
+from chains.chain import Chain
 from chains.exporting.interface import interface_of
 from chains.losses import Loss
-from chains.network import arguments
+from chains.network.network import check_net
 from chains.network.record import Criterion
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
+from chains.support import arguments
 from chains.support.checks import check_flags, check_path, check_text, check_word
 
 SUFFIXES = (".o", ".a", ".so", ".wasm", ".c")
@@ -128,5 +129,5 @@ def _baked(net: Chain, dtype: np.dtype, p: Any, state: Any, optimizer: Optimizer
             raise ValueError(
                 "`state` is part of the code where it is given, but an `optimizer` updates it: leave one of them out"
             )
-        baked["state"] = np.ascontiguousarray(arguments.check_state(state, net.state_layout, None, False, {}), dtype)
+        baked["state"] = np.ascontiguousarray(arguments.check_state(state, net.n_state, None, False, {}), dtype)
     return baked

@@ -10,7 +10,9 @@ import numpy as np
 from chains.chain import Chain
 from chains.losses import Loss
 from chains.network import record
+from chains.network.network import network_of
 from chains.network.record import Criterion
+from chains.network.stepping import Stepping
 from chains.optimizers import Optimizer
 from chains.params import Layout
 from chains.program.program import Program
@@ -107,7 +109,7 @@ def interface_of(
     optimizer: Optimizer | None,
 ) -> Interface:
     """The functions of a network. What is `baked`, by the names "p" and "state", is no argument of theirs."""
-    network, wanted = net.network, GRADIENTS[gradient]
+    network, wanted = network_of(net), GRADIENTS[gradient]
     programs = {"forward": record.forward(network, dtype, False)}
     if wanted:
         programs["vjp"] = record.vjp(network, dtype, False, wanted)
@@ -149,7 +151,7 @@ def interface_of(
 def _step(net: Chain, dtype: np.dtype) -> Program | None:
     """The program of one step of a sequence; None where `net.step` has none, such as for bidirectional layers and for ids."""
     try:
-        return net._record_step(dtype)
+        return Stepping(network_of(net)).record(dtype)
     except (TypeError, ValueError):
         return None
 

@@ -24,6 +24,7 @@ from chains.expr.replay import Replay, traced
 from chains.expr.scalar import OPERATIONS
 from chains.initializers import Constant, Normal, Uniform, VarianceScaling
 from chains.layers import Layer
+from chains.network.network import network_of
 from chains.support import encoding
 from chains.support.checks import is_real, signature
 from chains.support.messages import shown
@@ -64,7 +65,7 @@ def built(description: Any, backend: str | Cupy = "auto") -> Chain:
         if not isinstance(net, Chain):
             raise ValueError(f"it is {shown(net)}")
         net = Chain(*net.layers, input_shape=net._given_shape, backend=backend)._with_frozen(net._frozen_names)
-        net.network  # noqa: B018 - layers that do not fit are refused here
+        network_of(net)
         return net
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError, OverflowError) as error:
         raise ValueError(f"its architecture makes no sense here: {error}") from error

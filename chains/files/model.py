@@ -10,11 +10,11 @@ import numpy as np
 
 from chains.backends import Cupy
 from chains.backends import backend as find_backend
-from chains.chain import Chain, check_net
+from chains.chain import Chain
 from chains.files.architecture import built, described
-from chains.network import arguments
+from chains.network.network import check_net
 from chains.params import Layout
-from chains.support import storage
+from chains.support import arguments, storage
 from chains.support.checks import check_path
 from chains.support.memory import on_host
 from chains.support.messages import shown
@@ -60,7 +60,7 @@ def save(path: str | os.PathLike[str], net: Chain, p: Any, state: Any = None) ->
     if state is None and net.n_state:
         raise ValueError(f"`state` is missing: this network has one ({net.state_layout[0].name}, ...)")
     if state is not None:
-        state = on_host(arguments.check_state(state, net.state_layout, p.dtype, False, {}))
+        state = on_host(arguments.check_state(state, net.n_state, p.dtype, False, {}))
         for name, array in net.state_views(state).items():
             if name in arrays:
                 raise ValueError(f"a file cannot hold {name!r} both as a parameter and as a state")

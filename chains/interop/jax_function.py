@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from chains.chain import Chain, check_net
+from chains.chain import Chain
 from chains.interop.parts import needed
-from chains.network import arguments
+from chains.network.network import check_net
+from chains.support import arguments
 
 
 def as_jax(net: Chain, state: Any = None) -> Callable[[Any, Any], Any]:
@@ -47,7 +48,7 @@ def as_jax(net: Chain, state: Any = None) -> Callable[[Any, Any], Any]:
         return states[dtype]
 
     if state is not None:
-        arguments.check_state(state, net.state_layout, None, False, {})
+        arguments.check_state(state, net.n_state, None, False, {})
     depth = len(net.input_shape) + 1
 
     def run(x: Any, p: Any) -> np.ndarray:

@@ -13,8 +13,8 @@ from chains.backends import Cupy
 from chains.chain import Chain
 from chains.layers import Activation, Conv, ConvTranspose, Dense, Layer
 from chains.layers.base import SampleShape
-from chains.network import arguments
 from chains.params import Layout
+from chains.support import arguments
 from chains.support.memory import on_host
 
 
@@ -33,7 +33,7 @@ def arrays_by_name(net: Chain, p: Any, state: Any) -> tuple[np.ndarray, dict[str
     if net.n_state:
         if state is None:
             raise ValueError(f"`state` is missing: this network has one ({net.state_layout[0].name}, ...)")
-        arrays |= net.state_views(on_host(arguments.check_state(state, net.state_layout, p.dtype, False, {})))
+        arrays |= net.state_views(on_host(arguments.check_state(state, net.n_state, p.dtype, False, {})))
     return p, arrays
 
 

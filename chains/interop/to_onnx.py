@@ -13,12 +13,13 @@ import numpy as np
 
 from chains import layers
 from chains.activations import Activation, Elu, LeakyRelu, identity
-from chains.chain import Chain, check_net
+from chains.chain import Chain
 from chains.expr.formulas import trace
 from chains.interop.parts import arrays_by_name, needed
 from chains.layers import GRUCell, LSTMCell, RNNCell
 from chains.layers.attention import FORBIDDEN, sinusoids
 from chains.layers.base import Declaration, SampleShape
+from chains.network.network import check_net, network_of
 from chains.support.checks import check_flags
 from chains.version import __version__
 
@@ -77,13 +78,13 @@ def to_onnx(net: Chain, p: Any, state: Any = None, *, lengths: bool = False, pat
     check_net(net)
     check_flags(lengths=lengths)
     p, arrays = arrays_by_name(net, p, state)
-    if lengths and not net.network.declaration.goes_along_time:
+    if lengths and not network_of(net).declaration.goes_along_time:
         raise ValueError("`lengths` (=True) must be False: no layer of this network has a time axis")
     nodes = Nodes(onnx, arrays, p.dtype, "lengths" if lengths else None)
-    y = nodes.sequence(net.network.declaration, "x")
+    y = nodes.sequence(network_of(net).declaration, "x")
     helper, integers = onnx.helper, onnx.TensorProto.INT64
     nodes.nodes.append(helper.make_node("Identity", [y], ["y"]))
-    x_kind = nodes.kind if net.network.id_count is None else integers
+    x_kind = nodes.kind if network_of(net).id_count is None else integers
     inputs = [helper.make_tensor_value_info("x", x_kind, ["batch", *net.input_shape])]
     if lengths:
         inputs.append(helper.make_tensor_value_info("lengths", integers, ["batch"]))

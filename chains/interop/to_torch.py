@@ -10,10 +10,11 @@ import numpy as np
 
 from chains import layers
 from chains.activations import Activation, Elu, LeakyRelu, identity, relu, tanh
-from chains.chain import Chain, check_net
+from chains.chain import Chain
 from chains.interop.parts import arrays_by_name, needed
 from chains.layers.base import Declaration
-from chains.network import arguments
+from chains.network.network import check_net, network_of
+from chains.support import arguments
 
 NAMES = {
     "relu": "ReLU", "tanh": "Tanh", "sigmoid": "Sigmoid", "silu": "SiLU", "mish": "Mish", "selu": "SELU",
@@ -50,7 +51,7 @@ def to_torch(net: Chain, p: Any, state: Any = None) -> Any:
     torch = needed("torch")
     check_net(net)
     _, arrays = arrays_by_name(net, p, state)
-    return _Writer(torch, arrays).sequence(net.network.declaration)
+    return _Writer(torch, arrays).sequence(network_of(net).declaration)
 
 
 def as_torch(net: Chain, p: Any = None, state: Any = None) -> Any:
@@ -84,7 +85,7 @@ def as_torch(net: Chain, p: Any = None, state: Any = None) -> Any:
     p = net.init() if p is None else arguments.check_params(p, net.n_params)
     if net.n_state:
         state = net.init_state(p.dtype) if state is None else state
-        state = arguments.check_state(state, net.state_layout, p.dtype, False, {})
+        state = arguments.check_state(state, net.n_state, p.dtype, False, {})
     function = _function(torch)
 
     class ChainModule(torch.nn.Module):  # type: ignore[name-defined]

@@ -8,9 +8,24 @@ from typing import Any
 import numpy as np
 
 from chains.backends import Executable, Single
+from chains.network import runs
+from chains.network.network import network_of
 from chains.network.ode_steps import check_solved
+from chains.support import arguments
 from chains.support.arrays import as_array
+from chains.support.memory import is_elsewhere
 from chains.support.messages import shown
+
+
+def bound(net: Any, p: Any, state: Any) -> Bound:
+    """A network as a function of one sample; see `Chain.bound`."""
+    network = network_of(net)
+    p = arguments.check_params(p, network.n_params)
+    if is_elsewhere(p):
+        raise TypeError("`p` lies on a GPU, where calls for single samples take longer than the samples: pass cupy.asnumpy(p)")
+    known = runs.state_for(network, runs.forward_pass(network, p, False).program, state, p.dtype, False, {})
+    copies = {name: np.array(array, p.dtype) for name, array in known.items()}
+    return Bound(net, np.array(p), copies.get("state"))
 
 
 class Bound:
@@ -22,11 +37,12 @@ class Bound:
 
     def __init__(self, net: Any, p: np.ndarray, state: np.ndarray | None) -> None:
         self.net, self.p, self.state = net, p, state
-        self._single = self._made(net.forward_pass(p, False), ("x",), ("y",))
+        self._network = network_of(net)
+        self._single = self._made(runs.forward_pass(self._network, p, False), ("x",), ("y",))
         self._quick = None if self._single is None else self._single.function
         self._quick_vjp: Callable[..., Any] | None = None
         self._has_vjp = False
-        self._may_fail = net.network.declaration.may_fail
+        self._may_fail = self._network.may_fail
 
     def __call__(self, x: Any, out: np.ndarray | None = None) -> np.ndarray:
         """The output, shape (*output_shape,), at `x` of shape (*input_shape,).
@@ -48,7 +64,7 @@ class Bound:
         quick = self._quick
         if quick is not None and (found := quick(x, out)) is not None:
             if self._may_fail:
-                check_solved(self.net, self.p, np.asarray(x)[None], found)
+                check_solved(self._network, self.p, np.asarray(x)[None], found)
             return found
         x = self._one("x", x, self.net.input_shape)
         if out is None:
@@ -79,7 +95,7 @@ class Bound:
             For arrays that do not fit.
         """
         if not self._has_vjp:
-            single = self._made(self.net.backward_pass(self.p), ("x", "dy"), ("g", "dx"))
+            single = self._made(runs.backward_pass(self._network, self.p), ("x", "dy"), ("g", "dx"))
             self._quick_vjp, self._has_vjp = None if single is None else single.function, True
         quick = self._quick_vjp
         if quick is not None and (found := quick(x, dy, None, None)) is not None:

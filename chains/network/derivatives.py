@@ -1,166 +1,292 @@
-"""Derivatives beyond the gradient, for users; `Chain` inherits them.
+"""Derivatives beyond the gradient; see the methods of `Chain`.
 
 The programs are recorded by `chains.network.record_derivatives`. All calls are in the mode "eval": dropout is off, and batch
 normalisation uses its running statistics. At a kink, such as relu's at 0, the slope is that of the activation's own derivative.
+
+Derivatives along a direction are the coefficients of a series. Mixed second derivatives come from those along sums of inputs.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from chains.backends import Executable
 from chains.losses import Loss
-from chains.network import arguments, record, record_derivatives
-from chains.network.input_derivatives import InputDerivatives
+from chains.network import calls, checks, record, record_derivatives, runs
+from chains.network.network import Network
 from chains.penalties import Penalty
 from chains.program.program import Program
 from chains.residuals.loss import ResidualLoss
+from chains.support import arguments
 from chains.support.arrays import as_array
+from chains.support.checks import check_flags
 from chains.support.memory import memory_of
+from chains.support.messages import shown
+
+MAX_ORDER = 4
+DIRECTIONS_AT_ONCE = 16  # the most directions, or cotangents, in one program; more take several calls
 
 
-class Derivatives(InputDerivatives):
-    """A network with derivatives by its inputs and by its parameters."""
+# By the inputs
 
-    def jacobian(self, p: Any, x: Any, *, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
-        """The derivatives of each sample's outputs by the parameters, (batch, *output_shape, n_params); zero for frozen ones.
 
-        Parameters
-        ----------
-        p, x, state
-            As of `derivatives`.
-        out : array, optional
-            Filled instead of a fresh one.
-        """
-        try:
-            return self._pulled("j", record_derivatives.jacobian, p, x, (self.n_params,), state, out)
-        except NotImplementedError:
-            return self._stacked(p, x, state, out)
+def derivatives(
+    network: Network, p: Any, x: Any, order: int, directions: Any, full: bool, state: Any, out: Any
+) -> tuple[np.ndarray, ...]:
+    """The outputs and their derivatives by the inputs, order by order."""
+    if not isinstance(order, int) or isinstance(order, bool) or not 1 <= order <= MAX_ORDER:
+        raise ValueError(f"`order` (={shown(order)}) must be a whole number from 1 to {MAX_ORDER}")
+    check_flags(full=full)
+    if full and (order != 2 or directions is not None):
+        raise ValueError(f"`full` is for order 2 (got {order}) and for the inputs, without `directions`")
+    p, x = _point(network, p, x, "net.derivatives(p, x)", real=True)
+    inputs, output = network.input_shape, (len(x), *network.output_shape)
+    vectors = _axes(inputs, p.dtype, full) if directions is None else _directions(inputs, directions, x, p)
+    count, separate = vectors.shape[-1 - len(inputs)], vectors.ndim > 1 + len(inputs)
+    along = inputs if directions is None else (count,)
+    shapes = [output] + [(*output, *along)] * order
+    if full:
+        shapes[2] = (*shapes[1], *inputs)
+    results = _outs(out, shapes, {"p": p, "x": x, "v": vectors})
+    if not full and count <= DIRECTIONS_AT_ONCE:
+        filled = [each.reshape(*output, -1) for each in results[1:]]
+        _along(network, p, x, vectors, order, separate, state, [results[0], *filled])
+        return tuple(results)
+    first, *others = _in_parts(network, p, x, vectors, order, separate, state, results[0])
+    size = math.prod(inputs)
+    results[1][...] = (first[..., :size] if full else first).reshape(results[1].shape)
+    for target, each in zip(results[2:], others, strict=True):
+        target[...] = (_matrix(each, size) if full else each).reshape(target.shape)
+    return tuple(results)
 
-    def hvp(
-        self,
-        p: Any,
-        x: Any,
-        t: Any,
-        loss: Loss,
-        v: Any,
-        *,
-        weights: Any = None,
-        penalty: Penalty | None = None,
-        state: Any = None,
-        out: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """The product of the loss's Hessian matrix at `p` with a vector, shape (n_params,), exact.
 
-        Parameters
-        ----------
-        p, x, t, loss
-            As of `value_and_grad`, in the mode "eval".
-        v : array, shape (n_params,)
-            The vector. Frozen parameters have no part in the matrix.
-        weights, penalty, state
-            As of `value_and_grad`.
-        out : array, shape (n_params,), optional
-            Filled instead of a fresh one.
-        """
-        return self._product("hvp", record_derivatives.hessian_product, p, x, t, loss, v, weights, penalty, state, out)
+def laplacian(network: Network, p: Any, x: Any, state: Any, out: Any) -> np.ndarray:
+    """The sum of the second derivatives by each input."""
+    p, x = _point(network, p, x, "net.laplacian(p, x)", real=True)
+    size = math.prod(network.input_shape)
+    (total,) = _outs(out if out is None else (out,), [(len(x), *network.output_shape)], {"p": p, "x": x})
+    axes = _axes(network.input_shape, p.dtype, False)
+    part = total if size <= DIRECTIONS_AT_ONCE else memory_of(p).empty(total.shape, p.dtype)
+    for start in range(0, size, DIRECTIONS_AT_ONCE):
+        v = axes[start : start + DIRECTIONS_AT_ONCE]
+        make = partial(record_derivatives.laplacian, network, len(v), p.dtype)
+        program = network.program(p, ("laplacian", p.dtype, len(v)), make)
+        _run(network, program, p, {"x": x, "v": v}, state, {"laplacian": part})
+        if part is not total:
+            total[...] = part if start == 0 else total + part
+    return total
 
-    def gauss_newton(
-        self,
-        p: Any,
-        x: Any,
-        t: Any,
-        loss: Loss,
-        v: Any,
-        *,
-        weights: Any = None,
-        penalty: Penalty | None = None,
-        state: Any = None,
-        out: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """The product of the Gauss-Newton matrix, the Hessian of the loss with the network linearised, with a vector.
 
-        For losses that are convex in the outputs the matrix has no negative eigenvalue.
+def input_jacobian(network: Network, p: Any, x: Any, state: Any, out: Any) -> np.ndarray:
+    """The derivatives of the outputs by the inputs, in the cheaper direction."""
+    p, x = _point(network, p, x, "net.input_jacobian(p, x)", real=True)
+    inputs, outputs = math.prod(network.input_shape), math.prod(network.output_shape)
+    if inputs > outputs or inputs > DIRECTIONS_AT_ONCE:
+        return _pulled(network, "dx", record_derivatives.input_jacobian, p, x, network.input_shape, state, out)
+    output = (len(x), *network.output_shape)
+    given = None if out is None else (memory_of(p).empty(output, p.dtype), out)
+    y, result = _outs(given, [output, (*output, *network.input_shape)], {"p": p, "x": x})
+    axes = _axes(network.input_shape, p.dtype, False)
+    _along(network, p, x, axes, 1, False, state, [y, result.reshape(*output, -1)])
+    return result
 
-        Parameters
-        ----------
-        p, x, t, loss, v, weights, penalty, state, out
-            As of `hvp`; the penalty is left out.
-        """
-        make = record_derivatives.gauss_newton_product
-        return self._product("gauss_newton", make, p, x, t, loss, v, weights, None, state, out)
 
-    def sample_gradients(
-        self, p: Any, x: Any, t: Any, loss: Loss, *, weights: Any = None, state: Any = None, out: np.ndarray | None = None
-    ) -> np.ndarray:
-        """The gradient of each sample's own loss, shape (batch, n_params): their mean is the gradient of `value_and_grad`.
+def _axes(shape: tuple[int, ...], dtype: Any, diagonals: bool) -> np.ndarray:
+    """The directions of inputs of this shape; with `diagonals`, also the sums of each two of them."""
+    size = math.prod(shape)
+    axes = np.eye(size, dtype=dtype)
+    if diagonals:
+        sums = [axes[i] + axes[j] for i, j in itertools.combinations(range(size), 2)]
+        axes = np.concatenate([axes, np.array(sums, dtype).reshape(len(sums), size)])
+    return axes.reshape(-1, *shape)
 
-        Parameters
-        ----------
-        p, x, t, loss, weights, state
-            As of `value_and_grad`, in the mode "eval".
-        out : array, shape (batch, n_params), optional
-            Filled instead of a fresh one.
-        """
-        p = arguments.check_params(p, self.n_params)
-        data, problem = self.problem(x, t, loss, weights, None)
-        inputs = {"p": p, **arguments.together(p, data)}
-        (result,) = self._outs(None if out is None else (out,), [(len(data["x"]), self.n_params)], inputs)
-        kind = ("sample gradients", p.dtype)
-        make = partial(record_derivatives.sample_gradients, self.network, problem, p.dtype)
-        run = self._program(p, kind, make, problem)
-        self._run(run, inputs, state, {"j": result})
-        return result
 
-    def residuals_and_jacobian(
-        self, p: np.ndarray, x: np.ndarray, t: np.ndarray, loss: ResidualLoss, *, state: Any = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The equations of each point, (batch, equations), times the roots of the weights in `t`; their Jacobian."""
-        make = partial(record_derivatives.residuals, self.network, loss, t.shape[1:], p.dtype)
-        run = self._program(p, ("residuals", p.dtype), make, record.Criterion(loss, t.shape[1:]))
-        inputs = {"p": p, "x": x, "t": t}
-        r, j = self._outs(None, [(len(x), loss.equations), (len(x), loss.equations, self.n_params)], inputs)
-        self._run(run, inputs, state, {"r": r, "j": j})
-        return r, j
+def _directions(shape: tuple[int, ...], directions: Any, x: np.ndarray, p: np.ndarray) -> np.ndarray:
+    """The user's directions in the type of the parameters."""
+    v = as_array("directions", directions)
+    shared, separate = v.ndim == 1 + len(shape), v.ndim == 2 + len(shape) and len(v) == len(x)
+    if v.shape[v.ndim - len(shape) :] != shape or not (shared or separate):
+        text = ", ".join(map(str, shape))
+        raise ValueError(
+            f"`directions` has shape {v.shape}: wanted (directions, {text}), or ({len(x)}, directions, {text}) for "
+            "separate directions at each point"
+        )
+    return memory_of(p).contiguous(v, p.dtype)
 
-    def _stacked(self, p: Any, x: Any, state: Any, out: Any) -> np.ndarray:
-        """The Jacobian for layers without a rule for single samples: a pullback for each sample and output."""
-        p, x = self._point(p, x)
-        outputs = math.prod(self.output_shape)
-        (result,) = self._outs(None if out is None else (out,), [(len(x), *self.output_shape, self.n_params)], {"p": p, "x": x})
-        rows = result.reshape(len(x), outputs, self.n_params)
-        eye = np.eye(outputs, dtype=p.dtype).reshape(outputs, 1, *self.output_shape)
+
+def _in_parts(
+    network: Network, p: Any, x: Any, vectors: Any, order: int, separate: bool, state: Any, y: np.ndarray
+) -> list[np.ndarray]:
+    """Fill `y`; the derivatives of each order, (batch, *output_shape, directions), some directions at a time."""
+    count = vectors.shape[1 if separate else 0]
+    whole = [memory_of(p).empty((*y.shape, count), p.dtype) for _ in range(order)]
+    if count <= DIRECTIONS_AT_ONCE:
+        _along(network, p, x, vectors, order, separate, state, [y, *whole])
+        return whole
+    for start in range(0, count, DIRECTIONS_AT_ONCE):
+        part = slice(start, min(count, start + DIRECTIONS_AT_ONCE))
+        some = [memory_of(p).empty((*y.shape, part.stop - start), p.dtype) for _ in range(order)]
+        v = vectors[:, part] if separate else vectors[part]
+        _along(network, p, x, v, order, separate, state, [y, *some])
+        for each, found in zip(whole, some, strict=True):
+            each[..., part] = found
+    return whole
+
+
+def _along(
+    network: Network, p: Any, x: Any, v: Any, order: int, separate: bool, state: Any, results: Sequence[np.ndarray]
+) -> None:
+    """Fill the outputs and their derivatives along few directions; each point may have `separate` ones."""
+    count = results[1].shape[-1]
+    make = partial(record_derivatives.derivatives, network, count, order, p.dtype, own=separate)
+    program = network.program(p, ("derivatives", p.dtype, count, order, separate), make)
+    names = ["y", *(f"d{power}" for power in range(1, order + 1))]
+    _run(network, program, p, {"x": x, "v": v}, state, dict(zip(names, results, strict=True)))
+
+
+def _matrix(second: np.ndarray, size: int) -> np.ndarray:
+    """The matrices of second derivatives, from those along the inputs and along sums of two inputs."""
+    result = memory_of(second).empty((*second.shape[:-1], size, size), second.dtype)
+    diagonal = second[..., :size]
+    for i in range(size):
+        result[..., i, i] = diagonal[..., i]
+    for number, (i, j) in enumerate(itertools.combinations(range(size), 2), size):
+        # The second derivative along the sum is those by i and by j, plus twice the mixed one.
+        result[..., i, j] = result[..., j, i] = 0.5 * (second[..., number] - diagonal[..., i] - diagonal[..., j])
+    return result
+
+
+# By the parameters
+
+
+def jacobian(network: Network, p: Any, x: Any, state: Any, out: Any) -> np.ndarray:
+    """The derivatives of each sample's outputs by the parameters."""
+    p, x = _point(network, p, x, "net.jacobian(p, x)")
+    try:
+        return _pulled(network, "j", record_derivatives.jacobian, p, x, (network.n_params,), state, out)
+    except NotImplementedError:  # layers without a rule for single samples: a pullback for each sample and output
+        outputs = math.prod(network.output_shape)
+        whole = (len(x), *network.output_shape, network.n_params)
+        (result,) = _outs(out if out is None else (out,), [whole], {"p": p, "x": x})
+        rows = result.reshape(len(x), outputs, network.n_params)
+        eye = np.eye(outputs, dtype=p.dtype).reshape(outputs, 1, *network.output_shape)
         for sample, output in itertools.product(range(len(x)), range(outputs)):
-            rows[sample, output] = self.vjp(p, x[sample : sample + 1], eye[output], state=state)[0]
+            one = x[sample : sample + 1]
+            rows[sample, output] = calls.vjp(network, p, one, eye[output], None, state, "eval", 0, None)[0]
         return result
 
-    def _product(
-        self, name: str, make: Callable[..., Program], p: Any, x: Any, t: Any, loss: Loss, v: Any, weights: Any,
-        penalty: Penalty | None, state: Any, out: Any,
-    ) -> np.ndarray:  # fmt: skip
-        """The product of a matrix of second derivatives of the loss with a vector."""
-        kind = (name,)
-        plain = weights is None and state is None
-        quick = self._shortcuts.find(kind, p, x, loss, penalty) if plain else None
-        if quick is not None and (found := quick(p, x, t, v, out)) is not None:
-            return found
-        p = arguments.check_params(p, self.n_params)
-        data, problem = self.problem(x, t, loss, weights, penalty)
-        inputs = {"p": p, **arguments.together(p, data), "v": self._vector(v, p)}
-        run = self._program(p, (name, p.dtype), partial(make, self.network, problem, p.dtype), problem)
-        (result,) = self._outs(None if out is None else (out,), [(self.n_params,)], inputs)
-        self._run(run, inputs, state, {"hv": result})
-        if plain:
-            self._shortcuts.add(kind, run, {name: inputs[name] for name in ("p", "x", "t", "v")}, ["hv"], loss, penalty)
-        return result
 
-    def _vector(self, v: Any, p: np.ndarray) -> np.ndarray:
-        v = as_array("v", v)
-        if v.shape != (self.n_params,):
-            raise ValueError(f"`v` has shape {v.shape}: wanted ({self.n_params},), a number for each parameter")
-        return memory_of(p).contiguous(v, p.dtype)
+def hessian_product(
+    network: Network, p: Any, x: Any, t: Any, loss: Loss, v: Any, weights: Any, penalty: Penalty | None, state: Any, out: Any,
+    *, gauss_newton: bool = False,
+) -> np.ndarray:  # fmt: skip
+    """The product of the Hessian matrix of the loss, or of the Gauss-Newton matrix, with a vector."""
+    name = "gauss_newton" if gauss_newton else "hvp"
+    plain = weights is None and state is None
+    quick = network.shortcuts.find(name, None, p, x, loss, penalty) if plain else None
+    if quick is not None and (found := quick(p, x, t, v, out)) is not None:
+        return found
+    checks.check_order(network, p, x, f"net.{name}(p, x, t, loss, v)")
+    p = arguments.check_params(p, network.n_params)
+    data, problem = runs.problem(network, x, t, loss, weights, penalty)
+    data = {**arguments.to_device_of(p, data), "v": _vector(network, v, p)}
+    record_product = record_derivatives.gauss_newton_product if gauss_newton else record_derivatives.hessian_product
+    program = network.program(p, (name, p.dtype), partial(record_product, network, problem, p.dtype), problem)
+    (result,) = _outs(out if out is None else (out,), [(network.n_params,)], {"p": p, **data})
+    _run(network, program, p, data, state, {"hv": result})
+    if plain:
+        ins = {"p": p, **{name: data[name] for name in ("x", "t", "v")}}
+        network.shortcuts.add(name, None, program, ins, ["hv"], loss, penalty)
+    return result
+
+
+def sample_gradients(network: Network, p: Any, x: Any, t: Any, loss: Loss, weights: Any, state: Any, out: Any) -> np.ndarray:
+    """The gradient of each sample's own loss."""
+    checks.check_order(network, p, x, "net.sample_gradients(p, x, t, loss)")
+    p = arguments.check_params(p, network.n_params)
+    data, problem = runs.problem(network, x, t, loss, weights, None)
+    data = arguments.to_device_of(p, data)
+    (result,) = _outs(out if out is None else (out,), [(len(data["x"]), network.n_params)], {"p": p, **data})
+    make = partial(record_derivatives.sample_gradients, network, problem, p.dtype)
+    _run(network, network.program(p, ("sample gradients", p.dtype), make, problem), p, data, state, {"j": result})
+    return result
+
+
+def residuals_and_jacobian(
+    network: Network, p: np.ndarray, x: np.ndarray, t: np.ndarray, loss: ResidualLoss, state: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """The equations of each point, (batch, equations), times the roots of the weights in `t`; their Jacobian."""
+    make = partial(record_derivatives.residuals, network, loss, t.shape[1:], p.dtype)
+    program = network.program(p, ("residuals", p.dtype), make, record.Criterion(loss, t.shape[1:]))
+    shape = len(x), loss.equations
+    outs = {"r": runs.Output(shape), "j": runs.Output((*shape, network.n_params))}
+    found = runs.run(network, program, p, {"x": x, "t": t}, outs, state)
+    return found["r"], found["j"]
+
+
+def _pulled(
+    network: Network, name: str, make: Callable[..., Program], p: Any, x: Any, shape: tuple[int, ...], state: Any, out: Any
+) -> np.ndarray:
+    """Pullbacks of each output of each sample: (batch, *output_shape, *shape)."""
+    outputs = math.prod(network.output_shape)
+    whole = (len(x), *network.output_shape, *shape)
+    (result,) = _outs(out if out is None else (out,), [whole], {"p": p, "x": x})
+    rows = result.reshape(len(x), outputs, *shape)
+    eye = np.eye(outputs, dtype=p.dtype).reshape(outputs, *network.output_shape)
+    for start in range(0, outputs, DIRECTIONS_AT_ONCE):
+        dy = eye[start : start + DIRECTIONS_AT_ONCE]
+        program = network.program(p, (name, p.dtype, len(dy)), partial(make, network, len(dy), p.dtype))
+        part = rows if outputs <= DIRECTIONS_AT_ONCE else memory_of(p).empty((len(x), len(dy), *shape), p.dtype)
+        _run(network, program, p, {"x": x, "dy": dy}, state, {name: part})
+        if part is not rows:
+            rows[:, start : start + DIRECTIONS_AT_ONCE] = part
+    return result
+
+
+# Checked arguments and results
+
+
+def _point(network: Network, p: Any, x: Any, call: str, *, real: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """The checked parameters and inputs. Raises TypeError if inputs must be `real` and are ids."""
+    if real and network.id_count is not None:
+        raise TypeError("the inputs of this network are ids, by which nothing can be derived")
+    checks.check_order(network, p, x, call)
+    p = arguments.check_params(p, network.n_params)
+    x = arguments.check_input(x, network.input_shape, ids=network.id_count)
+    return p, arguments.to_device_of(p, {"x": x})["x"]
+
+
+def _vector(network: Network, v: Any, p: np.ndarray) -> np.ndarray:
+    v = as_array("v", v)
+    if v.shape != (network.n_params,):
+        raise ValueError(f"`v` has shape {v.shape}: wanted ({network.n_params},), a number for each parameter")
+    return memory_of(p).contiguous(v, p.dtype)
+
+
+def _outs(given: Any, shapes: Sequence[tuple[int, ...]], inputs: Mapping[str, Any]) -> list[np.ndarray]:
+    """The arrays to fill: fresh ones, or the given ones, checked."""
+    p = inputs["p"]
+    if given is None:
+        return [memory_of(p).empty(shape, p.dtype) for shape in shapes]
+    if not isinstance(given, tuple) or len(given) != len(shapes):
+        raise TypeError(f"`out` must be a tuple of {len(shapes)} arrays, not {shown(given)}")
+    taken = dict(inputs)
+    for number, (array, shape) in enumerate(zip(given, shapes, strict=True)):
+        name = "out" if len(shapes) == 1 else f"out[{number}]"
+        taken[name] = arguments.check_out(array, shape, p.dtype, taken, name)
+    return list(given)
+
+
+def _run(
+    network: Network, program: Executable, p: np.ndarray, data: Mapping[str, Any], state: Any, results: Mapping[str, Any]
+) -> None:
+    """Run a program that fills these arrays."""
+    arrays = {"p": p, **data, **{name: memory_of(p).contiguous(data[name]) for name in ("v", "dy") if name in data}}
+    arrays |= runs.state_for(network, program.program, state, p.dtype, False, arrays)
+    program(len(data["x"]), {**arrays, **results})

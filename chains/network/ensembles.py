@@ -6,7 +6,7 @@ along a first axis: (members, batch, ...).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,9 @@ import numpy as np
 
 from chains.layers.base import Declaration
 from chains.losses import Loss
-from chains.network import arguments
+from chains.network import checks
+from chains.network.network import Network
+from chains.support import arguments
 from chains.support.arrays import as_array
 from chains.support.memory import memory_of, on_host
 from chains.support.messages import counted
@@ -61,11 +63,11 @@ class Members:
         if own:
             self.own.add(name)
 
-    def with_counted_targets(self, network: Declaration) -> dict[str, Any]:
-        """The arrays for checks of their numbers, as `arguments.with_counted_targets`. Targets count that do for one member."""
+    def with_counted_targets(self, declaration: Declaration) -> dict[str, Any]:
+        """The arrays for checks of their numbers, as `checks.with_counted_targets`. Targets count that do for one member."""
         t = self.arrays["t"]
         flat: dict[str, Any] = {name: self._along_targets(name) for name in ("t", "weights", "lengths") if name in self.arrays}
-        return {**self.arrays, "t": arguments.with_counted_targets(network, flat)["t"].reshape(t.shape)}
+        return {**self.arrays, "t": checks.with_counted_targets(declaration, flat)["t"].reshape(t.shape)}
 
     def _along_targets(self, name: str) -> Any:
         """An array with the first axis of the targets: the samples, or those of all members in one batch."""
@@ -81,46 +83,45 @@ class Members:
         return {name: array[member] if name in self.own else array for name, array in self.arrays.items()}
 
 
-def call(net: Any, x: Any, p: Any, *, lengths: Any, state: Any, mode: str, seed: int, out: np.ndarray | None) -> np.ndarray:
-    """The outputs of all members, shape (members, batch, *output_shape)."""
-    p = check_members(p, net.n_params)
+def call(
+    network: Network, one: Callable[..., np.ndarray], x: Any, p: Any, lengths: Any, state: Any, mode: str, seed: int, out: Any
+) -> np.ndarray:
+    """The outputs of all members, shape (members, batch, *output_shape); `one` computes those of a member."""
+    p = check_members(p, network.n_params)
     members = Members(len(p))
-    samples = _add_inputs(members, net, x, lengths)
-    add_state(members, net, state, p, arguments.check_mode(mode))
-    arguments.together(p, members.arrays, move=False)
-    shape = (len(p), samples, *net.output_shape)
-    y = (
-        memory_of(p).empty(shape, p.dtype)
-        if out is None
-        else arguments.check_out(out, shape, p.dtype, members.arrays | {"p": p})
-    )
+    shape = (len(p), _add_inputs(members, network, x, lengths), *network.output_shape)
+    y = _checked(members, network, p, state, mode, out, shape)
     for member in range(len(p)):
-        given = members.of(member)
+        data = members.of(member)
         with _named(member):
-            net(given.pop("x"), p[member], **given, mode=mode, seed=seed, out=y[member])
+            one(network, data["x"], p[member], data.get("lengths"), data.get("state"), mode, seed, y[member])
     return y
 
 
 def value_and_grad(
-    net: Any, p: Any, x: Any, t: Any, loss: Loss, *, weights: Any, lengths: Any, state: Any, mode: str, out: np.ndarray | None,
-    check_finite: bool, **rest: Any,
+    network: Network, one: Callable[..., Any], p: Any, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any, state: Any,
+    mode: str, out: Any, check_finite: bool,
 ) -> tuple[Any, np.ndarray]:  # fmt: skip
-    """The losses of all members, shape (members,), float64, and their gradients, shape (members, n_params)."""
-    p = check_members(p, net.n_params)
-    members = check_data(net, len(p), x, t, loss, weights, lengths)
+    """The losses of all members, shape (members,), float64, and their gradients; `one` computes those of a member."""
+    p = check_members(p, network.n_params)
+    members = check_data(network, len(p), x, t, loss, weights, lengths)
     if check_finite:
-        arguments.check_finite(p.dtype, p=p, **members.with_counted_targets(net.network.declaration))
-    add_state(members, net, state, p, arguments.check_mode(mode))
-    arguments.together(p, members.arrays, move=False)
-    given = members.arrays | {"p": p}
-    g = memory_of(p).empty(p.shape, p.dtype) if out is None else arguments.check_out(out, p.shape, p.dtype, given)
-    values = np.empty(len(p))
+        arguments.check_finite(p.dtype, p=p, **members.with_counted_targets(network.declaration))
+    g, values = _checked(members, network, p, state, mode, out, p.shape), np.empty(len(p))
+    absent = dict.fromkeys(("weights", "lengths", "state"))
     for member in range(len(p)):
-        data = members.of(member)
-        x, t = data.pop("x"), data.pop("t")
         with _named(member):
-            values[member], _ = net.value_and_grad(p[member], x, t, loss, **data, mode=mode, out=g[member], **rest)
+            values[member], _ = one(p=p[member], **{**absent, **members.of(member)}, out=g[member], check_finite=False)
     return values, g
+
+
+def _checked(members: Members, network: Network, p: Any, state: Any, mode: str, out: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """The array to fill with results of all members. Adds their states."""
+    add_state(members, network, state, p, arguments.check_mode(mode))
+    arguments.to_device_of(p, members.arrays, move=False)
+    if out is None:
+        return memory_of(p).empty(shape, p.dtype)
+    return arguments.check_out(out, shape, p.dtype, members.arrays | {"p": p})
 
 
 @contextmanager
@@ -132,25 +133,25 @@ def _named(member: int) -> Iterator[None]:
         raise FloatingPointError(f"member {member}: {error}") from None
 
 
-def check_data(net: Any, count: int, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any) -> Members:
+def check_data(network: Network, count: int, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any) -> Members:
     """The data of so many members. Raises TypeError or ValueError where they do not fit.
 
     If each member has its own inputs, it has its own targets. With shared inputs, targets may be either. Weights may be either,
     too: those of shape (members, samples) are the members' own.
     """
     members = Members(count)
-    samples = _add_inputs(members, net, x, lengths)
-    arguments.check_loss(loss)
-    t, output = as_array("t", t), net.output_shape
+    samples = _add_inputs(members, network, x, lengths)
+    checks.check_loss(loss)
+    t, output = as_array("t", t), network.output_shape
     own = "x" in members.own or (t.shape[:2] == (count, samples) and not _fits(t, samples, output, loss))
     flat = _flat("t", t, count, samples) if own else t
-    checked = arguments.check_targets(flat, count * samples if own else samples, output, loss)
+    checked = checks.check_targets(flat, count * samples if own else samples, output, loss)
     members.add("t", checked.reshape(count, samples, *checked.shape[1:]) if own else checked, own)
     if weights is not None:
         _add_weights(members, as_array("weights", weights), checked.shape[1:], loss)
     if type(loss).check_values is not Loss.check_values:
-        counted = members.with_counted_targets(net.network.declaration)["t"]
-        arguments.check_target_values(counted.reshape(checked.shape), output, loss)
+        counted = members.with_counted_targets(network.declaration)["t"]
+        checks.check_target_values(counted.reshape(checked.shape), output, loss)
     return members
 
 
@@ -164,16 +165,16 @@ def _add_weights(members: Members, weights: Any, target: tuple[int, ...], loss: 
     if own:
         if len(weights) != count:
             raise ValueError(f"`weights` must have shape ({count}, {samples}, ...), a row a member, got {weights.shape}")
-        one = arguments.check_weights(weights[0], (samples, *target), loss, "weights[0]")
+        one = checks.check_weights(weights[0], (samples, *target), loss, "weights[0]")
         whole = array_api_compat.array_namespace(weights).broadcast_to(weights, (count, *one.shape))
         members.add("weights", memory_of(weights).contiguous(whole), True)
     else:
-        members.add("weights", arguments.check_weights(weights, (samples, *target), loss), False)
+        members.add("weights", checks.check_weights(weights, (samples, *target), loss), False)
 
 
-def _add_inputs(members: Members, net: Any, x: Any, lengths: Any) -> int:
+def _add_inputs(members: Members, network: Network, x: Any, lengths: Any) -> int:
     """Add the inputs, and the lengths of sequences. Returns the number of samples of a member."""
-    x, shape, ids = as_array("x", x), net.input_shape, net.network.id_count
+    x, shape, ids = as_array("x", x), network.input_shape, network.id_count
     own = x.ndim == len(shape) + 2 and x.shape[2:] == shape
     if own:
         samples = x.shape[1]
@@ -186,23 +187,23 @@ def _add_inputs(members: Members, net: Any, x: Any, lengths: Any) -> int:
     if lengths is not None:
         lengths = as_array("lengths", lengths)
         flat = _flat("lengths", lengths, members.count, samples) if lengths.ndim == 2 else lengths
-        arguments.lengths_of(flat, np.broadcast_to(np.empty(()), flat.shape[:1]), net.network.declaration)
+        checks.lengths_of(flat, np.broadcast_to(np.empty(()), flat.shape[:1]), network.declaration)
         if len(flat) != samples * (members.count if lengths.ndim == 2 else 1):
             raise ValueError(f"`lengths` has shape {lengths.shape}, but `x` is a batch of {samples}")
         members.add("lengths", lengths, lengths.ndim == 2)
     return samples
 
 
-def add_state(members: Members, net: Any, state: Any, p: Any, updated: bool) -> None:
+def add_state(members: Members, network: Network, state: Any, p: Any, updated: bool) -> None:
     """Add the members' states, shape (members, n_state), where there are any, to be read or to be `updated` in place."""
     if state is None:
         return
     state = as_array("state", state)
-    shape = (members.count, net.n_state)
+    shape = (members.count, network.state_layout.size)
     if state.shape != shape:
         raise ValueError(f"`state` must have shape {shape}, a state for each member, got {state.shape}")
     for row in state:
-        arguments.check_state(row, net.state_layout, p.dtype, updated, members.arrays | {"p": p})
+        arguments.check_state(row, network.state_layout.size, p.dtype, updated, members.arrays | {"p": p})
     members.add("state", state, True)
 
 
@@ -219,7 +220,7 @@ def _flat(name: str, array: Any, count: int, samples: int) -> Any:
 def _fits(t: Any, samples: int, output: tuple[int, ...], loss: Loss) -> bool:
     """Whether these can be targets that all members share."""
     try:
-        arguments.check_targets(t, samples, output, loss)
+        checks.check_targets(t, samples, output, loss)
     except (TypeError, ValueError):
         return False
     return True

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from mmap import mmap
 from typing import Any
 
@@ -12,15 +14,43 @@ import numpy as np
 
 from chains.backends import Binding, Executable
 from chains.backends.executable import decline
+from chains.losses import Loss, MSELoss, SquaredLoss
 from chains.minimize.minimize import BAR_DELAY_SECONDS
 from chains.minimize.minimize import minimize as minimize_in_place
-from chains.network.finite import FiniteFunction
-from chains.network.second_order import SecondOrder
+from chains.network import calls, derivatives, runs
+from chains.network.network import Network, network_of
+from chains.penalties import Penalty
+from chains.residuals.loss import ResidualLoss
+from chains.support import arguments
 from chains.support.arrays import as_array, as_numpy
 from chains.support.checks import check_flags
 from chains.support.memory import HOST, memory_of, on_host
 from chains.support.messages import counted
 from chains.support.progress import Progress
+
+BLOCK_BYTES = 32 << 20  # the size of the blocks of a Jacobian J for J'J
+FAILING_FACTOR = 1e4  # in `benchmarks/studies/optimisers.py`, smaller ones cost more calls, larger ones end higher
+
+
+def objective(
+    net: Any, x: Any, t: Any, loss: Loss, penalty: Penalty | None, weights: Any, lengths: Any, state: Any, mode: str, seed: int,
+    comm: Any,
+) -> Objective:  # fmt: skip
+    """The loss on this data as a function of the parameters alone; see `Chain.objective`."""
+    network, training = network_of(net), arguments.check_mode(mode)
+    data, problem = runs.problem(network, x, t, loss, weights, penalty, lengths)
+    data = arguments.to_device_of(data["x"], data)
+    x, processes = data["x"], None if comm is None else runs.check_comm(comm)
+    total, first = (len(x), 0) if processes is None else runs.part_of(processes, len(x))
+    program = runs.gradient_of(network, x, problem, np.dtype(np.float64), training, comm is not None, pure=True)
+    known = runs.state_for(network, program.program, state, None, training, data, total)
+    extra = {name: memory_of(a).array(memory_of(a).contiguous(a, np.float64)) for name, a in known.items()}
+    if processes is not None:
+        extra |= runs.part_arrays(processes, program, total, first, x)
+    extra |= runs.random_numbers(program, seed, x)
+    remake = partial(net.objective, loss=loss, penalty=penalty, mode=mode, seed=seed, comm=comm)
+    second = SecondOrder(network, loss, penalty) if processes is None else None
+    return Objective(program, data, network.n_params, extra, remake, second)
 
 
 class Objective:
@@ -326,3 +356,144 @@ class MappedFile:
     def open(self) -> np.memmap:
         """The array."""
         return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
+
+
+@dataclass(frozen=True)
+class SecondOrder:
+    """Products with the Hessian matrix and, for sums of squares, residuals. The data of a call are float64, by buffer name."""
+
+    network: Network
+    loss: Loss
+    penalty: Penalty | None
+
+    def hessian_product(self, p: np.ndarray, data: Mapping[str, Any], v: np.ndarray) -> np.ndarray:
+        weights, state = data.get("weights"), data.get("state")
+        return derivatives.hessian_product(
+            self.network, p, data["x"], data["t"], self.loss, v, weights, self.penalty, state, None
+        )
+
+    def residuals(self, p: np.ndarray, data: Mapping[str, Any]) -> np.ndarray:
+        factors, every = self._factors(data), slice(0, len(data["x"]))
+        if isinstance(self.loss, ResidualLoss):
+            return np.concatenate([self._linearised(p, data, part, factors)[0] for part in self._blocks(data)])
+        r = self._differences(p, data, every).ravel()
+        _weigh(r, factors)
+        return r
+
+    def jacobian(self, p: np.ndarray, data: Mapping[str, Any]) -> np.ndarray:
+        return self._linearised(p, data, slice(0, len(data["x"])), self._factors(data))[1]
+
+    def normal_equations(self, p: np.ndarray, data: Mapping[str, Any]) -> tuple[float, np.ndarray, np.ndarray]:
+        factors = self._factors(data)
+        value, g, matrix = 0.0, np.zeros(len(p)), None
+        for part in self._blocks(data):
+            r, j = self._linearised(p, data, part, factors)
+            value += 0.5 * float(r @ r)
+            g += r @ j
+            matrix = j.T @ j if matrix is None else matrix + j.T @ j
+        return value, g, np.zeros((len(p), len(p))) if matrix is None else matrix
+
+    @property
+    def _per_sample(self) -> int:
+        """Residuals of a sample."""
+        return self.loss.equations if isinstance(self.loss, ResidualLoss) else math.prod(self.network.output_shape)
+
+    def _blocks(self, data: Mapping[str, Any]) -> Iterator[slice]:
+        samples = len(data["x"])
+        size = max(1, BLOCK_BYTES // (8 * self.network.n_params * self._per_sample))
+        for start in range(0, samples, size):
+            yield slice(start, min(samples, start + size))
+
+    def _linearised(
+        self, p: np.ndarray, data: Mapping[str, Any], part: slice, factors: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The residuals of some samples, and their Jacobian."""
+        own, state = factors[part.start * self._per_sample : part.stop * self._per_sample], data.get("state")
+        x, t = data["x"][part], data["t"][part]
+        if isinstance(self.loss, ResidualLoss):
+            r, j = derivatives.residuals_and_jacobian(self.network, p, x, t, self.loss, state)
+        else:
+            r, j = self._differences(p, data, part), derivatives.jacobian(self.network, p, x, state, None)
+        r, j = r.ravel(), j.reshape(-1, len(p))
+        _weigh(r, own)
+        _weigh(j, own[:, None])
+        return r, j
+
+    def _differences(self, p: np.ndarray, data: Mapping[str, Any], part: slice) -> np.ndarray:
+        y = calls.forward(self.network, data["x"][part], p, None, data.get("state"), "eval", 0, None)
+        return y - data["t"][part].reshape(-1, *self.network.output_shape)
+
+    def _factors(self, data: Mapping[str, Any]) -> np.ndarray:
+        """The factors of the residuals that make half the sum of their squares the loss."""
+        if type(self.loss) not in (SquaredLoss, MSELoss, ResidualLoss) or self.penalty is not None:
+            beside = "" if self.penalty is None else f" with {self.penalty!r}"
+            raise ValueError(
+                "residuals are those of SquaredLoss, MSELoss or a ResidualProblem's loss without a penalty, not of "
+                f"{self.loss!r}{beside}"
+            )
+        samples, size = len(data["x"]), self._per_sample
+        factor = {SquaredLoss: 1.0 / samples, MSELoss: 2.0 / (samples * size), ResidualLoss: 2.0 / samples}[type(self.loss)]
+        weights = data.get("weights")
+        if weights is None:
+            return np.full(samples * size, math.sqrt(factor))
+        if weights.min() < 0.0:
+            raise ValueError(f"`weights` must not be negative where residuals are asked for, but there is {weights.min()}")
+        return np.repeat(np.sqrt(weights * factor).ravel(), size * samples // weights.size)
+
+
+def _weigh(numbers: np.ndarray, factors: np.ndarray) -> None:
+    """Multiply by factors in place; what is multiplied by 0 becomes 0, NaN too."""
+    np.copyto(numbers, 0.0, where=factors == 0.0)
+    numbers *= factors
+
+
+class FiniteFunction:
+    """A function with finite values, for SciPy's line searches, which cannot step back from NaN.
+
+    A point where `function` fails has a large value, and the gradient of a line that rises to it from zero at the lowest point
+    seen.
+    """
+
+    def __init__(self, function: Callable[[np.ndarray], tuple[float, np.ndarray]]) -> None:
+        self._function = function
+        self._best: tuple[float, np.ndarray, np.ndarray] | None = None
+        self._calls = self._failures = 0
+
+    def __call__(self, p: np.ndarray) -> tuple[float, np.ndarray]:
+        value, g = self._function(p)
+        self._calls += 1
+        if math.isfinite(value) and np.isfinite(g).all():
+            if self._best is None or value < self._best[0]:
+                self._best = value, p.copy(), g.copy()
+            return value, g
+        self._failures += 1
+        if self._best is None:  # the start fails
+            return value, g
+        lowest, origin, _ = self._best
+        large, away = FAILING_FACTOR * max(1.0, abs(lowest)), p - origin
+        return large, large / max(float(away @ away), 1e-300) * away
+
+    def complete(self, result: Any, restricted: bool) -> Any:
+        """SciPy's result; if the function failed, at the lowest finite point, with a message that says so.
+
+        Where bounds or constraints restrict the points, the lowest one may violate them, and SciPy's point is kept.
+        """
+        if self._failures == 0:
+            return result
+        failures = f"The value or the gradient was infinite or NaN at {self._failures} of {self._calls} points."
+        message = f"{result.message.rstrip('.')}. {failures}"
+        if self._best is None or restricted:
+            p = result.x
+            value, g = self._function(p)
+            result.success = bool(result.success and math.isfinite(value))
+        else:
+            value, p, g = self._best
+            if value < result.fun or math.isnan(result.fun):
+                result.success = False
+                message += " The lowest finite point is returned."
+        result.update(x=p, fun=value, message=message)
+        for name in ("grad", "jac"):  # trust-constr has the gradient as `grad`, and constraints' derivatives as `jac`
+            if name in result:
+                result[name] = g
+                break
+        return result

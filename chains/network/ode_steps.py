@@ -11,9 +11,9 @@ import numpy as np
 from chains.layers.base import Declaration
 from chains.layers.combine import Parallel, Residual, Series
 from chains.layers.ode import ODE, trace_of
-from chains.network import arguments
-from chains.network.recorded import Recorded
-from chains.support.checks import check_is
+from chains.network import checks, runs
+from chains.network.network import Network, network_of
+from chains.support import arguments
 from chains.support.memory import is_elsewhere
 from chains.support.messages import counted
 
@@ -49,7 +49,7 @@ class Trajectory:
         return f"<{steps}{self.problem and f': {self.problem}'}>"
 
 
-def ode_steps(net: Recorded, p: Any, x: Any, *, lengths: Any = None) -> list[Trajectory]:
+def ode_steps(net: Any, p: Any, x: Any, *, lengths: Any = None) -> list[Trajectory]:
     """The steps of a network's differential equation for each of a batch of inputs.
 
     Parameters
@@ -71,28 +71,29 @@ def ode_steps(net: Recorded, p: Any, x: Any, *, lengths: Any = None) -> list[Tra
     TypeError, ValueError
         For arguments that do not fit, and for a network without such a layer.
     """
-    check_is("net", net, Recorded, "a network, such as Chain(ODE(rhs, times))")
-    whole = net.network.declaration
+    network = network_of(net)
+    whole = network.declaration
     odes = list(_odes(whole))
     if not odes:
         raise ValueError(f"`net` (={net!r}) has no ODE among its layers")
-    p = arguments.check_params(p, net.n_params)
-    x = arguments.check_input(x, net.input_shape, ids=net.network.id_count)
-    steps = arguments.lengths_of(lengths, x, whole)
-    found = next(_with_inputs(net, whole, p, x, steps), None)
+    checks.check_order(network, p, x, "ode_steps(net, p, x)")
+    p = arguments.check_params(p, network.n_params)
+    x = arguments.check_input(x, network.input_shape, ids=network.id_count)
+    steps = checks.lengths_of(lengths, x, whole)
+    found = next(_with_inputs(network, whole, p, x, steps), None)
     if found is None:
         raise ValueError(f"`net` has layer {odes[0].name}, {odes[0].layer!r}, within a layer whose computation is not followed")
-    return _ways(net, *found, **steps)
+    return _ways(network, *found, **steps)
 
 
-def check_solved(net: Recorded, p: Any, x: Any, results: np.ndarray, **lengths: Any) -> None:
+def check_solved(network: Network, p: Any, x: Any, results: np.ndarray, **lengths: Any) -> None:
     """Raise FloatingPointError where results are NaN since some solution ends before its last time."""
     if is_elsewhere(results) or not np.isnan(results).any():
         return
-    odes, followed = list(_odes(net.network.declaration)), []
+    odes, followed = list(_odes(network.declaration)), []
     try:
-        for found in _with_inputs(net, net.network.declaration, p, x, lengths):
-            problem = next((way.problem for way in _ways(net, *found, **lengths) if way.problem), "")
+        for found in _with_inputs(network, network.declaration, p, x, lengths):
+            problem = next((way.problem for way in _ways(network, *found, **lengths) if way.problem), "")
             if problem:
                 raise FloatingPointError(problem if len(odes) == 1 else f"layer {found[0].name}: {problem}")
             followed.append(found[0])
@@ -116,7 +117,7 @@ def _odes(d: Declaration) -> Iterator[Declaration]:
 
 
 def _with_inputs(
-    net: Recorded, d: Declaration, p: np.ndarray, x: Any, given: dict[str, Any]
+    network: Network, d: Declaration, p: np.ndarray, x: Any, given: dict[str, Any]
 ) -> Iterator[tuple[Declaration, np.ndarray, Any]]:
     """Those of them whose inputs can be computed, with their parameters and inputs; `given` may have lengths."""
     if isinstance(d.layer, ODE):
@@ -125,20 +126,26 @@ def _with_inputs(
         return
     for k, child in enumerate(d.children):
         own, p = p[: child.n_params], p[child.n_params :]
-        yield from _with_inputs(net, child, own, x, given)
+        yield from _with_inputs(network, child, own, x, given)
         if isinstance(d.layer, Series) and any(any(_odes(later)) for later in d.children[k + 1 :]):
-            before = type(net)(child.layer, input_shape=child.input, backend=net.backend)
-            x = before(x, own, **given) if child.goes_along_time else before(x, own)
+            before = network.part(child.layer, child.input)
+            x = _outputs(before, own, x, given.get("lengths") if child.goes_along_time else None)
 
 
-def _ways(net: Recorded, d: Declaration, p: np.ndarray, x: Any, lengths: Any = None) -> list[Trajectory]:
+def _outputs(network: Network, p: np.ndarray, x: Any, lengths: Any) -> Any:
+    """The outputs of a network of a part, which has no state."""
+    program = runs.forward_pass(network, p, False, lengths is not None)
+    data = {"x": x, **checks.lengths_of(lengths, x, network.declaration)}
+    return runs.run(network, program, p, data, {"y": runs.Output((len(x), *network.output_shape))})["y"]
+
+
+def _ways(network: Network, d: Declaration, p: np.ndarray, x: Any, lengths: Any = None) -> list[Trajectory]:
     """The solutions of a differential equation from each of a batch of inputs."""
     ode = d.layer
     assert isinstance(ode, ODE)
-    if net.network.declaration.goes_along_time:  # lengths are those of another layer's input
+    if network.declaration.goes_along_time:  # lengths are those of another layer's input
         lengths = None
-    trace = type(net)(trace_of(ode), input_shape=d.input, backend=net.backend)
-    rows = trace(np.asarray(x, p.dtype), p, lengths=lengths)
+    rows = _outputs(network.part(trace_of(ode), d.input), p, np.asarray(x, p.dtype), lengths)
     sound = bool(np.isfinite(p).all())
     counts = [None] * len(rows) if lengths is None else np.asarray(lengths).tolist()
     return [

@@ -11,11 +11,12 @@ from chains.backends import Backend, Executable
 from chains.backends.executable import decline
 from chains.network.structure import Unknown, value_of
 from chains.program.program import Program
-from chains.program.settings import Tunable, freeze, numbers_of, structure
+from chains.program.settings import Tunable, freeze, numbers_of
+from chains.program.settings import structure as structure_of
 from chains.support.recent import Recent
 
 T = TypeVar("T")
-MAX_KEPT = 64  # entries of each kind; the oldest are forgotten first
+MAX_KEPT = 128  # entries of each kind; the oldest are forgotten first
 RECORDED: Recent[Program] = Recent(256)  # of all networks, by their structures
 
 
@@ -25,8 +26,8 @@ class Programs:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._recorded: dict[Hashable, Executable] = {}  # one for all kinds that differ only in settings
-        self._tuned: dict[Hashable, Executable] = {}  # the same with settings
-        self._recent: dict[Hashable, tuple[Executable, tuple[Any, ...]]] = {}
+        # With settings, by equality of their parts; and by the ids of objects, which an entry keeps alive.
+        self._tuned: dict[Hashable, tuple[Executable, tuple[Any, ...]]] = {}
 
     def __len__(self) -> int:
         return len(self._recorded)
@@ -37,27 +38,26 @@ class Programs:
         reasons = dict.fromkeys(self._backend.fallback(run.program) for run in list(self._recorded.values()))
         return [f"on NumPy, several times slower: {reason}" for reason in reasons if reason]
 
-    def get(self, network: Callable[[], Hashable], kind: Hashable, make: Callable[[], Program], *parts: Tunable) -> Executable:
+    def get(
+        self, structure: Callable[[], Hashable], kind: Hashable, make: Callable[[], Program], *parts: Tunable
+    ) -> Executable:
         """The program of this kind, recorded by `make` from these parts. All networks of one structure share it.
 
-        `network` returns the structure. If the structure of the network or of a part is unknown, the program is for this
-        network alone.
+        `structure` returns that of the network. If it or that of a part is unknown, the program is for this network alone.
         """
         try:
-            return self._tuned[kind, parts]
+            return self._tuned[kind, parts][0]
         except KeyError:
-            key = kind, structure(parts)
+            key = kind, structure_of(parts)
             freeze(parts)
-            recorded = _kept(self._recorded, key, lambda: Executable(self._backend, _shared(network, key, make)))
-            return _kept(self._tuned, (kind, parts), lambda: recorded.tuned(numbers_of(parts)))
+            recorded = _kept(self._recorded, key, lambda: Executable(self._backend, _shared(structure, key, make)))
+            return _kept(self._tuned, (kind, parts), lambda: (recorded.tuned(numbers_of(parts)), parts))[0]
 
     def recent(self, kind: Hashable, things: tuple[Any, ...], find: Callable[[], Executable]) -> Executable:
-        """The last result of `find` for this kind and these objects. Objects are told apart by id, which is fast."""
+        """The result of `find` for this kind and these very objects, which are found faster than equal ones."""
         key = (kind, *map(id, things))
-        found = self._recent.get(key)
-        if found is None:  # an entry keeps its objects alive, so that no others get their ids
-            found = _kept(self._recent, key, lambda: (find(), things))
-        return found[0]
+        found = self._tuned.get(key)
+        return found[0] if found is not None else _kept(self._tuned, key, lambda: (find(), things))[0]
 
 
 class Shortcuts:
@@ -68,37 +68,33 @@ class Shortcuts:
 
     def __init__(self, backend: Backend) -> None:
         self._wanted = np.ndarray if backend.has_functions else None  # the type of arrays that may have a function
-        self._known: dict[Hashable, tuple[Callable[..., Any], Any, Any]] = {}  # by ids of objects
-        # By equality of objects, which is slower to find. None after the first call: many calls are not repeated.
-        self._equal: dict[Hashable, Callable[..., Any] | None] = {}
+        # By ids of loss and penalty, which an entry keeps alive, and by their equality, which is slower to find. The function
+        # is None after the first call: many calls are not repeated.
+        self._functions: dict[Hashable, tuple[Callable[..., Any] | None, Any, Any]] = {}
 
-    def find(self, kind: Hashable, p: Any, x: Any, one: Any = None, other: Any = None) -> Callable[..., Any] | None:
-        """The function for calls of this kind with these objects; None where there is none."""
+    def find(self, kind: str, mode: Any, p: Any, x: Any, one: Any = None, other: Any = None) -> Callable[..., Any] | None:
+        """The function for calls of this kind in a mode, with these objects; None where there is none."""
         if type(p) is type(x) is self._wanted:
-            found = self._known.get((kind, p.dtype, x.shape, id(one), id(other)))
-            return found[0] if found is not None else self._alike(kind, p, x, one, other)
+            try:
+                found = self._functions.get((kind, mode, p.dtype, x.shape, id(one), id(other)))
+                return self._of_equal(kind, mode, p, x, one, other) if found is None else found[0]
+            except TypeError:  # the mode is none, or the loss: the general way reports it
+                return None
         return None
 
-    def _alike(self, kind: Hashable, p: Any, x: Any, one: Any, other: Any) -> Callable[..., Any] | None:
+    def _of_equal(self, kind: str, mode: Any, p: Any, x: Any, one: Any, other: Any) -> Callable[..., Any] | None:
         """The function for objects equal to these; from now on it is known for these too."""
-        try:
-            found = self._equal.get((kind, p.dtype, x.shape, one, other))
-        except TypeError:  # not a loss: the general way reports it
+        key = (kind, mode, p.dtype, x.shape, one, other)
+        found = self._functions.get(key)
+        if found is None or (function := found[0]) is None:
             return None
-        if found is None:
-            return None
-        return _kept(self._known, (kind, p.dtype, x.shape, id(one), id(other)), lambda: (found, one, other))[0]
+        self._functions[key] = self._functions.pop(key, found)  # now the last one to be forgotten
+        return _kept(self._functions, (*key[:4], id(one), id(other)), lambda: (function, one, other))[0]
 
     def add(
-        self,
-        kind: Hashable,
-        run: Executable,
-        ins: dict[str, Any],
-        outs: Sequence[str],
-        one: Any = None,
-        other: Any = None,
-        check: Callable[[Any], None] | None = None,
-    ) -> None:
+        self, kind: str, mode: Any, run: Executable, ins: dict[str, Any], outs: Sequence[str],
+        one: Any = None, other: Any = None, check: Callable[[Any], None] | None = None,
+    ) -> None:  # fmt: skip
         """Provide a function for calls of this kind, from the second call on, if the backend has one.
 
         If the third array has the shape of this one, `check` is called with it before the function.
@@ -106,12 +102,13 @@ class Shortcuts:
         p, x = ins["p"], ins["x"]
         whole = any(buffer.dtype.kind == "i" for buffer in run.program.buffers.values())  # ids are looked through at each call
         if type(p) is type(x) is self._wanted and not whole:
-            key = (kind, p.dtype, x.shape, one, other)
-            if key not in self._equal:
-                _kept(self._equal, key, lambda: None)
-            elif self._equal.get(key) is None:
-                self._equal[key] = _checking(run.function(len(x), tuple(ins), outs), check, ins)
-                self._alike(kind, p, x, one, other)
+            key = (kind, mode, p.dtype, x.shape, one, other)
+            known = self._functions.get(key)
+            if known is None:
+                _kept(self._functions, key, lambda: (None, one, other))
+            elif known[0] is None:
+                self._functions[key] = _checking(run.function(len(x), tuple(ins), outs), check, ins), one, other
+                self._of_equal(kind, mode, p, x, one, other)
 
 
 def _checking(function: Callable[..., Any], check: Callable[[Any], None] | None, ins: dict[str, Any]) -> Callable[..., Any]:
@@ -127,10 +124,10 @@ def _checking(function: Callable[..., Any], check: Callable[[Any], None] | None,
     return call
 
 
-def _shared(network: Callable[[], Hashable], key: tuple[Hashable, Hashable], make: Callable[[], Program]) -> Program:
+def _shared(structure: Callable[[], Hashable], key: tuple[Hashable, Hashable], make: Callable[[], Program]) -> Program:
     kind, parts = key
     try:
-        known = network(), kind, value_of(parts)
+        known = structure(), kind, value_of(parts)
     except Unknown:
         return make()
     return RECORDED.get(known, make)

@@ -21,60 +21,20 @@ import numpy as np
 from chains.expr import where
 from chains.jets.jet import Jet
 from chains.jets.series import indices
-from chains.layers.base import Declaration
 from chains.layers.node import Node, Root, Vectors, check_filled, check_kept
 from chains.layers.recurrent import mask_of
 from chains.layers.time_axis import steps_of_output
 from chains.losses import Loss
+from chains.network.network import Network
 from chains.optimizers import Optimizer
-from chains.params import Layout
 from chains.penalties import Penalty, Selection
 from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.settings import Tunable
 from chains.program.view import View
 from chains.residuals.loss import ResidualLoss
-from chains.support.lazy import lazy
 
 IDS = np.dtype(np.int64)  # the type of ids in programs
-
-
-@dataclass(frozen=True)
-class Network:
-    """A declared network: its layers in place, the layouts of its flat vectors, and the names that are frozen."""
-
-    declaration: Declaration
-    layout: Layout
-    state_layout: Layout
-    frozen: frozenset[str] = frozenset()
-
-    @property
-    def trainable(self) -> list[tuple[int, int]]:
-        """The ranges of the flat vector that are not frozen."""
-        return self.layout.ranges(without=self.frozen)
-
-    @property
-    def id_count(self) -> int | None:
-        """The number of ids, if inputs are ids."""
-        return self.declaration.id_count
-
-    @lazy
-    def is_stateless(self) -> bool:
-        """Whether there is no state and no minimum batch size, as in most networks."""
-        return not self.state_layout.size and self._most_demanding.smallest_batch == 1
-
-    @lazy
-    def _most_demanding(self) -> Declaration:
-        return self.declaration.most_demanding
-
-    def check_batch(self, batch: int, what: str = "`x`") -> None:
-        """Raise ValueError where a layer cannot be trained on so few samples at once."""
-        wanting = self._most_demanding
-        if batch < wanting.smallest_batch:
-            raise ValueError(
-                f"{what} is a batch of {batch}, but layer {wanting.name}, {wanting.layer!r}, needs at least "
-                f"{wanting.smallest_batch} samples while training: it takes its statistics over the batch"
-            )
 
 
 def forward(network: Network, dtype: Any, training: bool, *, masked: bool = False) -> Program:

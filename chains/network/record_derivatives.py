@@ -18,7 +18,8 @@ import numpy as np
 from chains.jets.jet import Jet
 from chains.jets.per_sample import PerSample
 from chains.jets.series import ZERO
-from chains.network.record import Criterion, Network, _begin, _node, _record_gradient, _zero_frozen, record_from_series
+from chains.network.network import Network
+from chains.network.record import Criterion, _begin, _node, _record_gradient, _zero_frozen, record_from_series
 from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.view import View

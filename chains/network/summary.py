@@ -1,20 +1,59 @@
-"""A network as a table with a line for each layer."""
+"""What a network says of itself: a table with a line for each layer, and the programs that are recorded of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
-from chains.layers.base import Declaration
-from chains.network.record import Network
+from chains.layers.base import Declaration, SampleShape
+from chains.losses import Loss
+from chains.network import record, runs
+from chains.network.network import Network
+from chains.optimizers import Optimizer
 from chains.params import Layout, Slice
+from chains.penalties import Penalty
+from chains.program.program import Program
+from chains.support import arguments
+from chains.support.checks import check_flags, check_is, check_shape
 from chains.support.memory import on_host
 
 MAX_LAYER_CHARACTERS = 60  # longer descriptions of composite layers are shown part by part
 
 
-def summary(network: Network, p: np.ndarray | None = None) -> str:
+def program_of(
+    network: Network, loss: Loss | None, optimizer: Optimizer | None, penalty: Penalty | None, target_shape: SampleShape | None,
+    dtype: Any, mode: str, parallel: bool,
+) -> Program:  # fmt: skip
+    """The recorded operations of a call; see `Chain.program`."""
+    training, dtype = arguments.check_mode(mode), arguments.check_dtype(dtype)
+    check_flags(parallel=parallel)
+    if loss is None:
+        given = {"optimizer": optimizer, "penalty": penalty, "target_shape": target_shape, "parallel": parallel or None}
+        for name, value in given.items():
+            if value is not None:
+                raise TypeError(f"`loss` is missing: `{name}` (={value!r}) is of use with one only")
+        return record.forward(network, dtype, training)
+    target = network.output_shape if target_shape is None else check_shape("target_shape", target_shape)
+    objective = runs.criterion(network, loss, target, None, False, penalty)
+    loss.check_target(network.output_shape, target)
+    if optimizer is None:
+        return record.gradient(network, objective, dtype, training, parallel=parallel)
+    check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
+    return record.training_step(network, objective, optimizer, dtype, parallel=parallel)
+
+
+def summary(network: Network, p: Any) -> str:
+    """A table of the layers. With the backend "auto", the reasons follow why NumPy runs a program, if it does."""
+    if network.runner.name == "auto":
+        for make in (runs.forward_pass, runs.backward_pass):
+            make(network, np.empty(0, np.float32), True)
+    p = None if p is None else arguments.check_params(p, network.n_params)
+    return "\n".join([table(network, p), *network.programs.fallbacks])
+
+
+def table(network: Network, p: np.ndarray | None = None) -> str:
     """The layers with their output shapes, numbers of parameters, what is frozen, the size of the state if any, and bounds."""
     top = network.declaration
     rows = [("layer", "output", "parameters", "state"), *_rows(network, top)]

@@ -9,13 +9,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from chains.chain import Chain, check_net
+from chains.chain import Chain
 from chains.losses import Loss
-from chains.network import arguments
+from chains.network import checks
+from chains.network.network import check_net, network_of
 from chains.optimizers import Optimizer
 from chains.queueing.outputs import Outputs
 from chains.queueing.result import Pending, Result
 from chains.queueing.scheduler import Scheduler
+from chains.support import arguments
 from chains.support.arrays import as_array
 from chains.support.checks import check_count, check_is
 from chains.support.messages import counted, shown
@@ -106,7 +108,7 @@ class Queue:
             As in a call.
         """
         p, x = self._checked(net, p, x)
-        arguments.check_loss(loss)
+        checks.check_loss(loss)
         writes = _changing(options, "train")
         return self._add("value_and_grad", self._gradient, (net, p, x, t, loss), options, writes, fresh=_fresh(options))
 
@@ -153,7 +155,7 @@ class Queue:
         """
         check_net(net)
         check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
-        arguments.check_loss(loss)
+        checks.check_loss(loss)
         if np.ndim(p) != 2:
             p = arguments.check_trained(p, net.n_params)
         given = {"progress": False, **options}
@@ -249,7 +251,7 @@ class Queue:
             x = (
                 as_array("x", x)
                 if isinstance(p, Pending) or np.ndim(p) == 2
-                else arguments.check_input(x, net.input_shape, ids=net.network.id_count)
+                else arguments.check_input(x, net.input_shape, ids=network_of(net).id_count)
             )
         return p, x
 

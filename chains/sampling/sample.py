@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from chains.chain import Chain, check_net
+from chains.chain import Chain
 from chains.losses import Loss
-from chains.network import arguments, ensembles
+from chains.network import checks, ensembles
+from chains.network.network import check_net
 from chains.penalties import Penalty
 from chains.sampling.adaptation import DualAveraging, Variances, windows
 from chains.sampling.draws import Draws
 from chains.sampling.trajectories import Posterior, Trajectories
+from chains.support import arguments
 from chains.support.checks import check_count, check_flags, check_is, check_number
 from chains.support.memory import is_elsewhere
 from chains.support.messages import counted
@@ -138,7 +140,7 @@ def sample(
     rows = ensembles.check_members(
         p if ensembles.is_ensemble(p) else arguments.check_params(p, net.n_params)[None], net.n_params
     )
-    arguments.check_loss(loss)
+    checks.check_loss(loss)
     check_is("method", method, HMC, "a sampler such as HMC(temperature=1e-4)")
     counts = check_count("draws", draws, 0), check_count("warmup", warmup, 0), check_count("thin", thin)
     seed = arguments.check_seed(seed)

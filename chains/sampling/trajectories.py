@@ -10,10 +10,12 @@ import numpy as np
 
 from chains.chain import Chain
 from chains.losses import Loss
-from chains.network import arguments
+from chains.network import runs
+from chains.network.network import network_of
 from chains.penalties import Penalty
 from chains.program.settings import numbers_of
 from chains.sampling.leapfrog import Leapfrog
+from chains.support import arguments
 from chains.training.batches import member_problem
 
 PIECE = 1 << 23  # operations of all chains between two looks for Ctrl-C, some 50 ms
@@ -44,19 +46,19 @@ class Trajectories:
         leapfrog = Leapfrog(1.0, self._temperature, 2.0)
         given = posterior.x, posterior.t, posterior.loss, posterior.weights, posterior.penalty, posterior.lengths
         members, objective = member_problem(net, len(p), *given)
-        data = arguments.together(p, dict(members.arrays), move=False)
+        data = arguments.to_device_of(p, dict(members.arrays), move=False)
         arguments.check_apart("p", p, data)
         if finite:
-            arguments.check_finite(p.dtype, p=p, **members.with_counted_targets(net.network.declaration))
-        step = net.training_step(p, objective, leapfrog)
+            arguments.check_finite(p.dtype, p=p, **members.with_counted_targets(network_of(net).declaration))
+        step = runs.training_step(network_of(net), p, objective, leapfrog)
         self._program, runner, samples = step.program, step.backend, members.samples
         _check_deterministic(net, step.program.buffers)
-        net.network.check_batch(samples)
+        network_of(net).check_batch(samples)
         self.p = p
         self._moments = np.zeros((len(p), 2, net.n_params), p.dtype)
         self._steps = np.zeros(len(p))
         self.moves = np.zeros(net.n_params, bool)  # parameters that are not frozen
-        for start, stop in net.network.trainable:
+        for start, stop in network_of(net).trainable:
             self.moves[start:stop] = True
         self._numbers = numbers_of((objective, leapfrog))  # those of the leapfrog are the last: time, temperature, steps
         self._tuned = self._program.tuned(self._numbers)

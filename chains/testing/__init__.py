@@ -11,7 +11,7 @@ def test_my_loss():
 
 from chains.testing.differences import Kink, assert_close, away_from_kinks, central_difference
 from chains.testing.gradients import Checked, check_gradients, check_loss
-from chains.testing.programs import filled, run_program, usable_backends
+from chains.testing.programs import filled, listing, run_program, usable_backends
 
 __all__ = [
     "Checked",
@@ -22,6 +22,7 @@ __all__ = [
     "check_gradients",
     "check_loss",
     "filled",
+    "listing",
     "run_program",
     "usable_backends",
 ]

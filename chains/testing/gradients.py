@@ -16,8 +16,10 @@ from chains.layers.base import Layer
 from chains.layers.dense import Dense
 from chains.layers.shape import Reshape
 from chains.losses import Loss
-from chains.network import arguments, record
+from chains.network import checks, record
+from chains.network.network import network_of
 from chains.program.program import Program
+from chains.support import arguments
 from chains.support.arrays import as_numpy
 from chains.support.checks import check_count, check_shape
 from chains.testing.differences import assert_close, away_from_kinks, central_difference
@@ -84,10 +86,10 @@ def check_gradients(
     """
     net, seed = _network(network, input_shape), arguments.check_seed(seed)
     names = named_backends(backends, ("numpy", "native", "cupy"))
-    size = max(check_count("batch", batch), net.network.declaration.most_demanding.smallest_batch)
+    size = max(check_count("batch", batch), network_of(net).declaration.most_demanding.smallest_batch)
     worst = {"g": 0.0, "dx": 0.0}
     for mode in ("eval", "train"):
-        forward, vjp = (partial(make, net.network, training=mode == "train") for make in (record.forward, record.vjp))
+        forward, vjp = (partial(make, network_of(net), training=mode == "train") for make in (record.forward, record.vjp))
         _check_memory(forward(dtype=DTYPES[0]), "numpy", size, _point(net, size, seed), mode)
         arrays, wanted = away_from_kinks(partial(_differences, net, forward(dtype=DTYPES[0]), size), seed)
         found = _check_memory(vjp(dtype=DTYPES[0]), "numpy", size, arrays, mode)
@@ -146,7 +148,7 @@ def check_loss(
     TypeError, ValueError
         For targets that do not go with the loss.
     """
-    arguments.check_loss(loss)
+    checks.check_loss(loss)
     t, seed = as_numpy("t", t), arguments.check_seed(seed)
     if t.ndim == 0 or not len(t):
         raise ValueError(f"`t` must be a batch of at least one target, got shape {t.shape}")
@@ -213,7 +215,7 @@ def _differences(net: Chain, forward: Program, batch: int, seed: int) -> tuple[d
         return float(np.sum(arrays["dy"] * run_program(forward, "numpy", batch, {**arrays, name: array})["y"]))
 
     g = central_difference(partial(total, "p"), arrays["p"])
-    ids = net.network.id_count is not None
+    ids = network_of(net).id_count is not None
     dx = np.zeros(arrays["x"].shape) if ids else central_difference(partial(total, "x"), arrays["x"])
     for name in net.frozen:
         net.views(g)[name][...] = 0.0
@@ -230,8 +232,8 @@ def _point(network: Chain, batch: int, seed: int) -> dict[str, np.ndarray]:
         "state": rng.uniform(0.5, 2.0, network.n_state),
     }
     exact: dict[str, Any] = {name: array.astype(np.float32).astype(np.float64) for name, array in arrays.items()}
-    if network.network.id_count is not None:
-        exact["x"] = rng.integers(0, network.network.id_count, arrays["x"].shape)
+    if network_of(network).id_count is not None:
+        exact["x"] = rng.integers(0, network_of(network).id_count, arrays["x"].shape)
     return {**exact, "random": np.array([3, 0], np.uint64)}
 
 

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from chains.backends import backend
+from chains.backends import Cupy
+from chains.backends import backend as find_backend
 from chains.program.program import Program
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import concrete
+from chains.support.checks import check_count, check_flags, check_is
 from chains.support.messages import shown
 
 
@@ -30,7 +32,7 @@ def named_backends(names: Sequence[str] | None, by_default: Sequence[str]) -> tu
 def _usable(names: Sequence[str]) -> Iterator[str]:
     for name in names:
         try:
-            backend(name)
+            find_backend(name)
         except ValueError:  # its libraries or its GPU are missing
             continue
         yield name
@@ -67,7 +69,7 @@ def run_program(
             own[buffer.name] = np.full(concrete(buffer.shape, batch), np.nan, buffer.dtype)
         elif buffer.name in arrays:
             own[buffer.name] = np.array(arrays[buffer.name], buffer.dtype, order="C")
-    runner = backend(name)
+    runner = find_backend(name)
     binding = runner.bind(program, batch, own, scratch=filled(runner.scratch_bytes(program, batch), fill))
     with runner.running():
         for _ in range(runs):
@@ -82,3 +84,35 @@ def filled(nbytes: int, fill: int) -> np.ndarray:
     block = np.full(nbytes + ALIGNMENT, fill, np.uint8)
     start = -block.ctypes.data % ALIGNMENT
     return block[start : start + nbytes]
+
+
+def listing(program: Program, backend: str | Cupy = "auto", *, passes: bool = False, batch: int | None = None) -> str:
+    """A program as a backend runs it: with "native", the operations, LLVM's code and the processor's.
+
+    Parameters
+    ----------
+    program : Program
+        What `Chain.program` returns.
+    backend : str or backends.Cupy
+        As of a `Chain`, such as ``net.backend``.
+    passes : bool
+        Whether to show the program after each pass of the backend, under the name of the pass. Backends other than
+        "native" show one stage.
+    batch : int, optional
+        The number of samples: for few of them, "native" divides products among threads. None shows the code for any number.
+
+    Returns
+    -------
+    str
+        The listing.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments that do not fit.
+    """
+    check_is("program", program, Program, "a program such as net.program()")
+    check_flags(passes=passes)
+    if batch is not None:
+        check_count("batch", batch)
+    return find_backend(backend).listing(program, passes=passes, batch=batch)

@@ -11,10 +11,12 @@ import numpy as np
 from chains.chain import Chain
 from chains.data.batches import pass_from
 from chains.losses import Loss
-from chains.network import arguments, ensembles
+from chains.network import checks, ensembles, runs
 from chains.network.ensembles import Members
+from chains.network.network import network_of
 from chains.network.record import Criterion
 from chains.penalties import Penalty
+from chains.support import arguments
 from chains.support.checks import check_count, whole
 from chains.support.messages import counted
 from chains.training.history import Position
@@ -52,9 +54,9 @@ class ArrayBatches:
 
     def counted_numbers(self, net: Chain) -> dict[str, Any]:
         """The arrays for checks of their numbers, without targets that do not count."""
-        known = net.network.declaration
+        known = network_of(net).declaration
         if self.members is None:
-            return dict(arguments.with_counted_targets(known, self.arrays))
+            return dict(checks.with_counted_targets(known, self.arrays))
         return self.members.with_counted_targets(known)
 
 
@@ -67,12 +69,12 @@ def from_arrays(
         raise TypeError(f"`t` must be None: `x` (a {type(x).__name__}) is a source of batches, which gives targets too")
     members = None
     if p.ndim == 1:
-        arrays, objective = net.problem(x, t, loss, weights, penalty, lengths)
+        arrays, objective = runs.problem(network_of(net), x, t, loss, weights, penalty, lengths)
     else:
         members, objective = member_problem(net, len(p), x, t, loss, weights, penalty, lengths)
         arrays = dict(members.arrays)
     batch_size = _check_batch_size(net, members.samples if members else len(arrays["x"]), batch_size, drop_last)
-    arrays = arguments.together(p, arrays, move=False)
+    arrays = arguments.to_device_of(p, arrays, move=False)
     return ArrayBatches(arrays, objective, batch_size, drop_last, shuffle, seed, members)
 
 
@@ -80,9 +82,9 @@ def member_problem(
     net: Chain, count: int, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None, lengths: Any
 ) -> tuple[Members, Criterion]:
     """The checked data of so many members, and the criterion that each of them minimises."""
-    members = ensembles.check_data(net, count, x, t, loss, weights, lengths)
+    members = ensembles.check_data(network_of(net), count, x, t, loss, weights, lengths)
     first = {"weights": None, "lengths": None} | members.of(0)
-    return members, net.problem(**first, loss=loss, penalty=penalty)[1]
+    return members, runs.problem(network_of(net), **first, loss=loss, penalty=penalty)[1]
 
 
 def _check_batch_size(net: Chain, samples: int, batch_size: int | None, drop_last: bool) -> int:
@@ -91,9 +93,9 @@ def _check_batch_size(net: Chain, samples: int, batch_size: int | None, drop_las
     if drop_last and batch_size > samples:
         raise ValueError(f"`drop_last` leaves nothing to train on: `batch_size` (={batch_size}) exceeds the {samples} samples")
     batch_size = min(batch_size, samples)
-    net.network.check_batch(batch_size)
+    network_of(net).check_batch(batch_size)
     if samples % batch_size and not drop_last:
-        net.network.check_batch(samples % batch_size, "the last batch, which `drop_last` would leave out,")
+        network_of(net).check_batch(samples % batch_size, "the last batch, which `drop_last` would leave out,")
     return batch_size
 
 
@@ -197,12 +199,12 @@ class SourceBatches:
             if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
                 raise TypeError(f"`x` must yield batches (x, t) or (x, t, weights), got a {type(batch).__name__}")
             x, t, weights = (*batch, None)[:3]
-            data, objective = self._net.problem(x, t, self._loss, weights, self._penalty)
-            network = self._net.network
+            data, objective = runs.problem(network_of(self._net), x, t, self._loss, weights, self._penalty)
+            network = network_of(self._net)
             network.check_batch(len(data["x"]))
             arguments.check_apart("p", self._p, data)
             if self._check_finite:
-                arguments.check_finite(self._p.dtype, **arguments.with_counted_targets(network.declaration, data))
+                arguments.check_finite(self._p.dtype, **checks.with_counted_targets(network.declaration, data))
             return data, objective
         except (TypeError, ValueError) as error:
             error.add_note(where)

@@ -11,8 +11,10 @@ import numpy as np
 from chains.chain import Chain
 from chains.losses import Loss
 from chains.metrics import accuracy
-from chains.network import arguments
+from chains.network import checks, runs
+from chains.network.network import network_of
 from chains.penalties import Penalty
+from chains.support import arguments
 from chains.support.memory import memory_of, on_host
 from chains.support.messages import shown
 from chains.training.history import History
@@ -67,19 +69,19 @@ class Evaluator:
 
     def _checked(self, validation: Sequence[Any]) -> dict[str, Any]:
         """The arrays in the memory of the parameters. Raises TypeError or ValueError where they do not fit the network."""
-        net, loss, known = self._net, self._loss, self._net.network.declaration
-        x = arguments.check_input(validation[0], net.input_shape, "validation[0]", ids=net.network.id_count)
+        net, loss, known = self._net, self._loss, network_of(self._net).declaration
+        x = arguments.check_input(validation[0], net.input_shape, "validation[0]", ids=network_of(net).id_count)
         counts, weights = (*validation, None, None)[2:4]
-        lengths = arguments.lengths_of(counts, x, known, "validation[2]", "validation[0]")
-        t = arguments.check_targets(validation[1], len(x), net.output_shape, loss, "validation[1]", "validation[0]")
+        lengths = checks.lengths_of(counts, x, known, "validation[2]", "validation[0]")
+        t = checks.check_targets(validation[1], len(x), net.output_shape, loss, "validation[1]", "validation[0]")
         given = {"x": x, "t": t} | lengths
         if weights is not None:
-            given["weights"] = arguments.check_weights(weights, t.shape, loss, "validation[3]", "validation[0]")
-        counted = arguments.with_counted_targets(known, given)["t"]
-        arguments.check_target_values(counted, net.output_shape, loss, "validation[1]")
-        moved = arguments.together(self._p, {_argument(name): array for name, array in given.items()})
+            given["weights"] = checks.check_weights(weights, t.shape, loss, "validation[3]", "validation[0]")
+        counted = checks.with_counted_targets(known, given)["t"]
+        checks.check_target_values(counted, net.output_shape, loss, "validation[1]")
+        moved = arguments.to_device_of(self._p, {_argument(name): array for name, array in given.items()})
         data = {name: moved[_argument(name)] for name in given}
-        kind = self._p.dtype if net.network.id_count is None else None
+        kind = self._p.dtype if network_of(net).id_count is None else None
         data["x"] = memory_of(self._p).contiguous(data["x"], kind)
         return data
 
@@ -121,8 +123,8 @@ class Evaluator:
 
     def counted_numbers(self) -> dict[str, Any]:
         """The validation data by argument for checks of their numbers, without targets that do not count."""
-        known = self._net.network.declaration
-        return self._by_argument([arguments.with_counted_targets(known, data) for data in self._data])
+        known = network_of(self._net).declaration
+        return self._by_argument([checks.with_counted_targets(known, data) for data in self._data])
 
     def _by_argument(self, each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         of = [f" of member {member}" if len(each) > 1 else "" for member in range(len(each))]
@@ -154,7 +156,7 @@ def _value(metric: Metric, t: np.ndarray, y: np.ndarray) -> float:
 
 def _pieces(net: Chain, p: np.ndarray, samples: int) -> list[slice]:
     """The samples in pieces, each with no more than `PIECE_BYTES` of intermediate results, or `MIN_PIECE_SAMPLES` long."""
-    per_sample = net.forward_pass(p, False).program.scratch.bytes_per_sample
+    per_sample = runs.forward_pass(network_of(net), p, False).program.scratch.bytes_per_sample
     size = max(MIN_PIECE_SAMPLES, PIECE_BYTES // max(1, per_sample))
     return [slice(start, start + size) for start in range(0, samples, size)]
 

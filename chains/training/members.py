@@ -8,10 +8,12 @@ import numpy as np
 
 from chains.backends import Executable
 from chains.chain import Chain
-from chains.network import arguments, ensembles
+from chains.network import ensembles, runs
+from chains.network.network import network_of
 from chains.network.record import Criterion
 from chains.optimizers import Optimizer
 from chains.program.settings import numbers_of, structure
+from chains.support import arguments
 from chains.support.checks import check_is
 from chains.support.memory import memory_of
 from chains.support.messages import counted, shown
@@ -67,8 +69,8 @@ def check_state(
     members = batches.members
     if members is None or state is None:
         arrays = {"p": p} if members is not None else {"p": p, **batches.arrays}
-        return net.state_for(step.program, state, p.dtype, False, arrays).get("state")
-    ensembles.add_state(members, net, state, p, True)
+        return runs.state_for(network_of(net), step.program, state, p.dtype, False, arrays).get("state")
+    ensembles.add_state(members, network_of(net), state, p, True)
     return members.arrays.pop("state")
 
 

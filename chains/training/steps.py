@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends import Executable
-from chains.network.parallel import part_arrays
+from chains.network.runs import part_arrays
 from chains.optimizers import Optimizer
 from chains.support.memory import memory_of, on_host
 from chains.training.batches import ArrayBatches, SourceBatches

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from chains.chain import Chain, check_net
+from chains.chain import Chain
 from chains.losses import Loss
-from chains.network import arguments
+from chains.network import checks, runs
+from chains.network.network import check_net, network_of
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
+from chains.support import arguments
 from chains.support.checks import check_count, check_flags, check_is
 from chains.training.batches import ArrayBatches, SourceBatches, check_source, from_arrays, source_epoch, source_settings
 from chains.training.checkpoint import Checkpoint, as_checkpoint
@@ -143,7 +145,7 @@ def train(
         check_net(net)
         p, seed, optimizers = check_trained(net, p, seed, optimizer, comm)
         optimizer = optimizers[0]
-        arguments.check_loss(loss)
+        checks.check_loss(loss)
         check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
         arguments.check_functions("callbacks", callbacks, "functions to call with a `TrainingState`", 1)
         arguments.check_functions("metrics", metrics, "functions of targets and outputs", 2)
@@ -178,7 +180,7 @@ def train(
                     check_divided(batches, optimizer, processes.comm.size)
                 if lengths is not None and isinstance(validation, (tuple, list)) and (*validation, None)[2] is None:
                     raise ValueError("`validation` must be (x, t, lengths) with `lengths`: its samples would have none")
-            step = net.training_step(p, batches.objective, optimizer, parallel=processes is not None)
+            step = runs.training_step(network_of(net), p, batches.objective, optimizer, parallel=processes is not None)
             # What is left to check needs the program or the data.
             state = check_state(net, p, step, state, batches)
             evaluator = Evaluator(net, p, state, loss, penalty, validation, metrics, history)
@@ -198,7 +200,7 @@ def train(
             start.load_callbacks(callbacks)
             start.restore(p, state)
             # The step is bound to the arrays, and the run does it until the epochs are over.
-            interrupts, advice = Interrupts(), net.network.declaration.advice
+            interrupts, advice = Interrupts(), network_of(net).declaration.advice
             steps: Steps
             if isinstance(batches, SourceBatches):
                 steps = SourceSteps(
@@ -213,7 +215,7 @@ def train(
                     rows=optimizer_rows(p, step, batches.objective, optimizers),
                 )  # fmt: skip
             if processes is not None:
-                settings: dict[str, Any] = {"net": net, "frozen": net.network.trainable, "loss": loss, "penalty": penalty}
+                settings: dict[str, Any] = {"net": net, "frozen": network_of(net).trainable, "loss": loss, "penalty": penalty}
                 settings |= {"optimizer": optimizer, "epochs": epochs, "position": (steps.epoch, steps.step), **steps.settings}
                 processes.begin(settings, {"p": p, "state": state, **batches.arrays, **steps.optimizer_state})
                 if not processes.first:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from chains.backends import Binding, backend
-from chains.network import arguments
 from chains.optimizers import Optimizer
 from chains.program.recorder import Recorder
+from chains.support import arguments
 from chains.support.arrays import as_array
 from chains.support.checks import check_is
 from chains.support.memory import HOST, memory_of, runner_of
@@ -81,7 +81,7 @@ class Updater:
         g : array, shape (n,)
             The gradient, which is left as it is.
         """
-        g = arguments.together(self.p, {"g": as_array("g", g)})["g"]
+        g = arguments.to_device_of(self.p, {"g": as_array("g", g)})["g"]
         if g.shape != self.p.shape:
             raise ValueError(f"`g` has shape {g.shape}, but the parameters have shape {self.p.shape}")
         if self._rates is not None:

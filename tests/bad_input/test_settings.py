@@ -205,7 +205,7 @@ SETTINGS = {
     "dtype-number": (lambda: NET.init(dtype=3), "`dtype` (=3)"),
     "seed-text": (lambda: NET.init(seed="a"), "`seed` (='a')"),
     "check_finite": (lambda: Calls().gradient(check_finite="a"), "`check_finite` (='a')"),
-    "listing": (lambda: NET.listing(3), "`program` (=3)"),
+    "listing": (lambda: chains.testing.listing(3), "`program` (=3)"),
     "mode-array": (lambda: NET(GOOD["x"], GOOD["p"], mode=np.ones(2)), "`mode`"),
     "patience": (lambda: chains.EarlyStopping(0), "`patience` (=0)"),
     "stopping-mode": (lambda: chains.EarlyStopping(mode="low"), "`mode` (='low')"),

@@ -22,6 +22,7 @@ from chains.backends.cupy.fused.loops import LoopShare
 from chains.backends.cupy.fused.tiling_policy import loop_samples, suits, tiling_of
 from chains.backends.cupy.fused_program import fused_program
 from chains.network import record
+from chains.network.network import network_of
 from chains.program.program import Program
 from tests.campaign import running
 from tests.cupy import nvrtc
@@ -60,7 +61,7 @@ def programs(dtype: type[np.floating]) -> Iterator[tuple[str, object]]:
         yield f"gradient of {name}", lambda net=net: _model(net(), dtype)
     for case in CASES:
         yield f"gradient of {case}", lambda case=case: gradient_program(case, dtype)
-        yield f"pullback of {case}", lambda case=case: record.vjp(case.net().network, dtype, False)
+        yield f"pullback of {case}", lambda case=case: record.vjp(network_of(case.net()), dtype, False)
 
 
 def _step(key: str, dtype: type[np.floating]) -> Program:
@@ -68,7 +69,7 @@ def _step(key: str, dtype: type[np.floating]) -> Program:
 
 
 def _model(net: Chain, dtype: type[np.floating]) -> Program:
-    return record.gradient(net.network, record.Criterion(CrossEntropyLoss(), ()), dtype, True)
+    return record.gradient(network_of(net), record.Criterion(CrossEntropyLoss(), ()), dtype, True)
 
 
 def missing() -> str:

@@ -19,6 +19,7 @@ from chains.backends import Cupy
 from chains.backends.cupy import backend as choosing
 from chains.backends.cupy.fused import tiling_policy
 from chains.network import record
+from chains.network.network import network_of
 from tests.campaign import running
 from tests.cupy import watched
 from tests.cupy.support import arrays_of, gradient_program
@@ -70,7 +71,7 @@ def _program(rng: np.random.Generator, case: Case, dtype: type[np.floating], dev
         what, program = "gradient", gradient_program(case, dtype)
     else:
         net = case.net()
-        what, program = "pullback", record.vjp(net.network, dtype, True)
+        what, program = "pullback", record.vjp(network_of(net), dtype, True)
         arrays |= {"dy": rng.normal(size=(batch, *net.output_shape))}
     arrays = {name: array for name, array in arrays.items() if name in program.buffers}
     found = run_program(program, "watched", batch, arrays)

@@ -9,6 +9,7 @@ import chains
 from chains import Adam, CrossEntropyLoss, train
 from chains.backends.cupy.device.cuda import usable_cupy
 from chains.network import record
+from chains.network.network import network_of
 from chains.program.program import Program
 from tests.cupy import emulated, nvrtc
 from tests.harness import Case, Problem
@@ -20,7 +21,7 @@ EMULATED = ("emulated", "backwards")
 
 def gradient_program(case: Case, dtype) -> Program:
     net = case.net()
-    return record.gradient(net.network, case.criterion(), dtype, True)
+    return record.gradient(network_of(net), case.criterion(), dtype, True)
 
 
 def arrays_of(problem: Problem) -> dict[str, np.ndarray]:

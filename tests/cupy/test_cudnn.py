@@ -24,6 +24,7 @@ from chains.backends.cupy.device.cudnn import Cudnn
 from chains.backends.cupy.device.interface import Convolution
 from chains.backends.cupy.kernels.library_convolutions import Convolved
 from chains.network import record
+from chains.network.network import network_of
 from tests.cupy import emulated, fake_cudnn
 from tests.cupy.support import CONVOLUTIONS, arrays_of, gradient_program, needs_compiler, on_gpu
 from tests.harness import CASES, ROUNDING, assert_close, assert_same_bits, run_program
@@ -62,7 +63,7 @@ def both(net, samples, dtype):
     rng = np.random.default_rng(0)
     shapes = {"p": (net.n_params,), "x": (samples, *net.input_shape), "dy": (samples, *net.output_shape)}
     arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
-    for program in (record.forward(net.network, dtype, False), record.vjp(net.network, dtype, False)):
+    for program in (record.forward(network_of(net), dtype, False), record.vjp(network_of(net), dtype, False)):
         wanted = run_program(program, "numpy", samples, arrays)
         found, poisoned = (run_program(program, "emulated-cudnn", samples, arrays, fill, runs=3) for fill in (0, 255))
         assert_same_bits(found, poisoned)
@@ -162,7 +163,7 @@ def test_plans_that_may_differ_from_run_to_run_are_not_tried():
 
 @needs_compiler
 def test_other_shapes_are_other_plans(device):
-    program = record.forward(image_net().network, np.float32, False)
+    program = record.forward(network_of(image_net()), np.float32, False)
     arrays = {"p": image_net().init(), "x": image_data(6)[0]}
     for samples, graphs in ((6, 2), (6, 2), (3, 4), (6, 4)):
         run_program(program, "emulated-cudnn", samples, arrays | {"x": arrays["x"][:samples]})
@@ -214,7 +215,7 @@ def test_a_batch_size_without_a_plan(device):
     for samples, done in ((4, 3 * 2 * 3), (5, 3 * 2 * 3)):  # three operations, with two scratches, three times
         both(net, samples, np.float64)
         assert len(device.library.executed) == done
-    compiled = Compiled(record.forward(net.network, np.float64, False), convolutions=device.convolutions)
+    compiled = Compiled(record.forward(network_of(net), np.float64, False), convolutions=device.convolutions)
     names = {buffer.name for buffer in compiled._sizes}
     of = lambda name: [buffer for buffer in compiled._sizes if buffer.name == name]  # noqa: E731
     sizes = {name: [sum(compiled.elements(buffer, samples) for buffer in of(name)) for samples in (4, 5)] for name in names}

@@ -16,6 +16,7 @@ from chains.backends.cupy.fused.tiling_policy import Tiling, even, suits, tiling
 from chains.backends.cupy.fused_program import FusedProgram, fused_program
 from chains.backends.tiling import whole_on_tiles
 from chains.network import record
+from chains.network.network import network_of
 from chains.program.recorder import Recorder
 from tests.cupy import emulated, nvrtc
 from tests.cupy.fusable import SUITED
@@ -82,7 +83,7 @@ def test_forward_and_pullback(shared_out):
     shapes = {"p": (net.n_params,), "x": (batch, 5), "dy": (batch, 3)}
     arrays = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     arrays["random"] = np.array([3, 1], np.uint64)
-    for program in (record.forward(net.network, dtype, True), record.vjp(net.network, dtype, True)):
+    for program in (record.forward(network_of(net), dtype, True), record.vjp(network_of(net), dtype, True)):
         assert suits(program)
         agree(program, batch, arrays, dtype)
 
@@ -211,7 +212,7 @@ def test_what_waits_for_the_whole_batch():
     assert all(any(view.batched for view in operation.views) for operation in tiled)
     normed = Chain(Dense(3, 2), chains.BatchNorm(2))
     objective = record.Criterion(SquaredLoss(), (2,))
-    assert whole_on_tiles(record.gradient(normed.network, objective, np.float32, True).operations) is None
+    assert whole_on_tiles(record.gradient(network_of(normed), objective, np.float32, True).operations) is None
 
 
 def test_barriers_stand_between_what_depends():

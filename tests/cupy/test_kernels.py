@@ -17,6 +17,7 @@ from chains.backends.cupy.kernels import convolutions, indexed
 from chains.backends.cupy.source.commands import Launch, Pointers, Product, Source
 from chains.expr import BINARY, COMPARISONS, TERNARY, UNARY, Expr, trace_nodes
 from chains.network import record
+from chains.network.network import network_of
 from chains.program.operations import Operation
 from chains.program.program import Program
 from chains.program.recorder import Recorder
@@ -37,7 +38,7 @@ def test_kernels_of_every_case_compile(group, architecture):
     """Those of a gradient and of a pullback, in one type for each architecture: they differ in the names of functions."""
     source, dtype = Source(), np.float32 if architecture == "sm_90" else np.float64
     programs = [
-        p for case in GROUPS[group] for p in (gradient_program(case, dtype), record.vjp(case.net().network, dtype, False))
+        p for case in GROUPS[group] for p in (gradient_program(case, dtype), record.vjp(network_of(case.net()), dtype, False))
     ]
     made = [Compiled(program, source) for program in programs]
     code, usages = nvrtc.compiled(source.text(wide=False), architecture)
@@ -198,7 +199,7 @@ def test_order_of_threads_does_not_matter(case):
 def test_convolutions_as_products(layer, samples, dtype, monkeypatch):
     """Made small enough to be products, in parts of so many samples."""
     net = Chain(chains.Shift(), layer, input_shape=(2, 9) if "signal" in repr(layer) or layer.ndim == 1 else (2, 9, 8))
-    entries = net.network.layout["1.weight"].shape
+    entries = network_of(net).layout["1.weight"].shape
     positions = np.prod(net.output_shape[1:]) if "Transpose" not in repr(layer) else 72
     bytes_each = int(np.prod(entries[1:]) * positions) * np.dtype(dtype).itemsize
     monkeypatch.setattr(convolutions, "MIN_PRODUCT_ELEMENTS", dict.fromkeys(convolutions.MIN_PRODUCT_ELEMENTS, 1))
@@ -206,7 +207,10 @@ def test_convolutions_as_products(layer, samples, dtype, monkeypatch):
     rng = np.random.default_rng(0)
     shapes = {"p": (net.n_params,), "x": (8, *net.input_shape), "dy": (8, *net.output_shape)}
     arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
-    for program, products in ((record.forward(net.network, dtype, False), 1), (record.vjp(net.network, dtype, False), 2)):
+    for program, products in (
+        (record.forward(network_of(net), dtype, False), 1),
+        (record.vjp(network_of(net), dtype, False), 2),
+    ):
         steps = [step for step, _ in Compiled(program).at(8)]
         assert sum(isinstance(step, Product) for step in steps) == products * -(-8 // samples)
         wanted, found, backwards = (run_program(program, name, 8, arrays) for name in ("numpy", *EMULATED))
@@ -294,7 +298,7 @@ def test_scratch_is_no_larger_than_planned_by_the_program():
 
 def test_listing_shows_the_kernels():
     net = Chain(Dense(3, 2), backend="emulated")
-    text = net.listing(net.program(SquaredLoss()))
+    text = chains.testing.listing(net.program(SquaredLoss()), net.backend)
     assert "program gradient" in text
     assert "KERNEL sum_" in text
 
@@ -303,7 +307,7 @@ def test_listing_shows_the_kernels():
 def test_what_has_no_elements_has_no_kernel(whole):
     """A causal convolution of a short signal has entries of its kernels that see padding alone; NVRTC takes no empty array."""
     case = next(case for case in CASES if str(case) == "CausalConv-dilated")
-    program = record.vjp(case.net().network, np.float32, False)
+    program = record.vjp(network_of(case.net()), np.float32, False)
     assert any(0 in view.shape for operation in program.operations for view in operation.outs)
     made = fused_program(program, tiling_of(program, 64), 1 << 17, forced=True) if whole else Compiled(program)
     assert made is not None

@@ -9,6 +9,7 @@ import chains
 from chains import Chain, Dense, SquaredLoss, backends, relu, tanh
 from chains.backends import Cupy
 from chains.network import record
+from chains.network.network import network_of
 from tests.cupy.support import on_gpu
 from tests.harness import assert_close, assert_same_bits, run_program
 
@@ -29,7 +30,7 @@ def test_networks_on_the_gpu(net, settings, monkeypatch):
     monkeypatch.setitem(backends._BACKENDS, "settings", lambda: backends.backend(settings))
     monkeypatch.setattr(backends, "_loaded", {})
     rng = np.random.default_rng(0)
-    program = record.gradient(net.network, record.Criterion(SquaredLoss(), net.output_shape), np.float32, True)
+    program = record.gradient(network_of(net), record.Criterion(SquaredLoss(), net.output_shape), np.float32, True)
     arrays = {"p": rng.normal(0.0, 0.5, net.n_params), "x": rng.normal(size=(20, *net.input_shape))}
     arrays["t"] = rng.normal(size=(20, *net.output_shape))
     wanted = run_program(program, "numpy", 20, arrays)

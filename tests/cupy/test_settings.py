@@ -11,6 +11,7 @@ import pytest
 import chains.backends.cupy
 from chains import Chain, Dense, backends
 from chains.backends import Cupy, backend
+from chains.network.network import network_of
 from tests.cupy import fake_cupy
 from tests.cupy.support import needs_compiler
 
@@ -77,5 +78,5 @@ def test_networks_keep_their_settings(monkeypatch):
     net = Chain(Dense(3, 2), backend=Cupy("tf32"))
     again = pickle.loads(pickle.dumps(net))
     assert again.backend == Cupy("tf32")
-    assert again.runner is net.runner
-    assert net.runner.on_device.device._cublas._precision == "tf32"
+    assert network_of(again).runner is network_of(net).runner
+    assert network_of(net).runner.on_device.device._cublas._precision == "tf32"

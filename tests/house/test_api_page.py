@@ -18,6 +18,7 @@ from chains import backends, callbacks, data, expr, initializers, layers, models
 from chains.activations import ACTIVATIONS, Activation
 from chains.initializers import INITIALIZERS
 from chains.minimize.minimize import minimize
+from chains.network.network import network_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 PACKAGE = Path(chains.__file__).parent
@@ -55,7 +56,7 @@ def owners() -> dict[str, Any]:
         "optimizer": chains.Adam(),
         "penalty": chains.L2Penalty(0.1),
         "f": chains.tanh,
-        "d": net.network.declaration,
+        "d": network_of(net).declaration,
         "ops": chains.program.Recorder("", np.float32),
         "view": program.operations[0].outs[0],
     }
@@ -71,8 +72,7 @@ INSIDE = {
     "testing": "Checked Kink filled",
     "bound": "net p state",
     "result": "accesses ended error followers fresh held name owner place readers value waits work",
-    "net": "advice backward_pass short_repr declare fixed_input forward forward_pass network problem pullback "
-    "may_fail residuals_and_jacobian runner state_for training_step",
+    "net": "advice short_repr declare fixed_input forward pullback may_fail",
     "layout": "count index what",
     "program": "settings tuned",
     "checkpoint": "amount unit",

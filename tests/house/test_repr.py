@@ -8,6 +8,7 @@ import pytest
 import chains
 from chains import ODE, Adam, Chain, Dense, SquaredLoss, train
 from chains.backends import backend
+from chains.network.network import network_of
 
 
 def public_objects(folder):
@@ -24,7 +25,7 @@ def public_objects(folder):
         "moments": history.optimizer_state,
         "step-000000000200": run.load(),
         str(folder): run,
-        "declaration of Dense(4, 8, tanh)": net.network.declaration.children[0],
+        "declaration of Dense(4, 8, tanh)": network_of(net).declaration.children[0],
         "13 operations": program,
         "Chain(Dense": net,
         "67 parameters on 20 samples": net.objective(x, t, SquaredLoss()),

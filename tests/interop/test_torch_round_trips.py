@@ -13,6 +13,7 @@ import pytest
 import chains
 from chains import GRU, LSTM, RNN, Attention, BatchNorm, Chain, Conv, ConvTranspose, Dense, TransformerBlock
 from chains.interop import from_torch, to_torch
+from chains.network.network import network_of
 from tests import harness
 
 torch = pytest.importorskip("torch")
@@ -56,7 +57,7 @@ def gradient(module, shape):
 def check(net, rng):
     p = net.init(seed=int(rng.integers(99)))
     state = np.abs(net.init_state() + rng.normal(0, 0.3, net.n_state).astype(np.float32)) if net.n_state else None
-    ids = net.network.id_count
+    ids = network_of(net).id_count
     x = (
         rng.normal(size=(3, *net.input_shape)).astype(np.float32)
         if ids is None
@@ -88,7 +89,7 @@ def joined(dp, dx):
 def computed(net, p, x, dy, state):
     """The outputs and the gradients."""
     dp, dx = net.vjp(p, x, dy, state=state)
-    return net(x, p, state=state), joined(dp, None if net.network.id_count else dx)
+    return net(x, p, state=state), joined(dp, None if network_of(net).id_count else dx)
 
 
 def draw(rng, *choices):

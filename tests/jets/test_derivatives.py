@@ -9,6 +9,7 @@ import pytest
 
 import chains
 from chains.jets.jet import RULES
+from chains.network.network import network_of
 from chains.program import operations
 from chains.program.loop import Loop
 from tests.harness import BACKENDS, CASES, Case, Kink, away_from_kinks
@@ -23,7 +24,7 @@ COMPILED = set(CASES) if BACKENDS == ("native",) else set(CASES[::7])
 CHOSEN = [(case, name) for case in CASES for name in ALL if case not in REFUSED and (name == "numpy" or case in COMPILED)]
 every_case = pytest.mark.parametrize(("case", "backend"), CHOSEN, ids=str)
 every_case_of_real_inputs = pytest.mark.parametrize(
-    ("case", "backend"), [(case, name) for case, name in CHOSEN if case.net().network.id_count is None], ids=str
+    ("case", "backend"), [(case, name) for case, name in CHOSEN if network_of(case.net()).id_count is None], ids=str
 )
 STEP = 1e-5
 
@@ -98,7 +99,7 @@ def test_jacobians_are_stacked_pullbacks(case: Case, backend: str):
     state = problem.state if net.n_state else None
     p, x, outputs = problem.p, problem.x, int(np.prod(net.output_shape, dtype=int))
     j = net.jacobian(p, x, state=state).reshape(len(x), outputs, net.n_params)
-    ids = net.network.id_count is not None
+    ids = network_of(net).id_count is not None
     i = np.zeros((len(x), outputs, *net.input_shape))
     i = i if ids else net.input_jacobian(p, x, state=state).reshape(i.shape)
     eye = np.eye(outputs).reshape(outputs, 1, *net.output_shape)

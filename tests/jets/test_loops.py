@@ -7,6 +7,7 @@ import pytest
 
 from chains import GRU, LSTM, ODE, Chain, Dense, Flatten, MSELoss, tanh
 from chains.network import record
+from chains.network.network import network_of
 from chains.network.record_derivatives import jacobian, sample_gradients
 from chains.program.loop import all_operations
 from tests.harness import assert_close, central_difference
@@ -85,7 +86,7 @@ def test_jacobians_of_differential_equations(how, own, backend_name):
 
 def test_jacobians_and_gradients_of_samples_do_not_grow_with_the_steps():
     def sizes(steps):
-        network = Chain(GRU(2, 3), Dense(3, 1), input_shape=(steps, 2)).network
+        network = network_of(Chain(GRU(2, 3), Dense(3, 1), input_shape=(steps, 2)))
         criterion = record.Criterion(MSELoss(), (1,))
         programs = jacobian(network, 1, np.float64), sample_gradients(network, criterion, np.float64)
         return [len(list(all_operations(program.operations))) for program in programs]

@@ -9,6 +9,7 @@ import pytest
 
 import chains
 from chains.network import record
+from chains.network.network import network_of
 from tests.harness import (
     ACTIVATION_FORMULAS,
     CASES,
@@ -156,7 +157,7 @@ def arrays_of(problem: Problem) -> dict[str, np.ndarray]:
 
 
 def programs(case: Case, dtype: type) -> dict[str, chains.program.Program]:
-    network, dtype = case.net().network, np.dtype(dtype)
+    network, dtype = network_of(case.net()), np.dtype(dtype)
     objective = case.criterion()
     made = {"step": record.training_step(network, objective, OPTIMIZERS["Adam"], dtype)}
     for training in (False, True):

@@ -9,6 +9,7 @@ import pytest
 
 from chains import ODE, Adam, Chain, Dense, MSELoss, tanh
 from chains.network import record
+from chains.network.network import network_of
 from chains.program import program as programs
 from chains.program.loop import Loop
 from chains.testing import run_program
@@ -57,7 +58,7 @@ def apart(monkeypatch):
 @pytest.mark.parametrize("name", BACKENDS)
 def test_nothing_is_read_that_steps_left_out_would_have_written(name, case, masked):
     net, arrays = problem(*CASES[case])
-    network, dtype, target = net.network, np.dtype(np.float64), net.output_shape
+    network, dtype, target = network_of(net), np.dtype(np.float64), net.output_shape
     step = record.training_step(network, record.Criterion(MSELoss(), target, masked=masked), Adam(0.01), dtype)
     backwards = record.vjp(network, dtype, False, masked=masked)
     assert any(loop.skip_where_zero is not None for loop in backwards.operations if isinstance(loop, Loop)) or "equal" in case

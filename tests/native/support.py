@@ -19,6 +19,7 @@ import pytest
 from chains import Chain, Dense, SquaredLoss, expr, tanh
 from chains.backends.numpy.backend import NumpyBackend
 from chains.network import record
+from chains.network.network import network_of
 from chains.program.recorder import Recorder
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import concrete
@@ -119,13 +120,13 @@ def map_program(dtype, function, outs=1, ins=1):
 
 def vjp_program(sizes, dtype, activation=tanh):
     layers = [Dense(a, b, activation) for a, b in itertools.pairwise(sizes[:-1])]
-    return record.vjp(Chain(*layers, Dense(*sizes[-2:])).network, np.dtype(dtype), False)
+    return record.vjp(network_of(Chain(*layers, Dense(*sizes[-2:]))), np.dtype(dtype), False)
 
 
 def gradient_program(net, dtype, loss=None, penalty=None, target_shape=None, training=True, *, criterion=None):
     target_shape = net.output_shape if target_shape is None else target_shape
     objective = criterion or record.Criterion(loss or SquaredLoss(), target_shape, None, penalty)
-    return record.gradient(net.network, objective, np.dtype(dtype), training)
+    return record.gradient(network_of(net), objective, np.dtype(dtype), training)
 
 
 # Arrays between fences

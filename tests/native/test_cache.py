@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from chains import SGD, Chain, Dense, SquaredLoss, expr, tanh, train
-from chains.network.programs import Programs
+from chains.network.network import network_of
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
@@ -140,8 +140,7 @@ def emitted(folder, monkeypatch):
 def fresh_net(width):
     """A network with a backend of its own."""
     net = Chain(Dense(5, width, tanh), Dense(width, 3))
-    net.runner = NativeBackend(threads=1)
-    net._programs = Programs(net.runner)
+    network_of(net).use(NativeBackend(threads=1))
     return net
 
 

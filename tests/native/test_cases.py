@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chains.backends.numpy.backend import NumpyBackend
+from chains.network.network import network_of
 from tests.harness import CASES, LAYERS, LOSS_CASES, PENALTY_CASES, targets
 from tests.layers.test_random_chains import cases
 
@@ -39,7 +40,7 @@ def test_cases_on_threads_equal_numpy(case, eager):
 @given(st.data())
 def test_random_chains_equal_numpy(data):
     case, batch = data.draw(cases()), data.draw(st.sampled_from([1, 2, 17, 48, 49, 100]))
-    batch = max(batch, case.net().network.declaration.most_demanding.smallest_batch)
+    batch = max(batch, network_of(case.net()).declaration.most_demanding.smallest_batch)
     program = gradient_program(case.net(), "float64", criterion=case.criterion())
     arrays = random_arrays(program, batch)
     wanted = run_on(NumpyBackend(), program, batch, arrays, runs=2)  # a state is updated by each

@@ -13,6 +13,7 @@ import pytest
 
 import chains
 from chains import BatchNorm, Chain, CrossEntropyLoss, Dense, Dropout, L2Penalty, SquaredLoss, tanh
+from chains.network.network import network_of
 
 native = pytest.importorskip("chains.backends.native")
 calls = pytest.importorskip("chains.backends.native.runtime.fastcall")
@@ -35,7 +36,7 @@ def make(dtype=np.float32, batch=3, **options):
 
 def quick(net, kind, p, x, *things):
     """The function that calls of this kind go to from the third one on; a test that needs it fails where there is none."""
-    return net._shortcuts.find(kind, p, x, *things)
+    return network_of(net).shortcuts.find(*kind, p, x, *things)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -45,9 +46,9 @@ def test_same_bits_as_the_long_way(dtype, batch):
     dy = t * 2
     for _ in range(2):
         long = (net(x, p), *net.value_and_grad(p, x, t, LOSS), *net.vjp(p, x, dy))
-    assert quick(net, ("forward", False), p, x)(p, x, None) is not None
-    assert quick(net, ("gradient", True), p, x, LOSS, None)(p, x, t, None) is not None
-    assert quick(net, ("vjp", False), p, x)(p, x, dy, None, None) is not None
+    assert quick(net, ("forward", "eval"), p, x)(p, x, None) is not None
+    assert quick(net, ("gradient", "train"), p, x, LOSS, None)(p, x, t, None) is not None
+    assert quick(net, ("vjp", "eval"), p, x)(p, x, dy, None, None) is not None
     short = (net(x, p), *net.value_and_grad(p, x, t, LOSS), *net.vjp(p, x, dy))
     for a, b in zip(long, short, strict=True):
         assert type(a) is type(b)
@@ -71,7 +72,7 @@ def test_a_pullback_into_given_arrays_is_quick(monkeypatch):
     for _ in range(2):
         dp, dx = net.vjp(p, x, t)
     out = np.empty_like(p), np.empty_like(x)
-    monkeypatch.setattr(chains.network.arguments, "check_params", lambda *_: pytest.fail("this is the long way"))
+    monkeypatch.setattr(chains.support.arguments, "check_params", lambda *_: pytest.fail("this is the long way"))
     assert all(a is b for a, b in zip(net.vjp(p, x, t, out=out), out, strict=True))
     np.testing.assert_array_equal(out[0], dp)
     np.testing.assert_array_equal(out[1], dx)
@@ -114,7 +115,7 @@ def test_arrays_that_are_not_quite_as_expected_go_the_long_way(change):
     for _ in range(2):
         net.value_and_grad(p, x, t, LOSS)
     expected = net.value_and_grad(p, np.array(change(x), x.dtype), t, LOSS)
-    function = quick(net, ("gradient", True), p, x, LOSS, None)
+    function = quick(net, ("gradient", "train"), p, x, LOSS, None)
     assert function(p, change(x), t, None) is None
     value, g = net.value_and_grad(p, change(x), t, LOSS)
     assert value == expected[0]
@@ -126,7 +127,7 @@ def test_inputs_of_the_other_float_type_are_converted(own, other):
     net, p, x, t = make(own, 5)
     for _ in range(2):
         expected = net.value_and_grad(p, x.astype(other).astype(own), t.astype(other).astype(own), LOSS)
-    function = quick(net, ("gradient", True), p, x, LOSS, None)
+    function = quick(net, ("gradient", "train"), p, x, LOSS, None)
     for a, b in ((x, t.astype(other)), (x.astype(other), t), (x.astype(other), t.astype(other))):
         value, g = function(p, a, b, None)
         if other == np.float64:
@@ -171,7 +172,7 @@ def test_neighbours_in_memory_do_not_overlap(other):
     own, g, data = (block[a:b] for a, b in ((0, p.nbytes), (p.nbytes, 2 * p.nbytes), (2 * p.nbytes, None)))
     own, g, data = own.view(np.float32), g.view(np.float32), data.view(other).reshape(x.shape)
     own[:], data[:] = p, x
-    function = quick(net, ("gradient", True), p, x, LOSS, None)
+    function = quick(net, ("gradient", "train"), p, x, LOSS, None)
     assert function(own, data, t, g)[1] is g
     np.testing.assert_array_equal(g, expected)
     assert (
@@ -184,7 +185,7 @@ def test_machine_code_takes_no_wrong_number_of_arguments():
     net, p, x, _ = make()
     for _ in range(2):
         net(x, p)
-    function = quick(net, ("forward", False), p, x)
+    function = quick(net, ("forward", "eval"), p, x)
     for wrong in ((), (p,), (p, x), (p, x, None, None), (x, p, None), (None, None, None), (p, x, x)):
         assert function(*wrong) is None
 
@@ -196,7 +197,7 @@ def test_programs_that_need_more_have_no_function():
         p, state = net.init(seed=0), net.init_state()
         for seed in (0, 1, 0):
             assert np.isfinite(net(x, p, state=state if len(state) else None, mode="train", seed=seed)).all()
-        assert quick(net, ("forward", True), p, x) is None or quick(net, ("forward", True), p, x)(p, x, None) is None
+        assert quick(net, ("forward", "train"), p, x) is None or quick(net, ("forward", "train"), p, x)(p, x, None) is None
     net = Chain(Dense(4, 2))
     p = net.init(seed=0)
     net.value_and_grad(p, x, t, CrossEntropyLoss())
@@ -209,7 +210,7 @@ def test_references_and_memory_do_not_grow():
     objective = net.objective(x, t, LOSS)
     calls = [
         lambda: net(x, p), lambda: net.value_and_grad(p, x, t, LOSS), lambda: net.vjp(p, x, t), lambda: objective(p),
-        lambda: net.value_and_grad(p, x, t, LOSS, out=g), lambda: quick(net, ("forward", False), p, x)(p, t, None),
+        lambda: net.value_and_grad(p, x, t, LOSS, out=g), lambda: quick(net, ("forward", "eval"), p, x)(p, t, None),
     ]  # fmt: skip
     g = np.empty_like(p)
     for call in (*calls[:-1], *calls):
@@ -284,7 +285,7 @@ def test_first_calls_from_several_threads(monkeypatch):
         for _ in range(2):
             assert all(np.array_equal(y, expected) for y in threads.map(lambda net: net(x, p), nets))
     for net in nets:
-        assert isinstance(quick(net, ("forward", False), p, x).__self__.method, calls._Method)
+        assert isinstance(quick(net, ("forward", "eval"), p, x).__self__.method, calls._Method)
 
 
 def test_numbers_out_of_range_are_infinite_at_every_call():
@@ -298,7 +299,7 @@ def test_functions_outlive_their_network():
     net, p, x, _ = make()
     for _ in range(2):
         y = net(x, p)
-    function = quick(net, ("forward", False), p, x)
+    function = quick(net, ("forward", "eval"), p, x)
     del net
     gc.collect()
     np.testing.assert_array_equal(function(p, x, None), y)
@@ -319,13 +320,13 @@ def test_from_several_threads():
 def test_losses_and_penalties_made_in_the_call_are_as_quick():
     net, p, x, t = make()
     made = [0]
-    find = net._shortcuts.add
+    find = network_of(net).shortcuts.add
 
     def add(*arguments):
         made[0] += 1
         find(*arguments)
 
-    net._shortcuts.add = add
+    network_of(net).shortcuts.add = add
     wanted = net.value_and_grad(p, x, t, chains.HuberLoss(0.5), penalty=chains.L2Penalty(0.1))
     for _ in range(200):  # more than are kept
         value, g = net.value_and_grad(p, x, t, chains.HuberLoss(0.5), penalty=chains.L2Penalty(0.1))

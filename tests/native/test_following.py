@@ -11,6 +11,7 @@ import pytest
 
 import chains
 from chains import SGD, Adam, Chain, Dense, SquaredLoss, num_threads, set_num_threads, tanh, train
+from chains.network.network import network_of
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
@@ -31,7 +32,7 @@ def eager(monkeypatch):
 def problem(batch, dtype=np.float32):
     """A network of its own, so that nothing is bound before."""
     net, rng = Chain(Dense(130, 48, tanh), Dense(48, 5), backend="native"), np.random.default_rng(0)
-    net.runner = NativeBackend()
+    network_of(net).use(NativeBackend())
     x, t = rng.normal(size=(batch, 130)).astype(dtype), rng.normal(size=(batch, 5)).astype(dtype)
     return net, net.init(seed=1, dtype=dtype), x, t
 
@@ -154,7 +155,7 @@ def test_an_updater_follows(eager):
 
 def test_memory_is_kept_for_few_numbers(eager):
     net, _, x, _ = problem(100)
-    binding = net.runner.bind(net.program(), 100, {"x": x})
+    binding = network_of(net).runner.bind(net.program(), 100, {"x": x})
     assert isinstance(binding, FollowingBinding)
     first = binding.present()
     for n in (2, 3, 4, 5, 4, 5):
@@ -189,7 +190,7 @@ def test_a_backend_of_its_own_number_does_not_follow():
 def test_scratch_of_another_number_is_taken_if_it_is_large_enough(eager):
     """Another Python thread may change the number between the two calls."""
     net, p, x, _ = problem(100)
-    program, runner = net.program(), net.runner
+    program, runner = net.program(), network_of(net).runner
     wanted = net(x, p)
     for asked, bound in ((1, 3), (3, 1), (2, 2)):
         set_num_threads(asked)

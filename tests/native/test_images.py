@@ -28,7 +28,8 @@ from chains import (
     tanh,
 )
 from chains.backends.numpy.backend import NumpyBackend
-from chains.network import record
+from chains.network import record, runs
+from chains.network.network import network_of
 from chains.program.operations import Convolve, ConvolveInput
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
@@ -58,7 +59,7 @@ SIXTEEN_LANES = Processor("wide", 64, 32, "", "")
 
 
 def vjp_of(net, kind):
-    return record.vjp(net.network, np.dtype(kind), training=True)
+    return record.vjp(network_of(net), np.dtype(kind), training=True)
 
 
 def assert_equals_numpy(program, batch, kind, threads=(1, 2), simd=None, factor=4.0):
@@ -114,7 +115,7 @@ def test_winograds_way_equals_numpy(outs, ins, shape, padding, kind, simd, eager
 
 def test_winograds_way_is_for_plain_kernels_of_three_by_three_and_many_channels():
     def chosen(layer, shape):
-        program = record.forward(Chain(layer, input_shape=shape).network, np.dtype("float32"), training=False)
+        program = record.forward(network_of(Chain(layer, input_shape=shape)), np.dtype("float32"), training=False)
         return [winograd.suits(o) for o in program.operations if isinstance(o, (Convolve, ConvolveInput))]
 
     assert chosen(Conv(16, 16, 3), (16, 8, 8)) == [True]
@@ -312,5 +313,5 @@ def test_training_with_large_products(threads, eager):
     net = Chain(Dense(40, 420, relu), Dense(420, 390, relu), Dense(390, 4))
     objective = record.Criterion(chains.MSELoss(), (4,))
     for optimizer in (chains.SGD(0.01, momentum=0.9), Adam(1e-3, clip_norm=0.5)):
-        program = net.training_step(net.init(0, dtype=np.float64), objective, optimizer).program
+        program = runs.training_step(network_of(net), net.init(0, dtype=np.float64), objective, optimizer).program
         assert_equals_numpy(program, 50, "float64", (threads,), factor=20.0)

@@ -9,6 +9,7 @@ from chains import Chain, Dropout
 from chains.backends import UnsupportedOperationError
 from chains.backends.numpy.backend import NumpyBackend
 from chains.network import record
+from chains.network.network import network_of
 from tests import harness
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
@@ -77,7 +78,7 @@ def test_random_numbers_in_a_slice():
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_dropout_drops_what_numpy_drops(rate, eager):
     net = Chain(Dropout(rate), Dropout(0.5), input_shape=(11,))
-    program = record.forward(net.network, np.dtype(np.float32), True)
+    program = record.forward(network_of(net), np.dtype(np.float32), True)
     arrays = random_arrays(program, 1000)
     wanted = run_on(NumpyBackend(), program, 1000, arrays)["y"]
     for threads in (1, 2, 3):

@@ -9,6 +9,7 @@ from chains import SGD, Adam, Chain, Dense, SquaredLoss, expr
 from chains.backends.numpy.backend import NumpyBackend
 from chains.layers import Layer
 from chains.network import record
+from chains.network.network import network_of
 from chains.testing import check_gradients
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
@@ -85,7 +86,7 @@ def recurrent(features=3, units=5, steps=STEPS):
 
 def training_step(net, optimizer, kind):
     objective = record.Criterion(SquaredLoss(), net.output_shape)
-    return record.training_step(net.network, objective, optimizer, np.dtype(kind))
+    return record.training_step(network_of(net), objective, optimizer, np.dtype(kind))
 
 
 def assert_equals_numpy(program, kind, batches=BATCHES, threads=(1, 2, 3), simd=None, factor=1.0, runs=1):

@@ -15,6 +15,7 @@ import chains
 from chains import SGD, Chain, Dense, Dropout, SquaredLoss, tanh
 from chains.backends.numpy.backend import NumpyBackend
 from chains.network import record
+from chains.network.network import network_of
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
@@ -79,7 +80,7 @@ OTHERS = {
 
 @cache
 def other(name, kind):
-    return record.vjp(Chain(*OTHERS[name]).network, np.dtype(kind), True)
+    return record.vjp(network_of(Chain(*OTHERS[name])), np.dtype(kind), True)
 
 
 @pytest.mark.few(3)

@@ -14,6 +14,7 @@ from chains.bounds import Bounds, bounds_of
 from chains.exporting.header import header_text
 from chains.exporting.interface import interface_of
 from chains.layers import Layer
+from chains.network.network import network_of
 from tests.own import Monotone
 
 KINDS = [Bounds(0.0, None), Bounds(-2.0, None), Bounds(None, 3.0), Bounds(-1.0, 5.0), Bounds(0.0, 1e6)]
@@ -116,11 +117,11 @@ def test_a_file_holds_the_bounds_and_the_networks(tmp_path):
     chains.save(tmp_path / "m.safetensors", net, p)
     other, q, _ = chains.load(tmp_path / "m.safetensors")
     assert repr(other) == repr(net)
-    assert other._structure() == net._structure()
+    assert network_of(other).structure() == network_of(net).structure()
     assert other.summary(q) == net.summary(p)
     np.testing.assert_array_equal(other(np.ones((1, 2)), q), net(np.ones((1, 2)), p))
     np.testing.assert_array_equal(other.init(seed=1, dtype=np.float64), p)
-    assert net._structure() != Chain(RATES(bounds=BOUNDS))._structure()
+    assert network_of(net).structure() != network_of(Chain(RATES(bounds=BOUNDS))).structure()
 
 
 def test_a_header_says_what_is_stored():

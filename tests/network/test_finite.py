@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.studies import optimisers
-from chains.network.finite import FiniteFunction
+from chains.network.objective import FiniteFunction
 
 optimize = pytest.importorskip("scipy.optimize")
 METHODS = ["BFGS", "CG", "L-BFGS-B", "TNC", "SLSQP", "Newton-CG", "trust-constr"]

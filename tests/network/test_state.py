@@ -24,7 +24,7 @@ from chains import (
     tanh,
     train,
 )  # fmt: skip
-from chains.network.programs import Programs
+from chains.network.network import network_of
 from tests.bad_input.support import assert_refused
 from tests.harness import OPTIMIZERS, assert_close
 from tests.network.state import DY, LOSS, RNG, T, X, make_net, start
@@ -346,8 +346,7 @@ def test_threads_of_the_native_backend(threads, monkeypatch):
     native = pytest.importorskip("chains.backends.native.backend")
     monkeypatch.setattr("chains.backends.native.memory_plan.MIN_THREAD_OPERATIONS", 1)
     net, reference = make_net("numpy"), make_net("numpy")
-    net.runner = native.NativeBackend(threads=threads)
-    net._programs = Programs(net.runner)
+    network_of(net).use(native.NativeBackend(threads=threads))
     x = np.random.default_rng(1).normal(size=(500, 3))
     t = np.random.default_rng(2).normal(1.0, 1.0, (500, 2))
     runs = []

@@ -11,6 +11,7 @@ import pytest
 
 import chains
 from chains import Adam, Chain, Dense, Dropout, SquaredLoss, gelu, tanh, train
+from chains.network.network import network_of
 from chains.network.programs import MAX_KEPT, _kept
 
 ROUNDS = 25
@@ -115,7 +116,7 @@ def test_more_batch_sizes_than_are_kept_from_several_threads(backend_name):
         assert all(in_threads(jobs))
     finally:
         sys.setswitchinterval(interval)
-    kept = net._shortcuts._known
+    kept = network_of(net).shortcuts._functions
     assert len(kept) <= MAX_KEPT + len(jobs)
 
 

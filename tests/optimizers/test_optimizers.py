@@ -29,6 +29,7 @@ from chains import (
 )
 from chains.expr import floor, log, where
 from chains.network import record
+from chains.network.network import network_of
 from chains.program.recorder import Recorder
 from chains.training.updater import Updater
 from tests.harness import CLIPPED, OPTIMIZERS, ROUNDING, SCHEDULES, assert_close, assert_same_bits, run_program
@@ -107,7 +108,7 @@ def test_training_steps_are_updates(optimizer, dtype, backend_name):
 @every_optimizer
 def test_a_step_reads_nothing_unwritten(optimizer, dtype, backend_name):
     net = Chain(Dense(3, 4, tanh), Dense(4, 2)).with_frozen("0.bias")
-    program = record.training_step(net.network, record.Criterion(SquaredLoss(), (2,)), optimizer, np.dtype(dtype))
+    program = record.training_step(network_of(net), record.Criterion(SquaredLoss(), (2,)), optimizer, np.dtype(dtype))
     rng = np.random.default_rng(0)
     arrays = {"p": net.init(seed=0), "x": rng.normal(size=(6, 3)), "t": rng.normal(size=(6, 2)), "step": np.zeros(()),
               "moments": np.zeros(optimizer.n_states * net.n_params)}  # fmt: skip
@@ -340,7 +341,7 @@ def test_a_program_by_itself_has_the_settings_it_was_recorded_with(backend_name)
     program, rng = net.program(SquaredLoss(), SGD(0.5), dtype="f8"), np.random.default_rng(0)
     p = rng.normal(size=8)
     arrays = {"p": p.copy(), "x": rng.normal(size=(4, 3)), "t": np.zeros((4, 2)), "value": np.zeros(()), "step": np.zeros(())}
-    binding = net.runner.bind(program, 4, arrays)
+    binding = network_of(net).runner.bind(program, 4, arrays)
     _, g = net.value_and_grad(p, arrays["x"], arrays["t"], SquaredLoss())
     binding()
     np.testing.assert_allclose(arrays["p"], p - 0.5 * g, rtol=1e-13)

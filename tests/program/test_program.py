@@ -12,6 +12,7 @@ import chains
 from chains import Chain, Conv, Dense, Dropout, Flatten, Reshape, Residual, Scale, SquaredLoss, tanh
 from chains.backends import UnsupportedOperationError, backend
 from chains.network import record
+from chains.network.network import network_of
 from chains.program.operations import Copy, Fill, Map, MatMul, Operation, Random, Reduce
 from chains.program.program import Program
 from chains.program.recorder import Recorder
@@ -241,7 +242,7 @@ def test_results_nobody_reads_are_left_out(ops):
 
 @pytest.mark.parametrize("case", LAYERS, ids=str)
 def test_the_input_gradient_is_never_in_the_gradient_program(case):
-    network = case.net().network
+    network = network_of(case.net())
     program = record.gradient(network, record.Criterion(SquaredLoss(), network.declaration.output_shape), np.float32, True)
     assert "dx" not in {buffer.name for buffer in program._used}
     assert "dx" in {buffer.name for buffer in record.vjp(network, np.float32, True)._used}
@@ -251,7 +252,7 @@ def test_the_first_layer_makes_one_product_fewer():
     net = Chain(Dense(3, 4, tanh), Dense(4, 5, tanh), Dense(5, 2))
     assert len(products(net.program())) == 3
     assert len(products(net.program(SquaredLoss()))) == 3 + 3 + 2
-    assert len(products(record.vjp(net.network, np.float64, False))) == 2 + 3 + 3  # the output itself is not needed
+    assert len(products(record.vjp(network_of(net), np.float64, False))) == 2 + 3 + 3  # the output itself is not needed
 
 
 def test_frozen_slices_cost_nothing():
@@ -268,7 +269,7 @@ def test_frozen_slices_cost_nothing():
 def test_the_loss_alone_has_no_pullback():
     net = Chain(Dense(3, 4, tanh), Dense(4, 2))
     objective = record.Criterion(SquaredLoss(), (2,))
-    program = record.loss(net.network, objective, np.float32, False)
+    program = record.loss(network_of(net), objective, np.float32, False)
     assert len(products(program)) == 2
     assert set(program.buffers) == {"p", "x", "t", "value", "inverse_batch"}
 
@@ -366,7 +367,7 @@ def test_counts_in_the_header():
 
 def test_a_convolution_counts_the_multiply_adds_of_its_windows():
     net = Chain(Conv(4, 6, (3, 2), groups=2), input_shape=(4, 5, 4))  # 6 images of 3 x 3, of windows in two of the four
-    program = record.forward(net.network, np.dtype("float32"), training=False)
+    program = record.forward(network_of(net), np.dtype("float32"), training=False)
     assert program.flops(10) == 10 * 2 * (6 * 3 * 3) * (2 * 3 * 2)
 
 
@@ -397,7 +398,7 @@ def test_programs_are_recorded_once():
     x, t, p = np.zeros((4, 3)), np.zeros((4, 2)), net.init()
     for loss in (SquaredLoss(), SquaredLoss(), chains.MSELoss()):
         net.value_and_grad(p, x, t, loss)
-        calls.append(len(net._programs))
+        calls.append(len(network_of(net).programs))
     assert calls == [1, 1, 2]
 
 
@@ -418,7 +419,7 @@ def test_one_over_the_batch_may_be_given(name):
     """As where the batch is a part of one that others have parts of too."""
     net, rng = Chain(Dense(3, 2)), np.random.default_rng(0)
     arrays = {"p": net.init(dtype=np.float64), "x": rng.normal(size=(4, 3)), "t": rng.normal(size=(4, 2))}
-    program = record.gradient(net.network, record.Criterion(SquaredLoss(), (2,)), np.dtype(np.float64), True)
+    program = record.gradient(network_of(net), record.Criterion(SquaredLoss(), (2,)), np.dtype(np.float64), True)
     alone = run_program(program, name, 4, arrays)
     half = run_program(program, name, 4, {**arrays, "inverse_batch": np.array(1 / 8)})
     for result in ("value", "g"):

@@ -7,6 +7,7 @@ import pytest
 
 from chains import SGD, SGLD, SWAG, Adam, Chain, Dense, L2Penalty, SquaredLoss, Updater, tanh, train
 from chains.callbacks import Callback
+from chains.network.network import network_of
 from tests import harness
 from tests.bad_input.support import assert_refused
 
@@ -40,7 +41,7 @@ def test_sgld_is_the_papers_formula(backend_name, frozen):
     train(net, p, X, T, SquaredLoss(), SGLD(rate, temperature), epochs=3, seed=7, callbacks=[way])
     for step in range(3):
         g = net.value_and_grad(wanted, X, T, SquaredLoss())[1]
-        for run, (start, stop) in enumerate(net.network.trainable):
+        for run, (start, stop) in enumerate(network_of(net).trainable):
             u, v = (uniform(7, step, 2 * run + k, stop - start) for k in range(2))
             z = np.sqrt(-2 * np.log(1 - u)) * np.cos(2 * np.pi * v)
             wanted[start:stop] -= rate * g[start:stop] - np.sqrt(2 * rate * temperature) * z

@@ -28,6 +28,7 @@ from chains import (
 )
 from chains.backends.numpy import NumpyBackend
 from chains.network import record
+from chains.network.network import network_of
 from chains.network.record import Criterion
 from chains.optimizers import Optimizer
 from chains.program.operations import Fill, ScatterAdd
@@ -61,7 +62,7 @@ def trained(net: Chain, optimizer: Optimizer, ids: str = "some", dtype: Any = np
 def step_of(optimizer: Optimizer, padding: int | None = None) -> list[Any]:
     """The operations of a step of training."""
     net = network("numpy", padding)
-    return list(record.training_step(net.network, Criterion(LOSS, ()), optimizer, np.float32).operations)
+    return list(record.training_step(network_of(net), Criterion(LOSS, ()), optimizer, np.float32).operations)
 
 
 @pytest.fixture
@@ -204,7 +205,7 @@ def test_plans_of_row_updates_hold(parts):
     images = [Embedding(COUNT, 16), Reshape(1, STEPS, 16), Conv(1, 2, 3), Flatten(), Dense(84, 3)]
     for net in (network(padding=3), Chain(*images, input_shape=(STEPS,))):
         for optimizer in (SGD(0.1), Adam(0.01), Adam(0.01, sparse="lazy", clip_norm=1.0)):
-            program = record.training_step(net.network, Criterion(LOSS, ()), optimizer, np.float32)
+            program = record.training_step(network_of(net), Criterion(LOSS, ()), optimizer, np.float32)
             plan_of(program, Processor("avx2", 32, 16, "", ""), parts, lambda name, plan: verify(plan))
 
 

@@ -6,7 +6,7 @@ A network is recorded once into a program: a list of in-place operations over vi
 printed and counted, and it is all that a backend sees.
 """
 
-from chains import Adam, Chain, Dense, SquaredLoss, tanh
+from chains import Adam, Chain, Dense, SquaredLoss, tanh, testing
 
 net = Chain(Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4))
 
@@ -36,7 +36,7 @@ for samples in (1, 100, 10_000):
     print(f"{samples:6} samples: {step.flops(samples):,} operations")
 
 # %%
-# The native backend makes a plan of it, in passes, and machine code of that: ``print(net.listing(program,
+# The native backend makes a plan of it, in passes, and machine code of that: ``print(testing.listing(program,
 # passes=True))`` shows all passes. These are the first lines of the code's plan.
 
-print("\n".join(str(net.listing(program)).splitlines()[:30]))
+print("\n".join(testing.listing(program).splitlines()[:30]))

@@ -1,4 +1,4 @@
-"""Checks of users' arguments: they become NumPy arrays that fit, or are refused with a sentence."""
+"""Checks of arrays and other arguments that need no network: they become arrays that fit, or are refused with a sentence."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from chains.backends import Executable
-from chains.layers.base import Declaration
-from chains.layers.time_axis import most_steps, steps_of_output
-from chains.losses import Loss
-from chains.params import Layout
 from chains.support.arrays import as_array
-from chains.support.checks import check_count, check_is, takes
-from chains.support.memory import HOST, Memory, is_elsewhere, memory_of, on_host
+from chains.support.checks import check_count, takes
+from chains.support.memory import HOST, Memory, is_elsewhere, memory_of
 from chains.support.messages import counted, shown
 
 _PIECE_ELEMENTS = 1 << 16  # elements
@@ -24,7 +19,7 @@ DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 ID_TYPES = (np.dtype(np.int32), np.dtype(np.int64))
 
 
-def together(p: Any, data: dict[str, Any], *, move: bool = True) -> dict[str, Any]:
+def to_device_of(p: Any, data: Mapping[str, Any], *, move: bool = True) -> dict[str, Any]:
     """The data in the memory of the parameters: copied to the GPU unless `move` is false.
 
     Raises TypeError if only the data lie on a GPU.
@@ -34,7 +29,7 @@ def together(p: Any, data: dict[str, Any], *, move: bool = True) -> dict[str, An
         for name in (name for name, array in data.items() if is_elsewhere(array)):
             to_gpu, to_host = "pass cupy.asarray(p) to compute there", f"cupy.asnumpy({name})"
             raise TypeError(f"`{name}` lies on the GPU and `p` in the computer's memory: {to_gpu}, or {to_host}")
-        return data
+        return dict(data)
     native = {name: array if place.owns(array) else _native(array) for name, array in data.items()}
     return {name: place.contiguous(array) for name, array in native.items()} if move else native
 
@@ -57,18 +52,16 @@ def check_params(p: Any, size: int) -> np.ndarray:
     return p
 
 
-def check_state(
-    state: Any, layout: Layout, dtype: np.dtype[Any] | None, updated: bool, inputs: dict[str, np.ndarray]
-) -> np.ndarray:
-    """`state` as a network's state of this type (None: float32 or float64), to be read, or to be `updated` in place.
+def check_state(state: Any, size: int, dtype: np.dtype[Any] | None, updated: bool, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    """`state` as a network's state of this size and type (None: float32 or float64), to be read, or to be `updated` in place.
 
     Raises TypeError or ValueError if it does not fit, is not in the memory of the inputs, or overlaps one while updated.
     """
     state = as_array("state", _updatable("state", state) if updated else state)
-    if state.shape != (layout.size,):
-        if not layout.size:
+    if state.shape != (size,):
+        if not size:
             raise ValueError("`state` must be left out, since this network has none")
-        raise ValueError(f"`state` must have shape ({layout.size},), {counted(layout.size, 'number')}, got {state.shape}")
+        raise ValueError(f"`state` must have shape ({size},), {counted(size, 'number')}, got {state.shape}")
     if state.dtype not in (DTYPES if dtype is None else (dtype,)):
         wanted = dtype or "float32 or float64"
         raise TypeError(f"`state` must be {wanted}, as `p`, got {state.dtype}; try state.astype(p.dtype)")
@@ -137,11 +130,6 @@ def check_functions(name: str, functions: Any, what: str, arguments: int) -> Non
             raise TypeError(f"`{name}` must hold {what}, got {shown(function)}{why}")
 
 
-def check_loss(loss: Any) -> None:
-    """Raise TypeError unless `loss` is one."""
-    check_is("loss", loss, Loss, "a loss such as SquaredLoss(), or one made by chains.loss")
-
-
 def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "input", *, ids: int | None = None) -> np.ndarray:
     """`x` as a batch of arrays of this sample shape; with `ids`, its numbers must be ids below that.
 
@@ -186,138 +174,8 @@ def _hint(given: tuple[int, ...], shape: tuple[int, ...], name: str) -> str:
     return ""
 
 
-def check_data(network: Declaration, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any) -> dict[str, np.ndarray]:
-    """The data of a problem by buffer name. Raises TypeError or ValueError where they do not fit."""
-    x = check_input(x, network.input, ids=network.id_count)
-    check_loss(loss)
-    counts = lengths_of(lengths, x, network)
-    data = {"x": x, "t": check_targets(t, len(x), network.output_shape, loss)}
-    if weights is not None:
-        data["weights"] = check_weights(weights, data["t"].shape, loss)
-    data |= counts
-    if type(loss).check_values is not Loss.check_values:
-        check_target_values(with_counted_targets(network, data)["t"], network.output_shape, loss)
-    return data
-
-
-def target_shapes(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...] | None, bool]:
-    """The sample shape of the targets and that of the weights, None without these; whether there are lengths."""
-    return data["t"].shape[1:], data["weights"].shape[1:] if "weights" in data else None, "lengths" in data
-
-
-def with_counted_targets(network: Declaration, data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The data for checks of their numbers: in place of each target that does not count there is one that does."""
-    if "weights" not in data and "lengths" not in data:
-        return data
-    t = counted_targets(data["t"], data.get("weights"), data.get("lengths"), steps_of_output(network))
-    return {**data, "t": t}
-
-
-def counted_targets(t: Any, weights: Any, lengths: Any, steps: int) -> Any:
-    """The targets with one that counts in place of those of weight 0 and those after a sample's length.
-
-    They are `t` itself where all count. `steps` is the number of steps of the outputs, or 0.
-    """
-    masks = [] if weights is None else [on_host(weights) != 0]
-    if lengths is not None and steps and t.shape[1:2] == (steps,):
-        masks.append(np.arange(steps) < on_host(lengths)[:, None])
-    if all(mask.all() for mask in masks):
-        return t
-    counts = np.logical_and.reduce([*np.broadcast_arrays(*(m.reshape(*m.shape, *[1] * (t.ndim - m.ndim)) for m in masks))])
-    finite = counts & np.isfinite(on_host(t))  # so that only targets that count are reported
-    other = t[np.unravel_index(np.argmax(finite), finite.shape)] if finite.any() else 0
-    return array_api_compat.array_namespace(t).where(memory_of(t).contiguous(counts), t, other)
-
-
-def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name: str = "t", x: str = "x") -> np.ndarray:
-    """`t` as targets for outputs of this shape; for one output, (batch,) means (batch, 1). Raises TypeError or ValueError.
-
-    Their numbers are left to `check_target_values`.
-    """
-    t = as_array(name, t)
-    _check_batch(name, t, batch, x)
-    if is_column(t, output, loss):
-        t = t[:, None]
-    try:
-        loss.check_target(output, t.shape[1:])
-    except ValueError as error:
-        raise ValueError(f"`{name}`: {error}") from None
-    return t
-
-
-def is_column(t: Any, output: tuple[int, ...], loss: Loss) -> bool:
-    """Whether targets (batch,) stand for (batch, 1): for one output a sample, unless the loss takes them as they are."""
-    if output != (1,) or t.ndim != 1:
-        return False
-    if type(loss).check_target is Loss.check_target:  # most losses; an exception would take microseconds
-        return True
-    try:
-        loss.check_target(output, ())
-    except ValueError:
-        return True
-    return False
-
-
-def check_target_values(t: Any, output: tuple[int, ...], loss: Loss, name: str = "t") -> None:
-    """Raise ValueError where targets of the right shape hold values that the loss is not defined for."""
-    try:
-        loss.check_values(t, output)
-    except ValueError as error:
-        raise ValueError(f"`{name}`: {error}") from None
-
-
-def check_weights(w: Any, target: tuple[int, ...], loss: Loss, name: str = "weights", x: str = "x") -> np.ndarray:
-    """`w` as one weight a sample, or one for each number of targets of this shape. Raises TypeError or ValueError."""
-    w = as_array(name, w)
-    if w.ndim == 1:
-        _check_batch(name, w, target[0], x)
-        return w
-    whole = loss.weighs_targets and len(target) > 1
-    if whole and w.ndim == len(target) and all(n in (1, m) for n, m in zip(w.shape, target, strict=True)):
-        if w.shape == target:
-            return w
-        return memory_of(w).contiguous(array_api_compat.array_namespace(w).broadcast_to(w, target))
-    each = f", or {target}, one for each target" if whole else ""
-    reason = "" if loss.weighs_targets else f", since {loss!r} weighs samples alone"
-    raise ValueError(f"`{name}` must have shape ({target[0]},), one number a sample{each}, got {w.shape}{reason}")
-
-
-def lengths_of(lengths: Any, x: Any, network: Declaration, name: str = "lengths", of: str = "x") -> dict[str, Any]:
-    """The checked lengths of the samples of the argument named `of`, under the name "lengths"; empty for None.
-
-    Raises TypeError or ValueError unless they are whole numbers from 1 to the steps of a network that has a time axis.
-    """
-    if lengths is None:
-        return {}
-    lengths = as_array(name, lengths)
-    _check_batch(name, lengths, len(x), of)
-    steps = most_steps(network)
-    if not steps:
-        raise ValueError(f"`{name}` must be left out: no layer of this network has a time axis")
-    if apart := next((d for d in network.all if d.timed_apart), None):
-        raise ValueError(
-            f"`{name}` must be left out: layer {apart.name}, {apart.layer!r}, goes along other steps than the input's"
-        )
-    if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
-        raise TypeError(
-            f"`{name}` must have shape ({len(x)},), a whole number of steps for each sample, "
-            f"got {lengths.dtype} of shape {lengths.shape}"
-        )
-    if lengths.min() < 1 or lengths.max() > steps:
-        wrong = int(lengths.min()) if lengths.min() < 1 else int(lengths.max())
-        raise ValueError(f"`{name}` must be from 1 to {steps}, the steps of a sample, but there is {wrong}")
-    return {"lengths": lengths}
-
-
-def with_random(arrays: dict[str, Any], run: Executable, seed: int, beside: Any) -> dict[str, Any]:
-    """`arrays` with the seed, in the memory of `beside`, if the program draws random numbers. The seed is always checked."""
-    seed = check_seed(seed)
-    if "random" in run.program.buffers:
-        arrays["random"] = memory_of(beside).contiguous(np.array([seed, 0], np.uint64))
-    return arrays
-
-
-def _check_batch(name: str, array: np.ndarray, batch: int, x: str = "x") -> None:
+def check_batch(name: str, array: np.ndarray, batch: int, x: str = "x") -> None:
+    """Raise ValueError unless there is an entry for each sample of the argument named `x`."""
     if array.ndim == 0 or len(array) != batch:
         samples = counted(batch, "sample")
         raise ValueError(f"`{name}` has shape {array.shape}, but `{x}` is a batch of {batch}: both need {samples}")

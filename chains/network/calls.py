@@ -1,0 +1,139 @@
+"""Calls of a network: outputs, loss, gradient, vector-Jacobian product.
+
+A repeated call finds its function in machine code (`chains.network.programs.Shortcuts`). Any other one checks its arguments,
+finds its program, or records it, and runs that on the arrays (`chains.network.runs`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from chains.backends import Executable
+from chains.losses import Loss
+from chains.network import checks, ensembles, record, runs
+from chains.network.network import Network
+from chains.network.ode_steps import check_solved
+from chains.penalties import Penalty
+from chains.support import arguments
+from chains.support.checks import check_flags
+from chains.support.memory import is_elsewhere, memory_of
+from chains.support.messages import counted, shown
+
+_SEED = 0  # the default
+
+
+def forward(network: Network, x: Any, p: Any, lengths: Any, state: Any, mode: str, seed: int, out: Any) -> np.ndarray:
+    """The outputs at a batch of inputs; see `Chain.__call__`."""
+    plain = state is None and lengths is None and seed is _SEED
+    quick = network.shortcuts.find("forward", mode, p, x) if plain else None
+    if quick is not None and (found := quick(p, x, out)) is not None:
+        return found
+    training = arguments.check_mode(mode)
+    checks.check_order(network, p, x, "net(x, p)")
+    if ensembles.is_ensemble(p):
+        return ensembles.call(network, forward, x, p, lengths, state, mode, seed, out)
+    p = arguments.check_params(p, network.n_params)
+    x = arguments.check_input(x, network.input_shape, ids=network.id_count)
+    program = runs.forward_pass(network, p, training, lengths is not None)
+    data = {"x": x, **checks.lengths_of(lengths, x, network.declaration)}
+    shape, to_host = (len(x), *network.output_shape), isinstance(out, np.ndarray) and is_elsewhere(p) and not is_elsewhere(x)
+    if to_host:
+        arguments.check_out(out, shape, p.dtype, {"x": x})
+    y = runs.Output(shape, None if to_host else out)
+    result = runs.run(network, program, p, data, {"y": y}, state, training, seed)["y"]
+    if network.may_fail:
+        check_solved(network, p, x, result, lengths=lengths)
+    elif plain:
+        network.shortcuts.add("forward", mode, program, {"p": p, "x": x}, ["y"])
+    if not to_host:
+        return result
+    memory_of(p).assign(out, result)
+    return out
+
+
+def value_and_grad(
+    network: Network, p: Any, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any, penalty: Penalty | None, state: Any,
+    mode: str, seed: int, out: Any, check_finite: bool, comm: Any,
+) -> tuple[float, np.ndarray]:  # fmt: skip
+    """The loss, plus the penalty, and its gradient with respect to the parameters; see `Chain.value_and_grad`."""
+    plain = weights is None and lengths is None and state is None and seed is _SEED and not check_finite and comm is None
+    quick = network.shortcuts.find("gradient", mode, p, x, loss, penalty) if plain else None
+    if quick is not None:
+        found = quick(p, x, t, out)
+        if found is None and type(t) is np.ndarray and checks.is_column(t, network.output_shape, loss):
+            found = quick(p, x, t[:, None], out)
+        if found is not None:
+            return found
+    training = arguments.check_mode(mode)
+    processes = None if comm is None else runs.check_comm(comm)
+    checks.check_order(network, p, x, "net.value_and_grad(p, x, t, loss)")
+    if ensembles.is_ensemble(p):
+        gradient = partial(value_and_grad, network, loss=loss, penalty=penalty, mode=mode, seed=seed, comm=comm)
+        return ensembles.value_and_grad(network, gradient, p, x, t, loss, weights, lengths, state, mode, out, check_finite)
+    p = arguments.check_params(p, network.n_params)
+    data = checks.check_data(network.declaration, x, t, loss, weights, lengths)
+    data = arguments.to_device_of(p, data)
+    shapes, parallel = checks.target_shapes(data), comm is not None
+
+    def find() -> Executable:
+        return runs.gradient_of(network, p, runs.criterion(network, loss, *shapes, penalty), p.dtype, training, parallel)
+
+    kind = ("gradient", p.dtype, training, *shapes, parallel)
+    program = network.programs_at(p).recent(kind, (loss, penalty), find)
+    if check_finite:
+        check_flags(check_finite=check_finite)
+        arguments.check_finite(p.dtype, p=p, **checks.with_counted_targets(network.declaration, data))
+    outs = {"g": runs.Output(p.shape, out), "value": runs.Output(())}
+    found = runs.run(network, program, p, data, outs, state, training, seed, processes)
+    value, g = found["value"], found["g"]
+    if network.may_fail:
+        check_solved(network, p, data["x"], value, lengths=lengths)
+        if comm is not None and np.isnan(value):
+            raise FloatingPointError("the loss is nan: a solution of another process ends before its last time")
+    elif plain:
+        has_check = type(loss).check_values is not Loss.check_values
+        check = partial(checks.check_target_values, output=network.output_shape, loss=loss) if has_check else None
+        network.shortcuts.add("gradient", mode, program, {"p": p, "x": data["x"], "t": data["t"]}, ["g"], loss, penalty, check)
+    return value.item(), g
+
+
+def loss(
+    network: Network, p: Any, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any, penalty: Penalty | None, state: Any
+) -> float:
+    """The loss, plus the penalty; see `Chain.loss`."""
+    checks.check_order(network, p, x, "net.loss(p, x, t, loss)")
+    p = arguments.check_params(p, network.n_params)
+    data, objective = runs.problem(network, x, t, loss, weights, penalty, lengths)
+    make = partial(record.loss, network, objective, p.dtype, False)
+    program = network.program(p, ("loss", p.dtype), make, objective)
+    return float(runs.run(network, program, p, data, {"value": runs.Output(())}, state)["value"])
+
+
+def vjp(
+    network: Network, p: Any, x: Any, dy: Any, lengths: Any, state: Any, mode: str, seed: int, out: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """The gradients of ``sum(dy * net(x, p))`` with respect to parameters and inputs; see `Chain.vjp`."""
+    if out is not None and (not isinstance(out, tuple) or len(out) != 2 or out[0] is None or out[1] is None):
+        raise TypeError(f"`out` (={shown(out)}) must be a pair of arrays, for the parameters and for the inputs")
+    given = (None, None) if out is None else out
+    plain = state is None and lengths is None and seed is _SEED
+    quick = network.shortcuts.find("vjp", mode, p, x) if plain else None
+    if quick is not None and (found := quick(p, x, dy, given[0], given[1])) is not None:
+        return found
+    training = arguments.check_mode(mode)
+    checks.check_order(network, p, x, "net.vjp(p, x, dy)")
+    p = arguments.check_params(p, network.n_params)
+    x = arguments.check_input(x, network.input_shape, ids=network.id_count)
+    dy = arguments.check_input(dy, network.output_shape, "dy", "output")
+    if len(dy) != len(x):
+        raise ValueError(f"`dy` has shape {dy.shape}, but `x` is a batch of {len(x)}: both need {counted(len(x), 'sample')}")
+    program = runs.backward_pass(network, p, training, lengths is not None)
+    data = {"x": x, "dy": dy, **checks.lengths_of(lengths, x, network.declaration)}
+    outs = {"g": runs.Output(p.shape, given[0], "out[0]"), "dx": runs.Output(x.shape, given[1], "out[1]")}
+    found = runs.run(network, program, p, data, outs, state, training, seed)
+    if plain:
+        network.shortcuts.add("vjp", mode, program, {"p": p, "x": x, "dy": dy}, ["g", "dx"])
+    return found["g"], found["dx"]

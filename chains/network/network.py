@@ -1,0 +1,141 @@
+"""What is behind a `Chain`: its layers in place, the layouts of its vectors, a backend, and the programs that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+
+from chains.backends import Backend, Executable
+from chains.layers.base import Declaration, Layer, SampleShape
+from chains.layers.combine import Series
+from chains.network.programs import Programs, Shortcuts
+from chains.network.structure import value_of
+from chains.params import Layout, LayoutBuilder
+from chains.program.program import Program
+from chains.program.settings import Tunable
+from chains.support import arguments
+from chains.support.checks import check_count
+from chains.support.lazy import lazy
+from chains.support.memory import is_elsewhere, memory_named, runner_of
+from chains.support.messages import shown
+
+
+class Network:
+    """A layer with an input shape, ready to be recorded and run. Raises ValueError for layers that do not fit."""
+
+    def __init__(self, layer: Layer, input_shape: SampleShape, runner: Backend) -> None:
+        params, state = LayoutBuilder(), LayoutBuilder()
+        self.declaration = Declaration(layer, input_shape, params, state)
+        self.layout = Layout(params.slices)
+        self.state_layout = Layout(state.slices, "state array")
+        self.frozen = frozenset(self.layout[name].name for name in params.frozen)
+        self.use(runner)
+
+    def use(self, runner: Backend) -> None:
+        """Run programs on this backend, and forget those of another one."""
+        self.runner = runner
+        self.programs = Programs(runner)
+        self.shortcuts = Shortcuts(runner)
+        self._elsewhere: dict[Backend, Programs] = {}  # for arrays on GPUs
+
+    @property
+    def input_shape(self) -> SampleShape:
+        """The shape of one input sample."""
+        return self.declaration.input
+
+    @property
+    def output_shape(self) -> SampleShape:
+        """The shape of one output sample."""
+        return self.declaration.output_shape
+
+    @property
+    def n_params(self) -> int:
+        """The length of the parameter vector."""
+        return self.layout.size
+
+    @property
+    def id_count(self) -> int | None:
+        """The number of ids, if inputs are ids."""
+        return self.declaration.id_count
+
+    @property
+    def trainable(self) -> list[tuple[int, int]]:
+        """The ranges of the flat vector that are not frozen."""
+        return self.layout.ranges(without=self.frozen)
+
+    @lazy
+    def may_fail(self) -> bool:
+        """Whether results may be NaN since a differential equation is not solved."""
+        return self.declaration.may_fail
+
+    @lazy
+    def is_stateless(self) -> bool:
+        """Whether there is no state and no minimum batch size, as in most networks."""
+        return not self.state_layout.size and self._most_demanding.smallest_batch == 1
+
+    @lazy
+    def _most_demanding(self) -> Declaration:
+        return self.declaration.most_demanding
+
+    def check_batch(self, batch: int, what: str = "`x`") -> None:
+        """Raise ValueError where a layer cannot be trained on so few samples at once."""
+        wanting = self._most_demanding
+        if batch < wanting.smallest_batch:
+            raise ValueError(
+                f"{what} is a batch of {batch}, but layer {wanting.name}, {wanting.layer!r}, needs at least "
+                f"{wanting.smallest_batch} samples while training: it takes its statistics over the batch"
+            )
+
+    def structure(self) -> Hashable:
+        """A value of all that programs depend on (see `chains.network.structure`). Raises Unknown where there is none."""
+        layer = self.declaration.layer
+        layers = layer.layers if isinstance(layer, Series) else (layer,)
+        return value_of((type(layer), layers, self.input_shape, self.frozen))
+
+    def programs_at(self, beside: Any) -> Programs:
+        """The programs for arrays in the memory of `beside`."""
+        if not is_elsewhere(beside):
+            return self.programs
+        runner = runner_of(beside, self.runner)
+        if runner not in self._elsewhere:
+            self._elsewhere[runner] = Programs(runner)
+        return self._elsewhere[runner]
+
+    def program(self, beside: Any, kind: tuple[Any, ...], make: Callable[[], Program], *parts: Tunable) -> Executable:
+        """The program of this kind, made of these parts, for arrays in the memory of `beside`."""
+        return self.programs_at(beside).get(self.structure, kind, make, *parts)
+
+    def part(self, layer: Layer, input_shape: SampleShape) -> Network:
+        """Another network on the same backend, such as a part of this one."""
+        return Network(layer if isinstance(layer, Series) else Series(layer), input_shape, self.runner)
+
+
+def network_of(net: Any) -> Network:
+    """The network behind a `Chain`. Raises TypeError for anything else, ValueError where the shape of its input is unknown."""
+    check_net(net)
+    network: Network = net._network
+    return network
+
+
+def check_net(net: Any) -> None:
+    """Raise TypeError unless `net` is a network."""
+    if not hasattr(type(net), "_network"):
+        raise TypeError(f"`net` (={shown(net)}) must be a network such as Chain(Dense(2, 3))")
+
+
+def init(network: Network, seed: Any, dtype: Any, device: str) -> Any:
+    """A fresh parameter vector."""
+    if not isinstance(seed, np.random.Generator):
+        seed = np.random.default_rng(arguments.check_seed(seed, ", or a Generator"))
+    return memory_named(device).contiguous(network.layout.init(seed, arguments.check_dtype(dtype)))
+
+
+def init_many(network: Network, n: int, seed: int, dtype: Any, device: str) -> Any:
+    """The parameters of several networks, a row for each."""
+    n, seed, dtype = check_count("n", n), arguments.check_seed(seed), arguments.check_dtype(dtype)
+    rows = np.empty((n, network.n_params), dtype)
+    for row, p in enumerate(rows):
+        p[...] = network.layout.init(np.random.default_rng([seed, row]), dtype)
+    return memory_named(device).contiguous(rows)

@@ -1,0 +1,181 @@
+"""What calls of a network are made of: the program, recorded or found, and the arrays that it runs on.
+
+These are the caller's data, the parameters, the state, random numbers, what several processes share, and the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from chains.activations import sigmoid
+from chains.backends import Executable
+from chains.layers.combine import last_layer
+from chains.layers.softmax import Softmax
+from chains.losses import Loss
+from chains.network import checks, record
+from chains.network.network import Network
+from chains.optimizers import Optimizer
+from chains.penalties import Penalty
+from chains.program.program import Program
+from chains.support import arguments
+from chains.support.checks import check_is
+from chains.support.communicator import check_communicator, own, words_of
+from chains.support.memory import memory_of
+
+
+class Output(NamedTuple):
+    """An array that a call fills: a fresh one, or that which the caller has `given` under a name."""
+
+    shape: tuple[int, ...]
+    given: Any = None
+    name: str = "out"
+
+
+def run(
+    network: Network, program: Executable, p: np.ndarray, data: Mapping[str, Any], outs: Mapping[str, Output],
+    state: Any = None, training: bool = False, seed: int = 0, processes: Any = None,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """Run a program on checked parameters and data. Returns its outputs, by name.
+
+    All else is checked before anything is written. The data are copied to the memory of the parameters, if need be.
+    """
+    batch = len(data["x"])
+    arrays = {**arguments.to_device_of(p, data), "p": p}
+    total, first = (batch, 0) if processes is None else part_of(processes, batch)
+    arrays |= state_for(network, program.program, state, p.dtype, training, arrays, total)
+    results, taken = {}, dict(arrays)
+    for name, (shape, given, called) in outs.items():
+        if given is None:
+            results[name] = memory_of(p).empty(shape, p.dtype)
+        else:
+            taken[called] = results[name] = arguments.check_out(given, shape, p.dtype, taken, called)
+    if processes is not None:
+        arrays |= part_arrays(processes, program, total, first, p)
+    program(batch, {**arrays, **results, **random_numbers(program, seed, p)})
+    return results
+
+
+def random_numbers(program: Executable, seed: int, beside: Any) -> dict[str, Any]:
+    """The checked seed, in the memory of `beside`, for a program that draws random numbers."""
+    seed = arguments.check_seed(seed)
+    if "random" not in program.program.buffers:
+        return {}
+    return {"random": memory_of(beside).contiguous(np.array([seed, 0], np.uint64))}
+
+
+def state_for(
+    network: Network, program: Program, state: Any, dtype: np.dtype[Any] | None, training: bool, inputs: dict[str, np.ndarray],
+    batch: int | None = None,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """The checked state by buffer name, for a run of a program on these inputs. The batch is checked too.
+
+    `batch` is the size of the whole batch, if the inputs are a part of it.
+    """
+    if state is None and network.is_stateless:
+        return {}
+    if training:
+        network.check_batch(batch or len(inputs["x"]))
+    buffer = program.buffers.get("state")
+    updated = buffer is not None and buffer.role == "state"
+    if state is not None:
+        return {"state": arguments.check_state(state, network.state_layout.size, dtype, updated, inputs)}
+    if buffer is not None:
+        raise ValueError(
+            f"`state` is missing: this network has one ({network.state_layout[0].name}, ...), which this call "
+            f"{'updates' if updated else 'reads'}; begin with net.init_state() and pass it to every call"
+        )
+    return {}
+
+
+# What is recorded, the first time.
+
+
+def problem(
+    network: Network, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None, lengths: Any = None
+) -> tuple[dict[str, np.ndarray], record.Criterion]:
+    """The checked data by buffer name, and the criterion to minimise."""
+    data = checks.check_data(network.declaration, x, t, loss, weights, lengths)
+    return data, criterion(network, loss, *checks.target_shapes(data), penalty)
+
+
+def criterion(
+    network: Network,
+    loss: Loss,
+    target: tuple[int, ...],
+    weights: tuple[int, ...] | None,
+    masked: bool,
+    penalty: Penalty | None,
+) -> record.Criterion:
+    """The criterion to minimise. Raises TypeError or ValueError for a loss that does not fit the last layer."""
+    checks.check_loss(loss)
+    last = last_layer(network.declaration.layer)
+    if loss.takes_logits and isinstance(last, Softmax):
+        raise ValueError(f"{loss!r} takes logits, but the last layer is {last!r}: leave that layer out")
+    if loss.takes_logits and sigmoid in (getattr(last, "activation", None), getattr(last, "f", None)):
+        raise ValueError(f"{loss!r} takes logits, but the last layer is {last!r}: leave its sigmoid out")
+    if penalty is not None:
+        check_is("penalty", penalty, Penalty, "a penalty such as L2Penalty(1e-4)")
+    return record.Criterion(loss, target, weights, penalty, masked)
+
+
+def forward_pass(network: Network, p: Any, training: bool, masked: bool = False) -> Executable:
+    """A call of the network with these parameters."""
+    make = partial(record.forward, network, p.dtype, training, masked=masked)
+    return network.program(p, ("forward", p.dtype, training, masked), make)
+
+
+def backward_pass(network: Network, p: Any, training: bool = False, masked: bool = False) -> Executable:
+    """The pullback of a call with these parameters."""
+    make = partial(record.vjp, network, p.dtype, training, masked=masked)
+    return network.program(p, ("vjp", p.dtype, training, masked), make)
+
+
+def gradient_of(
+    network: Network, beside: Any, objective: record.Criterion, dtype: np.dtype[Any], training: bool, parallel: bool,
+    *, pure: bool = False,
+) -> Executable:  # fmt: skip
+    """The value and the gradient of an objective, for arrays in the memory of `beside`."""
+    make = partial(record.gradient, network, objective, dtype, training, pure=pure, parallel=parallel)
+    return network.program(beside, ("gradient", dtype, training, pure, parallel), make, objective)
+
+
+def training_step(
+    network: Network, p: Any, objective: record.Criterion, optimizer: Optimizer, *, parallel: bool = False
+) -> Executable:
+    """A step of training from `p`, for training loops."""
+    make = partial(record.training_step, network, objective, optimizer, p.dtype, parallel=parallel)
+    return network.program(p, ("training step", p.dtype, parallel), make, objective, optimizer)
+
+
+# Calls that several processes do together, each with its own samples, over a communicator of mpi4py.
+
+
+def check_comm(comm: Any) -> Any:
+    """Our duplicate of a caller's communicator. Raises TypeError for what is none."""
+    return own(check_communicator(comm))
+
+
+def part_of(comm: Any, samples: int) -> tuple[int, int]:
+    """How many samples all processes have together, and how many of them come before those of this one."""
+    counts = np.empty(comm.size, np.int64)
+    comm.Allgather(np.array([samples], np.int64), counts)
+    return int(counts.sum()), int(counts[: comm.rank].sum())
+
+
+def part_arrays(comm: Any, run: Executable, total: int, first: int, beside: Any) -> dict[str, np.ndarray]:
+    """The arrays by which a program knows its part of a batch of `total` samples, of which it has those from `first` on.
+
+    They lie in the memory of `beside`, but for the communicator, which is for the host. All processes call this.
+    """
+    dtype, place = run.program.dtype, memory_of(beside)
+    run.backend.join(comm)
+    arrays = {
+        "communicator": words_of(comm, dtype),
+        "inverse_total": place.contiguous(np.array(1.0 / total, dtype)),
+        "first_sample": place.contiguous(np.array(first, np.uint64)),
+    }
+    return {name: array for name, array in arrays.items() if name in run.program.buffers}

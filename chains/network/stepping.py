@@ -1,0 +1,97 @@
+"""Recurrent networks called step by step; see `Chain.step`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from chains.layers.stepwise import Carried, carried_by, stepwise
+from chains.network import checks, record, runs
+from chains.network.network import Network
+from chains.program.program import Program
+from chains.program.recorder import Recorder
+from chains.support import arguments
+from chains.support.arrays import as_array
+from chains.support.lazy import lazy
+from chains.support.memory import memory_of
+
+CARRIED = {"carried": "input", "new carried": "output"}
+
+
+class Stepping:
+    """A recurrent network at one step. Raises ValueError for a network that needs more than one step at a time."""
+
+    def __init__(self, whole: Network) -> None:
+        if not whole.declaration.goes_along_time:
+            raise ValueError("this network has no recurrent layer: it is called as a whole, net(x, p)")
+        self.whole = whole
+        self.network = whole.part(stepwise(whole.declaration.layer), whole.input_shape[1:])
+        same = [(e.name, e.shape) for e in self.network.layout] == [(e.name, e.shape) for e in whole.layout]
+        if not same or self.network.state_layout.size:
+            raise ValueError("this network has layers whose parameters or state depend on the number of steps")
+
+    @lazy
+    def carried(self) -> list[Carried]:
+        """What the cells carry from step to step."""
+        return carried_by(self.network.declaration)
+
+    @property
+    def n_carried(self) -> int:
+        """The number of values that a sample carries."""
+        return self.carried[-1].stop
+
+    def first_carried(self, p: Any, batch: int) -> Any:
+        """The initial states of the layers."""
+        carried = memory_of(p).empty((batch, self.n_carried), p.dtype)
+        carried[...] = 0
+        for each in self.carried:
+            if each.initial is not None:
+                entry = self.network.layout[each.initial]
+                carried[:, each.start : each.stop] = p[entry.start : entry.stop]
+        return carried
+
+    def record(self, dtype: Any) -> Program:
+        """y and the new carried states, from x and the old ones."""
+        network = self.network
+        ops = Recorder("step", dtype)
+        p = ops.external("p", (network.n_params,), role="input")
+        kind = None if network.id_count is None else record.IDS
+        x = ops.external("x", network.input_shape, role="input", batched=True, dtype=kind)
+        y = ops.external("y", network.output_shape, role="output", batched=True)
+        ends = [ops.external(n, (self.n_carried,), role=r, batched=True) for n, r in CARRIED.items()]
+        by_cell: dict[int, list[Carried]] = {}
+        for each in self.carried:
+            by_cell.setdefault(each.cell, []).append(each)
+        for cell in by_cell.values():
+            ops.carried += [end.slice(1, each.start, each.stop).reshape(*each.shape) for end in ends for each in cell]
+        record.node_of(ops, network, p).forward(ops, x, y)
+        return ops.finish()
+
+
+def step(network: Network, stepping: Stepping, x: Any, p: Any, carried: Any, out: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The output at one step of a sequence, and the states that are carried to the next step."""
+    given = (None, None) if out is None else out
+    quick = network.shortcuts.find("step", None, p, x)
+    if quick is not None and (found := quick(p, x, carried, *given)) is not None:
+        return found
+    if out is not None and (not isinstance(out, tuple) or len(out) != 2):
+        raise TypeError("`out` must be a pair of arrays, for the output and for what is carried on")
+    one = stepping.network
+    checks.check_order(one, p, x, "net.step(x, p)")
+    p = arguments.check_params(p, network.n_params)
+    x = arguments.check_input(x, one.input_shape, ids=one.id_count)
+    if carried is None:
+        carried = stepping.first_carried(p, len(x))
+    carried = arguments.check_input(as_array("carried", carried), (stepping.n_carried,), "carried", "carried array")
+    if len(carried) != len(x):
+        raise ValueError(f"`carried` is of {len(carried)} samples, but `x` is a batch of {len(x)}")
+    program = network.program(p, ("step", p.dtype), partial(stepping.record, p.dtype))
+    outs = {
+        "y": runs.Output((len(x), *one.output_shape), given[0], "out[0]"),
+        "new carried": runs.Output(carried.shape, given[1], "out[1]"),
+    }
+    found = runs.run(one, program, p, {"x": x, "carried": carried}, outs)
+    network.shortcuts.add("step", None, program, {"p": p, "x": x, "carried": carried}, ["y", "new carried"])
+    return found["y"], found["new carried"]
