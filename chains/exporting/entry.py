@@ -17,7 +17,7 @@ import numpy as np
 from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.compiler import Compiler, signature_of
 from chains.backends.native.llvm.emit import I32, I64, PTR, Function, Module, Type, Value, integer, real_type
-from chains.backends.native.llvm.words import PREFETCH, ROW_POINTERS
+from chains.backends.native.llvm.struct import PREFETCH, ROW_POINTERS
 from chains.backends.native.memory_plan import Signature
 from chains.backends.native.plan.execution_plan import ExecutionPlan, Segment
 from chains.backends.native.plan.passes import plan_of

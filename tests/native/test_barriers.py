@@ -13,7 +13,7 @@ from tests.harness import CLIPPED, OPTIMIZERS
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native.llvm.words import ARGUMENTS
+from chains.backends.native.llvm.struct import ARGUMENTS
 from chains.backends.native.runtime.epoch import JOB
 from tests.native.support import native
 from tests.native.team import SPLIT, TILED, assert_same_bits, fed, problem, program_of, states

@@ -12,7 +12,7 @@ from chains.program.recorder import Recorder
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native.backend import NativeBackend
-from chains.backends.native.kernels.batch_matmul import workspace
+from chains.backends.native.kernels.matmul import workspace
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.plan.passes import plan_of
 from chains.backends.native.plan.tiles import TILE_ROWS

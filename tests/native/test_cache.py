@@ -96,7 +96,7 @@ def test_the_compilers_version_covers_what_it_is_made_of():
 FOREIGN = {"chains.backends.base", "chains.support.memory", "chains.backends.auto"}
 IMPORTED = """
 import ast, importlib.util, pathlib
-from chains.backends.native.llvm.version import SOURCES
+from chains.backends.native.llvm.cache import SOURCES
 root = pathlib.Path(importlib.util.find_spec("chains").origin).parent
 seen, left = set(), ["chains.backends.native.compiler", "chains.backends.native.plan.passes"]
 while left:

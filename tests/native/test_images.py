@@ -35,7 +35,7 @@ from chains.program.operations import Convolve, ConvolveInput
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native import support
-from chains.backends.native.kernels import block_shapes, gemm, matmul_sums, winograd, winograd_weight
+from chains.backends.native.kernels import block_shapes, gemm, matmul, winograd
 from chains.backends.native.llvm.target import Processor, processor
 from chains.backends.native.memory_plan import MemoryPlan
 from chains.backends.native.plan.execution_plan import ExecutionPlan
@@ -107,7 +107,7 @@ def test_winograds_way_equals_numpy(outs, ins, shape, padding, kind, simd, eager
     assert chosen
     assert all(winograd.suits(operation) for operation in chosen)
     lanes = processor(simd).lanes(np.dtype(kind).itemsize)
-    transformed = [o for o in program.operations if winograd_weight.suits(o, lanes)]
+    transformed = [o for o in program.operations if winograd.suits_weight(o, lanes)]
     assert len(transformed) == (min(outs, ins) >= max(16, 2 * lanes) and shape != (4, 4))
     for batch in (1, 18):
         assert_equals_numpy(program, batch, kind, simd=simd)
@@ -205,7 +205,7 @@ def test_dense_layers_behind_images_read_many_weights_in_parts(kind, simd, eager
     outs = 161 if kind == "float32" else 83
     layers = Conv(1, 3, 2, relu), Flatten(), Dense(3 * 11 * 13, outs, tanh), Dense(outs, 3)
     program = vjp_of(Chain(*layers, input_shape=(1, 12, 14)), kind)
-    assert 3 * 11 * 13 * outs * np.dtype(kind).itemsize > matmul_sums.SECOND_LEVEL_CACHE_BYTES
+    assert 3 * 11 * 13 * outs * np.dtype(kind).itemsize > matmul.SECOND_LEVEL_CACHE_BYTES
     for batch in (1, 21):
         assert_equals_numpy(program, batch, kind, simd=simd)
 

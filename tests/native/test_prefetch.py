@@ -17,14 +17,14 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 from chains.backends.native.backend import NativeBackend
 from chains.backends.native.compiler import compile_program
 from chains.backends.native.feed import row_shares
-from chains.backends.native.kernels import prefetch
+from chains.backends.native.kernels import samples
+from chains.backends.native.llvm.struct import ARGUMENTS
 from chains.backends.native.llvm.target import Processor, processor
-from chains.backends.native.llvm.words import ARGUMENTS
 from chains.backends.native.runtime.epoch import JOB
 from chains.backends.native.runtime.workers import WORKER_POOL_WORDS
 
-LINE = prefetch.CACHE_LINE_BYTES
-LEFT, NEXT, ROWS, NUMBERS = (prefetch.PREFETCH.positions[name] for name in ("left", "next", "rows", "numbers"))
+LINE = samples.CACHE_LINE_BYTES
+LEFT, NEXT, ROWS, NUMBERS = (samples.PREFETCH.positions[name] for name in ("left", "next", "rows", "numbers"))
 
 
 @pytest.mark.parametrize(("width", "batch"), [(784, 10), (130, 3), (1000, 24)])
@@ -36,7 +36,7 @@ def test_a_step_goes_through_all_the_lines_of_the_next_rows(width, batch):
     data, numbers = np.zeros((50, width), np.float32), np.array([7, 49, 0, 3] * 6)[:batch]
     lines = -(-width * 4 // LINE)
     words = {"rows": batch, "numbers": numbers.ctypes.data, "data": data.ctypes.data, "nbytes": 4 * width, "lines": lines}
-    prefetch.PREFETCH.write(binding.prefetch[0], **words)
+    samples.PREFETCH.write(binding.prefetch[0], **words)
     runs = 0
     while binding.prefetch[0, ROWS] or binding.prefetch[0, LEFT] > 0:
         binding.run()
@@ -45,7 +45,7 @@ def test_a_step_goes_through_all_the_lines_of_the_next_rows(width, batch):
     assert runs == 1 or width != 784  # mnist's rows are fetched by the blocks of one step
     assert binding.prefetch[0, NUMBERS] == numbers.ctypes.data + numbers.nbytes
     last = data[numbers[-1]].ctypes.data
-    assert 4 * width <= binding.prefetch[0, NEXT] - last < 4 * width + LINE * (prefetch.LINES_AT_ONCE + 1)
+    assert 4 * width <= binding.prefetch[0, NEXT] - last < 4 * width + LINE * (samples.LINES_AT_ONCE + 1)
 
 
 def test_nothing_is_asked_for_where_samples_are_small():
@@ -119,7 +119,7 @@ def test_each_thread_of_a_team_fetches_its_share(monkeypatch):
         assert feed._run(0, values, True) == 6
     last = sources["x"][order[-1]].ctypes.data
     behind = binding.prefetch[:, NEXT] - (last + LINE * np.array([24, 49]))  # where the shares of a sample end
-    assert ((behind >= 0) & (behind < LINE * prefetch.LINES_AT_ONCE)).all()
+    assert ((behind >= 0) & (behind < LINE * samples.LINES_AT_ONCE)).all()
     wanted = {"p": np.zeros(23860, np.float32)}
     alone = NativeBackend(threads=1)
     alone.feed(alone.bind(program, 10, wanted), sources, order)(0, values)

@@ -10,7 +10,7 @@ import numpy as np
 
 from chains.backends.base import Arrays, Binding, aligned, caller_arrays
 from chains.backends.native.compiled import CompiledProgram
-from chains.backends.native.llvm.words import ARGUMENTS, PREFETCH, ROW_POINTERS, THREAD
+from chains.backends.native.llvm.struct import ARGUMENTS, PREFETCH, ROW_POINTERS, THREAD
 from chains.backends.native.runtime.shared import runtime, worker_pool
 from chains.backends.native.runtime.thread_trial import ThreadTrial
 from chains.program.program import Program

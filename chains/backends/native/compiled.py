@@ -12,9 +12,9 @@ from threading import RLock
 
 from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.llvm import cache as files
+from chains.backends.native.llvm.cache import compiler_version
 from chains.backends.native.llvm.jit import Code, assembly, code_name, known_code, machine_code
 from chains.backends.native.llvm.target import Processor
-from chains.backends.native.llvm.version import compiler_version
 from chains.backends.native.memory_plan import MemoryPlan, Signature
 from chains.backends.native.runtime.thread_trial import ThreadTrial
 from chains.backends.native.support import unsupported

@@ -16,13 +16,21 @@ from chains.backends.native.kernels.convolve import pack_kernels
 from chains.backends.native.kernels.elementwise import Frame, RowPointers, lower_shared_map
 from chains.backends.native.kernels.gemm import lower_large
 from chains.backends.native.kernels.outline import Outlines
-from chains.backends.native.kernels.packing import pack
-from chains.backends.native.kernels.prefetch import begin_prefetch
-from chains.backends.native.kernels.row_pointers import list_rows
-from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer
-from chains.backends.native.llvm.subnormals import flush, restore
+from chains.backends.native.kernels.products import pack
+from chains.backends.native.kernels.samples import begin_prefetch, list_rows
+from chains.backends.native.llvm.emit import (
+    I64,
+    PTR,
+    Function,
+    Module,
+    Type,
+    Value,
+    flush_subnormals,
+    integer,
+    restore_subnormals,
+)
+from chains.backends.native.llvm.struct import ROW_POINTERS
 from chains.backends.native.llvm.target import Processor
-from chains.backends.native.llvm.words import ROW_POINTERS
 from chains.backends.native.lowerings import lower
 from chains.backends.native.memory_plan import Signature, Slot
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
@@ -128,10 +136,10 @@ class Compiler:
                 frame.rows = RowPointers(plan.indexed, self._word(f, plan.rows_position))
         for view in views:
             base(view)
-        control = flush(f) if plan.flushes_subnormals else None
+        control = flush_subnormals(f) if plan.flushes_subnormals else None
         body(frame)
         if control is not None:
-            restore(f, control)
+            restore_subnormals(f, control)
         f.line("ret void")
         self.module.add(f)
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from chains.backends.native.kernels.prefetch import prefetch_run
+from chains.backends.native.kernels.samples import prefetch_run
 from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer, real_type
+from chains.backends.native.llvm.struct import ARGUMENTS, THREAD
 from chains.backends.native.llvm.vectormath import maximum
-from chains.backends.native.llvm.words import ARGUMENTS, THREAD
 from chains.backends.native.plan.execution_plan import ExecutionPlan, Segment, SumRun, Work
 from chains.backends.native.plan.segments import MIN_SHARED_ELEMENTS, MIN_TEAM_ELEMENTS
 from chains.program.view import Buffer

@@ -11,7 +11,7 @@ import numpy as np
 
 from chains.backends.base import Arrays, Feed, MemberFeed, aligned, updated
 from chains.backends.native.binding import NativeBinding
-from chains.backends.native.llvm.words import CACHE_LINE_BYTES, PREFETCH, ROW_POINTERS
+from chains.backends.native.llvm.struct import CACHE_LINE_BYTES, PREFETCH, ROW_POINTERS
 from chains.backends.native.runtime.epoch import COPY, GATHER, JOB, LANE, PLACE
 from chains.backends.native.runtime.shared import gatherer, runtime, worker_pool
 from chains.backends.native.runtime.thread_trial import ThreadTrial

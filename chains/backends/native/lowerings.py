@@ -7,19 +7,21 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from chains.backends.native.kernels import winograd, winograd_weight
-from chains.backends.native.kernels.all_reduce import lower_all_reduce
-from chains.backends.native.kernels.batch_matmul import lower_batch_matmul
-from chains.backends.native.kernels.convolve import lower_convolve
-from chains.backends.native.kernels.convolve_weight import lower_convolve_weight
-from chains.backends.native.kernels.elementwise import Frame, lower_copy, lower_fill, lower_map, lower_reduce
-from chains.backends.native.kernels.gather import lower_gather, lower_scatter_add
-from chains.backends.native.kernels.images import lower_laned, lower_pool
-from chains.backends.native.kernels.loop import FALSE, lower_loop
-from chains.backends.native.kernels.matmul import lower_matmul
-from chains.backends.native.kernels.philox import lower_random
-from chains.backends.native.kernels.relayout import Relayout, lower_relayout
-from chains.backends.native.kernels.rows import lower_update_rows
+from chains.backends.native.kernels import winograd
+from chains.backends.native.kernels.convolve import lower_convolve, lower_convolve_weight
+from chains.backends.native.kernels.elementwise import (
+    Frame,
+    lower_all_reduce,
+    lower_copy,
+    lower_fill,
+    lower_map,
+    lower_random,
+    lower_reduce,
+)
+from chains.backends.native.kernels.images import Relayout, lower_laned, lower_pool, lower_relayout
+from chains.backends.native.kernels.matmul import lower_batch_matmul, lower_matmul
+from chains.backends.native.kernels.outline import FALSE, lower_loop
+from chains.backends.native.kernels.tables import lower_gather, lower_scatter_add, lower_update_rows
 from chains.backends.native.llvm.emit import Type, Value, integer
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.program import operations as ops
@@ -82,8 +84,8 @@ def _convolve(frame: Frame, step: Any, plan: ExecutionPlan) -> None:
 
 
 def _convolve_weight(frame: Frame, step: Any, plan: ExecutionPlan) -> None:
-    if winograd_weight.suits(step.operation, frame.lanes):
-        winograd_weight.lower_winograd_weight(frame, step.operation, _workspace(frame, plan))
+    if winograd.suits_weight(step.operation, frame.lanes):
+        winograd.lower_winograd_weight(frame, step.operation, _workspace(frame, plan))
     else:
         lower_convolve_weight(frame, step.operation)
 

@@ -44,7 +44,7 @@ class Signature:
     tile: int  # samples
     room: int  # samples that a tile has at most
     tile_bytes: int  # scratch of one tile
-    indexed: str | None  # the input whose samples may be read by their numbers (`kernels/row_pointers.py`)
+    indexed: str | None  # the input whose samples may be read by their numbers (`kernels/samples.py`)
     products: bool  # whether there are large products: threads without tiles do a part too
     one_size: bool  # whether all tiles have one size
     parts: int  # parts of each partitioned product; with more than one, a tile is the whole batch

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 from chains.backends.native.kernels.block_shapes import block_shapes
 from chains.backends.native.kernels.elementwise import Frame, horizontal
-from chains.backends.native.kernels.epilogue import ResultBlock, store_block
-from chains.backends.native.kernels.fusion import FusedProduct, as_rows
-from chains.backends.native.llvm.blocking import row_blocks
+from chains.backends.native.kernels.products import FusedProduct, ResultBlock, as_rows, store_block
 from chains.backends.native.llvm.emit import Function, Type, Value, integer, number, real_type
+from chains.backends.native.llvm.loops import row_blocks
 from chains.backends.native.llvm.shuffles import transposed
 from chains.program.operations import MatMul, Operation
 from chains.program.view import Batch, View, concrete

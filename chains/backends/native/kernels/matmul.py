@@ -6,9 +6,19 @@ one row of b once and multiplies them by one number of a for each row.
 The position of the batch gives three cases:
 
 - Rows are samples (forward, input gradient). The weights are b. The maps that follow are applied to a block of samples in
-  registers (`epilogue.py`).
-- The inner axis is the batch (weight gradient): `matmul_sums.py`.
+  registers (`store_block`).
+- The inner axis is the batch (weight gradient): the block is a sum over the samples of the tile.
 - There is no batch (a penalty's sum of squares).
+
+A product of few columns, such as a last layer, fills only a part of a vector, and the rest of each multiplication would be
+lost. There a vector has a block of lanes for each of several samples. Rows of the left operand are transposed, block by block,
+into vectors that hold the same few columns of all these samples. Each column in turn is spread over its sample's block and
+multiplied by a row of weights, which every block repeats. A product with a single column spreads nothing: the products of each
+sample are added up across the lanes, for as many samples at a time as a vector has lanes.
+
+Many small products, one for each part of each sample (the heads of attention), are a loop over the code of one product without
+a batch. If the numbers in a row of the right side have gaps, as in a transposed matrix, the right side is first copied to rows
+of whole vectors. This costs as much as one row of the result.
 """
 
 from __future__ import annotations
@@ -19,20 +29,32 @@ from functools import partial
 from typing import NamedTuple
 
 from chains.backends.native.kernels.elementwise import Frame, horizontal, lower_map
-from chains.backends.native.kernels.epilogue import ResultBlock, store_block
-from chains.backends.native.kernels.fusion import FusedProduct, is_dots
-from chains.backends.native.kernels.matmul_narrow import dots, is_narrow, lower_matmul_narrow
-from chains.backends.native.kernels.matmul_shared import call_rows_block, shares_blocks
-from chains.backends.native.kernels.matmul_sums import FIRST_LEVEL_CACHE_BYTES, SECOND_LEVEL_CACHE_BYTES, lower_matmul_sums
-from chains.backends.native.kernels.prefetch import prefetch_lines, reads_samples
-from chains.backends.native.llvm.accumulators import accumulators_for, combined
-from chains.backends.native.llvm.blocking import blocks, panels
-from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
-from chains.backends.native.llvm.shuffles import sums_of_lanes
+from chains.backends.native.kernels.matmul_shared import call_rows_block, call_sums_block, shares_blocks
+from chains.backends.native.kernels.products import (
+    FusedProduct,
+    ResultBlock,
+    as_rows,
+    is_dots,
+    pack,
+    packed_columns,
+    store_block,
+)
+from chains.backends.native.kernels.samples import prefetch_lines, prefetch_row, reads_samples
+from chains.backends.native.llvm.emit import Type, Value, integer, lanes_of, number, real_type
+from chains.backends.native.llvm.loops import accumulate, accumulators_for, blocks, combined, panels
+from chains.backends.native.llvm.shuffles import interleaved, repeated, shuffled, spread, sums_of_lanes, transposed
+from chains.program.operations import BatchMatMul, Operation
+from chains.program.view import Batch, Buffer, View
 
+FIRST_LEVEL_CACHE_BYTES = 32 << 10  # bytes of the smallest first-level caches
+SECOND_LEVEL_CACHE_BYTES = 256 << 10  # bytes of the smallest second-level caches
 PART = 16  # length of a part of the inner axis, where weights exceed the second-level cache
 STEPS_PER_PREFETCH = 6  # steps of the inner loop
-MAX_UNROLLED_MULTIPLY_ADDS = 96  # multiply-adds in one straight run of code, at most
+MAX_UNROLLED_MULTIPLY_ADDS = 96  # multiply-adds in one straight run of code
+SUMMED_BYTES = (
+    256 << 10
+)  # bytes of both operands of a sum over samples in parts: they stay in cache, and their pages in the TLB
+MIN_SUMMED_ROWS = 64  # rows of such a part: with fewer, writing and reading the sums again costs too much
 
 
 def lower_matmul(frame: Frame, product: FusedProduct) -> None:
@@ -213,3 +235,287 @@ def _dot_rows(frame: Frame, product: FusedProduct) -> None:
         f.loop(integer(0), frame.extent(out.shape[0]), 1, row)
 
     blocks(f, columns, lanes, block)
+
+
+def is_narrow(product: FusedProduct, lanes: int) -> bool:
+    """Whether several rows fit in a vector and follow one another in memory: in the result and in all operands of its maps."""
+    columns, inner = int(product.out.shape[1]), int(product.a.shape[1])  # type: ignore[arg-type]
+    rows = [product.out, *(as_rows(view) for fused in product.maps for view in fused.views if view.batched)]
+    together = all(view.strides[0] == columns for view in rows)
+    if not together or product.a.strides[1] != 1 or 2 * _sample_lanes(columns) > lanes:
+        return False
+    if columns == 1:
+        return product.b.strides[0] == 1 and inner >= lanes
+    return inner >= columns and (product.b.strides[1] == 1 or product.padded)
+
+
+def lower_matmul_narrow(frame: Frame, product: FusedProduct) -> Value:
+    """Compute all rows except the last few, which do not fill a vector. Returns the first row that is left."""
+    f, lanes, out = frame.f, frame.lanes, product.out
+    columns = int(out.shape[1])  # type: ignore[arg-type]
+    samples = lanes // _sample_lanes(columns)
+    position: Value = integer(0)
+    most = 1 if columns == 1 else max(1, frame.shapes.matmul_narrow.rows // samples)
+    for vectors in dict.fromkeys((most, 1)):
+
+        def step(row: Value, _: list[Value], vectors: int = vectors) -> None:
+            sums = (
+                [sums_of_lanes(f, dots(frame, product, row, lanes))]
+                if columns == 1
+                else _narrow_block(frame, product, row, vectors)
+            )
+            if (used := samples * columns) < lanes:
+                block = _sample_lanes(columns)
+                packed = [block * (k // columns) + k % columns if k < used else 0 for k in range(lanes)]
+                sums = [shuffled(f, vector, None, packed) for vector in sums]
+            masks = [f.lane_mask(lanes, used)] * vectors
+            store_block(frame, product, ResultBlock(row, 1, integer(0), masks, lanes), sums, rows=samples)
+
+        rows = samples * vectors
+        position, _ = f.loop(position, f.add(frame.extent(out.shape[0]), 1 - rows), rows, step)
+    return position
+
+
+def _sample_lanes(columns: int) -> int:
+    """The number of lanes for a sample."""
+    return 1 << (columns - 1).bit_length()
+
+
+def _narrow_block(frame: Frame, product: FusedProduct, row: Value, vectors: int) -> list[Value]:
+    """`vectors` vectors of results, from `row` on."""
+    f, lanes, a, b = frame.f, frame.lanes, product.a, product.b
+    columns, inner = int(b.shape[1]), int(b.shape[0])  # type: ignore[arg-type]
+    scalar = real_type(product.out.dtype)
+    type, block = Type(scalar.name, lanes), _sample_lanes(columns)
+    samples = lanes // block
+    a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(vectors * samples)]
+    accumulators = max(1, min(frame.shapes.matmul_narrow.sums, inner) // vectors)
+
+    def multiply(begin: Value, sums: list[Value], used: int = lanes) -> list[Value]:
+        mask = f.lane_mask(lanes, used)
+        rows = [f.load(type, f.address(each, begin, scalar), mask) for each in a_rows]
+        tiles = [transposed(f, rows[v : v + samples], block) for v in range(0, len(rows), samples)]
+        sums = list(sums)
+        for k in range(used):
+            pointer = f.address(frame.base(b), f.mul(f.add(begin, k), b.strides[0]), scalar)
+            weights = f.load(Type(scalar.name, block), pointer, None if product.padded else f.lane_mask(block, columns))
+            weights = repeated(f, weights, block, lanes)
+            for v, tile in enumerate(tiles):
+                at = k % accumulators * vectors + v
+                sums[at] = f.fma(spread(f, tile[k // block], k % block, block), weights, sums[at])
+        return sums
+
+    whole = inner // lanes * lanes
+    sums = [number(type, 0.0)] * (vectors * accumulators)
+    if whole > lanes:
+        sums = f.loop(integer(0), integer(whole), lanes, multiply, sums)[1]
+    elif whole:
+        sums = multiply(integer(0), sums)
+    if inner > whole:
+        sums = multiply(integer(whole), sums, inner - whole)
+    return combined(sums, vectors, partial(f.binary, "fadd"))
+
+
+def dots(frame: Frame, product: FusedProduct, row: Value, rows: int) -> list[Value]:
+    """A product with a single column: for each of some rows, from `row` on, a vector whose lanes add up to the result."""
+    f, lanes, a, b = frame.f, frame.lanes, product.a, product.b
+    inner = int(b.shape[0])  # type: ignore[arg-type]
+    scalar = real_type(product.out.dtype)
+    type = Type(scalar.name, lanes)
+    a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(rows)]
+
+    def multiply(begin: Value, sums: list[Value], used: int = lanes) -> list[Value]:
+        mask = f.lane_mask(lanes, used)
+        weights = f.load(type, f.address(frame.base(b), begin, scalar), mask)
+        return [
+            f.fma(f.load(type, f.address(each, begin, scalar), mask), weights, total)
+            for each, total in zip(a_rows, sums, strict=True)
+        ]
+
+    whole = inner // lanes * lanes
+    sums = f.loop(integer(0), integer(whole), lanes, multiply, [number(type, 0.0)] * rows)[1]
+    if inner > whole:
+        sums = multiply(integer(whole), sums, inner - whole)
+    return sums
+
+
+def lower_matmul_sums(frame: Frame, product: FusedProduct) -> None:
+    """Blocks of the result, each a sum over the samples of the tile.
+
+    If samples have many rows, the rows are taken in parts, since every block of the result reads a few columns of all rows.
+    """
+    product = product.turned(frame.lanes)
+    frame = replace(frame, first=frame.begins(product.accumulate, product.continued))
+    f, summed = frame.f, product.a.shape[1]
+    count = frame.extent(summed)
+    length = SUMMED_BYTES // (sum(product.out.sample_shape) * product.out.dtype.itemsize)
+    if product.maps or not isinstance(summed, Batch) or summed.per_sample == 1 or length < MIN_SUMMED_ROWS:
+        _sum(frame, product, integer(0), count)
+        return
+
+    def part(begin: Value, _: list[Value]) -> None:
+        first = frame.first and f.binary("and", frame.first, f.compare("eq", begin, integer(0)))
+        _sum(replace(frame, first=first), product, begin, f.least(f.binary("sub", count, begin), integer(length)))
+
+    f.loop(integer(0), count, length, part)
+
+
+def _sum(frame: Frame, product: FusedProduct, begin: Value, count: Value) -> None:
+    """The sum over `count` rows of the operands."""
+    rows, columns = (int(extent) for extent in product.out.shape)  # type: ignore[arg-type]
+    f = frame.f
+    lanes = frame.lanes if product.b.strides[1] == 1 else 1
+    vectors = -(-columns // lanes)
+    prefetch = reads_samples(product.a)
+    height, panel = frame.shapes.matmul_sums.block(vectors)
+    height = min(rows, height)
+
+    def block(i: Value, size: int, column: Value, masks: list[Value | None]) -> None:
+        _sum_block(frame, product, ResultBlock(i, size, column, masks, lanes), begin, count)
+        if prefetch and size == height:
+            prefetch_lines(frame)
+
+    if frame.small_tiles and rows * columns * product.out.dtype.itemsize > frame.shapes.sums_by_rows:
+        # The operands of a few samples stay in cache; the result, from beyond it, is read as it lies.
+        blocks(f, rows, height, lambda i, size: panels(f, columns, lanes, panel, partial(block, i, size)))
+    else:
+        panels(
+            f,
+            columns,
+            lanes,
+            panel,
+            lambda column, masks: blocks(f, rows, height, lambda i, size: block(i, size, column, masks)),
+        )
+
+
+def _sum_block(frame: Frame, product: FusedProduct, block: ResultBlock, begin: Value, count: Value) -> None:
+    """A block of the result: the sums over `count` rows of the operands from `begin` on."""
+    if not product.maps and shares_blocks(frame, product, block.lanes):
+        call_sums_block(frame, product, block, begin, count)
+        return
+    f, out, a, b = frame.f, product.out, product.a, product.b
+    row, height, column, masks, lanes = block.row, block.height, block.column, block.masks, block.lanes
+    scalar = real_type(out.dtype)
+    type = Type(scalar.name, lanes)
+
+    def step(i: Value, sums: list[Value]) -> list[Value]:
+        s = f.add(begin, i)
+        b_row = f.address(frame.row(b, s, b.strides[0]), f.mul(column, b.strides[1]), scalar)
+        a_column = f.address(frame.row(a, s, a.strides[1]), f.mul(row, a.strides[0]), scalar)
+        vectors = [
+            f.load(type, f.address(b_row, integer(c * lanes * b.strides[1]), scalar), mask) for c, mask in enumerate(masks)
+        ]
+        results = []
+        for r in range(height):
+            x = f.splat(f.load(scalar, f.address(a_column, integer(r * a.strides[0]), scalar)), lanes)
+            results += [f.fma(x, v, sums[r * len(masks) + c]) for c, v in enumerate(vectors)]
+        return results
+
+    _prefetch_updated(frame, product, block)
+    start = block.zeros(scalar)
+    sums = accumulate(f, count, accumulators_for(len(start)), step, start, start[0], partial(f.binary, "fadd"))
+
+    def add_interleaved() -> None:
+        for c, mask in enumerate(masks):
+            first = f.address(frame.base(out), f.mul(f.add(column, c * lanes), height), scalar)
+            left = height * lanes_of(mask, lanes)
+            for k, total in enumerate(interleaved(f, sums[c :: len(masks)])[: -(-left // lanes)]):
+                pointer = f.address(first, integer(k * lanes), scalar)
+                _add(frame, total, pointer, f.lane_mask(lanes, left - k * lanes))
+
+    def add_up() -> None:
+        if out.shape[0] == height and out.strides == (1, height) and height & (height - 1) == 0:  # all rows of a transpose
+            add_interleaved()
+            return
+        for (r, c, mask), total in zip(block.places(), sums, strict=True):
+            offset = f.add(f.mul(f.add(row, r), out.strides[0]), f.mul(f.add(column, c * lanes), out.strides[1]))
+            pointer = f.address(frame.base(out), offset, scalar)
+            if out.strides[1] == 1:
+                _add(frame, total, pointer, mask)
+                continue
+            for lane in range(lanes_of(mask, lanes)):
+                x = f.assign(scalar, f"extractelement {total}, i64 {lane}") if lanes > 1 else total
+                _add(frame, x, f.address(pointer, integer(lane * out.strides[1]), scalar), None)
+
+    if product.maps:
+        assert frame.whole is not None
+        f.when(frame.whole, lambda: store_block(frame, product, block, sums), add_up)
+    else:
+        add_up()
+
+
+def _prefetch_updated(frame: Frame, product: FusedProduct, block: ResultBlock) -> None:
+    """Prefetch the weights that a later block updates, unless all of them stay in the first-level cache."""
+    f, ahead = frame.f, frame.shapes.updates_ahead
+    width = block.lanes * len(block.masks)
+    for view in dict.fromkeys(view for fused in product.maps for view in fused.outs):
+        if not ahead or view.sample_size * view.dtype.itemsize <= FIRST_LEVEL_CACHE_BYTES:
+            continue
+        scalar = real_type(view.dtype)
+        for r in range(ahead * block.height, (ahead + 1) * block.height):
+            start = f.add(f.mul(f.add(block.row, r), view.strides[0]), block.column)
+            prefetch_row(f, f.address(frame.base(view), start, scalar), width * scalar.size)
+
+
+def _add(frame: Frame, value: Value, pointer: Value, mask: Value | None) -> None:
+    """Store a sum over the samples of this tile if sums begin with this tile, else add it to the present sum."""
+    f = frame.f
+    before = f.load(value.type, pointer, mask)
+    total = f.binary("fadd", before, value)
+    if frame.first is not None:
+        total = f.select(frame.first, value, total)
+    f.store(total, pointer, mask)
+
+
+def lower_batch_matmul(frame: Frame, operation: BatchMatMul, space: Value) -> None:
+    """out = a @ b, or +=, for all matrices; `space` takes the copy of a right side."""
+    f, leading = frame.f, operation.outs[0].shape[:-2]
+    matrices = [_matrix(view) for view in operation.views]
+    scalar = real_type(matrices[0].dtype)
+
+    def run(axis: int, starts: Sequence[Value]) -> None:
+        if axis == len(leading):
+            _product(frame, operation, matrices, [*starts, space])
+            return
+
+        def step(i: Value, _: list[Value]) -> None:
+            strides = [view.strides[axis] for view in operation.views]
+            run(axis + 1, [f.address(start, f.mul(i, stride), scalar) for start, stride in zip(starts, strides, strict=True)])
+
+        f.loop(integer(0), frame.extent(leading[axis]), 1, step)
+
+    run(0, [frame.base(view) for view in operation.views])
+
+
+def workspace(operation: Operation, lanes: int) -> int:
+    """Elements that a thread needs for the copy of a right side."""
+    return _copied(operation.ins[1], lanes).buffer.size if _is_packed(operation) else 0  # with the padding of its rows
+
+
+def _is_packed(operation: Operation) -> bool:
+    return isinstance(operation, BatchMatMul) and operation.ins[1].strides[-1] != 1 < int(operation.ins[1].shape[-1])  # type: ignore[arg-type]
+
+
+def _matrix(view: View) -> View:
+    """One of the matrices of a view, as a separate buffer."""
+    buffer = Buffer(view.buffer.name, "scratch", view.dtype, view.shape[-2:])
+    return View(buffer, view.shape[-2:], view.strides[-2:])
+
+
+def _copied(view: View, lanes: int) -> View:
+    """The place for a copy of one of the matrices, with rows of whole vectors."""
+    matrix = _matrix(view)
+    columns = packed_columns(matrix, lanes)
+    return View(Buffer("packed", "scratch", view.dtype, (matrix.shape[0], columns)), matrix.shape, (columns, 1))
+
+
+def _product(frame: Frame, operation: BatchMatMul, matrices: Sequence[View], starts: Sequence[Value]) -> None:
+    """One of the products, of matrices that start at these addresses."""
+    out, a, b = matrices
+    copied = _copied(operation.ins[1], frame.lanes)
+    places = dict(zip((out.buffer, a.buffer, b.buffer, copied.buffer), starts, strict=True))
+    inside = replace(frame, base=lambda view: places[view.buffer], rows=None)
+    packed = _is_packed(operation)
+    if packed:
+        pack(inside, b, copied)
+    lower_matmul(inside, FusedProduct(out, a, copied if packed else b, operation.accumulate, padded=packed))

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from chains.backends.native.kernels.elementwise import Frame
-from chains.backends.native.kernels.epilogue import ResultBlock
-from chains.backends.native.kernels.fusion import FusedProduct
-from chains.backends.native.llvm.accumulators import accumulate, accumulators_for, combined
+from chains.backends.native.kernels.products import FusedProduct, ResultBlock
 from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, lanes_of, real_type
+from chains.backends.native.llvm.loops import accumulate, accumulators_for, combined
 
 UNROLLED_MULTIPLY_ADDS = 24  # in one straight run of code, at most: with more, LLVM keeps operands in memory
 

@@ -18,9 +18,11 @@ import re
 import stat
 import tempfile
 import warnings
+from functools import cache
 from pathlib import Path
 
 LIMIT_BYTES = 256 << 20
+SOURCES = ("backends/native", "backends/tiling.py", "expr", "program")  # the package's sources that decide assembly
 _MAGIC = b"chains native 1\n"
 _OURS = re.compile(r"[0-9a-f]{40}(\.o|-.*\.new)")  # names of the cache's files; the folder may have others
 # A FIFO must not block; a link must not lead out of the folder. Windows has neither flag.
@@ -167,3 +169,17 @@ def _trim(place: Path) -> None:
         with contextlib.suppress(OSError):
             path.unlink()
         total -= size
+
+
+@cache
+def compiler_version() -> str:
+    """A hash of the sources that turn programs into assembly, so that no compiler loads code that another has kept."""
+    package = Path(__file__).parents[3]
+    digest = hashlib.sha256()
+    places = [package / source for source in SOURCES]
+    paths = [path for place in places for path in ([place] if place.is_file() else sorted(place.rglob("*.py")))]
+    for path in paths:
+        digest.update(path.read_bytes())
+    if not paths:  # the sources are in an archive, for example: versions cannot be told apart
+        digest.update(os.urandom(16))
+    return digest.hexdigest()

@@ -47,6 +47,7 @@ class Type:
 
 
 I32, I64, PTR = Type("i32"), Type("i64"), Type("ptr")
+FLUSH_BITS = 0x8040  # of MXCSR: results below the smallest normal number are zero (FTZ), and so are such operands (DAZ)
 
 
 @dataclass(slots=True)
@@ -343,3 +344,24 @@ class Module:
     def text(self) -> str:
         attributes = 'attributes #0 = { nounwind "no-trapping-math"="true" "frame-pointer"="none" }'
         return "\n".join([*self._declarations.values(), *self._functions, attributes, ""])
+
+
+def flush_subnormals(f: Function) -> Value:
+    """Begin to take subnormal numbers as zeros. Returns the address that `restore_subnormals` needs.
+
+    A gradient that goes back through many steps vanishes, and ends in subnormal numbers. Processors of Intel and AMD take a
+    hundred cycles for each: a step of training would take a fifth longer. The setting belongs to a thread, so every function
+    restores it at its end.
+    """
+    before = f.assign(PTR, "alloca i32, align 4")
+    during = f.assign(PTR, "alloca i32, align 4")
+    f.call("llvm.x86.sse.stmxcsr", None, before)
+    word = f.assign(I32, f"or {f.load(I32, before)}, {FLUSH_BITS}")
+    f.store(word, during)
+    f.call("llvm.x86.sse.ldmxcsr", None, during)
+    return before
+
+
+def restore_subnormals(f: Function, before: Value) -> None:
+    """End what `flush_subnormals` has begun."""
+    f.call("llvm.x86.sse.ldmxcsr", None, before)

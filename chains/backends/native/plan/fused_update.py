@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from chains.backends.native.kernels.fusion import FusedProduct
+from chains.backends.native.kernels.products import FusedProduct
 from chains.backends.native.plan.execution_plan import ExecutionPlan, FusedUpdate, PlanStep, Segment
 from chains.backends.native.plan.segments import MIN_SHARED_ELEMENTS, Work, divided, works_of
 from chains.program.alias import conflict, overlap

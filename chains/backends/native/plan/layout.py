@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from chains.backends.native.kernels.relayout import Relayout
+from chains.backends.native.kernels.images import Relayout
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.program.loop import Loop, all_operations
 from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Copy, Fill, Map, MatMul, Operation, Pool, Reduce

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from chains.backends.native.kernels.convolve import fusible_image_map
-from chains.backends.native.kernels.fusion import fusible
+from chains.backends.native.kernels.products import fusible
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
 from chains.backends.tiling import meets_sums, needs_results
 from chains.program.alias import conflict, overlap, same

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from chains.backends.native.kernels import batch_matmul, winograd, winograd_weight
-from chains.backends.native.kernels.fusion import FusedProduct, needs_packing
-from chains.backends.native.kernels.gemm import workspace
-from chains.backends.native.kernels.packing import packed_columns
-from chains.backends.native.kernels.row_pointers import indexed_input
+from chains.backends.native.kernels import gemm, matmul, winograd
+from chains.backends.native.kernels.products import FusedProduct, needs_packing, packed_columns
+from chains.backends.native.kernels.samples import indexed_input
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PackedWeights, PlanStep, Segment, SumRun
 from chains.program.operations import BatchMatMul, Convolve, ConvolveInput, MatMul
 from chains.program.scratch import Lifetime, plan_scratch
@@ -101,10 +99,9 @@ def place_tile_scratch(plan: ExecutionPlan) -> ExecutionPlan:
     tile = lanes if plan.laned else max(unit, min(MAX_TILE_SAMPLES, fitting))
     plan = replace(plan, scratch=scratch, tile=tile, room=tile if plan.laned else tile * 9 // 8)
     spaces = [winograd.workspace(step.operation, lanes, plan.processor.registers) for step in plan.steps]
-    spaces += [winograd_weight.workspace(step.operation, lanes, plan.processor.registers) for step in plan.steps]
-    spaces += [batch_matmul.workspace(step.operation, lanes) for step in plan.steps]
+    spaces += [matmul.workspace(step.operation, lanes) for step in plan.steps]
     packs = any(step.fused_product for step in plan.products)
-    spaces += [workspace(lanes, itemsize, plan.processor.registers)] if packs else []
+    spaces += [gemm.workspace(lanes, itemsize, plan.processor.registers)] if packs else []
     return replace(plan, tile_bytes=plan.workspace_offset + max(spaces, default=0) * itemsize)
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.native.llvm.struct import Struct
-from chains.backends.native.llvm.words import PREFETCH, ROW_POINTERS
+from chains.backends.native.llvm.struct import PREFETCH, ROW_POINTERS, Struct
 
 SOURCES: dict[np.dtype[Any], str] = {
     np.dtype(name): short

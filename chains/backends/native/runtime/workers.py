@@ -21,9 +21,8 @@ from __future__ import annotations
 import platform
 import sys
 
-from chains.backends.native.llvm.struct import Struct
+from chains.backends.native.llvm.struct import ARGUMENTS, Struct
 from chains.backends.native.llvm.target import ARM
-from chains.backends.native.llvm.words import ARGUMENTS
 from chains.backends.native.runtime.epoch import JOB
 from chains.support.threads import MAX_THREADS
 
