@@ -54,10 +54,7 @@ class Executable:
         if not self.takes(ins, outs):
             return decline
         idle = self._idle.get(batch, [])
-        try:
-            kept = idle.pop()
-        except IndexError:
-            kept = _Kept(self.backend.bind(self.program, batch, {}))
+        kept = _pop(idle) or _Kept(self.backend.bind(self.program, batch, {}))
         for name, array in self.settings.items():
             kept.binding.arrays[name][...] = array
         found = self.backend.function(kept.binding, ins, outs)
@@ -82,27 +79,26 @@ class Executable:
     def _run_in_place(self, batch: int, arrays: Arrays) -> None:
         """Run on the caller's arrays themselves. Arrays of another type, or with gaps, are copied."""
         fitting = {name: array for name, array in arrays.items() if self._fits(name, array)}
-        kept = self._last_in_place()
+        kept = _pop(self._large)
         if kept is None or not kept.run_at(batch, arrays, fitting):
-            block = self._block(batch, None if kept is None else kept.block)
+            nbytes, block = self.backend.scratch_bytes(self.program, batch), None if kept is None else kept.block
+            if block is None or not nbytes <= block.nbytes <= 2 * nbytes:
+                block = self.backend.allocate(nbytes)
             kept = _Kept(self.backend.bind(self.program, batch, fitting, block), fitting, block)
             kept.run(arrays)
         self._large[:] = [kept]
 
-    def _last_in_place(self) -> _Kept | None:
-        try:
-            return self._large.pop()
-        except IndexError:  # the first call, or another thread has it
-            return None
-
-    def _block(self, batch: int, old: np.ndarray | None) -> np.ndarray:
-        """Scratch memory: the `old` block, from another binding, if its size fits, else a new one."""
-        nbytes = self.backend.scratch_bytes(self.program, batch)
-        return old if old is not None and nbytes <= old.nbytes <= 2 * nbytes else self.backend.allocate(nbytes)
-
     def _fits(self, name: str, array: np.ndarray) -> bool:
         buffer = self.program.buffers.get(name)
         return buffer is not None and array.flags.c_contiguous and array.dtype == buffer.dtype
+
+
+def _pop(bindings: list[_Kept]) -> _Kept | None:
+    """One of these bindings; None if there is none, or if other threads have them all."""
+    try:
+        return bindings.pop()
+    except IndexError:
+        return None
 
 
 def decline(*_: object) -> None:

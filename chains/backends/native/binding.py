@@ -12,7 +12,6 @@ from chains.backends.base import Arrays, Binding, aligned, caller_arrays
 from chains.backends.native.compiled import CompiledProgram
 from chains.backends.native.llvm.struct import ARGUMENTS, PREFETCH, ROW_POINTERS, THREAD
 from chains.backends.native.runtime.shared import runtime, worker_pool
-from chains.backends.native.runtime.thread_trial import ThreadTrial
 from chains.program.program import Program
 from chains.support.processors import processors
 
@@ -67,7 +66,7 @@ class NativeBinding(Binding):
         self.split = signature.parts > 1
         # More threads than processors would wait for each other at every step.
         self.stays_together = 1 < plan.threads <= processors() and self.work < MAX_TEAM_OPERATIONS
-        self.thread_trial = native.thread_trials.setdefault((batch, plan.threads), ThreadTrial()) if plan.threads > 1 else None
+        self.thread_trial = plan.thread_trial
         head = {"batch": batch, "tile": plan.tile, "threads": plan.threads, "sharing": plan.sharing, "block": plan.block}
         head["run"] = self.run_address
         if plan.threads > 1:

@@ -16,7 +16,6 @@ from chains.backends.native.llvm.cache import compiler_version
 from chains.backends.native.llvm.jit import Code, assembly, code_name, known_code, machine_code
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.memory_plan import MemoryPlan, Signature
-from chains.backends.native.runtime.thread_trial import ThreadTrial
 from chains.backends.native.support import unsupported
 from chains.program.fingerprint import fingerprint
 from chains.program.program import Program
@@ -40,17 +39,11 @@ class CompiledProgram:
         self.signature = signature
         self.code = code
         self.work = work
-        self.thread_trials: dict[tuple[int, int], ThreadTrial] = {}  # by batch size and number of threads
-        self._plans: dict[tuple[int, int], MemoryPlan] = {}
+        self._plans: Recent[MemoryPlan] = Recent(MAX_MEMORY_PLANS)
 
     def memory_plan(self, batch: int, threads: int) -> MemoryPlan:
         """The layout of the scratch memory, kept for recent sizes, since a run may be short."""
-        plan = self._plans.get((batch, threads))
-        if plan is None:
-            if len(self._plans) >= MAX_MEMORY_PLANS:
-                self._plans = {}
-            plan = self._plans[batch, threads] = MemoryPlan(self.signature, batch, threads, self.work)
-        return plan
+        return self._plans.get((batch, threads), lambda: MemoryPlan(self.signature, batch, threads, self.work))
 
 
 COMPILED: Recent[CompiledProgram] = Recent(64)  # by program, parts and processor; users keep alive those in use

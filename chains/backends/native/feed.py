@@ -140,19 +140,13 @@ _PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_vo
 class NativeMemberFeed(MemberFeed):
     """One compiled program for all members. `bind` binds it to arrays, for the present number of threads.
 
-    A thread does all parts of a step alone, so that the results are the same, to the bit, as for a network trained alone.
+    A thread does all parts of a step alone, so that the results are identical to those of a network trained alone.
     """
 
     def __init__(
-        self,
-        bind: Callable[[Arrays], NativeBinding],
-        threads: Callable[[], int],
-        program: Program,
-        arrays: Arrays,
-        sources: Arrays,
-        orders: np.ndarray,
-        own: Collection[str],
-    ) -> None:
+        self, bind: Callable[[Arrays], NativeBinding], threads: Callable[[], int], program: Program, arrays: Arrays,
+        sources: Arrays, orders: np.ndarray, own: Collection[str],
+    ) -> None:  # fmt: skip
         self._bind, self._threads = bind, threads
         self._arrays, self._sources, self._orders = arrays, sources, orders
         self._own = {*own} & {*arrays, *sources}
@@ -180,7 +174,7 @@ class NativeMemberFeed(MemberFeed):
 
 
 class _Lane:
-    """A thread's own binding, and the places in it for the rows of a member."""
+    """A thread's binding, and the places in it for the rows of a member."""
 
     def __init__(self, feed: NativeMemberFeed, arrays: Arrays, sources: Arrays, orders: np.ndarray) -> None:
         rows_of = {name: rows for name, rows in arrays.items() if name in feed._own}
@@ -194,10 +188,8 @@ class _Lane:
         moved += [(word, rows) for name, rows in sources.items() if name in feed._own for word in self._feed.places(name)]
         places = [PLACE.pack(word=word, first=_at(word), stride=rows.strides[0]) for word, rows in moved]
         per_run = [PLACE.pack(word=self.job.ctypes.data + 8 * JOB.positions[name]) for name in ("order", "values")]
-        copies = [
-            COPY.pack(target=here[name].ctypes.data, rows=arrays[name].ctypes.data, nbytes=here[name].nbytes)
-            for name in feed._updated
-        ]
+        copied = [(here[name], arrays[name]) for name in feed._updated]
+        copies = [COPY.pack(target=row.ctypes.data, rows=rows.ctypes.data, nbytes=row.nbytes) for row, rows in copied]
         self._keep = here
         self._places, self._copies = np.array(per_run + places), np.array(copies).reshape(-1, COPY.size)
         self.words = LANE.pack(

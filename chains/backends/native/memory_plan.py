@@ -10,6 +10,8 @@ import math
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
+from chains.backends.native.runtime.thread_trial import ThreadTrial
+
 # Below this many operations a second thread costs more than it saves (a hand-over takes about a microsecond).
 MIN_THREAD_OPERATIONS = 400_000
 MIN_BLOCK_TILES = 128  # a thread with no more tiles adds the sums of its tiles one after another
@@ -81,6 +83,7 @@ class MemoryPlan:
         if not (signature.products or split):
             self.threads = self.sharing
         self.layout = self.threads, self.sharing, self.tile
+        self.thread_trial = ThreadTrial() if self.threads > 1 else None
         self.nbytes = 0
         scratch = {number: slot for number, slot in enumerate(signature.table) if not slot.given}
         samples = {True: tiles * signature.tile, False: batch}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from chains.backends.native.kernels.products import FusedProduct
 from chains.backends.native.plan.execution_plan import ExecutionPlan, FusedUpdate, PlanStep, Segment
@@ -177,8 +178,9 @@ def _updated(position: int, segment: Segment, update: _Update, lanes: int) -> Pl
     changed = update.on(step)
     written = [view for each in changed.update for view in each.outs]
     read = [view for later in segment.tiled_steps[position:] for view in _reads(later)]
-    fits = not any(overlap(a, b) for a in written for b in read) and _as_it_is(step, lanes)
-    return changed if fits else step
+    product = FusedProduct.of(step.operation)
+    turned = product.turned(lanes) is not product  # its transpose is computed
+    return step if turned or any(overlap(a, b) for a in written for b in read) else changed
 
 
 def _reads(step: PlanStep) -> list[View]:
@@ -187,28 +189,13 @@ def _reads(step: PlanStep) -> list[View]:
     return own + [view for fused in step.fused for view in fused.ins]
 
 
-def _as_it_is(product: PlanStep, lanes: int) -> bool:
-    """Whether a product itself is computed, not its transpose."""
-    fused = FusedProduct.of(product.operation)
-    return fused.turned(lanes) is fused
-
-
 def left_over(rest: Sequence[tuple[int, int]], steps: Sequence[PlanStep]) -> tuple[PlanStep, ...]:
     """Steps through long vectors, limited to these runs of elements."""
 
-    def part(views: Sequence[View], begin: int, stop: int) -> tuple[View, ...]:
-        shape = (stop - begin,)
-        return tuple(
-            replace(view, shape=shape, strides=(1,), offset=view.offset + begin) if view.sample_size > 1 else view
-            for view in views
-        )
+    def part(begin: int, stop: int, view: View) -> View:
+        return replace(view, shape=(stop - begin,), strides=(1,), offset=view.offset + begin) if view.sample_size > 1 else view
 
-    def on(step: PlanStep, run: tuple[int, int]) -> PlanStep:
-        operation = step.operation
-        assert isinstance(operation, Map)
-        return replace(step, operation=Map(part(operation.outs, *run), part(operation.ins, *run), operation.formula))
-
-    return tuple(on(step, run) for run in rest for step in steps)
+    return tuple(replace(step, operation=step.operation.on(partial(part, *run))) for run in rest for step in steps)
 
 
 def describe_products(plan: ExecutionPlan) -> ExecutionPlan:

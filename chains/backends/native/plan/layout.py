@@ -97,7 +97,7 @@ class _Arrangement:
         # A product reads single numbers of its first operand, from wherever they lie; a large one packs rows.
         by_number = isinstance(operation, MatMul) and view is operation.ins[0] and view.shape.count(Batch()) == 1
         by_number = by_number and not self._is_large(operation)
-        if by_number and valid == {True} and self._in_line(view):
+        if by_number and valid == {True} and not self._has_room(view.buffer):
             wanted = True
         self._provide(view.buffer, wanted)
         return self._placed(view, wanted)
@@ -148,9 +148,6 @@ class _Arrangement:
         if channel == 1 or channel * self.lanes * buffer.dtype.itemsize % PAGE_BYTES:
             return False
         return all(view.ndim == 4 and view.strides[1] == channel for view in self._views[buffer])
-
-    def _in_line(self, view: View) -> bool:
-        return not self._has_room(view.buffer)
 
 
 def _is_whole(view: View) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from functools import cache
-from typing import Any
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,36 +17,39 @@ from chains.backends.native.runtime import workers
 from chains.backends.native.runtime.epoch import MEMBERS, SOURCES, STEPS, gather
 from chains.backends.native.runtime.workers import CLOSED, WORKER_POOL, WORKER_POOL_WORDS
 
-_gatherers: list[Code] = []  # machine code lives as long as these objects
-_making = {"once": threading.Lock()}
+Maker = TypeVar("Maker", bound=Callable[..., Any])
+_making = {"lock": threading.RLock()}
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _making.update(once=threading.Lock()))
+    os.register_at_fork(after_in_child=lambda: _making.update(lock=threading.RLock()))
 
 
+def _once(make: Maker) -> Maker:
+    """The function, whose results are kept. Two threads never make one twice: the dropped copy would release its code."""
+    kept = cache(make)
+
+    @wraps(make)
+    def get(*arguments: Any) -> Any:
+        with _making["lock"]:
+            return kept(*arguments)
+
+    return get  # type: ignore[return-value]
+
+
+@_once
 def runtime() -> Code:
     """The shared machine code, made once per process."""
-    with _making["once"]:  # two threads must not make it at once: the copy that is dropped would release its code
-        return _runtime()
-
-
-@cache
-def _runtime() -> Code:
     names = ["worker", "parallel", "serial", "barrier", "lead", "steps", "team_steps", "lane"]
     return machine_code(workers.POOL + workers.TEAM + STEPS + MEMBERS, names, processor(), vectorize=True)
 
 
 def gatherer(source: np.dtype[Any], target: np.dtype[Any]) -> int:
     """The address of a function that copies rows by number from one of `SOURCES` to float32 or float64 (see `epoch.gather`)."""
-    with _making["once"]:
-        return _gatherer(source, target)
+    return _gather_code(SOURCES[source], SOURCES[target]).address(f"gather_{SOURCES[source]}_{SOURCES[target]}")
 
 
-@cache
-def _gatherer(source: np.dtype[Any], target: np.dtype[Any]) -> int:
-    name = f"gather_{SOURCES[source]}_{SOURCES[target]}"
-    code = machine_code(gather(SOURCES[source], SOURCES[target]), [name], processor(), vectorize=True)
-    _gatherers.append(code)
-    return code.address(name)
+@_once
+def _gather_code(source: str, target: str) -> Code:
+    return machine_code(gather(source, target), [f"gather_{source}_{target}"], processor(), vectorize=True)
 
 
 class WorkerPool:
@@ -80,12 +84,7 @@ class WorkerPool:
                 self.workers += 1
 
 
-@cache
-def _worker_pool() -> WorkerPool:
-    return WorkerPool()
-
-
+@_once
 def worker_pool() -> WorkerPool:
     """The workers of this process."""
-    with _making["once"]:
-        return _worker_pool()
+    return WorkerPool()
