@@ -296,7 +296,7 @@ def updated(program: Program, own: Collection[str]) -> list[str]:
 
 
 class StepwiseBatchStream(BatchStream):
-    """Copies each batch to the arrays of the bound step, and reads its loss at once."""
+    """Copies each batch to the arrays of the bound step, and reads its loss immediately."""
 
     def __init__(self, binding: Binding, feed: Feed) -> None:
         self._arrays, self._feed = binding.arrays, feed

@@ -21,7 +21,7 @@ from chains.backends.native.plan.segments import MIN_SHARED_ELEMENTS, MIN_TEAM_E
 from chains.program.view import Buffer
 
 MAX_PREFETCHED_BYTES = 16 << 10  # of a vector that all threads have read and each changes a part of
-MAX_PREFETCHED_ROW_BYTES = 1 << 10  # of a sample's numbers that threads exchange, for some ten samples
+MAX_PREFETCHED_ROW_BYTES = 1 << 10  # of a sample's numbers that threads exchange, for about ten samples
 
 word = ARGUMENTS.load
 
@@ -159,7 +159,7 @@ def _write_member(module: Module, plan: ExecutionPlan) -> None:
 
 
 def _prefetch_changed(f: Function, words: Value, thread: Value, segment: Segment, plan: ExecutionPlan) -> None:
-    """Ask for the elements that this thread is about to change, and that all threads have read: they come during the sums."""
+    """Prefetch the elements that this thread will change, and that all threads have read: they arrive during the sums."""
     read = {view.buffer for step in segment.tiled_steps for operation in step.operations for view in operation.ins}
     table, _ = table_of(f, words, thread)
     for work in (work for work in segment.once if work.length):
@@ -187,7 +187,7 @@ def _write_partitioned(module: Module, plan: ExecutionPlan) -> None:
         f.when(f.compare("eq", thread, integer(owner)), lambda: f.line(call))
 
     def prefetch(owner: int, buffers: Iterable[Buffer], to_write: bool) -> None:
-        """Let a thread ask for buffers of the tile: nobody else has a copy of what it has."""
+        """Let a thread prefetch buffers of the tile: no other thread has a copy of its data."""
         found = [buffer for buffer in buffers if plan.offset(buffer) is not None and buffer.nbytes <= MAX_PREFETCHED_ROW_BYTES]
 
         def ask() -> None:

@@ -15,7 +15,7 @@ from chains.backends.native.runtime.thread_trial import ThreadTrial
 # Below this many operations a second thread costs more than it saves (a hand-over takes about a microsecond).
 MIN_THREAD_OPERATIONS = 400_000
 MIN_BLOCK_TILES = 128  # a thread with no more tiles adds the sums of its tiles one after another
-ROW_BLOCK = 12  # rows that kernels take at once
+ROW_BLOCK = 12  # rows that kernels process together
 MIN_EVEN_SAMPLES = 8  # per thread: from here on, no share is more than `MAX_UNEVENNESS` times an even share
 MAX_UNEVENNESS = 1.02
 
@@ -39,7 +39,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Signature:
-    """The facts about a compiled program. A thread's table has the address of each slot, then that of its own `sums`."""
+    """The facts about a compiled program. A thread's table has the address of each slot, then those of the thread's `sums`."""
 
     table: tuple[Slot, ...]
     sums: tuple[int, ...]  # numbers of the slots with sums over samples: each thread has its own sums

@@ -47,7 +47,7 @@ class NumpyBackend(Backend):
 class NumpyBinding(Binding):
     """A program bound to arrays: `calls`, made in order.
 
-    Which temporary arrays formulas need is known once all calls are made. So without `scratch`, each has memory of its own.
+    The temporary arrays of formulas are known once all calls are made. So without `scratch`, each has separate memory.
     """
 
     def __init__(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None) -> None:

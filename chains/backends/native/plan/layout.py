@@ -187,7 +187,7 @@ def pad_rows(plan: ExecutionPlan) -> ExecutionPlan:
 
 
 def _in_pairs(plan: ExecutionPlan, columns: int) -> bool:
-    """Whether rows of half a vector stay as they are: where masks are dear, and every product of so many columns is narrow."""
+    """Whether rows of half a vector stay unpadded: masks are expensive, and every product of this many columns is narrow."""
     if plan.processor.registers >= 32 or columns == 1 or 2 * columns != plan.lanes:
         return False
     products = [step.operation for step in plan.steps if isinstance(step.operation, MatMul) and step.operation.outs[0].batched]

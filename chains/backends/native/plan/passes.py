@@ -144,7 +144,7 @@ def _step(step: PlanStep) -> Iterator[str]:
     for inner in step.body:
         yield from (f"  {line}" for line in _step(inner))
     if step.likeness:
-        yield "      written once for all steps that are alike"
+        yield "      written once for all such steps"
 
 
 def _place(view: View) -> str:

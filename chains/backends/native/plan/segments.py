@@ -48,14 +48,12 @@ class _Draft:
     def refuses(self, operation: Operation) -> bool:
         """Whether an operation on samples cannot go through the tiles together with these steps."""
         views = [total.view for total in self.sums]
-        needs = needs_results(views, self.done_once, operation)
+        if needs_results(views, self.done_once, operation):
+            return True
         joins = all(_continues(self.sums, total) or not meets_sums(views, total.view) for total in operation.totals)
-        return needs or not joins or self._mixes(operation)
-
-    def _mixes(self, operation: Operation) -> bool:
-        """Whether tiles would sum into a buffer and read another part of it: of that buffer a thread has its own sums alone."""
+        # Tiles cannot sum into a buffer and read another part of it: a thread has only its own sums of that buffer.
         mixed = operation.sums_over_batch and _buffers(operation.outs) & self.read
-        return bool(mixed or _buffers(operation.ins) & self.summed)
+        return bool(not joins or mixed or _buffers(operation.ins) & self.summed)
 
     def finished(self) -> Segment:
         steps = [*self.tiled, *([self.product] if self.product else [])]

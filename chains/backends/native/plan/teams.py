@@ -104,7 +104,7 @@ def _bounds(length: int, parts: int, lanes: int) -> list[int]:
 
 
 def _own_sum(out: View, thread: int) -> View:
-    """A separate sum for a thread, in place of `out`."""
+    """A separate sum for a thread instead of `out`."""
     name = f"{out} of thread {thread}"
     return replace(out, buffer=Buffer(name, "scratch", out.dtype, out.buffer.shape), name=name)
 
@@ -152,7 +152,7 @@ def barriers(works: Sequence[Work], sums: Iterable[SumRun] = ()) -> tuple[bool, 
     placed = [False] * len(works)
     for position, work in enumerate(works):
         waits = [each + 1 for each in range(begin, position) if _depends(works[each], work)]
-        if not waits and not any(placed) and not _adds_alike(runs, work):
+        if not waits and not any(placed) and not _adds_own(runs, work):
             waits = [0]
         if waits:
             begin = waits[-1]
@@ -173,16 +173,16 @@ def read_by_others(plan: ExecutionPlan) -> frozenset[str]:
     return frozenset(names)
 
 
-def _adds_alike(runs: Sequence[SumRun], work: Work) -> bool:
+def _adds_own(runs: Sequence[SumRun], work: Work) -> bool:
     """Whether each thread needs only sums that it has added up itself."""
     views = [view for operation in work.operations for view in operation.views]
     for buffer, start, stop, _ in runs:
         touched = [view for view in views if view.buffer is buffer]
         if stop - start < MIN_TEAM_ELEMENTS:
-            alike = not work.length and work.thread == 0
+            own = not work.length and work.thread == 0
         else:
-            alike = work.length > 0 and all((v.offset, v.sample_size) == (start, stop - start) for v in touched)
-        if touched and not alike:
+            own = work.length > 0 and all((v.offset, v.sample_size) == (start, stop - start) for v in touched)
+        if touched and not own:
             return False
     return True
 

@@ -39,7 +39,7 @@ def verify(plan: ExecutionPlan) -> None:
             raise PlanError(f"{check.__name__.replace('_', ' ')}: {problem}")
 
 
-# What is done, in order
+# Events, in order
 
 
 class Event(NamedTuple):
@@ -52,7 +52,7 @@ class Event(NamedTuple):
 
 
 def events(plan: ExecutionPlan, one_tile: bool) -> Iterator[Event]:
-    """The events of a run on one thread. `one_tile` tells whether one tile holds the whole batch."""
+    """The events of a run on one thread. `one_tile`: one tile holds the whole batch."""
     if not plan.segments:
         for step in plan.steps:
             yield from _events(step)
@@ -151,7 +151,7 @@ def order_of_conflicts_is_kept(plan: ExecutionPlan) -> Problems:
             for buffer in dict.fromkeys(view.buffer for view in (*event.reads, *event.writes)):
                 for other in before.setdefault(buffer, []):
                     if other.origin > event.origin and _in_conflict(other, event):
-                        yield f"`{other.operation}` goes before `{event.operation}`, which the program has first"
+                        yield f"`{other.operation}` comes before `{event.operation}`, which the program has first"
                 before[buffer].append(event)
 
 
@@ -202,7 +202,7 @@ def tiles_wait_for_nothing(plan: ExecutionPlan) -> Problems:
             begun = any(overlap(total, other) for other in before)
             before.append(total)
             if begun != step.continued:
-                what = "is to begin a sum that is begun before it" if begun else "is to add to a sum that no step has begun"
+                what = "begins a sum that is begun before it" if begun else "adds to a sum that no step has begun"
                 yield f"`{step.operation}` {what}"
         late = [*tiled, *(segment.product.operations if segment.product else ())]
         for early in (operation for step in segment.early for operation in step.operations):
@@ -218,7 +218,7 @@ def tiles_share_nothing(plan: ExecutionPlan) -> Problems:
         for operation in (*(o for step in segment.tiled_steps for o in step.operations), *products):
             for buffer in (view.buffer for view in operation.views if is_of_tile(view.buffer, plan)):
                 if operation in products or users.setdefault(buffer, number) != number:
-                    yield f"`{buffer.name}` lies in a tile, but `{operation}` of segment {number} needs the whole batch"
+                    yield f"`{buffer.name}` is in a tile, but `{operation}` of segment {number} needs the whole batch"
 
 
 def owners_are_threads(plan: ExecutionPlan) -> Problems:
@@ -315,8 +315,8 @@ def _added(segment: Segment, work: Work) -> bool:
     for run in segment.sums:
         for view in (view for operation in work.operations for view in operation.views if view.buffer is run.buffer):
             long = run.stop - run.start >= MIN_TEAM_ELEMENTS
-            alike = (view.offset, view.offset + view.sample_size) == (run.start, run.stop)
-            if not (work.length and alike if long else not work.length):
+            whole = (view.offset, view.offset + view.sample_size) == (run.start, run.stop)
+            if not (work.length and whole if long else not work.length):
                 return False
     return True
 
@@ -356,7 +356,7 @@ def tile_scratch_is_apart(plan: ExecutionPlan) -> Problems:
             return
         places[buffer] = range(offset, offset + buffer.nbytes * samples)
         if places[buffer].stop > plan.workspace_offset or plan.workspace_offset > plan.tile_bytes:
-            yield f"`{buffer.name}` ends at {places[buffer].stop}, behind the scratch memory of its tile"
+            yield f"`{buffer.name}` ends at {places[buffer].stop}, after the end of its tile's scratch memory"
     ordered = sorted(places, key=lambda buffer: places[buffer].start)
     for a, b in combinations(ordered, 2):
         together = lives[a][0] <= lives[b][-1] and lives[b][0] <= lives[a][-1]
