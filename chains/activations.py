@@ -14,7 +14,7 @@ from typing import Any
 from chains.expr import cos, erf, exp, expm1, log1p, maximum, minimum, sin, trace, where
 from chains.expr import tanh as _tanh
 from chains.expr.derivatives import slope
-from chains.expr.replay import Replay, traced
+from chains.expr.formulas import Replay, traced
 from chains.support.checks import check_number, check_text, is_real
 from chains.support.messages import meant
 

@@ -24,8 +24,8 @@ from chains.params import Layout
 from chains.penalties import Penalty
 from chains.program.program import Program
 from chains.support import arguments
+from chains.support.caching import lazy
 from chains.support.checks import check_shape, whole
-from chains.support.lazy import lazy
 from chains.support.memory import memory_named
 from chains.support.messages import as_html, counted, listed
 

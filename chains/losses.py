@@ -20,7 +20,7 @@ import numpy as np
 from chains.activations import sigmoid
 from chains.expr import exp, log1p, maximum, sign, where
 from chains.expr.derivatives import derivative as derive
-from chains.expr.replay import Replay, traced
+from chains.expr.formulas import Replay, traced
 from chains.layers.softmax import log_sum_exp
 from chains.program.recorder import Recorder
 from chains.program.settings import FrozenOnceRecorded

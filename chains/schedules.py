@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from chains.expr import cos, floor, minimum, where
-from chains.expr.replay import kept
+from chains.expr.formulas import kept
 from chains.program.settings import Tunable
 from chains.support.checks import check_number
 

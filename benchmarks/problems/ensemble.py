@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.harness.peers import Options, libraries
 from benchmarks.harness.timing import Absent, Contest, Contestant, Criterion, Table, in_modes
 from chains import Adam, Chain, Dense, MSELoss, set_num_threads, tanh, train
-from chains.support.processors import processors
+from chains.support.threads import processors
 
 MEMBERS, SAMPLES, STEPS = 1_000, 64, 50
 RATE = 1e-3

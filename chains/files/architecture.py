@@ -19,8 +19,7 @@ from chains import layers, models
 from chains.activations import ACTIVATIONS, Activation, Elu, LeakyRelu, resolve
 from chains.backends import Cupy
 from chains.chain import Chain
-from chains.expr.formulas import Formula, Instruction
-from chains.expr.replay import Replay, traced
+from chains.expr.formulas import Formula, Instruction, Replay, traced
 from chains.expr.scalar import OPERATIONS
 from chains.initializers import Constant, Normal, Uniform, VarianceScaling
 from chains.layers import Layer

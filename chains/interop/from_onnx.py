@@ -14,8 +14,7 @@ from chains.activations import ACTIVATIONS, Elu, LeakyRelu, resolve
 from chains.activations import activation as custom_activation
 from chains.backends import Cupy
 from chains.chain import Chain
-from chains.expr.formulas import trace
-from chains.expr.replay import FUNCTIONS
+from chains.expr.formulas import FUNCTIONS, trace
 from chains.interop.parts import Part, assembled, joined, needed
 from chains.interop.to_onnx import GATES, NATIVE, OPERATIONS, WITHIN
 from chains.layers.attention import FORBIDDEN, sinusoids

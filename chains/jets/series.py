@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from chains.expr import Expr, Formula, as_expr, cos, exp, sin, where
-from chains.expr.replay import FUNCTIONS
+from chains.expr.formulas import FUNCTIONS
 
 Index = tuple[int, int]  # a direction and a power of e
 ZERO: Index = (0, 0)  # order zero, which all directions share

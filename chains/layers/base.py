@@ -22,9 +22,8 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ClassVar
 
-from chains.bounds import bounds_of
 from chains.initializers import InitializerLike, initializer
-from chains.params import LayoutBuilder, Slice
+from chains.params import LayoutBuilder, Slice, bounds_of
 from chains.program.recorder import Recorder
 from chains.program.view import View
 from chains.support.checks import check_count, check_settings, check_shape, signature

@@ -6,13 +6,12 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from chains.bounds import bounds_of
 from chains.expr import Expr, Formula, as_expr, trace_nodes
 from chains.expr.derivatives import derivative
-from chains.expr.replay import Replay
+from chains.expr.formulas import Replay
 from chains.initializers import Constant
 from chains.layers.base import Declaration, Layer, SampleShape
-from chains.params import LayoutBuilder
+from chains.params import LayoutBuilder, bounds_of
 from chains.program.recorder import Recorder
 from chains.program.view import View
 from chains.support.checks import check_number

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from chains.layers.base import Layer, SampleShape
+from chains.program.operations import Pair, Window
 from chains.program.view import View
-from chains.program.window import Pair, Window
 from chains.support.checks import whole
 from chains.support.messages import shown
 

@@ -26,8 +26,8 @@ from chains.expr import where
 from chains.layers.base import Declaration, Layer
 from chains.layers.node import Node, check_filled, check_kept
 from chains.layers.segments import Segment, SegmentArrays, Segments, StepSums
+from chains.program.loop import Steps
 from chains.program.recorder import Recorder
-from chains.program.steps import Steps
 from chains.program.view import View
 from chains.support.checks import check_count, check_flags, check_is, check_word
 

@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from chains.program.loop import Steps
 from chains.program.recorder import Recorder
-from chains.program.steps import Steps
 from chains.program.view import View
 
 

@@ -16,8 +16,8 @@ from chains.params import Layout, LayoutBuilder
 from chains.program.program import Program
 from chains.program.settings import Tunable
 from chains.support import arguments
+from chains.support.caching import lazy
 from chains.support.checks import check_count
-from chains.support.lazy import lazy
 from chains.support.memory import is_elsewhere, memory_named, runner_of
 from chains.support.messages import shown
 

@@ -13,7 +13,7 @@ from chains.network.structure import Unknown, value_of
 from chains.program.program import Program
 from chains.program.settings import Tunable, freeze, numbers_of
 from chains.program.settings import structure as structure_of
-from chains.support.recent import Recent
+from chains.support.caching import Recent
 
 T = TypeVar("T")
 MAX_KEPT = 128  # entries of each kind; the oldest are forgotten first

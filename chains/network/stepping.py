@@ -14,7 +14,7 @@ from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.support import arguments
 from chains.support.arrays import as_array
-from chains.support.lazy import lazy
+from chains.support.caching import lazy
 from chains.support.memory import memory_of
 
 CARRIED = {"carried": "input", "new carried": "output"}

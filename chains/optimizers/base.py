@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from chains.expr import Expr, minimum, sqrt
-from chains.expr.replay import kept
+from chains.expr.formulas import kept
 from chains.program.recorder import Recorder
 from chains.program.rows import RowGradient, row_gradients, update_of_rows
 from chains.program.settings import Tunable

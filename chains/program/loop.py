@@ -1,13 +1,14 @@
-"""Loops: an operation whose body are others, done once for each step, with views that advance."""
+"""Loops: an operation that does the operations of its body once for each step, with views that advance."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from chains.program.filled import Filled
+import numpy as np
+
 from chains.program.operations import Fill, Operation, Total
-from chains.program.view import View
+from chains.program.view import Batch, Buffer, View
 
 
 @dataclass(frozen=True)
@@ -145,3 +146,57 @@ def all_operations(operations: Iterable[Operation]) -> Iterable[Operation]:
             yield from all_operations(operation.body)
         else:
             yield operation
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a loop along a time axis, from its end if `backwards`. The outermost loop has depth 0."""
+
+    steps: int
+    depth: int
+    backwards: bool = False
+
+    def now(self, view: View, axis: int, ahead: int = 0) -> View:
+        """The entry of an axis for the current step, or the entry `ahead` places after it; without the axis.
+
+        Raises ValueError where the axis is the batch, or has too few entries.
+        """
+        stride = self._stride(view, axis, self.steps + ahead)
+        first = self.steps - 1 if self.backwards else 0
+        mark = f"{'-' if self.backwards else ''}{'tuvw'[self.depth % 4]}" + (f"+{ahead}" if ahead else "")
+        entry = view.index(axis, first + ahead).named(f"{view}[{mark}]")
+        return entry.advancing(self.depth, -stride if self.backwards else stride)
+
+    def part(self, view: View, axis: int, length: int) -> View:
+        """The entries of an axis for the current step, where each step has `length` consecutive ones."""
+        stride = length * self._stride(view, axis, length * self.steps)
+        first = length * (self.steps - 1) if self.backwards else 0
+        entries = view.slice(axis, first, first + length).named(f"{view}[{'-' if self.backwards else ''}{length}t:]")
+        return entries.advancing(self.depth, -stride if self.backwards else stride)
+
+    def _stride(self, view: View, axis: int, wanted: int) -> int:
+        """The stride of an axis. Raises ValueError unless it has as many entries as wanted."""
+        axis = axis % view.ndim if -view.ndim <= axis < view.ndim else axis
+        extent = view.shape[axis] if axis < view.ndim else None
+        if not isinstance(extent, int) or extent < wanted:
+            raise ValueError(f"loop: axis {axis} of {view.text} has no {wanted} entries for {self.steps} steps")
+        return view.strides[axis]
+
+
+class Filled:
+    """The elements that were filled, for one sample, by buffer and advance."""
+
+    def __init__(self) -> None:
+        self._filled: dict[tuple[Buffer, tuple[int, ...]], np.ndarray] = {}
+
+    def add(self, views: Iterable[View]) -> None:
+        for view in views:
+            filled = self._filled.setdefault((view.buffer, view.loop_strides), np.zeros(view.buffer.size, bool))
+            view.within(filled)[...] = True
+
+    def covers(self, view: View) -> bool:
+        """Whether all of a view is filled."""
+        filled = self._filled.get((view.buffer, view.loop_strides))
+        lengths = [n.per_sample if isinstance(n, Batch) else n for n in view.shape]
+        last = view.offset + sum((n - 1) * stride for n, stride in zip(lengths, view.strides, strict=True))
+        return filled is not None and view.offset >= 0 and last < len(filled) and bool(view.within(filled).all())

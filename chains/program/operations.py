@@ -9,7 +9,56 @@ from typing import ClassVar, NamedTuple
 
 from chains.expr import Formula
 from chains.program.view import Buffer, View, concrete
-from chains.program.window import Window
+from chains.support.caching import lazy
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The size of a window and how it moves, each a pair: for rows and for columns.
+
+    Entry `k` of the window at output position `o` lies at input position ``o * stride + k * dilation - padding[0]``;
+    positions outside the input are padding, `padding[0]` of them before the input and `padding[1]` after it.
+    """
+
+    size: Pair
+    stride: Pair = (1, 1)
+    padding: tuple[Pair, Pair] = ((0, 0), (0, 0))
+    dilation: Pair = (1, 1)
+
+    def outputs(self, inputs: Pair) -> Pair:
+        """The number of window positions over an input of this height and width; not positive if the window is too large."""
+        rows, columns = ((inputs[k] + sum(self.padding[k]) - self.span[k]) // self.stride[k] + 1 for k in range(2))
+        return rows, columns
+
+    @lazy
+    def span(self) -> Pair:
+        """The extent of the window, from its first entry to its last, both included."""
+        rows, columns = ((self.size[k] - 1) * self.dilation[k] + 1 for k in range(2))
+        return rows, columns
+
+    @property
+    def area(self) -> int:
+        """Entries of the window."""
+        return self.size[0] * self.size[1]
+
+    @property
+    def padded(self) -> bool:
+        return self.padding != ((0, 0), (0, 0))
+
+    def __str__(self) -> str:
+        parts = [f"{self.size[0]}x{self.size[1]}"]
+        parts += [f"stride {_pair(self.stride)}"] if self.stride != (1, 1) else []
+        if self.padded:
+            even = all(before == after for before, after in self.padding)
+            parts.append(f"padding {_pair((self.padding[0][0], self.padding[1][0])) if even else self.padding}")
+        parts += [f"dilation {_pair(self.dilation)}"] if self.dilation != (1, 1) else []
+        return ", ".join(parts)
+
+
+def _pair(pair: Pair) -> str:
+    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}x{pair[1]}"
 
 
 class Total(NamedTuple):
@@ -313,3 +362,19 @@ def users(operations: Iterable[Operation]) -> dict[Buffer, list[int]]:
         for buffer in dict.fromkeys(view.buffer for view in operation.views):
             found.setdefault(buffer, []).append(position)
     return found
+
+
+COMMUNICATOR = "communicator"  # the buffer that says how the others are reached (`chains.support.communicator`)
+COMMUNICATOR_WORDS = 5
+
+
+@dataclass(frozen=True)
+class AllReduce(Operation):
+    """out = the sum of a over all processes, the same bits on each, for the operands (a, communicator).
+
+    All processes do their sums over processes in the order of the program. `out` and `a` are contiguous and hold no samples.
+    """
+
+    @property
+    def name(self) -> str:
+        return "all_reduce"

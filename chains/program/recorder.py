@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from chains.expr import trace_with_settings
-from chains.program.all_reduce import COMMUNICATOR, COMMUNICATOR_WORDS, AllReduce
-from chains.program.buffers import Buffers
-from chains.program.loop import Loop
-from chains.program.operands import check_broadcast, check_convolution, check_pool, check_views
+from chains.expr import Expr, key_of, trace_with_settings
+from chains.program.loop import Loop, Steps
 from chains.program.operations import (
+    COMMUNICATOR,
+    COMMUNICATOR_WORDS,
+    AllReduce,
     BatchMatMul,
     Convolve,
     ConvolveInput,
@@ -33,19 +33,19 @@ from chains.program.operations import (
     Random,
     Reduce,
     ScatterAdd,
+    Window,
 )
 from chains.program.program import Program
+from chains.program.settings import evaluate, numbers_of, symbolic
 from chains.program.simplify import simplified
-from chains.program.steps import Steps
-from chains.program.view import Batch, View
-from chains.program.window import Window
+from chains.program.view import Batch, Buffer, Shape, View, c_strides
 from chains.support.checks import check_count, is_real
 from chains.support.messages import counted, shown
 
 T = TypeVar("T")
 
 
-class Recorder(Buffers):
+class Recorder:
     """Records operations and checks that shapes fit; `finish` makes the `Program`. Among the operands, outputs come first.
 
     Parameters
@@ -59,18 +59,109 @@ class Recorder(Buffers):
     """
 
     def __init__(self, name: str, dtype: Any, *, training: bool = False, parallel: bool = False) -> None:
-        super().__init__(dtype, parallel)
         self.name = name
-        self.training = training  # whether layers behave as in training
+        self.dtype = np.dtype(dtype)
+        self.training = training
+        self.parallel = parallel
         self.lengths: View | None = None  # the number of steps of each sample, if the caller gives lengths
         self.output_lengths: View | None = None  # likewise of its output, where samples have no time axis
         self.carried: list[View] = []  # in a single step: the views that each cell reads and writes, in order
         self.operations: list[Operation] = []
+        self._buffers: dict[str, View] = {}
+        self._constants: dict[str, list[View]] = {}
+        self._numbers: list[float] = []  # the settings when the program is recorded
+        self._settings: dict[Any, tuple[View, Expr]] = {}
+        self._label = ""
         self._draws = 0
         self._depth = 0  # of loops
 
     def __repr__(self) -> str:
         return f"<Recorder of the program {self.name} ({self.dtype}): {counted(len(self.operations), 'operation')} so far>"
+
+    # Buffers
+
+    def external(self, name: str, shape: tuple[int, ...], *, role: str, batched: bool = False, dtype: Any = None) -> View:
+        """A buffer that the caller of the program provides. The same name always gives the same view."""
+        if name not in self._buffers:
+            self._buffers[name] = self._view(name, role, shape, batched, dtype)
+        return self._buffers[name]
+
+    def scratch(self, name: str, shape: tuple[int, ...], *, batched: bool = True) -> View:
+        """Private memory, live from the first operation that uses it to the last.
+
+        Parameters
+        ----------
+        name, shape : str, tuple of int
+            The name, for people, and the shape of one sample or, unless `batched`, of the array.
+        batched : bool
+            Whether each sample has such an array.
+        """
+        if not isinstance(shape, (tuple, list)):
+            raise TypeError(f"scratch: the shape of `{name}` (={shown(shape)}) must be a tuple such as (3,)")
+        label = f"{self._label}.{name}" if self._label else name
+        return self._view(label, "scratch", shape, batched)
+
+    def constant(self, name: str, data: np.ndarray) -> View:
+        """Numbers that are part of the program.
+
+        Parameters
+        ----------
+        name, data : str, array
+            The name, for people, and the numbers.
+        """
+        data = np.ascontiguousarray(data, dtype=self.dtype).reshape(np.shape(data))
+        used = self._constants.setdefault(name, [])
+        for view in used:
+            if view.buffer.data is not None and np.array_equal(view.buffer.data, data):
+                return view
+        used.append(self._view(f"constant {name}" + f" {len(used) + 1}" * bool(used), "constant", data.shape, data=data))
+        return used[-1]
+
+    def symbolic(self, thing: T) -> T:
+        """`thing` with symbols for its settings. Symbols that formulas use become inputs of the program.
+
+        One call has all things with settings, a tuple, in the order in which runs are given their numbers.
+        """
+        numbers = numbers_of(thing)
+        assert not (numbers and self._numbers), f"settings of {thing!r} are numbered behind others: give both in one call"
+        twin = symbolic(thing, len(self._numbers))
+        self._numbers += numbers
+        return twin
+
+    def _setting(self, node: Expr, dtype: np.dtype[Any]) -> View:
+        """The scalar that holds the value of an expression of settings."""
+        key = (key_of(node), dtype)
+        if key not in self._settings:
+            text = f"({node})" if node.operands else repr(node)
+            same = sum(view.buffer.name.startswith(text) for view, _ in self._settings.values())
+            number = np.array(evaluate(node, self._numbers), dtype)
+            view = self._view(f"{text} {same + 1}" if same else text, "input", (), dtype=dtype, data=number)
+            self._settings[key] = view, node
+        return self._settings[key][0]
+
+    @property
+    def inverse_batch(self) -> View:
+        """The number 1 / batch size; of the whole batch, where it is divided among processes."""
+        return self.external("inverse_total" if self.parallel else "inverse_batch", (), role="input")
+
+    def _view(
+        self, name: str, role: str, shape: tuple[int, ...], batched: bool = False, dtype: Any = None, data: Any = None
+    ) -> View:
+        full: Shape = (Batch(), *shape) if batched else shape
+        return View(Buffer(name, role, np.dtype(dtype or self.dtype), full, data), full, c_strides(full))
+
+    @contextmanager
+    def label(self, label: str) -> Iterator[None]:
+        """A context: operations and scratch buffers recorded inside have this label when the program is printed.
+
+        Parameters
+        ----------
+        label : str
+            The label.
+        """
+        before, self._label = self._label, label
+        yield
+        self._label = before
 
     # Operations
 
@@ -375,3 +466,43 @@ class Recorder(Buffers):
         """The program of the recorded operations, without results that are never read."""
         settings = tuple((view.buffer.name, node) for view, node in self._settings.values())
         return Program(self.name, self.dtype, tuple(simplified(self.operations)), settings)
+
+
+# Whether the operands of an operation fit together
+
+
+def check_views(name: str, *views: Any) -> None:
+    """Raise TypeError unless all of these are arrays of a program."""
+    for view in views:
+        if not isinstance(view, View):
+            raise TypeError(
+                f"{name}: `{shown(view)}` is not an array of this program: write numbers in the formula, as in "
+                "ops.map(y, lambda x: 2 * x, x), and make other arrays part of the program with ops.constant(name, array)"
+            )
+
+
+def check_broadcast(name: str, small: View, large: View) -> None:
+    """Raise unless `small` broadcasts to the shape of `large` by NumPy's rule."""
+    pairs = list(zip(reversed(small.shape), reversed(large.shape), strict=False))
+    if small.ndim > large.ndim or any(a not in (b, 1) for a, b in pairs):
+        raise ValueError(f"{name}: {small} does not broadcast to {large}")
+
+
+def check_convolution(name: str, x: View, w: View, y: View, window: Window, groups: int) -> None:
+    """Raise unless images, kernels and window fit together."""
+    check_views(name, x, w, y)
+    fits = x.ndim == y.ndim == w.ndim == 4 and x.batched and y.batched
+    if fits:
+        (channels, *inputs), (outputs, *positions) = x.sample_shape, y.sample_shape
+        fits = w.shape == (outputs, channels // groups, *window.size) and channels % groups == outputs % groups == 0
+        fits = fits and window.outputs((inputs[0], inputs[1])) == tuple(positions)
+    if not fits:
+        raise ValueError(f"{name}: images {x.text} and {y.text} do not fit kernels {w.text}, window {window}, {groups} groups")
+
+
+def check_pool(kind: str, x: View, y: View, window: Window) -> None:
+    """Raise unless images and window fit together."""
+    check_views(f"{kind} pool", x, y)
+    fits = kind in ("max", "mean") and x.ndim == y.ndim == 4 and x.batched and x.shape[:2] == y.shape[:2]
+    if not fits or window.outputs((x.sample_shape[1], x.sample_shape[2])) != y.sample_shape[1:]:
+        raise ValueError(f"{kind} pool: images {x.text} and {y.text} do not fit the window {window}")

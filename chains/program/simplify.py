@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from chains.program.accumulate import accumulated
-from chains.program.contract import contracted
 from chains.program.hoist import hoisted
 from chains.program.loop import Loop
 from chains.program.operations import Copy, Map, Operation, users
 from chains.program.reorder import relu_after_max_pool
+from chains.program.step_arrays import accumulated, contracted
 from chains.program.view import Buffer, View
 
 

@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from chains.expr.replay import Replay
-from chains.residuals.loss import ResidualLoss
-from chains.residuals.tracing import Tracer
+from chains.expr.formulas import Replay
+from chains.residuals.loss import ResidualLoss, Tracer
 from chains.support.checks import check_number
 from chains.support.messages import counted, shown
 

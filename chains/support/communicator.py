@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from chains.support.messages import shown
-from chains.support.processors import processors
-from chains.support.threads import limit_default_num_threads
+from chains.support.threads import limit_default_num_threads, processors
 
 _OWN: dict[str, int] = {}  # the key by which a communicator of a caller keeps ours
 

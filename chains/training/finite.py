@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from chains.expr.replay import Replay, traced
+from chains.expr.formulas import Replay, traced
 from chains.optimizers import Optimizer
 from chains.support.memory import HOST, memory_of
 from chains.support.messages import shown

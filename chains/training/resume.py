@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from chains.chain import Chain
-from chains.expr.replay import Replay
+from chains.expr.formulas import Replay
 from chains.losses import Loss
 from chains.optimizers import Optimizer
 from chains.support.checks import check_count, check_path

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from chains import expr
+from chains.program.operations import Window
 from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.view import Batch, Buffer, View, concrete
-from chains.program.window import Window
 
 EXTENTS = (1, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 20, 33)
 LARGEST_BATCH = 100

@@ -136,7 +136,7 @@ def planned(settings):
     front = device.library
     chosen = Cudnn(device, front, settings)
     shapes, strides = ((3, 2, 8, 8), (4, 2, 3, 3), (3, 4, 6, 6)), ((128, 64, 8, 1), (18, 9, 3, 1), (144, 36, 6, 1))
-    convolution = Convolution(2, np.dtype(np.float32), shapes, strides, chains.program.window.Window((3, 3)))
+    convolution = Convolution(2, np.dtype(np.float32), shapes, strides, chains.program.operations.Window((3, 3)))
     return chosen._plan(convolution), front, chosen, convolution
 
 

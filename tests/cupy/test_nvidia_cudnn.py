@@ -12,7 +12,7 @@ import pytest
 from chains.backends.cupy.device import cudnn
 from chains.backends.cupy.device.interface import Convolution
 from chains.backends.cupy_settings import Cupy
-from chains.program.window import Window
+from chains.program.operations import Window
 from tests.cupy import fake_cudnn
 from tests.cupy.headers import header, header_values
 

@@ -31,9 +31,8 @@ from chains.backends.cupy.kernels.pool_runs import PoolInputRun, PoolRun, with_p
 from chains.backends.cupy.source.commands import Launch
 from chains.network import record
 from chains.network.network import network_of
-from chains.program.operations import Map, Pool, PoolInput, Reduce
+from chains.program.operations import Map, Pool, PoolInput, Reduce, Window
 from chains.program.recorder import Recorder
-from chains.program.window import Window
 from tests.cupy import emulated
 from tests.cupy.support import needs_compiler
 from tests.harness import assert_close, assert_same_bits, run_program

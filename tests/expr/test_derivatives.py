@@ -15,7 +15,7 @@ from chains import Chain, Dense, SquaredLoss, expr
 from chains.activations import ACTIVATIONS
 from chains.expr import BINARY, COMPARISONS, TERNARY, UNARY, Expr, Formula, derivative, derivatives, trace, trace_nodes
 from chains.expr.derivatives import slope
-from chains.expr.replay import Replay
+from chains.expr.formulas import Replay
 from chains.expr.scalar import OPERATIONS
 from chains.testing import check_gradients
 from tests.expr.test_expr import execute, formulas

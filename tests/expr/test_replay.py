@@ -11,7 +11,7 @@ import pytest
 import chains
 from chains import expr
 from chains.expr import BINARY, TERNARY, UNARY, trace
-from chains.expr.replay import FUNCTIONS, Replay
+from chains.expr.formulas import FUNCTIONS, Replay
 
 FORMULAS = {
     "arithmetic": lambda x, y: (x + y) * (x - 2 * y) / (1.5 - y) ** 3 - (-x) ** 4 + 2.0**y,

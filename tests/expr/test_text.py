@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chains.expr import exp, tanh, trace
-from chains.expr.replay import Replay
+from chains.expr.formulas import Replay
 
 
 def test_a_short_formula_is_written_in_full():

@@ -35,7 +35,8 @@ def kinds(module: ModuleType, root: type) -> list[type]:
 
 
 LAYERS = kinds(chains, chains.Layer)
-OPERATIONS = kinds(operations, operations.Operation)
+# Sums over processes are neither exported nor derived.
+OPERATIONS = [kind for kind in kinds(operations, operations.Operation) if kind is not operations.AllReduce]
 
 
 def places(thing: type) -> set[str]:

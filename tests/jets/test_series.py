@@ -28,7 +28,7 @@ from chains.expr import (
     trace_nodes,
     where,
 )
-from chains.expr.replay import Replay
+from chains.expr.formulas import Replay
 from chains.jets.series import ZERO, Index, replay
 
 ORDER = 4

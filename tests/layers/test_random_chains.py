@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import chains
 from chains import Chain, Dense, Dropout, Parallel, Reshape, Residual, Series
 from chains.expr import trace
-from chains.expr.replay import Replay
+from chains.expr.formulas import Replay
 from chains.network import record
 from chains.network.network import network_of
 from tests.harness import (

@@ -8,8 +8,8 @@ import pytest
 from chains import expr
 from chains.backends import UnsupportedOperationError, backend
 from chains.backends.numpy.backend import NumpyBackend
+from chains.program.operations import Window
 from chains.program.recorder import Recorder
-from chains.program.window import Window
 from tests.harness import assert_close
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")

@@ -10,11 +10,11 @@ import pytest
 
 import chains
 from chains import ODE, Adam, Chain, Dense, Equations, MSELoss, SquaredLoss, train
-from chains.bounds import Bounds, bounds_of
 from chains.exporting.header import header_text
 from chains.exporting.interface import interface_of
 from chains.layers import Layer
 from chains.network.network import network_of
+from chains.params import Bounds, bounds_of
 from tests.own import Monotone
 
 KINDS = [Bounds(0.0, None), Bounds(-2.0, None), Bounds(None, 3.0), Bounds(-1.0, 5.0), Bounds(0.0, 1e6)]

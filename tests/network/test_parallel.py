@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from chains import Adam, BatchNorm, Chain, Dense, SquaredLoss
-from chains.program.all_reduce import AllReduce
+from chains.program.operations import AllReduce
 from tests.mpi import together
 
 

@@ -10,9 +10,11 @@ import pytest
 
 from chains.expr import trace
 from chains.program import operations
-from chains.program.all_reduce import COMMUNICATOR, COMMUNICATOR_WORDS, AllReduce
 from chains.program.loop import Loop
 from chains.program.operations import (
+    COMMUNICATOR,
+    COMMUNICATOR_WORDS,
+    AllReduce,
     BatchMatMul,
     Convolve,
     ConvolveInput,
@@ -28,11 +30,11 @@ from chains.program.operations import (
     Random,
     Reduce,
     ScatterAdd,
+    Window,
 )
 from chains.program.program import Program
 from chains.program.simplify import live
 from chains.program.view import Batch, Buffer, View, c_strides
-from chains.program.window import Window
 from tests.harness import run_program
 
 BATCH = 6

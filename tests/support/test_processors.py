@@ -6,14 +6,14 @@ import os
 
 import pytest
 
-from chains.support import processors as module
-from chains.support.processors import processors
+from chains.support import threads
+from chains.support.threads import processors
 
 
 @pytest.fixture
 def computer(tmp_path, monkeypatch):
     """Sixteen processors, in no control group."""
-    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(threads, "ROOT", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     monkeypatch.delenv("LOKY_MAX_CPU_COUNT", raising=False)
 

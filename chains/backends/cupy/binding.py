@@ -15,7 +15,7 @@ from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.device.interface import Device, Gemm, Uncaptured, Work
 from chains.backends.cupy.kernels.library_convolutions import Convolved
 from chains.backends.cupy.source.commands import Command, Launch, Product, Summed
-from chains.program.all_reduce import COMMUNICATOR, COMMUNICATOR_WORDS
+from chains.program.operations import COMMUNICATOR, COMMUNICATOR_WORDS
 from chains.program.program import Program
 from chains.program.view import Buffer, View, concrete
 from chains.support.memory import Array

@@ -26,9 +26,9 @@ from chains.backends.cupy.source.commands import THREADS, Command, Pointers, Rep
 from chains.backends.cupy.source.fusion import ELEMENTWISE, Run, run_at, staged
 from chains.backends.cupy.source.lanes import map_body
 from chains.backends.cupy.source.reduction import Temporary, reduction
-from chains.program.all_reduce import AllReduce
 from chains.program.loop import Loop
 from chains.program.operations import (
+    AllReduce,
     BatchMatMul,
     Convolve,
     ConvolveInput,

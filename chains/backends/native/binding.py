@@ -13,7 +13,7 @@ from chains.backends.native.compiled import CompiledProgram
 from chains.backends.native.llvm.struct import ARGUMENTS, PREFETCH, ROW_POINTERS, THREAD
 from chains.backends.native.runtime.shared import runtime, worker_pool
 from chains.program.program import Program
-from chains.support.processors import processors
+from chains.support.threads import processors
 
 MAX_TEAM_OPERATIONS = 20_000_000  # of a step for which threads stay together: about fifty microseconds
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)

@@ -17,10 +17,9 @@ from chains.backends.native.llvm.jit import Code, assembly, code_name, known_cod
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.memory_plan import MemoryPlan, Signature
 from chains.backends.native.support import unsupported
-from chains.program.fingerprint import fingerprint
-from chains.program.program import Program
+from chains.program.program import Program, fingerprint
+from chains.support.caching import Recent
 from chains.support.progress import notice
-from chains.support.recent import Recent
 
 MAX_MEMORY_PLANS = 16
 FUNCTIONS = ("run", "member")

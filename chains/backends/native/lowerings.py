@@ -25,8 +25,8 @@ from chains.backends.native.kernels.tables import lower_gather, lower_scatter_ad
 from chains.backends.native.llvm.emit import Type, Value, integer
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.program import operations as ops
-from chains.program.all_reduce import AllReduce
 from chains.program.loop import Loop
+from chains.program.operations import AllReduce
 from chains.program.rows import UpdateRows
 from chains.program.view import View
 

@@ -12,8 +12,8 @@ import numpy as np
 from chains.backends.base import cannot_run
 from chains.program import operations as ops
 from chains.program.alias import across, overlap, reach
-from chains.program.all_reduce import AllReduce
 from chains.program.loop import Loop
+from chains.program.operations import AllReduce
 from chains.program.program import Program
 from chains.program.rows import UpdateRows
 from chains.program.view import Batch, View

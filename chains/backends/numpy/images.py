@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from chains.backends.numpy.memory import Memory
-from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Operation, Pool, PoolInput
+from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Operation, Pool, PoolInput, Window
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import View
-from chains.program.window import Window
 
 Call = Callable[[], Any]
 Shape = tuple[int, ...]

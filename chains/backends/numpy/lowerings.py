@@ -13,8 +13,8 @@ from chains.backends.numpy.formulas import CallSequence, Register, array_calls, 
 from chains.backends.numpy.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.numpy.memory import Memory
 from chains.program import operations as ops
-from chains.program.all_reduce import AllReduce
 from chains.program.loop import Loop
+from chains.program.operations import AllReduce
 from chains.program.rows import UpdateRows
 from chains.program.view import View
 from chains.support.communicator import all_reduce

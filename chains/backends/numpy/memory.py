@@ -14,7 +14,7 @@ from chains.program.operations import Operation
 from chains.program.program import Program
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import View, concrete
-from chains.support.lazy import lazy
+from chains.support.caching import lazy
 
 
 class Memory:

@@ -17,7 +17,7 @@ from chains.layers.ode.grid import Around
 from chains.layers.ode.methods import Length, combine, move
 from chains.layers.ode.right_side import GradientSums, Kept
 from chains.layers.ode.solution import Solution
-from chains.program.steps import Steps
+from chains.program.loop import Steps
 from chains.program.view import View
 
 

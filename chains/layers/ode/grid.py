@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from chains.expr import where
+from chains.program.loop import Steps
 from chains.program.recorder import Recorder
-from chains.program.steps import Steps
 from chains.program.view import View
 
 SEGMENT = 8  # attempts of step control in a segment, unless said: those of a segment are done together or left out

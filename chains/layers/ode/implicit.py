@@ -31,8 +31,8 @@ from chains.layers.ode.methods import Length, Tableau, combine
 from chains.layers.ode.right_side import Copies, GradientSums, at_once
 from chains.layers.ode.solution import Solution
 from chains.layers.ode.step_control import StepControl
+from chains.program.loop import Steps
 from chains.program.recorder import Recorder
-from chains.program.steps import Steps
 from chains.program.view import View
 
 

@@ -14,8 +14,8 @@ from chains.layers.dropout import Dropout
 from chains.layers.node import Node
 from chains.layers.ode.grid import Around, Grid, part
 from chains.layers.ode.methods import Length, Row, Tableau
+from chains.program.loop import Steps
 from chains.program.recorder import Recorder
-from chains.program.steps import Steps
 from chains.program.view import View
 
 Forcing = tuple[tuple[float, ...], tuple[Row, ...]]

@@ -19,8 +19,8 @@ from chains.layers.node import Node
 from chains.layers.ode.grid import Around, Grid, part
 from chains.layers.ode.methods import Length, Tableau, move, pull_slope
 from chains.layers.ode.right_side import GradientSums, Inputs, Kept, at_once
+from chains.program.loop import Steps
 from chains.program.recorder import Recorder
-from chains.program.steps import Steps
 from chains.program.view import View
 
 

@@ -20,8 +20,8 @@ from chains.layers.node import Node
 from chains.layers.ode.grid import Grid
 from chains.layers.ode.methods import Row, Tableau, move
 from chains.layers.ode.right_side import Inputs, at_once
+from chains.program.loop import Steps
 from chains.program.recorder import Recorder
-from chains.program.steps import Steps
 from chains.program.view import View
 
 SAFETY, MIN_FACTOR, MAX_FACTOR = 0.9, 0.2, 10.0  # by which the length of a step changes

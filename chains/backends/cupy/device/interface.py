@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from chains.backends.cupy.source.commands import Kernel
-from chains.program.window import Window
+from chains.program.operations import Window
 from chains.support.memory import Memory
 
 Work = Callable[[], object]

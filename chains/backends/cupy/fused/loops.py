@@ -16,8 +16,7 @@ from chains.backends.cupy.fused.block_operations import ready, supported, take
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Launch, Pointers, Source, indented
 from chains.backends.cupy.source.fusion import ELEMENTWISE, run_at
-from chains.program.filled import Filled
-from chains.program.loop import Loop
+from chains.program.loop import Filled, Loop
 from chains.program.operations import Copy, MatMul, Operation
 from chains.program.program import Program
 from chains.program.scratch import Lifetime, plan_scratch

@@ -6,9 +6,8 @@ from chains.backends.cupy.source.axes import Space, count, count_text
 from chains.backends.cupy.source.c_source import ctype, literal
 from chains.backends.cupy.source.commands import Command, Pointers, Source, blocks, each_element
 from chains.backends.cupy.source.reduction import Temporary, Terms, reduce_commands
-from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight
+from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Window
 from chains.program.view import Batch, View
-from chains.program.window import Window
 
 
 def at(view: View, *coordinates: str) -> str:

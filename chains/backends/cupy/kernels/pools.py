@@ -17,9 +17,8 @@ from chains.backends.cupy.source.c_source import ctype, literal
 from chains.backends.cupy.source.commands import HELPERS, Command, Pointers, Source, indented
 from chains.backends.cupy.source.fusion import Run, run_lines
 from chains.backends.cupy.source.reduction import Temporary, Terms, reduce_commands, spread
-from chains.program.operations import Operation, Pool, PoolInput
+from chains.program.operations import Operation, Pool, PoolInput, Window
 from chains.program.view import Batch, View, concrete
-from chains.program.window import Window
 
 MAX_UNROLLED = 4  # entries of a window that are written out one by one
 

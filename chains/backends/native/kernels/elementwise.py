@@ -12,8 +12,7 @@ from chains.backends.native.llvm import vectormath
 from chains.backends.native.llvm.emit import I64, PTR, Function, Type, Value, integer, number, real_type
 from chains.backends.native.llvm.loops import accumulate, accumulators_for, panels
 from chains.expr import Formula
-from chains.program.all_reduce import AllReduce
-from chains.program.operations import Map, Random, Reduce
+from chains.program.operations import AllReduce, Map, Random, Reduce
 from chains.program.view import Batch, Buffer, Extent, View
 
 

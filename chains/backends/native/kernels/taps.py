@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import gcd
 
 from chains.backends.native.llvm.emit import Function, Value, integer
+from chains.program.operations import Window
 from chains.program.view import View
-from chains.program.window import Window
 
 
 @dataclass(frozen=True)

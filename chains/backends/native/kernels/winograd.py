@@ -24,9 +24,8 @@ from chains.backends.native.kernels.taps import Images
 from chains.backends.native.llvm.emit import Function, Type, Value, integer, number, real_type
 from chains.backends.native.llvm.loops import blocks
 from chains.backends.native.llvm.shuffles import sums_of_lanes
-from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Map, Operation
+from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Map, Operation, Window
 from chains.program.view import View
-from chains.program.window import Window
 
 MIN_CHANNELS = 16  # with fewer, the transforms cost more than they save
 MAX_CHANNELS = 256  # with more, a part of a row of tiles does not stay in cache

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chains.support.lazy import lazy
+from chains.support.caching import lazy
 
 
 @dataclass(frozen=True)

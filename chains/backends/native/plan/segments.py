@@ -15,9 +15,8 @@ from chains.backends.native.kernels.products import fusible
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
 from chains.backends.tiling import meets_sums, needs_results
 from chains.program.alias import conflict, overlap, same
-from chains.program.all_reduce import AllReduce
 from chains.program.loop import Loop
-from chains.program.operations import Convolve, ConvolveInput, Map, MatMul, Operation, Total
+from chains.program.operations import AllReduce, Convolve, ConvolveInput, Map, MatMul, Operation, Total
 from chains.program.view import Buffer, View
 
 MAX_FUNCTION_STEPS = 16  # in one function: the time to compile a function grows faster than its length
