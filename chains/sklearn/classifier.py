@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,11 @@ from sklearn.utils import column_or_1d, compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, type_of_target, unique_labels
 
-from chains.activations import Activation
-from chains.chain import Chain
 from chains.losses import BCEWithLogitsLoss, CrossEntropyLoss, Loss
-from chains.optimizers import Optimizer
-from chains.sklearn.estimator import ChainEstimator, Factory, is_stochastic
-from chains.sklearn.settings import LEARNING_RATE
+from chains.sklearn.estimator import ChainEstimator, is_stochastic
 
 
+@dataclass(eq=False, repr=False)
 class ChainClassifier(ClassifierMixin, ChainEstimator):
     """A network for classification by the cross-entropy, with the parameters of `sklearn.neural_network.MLPClassifier`.
 
@@ -56,50 +53,8 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
     >>> model = ChainClassifier((32,), max_iter=50, random_state=0).fit(X / 16, y)
     """
 
-    def __init__(
-        self,
-        hidden_layer_sizes: int | Sequence[int] = (100,),
-        activation: str | Activation = "relu",
-        *,
-        solver: str | Optimizer = "adam",
-        alpha: float = 0.0001,
-        batch_size: int | str = "auto",
-        learning_rate_init: float = LEARNING_RATE,
-        max_iter: int = 200,
-        shuffle: bool = True,
-        random_state: Any = None,
-        tol: float = 1e-4,
-        verbose: bool = False,
-        warm_start: bool = False,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        network: Chain | Factory | None = None,
-        n_jobs: int | None = None,
-        backend: str = "auto",
-        class_weight: dict[Any, float] | str | None = None,
-    ) -> None:
-        super().__init__(
-            hidden_layer_sizes=hidden_layer_sizes,
-            activation=activation,
-            solver=solver,
-            alpha=alpha,
-            batch_size=batch_size,
-            learning_rate_init=learning_rate_init,
-            max_iter=max_iter,
-            shuffle=shuffle,
-            random_state=random_state,
-            tol=tol,
-            verbose=verbose,
-            warm_start=warm_start,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            n_iter_no_change=n_iter_no_change,
-            network=network,
-            n_jobs=n_jobs,
-            backend=backend,
-        )
-        self.class_weight = class_weight
+    _: KW_ONLY
+    class_weight: dict[Any, float] | str | None = None
 
     def _targets(self, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, Loss]:
         check_classification_targets(y)

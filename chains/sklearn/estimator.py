@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import pairwise
 from typing import Any, Self
 
@@ -26,15 +27,75 @@ from chains.losses import Loss
 from chains.minimize.minimize import minimize
 from chains.optimizers import SGD, Adam, Optimizer
 from chains.penalties import L2Penalty
-from chains.sklearn.settings import LEARNING_RATE, with_settings
 from chains.sklearn.sparse import SparseBatches, outputs_of, summed
-from chains.sklearn.watch import Watch
 from chains.support.checks import check_count, check_flags, check_number, check_word, whole
 from chains.support.messages import counted, shown
 from chains.support.threads import num_threads
 from chains.training.history import History
 from chains.training.run import TrainingState
 from chains.training.train import train
+
+LEARNING_RATE = 0.001  # the default of `learning_rate_init`
+
+
+def with_settings(optimizer: Any, settings: dict[str, Any]) -> Optimizer:
+    """The same optimiser with other settings; "optimizer__eps" is a setting of its setting `optimizer`.
+
+    Raises ValueError where there is no such setting.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(
+            f"`solver` (={optimizer!r}) must be an optimiser, such as Adam(), to have the parameters {sorted(settings)}"
+        )
+    known = optimizer.get_params()
+    inner: dict[str, dict[str, Any]] = {}
+    own: dict[str, Any] = {}
+    for name, value in settings.items():
+        head, _, rest = name.partition("__")
+        if head not in known:
+            raise ValueError(f"{name!r} is no parameter of {optimizer!r}; there are {', '.join(sorted(known))}")
+        if rest:
+            inner.setdefault(head, {})[rest] = value
+        else:
+            own[head] = value
+    for head, those in inner.items():
+        own[head] = with_settings(own.get(head, getattr(optimizer, head)), those)
+    return replace(optimizer, **own)
+
+
+class Watch:
+    """Counts the epochs without progress of a run, keeps what is worth keeping, and says when to stop.
+
+    `score` gives the number to watch, larger is better, of the validation samples; without it, it is the negative loss.
+    """
+
+    def __init__(self, tol: float, patience: int, score: Callable[[TrainingState], float] | None) -> None:
+        self.tol, self.patience, self.score = tol, patience, score
+        self.scores: list[float] = []
+        self.best, self.waited = -math.inf, 0
+        self.kept: tuple[np.ndarray, np.ndarray | None] | None = None
+
+    @property
+    def epochs_at_once(self) -> int:
+        """How many epochs may be done before the next look: losses can be looked at later, if none of them ends training."""
+        return self.patience + 1 - self.waited if self.score is None else 1
+
+    def __call__(self, state: TrainingState) -> str | None:
+        if self.score is not None:
+            self._look(self.score(state), state)
+        else:
+            for loss in state.history.loss[len(self.scores) :]:
+                self._look(-loss, state)
+        return f"no progress by {self.tol:g} in {self.patience} epochs" if self.waited > self.patience else None
+
+    def _look(self, value: float, state: TrainingState) -> None:
+        self.scores.append(value)
+        self.waited = 0 if value >= self.best + self.tol else self.waited + 1
+        if value > self.best:
+            self.best = value
+            if self.score is not None:
+                self.kept = state.p.copy(), None if state.state is None else state.state.copy()
+
 
 Factory = Callable[[int, int], Chain]
 
@@ -45,58 +106,38 @@ def is_stochastic(estimator: Any) -> bool:
     return True
 
 
+@dataclass(eq=False, repr=False)
 class ChainEstimator(BaseEstimator):
-    """What regressor and classifier share. Their docstrings say what the parameters are."""
+    """What regressor and classifier share. Their docstrings describe the parameters."""
 
-    def __init__(
-        self,
-        hidden_layer_sizes: int | Sequence[int] = (100,),
-        activation: str | Activation = "relu",
-        *,
-        solver: str | Optimizer = "adam",
-        alpha: float = 0.0001,
-        batch_size: int | str = "auto",
-        learning_rate_init: float = LEARNING_RATE,
-        max_iter: int = 200,
-        shuffle: bool = True,
-        random_state: Any = None,
-        tol: float = 1e-4,
-        verbose: bool = False,
-        warm_start: bool = False,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        network: Chain | Factory | None = None,
-        n_jobs: int | None = None,
-        backend: str = "auto",
-    ) -> None:
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.activation = activation
-        self.solver = solver
-        self.alpha = alpha
-        self.batch_size = batch_size
-        self.learning_rate_init = learning_rate_init
-        self.max_iter = max_iter
-        self.shuffle = shuffle
-        self.random_state = random_state
-        self.tol = tol
-        self.verbose = verbose
-        self.warm_start = warm_start
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.network = network
-        self.n_jobs = n_jobs
-        self.backend = backend
+    hidden_layer_sizes: int | Sequence[int] = (100,)
+    activation: str | Activation = "relu"
+    _: KW_ONLY
+    solver: str | Optimizer = "adam"
+    alpha: float = 0.0001
+    batch_size: int | str = "auto"
+    learning_rate_init: float = LEARNING_RATE
+    max_iter: int = 200
+    shuffle: bool = True
+    random_state: Any = None
+    tol: float = 1e-4
+    verbose: bool = False
+    warm_start: bool = False
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    n_iter_no_change: int = 10
+    network: Chain | Factory | None = None
+    n_jobs: int | None = None
+    backend: str = "auto"
 
-    net_: Chain
-    p_: np.ndarray
-    state_: np.ndarray | None
-    loss_curve_: list[float]
-    best_loss_: float | None
-    validation_scores_: list[float] | None
-    best_validation_score_: float | None
-    _history: History | None  # that partial_fit resumes
+    def _begin(self, X: np.ndarray, random: np.random.RandomState) -> None:
+        """Make the network and its first parameters."""
+        self.net_ = self._network(X.shape[1], self.n_outputs_)
+        self.p_: np.ndarray = self.net_.init(int(random.randint(2**31)), X.dtype)
+        self.state_: np.ndarray | None = self.net_.init_state(X.dtype) if self.net_.n_state else None
+        self.t_ = self.n_iter_ = 0
+        self.loss_curve_: list[float] = []
+        self._history: History | None = None  # that partial_fit resumes
 
     # What differs
 
@@ -157,7 +198,9 @@ class ChainEstimator(BaseEstimator):
         if not partial:
             self._history = None
             self.loss_curve_ = []
-        self.best_loss_ = self.best_validation_score_ = self.validation_scores_ = None
+        self.best_loss_: float | None = None
+        self.best_validation_score_: float | None = None
+        self.validation_scores_: list[float] | None = None
         score = None
         if self.early_stopping:
             X, t, weights, class_weights, score = self._held_out(X, y, t, weights, class_weights, random)
@@ -255,15 +298,6 @@ class ChainEstimator(BaseEstimator):
             raise ValueError(f"`validation_fraction` (={self.validation_fraction!r}) must be in (0, 1)")
         if self.early_stopping and self.solver == "lbfgs":
             raise ValueError("`early_stopping` needs a `solver` that takes steps, such as 'adam', not 'lbfgs'")
-
-    def _begin(self, X: np.ndarray, random: np.random.RandomState) -> None:
-        """Make the network and its first parameters."""
-        self.net_ = self._network(X.shape[1], self.n_outputs_)
-        self.p_ = self.net_.init(int(random.randint(2**31)), X.dtype)
-        self.state_ = self.net_.init_state(X.dtype) if self.net_.n_state else None
-        self.t_ = self.n_iter_ = 0
-        self.loss_curve_ = []
-        self._history = None
 
     def _network(self, inputs: int, outputs: int) -> Chain:
         if self.network is None:

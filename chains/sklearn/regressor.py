@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,9 @@ from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils import column_or_1d
 
-from chains.activations import Activation
-from chains.chain import Chain
 from chains.expr import exp, log, maximum
 from chains.losses import ElementwiseLoss, Loss, SquaredLoss
-from chains.optimizers import Optimizer
-from chains.sklearn.estimator import ChainEstimator, Factory
-from chains.sklearn.settings import LEARNING_RATE
+from chains.sklearn.estimator import ChainEstimator
 from chains.support.checks import check_word
 
 SMALLEST = 1e-37  # of a count's logarithm, which is multiplied by the count
@@ -32,6 +28,7 @@ def _poisson_slope(y: Any, t: Any) -> Any:
     return exp(y) - t
 
 
+@dataclass(eq=False, repr=False)
 class ChainRegressor(RegressorMixin, ChainEstimator):
     """A network for regression, with the parameters of `sklearn.neural_network.MLPRegressor`.
 
@@ -106,50 +103,8 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
     >>> model = ChainRegressor((32,), solver="lbfgs", alpha=1.0, max_iter=500, random_state=0).fit(X, y)
     """
 
-    def __init__(
-        self,
-        hidden_layer_sizes: int | Sequence[int] = (100,),
-        activation: str | Activation = "relu",
-        *,
-        solver: str | Optimizer = "adam",
-        alpha: float = 0.0001,
-        batch_size: int | str = "auto",
-        learning_rate_init: float = LEARNING_RATE,
-        max_iter: int = 200,
-        shuffle: bool = True,
-        random_state: Any = None,
-        tol: float = 1e-4,
-        verbose: bool = False,
-        warm_start: bool = False,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        network: Chain | Factory | None = None,
-        n_jobs: int | None = None,
-        backend: str = "auto",
-        loss: str = "squared_error",
-    ) -> None:
-        super().__init__(
-            hidden_layer_sizes=hidden_layer_sizes,
-            activation=activation,
-            solver=solver,
-            alpha=alpha,
-            batch_size=batch_size,
-            learning_rate_init=learning_rate_init,
-            max_iter=max_iter,
-            shuffle=shuffle,
-            random_state=random_state,
-            tol=tol,
-            verbose=verbose,
-            warm_start=warm_start,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            n_iter_no_change=n_iter_no_change,
-            network=network,
-            n_jobs=n_jobs,
-            backend=backend,
-        )
-        self.loss = loss
+    _: KW_ONLY
+    loss: str = "squared_error"
 
     def _targets(self, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, Loss]:
         check_word("loss", self.loss, "squared_error", "poisson")

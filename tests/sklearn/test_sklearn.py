@@ -27,7 +27,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from chains.sklearn import ChainClassifier, ChainRegressor
-from chains.sklearn.watch import Watch
+from chains.sklearn.estimator import Watch
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
