@@ -40,7 +40,6 @@ FLOORS = [
     ["training", "models", "exporting"],
     ["callbacks", "queueing", "sampling", "testing"],
     ["files", "interop", "sklearn"],
-    ["commands"],
     ["__main__"],
 ]
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}

@@ -1,1 +1,0 @@
-"""What ``python -m chains COMMAND`` does, a command a file."""
