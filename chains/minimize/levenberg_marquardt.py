@@ -10,12 +10,9 @@ Source: Moré, "The Levenberg-Marquardt algorithm: implementation and theory", 1
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-
-from chains.support.progress import Progress
 
 EPSILON = float(np.finfo(np.float64).eps)
 MIN_SCALE = 0.1  # of the largest of D times the square of a parameter at the start
@@ -42,6 +39,7 @@ class LevenbergMarquardt:
         self._function = function
         self.p = p
         self.calls = 1  # points at which the function was called
+        self.fall = 0.0  # of the value, in the last step
         self._largest = np.zeros(len(p))
         self._squares = p * p  # of the parameters at the start
         self._sizes = np.maximum(self._squares, float(self._squares.sum()) / max(1, len(p)) or 1.0)
@@ -82,16 +80,16 @@ class LevenbergMarquardt:
         self._tried = self._length(d)
         return d, self._tried
 
-    def step(self) -> float | None:
-        """Go to a lower point; returns how much lower, None if there is no lower one at any damping."""
-        self._most_promised = 0.0
+    def step(self) -> str:
+        """Go to a lower point; the reason where there is no lower one at any damping."""
+        most_promised = 0.0
         while True:
             d, length = self._trial()
             slope = float(d @ self.g)
             promised = 0.5 * (self._damping * length * length - slope)
-            self._most_promised = max(self._most_promised, promised)
+            most_promised = max(most_promised, promised)
             if not promised > EPSILON * self.value or length <= EPSILON * self._length(self.p):
-                return None
+                return self._explain(most_promised)
             value = self._function.value(self.p + d)
             self.calls += 1
             fall = self.value - value if math.isfinite(value) else -math.inf
@@ -103,34 +101,12 @@ class LevenbergMarquardt:
             if fall >= 1e-4 * promised:
                 self.p = self.p + d
                 self._look()
-                return fall
+                self.fall = fall
+                return ""
 
-    def explain(self) -> str:
-        """Why the last step found no lower value: rounding, or a Jacobian that is not that of the values."""
+    def _explain(self, promised: float) -> str:
+        """Why a step finds no lower value: rounding, or a Jacobian that is not that of the values."""
         rounding = math.sqrt(EPSILON) * self.value + (EPSILON * self._length(self.p)) ** 2
-        if self._most_promised <= rounding:
+        if promised <= rounding:
             return "the precision of the values is reached"
         return "no lower value was found at any damping, though the model promises one"
-
-
-def descend(
-    point: LevenbergMarquardt, gtol: float, ftol: float, maxiter: int, callback: Callable[[Any], object] | None, bar: Progress
-) -> tuple[bool, str, int]:
-    """Step until it has converged; whether it has, why it ended, and the number of iterations."""
-    if not (math.isfinite(point.value) and bool(np.isfinite(point.g).all())):
-        return False, "the value or the gradient at `p` is infinite or NaN", 0
-    for iteration in range(maxiter):
-        if float(abs(point.g).max(initial=0.0)) <= gtol:
-            return True, "the gradient is below `gtol`", iteration
-        before = point.value
-        fall = point.step()
-        if fall is None:
-            return False, point.explain(), iteration
-        if callback is not None:
-            callback(point.p)
-        bar.update()
-        if bar.due():
-            bar.show({"value": f"{point.value:.6g}"})
-        if ftol and fall <= ftol * max(abs(before), abs(point.value), 1.0):
-            return True, "the value falls by less than `ftol`", iteration + 1
-    return float(abs(point.g).max(initial=0.0)) <= gtol, "the limit of iterations was reached", maxiter

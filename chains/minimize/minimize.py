@@ -2,7 +2,7 @@
 
 SciPy's optimisers compute in NumPy's memory, so that on a GPU the vectors would travel at every call. Here nothing leaves the
 device but a few numbers an iteration: the value, the slope along the line, the largest entry of the gradient.
-`line_search` and `quasi_newton` have the parts of both methods, `levenberg_marquardt` the third one.
+`quasi_newton` has the parts of BFGS and L-BFGS, `levenberg_marquardt` the third method.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from chains.minimize.levenberg_marquardt import LevenbergMarquardt, descend
-from chains.minimize.line_search import Array, Function, Line
-from chains.minimize.quasi_newton import DenseInverse, Direction, Pairs
+from chains.minimize.levenberg_marquardt import LevenbergMarquardt, SumOfSquares
+from chains.minimize.quasi_newton import Array, DenseInverse, Function, Pairs, QuasiNewton
 from chains.support.arrays import as_array
 from chains.support.checks import check_count, check_flags, check_number, check_word, takes
 from chains.support.messages import shown
 from chains.support.progress import Progress
 
 BAR_DELAY_SECONDS = 0.5  # seconds before a bar is shown
-EPSILON = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
@@ -98,28 +96,20 @@ def minimize(
     _check_options(memory, gtol, ftol, maxiter, callback, progress)
     p = p.astype(np.float64)  # a copy
     total = None if maxiter is None else int(maxiter)
-    if method == "LM":
-        return _least_squares(function, p, gtol, ftol, 1_000 if maxiter is None else maxiter, total, callback, progress)
-    direction: Direction = DenseInverse(p) if method == "BFGS" else Pairs(memory)
-    ftol = (0.0 if method == "BFGS" else 2.2204460492503131e-9) if ftol is None else ftol
-    maxiter = (200 * p.size if method == "BFGS" else 15_000) if maxiter is None else maxiter
-    line = Line(function, p)
-    with Progress(progress, total, "iteration", delay=BAR_DELAY_SECONDS) as bar:
-        result = _descend(line, direction, gtol, ftol, maxiter, callback, bar)
-        bar.show(_numbers(line))
-    return result
-
-
-def _least_squares(
-    function: Any, p: np.ndarray, gtol: float, ftol: float | None, maxiter: int, total: int | None,
-    callback: Callable[[Array], object] | None, progress: bool | None,
-) -> Result:  # fmt: skip
-    if not hasattr(function, "normal_equations"):
+    if method == "LM" and not hasattr(function, "normal_equations"):
         raise TypeError(f"`function` (={shown(function)}) must be an objective of a squared loss for the method 'LM'")
+    if ftol is None:
+        ftol = 2.2204460492503131e-9 if method == "L-BFGS" else 0.0
+    if maxiter is None:
+        maxiter = {"BFGS": 200 * p.size, "L-BFGS": 15_000, "LM": 1_000}[method]
     with Progress(progress, total, "iteration", delay=BAR_DELAY_SECONDS) as bar:
-        point = LevenbergMarquardt(function, p)
-        success, message, iterations = descend(point, gtol, ftol or 0.0, maxiter, callback, bar)
-        bar.show({"value": f"{point.value:.6g}"})
+        point: LevenbergMarquardt | QuasiNewton
+        if method == "LM":
+            point = LevenbergMarquardt(cast(SumOfSquares, function), p)
+        else:
+            point = QuasiNewton(function, p, DenseInverse(p) if method == "BFGS" else Pairs(memory))
+        success, message, iterations = _descend(point, gtol, ftol, maxiter, callback, bar)
+        bar.show(_numbers(point))
     return Result(point.p, point.value, point.g, success, message, iterations, point.calls)
 
 
@@ -145,65 +135,30 @@ def _check_options(memory: Any, gtol: Any, ftol: Any, maxiter: Any, callback: An
 
 
 def _descend(
-    line: Line,
-    direction: Direction,
-    gtol: float,
-    ftol: float,
-    maxiter: int,
-    callback: Callable[[Array], object] | None,
-    bar: Progress,
-) -> Result:
-    if not math.isfinite(line.value) or not math.isfinite(_largest(line.g)):
-        return _result(line, False, "the value or the gradient at `p` is infinite or NaN", 0)
-    # How much the last iteration gained; at first what makes the step about 1 long.
-    fall = 0.5 * float(line.g @ line.g) / max(float(abs(line.g).sum()), 1e-300)
-    first = abs(line.value)
+    point: LevenbergMarquardt | QuasiNewton, gtol: float, ftol: float, maxiter: int,
+    callback: Callable[[Array], object] | None, bar: Progress,
+) -> tuple[bool, str, int]:  # fmt: skip
+    """Step until it has converged; whether it has, why it ended, and the number of iterations."""
+    if not (math.isfinite(point.value) and math.isfinite(_largest(point.g))):
+        return False, "the value or the gradient at `p` is infinite or NaN", 0
     for iteration in range(maxiter):
-        if _largest(line.g) <= gtol:
-            return _result(line, True, "the gradient is below `gtol`", iteration)
-        before, g = line.value, line.g
-        # A model that promises no more than rounding is at the minimum, as far as values can say.
-        rounding = math.sqrt(EPSILON) * abs(before) + EPSILON * first
-        d = direction(g)
-        slope = float(d @ g)  # along the line
-        step = line.search(d, slope, _first(direction, fall, slope)) if slope < 0.0 else 0.0
-        if step == 0.0 and 0.0 < -slope <= rounding:
-            return _result(line, False, "the precision of the values is reached", iteration)
-        if step == 0.0:  # the model is spoilt by rounding, or wrong from here on: begin anew
-            direction.forget()
-            d = -g
-            slope = float(d @ g)
-            step = line.search(d, slope, _first(direction, fall, slope))
-        if step == 0.0:
-            return _result(line, False, "no lower value was found along the line, though the gradient promises one", iteration)
-        direction.learn(step * d, line.g - g, -step * step * slope)
-        fall = before - line.value
+        if _largest(point.g) <= gtol:
+            return True, "the gradient is below `gtol`", iteration
+        before = point.value
+        if reason := point.step():
+            return False, reason, iteration
         if callback is not None:
-            callback(line.p)
+            callback(point.p)
         bar.update()
         if bar.due():
-            bar.show(_numbers(line))
-        if fall <= ftol * max(abs(before), abs(line.value), 1.0) and ftol:
-            return _result(line, True, "the value falls by less than `ftol`", iteration + 1)
-    return _result(line, _largest(line.g) <= gtol, "the limit of iterations was reached", maxiter)
+            bar.show(_numbers(point))
+        if ftol and point.fall <= ftol * max(abs(before), abs(point.value), 1.0):
+            return True, "the value falls by less than `ftol`", iteration + 1
+    return _largest(point.g) <= gtol, "the limit of iterations was reached", maxiter
 
 
-def _result(line: Line, success: bool, message: str, iterations: int) -> Result:
-    return Result(line.p, line.value, line.g, success, message, iterations, line.calls)
-
-
-def _first(direction: Direction, fall: float, slope: float) -> float:
-    """The step to try first: 1, or less where a parabola of this slope falls sooner by what was gained last.
-
-    Source: Nocedal and Wright, equation 3.60.
-    """
-    reach = 2.02 * fall  # a hundredth more than the parabola's, so that it becomes 1 in the end
-    return reach / -slope if 0.0 < reach < -slope and not direction.scaled else 1.0
-
-
-def _numbers(line: Line) -> dict[str, str]:
-    """Where it is, for people."""
-    return {"value": f"{line.value:.6g}", "gradient": f"{_largest(line.g):.3g}"}
+def _numbers(point: LevenbergMarquardt | QuasiNewton) -> dict[str, str]:
+    return {"value": f"{point.value:.6g}", "gradient": f"{_largest(point.g):.3g}"}
 
 
 def _largest(g: Array) -> float:
