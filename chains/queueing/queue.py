@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
@@ -14,9 +16,7 @@ from chains.losses import Loss
 from chains.network import checks
 from chains.network.network import check_net, network_of
 from chains.optimizers import Optimizer
-from chains.queueing.outputs import Outputs
-from chains.queueing.result import Pending, Result
-from chains.queueing.scheduler import Scheduler
+from chains.queueing.scheduler import Pending, Result, Scheduler
 from chains.support import arguments
 from chains.support.arrays import as_array
 from chains.support.checks import check_count, check_is
@@ -24,6 +24,8 @@ from chains.support.messages import counted, shown
 from chains.training.train import train
 
 MAX_PENDING = 256  # calls
+MAX_ARRAYS = 8  # for results, of one shape and type
+MAX_BYTES = 256 << 20  # of all arrays for results that are not in use
 
 
 class Queue:
@@ -304,3 +306,48 @@ def _changing(options: dict[str, Any], mode: str | None) -> list[Any]:
     if mode is not None and options.get("mode", mode) == "train":
         changed.append(options.get("state"))
     return changed
+
+
+def _references(array: np.ndarray) -> int:
+    return sys.getrefcount(array)
+
+
+def _only_here() -> int:
+    """What `_references` counts of an array that a list and a loop over it hold."""
+    held = [np.empty(0)]
+    for array in held:
+        return _references(array)
+    raise AssertionError
+
+
+FREE = _only_here()
+
+
+class Outputs:
+    """Arrays that were lent to results, by shape and type."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lent: OrderedDict[tuple[tuple[int, ...], Any], list[np.ndarray]] = OrderedDict()
+
+    def take(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """An array of any numbers that nobody else holds."""
+        with self._lock:
+            arrays = self._lent.setdefault((shape, dtype), [])
+            self._lent.move_to_end((shape, dtype))
+            for array in arrays:
+                if _references(array) == FREE:
+                    return array
+            array = np.empty(shape, dtype)
+            if len(arrays) == MAX_ARRAYS:
+                del arrays[0]
+            arrays.append(array)
+            self._shrink()
+            return array
+
+    def _shrink(self) -> None:
+        """Forget the shapes that were not asked for longest, where all take too much."""
+        total = sum(array.nbytes for arrays in self._lent.values() for array in arrays)
+        while total > MAX_BYTES and len(self._lent) > 1:
+            _, arrays = self._lent.popitem(last=False)
+            total -= sum(array.nbytes for array in arrays)

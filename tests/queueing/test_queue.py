@@ -17,7 +17,7 @@ import pytest
 
 import chains
 from chains import SGD, Adam, Chain, Dense, SquaredLoss, tanh, train
-from chains.queueing import outputs, scheduler
+from chains.queueing import queue, scheduler
 from tests.waiting import eventually
 
 RNG = np.random.default_rng(0)
@@ -398,16 +398,16 @@ def test_results_use_their_arrays_again_once_nobody_holds_them(net, p):
 
 
 def test_arrays_are_lent_to_one_at_a_time():
-    lent = outputs.Outputs()
+    lent = queue.Outputs()
     arrays = [lent.take((3,), np.float64) for _ in range(20)]
     assert len({array.ctypes.data for array in arrays}) == 20
     assert lent.take((3,), np.float32).dtype == np.float32
-    assert sum(map(len, lent._lent.values())) <= outputs.MAX_ARRAYS + 1
+    assert sum(map(len, lent._lent.values())) <= queue.MAX_ARRAYS + 1
 
 
 def test_large_arrays_of_shapes_that_are_over_are_let_go(monkeypatch):
-    monkeypatch.setattr(outputs, "MAX_BYTES", 1000)
-    lent = outputs.Outputs()
+    monkeypatch.setattr(queue, "MAX_BYTES", 1000)
+    lent = queue.Outputs()
     for n in range(1, 100):
         lent.take((n,), np.float64)
     assert sum(array.nbytes for arrays in lent._lent.values() for array in arrays) <= 1000
