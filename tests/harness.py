@@ -29,7 +29,7 @@ from chains.models import Bottleneck, DenseBlock, Transition
 from chains.network import record
 from chains.network.network import network_of
 from chains.program.recorder import Recorder
-from chains.sampling.leapfrog import Leapfrog
+from chains.sampling.trajectories import Leapfrog
 from chains.testing import Kink, assert_close, away_from_kinks, central_difference, filled, run_program  # noqa: F401
 from chains.testing.gradients import ROUNDING  # noqa: F401
 from tests.own import Boost, Decay, Double, DyUser, Monotone, Outer, Repeat, Stacked

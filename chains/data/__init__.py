@@ -3,9 +3,8 @@
 from chains.data.augment import Augment
 from chains.data.batches import Batches, one_hot
 from chains.data.cifar import load_cifar10, read_cifar10
-from chains.data.idx import read_idx
 from chains.data.imdb import load_imdb
-from chains.data.mnist import load_mnist
+from chains.data.mnist import load_mnist, read_idx
 from chains.data.prefetch import prefetch
 from chains.data.sequences import buckets, pad, windows
 

@@ -7,8 +7,7 @@ from os import PathLike
 
 import numpy as np
 
-from chains.data.files import Archive, DataFile, find
-from chains.data.reader import Reader
+from chains.data.files import Archive, DataFile, Reader, find
 from chains.support.checks import check_count
 
 Examples = tuple[np.ndarray, np.ndarray]

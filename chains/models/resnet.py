@@ -99,11 +99,7 @@ def resnet(
     """
     check_channels_first(input_shape)
     blocks, classes, width = check_counts("blocks", blocks), check_count("classes", classes), check_count("width", width)
-    layers: list[Layer] = [
-        *_normalised(input_shape[0], width, 7, stride=2),
-        Activation(relu),
-        MaxPool(3, stride=2, padding=1),
-    ]
+    layers: list[Layer] = [*_normalised(input_shape[0], width, 7, stride=2), Activation(relu), MaxPool(3, stride=2, padding=1)]
     inputs = width
     for stage, count in enumerate(blocks):
         for block in range(count):

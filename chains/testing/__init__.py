@@ -9,8 +9,15 @@ def test_my_loss():
     check_loss(my_loss, t=np.array([[0.5, -1.0], [2.0, 0.0]]))
 """
 
-from chains.testing.differences import Kink, assert_close, away_from_kinks, central_difference
-from chains.testing.gradients import Checked, check_gradients, check_loss
+from chains.testing.gradients import (
+    Checked,
+    Kink,
+    assert_close,
+    away_from_kinks,
+    central_difference,
+    check_gradients,
+    check_loss,
+)
 from chains.testing.programs import filled, listing, run_program, usable_backends
 
 __all__ = [

@@ -31,7 +31,7 @@ import numpy as np
 from chains import Chain, Dense, load, save, tanh
 from chains.backends.native.llvm import cache as code_cache
 from chains.data.cifar import RECORD_BYTES, read_cifar10
-from chains.data.idx import ELEMENT_TYPES, read_idx
+from chains.data.mnist import ELEMENT_TYPES, read_idx
 from chains.support import storage
 from tests.campaign import running
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chains.data import Augment, Batches, load_mnist, mnist, one_hot, read_idx
-from chains.data.idx import ELEMENT_TYPES
+from chains.data.mnist import ELEMENT_TYPES
 
 RNG_SEED = 0
 

@@ -11,8 +11,7 @@ import tracemalloc
 import pytest
 
 from chains.data import cifar, read_cifar10, read_idx
-from chains.data.files import DataFile, _extract
-from chains.data.reader import CHUNK_BYTES, Reader
+from chains.data.files import CHUNK_BYTES, DataFile, Reader, _extract
 
 GIB = 1 << 30
 

@@ -22,8 +22,8 @@ from chains import (
     tanh,
 )
 from chains.sampling import trajectories as module
-from chains.sampling.adaptation import Variances, windows
 from chains.sampling.draws import Draws
+from chains.sampling.sample import Variances, windows
 from chains.sampling.trajectories import Posterior, Trajectories
 from tests import harness
 from tests.bad_input.support import assert_refused
