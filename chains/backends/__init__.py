@@ -8,7 +8,7 @@ from functools import partial
 import array_api_compat
 
 from chains.backends.auto import AutoBackend
-from chains.backends.base import Backend, BatchStream, Binding, FallbackWarning, Feed, Single, UnsupportedOperationError
+from chains.backends.base import Backend, Binding, FallbackWarning, UnsupportedOperationError
 from chains.backends.cupy_settings import Cupy
 from chains.backends.executable import Executable
 from chains.backends.numpy.backend import NumpyBackend
@@ -61,15 +61,4 @@ def backend(chosen: str | Cupy) -> Backend:
 
 promise_memory("cuda", array_api_compat.is_cupy_array, partial(backend, "cupy"))
 
-__all__ = [
-    "Backend",
-    "BatchStream",
-    "Binding",
-    "Cupy",
-    "Executable",
-    "FallbackWarning",
-    "Feed",
-    "Single",
-    "UnsupportedOperationError",
-    "backend",
-]
+__all__ = ["Backend", "Binding", "Cupy", "Executable", "FallbackWarning", "UnsupportedOperationError", "backend"]

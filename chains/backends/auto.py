@@ -19,17 +19,19 @@ class AutoBackend(Backend):
     lowered = NumpyBackend.lowered
 
     def __init__(self) -> None:
-        self._numpy = NumpyBackend()
+        self._numpy: Backend = NumpyBackend()
         self._native, self._missing = _native()
         self.has_functions = self._native is not None
 
     def choose(self, program: Program) -> Backend:
         """The native backend if it supports the program, else NumPy; then a FallbackWarning says why."""
-        reason = self.fallback(program)
-        if reason is not None and self._native is not None:  # a missing native backend was reported before
-            text = f"NumPy runs the program '{program.name}', several times slower than machine code: {reason}"
-            warnings.warn(text, FallbackWarning, stacklevel=_outside())
-        return self._numpy if reason is not None or self._native is None else self._native
+        if self._native is None:  # which was reported before
+            return self._numpy
+        if (reason := self._native.unsupported(program)) is None:
+            return self._native
+        text = f"NumPy runs the program '{program.name}', several times slower than machine code: {reason}"
+        warnings.warn(text, FallbackWarning, stacklevel=_outside())
+        return self._numpy
 
     def fallback(self, program: Program) -> str | None:
         return self._missing if self._native is None else self._native.unsupported(program)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends import Executable, Single
+from chains.backends import Executable
+from chains.backends.base import Single
 from chains.network import runs
 from chains.network.network import network_of
 from chains.network.ode_steps import check_solved

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends import BatchStream, Executable
+from chains.backends import Executable
+from chains.backends.base import BatchStream
 from chains.backends.executable import KEPT_BINDINGS
 from chains.optimizers import Optimizer
 from chains.support.messages import counted

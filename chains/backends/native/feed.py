@@ -45,11 +45,9 @@ class NativeFeed(Feed):
         self._gathered = [name for name in sources if name != direct]
         self._indexed_data = sources[direct].ctypes.data if direct else 0
         for name in self._gathered:
-            source = sources[name]
-            target = binding.arrays[name]
-            function = gatherer(source.dtype, target.dtype)
+            source, target = sources[name], binding.arrays[name]
             places = {"source": source.ctypes.data, "target": target.ctypes.data}
-            gathers.append(GATHER.pack(function=function, width=source[0].size, **places))
+            gathers.append(GATHER.pack(function=gatherer(source.dtype, target.dtype), width=source[0].size, **places))
             binding.gathers(name)
         self._gathers = np.array(gathers, np.int64)
         widest = np.zeros((len(binding.prefetch), 3), np.int64)  # the samples to prefetch
@@ -61,19 +59,13 @@ class NativeFeed(Feed):
         value, random = binding.arrays["value"], binding.arrays.get("random")
         self._orders = order.ctypes.data
         self._job = JOB.pack(
-            run=code.address("lead") if binding.stays_together else binding.run_address,
-            words=binding.words_address,
-            batch=binding.batch,
-            gathers=len(gathers),
-            list=self._gathers.ctypes.data,
-            value=value.ctypes.data,
-            value_bytes=value.itemsize,
+            run=code.address("lead") if binding.stays_together else binding.run_address, words=binding.words_address,
+            batch=binding.batch, gathers=len(gathers), list=self._gathers.ctypes.data,
+            value=value.ctypes.data, value_bytes=value.itemsize,
             random=random.ctypes.data + 8 if random is not None else 0,
-            prefetch=binding.prefetch.ctypes.data,
-            prefetched=binding.batch if sources else 0,
-            row_pointers=binding.row_pointers.ctypes.data,
-            takes_rows=direct is not None,
-        )
+            prefetch=binding.prefetch.ctypes.data, prefetched=binding.batch if sources else 0,
+            row_pointers=binding.row_pointers.ctypes.data, takes_rows=direct is not None,
+        )  # fmt: skip
         self._job_address = self._job.ctypes.data
         self._steps, self._team = _STEPS(code.address("steps")), _TOGETHER(code.address("team_steps"))
         self._thread_trial = binding.thread_trial
@@ -98,12 +90,10 @@ class NativeFeed(Feed):
 
     def places(self, name: str) -> list[int]:
         """The places where machine code looks up the address of a data set."""
-        places = []
         if name == self._direct:
-            places.append(self._binding.row_pointers.ctypes.data + 8 * ROW_POINTERS.positions["data"])
+            places = [self._binding.row_pointers.ctypes.data + 8 * ROW_POINTERS.positions["data"]]
         else:
-            gather = self._gathers[self._gathered.index(name)]
-            places.append(gather.ctypes.data + 8 * GATHER.positions["source"])
+            places = [self._gathers[self._gathered.index(name)].ctypes.data + 8 * GATHER.positions["source"]]
         if name == self._widest:
             places += [words.ctypes.data + 8 * PREFETCH.positions["data"] for words in self._binding.prefetch]
         return places
@@ -193,12 +183,9 @@ class _Lane:
         self._keep = here
         self._places, self._copies = np.array(per_run + places), np.array(copies).reshape(-1, COPY.size)
         self.words = LANE.pack(
-            job=self.job.ctypes.data,
-            places=self._places.ctypes.data,
-            place_count=len(self._places),
-            copies=self._copies.ctypes.data,
-            copy_count=len(copies),
-        )
+            job=self.job.ctypes.data, places=self._places.ctypes.data, place_count=len(self._places),
+            copies=self._copies.ctypes.data, copy_count=len(copies),
+        )  # fmt: skip
 
     def prepare(self, first: int, values: np.ndarray) -> None:
         """Set the words of a run of steps."""

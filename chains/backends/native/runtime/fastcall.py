@@ -42,6 +42,7 @@ PYTHON_API = {
     "decref": "Py_DecRef",
 }
 ZERO = np.zeros(1, np.int64)
+_NEW_FUNCTION = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
 
 
 def python_function(
@@ -58,16 +59,11 @@ def python_function(
         return None
     value, at = binding.arrays.get("value"), binding.addresses
     call = CALL.pack(
-        run=binding.run_address,
-        words=binding.words_address,
-        ndarray=id(np.ndarray),
-        none=id(None),
-        inputs=len(ins),
-        arrays=len(buffers),
-        value=0 if value is None else at["value"],
-        is_single=value is not None and value.itemsize == 4,
+        run=binding.run_address, words=binding.words_address, ndarray=id(np.ndarray), none=id(None),
+        inputs=len(ins), arrays=len(buffers),
+        value=0 if value is None else at["value"], is_single=value is not None and value.itemsize == 4,
         **api,
-    )
+    )  # fmt: skip
     shapes = [concrete(buffer.shape[int(single and buffer.batched) :], binding.batch) for buffer in buffers]
     slots = [binding.slots(buffer.name) for buffer in buffers]
     lists = np.array([number for both in zip(shapes, slots, strict=True) for part in both for number in part], np.int64)
@@ -75,28 +71,19 @@ def python_function(
     arrays = []
     for position, (buffer, shape, places) in enumerate(zip(buffers, shapes, slots, strict=True)):
         own, other = binding.arrays[buffer.name], OTHER[buffer.dtype]
-        arrays.append(
-            ARRAY.pack(
-                descr=id(buffer.dtype),
-                dimensions=len(shape),
-                lengths=next_list,
-                flags=READABLE if position < len(ins) else WRITABLE,
-                slots=next_list + 8 * len(shape),
-                slot_count=len(places),
-                type_number=buffer.dtype.num,
-                nbytes=own.nbytes,
-                elements=own.size,
-                own=at[buffer.name],
-                other_descr=id(other),
-                other_nbytes=own.size * other.itemsize,
-                convert=gatherer(other, buffer.dtype),
-            )
-        )
+        words = ARRAY.pack(
+            descr=id(buffer.dtype), type_number=buffer.dtype.num, dimensions=len(shape), lengths=next_list,
+            flags=READABLE if position < len(ins) else WRITABLE,
+            slots=next_list + 8 * len(shape), slot_count=len(places),
+            own=at[buffer.name], nbytes=own.nbytes, elements=own.size,
+            other_descr=id(other), other_nbytes=own.size * other.itemsize, convert=gatherer(other, buffer.dtype),
+        )  # fmt: skip
+        arrays.append(words)
         next_list += 8 * (len(shape) + len(places))
     owner = np.concatenate([call, *arrays]).view(_Words)
     method = _method()
     owner.keep, owner.method = [binding, lists], method
-    return _new_function()(ctypes.byref(method), owner, None)
+    return _NEW_FUNCTION(("PyCFunction_NewEx", ctypes.pythonapi))(ctypes.byref(method), owner, None)
 
 
 def decline_all(words: _Words) -> None:
@@ -126,13 +113,6 @@ class _Method(ctypes.Structure):
 @cache
 def _method() -> _Method:
     return _Method(b"run", enter_code().address("enter"), METH_FASTCALL, b"A program in machine code.")
-
-
-@cache
-def _new_function() -> Any:
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-    return make
 
 
 @cache
@@ -177,17 +157,8 @@ def _as_expected(array: np.ndarray) -> bool:
 MAX_RESULTS = 3
 # The beginning of a PyObject and of NumPy's PyArrayObject_fields (numpy/ndarraytypes.h) with 64-bit addresses.
 ARRAY_OBJECT = Struct(
-    {
-        "references": "i64",
-        "type": "ptr",
-        "data": "ptr",
-        "dimensions": "i32",
-        "lengths": "ptr",
-        "strides": "ptr",
-        "base": "ptr",
-        "descr": "ptr",
-        "flags": "i32",
-    }
+    {"references": "i64", "type": "ptr"},
+    {"data": "ptr", "dimensions": "i32", "lengths": "ptr", "strides": "ptr", "base": "ptr", "descr": "ptr", "flags": "i32"},
 )
 # The words of a function. An `ARRAY` for each of its arrays follows them.
 CALL = Struct(
