@@ -34,7 +34,7 @@ def from_keras(model: Any, *, backend: str | Cupy = "auto") -> tuple[Chain, np.n
     -------
     net : Chain
         The network. Its images are channels first: pass ``np.moveaxis(x, -1, 1)``. Kernels (height, width, in, out) become
-        (out, in, height, width), and weights behind a Flatten are put in the order of channels first.
+        (out, in, height, width), and weights after a Flatten are reordered to channels first.
     p : array, shape (n_params,)
         Its parameters, float64 where those of the model are, else float32; a copy.
     state : array, shape (n_state,), or None
@@ -71,17 +71,13 @@ class _Reader:
 
     def add(self, layer: Any) -> None:
         name = type(layer).__name__
-        make: Callable[[Any], list[Part]] | None = getattr(self, f"_{name.lower()}", None)
-        if make is None:
+        if name not in MAKERS:
             raise TypeError(f"there is no layer like keras.layers.{name} here")
         if getattr(layer, "data_format", "channels_last") != "channels_last":
             raise ValueError(f"`data_format` (={layer.data_format!r}) of {name} must be 'channels_last'")
-        self.parts += make(layer)
+        self.parts += MAKERS[name](self, layer)
         if hasattr(layer, "compute_output_shape"):
             self.shape = tuple(layer.compute_output_shape((None, *self.shape)))[1:]
-
-    def _inputlayer(self, m: Any) -> list[Part]:
-        return []
 
     def _dense(self, m: Any) -> list[Part]:
         weight, *bias = m.get_weights()
@@ -103,8 +99,6 @@ class _Reader:
         )  # fmt: skip
         return [Part(layer, [np.moveaxis(kernel, (-1, -2), (0, 1)), *bias]), *self._activations(m)]
 
-    _conv1d = _conv2d = _convolution
-
     def _pool(self, m: Any) -> list[Part]:
         kind = layers.MaxPool if type(m).__name__.startswith("Max") else layers.AvgPool
         size, stride = tuple(np.ravel(m.pool_size).tolist()), tuple(np.ravel(m.strides).tolist())
@@ -112,16 +106,12 @@ class _Reader:
             raise ValueError(f"`padding` (={m.padding!r}) of {type(m).__name__} must be 'valid' here")
         return [Part(kind(size, stride=stride))]
 
-    _maxpooling1d = _maxpooling2d = _averagepooling1d = _averagepooling2d = _pool
-
-    def _globalaveragepooling2d(self, m: Any) -> list[Part]:
+    def _global_pool(self, m: Any) -> list[Part]:
         if m.keepdims:
             raise ValueError(f"`keepdims` (=True) of {type(m).__name__} must be False here")
         return [Part(layers.GlobalAvgPool())]
 
-    _globalaveragepooling1d = _globalaveragepooling2d
-
-    def _batchnormalization(self, m: Any) -> list[Part]:
+    def _batch_norm(self, m: Any) -> list[Part]:
         if m.axis not in (-1, len(self.shape)):
             raise ValueError(f"`axis` (={m.axis}) of BatchNormalization must be the last one")
         weights = list(m.get_weights())
@@ -141,26 +131,6 @@ class _Reader:
             self.flattened = self.shape
         return [Part(layers.Flatten())]
 
-    def _dropout(self, m: Any) -> list[Part]:
-        return [Part(layers.Dropout(m.rate))]
-
-    def _spatialdropout2d(self, m: Any) -> list[Part]:
-        return [Part(layers.SpatialDropout(m.rate))]
-
-    _spatialdropout1d = _spatialdropout2d
-
-    def _activation(self, m: Any) -> list[Part]:
-        return self._activations(m)
-
-    def _relu(self, m: Any) -> list[Part]:
-        return [Part(layers.Activation("relu"))]
-
-    def _leakyrelu(self, m: Any) -> list[Part]:
-        return [Part(layers.Activation(leaky_relu(slope=m.negative_slope)))]
-
-    def _elu(self, m: Any) -> list[Part]:
-        return [Part(layers.Activation(elu(alpha=m.alpha)))]
-
     def _activations(self, m: Any) -> list[Part]:
         name = getattr(m.activation, "__name__", str(m.activation))
         if name in ("softmax", "log_softmax"):
@@ -177,3 +147,20 @@ class _Reader:
         if m.padding not in ("same", "valid"):
             raise ValueError(f"`padding` (={m.padding!r}) of {type(m).__name__} must be 'same' or 'valid' here")
         return m.padding
+
+
+MAKERS: dict[str, Callable[[_Reader, Any], list[Part]]] = {
+    "InputLayer": lambda reader, m: [],
+    "Dense": _Reader._dense,
+    **{f"Conv{ndim}D": _Reader._convolution for ndim in (1, 2)},
+    **{f"{kind}Pooling{ndim}D": _Reader._pool for kind in ("Max", "Average") for ndim in (1, 2)},
+    **{f"GlobalAveragePooling{ndim}D": _Reader._global_pool for ndim in (1, 2)},
+    "BatchNormalization": _Reader._batch_norm,
+    "Flatten": _Reader._flatten,
+    "Dropout": lambda reader, m: [Part(layers.Dropout(m.rate))],
+    **{f"SpatialDropout{ndim}D": lambda reader, m: [Part(layers.SpatialDropout(m.rate))] for ndim in (1, 2)},
+    "Activation": _Reader._activations,
+    "ReLU": lambda reader, m: [Part(layers.Activation("relu"))],
+    "LeakyReLU": lambda reader, m: [Part(layers.Activation(leaky_relu(slope=m.negative_slope)))],
+    "ELU": lambda reader, m: [Part(layers.Activation(elu(alpha=m.alpha)))],
+}

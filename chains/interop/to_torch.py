@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -144,70 +145,36 @@ class _Writer:
         return self.nn.Sequential(*(module for child in d.children for module in self.modules(child)))
 
     def modules(self, d: Declaration) -> list[Any]:
-        layer, nn = d.layer, self.nn
-        if not type(layer).forward.__module__.startswith("chains.layers."):
-            raise TypeError(f"{layer!r} is a custom layer: as_torch(net) makes a module of the whole network")
-        if isinstance(layer, layers.TransformerBlock):
-            return [self.block(d, layer, *(self.activation(layer.activation) or [nn.Identity()]))]
-        if isinstance(layer, layers.Series) and not isinstance(layer, layers.CausalConv):
-            return [self.sequence(d)]
-        if isinstance(layer, layers.Dense):
-            linear = self.filled(nn.Linear(layer.inputs, layer.outputs, bias=layer.bias), d, transposed=True)
-            return [linear, *self.activation(layer.activation)]
-        if isinstance(layer, (layers.Conv, layers.ConvTranspose)):
-            return self.convolution(layer, d)
-        if isinstance(layer, layers.Activation):
-            return self.activation(layer.f) or [nn.Identity()]
-        if isinstance(layer, (layers.MaxPool, layers.AvgPool)):
-            return self.pool(layer)
-        if isinstance(layer, layers.GlobalAvgPool):
-            return [getattr(nn, f"AdaptiveAvgPool{len(d.input) - 1}d")(1), nn.Flatten()]
-        if isinstance(layer, layers.Reshape):
-            flat = [nn.Flatten()] if len(d.input) != 1 else []
-            return flat + ([nn.Unflatten(1, d.output_shape)] if len(d.output_shape) != 1 else []) or [nn.Identity()]
-        if isinstance(layer, layers.Pad):
-            pads = [
-                side
-                for before, after in reversed(layer.padding * (len(d.input) - len(layer.padding)))
-                for side in (before, after)
-            ]
-            return [getattr(nn, f"ZeroPad{len(d.input) - 1}d")(tuple(pads))]
-        return [self.plain(layer, d)]
+        if not type(d.layer).forward.__module__.startswith("chains.layers."):
+            raise TypeError(f"{d.layer!r} is a custom layer: as_torch(net) makes a module of the whole network")
+        make = next((make for kind, make in MODULES.items() if isinstance(d.layer, kind)), None)
+        made = make(self, d, d.layer) if make is not None else []
+        if made == []:
+            raise TypeError(f"PyTorch has no layer like {d.layer!r}: as_torch(net) makes a module of the whole network")
+        return made if isinstance(made, list) else [made]
 
-    def plain(self, layer: Any, d: Declaration) -> Any:
-        """Layers that are one module."""
-        nn, ndim = self.nn, max(1, len(d.input) - 1)
-        if isinstance(layer, layers.BatchNorm):
-            module = getattr(nn, f"BatchNorm{ndim}d")(
-                layer.channels, eps=layer.eps, momentum=layer.momentum, affine=layer.affine
-            )
-            return self.filled(module, d)
-        if isinstance(layer, layers.RMSNorm):
-            return self.filled(nn.RMSNorm(layer.parameter_shape(d.input), eps=layer.eps, elementwise_affine=layer.affine), d)
-        if isinstance(layer, layers.LayerNorm):
-            return self.filled(nn.LayerNorm(layer.parameter_shape(d.input), eps=layer.eps, elementwise_affine=layer.affine), d)
-        if isinstance(layer, layers.GroupNorm):
-            return self.filled(nn.GroupNorm(layer.groups, layer.channels, eps=layer.eps, affine=layer.affine), d)
-        if isinstance(layer, layers.SpatialDropout):
-            return getattr(nn, f"Dropout{ndim}d")(layer.rate) if len(d.input) > 1 else nn.Dropout(layer.rate)
-        if isinstance(layer, layers.Dropout):
-            return nn.Dropout(layer.rate)
-        if isinstance(layer, layers.Softmax):
-            return (nn.LogSoftmax if isinstance(layer, layers.LogSoftmax) else nn.Softmax)(dim=-1)
-        if isinstance(layer, layers.Upsample):
-            return nn.Upsample(scale_factor=tuple(map(float, layer.factor * (ndim if len(layer.factor) == 1 else 1))))
-        if isinstance(layer, layers.Select):
-            return own_modules(self.torch).Select(layer.indices)
-        if isinstance(layer, layers.Embedding):
-            return self.filled(nn.Embedding(layer.count, layer.features, layer.padding), d)
-        if isinstance(layer, layers.Attention):
-            return self.attention(d, layer)
-        plain = isinstance(layer, (layers.LSTM, layers.GRU, layers.RNN)) and getattr(layer, "reset_after", True)
-        if plain and (not isinstance(layer, layers.RNN) or layer.activation in (relu, tanh)):
-            return self.recurrence(d, layer)
-        raise TypeError(f"PyTorch has no layer like {layer!r}: as_torch(net) makes a module of the whole network")
+    def dimensional(self, name: str, d: Declaration) -> Any:
+        """A class of modules, such as nn.BatchNorm2d, for the axes that a sample has after its channels, 1 at least."""
+        return getattr(self.nn, f"{name}{max(1, len(d.input) - 1)}d")
 
-    def convolution(self, layer: Any, d: Declaration) -> list[Any]:
+    def norm(self, name: str, d: Declaration, *sizes: Any, **settings: Any) -> Any:
+        layer: Any = d.layer
+        kind = self.dimensional(name, d) if name == "BatchNorm" else getattr(self.nn, name)
+        return self.filled(kind(*sizes, eps=layer.eps, **settings), d)
+
+    def dense(self, d: Declaration, layer: layers.Dense) -> list[Any]:
+        linear = self.filled(self.nn.Linear(layer.inputs, layer.outputs, bias=layer.bias), d, transposed=True)
+        return [linear, *self.activation(layer.activation)]
+
+    def reshape(self, d: Declaration) -> list[Any]:
+        flat = [self.nn.Flatten()] if len(d.input) != 1 else []
+        return flat + ([self.nn.Unflatten(1, d.output_shape)] if len(d.output_shape) != 1 else []) or [self.nn.Identity()]
+
+    def upsample(self, d: Declaration, layer: layers.Upsample) -> Any:
+        factors = layer.factor * (max(1, len(d.input) - 1) if len(layer.factor) == 1 else 1)
+        return self.nn.Upsample(scale_factor=tuple(map(float, factors)))
+
+    def convolution(self, d: Declaration, layer: Any) -> list[Any]:
         nn, ndim, transposed = self.nn, layer.ndim, isinstance(layer, layers.ConvTranspose)
         even = all(before == after for before, after in layer.padding)
         if not even and transposed:
@@ -217,10 +184,10 @@ class _Writer:
             layer.inputs, layer.outputs, layer.kernel, stride=layer.stride, dilation=layer.dilation, groups=layer.groups,
             padding=tuple(before for before, _ in layer.padding) if even else 0, bias=layer.bias, **settings,
         )  # fmt: skip
-        pads = [] if even else [self.padding(layer, 0.0)]
+        pads = [] if even else [self.padding(ndim, layer.padding, 0.0)]
         return [*pads, self.filled(module, d), *self.activation(layer.activation)]
 
-    def pool(self, layer: Any) -> list[Any]:
+    def pool(self, d: Declaration, layer: Any) -> list[Any]:
         even, largest = all(before == after for before, after in layer.padding), isinstance(layer, layers.MaxPool)
         if not even and not largest and not layer.count_padding:
             raise ValueError(f"PyTorch has no uneven padding of {layer!r}: as_torch(net) makes a module of the whole network")
@@ -228,15 +195,11 @@ class _Writer:
         module = getattr(self.nn, f"{'Max' if largest else 'Avg'}Pool{layer.ndim}d")(
             layer.kernel, stride=layer.stride, padding=tuple(before for before, _ in layer.padding) if even else 0, **settings
         )
-        return [module] if even else [self.padding(layer, -np.inf if largest else 0.0), module]
+        return [module] if even else [self.padding(layer.ndim, layer.padding, -np.inf if largest else 0.0), module]
 
-    def padding(self, layer: Any, value: float) -> Any:
-        pads = tuple(side for pair in reversed(layer.padding) for side in pair)
-        return (
-            getattr(self.nn, f"ConstantPad{layer.ndim}d")(pads, value)
-            if value
-            else getattr(self.nn, f"ZeroPad{layer.ndim}d")(pads)
-        )
+    def padding(self, ndim: int, padding: Any, value: float) -> Any:
+        pads = tuple(side for pair in reversed(padding) for side in pair)
+        return getattr(self.nn, f"ConstantPad{ndim}d")(pads, value) if value else getattr(self.nn, f"ZeroPad{ndim}d")(pads)
 
     def activation(self, f: Activation) -> list[Any]:
         if f is identity:
@@ -251,16 +214,10 @@ class _Writer:
 
     def filled(self, module: Any, d: Declaration, transposed: bool = False) -> Any:
         """The module with the arrays of a declared layer."""
-        for name in (*d.slices, *d.state_slices):
-            array = self.arrays[f"{d.name}.{name}"]
-            if transposed and name == "weight":
-                array = array.T
-            tensor = self.torch.from_numpy(array.copy())
-            own = getattr(module, name)
-            if name in d.slices:
-                setattr(module, name, self.nn.Parameter(tensor))
-            else:
-                own.data = tensor
+        for name in d.slices:
+            setattr(module, name, self.parameter(d, name, transposed and name == "weight"))
+        for name in d.state_slices:
+            getattr(module, name).data = self.torch.from_numpy(self.arrays[f"{d.name}.{name}"].copy())
         return module
 
     def parameter(self, d: Declaration, name: str, transposed: bool = False) -> Any:
@@ -268,6 +225,8 @@ class _Writer:
         return self.nn.Parameter(self.torch.from_numpy((array.T if transposed else array).copy()))
 
     def recurrence(self, d: Declaration, layer: Any) -> Any:
+        if not getattr(layer, "reset_after", True) or (isinstance(layer, layers.RNN) and layer.activation not in (relu, tanh)):
+            return []
         settings = {"nonlinearity": layer.activation.name} if isinstance(layer, layers.RNN) else {}
         kind = getattr(self.nn, type(layer).__name__)
         module = kind(layer.inputs, layer.units, batch_first=True, bidirectional=layer.bidirectional, **settings)
@@ -296,7 +255,8 @@ class _Writer:
             module.in_proj_bias, module.out_proj.bias = self.parameter(d, "in_bias"), self.parameter(d, "out_bias")
         return module
 
-    def block(self, d: Declaration, layer: layers.TransformerBlock, activation: Any) -> Any:
+    def block(self, d: Declaration, layer: layers.TransformerBlock) -> Any:
+        (activation,) = self.activation(layer.activation) or [self.nn.Identity()]
         module = self.nn.TransformerEncoderLayer(
             layer.features, layer.heads, layer.hidden, layer.dropout, activation, batch_first=True, norm_first=True
         )
@@ -357,3 +317,35 @@ def own_modules(torch: Any) -> SimpleNamespace:
             return repr(list(self.indices))
 
     return SimpleNamespace(Recurrence=Recurrence, SelfAttention=SelfAttention, Select=Select)
+
+
+# By the kinds of layers, modules or lists of them; the first one that fits counts. Empty lists: PyTorch has no such layer.
+MODULES: dict[type, Callable[[_Writer, Declaration, Any], Any]] = {
+    layers.TransformerBlock: _Writer.block,
+    layers.CausalConv: lambda w, d, layer: [],
+    layers.Series: lambda w, d, layer: w.sequence(d),
+    layers.Dense: _Writer.dense,
+    layers.Conv: _Writer.convolution,
+    layers.ConvTranspose: _Writer.convolution,
+    layers.Activation: lambda w, d, layer: w.activation(layer.f) or w.nn.Identity(),
+    layers.MaxPool: _Writer.pool,
+    layers.AvgPool: _Writer.pool,
+    layers.GlobalAvgPool: lambda w, d, layer: [w.dimensional("AdaptiveAvgPool", d)(1), w.nn.Flatten()],
+    layers.Reshape: lambda w, d, layer: w.reshape(d),
+    layers.Pad: lambda w, d, layer: w.padding(len(d.input) - 1, layer.padding * (len(d.input) - len(layer.padding)), 0.0),
+    layers.BatchNorm: lambda w, d, layer: w.norm("BatchNorm", d, layer.channels, affine=layer.affine, momentum=layer.momentum),
+    layers.RMSNorm: lambda w, d, layer: w.norm("RMSNorm", d, layer.parameter_shape(d.input), elementwise_affine=layer.affine),
+    layers.LayerNorm: lambda w, d, layer: w.norm(
+        "LayerNorm", d, layer.parameter_shape(d.input), elementwise_affine=layer.affine
+    ),
+    layers.GroupNorm: lambda w, d, layer: w.norm("GroupNorm", d, layer.groups, layer.channels, affine=layer.affine),
+    layers.SpatialDropout: lambda w, d, layer: (w.dimensional("Dropout", d) if len(d.input) > 1 else w.nn.Dropout)(layer.rate),
+    layers.Dropout: lambda w, d, layer: w.nn.Dropout(layer.rate),
+    layers.LogSoftmax: lambda w, d, layer: w.nn.LogSoftmax(dim=-1),
+    layers.Softmax: lambda w, d, layer: w.nn.Softmax(dim=-1),
+    layers.Upsample: _Writer.upsample,
+    layers.Select: lambda w, d, layer: own_modules(w.torch).Select(layer.indices),
+    layers.Embedding: lambda w, d, layer: w.filled(w.nn.Embedding(layer.count, layer.features, layer.padding), d),
+    layers.Attention: _Writer.attention,
+    **dict.fromkeys((layers.LSTM, layers.GRU, layers.RNN), _Writer.recurrence),
+}
