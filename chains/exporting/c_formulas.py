@@ -1,63 +1,27 @@
-"""Formulas as C99: an expression for each instruction, and the functions that these call."""
+"""How C99 writes numbers, and the functions that exported C source calls."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
-from chains.backends.native.llvm import vectormath
-from chains.expr import COMPARISONS, Formula
-from chains.expr.scalar import SYMBOLS
-
-_SYMBOLS = {name: symbol for name, symbol in SYMBOLS.items() if name != "pow"} | {"and": "&&", "or": "||"}
-_LIBRARY = {"abs": "fabs"} | {
-    name: name for name in ("floor", "exp", "log", "log1p", "expm1", "sqrt", "tanh", "sin", "cos", "erf", "pow")
-}
-_OWN = ("min", "max", "sign")  # of functions of the prelude, whose names end with the type
+from chains.lowering import polynomials
+from chains.lowering.c_language import Dialect
 
 
-def literal(value: float, kind: str) -> str:
-    """A number of the C type "float" or "double", to the last bit."""
-    if math.isnan(value):
-        return "NAN"
-    rounded = float(np.float32(value)) if kind == "float" and abs(value) < 3.5e38 else value
-    if math.isinf(rounded):
-        return "INFINITY" if rounded > 0 else "-INFINITY"
-    return f"{rounded!r}{'f' if kind == 'float' else ''}" if rounded >= 0.0 else f"(-{literal(-rounded, kind)})"
+def _special(value: float, kind: str) -> str:
+    return "NAN" if math.isnan(value) else "INFINITY" if value > 0 else "-INFINITY"
 
 
-def statements(formula: Formula, operands: Sequence[str], kind: str) -> tuple[list[str], list[str]]:
-    """The statements that compute a formula from these expressions, and its results. Constants stand where they are used."""
-    names, lines = list(operands), []
-    for number, step in enumerate(formula.instructions):
-        if step.operation == "const":
-            names.append(literal(step.value, kind))
-            continue
-        text = _expression(step.operation, [names[operand] for operand in step.operands], kind)
-        lines.append(f"const {'int' if step.operation in COMPARISONS else kind} v{number} = {text};")
-        names.append(f"v{number}")
-    return lines, [names[output] for output in formula.outputs]
+def _number(value: float, kind: str) -> str:
+    return f"{value!r}{'f' if kind == 'float' else ''}"
 
 
-def _expression(operation: str, operands: Sequence[str], kind: str) -> str:
-    if operation in _SYMBOLS:
-        return f"{operands[0]} {_SYMBOLS[operation]} {operands[1]}"
-    if operation == "neg":
-        return f"-{operands[0]}"
-    if operation == "not":
-        return f"!{operands[0]}"
-    if operation == "where":
-        return f"{operands[0]} ? {operands[1]} : {operands[2]}"
-    ending = "f" if kind == "float" else ""
-    if operation in _OWN:
-        name = f"{operation}_{kind}"
-    elif operation in ("exp", "tanh") and kind == "float":
-        name = f"quick_{operation}"
-    else:
-        name = f"{_LIBRARY[operation]}{ending}"
-    return f"{name}({', '.join(operands)})"
+C99 = Dialect(
+    _special, _number, lambda size, kind: f"(-{_number(size, kind)})", {"float": "float", "double": "double"},
+    quick=("exp", "tanh"), named_constants=False,
+)  # fmt: skip
+literal = C99.literal
 
 
 def _horner(coefficients: Sequence[float], variable: str) -> str:
@@ -67,18 +31,12 @@ def _horner(coefficients: Sequence[float], variable: str) -> str:
     return text[1:-1]
 
 
-_ABOVE, _BELOW = vectormath.TANH
-_HIGH, _LOW = vectormath.LN2["float"]
+_ABOVE, _BELOW = polynomials.TANH
+_HIGH, _LOW = polynomials.LN2["float"]
 
 PRELUDE = f"""\
 /* The larger, the smaller: NaN where either is. */
-static inline float max_float(float a, float b) {{ return a > b || a != a ? a : b; }}
-static inline float min_float(float a, float b) {{ return a < b || a != a ? a : b; }}
-static inline float sign_float(float a) {{ return a != a ? a : (float)((a > 0.0f) - (a < 0.0f)); }}
-static inline double max_double(double a, double b) {{ return a > b || a != a ? a : b; }}
-static inline double min_double(double a, double b) {{ return a < b || a != a ? a : b; }}
-static inline double sign_double(double a) {{ return a != a ? a : (double)((a > 0.0) - (a < 0.0)); }}
-
+{C99.helpers("static inline")}
 /* exp and tanh without branches, so that compilers can make vectors of them. */
 static inline float power_of_two(int32_t n)
 {{
@@ -94,7 +52,7 @@ static inline float quick_exp(float x)
     const int32_t n = (int32_t)(turns != turns ? 0.0f : turns + (turns < 0.0f ? -0.5f : 0.5f));
     const float whole = (float)n;
     const float r = (y - whole * {literal(_HIGH, "float")}) - whole * {literal(_LOW, "float")};
-    const float q = {_horner(vectormath.EXP["float"], "r")};
+    const float q = {_horner(polynomials.EXP["float"], "r")};
     const int32_t half = n / 2;
     return (r * r * q + r + 1.0f) * power_of_two(half) * power_of_two(n - half);
 }}

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chains.backends.native.kernels.elementwise import loops_over
-from chains.exporting.c_formulas import literal, statements
+from chains.exporting.c_formulas import C99, literal
 from chains.exporting.header import ctype
+from chains.lowering.axes import loops_over
+from chains.lowering.c_language import converted, sum_text
 from chains.program.loop import Loop
 from chains.program.operations import (
     BatchMatMul,
@@ -35,20 +36,18 @@ Lines = Iterator[str]
 
 
 @dataclass(frozen=True)
-class Place:
-    """What statements know of where they stand: the names of buffers, and which sums go on that were begun before."""
+class Context:
+    """What the statements of an operation depend on: the names of buffers, and which sums are continued."""
 
     names: Callable[[Buffer], str]
-    tiled: bool = False  # whether there may be tiles before this one
-    continued: bool = False  # whether the sum was begun by an operation before
-    begun: bool = False  # whether all sums over samples were
+    tiled: bool = False  # whether other tiles may come before this one
+    continued: bool = False  # whether an earlier operation has begun the sum
+    begun: bool = False  # whether all sums over samples have begun
 
     def at(self, view: View, parts: Sequence[tuple[str, int]] = ()) -> str:
-        """An element of a view: coordinates with their strides, and the steps of the loops that it goes on in."""
-        parts = [*parts, *((f"t{depth}", move) for depth, move in enumerate(view.loop_strides))]
-        terms = [name if stride == 1 else f"{name} * {stride}" for name, stride in parts if stride]
-        terms += [str(view.offset)] if view.offset or not terms else []
-        return f"{self.names(view.buffer)}[{' + '.join(terms)}]"
+        """An element of a view, from coordinates with their strides and the steps of the loops around it."""
+        steps = [(f"t{depth}", stride) for depth, stride in enumerate(view.loop_strides)]
+        return f"{self.names(view.buffer)}[{sum_text(view.offset, [*parts, *steps])}]"
 
 
 def extent_text(extent: Extent) -> str:
@@ -81,83 +80,79 @@ def nested(loops: Sequence[tuple[str, Extent]], body: Sequence[str]) -> Lines:
         yield from indented(inner, head)
 
 
-def lines_of(operation: Operation, place: Place) -> Lines:
+def lines_of(operation: Operation, context: Context) -> Lines:
     """The statements of an operation. Raises KeyError for one that there are none for."""
-    return _WRITERS[type(operation)](operation, place)
+    return _WRITERS[type(operation)](operation, context)
 
 
 # Element by element
 
 
-def _each(views: Sequence[View], place: Place) -> tuple[list[tuple[str, Extent]], list[str]]:
+def _each(views: Sequence[View], context: Context) -> tuple[list[tuple[str, Extent]], list[str]]:
     """Loops over the shape of the first view, and the element of each view that they lead to."""
     loops = loops_over(views[0].shape, views)
     names = [f"i{k}" if len(loops) > 1 else "i" for k in range(len(loops))]
     places = []
     for number, view in enumerate(views):
         steps = [(name, loop.strides[number]) for name, loop in zip(names, loops, strict=True)]
-        places.append(place.at(view, steps))
+        places.append(context.at(view, steps))
     return [(name, loop.extent) for name, loop in zip(names, loops, strict=True)], places
 
 
-def _map(operation: Map, place: Place) -> Lines:
-    loops, places = _each(operation.views, place)
+def _map(operation: Map, context: Context) -> Lines:
+    loops, places = _each(operation.views, context)
     outs, ins = places[: len(operation.outs)], places[len(operation.outs) :]
     scalar = all(view.ndim == 0 for view in operation.views)  # computed in double precision
     kind = "double" if scalar else ctype(operation.outs[0].dtype)
     lines, operands = [], []
     for k, (text, view) in enumerate(zip(ins, operation.ins, strict=True)):
         operands.append(f"a{k}")
-        lines.append(f"const {kind} a{k} = {_cast(text, ctype(view.dtype), kind)};")
-    body, results = statements(operation.formula, operands, kind)
+        lines.append(f"const {kind} a{k} = {converted(text, ctype(view.dtype), kind)};")
+    body, results = C99.statements(operation.formula, operands, "v", kind)
     stores = [
-        f"{out} = {_cast(result, kind, ctype(view.dtype))};"
+        f"{out} = {converted(result, kind, ctype(view.dtype))};"
         for out, result, view in zip(outs, results, operation.outs, strict=True)
     ]
     whole = [*lines, *body, *stores]
     yield from nested(loops, whole) if loops else indented(whole, "")
 
 
-def _cast(text: str, source: str, target: str) -> str:
-    return text if source == target else f"({target}){text}"
-
-
-def _copy(operation: Copy, place: Place) -> Lines:
+def _copy(operation: Copy, context: Context) -> Lines:
     (out,), (a,) = operation.outs, operation.ins
-    loops, (to, source) = _each((out, a), place)
-    yield from nested(loops, [f"{to} = {_cast(source, ctype(a.dtype), ctype(out.dtype))};"])
+    loops, (to, source) = _each((out, a), context)
+    yield from nested(loops, [f"{to} = {converted(source, ctype(a.dtype), ctype(out.dtype))};"])
 
 
-def _fill(operation: Fill, place: Place) -> Lines:
-    yield from _filled(operation.outs[0], operation.value, place)
+def _fill(operation: Fill, context: Context) -> Lines:
+    yield from _filled(operation.outs[0], operation.value, context)
 
 
-def _filled(view: View, value: float, place: Place) -> Lines:
-    loops, (to,) = _each((view,), place)
+def _filled(view: View, value: float, context: Context) -> Lines:
+    loops, (to,) = _each((view,), context)
     yield from nested(loops, [f"{to} = {literal(value, ctype(view.dtype))};"])
 
 
-def _begun(operation: Operation, place: Place, value: float = 0.0) -> Lines:
+def _begun(operation: Operation, context: Context, value: float = 0.0) -> Lines:
     """Statements that begin a sum: at the first tile only, where it is over the samples of all of them."""
-    if operation.accumulates or place.continued or (place.begun and operation.sums_over_batch):
+    if operation.accumulates or context.continued or (context.begun and operation.sums_over_batch):
         return
-    lines = [line for out in operation.outs for line in _filled(out, value, place)]
-    if operation.sums_over_batch and place.tiled:
+    lines = [line for out in operation.outs for line in _filled(out, value, context)]
+    if operation.sums_over_batch and context.tiled:
         yield from indented(lines, "if (start == 0)")
     else:
         yield from lines
 
 
-def _reduce(operation: Reduce, place: Place) -> Lines:
+def _reduce(operation: Reduce, context: Context) -> Lines:
     (out,), (a,) = operation.outs, operation.ins
     kind, largest = ctype(out.dtype), operation.kind == "max"
     start = literal(-float("inf") if largest else 0.0, kind)
-    yield from _begun(operation, place, -float("inf") if largest else 0.0)
+    yield from _begun(operation, context, -float("inf") if largest else 0.0)
     loops = loops_over(a.shape, (a, out))
     names = [f"i{k}" for k in range(len(loops))]
     axes = [(name, loop.extent) for name, loop in zip(names, loops, strict=True)]
     steps = list(zip(names, (loop.strides for loop in loops), strict=True))
-    source, to = (place.at(view, [(name, strides[k]) for name, strides in steps]) for k, view in enumerate((a, out)))
+    source, to = (context.at(view, [(name, strides[k]) for name, strides in steps]) for k, view in enumerate((a, out)))
     kept = max((k + 1 for k, loop in enumerate(loops) if loop.strides[1]), default=0)
     if kept == len(loops):  # the innermost loop goes along the results
         yield from nested(axes, [f"{to} = max_{kind}({to}, {source});" if largest else f"{to} += {source};"])
@@ -167,23 +162,23 @@ def _reduce(operation: Reduce, place: Place) -> Lines:
         yield from nested(axes[:kept], body) if kept else indented(body, "")
     else:  # in double precision: the terms may be many
         inner = nested(axes[kept:], [f"sum += {source};"])
-        body = ["double sum = 0.0;", *inner, f"{to} += {_cast('sum', 'double', kind)};"]
+        body = ["double sum = 0.0;", *inner, f"{to} += {converted('sum', 'double', kind)};"]
         yield from nested(axes[:kept], body) if kept else indented(body, "")
 
 
 # Products
 
 
-def _matmul(operation: MatMul, place: Place) -> Lines:
+def _matmul(operation: MatMul, context: Context) -> Lines:
     (out,), (a, b) = operation.outs, operation.ins
     (m, k), n = a.shape, b.shape[1]
 
     def at(view: View, row: str, column: str) -> str:
-        return place.at(view, [(row, view.strides[0]), (column, view.strides[1])])
+        return context.at(view, [(row, view.strides[0]), (column, view.strides[1])])
 
     dot = b.strides[0] == 1 and a.strides[1] == 1 and isinstance(k, int) and not operation.sums_over_batch
     if not dot:
-        yield from _begun(operation, place)
+        yield from _begun(operation, context)
         product = [f"{at(out, 'i', 'j')} += factor * {at(b, 'k', 'j')};"]
         inner = [f"const {ctype(out.dtype)} factor = {at(a, 'i', 'k')};", *nested([("j", n)], product)]
         yield from nested([("i", m), ("k", k)], inner)
@@ -208,16 +203,16 @@ def _matmul(operation: MatMul, place: Place) -> Lines:
     yield from nested([("i", m), ("j", n)], lines)
 
 
-def _batch_matmul(operation: BatchMatMul, place: Place) -> Lines:
+def _batch_matmul(operation: BatchMatMul, context: Context) -> Lines:
     """A product for each of the matrices in the last two axes."""
     (out,), (a, b) = operation.outs, operation.ins
     (*leading, m, k), n = a.shape, b.shape[-1]
     each = [f"b{axis}" for axis in range(len(leading))]
 
     def at(view: View, row: str, column: str) -> str:
-        return place.at(view, list(zip([*each, row, column], view.strides, strict=True)))
+        return context.at(view, list(zip([*each, row, column], view.strides, strict=True)))
 
-    yield from _begun(operation, place)
+    yield from _begun(operation, context)
     product = [f"{at(out, 'i', 'j')} += factor * {at(b, 'k', 'j')};"]
     inner = [f"const {ctype(out.dtype)} factor = {at(a, 'i', 'k')};", *nested([("j", n)], product)]
     yield from nested([*zip(each, leading, strict=True), ("i", m), ("k", k)], inner)
@@ -243,11 +238,11 @@ def _windows(
     return lines, [("u", window.size[0]), ("v", window.size[1])], [("i", positions.shape[2]), ("j", positions.shape[3])]
 
 
-def _four(view: View, place: Place, *names: str) -> str:
-    return place.at(view, list(zip(names, view.strides, strict=True)))
+def _four(view: View, context: Context, *names: str) -> str:
+    return context.at(view, list(zip(names, view.strides, strict=True)))
 
 
-def _convolution(operation: Any, place: Place) -> Lines:
+def _convolution(operation: Any, context: Context) -> Lines:
     """The three convolutions: of an entry of the image, a weight and an entry of the output, two are multiplied and added
     to the third.
     """
@@ -257,15 +252,15 @@ def _convolution(operation: Any, place: Place) -> Lines:
         (x,), (y, w) = operation.outs, operation.ins
     else:
         (w,), (x, y) = operation.outs, operation.ins
-    yield from _begun(operation, place)
+    yield from _begun(operation, context)
     groups, outputs, channels = operation.groups, w.shape[0], w.shape[1]
     assert isinstance(outputs, int)
     channel = "c" if groups == 1 else f"(o / {outputs // groups} * {channels} + c)"
     lines, window, positions = _windows(operation, x, y)
     image, weight, output = (
-        _four(x, place, "b", channel, "row", "column"),
-        _four(w, place, "o", "c", "u", "v"),
-        _four(y, place, "b", "o", "i", "j"),
+        _four(x, context, "b", channel, "row", "column"),
+        _four(w, context, "o", "c", "u", "v"),
+        _four(y, context, "b", "o", "i", "j"),
     )
     products = {
         Convolve: (output, image, weight),
@@ -277,11 +272,11 @@ def _convolution(operation: Any, place: Place) -> Lines:
     yield from nested([("b", Batch()), ("o", outputs), ("c", channels), *window, *positions], body)
 
 
-def _pool(operation: Pool, place: Place) -> Lines:
+def _pool(operation: Pool, context: Context) -> Lines:
     (y,), (x,) = operation.outs, operation.ins
     kind = ctype(y.dtype)
     lines, window, positions = _windows(operation, x, y)
-    source, to = _four(x, place, "b", "c", "row", "column"), _four(y, place, "b", "c", "i", "j")
+    source, to = _four(x, context, "b", "c", "row", "column"), _four(y, context, "b", "c", "i", "j")
     if operation.kind == "max":
         inner = [*lines, f"result = max_{kind}(result, {source});"]
         body = [f"{kind} result = {literal(-float('inf'), kind)};", *nested(window, inner), f"{to} = result;"]
@@ -293,15 +288,15 @@ def _pool(operation: Pool, place: Place) -> Lines:
     yield from nested([("b", Batch()), ("c", x.shape[1]), *positions], body)
 
 
-def _pool_input(operation: PoolInput, place: Place) -> Lines:
+def _pool_input(operation: PoolInput, context: Context) -> Lines:
     (dx,), (dy, *rest) = operation.outs, operation.ins
     kind = ctype(dx.dtype)
-    yield from _filled(dx, 0.0, place)
+    yield from _filled(dx, 0.0, context)
     lines, window, positions = _windows(operation, dx, dy)
-    to, cotangent = _four(dx, place, "b", "c", "row", "column"), _four(dy, place, "b", "c", "i", "j")
+    to, cotangent = _four(dx, context, "b", "c", "row", "column"), _four(dy, context, "b", "c", "i", "j")
     if operation.kind == "max":
         x, y = rest
-        found = f"!taken && {_four(x, place, 'b', 'c', 'row', 'column')} == {_four(y, place, 'b', 'c', 'i', 'j')}"
+        found = f"!taken && {_four(x, context, 'b', 'c', 'row', 'column')} == {_four(y, context, 'b', 'c', 'i', 'j')}"
         take = indented([f"{to} += {cotangent};", "taken = 1;"], f"if ({found})")
         body = ["int taken = 0;", *nested(window, [*lines, *take])]
     elif operation.count_padding:
@@ -316,55 +311,55 @@ def _pool_input(operation: PoolInput, place: Place) -> Lines:
 # Loops, rows by number, random numbers
 
 
-def _loop(operation: Loop, place: Place) -> Lines:
+def _loop(operation: Loop, context: Context) -> Lines:
     lines: list[str] = []
-    inner = replace(place, begun=place.begun or operation.from_zero)
+    inner = replace(context, begun=context.begun or operation.from_zero)
     for each in operation.body:
         lines += [f"/* {each} */", *lines_of(each, inner)]
     if operation.skip_where_zero is not None:
-        counted, (element,) = _each((operation.skip_where_zero,), place)
+        counted, (element,) = _each((operation.skip_where_zero,), context)
         any_of = nested(counted, [f"needed |= {element} != 0;"])
         lines = ["int needed = 0;", *any_of, *indented(lines, "if (needed)")]
     for zeros in operation.zeros:
-        fills = list(lines_of(zeros, place))
-        yield from indented(fills, "if (start == 0)") if place.tiled else fills
+        fills = list(lines_of(zeros, context))
+        yield from indented(fills, "if (start == 0)") if context.tiled else fills
     t = f"t{operation.depth}"
     yield from indented(lines, f"for (ptrdiff_t {t} = 0; {t} < {operation.steps}; {t}++)")
 
 
-def _rows(table: View, index: View, rows: View, place: Place, body: Callable[[str, str], str]) -> Lines:
+def _rows(table: View, index: View, rows: View, context: Context, body: Callable[[str, str], str]) -> Lines:
     names = [f"i{k}" for k in range(index.ndim)]
     inner = [f"j{k}" for k in range(table.ndim - 1)]
-    number = place.at(index, list(zip(names, index.strides, strict=True)))
+    number = context.at(index, list(zip(names, index.strides, strict=True)))
     last = int(table.shape[0]) - 1  # type: ignore[arg-type]
     lines = [
         f"const ptrdiff_t found = (ptrdiff_t){number};",
         f"const ptrdiff_t at = found < 0 ? 0 : found > {last} ? {last} : found;",
     ]
-    entry = place.at(rows, list(zip([*names, *inner], rows.strides, strict=True)))
-    row = place.at(table, list(zip(["at", *inner], table.strides, strict=True)))
+    entry = context.at(rows, list(zip([*names, *inner], rows.strides, strict=True)))
+    row = context.at(table, list(zip(["at", *inner], table.strides, strict=True)))
     lines += nested(list(zip(inner, table.shape[1:], strict=True)), [body(row, entry)])
     yield from nested(list(zip(names, index.shape, strict=True)), lines)
 
 
-def _gather(operation: Gather, place: Place) -> Lines:
+def _gather(operation: Gather, context: Context) -> Lines:
     table, index = operation.ins
-    yield from _rows(table, index, operation.outs[0], place, lambda row, entry: f"{entry} = {row};")
+    yield from _rows(table, index, operation.outs[0], context, lambda row, entry: f"{entry} = {row};")
 
 
-def _scatter_add(operation: ScatterAdd, place: Place) -> Lines:
+def _scatter_add(operation: ScatterAdd, context: Context) -> Lines:
     index, source = operation.ins
-    yield from _rows(operation.outs[0], index, source, place, lambda row, entry: f"{row} += {entry};")
+    yield from _rows(operation.outs[0], index, source, context, lambda row, entry: f"{row} += {entry};")
 
 
-def _random(operation: Random, place: Place) -> Lines:
+def _random(operation: Random, context: Context) -> Lines:
     (out,), (key,) = operation.outs, operation.ins
-    first = f"start * {out.sample_size} + " if out.batched and place.tiled else ""
-    number = f"uniform({place.names(key.buffer)}, {operation.draw}, (uint64_t)({first}i))"
-    yield from nested([("i", out.flat.shape[0])], [f"{place.at(out.flat, [('i', 1)])} = ({ctype(out.dtype)}){number};"])
+    first = f"start * {out.sample_size} + " if out.batched and context.tiled else ""
+    number = f"uniform({context.names(key.buffer)}, {operation.draw}, (uint64_t)({first}i))"
+    yield from nested([("i", out.flat.shape[0])], [f"{context.at(out.flat, [('i', 1)])} = ({ctype(out.dtype)}){number};"])
 
 
-_WRITERS: dict[type[Operation], Callable[[Any, Place], Lines]] = {
+_WRITERS: dict[type[Operation], Callable[[Any, Context], Lines]] = {
     MatMul: _matmul,
     BatchMatMul: _batch_matmul,
     Map: _map,

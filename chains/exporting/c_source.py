@@ -1,26 +1,26 @@
 """A network as one file of C99, for compilers that LLVM does not reach and for people who want to read what is computed.
 
-Each function goes through its program in the order in which it was recorded. Operations on samples are done for a tile of
-samples after another, so that what lies between them stays in the cache and needs no workspace where it is small.
+Each function follows the order of its program. Operations on samples run tile by tile, so that their intermediate results stay
+in the cache and need no workspace if they are small.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
-from chains.backends.native.plan.segments import cut_into_segments
 from chains.exporting.c_formulas import PHILOX, PRELUDE, literal
-from chains.exporting.c_operations import Place, indented, lines_of
+from chains.exporting.c_operations import Context, indented, lines_of
 from chains.exporting.header import ctype, declaration
 from chains.exporting.interface import ABOUT, Call, Interface, c_name
-from chains.exporting.targets import TARGETS
+from chains.lowering.tiling import Tiles, is_large, only_continues
+from chains.program.alias import conflict
 from chains.program.loop import all_operations
-from chains.program.operations import Operation, Random
+from chains.program.operations import Map, Operation, Random
 from chains.program.rows import UpdateRows
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import Buffer
@@ -87,18 +87,77 @@ def _parts(operation: Operation) -> list[Operation]:
     return operation.in_parts() if isinstance(operation, UpdateRows) else [operation]
 
 
+@dataclass
+class _Segment(Tiles):
+    """Operations on samples, `tiled`, then those done once. `continued` are those that add to a sum begun by an earlier one.
+
+    In a `large` segment, the first is a large product, whose arrays of samples hold the whole batch.
+    """
+
+    large: bool = False
+    tiled: list[Operation] = field(default_factory=list)
+    continued: list[Operation] = field(default_factory=list)
+
+    def add(self, operation: Operation) -> None:
+        """Add an operation on samples."""
+        self.tiled.append(operation)
+        if not self.large:
+            self.continued += [operation] if only_continues(self.sums, operation) else []
+            self.take(operation)
+
+    def accepts(self, operation: Operation) -> bool:
+        """Whether an operation on samples can be done for each tile after these. After a large product, only maps on it can."""
+        if not self.large:
+            return not self.refuses(operation)
+        out = self.tiled[0].outs[0]
+        follows = isinstance(operation, Map) and out.batched and operation.outs[0].shape == out.shape
+        return follows and not self.refuses(operation)
+
+    def once(self) -> tuple[list[Operation], list[Operation]]:
+        """The operations done once that can be done before the tiles, and those after the tiles."""
+        early: list[Operation] = []
+        late: list[Operation] = []
+        for operation in self.done_once:
+            waits = any(conflict(other, operation) for other in (*self.tiled, *late))
+            (late if waits else early).append(operation)
+        return early, late
+
+
+def _segments(operations: Sequence[Operation]) -> list[_Segment]:
+    """As few segments as the order of the operations allows."""
+    segments = [_Segment()]
+    for operation in operations:
+        if not operation.batched:
+            segments[-1].done_once.append(operation)
+            continue
+        large = is_large(operation)
+        if large or not segments[-1].accepts(operation):
+            segments.append(_Segment(large=large))
+        segments[-1].add(operation)
+    return segments
+
+
+def _crossing(segments: Sequence[_Segment]) -> set[Buffer]:
+    """The batched scratch buffers that hold the whole batch: large products or several segments use them."""
+    used = [{view.buffer for operation in segment.tiled for view in operation.views} for segment in segments]
+    segments_with = Counter(buffer for buffers in used for buffer in buffers)
+    large = {buffer for buffers, segment in zip(used, segments, strict=True) if segment.large for buffer in buffers}
+    several = {buffer for buffer, number in segments_with.items() if number > 1}
+    return {buffer for buffer in large | several if buffer.role == "scratch" and buffer.batched}
+
+
 class _Function:
     """A function of an interface."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        parts = [part for each in call.program.operations for part in _parts(each)]
-        program = replace(call.program, operations=tuple(parts))
-        self.plan = cut_into_segments(ExecutionPlan.of(program, TARGETS["x86-64-v2"].processor))
-        views = [view for step in self.plan.steps for view in step.operation.views]
+        operations = [part for each in call.program.operations for part in _parts(each)]
+        self._segments = _segments(operations)
+        views = [view for operation in operations for view in operation.views]
         scratch = [buffer for buffer in dict.fromkeys(view.buffer for view in views) if buffer.role == "scratch"]
-        self.whole = [buffer for buffer in scratch if buffer in self.plan.whole]
-        self.of_tile = [buffer for buffer in scratch if buffer.batched and buffer not in self.plan.whole]
+        whole = _crossing(self._segments)
+        self.whole = [buffer for buffer in scratch if buffer in whole]
+        self.of_tile = [buffer for buffer in scratch if buffer.batched and buffer not in whole]
         self.fixed = [buffer for buffer in scratch if not buffer.batched]
         per_sample = sum(buffer.nbytes for buffer in self.of_tile)
         self.tile = max(1, min(MAX_SAMPLES, TILE_BYTES // max(1, per_sample)))
@@ -122,20 +181,21 @@ class _Function:
 
     def _body(self, interface: Interface) -> Iterator[str]:
         arguments = {argument.name for argument in self.call.arguments}
-        used = {c_name(view.buffer) for step in self.plan.steps for view in step.operation.views}
-        counts = interface.workspace or any(step.batched for step in self.plan.steps)
+        operations = [each for segment in self._segments for each in (*segment.tiled, *segment.done_once)]
+        used = {c_name(view.buffer) for operation in operations for view in operation.views}
+        counts = interface.workspace or any(segment.tiled for segment in self._segments)
         yield from (f"(void){name};" for name in sorted(arguments - used | (set() if counts else {"n"})))
         yield from self._memory(interface)
-        for segment in self.plan.segments:
-            yield from self._steps(segment.early)
-            tiled = (*segment.tiled_steps, *([segment.product] if segment.product else []))
-            if tiled:
-                yield from self._tiles(tiled)
-            yield from self._steps([step for work in segment.once for step in work.steps])
+        for segment in self._segments:
+            early, late = segment.once()
+            yield from self._done_once(early)
+            if segment.tiled:
+                yield from self._tiles(segment)
+            yield from self._done_once(late)
         if self.call.value is not None:
             yield "return value[0];"
 
-    # Place
+    # Memory
 
     def _memory(self, interface: Interface) -> Iterator[str]:
         for buffer in self.call.program.buffers.values():
@@ -175,27 +235,26 @@ class _Function:
 
     # Operations
 
-    def _steps(self, steps: Sequence[PlanStep]) -> Iterator[str]:
-        for step in steps:
-            for operation in step.operations:
-                yield from self._titled(operation, lines_of(operation, Place(self._name)))
+    def _done_once(self, operations: Sequence[Operation]) -> Iterator[str]:
+        for operation in operations:
+            yield from self._titled(operation, lines_of(operation, Context(self._name)))
 
-    def _tiles(self, steps: Sequence[PlanStep]) -> Iterator[str]:
-        """Steps on samples, tile by tile."""
+    def _tiles(self, segment: _Segment) -> Iterator[str]:
+        """Operations on samples, tile by tile."""
         lines = [f"const ptrdiff_t count = n - start < {self.tile} ? n - start : {self.tile};"]
         moved: dict[Buffer, str] = {}
-        views = [view for step in steps for operation in step.operations for view in operation.views]
-        written = {view.buffer for step in steps for operation in step.operations for view in operation.outs}
+        views = [view for operation in segment.tiled for view in operation.views]
+        written = {view.buffer for operation in segment.tiled for view in operation.outs}
         for buffer in dict.fromkeys(view.buffer for view in views):
             if buffer.batched and buffer not in self.of_tile:
                 name = self._name(buffer)
                 moved[buffer] = f"{name}_here"
                 const = "" if buffer in written else "const "
                 lines.append(f"{const}{ctype(buffer.dtype)} *{name}_here = {name} + start * {buffer.size};")
-        for step in steps:
-            for number, operation in enumerate(step.operations):
-                place = Place(lambda b: moved.get(b) or self._name(b), True, step.continued and number == 0)
-                lines += self._titled(operation, lines_of(operation, place))
+        for operation in segment.tiled:
+            continued = any(operation is other for other in segment.continued)
+            context = Context(lambda buffer: moved.get(buffer) or self._name(buffer), True, continued)
+            lines += self._titled(operation, lines_of(operation, context))
         yield from indented(lines, f"for (ptrdiff_t start = 0; start < n; start += {self.tile})")
 
     @staticmethod

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from chains.chain import Chain
+from chains.exporting.c_source import CSource
+from chains.exporting.fortran import fortran_text
+from chains.exporting.header import header_text
 from chains.exporting.interface import interface_of
 from chains.losses import Loss
 from chains.network.network import check_net
@@ -96,10 +99,22 @@ def export(
     kind = arguments.check_dtype(dtype)
     objective = _objective(net, kind, loss, target_shape, penalty, optimizer)
     baked = _baked(net, kind, p, state, optimizer)
-    made = interface_of(net, name, kind, baked, gradient, objective, optimizer)
-    from chains.exporting.files import write_files  # which loads LLVM
+    interface = interface_of(net, name, kind, baked, gradient, objective, optimizer)
+    if path.suffix == ".c":
+        source = CSource(interface)
+        interface, built_for = source.interface, "compilers of C99"
+        contents = {path: source.text(path.with_suffix(".h").name if header else None).encode()}
+    else:
+        from chains.exporting.objects import compiled_files  # which loads LLVM
 
-    return write_files(made, path, target, header=header, fortran=fortran)
+        interface, built_for, contents = compiled_files(interface, path, target)
+    if header:
+        contents[path.with_suffix(".h")] = header_text(interface, built_for).encode()
+    if fortran:
+        contents[path.with_suffix(".f90")] = fortran_text(interface).encode()
+    for place, content in contents.items():
+        place.write_bytes(content)
+    return list(contents)
 
 
 def _objective(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import llvmlite.binding as llvm
 
@@ -12,7 +13,8 @@ from chains.exporting.dispatch import dispatcher
 from chains.exporting.entry import Planned, adapted, baked_symbol
 from chains.exporting.freestanding import freestanding
 from chains.exporting.interface import Interface
-from chains.exporting.targets import Target
+from chains.exporting.libraries import archive, linked
+from chains.exporting.targets import Target, targets_of
 from chains.program.scratch import ALIGNMENT
 from chains.version import __version__
 
@@ -119,3 +121,19 @@ def _parsed(text: str) -> llvm.ModuleRef:
     module = llvm.parse_assembly(text)
     module.verify()
     return module
+
+
+def compiled_files(interface: Interface, path: Path, target: str | Sequence[str]) -> tuple[Interface, str, dict[Path, bytes]]:
+    """The interface as compiled code has it, the names of its targets, and the contents of a file for each family of these."""
+    targets = targets_of(target)
+    objects = Objects(interface, targets)
+    contents = {}
+    for family, members in objects.families.items():
+        place = path if len(objects.families) == 1 else path.with_name(f"{path.stem}-{family}{path.suffix}")
+        code = objects.code(members)
+        if path.suffix == ".a":
+            code = archive(interface.name, code, objects.symbols)
+        elif path.suffix != ".o":
+            code = linked(code, objects.symbols, members[0], path.suffix)
+        contents[place] = code
+    return objects.interface, ", ".join(each.name for each in targets), contents

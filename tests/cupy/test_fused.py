@@ -14,7 +14,7 @@ from chains.backends.cupy.fused.block import THREADS, Block, Unit, phases, whole
 from chains.backends.cupy.fused.block_products import blocking
 from chains.backends.cupy.fused.tiling_policy import Tiling, even, suits, tiling_of
 from chains.backends.cupy.fused_program import FusedProgram, fused_program
-from chains.backends.tiling import whole_on_tiles
+from chains.lowering.tiling import whole_on_tiles
 from chains.network import record
 from chains.network.network import network_of
 from chains.program.recorder import Recorder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+import sys
 from zlib import crc32
 
 import numpy as np
@@ -90,3 +91,20 @@ def test_parameters_may_be_part_of_the_source(tmp_path):
     compare(
         functions, 7, {"x": np.random.default_rng(0).normal(size=(7, 4)), "dy": np.ones((7, 2)), "p": p, "state": state}, 1e-6
     )
+
+
+WITHOUT_LLVM = """\
+import sys
+sys.modules["llvmlite"] = None
+import chains
+net = chains.Chain(chains.Dense(3, 4, chains.tanh), chains.Dense(4, 2), backend="numpy")
+chains.export(net, sys.argv[1], loss=chains.SquaredLoss(), optimizer=chains.Adam(1e-3))
+"""
+
+
+def test_source_is_written_without_llvm(tmp_path):
+    path = tmp_path / "model.c"
+    subprocess.run([sys.executable, "-W", "error", "-c", WITHOUT_LLVM, str(path)], check=True)
+    assert "model_step" in path.read_text()
+    assert path.with_suffix(".h").exists()
+    assert path.with_suffix(".f90").exists()

@@ -30,7 +30,7 @@ FLOORS = [
     ["data"],
     ["expr", "initializers"],
     ["bounds", "program"],
-    ["params", "jets"],
+    ["params", "jets", "lowering"],
     ["activations", "schedules", "optimizers", "backends"],
     ["layers", "penalties", "metrics"],
     ["losses", "minimize"],

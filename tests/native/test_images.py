@@ -41,6 +41,7 @@ from chains.backends.native.memory_plan import MemoryPlan
 from chains.backends.native.plan.execution_plan import ExecutionPlan
 from chains.backends.native.plan.layout import arrange_layout
 from chains.backends.native.plan.passes import plan_of
+from chains.lowering import tiling
 from tests.native.support import (
     FLOATS,
     INSTRUCTIONS,
@@ -216,7 +217,7 @@ def gathered(changed_compiler, monkeypatch):
     monkeypatch.setattr(support, "MIN_GATHERED_WEIGHTS", 1000)
     monkeypatch.setattr(support, "MIN_GATHERED_SAMPLES", 2)
     monkeypatch.setattr(support, "_max_gathered", support._max_gathered.__wrapped__)  # nothing is kept
-    monkeypatch.setattr(gemm, "MIN_LARGE_ELEMENTS", 1000)
+    monkeypatch.setattr(tiling, "MIN_LARGE_ELEMENTS", 1000)
     monkeypatch.setattr(gemm, "MIN_VERY_LARGE_ELEMENTS", 1000)
     changed_compiler()
 
@@ -285,7 +286,7 @@ THIN = block_shapes.block_shapes(32).gemm.thin_rows
 def test_large_products_equal_numpy(sizes, activation, kind, simd, eager):
     net = Chain(*(Dense(a, b, activation) for a, b in pairwise(sizes)))
     program = vjp_of(net, kind)
-    assert any(gemm.is_large(operation) for operation in program.operations)
+    assert any(tiling.is_large(operation) for operation in program.operations)
     for batch in (1, THIN, THIN + 1, 61, 400):
         assert_equals_numpy(program, batch, kind, simd=simd, factor=20.0)
 
@@ -303,7 +304,7 @@ def test_large_products_in_many_blocks(kind, monkeypatch):
 
 def test_few_weights_are_no_large_product():
     program = vjp_of(Chain(Dense(300, 400), Dense(400, 10)), "float32")
-    assert not any(gemm.is_large(operation) for operation in program.operations)
+    assert not any(tiling.is_large(operation) for operation in program.operations)
 
 
 @pytest.mark.few(1)

@@ -15,8 +15,8 @@ from chains.testing import check_gradients
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native.compiler import compile_program
-from chains.backends.native.kernels.gemm import is_large
 from chains.backends.native.llvm.target import processor
+from chains.lowering.tiling import is_large
 from tests.native.support import (
     Fenced,
     Maps,

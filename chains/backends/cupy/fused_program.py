@@ -22,7 +22,7 @@ from chains.backends.cupy.fused.tiling_policy import BARRIERS_PER_LAUNCH, MIN_BL
 from chains.backends.cupy.fused.updates import in_one_pass
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Command, Launch, Pointers, Source, indented
-from chains.backends.tiling import whole_on_tiles
+from chains.lowering.tiling import whole_on_tiles
 from chains.program.alias import overlap
 from chains.program.loop import Loop, all_operations
 from chains.program.operations import MatMul, Operation, users

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.cupy.source.axes import advances, length, offset_text, step_name
+from chains.backends.cupy.source.axes import advances, length, step_name
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Pointers, indented
 from chains.backends.cupy.source.fusion import Indexing, Run, run_lines
 from chains.backends.cupy.source.reduction import join
+from chains.lowering.c_language import sum_text
 from chains.program.alias import overlap
 from chains.program.operations import Operation
 from chains.program.view import Batch, Buffer, Extent, View
@@ -184,7 +185,7 @@ class Block:
             for view in dict.fromkeys(run.ins):
                 if view != out and not view.batched and view.sample_size == 1 and view.buffer not in written:
                     known[view] = f"h{len(lines)}"
-                    place = offset_text(view.offset, advances(view))
+                    place = sum_text(view.offset, advances(view))
                     lines.append(f"const {kind} {known[view]} = ({kind}){pointers(view.buffer)}[{place}];")
         return lines, known
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chains.backends.cupy.fused.block import TERMS_PER_THREAD, THREADS, Block, Stored, Unit, whole
-from chains.backends.cupy.source.axes import advances, aligned_strides, extent_text, offset_text
+from chains.backends.cupy.source.axes import advances, extent_text
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Pointers
 from chains.backends.cupy.source.fusion import Run
+from chains.lowering.axes import aligned_strides
+from chains.lowering.c_language import sum_text
 from chains.program.operations import MatMul
 from chains.program.view import Extent, View
 
@@ -25,7 +27,7 @@ class Cell:
     """An element of a matrix, by the variables ``row`` and ``column``."""
 
     def index_of(self, view: View) -> str:
-        return offset_text(view.offset, [*zip(("row", "column"), aligned_strides(view, 2), strict=True), *advances(view)])
+        return sum_text(view.offset, [*zip(("row", "column"), aligned_strides(view, 2), strict=True), *advances(view)])
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Side:
         """Statements that read `step` terms of the sum, from number k on, into `name`[row or column][term]."""
 
         def place(number: str, term: str) -> str:
-            return offset_text(self.view.offset, [(number, self.along), (term, self.inner), *advances(self.view)])
+            return sum_text(self.view.offset, [(number, self.along), (term, self.inner), *advances(self.view)])
 
         vector, parts = f"{type_}{self.width}", "xyzw"[: self.width]
         if self.read == "inner":

@@ -123,13 +123,13 @@ class LoopKernel:
     def _lay_out(self, tile: int) -> None:
         """The units of the kernel for such tiles: those that come before all tiles, those for each, and those of a step."""
         self.tile, depth, steps = tile, self._loop.depth, self._loop.steps
-        shared = {*self._states.values(), *(view.buffer for view in self._weights.values())}
+        shared = dict.fromkeys([*self._states.values(), *(view.buffer for view in self._weights.values())])
         body = [each.on(self._shared) for each in self._body]
         before = [Copy((to.over(depth, steps),), (view.over(depth, steps),)) for view, to in self._weights.items()]
         loaded, kept = self._exchanged()
         operations = [*body, *before, *loaded, *kept]
         self._names: dict[Buffer, str] = {}
-        in_global, work = _by_buffer(operations).keys() - shared, list[Buffer]()
+        in_global, work = _by_buffer(operations).keys() - shared.keys(), list[Buffer]()
 
         def units(operations: Sequence[Operation]) -> list[Unit]:
             block = Block(tile, shared, self._names, work, global_=in_global)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chains.backends.cupy.fused.block_operations import supported
-from chains.backends.tiling import whole_on_tiles
+from chains.lowering.tiling import whole_on_tiles
 from chains.program.program import Program
 
 MAX_BLOCKS = 132  # at most: one for each multiprocessor of a large GPU

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 from chains.backends.cupy.kernels.images import at, covering, entries, number, one_each, stored
 from chains.backends.cupy.kernels.pool_runs import PoolInputRun, PoolRun, is_tiled
-from chains.backends.cupy.source.axes import Space, advances, aligned_strides, offset_text
+from chains.backends.cupy.source.axes import Space, advances
 from chains.backends.cupy.source.c_source import ctype, literal
 from chains.backends.cupy.source.commands import HELPERS, Command, Pointers, Source, indented
 from chains.backends.cupy.source.fusion import Run, run_lines
 from chains.backends.cupy.source.reduction import Temporary, Terms, reduce_commands, spread
+from chains.lowering.axes import aligned_strides
+from chains.lowering.c_language import sum_text
 from chains.program.operations import Operation, Pool, PoolInput, Window
 from chains.program.view import Batch, View, concrete
 
@@ -31,7 +33,7 @@ class _Place:
 
     def index_of(self, view: View) -> str:
         """The number of the view's element in its buffer, as C."""
-        return offset_text(view.offset, [*zip(self.names, aligned_strides(view, 4), strict=True), *advances(view)])
+        return sum_text(view.offset, [*zip(self.names, aligned_strides(view, 4), strict=True), *advances(view)])
 
 
 def _computed(

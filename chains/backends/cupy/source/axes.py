@@ -4,46 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
+from chains.lowering.axes import Axis, axes_of, merged
+from chains.lowering.c_language import sum_text
 from chains.program.view import Batch, Extent, Shape, View
-
-
-@dataclass(frozen=True)
-class Axis:
-    """An axis to go along: its length, and how far a step leads in each view (in elements)."""
-
-    extent: Extent
-    strides: tuple[int, ...]
-
-
-def aligned_strides(view: View, ndim: int) -> tuple[int, ...]:
-    """The view's strides for each of `ndim` axes it broadcasts to; 0 where it does not move."""
-    missing = ndim - view.ndim
-    own = (0 if extent == 1 else stride for extent, stride in zip(view.shape, view.strides, strict=True))
-    return (0,) * missing + tuple(own)
-
-
-def merged(axes: Sequence[Axis]) -> list[Axis]:
-    """The axes without those of length 1, neighbours that are one run in every view made one."""
-    result: list[Axis] = []
-    for axis in axes:
-        if axis.extent == 1:
-            continue
-        before = result[-1] if result else None
-        if (
-            before is not None
-            and isinstance(axis.extent, int)
-            and all(a == b * axis.extent for a, b in zip(before.strides, axis.strides, strict=True))
-        ):
-            result[-1] = Axis(_product(before.extent, axis.extent), axis.strides)
-        else:
-            result.append(axis)
-    return result
-
-
-def _product(a: Extent, b: int) -> Extent:
-    return Batch(a.per_sample * b) if isinstance(a, Batch) else a * b
 
 
 def extent_text(extent: Extent) -> str:
@@ -80,23 +44,12 @@ class Space:
         self, shape: Shape, views: Iterable[View], reduced: Collection[int] = (), kept: str = "i", inner: str = "r"
     ) -> None:
         self._number = {view: number for number, view in enumerate(dict.fromkeys(views))}
-        strides = [aligned_strides(view, len(shape)) for view in self._number]
-        axes = [Axis(extent, tuple(own[k] for own in strides)) for k, extent in enumerate(shape)]
+        axes = axes_of(shape, [*self._number])
         self.kept = merged([axis for k, axis in enumerate(axes) if k not in reduced])
         self.inner = merged([axis for k, axis in enumerate(axes) if k in reduced])
-        self._kept_lines, kept_names = coordinate_lines(self.kept, kept, "c")
-        self._inner_lines, inner_names = coordinate_lines(self.inner, inner, "d")
+        self.kept_lines, kept_names = coordinate_lines(self.kept, kept, "c")  # statements that find the kept coordinates
+        self.inner_lines, inner_names = coordinate_lines(self.inner, inner, "d")  # statements for the reduced ones
         self._names = [*kept_names, *inner_names]
-
-    @property
-    def kept_lines(self) -> list[str]:
-        """Statements that find the place along the kept axes."""
-        return self._kept_lines
-
-    @property
-    def inner_lines(self) -> list[str]:
-        """Statements that find the place along the reduced axes."""
-        return self._inner_lines
 
     def step(self, axis: Axis, view: View) -> int:
         """How far a step along an axis leads in a view."""
@@ -106,7 +59,7 @@ class Space:
         """The number of the view's element in its buffer, as C."""
         number = self._number[view]
         steps = [axis.strides[number] for axis in (*self.kept, *self.inner)]
-        return offset_text(view.offset, [*zip(self._names, steps, strict=True), *advances(view)])
+        return sum_text(view.offset, [*zip(self._names, steps, strict=True), *advances(view)])
 
 
 def coordinate_lines(axes: Sequence[Axis], index: str, prefix: str) -> tuple[list[str], list[str]]:
@@ -131,11 +84,3 @@ def advances(view: View) -> list[tuple[str, int]]:
 def step_name(depth: int) -> str:
     """The variable for the current step of the loop at this depth."""
     return f"now{depth}"
-
-
-def offset_text(start: int, parts: Sequence[tuple[str, int]]) -> str:
-    """start + the sum of coordinate * stride, as C."""
-    terms = [name if stride == 1 else f"{name} * {stride}" for name, stride in parts if stride]
-    if start or not terms:
-        terms.append(str(start))
-    return " + ".join(terms)

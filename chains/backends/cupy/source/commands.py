@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from chains.backends.cupy.source.c_source import PRELUDE, ctype
+from chains.backends.cupy.source.c_source import ctype, prelude
 from chains.program.view import Buffer, View
 
 THREADS = 256  # of a block
@@ -163,7 +163,7 @@ class Source:
     def text(self, wide: bool) -> str:
         """All of it; `wide` where some array has so many elements that they need numbers of 64 bits."""
         index = "long long" if wide else "int"
-        return "\n".join([PRELUDE.format(index=index), *HELPERS, *(kernel.text for kernel in self.kernels.values())])
+        return "\n".join([prelude(index), *HELPERS, *(kernel.text for kernel in self.kernels.values())])
 
 
 HELPERS: list[str] = []  # functions that kernels of other modules call

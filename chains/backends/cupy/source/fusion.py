@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from chains.backends.cupy.source.c_source import converted, ctype, formula_lines, literal
+from chains.backends.cupy.source.c_source import CUDA, ctype, literal
 from chains.backends.cupy.source.commands import Pointers
+from chains.lowering.c_language import converted
 from chains.program.alias import across
 from chains.program.operations import Copy, Fill, Map, Operation, Reduce
 from chains.program.view import Buffer, Shape, View
@@ -97,7 +98,7 @@ Lines = tuple[Sequence[str], Sequence[str]]
 
 
 def _map(operation: Map, load: Load, prefix: str, kind: str) -> Lines:
-    return formula_lines(operation.formula, [load(view) for view in operation.ins], prefix, kind)
+    return CUDA.statements(operation.formula, [load(view) for view in operation.ins], prefix, kind)
 
 
 def _copy(operation: Copy, load: Load, prefix: str, kind: str) -> Lines:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from chains.backends.cupy.source.axes import Axis, Space, count_text
-from chains.backends.cupy.source.c_source import converted, ctype
+from chains.backends.cupy.source.axes import Space, count_text
+from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Pointers, each_element, indented
 from chains.backends.cupy.source.fusion import Run, run_lines
+from chains.lowering.axes import Axis
+from chains.lowering.c_language import converted
 from chains.program.view import Batch, Buffer, View
 
 VECTOR_BYTES = 16  # that a thread reads or writes in one instruction

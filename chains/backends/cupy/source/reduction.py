@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.cupy.source.axes import Axis, Space, count, count_text
-from chains.backends.cupy.source.c_source import converted, ctype, literal
+from chains.backends.cupy.source.axes import Space, count, count_text
+from chains.backends.cupy.source.c_source import ctype, literal
 from chains.backends.cupy.source.commands import THREADS, Command, Grid, Pointers, Source, indented
 from chains.backends.cupy.source.fusion import Run, run_lines
+from chains.lowering.axes import Axis
+from chains.lowering.c_language import converted
 from chains.program.operations import Reduce
 from chains.program.view import Batch, Buffer, View
 

@@ -12,6 +12,7 @@ from chains.backends.native.llvm import vectormath
 from chains.backends.native.llvm.emit import I64, PTR, Function, Type, Value, integer, number, real_type
 from chains.backends.native.llvm.loops import accumulate, accumulators_for, panels
 from chains.expr import Formula
+from chains.lowering.axes import Axis, loops_over
 from chains.program.operations import AllReduce, Map, Random, Reduce
 from chains.program.view import Batch, Buffer, Extent, View
 
@@ -81,42 +82,6 @@ class Frame:
         return self.f.mul(self.count, extent.per_sample) if isinstance(extent, Batch) else integer(extent)
 
 
-@dataclass
-class AxisLoop:
-    """One loop: its length, and the stride of each operand along it."""
-
-    extent: Extent
-    strides: list[int]
-
-
-def loops_over(shape: Sequence[Extent], views: Sequence[View]) -> list[AxisLoop]:
-    """The loops over an array of `shape`, to which the operands are broadcast. Contiguous axes make one loop."""
-    loops: list[AxisLoop] = []
-    for position, extent in enumerate(shape):
-        if extent == 1:
-            continue
-        strides = []
-        for view in views:
-            k = position - (len(shape) - view.ndim)
-            strides.append(0 if k < 0 or view.shape[k] == 1 else view.strides[k])
-        loop = AxisLoop(extent, strides)
-        if loops and _in_line(loops[-1], loop):
-            outer = loops[-1].extent
-            assert not isinstance(extent, Batch)  # only the first axis is the batch
-            length = extent
-            loop.extent = Batch(outer.per_sample * length) if isinstance(outer, Batch) else outer * length
-            loops[-1] = loop
-        else:
-            loops.append(loop)
-    return loops
-
-
-def _in_line(outer: AxisLoop, inner: AxisLoop) -> bool:
-    if isinstance(inner.extent, Batch):
-        return False
-    return all(a == b * inner.extent for a, b in zip(outer.strides, inner.strides, strict=True))
-
-
 def lower_map(frame: Frame, operation: Map) -> None:
     """outs = formula(ins)."""
     if all(view.ndim == 0 for view in operation.views):
@@ -156,7 +121,7 @@ def _map_elements(frame: Frame, operation: Map) -> None:
 
 def nest(
     frame: Frame,
-    loops: list[AxisLoop],
+    loops: list[Axis],
     pointers: list[Value],
     dtype: np.dtype,
     n_outs: int,
@@ -168,12 +133,12 @@ def nest(
     f = frame.f
     scalar = real_type(dtype)
     if not loops:
-        loops = [AxisLoop(1, [1] * len(pointers))]
+        loops = [Axis(1, (1,) * len(pointers))]
     inner = loops[-1]
     lanes = frame.lanes if all(stride in (0, 1) for stride in inner.strides) else 1
     type = Type(scalar.name, lanes)
 
-    def moved(pointers: list[Value], i: Value, strides: list[int]) -> list[Value]:
+    def moved(pointers: list[Value], i: Value, strides: Sequence[int]) -> list[Value]:
         return [f.address(p, f.mul(i, s), scalar) if s else p for p, s in zip(pointers, strides, strict=True)]
 
     def run_inner(pointers: list[Value]) -> None:
@@ -300,7 +265,7 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
     kept = [loop for loop in loops if loop.strides[0]]
     reduced = [loop for loop in loops if not loop.strides[0]]
     across = bool(reduced) and reduced[-1] is loops[-1] and reduced[-1].strides[1] == 1  # lanes run along a reduced axis
-    along = bool(kept) and kept[-1] is loops[-1] and kept[-1].strides == [1, 1] and not isinstance(kept[-1].extent, Batch)
+    along = bool(kept) and kept[-1] is loops[-1] and kept[-1].strides == (1, 1) and not isinstance(kept[-1].extent, Batch)
     lanes = frame.lanes if across or along else 1
     scalar = real_type(a.dtype)
     type = Type(scalar.name, lanes)
@@ -309,7 +274,7 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
     def combine(x: Value, y: Value) -> Value:
         return vectormath.maximum(f, x, y) if maximum else f.binary("fadd", x, y)
 
-    def folded(loops: list[AxisLoop], pointer: Value, masks: list[Value | None], sums: list[Value]) -> list[Value]:
+    def folded(loops: list[Axis], pointer: Value, masks: list[Value | None], sums: list[Value]) -> list[Value]:
         """The elements along these loops, combined into `sums`: one sum for each vector of a kept row, or one in all."""
         if not loops:
             results = []
@@ -337,7 +302,7 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
                 result = f.select(frame.first, result, combine(f.load(result.type, target, mask), result))
             f.store(result, target, mask)
 
-    def run(depth: int, outer: list[AxisLoop], pointers: list[Value]) -> None:
+    def run(depth: int, outer: list[Axis], pointers: list[Value]) -> None:
         if depth < len(outer):
             loop = outer[depth]
 
@@ -364,7 +329,7 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
 
 def _fold_lanes(
     frame: Frame,
-    loop: AxisLoop,
+    loop: Axis,
     pointer: Value,
     type: Type,
     total: Value,

@@ -17,25 +17,14 @@ from chains.backends.native.kernels.products import FusedProduct, ResultBlock, a
 from chains.backends.native.llvm.emit import Function, Type, Value, integer, number, real_type
 from chains.backends.native.llvm.loops import row_blocks
 from chains.backends.native.llvm.shuffles import transposed
-from chains.program.operations import MatMul, Operation
-from chains.program.view import Batch, View, concrete
+from chains.lowering.tiling import is_large
+from chains.program.operations import Operation
+from chains.program.view import Batch, View
 
-MIN_LARGE_ELEMENTS = 1 << 17  # fewest elements of the operand without samples in a large product
 MIN_VERY_LARGE_ELEMENTS = 1 << 20  # so many are worth going through once for the whole batch, though images gain by tiles
 MAX_SCALAR_LINES = 4  # with no more lines, packing goes number by number, with little code
 
 Masks = Sequence[Value | None]  # the masks of a panel's vectors
-
-
-def is_large(operation: Operation) -> bool:
-    """Whether the operation is a product over samples with many weights."""
-    if not isinstance(operation, MatMul) or not any(view.batched for view in operation.views):
-        return False
-    weights = next((view for view in operation.views if not view.batched), None)
-    if weights is None or any(isinstance(e, Batch) and e.per_sample != 1 for v in operation.views for e in v.shape):
-        return False
-    rows, columns = concrete(weights.shape, 1)
-    return rows * columns >= MIN_LARGE_ELEMENTS and operation.outs[0].strides[1] == 1 and 1 in operation.ins[1].strides
 
 
 def is_very_large(operation: Operation) -> bool:

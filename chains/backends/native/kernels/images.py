@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from chains.backends.native.kernels.elementwise import (
-    AxisLoop,
     Frame,
     horizontal,
-    loops_over,
     lower_copy,
     lower_fill,
     lower_map,
@@ -19,6 +17,7 @@ from chains.backends.native.kernels.taps import Images, column_blocks, output_ta
 from chains.backends.native.llvm import vectormath
 from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, number, real_type
 from chains.backends.native.llvm.shuffles import transposed
+from chains.lowering.axes import Axis, loops_over
 from chains.program.operations import Copy, Fill, Map, Operation, Pool, PoolInput, Reduce
 from chains.program.view import Batch, View
 
@@ -136,7 +135,7 @@ def _reduce_samples(frame: Frame, operation: Reduce) -> None:
         def combine(x: Value, y: Value) -> Value:
             return vectormath.maximum(f, x, y) if maximum else f.binary("fadd", x, y)
 
-        def total(loops: Sequence[AxisLoop], pointer: Value, sums: list[Value]) -> list[Value]:
+        def total(loops: Sequence[Axis], pointer: Value, sums: list[Value]) -> list[Value]:
             if not loops:
                 return [combine(sums[0], f.load(type, pointer)), *sums[1:]]
             (loop, *rest), length = loops, int(loops[0].extent)  # type: ignore[arg-type]
@@ -160,7 +159,7 @@ def _reduce_samples(frame: Frame, operation: Reduce) -> None:
                 sums = f.loop(integer(0), integer(whole), len(sums), step, sums)[1]
             return step(integer(whole), sums, length - whole) if length > whole else sums
 
-        def run(loops: Sequence[AxisLoop], pointers: list[Value]) -> None:
+        def run(loops: Sequence[Axis], pointers: list[Value]) -> None:
             if loops:
 
                 def step(i: Value, _: list[Value]) -> None:

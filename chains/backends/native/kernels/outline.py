@@ -10,9 +10,10 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from chains.backends.native.kernels.elementwise import AxisLoop, Frame, RowPointers, loops_over
+from chains.backends.native.kernels.elementwise import Frame, RowPointers
 from chains.backends.native.kernels.products import FusedProduct
 from chains.backends.native.llvm.emit import Function, Type, Value, integer, number, real_type
+from chains.lowering.axes import Axis, loops_over
 from chains.program.loop import Loop
 from chains.program.operations import Operation
 from chains.program.view import Buffer, View
@@ -144,7 +145,7 @@ def _some(frame: Frame, view: View) -> Value:
     """Whether some element of a view is not 0 (i1); NaN is not."""
     f, scalar = frame.f, real_type(view.dtype)
 
-    def found(loops: list[AxisLoop], pointer: Value, before: Value) -> Value:
+    def found(loops: list[Axis], pointer: Value, before: Value) -> Value:
         if not loops:
             return f.binary("or", before, f.compare("une", f.load(scalar, pointer), number(scalar, 0.0)))
         loop, rest = loops[0], loops[1:]

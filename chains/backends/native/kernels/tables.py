@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from chains.backends.native.kernels.elementwise import AxisLoop, Frame, evaluate, loops_over, lower_fill, nest
+from chains.backends.native.kernels.elementwise import Frame, evaluate, lower_fill, nest
 from chains.backends.native.llvm.emit import I64, Type, Value, integer, number, real_type
 from chains.backends.native.support import INDICES
+from chains.lowering.axes import Axis, loops_over
 from chains.program.operations import Gather, ScatterAdd
 from chains.program.rows import UpdateRows
 from chains.program.view import View
@@ -208,4 +209,4 @@ class _Update:
             for pointer, result in zip(pointers, formula(ins, type), strict=False):
                 f.store(result, pointer, mask)
 
-        nest(self.frame, [AxisLoop(self.width, [int(each) for each in varies])], pointers, self.dtype, n_outs, body)
+        nest(self.frame, [Axis(self.width, tuple(int(each) for each in varies))], pointers, self.dtype, n_outs, body)

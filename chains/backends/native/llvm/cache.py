@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 LIMIT_BYTES = 256 << 20
-SOURCES = ("backends/native", "backends/tiling.py", "expr", "program")  # the package's sources that decide assembly
+SOURCES = ("backends/native", "expr", "lowering", "program")  # the package's sources that decide assembly
 _MAGIC = b"chains native 1\n"
 _OURS = re.compile(r"[0-9a-f]{40}(\.o|-.*\.new)")  # names of the cache's files; the folder may have others
 # A FIFO must not block; a link must not lead out of the folder. Windows has neither flag.

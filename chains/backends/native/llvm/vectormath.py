@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from chains.backends.native.llvm.emit import Function, Type, Value, number
+from chains.lowering.polynomials import COS, ERF_FAR, ERF_NEAR, EXP, LN2, LOG, PI_2, SIN, TANH
 
 # Largest error in units in the last place, (float, double), over all arguments unless a comment limits them.
 ERRORS = {
@@ -24,69 +25,8 @@ ERRORS = {
 }
 REDUCED = {"float": 8192.0, "double": 1e6}
 
-EXP = {  # (exp(r) - 1 - r) / r^2 for |r| <= log(2) / 2, highest power first
-    "float": (0.0013926250831497611, 0.008363232883682618, 0.04166655421298415, 0.16666576666119928, 0.5),
-    "double": (
-        2.09147553258932e-09, 2.5105312729622103e-08, 2.755727347871858e-07, 2.755725517000089e-06,
-        2.480158732567746e-05, 0.0001984126987500228, 0.0013888888888883711, 0.008333333333326084,
-        0.04166666666666667, 0.1666666666666667, 0.5,
-    ),
-}  # fmt: skip
-LN2 = {"float": (0.693145751953125, 1.4286068203094173e-06), "double": (0.6931471803691238, 1.9082149292705877e-10)}
-_LOG = {  # (2 atanh(s) - 2 s) / s^3 in powers of s^2
-    "float": (0.23331614471843498, 0.28550778633191964, 0.4000012221181065, 0.6666666655404201),
-    "double": (
-        0.13088034850927555, 0.13268638369266825, 0.15386244737621665, 0.18181795547521137,
-        0.22222222392581045, 0.28571428570799784, 0.40000000000000885, 0.6666666666666666,
-    ),
-}  # fmt: skip
 AVX2_BYTES = 32
-AVX2_FLOATS = 8  # lanes where moving signs takes a port of its own, beside those of sums and products
-TANH = (  # tanh(x) / x as a quotient in powers of x^2, for |x| <= 8.6
-    (1.4082475683855679e-08, 2.112238521760849e-05, 0.0035264018659830532, 0.13406875584808678, 0.9999999867780235),
-    (8.070638777813186e-07, 0.0003336270665557872, 0.025993901140439785, 0.4674019713281538, 1.0),
-)
-_PI_2 = {
-    "float": (1.5707950592041016, 1.2675900507019833e-06, 7.443547480486623e-13),
-    "double": (1.5707963267341256, 6.077100506303966e-11, 2.0222662487111665e-21),
-}
-_SIN = {
-    "float": (2.7249314054698804e-06, -0.00019840082012765537, 0.008333331865959415, -0.16666666663832763),
-    "double": (
-        1.5917848524808262e-10, -2.5051127944014188e-08, 2.755731608381636e-06, -0.00019841269836722418,
-        0.008333333333330925, -0.16666666666666666,
-    ),
-}  # fmt: skip
-_COS = {
-    "float": (-2.7300448619488353e-07, 2.4800596435621998e-05, -0.0013888887664713619, 0.0416666666643024),
-    "double": (
-        -1.1382456778061306e-11, 2.0876143827993133e-09, -2.7557317260008837e-07, 2.480158729874307e-05,
-        -0.0013888888888887382, 0.041666666666666664,
-    ),
-}  # fmt: skip
-_ERF_NEAR = {  # erf(x) / x in powers of x^2, for |x| <= 0.9
-    "float": (
-        -0.0006102687036764049, 0.005014484151150446, -0.02678071912852338, 0.11282194093299178,
-        -0.37612528804753687, 1.128379154727231,
-    ),
-    "double": (
-        -7.795898827002142e-10, 1.3720064546777686e-08, -1.6208483801871705e-07, 1.6447424703317362e-06,
-        -1.492473690741966e-05, 0.00012055294904839707, -0.0008548325975389692, 0.0052239776071164225,
-        -0.02686617064323777, 0.11283791670945006, -0.37612638903183543, 1.1283791670955126,
-    ),
-}  # fmt: skip
-_ERF_FAR = {  # erfc(x) exp(x^2) in powers of (x - 2) / (x + 2), for 0.85 <= x <= 6.1
-    "float": (
-        -0.0009279718444261277, -0.0008361730662323456, 0.006991083402064268, 0.0037321873771686597,
-        -0.07897826932283214, 0.2416582023098237, -0.42718585180235435, 0.25539567636122906,
-    ),
-    "double": (
-        -8.886552098853279e-07, 9.427240757864182e-07, 4.037501828601162e-06, 1.4374818313820786e-06,
-        -1.4037848712343954e-05, -2.758240831499133e-05, 2.7535688373308713e-05, 0.00017436094335068409,
-        4.355477112641489e-05, -0.0009819769903853396, -0.0008471432138831655, 0.006997461737510488,
-        0.003732892403508779, -0.07897858101570274, 0.24165819424247345, -0.42718584741395854, 0.25539567631050575,
-    ),
-}  # fmt: skip
+AVX2_FLOATS = 8  # lanes for which moving signs has a separate port from sums and products
 
 
 def polynomial(f: Function, x: Value, coefficients: Sequence[float]) -> Value:
@@ -170,7 +110,7 @@ def log(f: Function, x: Value) -> Value:
     d = f.binary("fsub", mantissa, number(x.type, 1.0))
     s = f.binary("fdiv", d, f.binary("fadd", d, number(x.type, 2.0)))
     z = f.binary("fmul", s, s)
-    r = f.binary("fmul", z, polynomial(f, z, _LOG[x.type.name]))
+    r = f.binary("fmul", z, polynomial(f, z, LOG[x.type.name]))
     high, low = LN2[x.type.name]
     # log(1 + d) = d - s (d - r), since 2 s = d - s d
     correction = f.binary("fmul", s, f.binary("fsub", d, r))
@@ -254,11 +194,11 @@ def cos(f: Function, x: Value) -> Value:
 def erf(f: Function, x: Value) -> Value:
     name = x.type.name
     size = minimum(f, absolute(f, x), number(x.type, 6.1))
-    near = f.binary("fmul", size, polynomial(f, f.binary("fmul", size, size), _ERF_NEAR[name]))
+    near = f.binary("fmul", size, polynomial(f, f.binary("fmul", size, size), ERF_NEAR[name]))
     two = number(x.type, 2.0)
     s = f.binary("fdiv", f.binary("fsub", size, two), f.binary("fadd", size, two))
     decay = exp(f, f.binary("fmul", size, f.assign(size.type, f"fneg {size}")))
-    far = f.binary("fsub", number(x.type, 1.0), f.binary("fmul", decay, polynomial(f, s, _ERF_FAR[name])))
+    far = f.binary("fsub", number(x.type, 1.0), f.binary("fmul", decay, polynomial(f, s, ERF_FAR[name])))
     result = f.select(f.compare("ult", size, number(x.type, 0.9)), near, far)
     return f.intrinsic("copysign", result, x)
 
@@ -288,7 +228,7 @@ def _circular(f: Function, x: Value, name: str, quarter: int) -> Value:
     every = small if x.type.lanes == 1 else f.call(f"llvm.vector.reduce.and.{small.type.mangled}", Type("i1"), small)
 
     def reduced() -> Value:
-        n, r = _reduced(f, x, 0.6366197723675814, _PI_2[x.type.name])
+        n, r = _reduced(f, x, 0.6366197723675814, PI_2[x.type.name])
         return circular_parts(f, f.binary("add", n, number(n.type, quarter)), r)
 
     return f.either(every, reduced, lambda: f.intrinsic(name, x))
@@ -298,8 +238,8 @@ def circular_parts(f: Function, n: Value, r: Value) -> Value:
     """The sine of n * pi / 2 + r, for r between -pi / 4 and pi / 4."""
     type = r.type
     z = f.binary("fmul", r, r)
-    sine = f.fma(f.binary("fmul", r, z), polynomial(f, z, _SIN[type.name]), r)
-    fourth = f.binary("fmul", f.binary("fmul", z, z), polynomial(f, z, _COS[type.name]))
+    sine = f.fma(f.binary("fmul", r, z), polynomial(f, z, SIN[type.name]), r)
+    fourth = f.binary("fmul", f.binary("fmul", z, z), polynomial(f, z, COS[type.name]))
     cosine = f.binary("fadd", f.fma(z, number(type, -0.5), number(type, 1.0)), fourth)
     odd = f.compare("ne", f.binary("and", n, number(n.type, 1)), number(n.type, 0))
     result = f.select(odd, cosine, sine)

@@ -12,10 +12,11 @@ from functools import cached_property, reduce
 from itertools import islice
 from typing import NamedTuple
 
-from chains.backends.native.kernels.gemm import is_large, is_very_large
+from chains.backends.native.kernels.gemm import is_very_large
 from chains.backends.native.kernels.outline import Likeness
 from chains.backends.native.kernels.products import FusedProduct
 from chains.backends.native.llvm.target import Processor
+from chains.lowering.tiling import is_large
 from chains.program.loop import Loop
 from chains.program.operations import Map, Operation
 from chains.program.program import Program

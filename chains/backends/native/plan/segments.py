@@ -6,18 +6,18 @@ product has a segment for itself, which sees the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from chains.backends.native.kernels.convolve import fusible_image_map
 from chains.backends.native.kernels.products import fusible
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
-from chains.backends.tiling import meets_sums, needs_results
+from chains.lowering.tiling import Tiles, begun, only_continues
 from chains.program.alias import conflict, overlap, same
 from chains.program.loop import Loop
 from chains.program.operations import AllReduce, Convolve, ConvolveInput, Map, MatMul, Operation, Total
-from chains.program.view import Buffer, View
+from chains.program.view import Buffer
 
 MAX_FUNCTION_STEPS = 16  # in one function: the time to compile a function grows faster than its length
 MIN_SHARED_ELEMENTS = 1 << 14  # of vectors whose operations are worth calling other threads
@@ -25,34 +25,17 @@ MIN_TEAM_ELEMENTS = 1 << 8  # of vectors whose operations the threads of a team 
 
 
 @dataclass
-class _Draft:
-    """A segment under construction, with the lists that `needs_results` takes, and the buffers that tiles read or sum into."""
+class _Draft(Tiles):
+    """A segment under construction, with its steps."""
 
     tiled: list[PlanStep] = field(default_factory=list)
     product: PlanStep | None = None
     once: list[PlanStep] = field(default_factory=list)
-    sums: list[Total] = field(default_factory=list)
-    done_once: list[Operation] = field(default_factory=list)
-    read: set[Buffer] = field(default_factory=set)
-    summed: set[Buffer] = field(default_factory=set)
 
-    def take(self, step: PlanStep) -> None:
+    def add(self, step: PlanStep) -> None:
         """Add a step on samples."""
-        step = _with_continued(step, self.sums)
-        self.tiled.append(step)
-        self.read |= _buffers(step.operation.ins)
-        self.summed |= {total.view.buffer for total in step.operation.totals}
-        self.sums += _begun(self.sums, step.operation)
-
-    def refuses(self, operation: Operation) -> bool:
-        """Whether an operation on samples cannot go through the tiles together with these steps."""
-        views = [total.view for total in self.sums]
-        if needs_results(views, self.done_once, operation):
-            return True
-        joins = all(_continues(self.sums, total) or not meets_sums(views, total.view) for total in operation.totals)
-        # Tiles cannot sum into a buffer and read another part of it: a thread has only its own sums of that buffer.
-        mixed = operation.sums_over_batch and _buffers(operation.outs) & self.read
-        return bool(not joins or mixed or _buffers(operation.ins) & self.summed)
+        self.tiled.append(_with_continued(step, self.sums))
+        self.take(step.operation)
 
     def finished(self) -> Segment:
         steps = [*self.tiled, *([self.product] if self.product else [])]
@@ -73,18 +56,18 @@ def cut_into_segments(plan: ExecutionPlan) -> ExecutionPlan:
             drafts.append(_Draft(product=step))
         elif draft.refuses(operation):
             drafts.append(_Draft())
-            drafts[-1].take(step)
+            drafts[-1].add(step)
         elif draft.product:
             if fused := _fused(draft.product, step, plan.lanes):
                 draft.product = fused
             else:
                 drafts.append(_Draft())
-                drafts[-1].take(step)
+                drafts[-1].add(step)
         elif draft.tiled and (fused := _fused(draft.tiled[-1], step, plan.lanes)):
             draft.tiled[-1] = fused
-            draft.read |= _buffers(operation.ins)
+            draft.read |= {view.buffer for view in operation.ins if not view.batched}
         else:
-            draft.take(step)
+            draft.add(step)
     segments = tuple(draft.finished() for draft in drafts)
     return replace(plan, segments=segments, whole=_crossing(segments))
 
@@ -115,42 +98,13 @@ def _fused(product: PlanStep, step: PlanStep, lanes: int) -> PlanStep | None:
     return replace(product, fused=(*product.fused, candidate), origins=(*product.origins, *step.origins))
 
 
-def _buffers(views: Iterable[View]) -> set[Buffer]:
-    """The buffers of the views without samples."""
-    return {view.buffer for view in views if not view.batched}
-
-
 def _with_continued(step: PlanStep, sums: Sequence[Total]) -> PlanStep:
     """The step, and each of its body, with whether it adds to one of these sums, or to one that the body has begun before."""
-    begun, body = list(sums), []
+    known, body = list(sums), []
     for inner in step.body:
-        body.append(_with_continued(inner, begun))
-        begun += _begun(begun, inner.operation)
-    totals = step.operation.totals
-    continued = not body and bool(totals) and all(_continues(sums, total) for total in totals)
-    return replace(step, body=tuple(body), continued=continued)
-
-
-def _begun(sums: Sequence[Total], operation: Operation) -> list[Total]:
-    """The sums that an operation begins, and does not add to."""
-    found: list[Total] = []
-    for total in operation.totals:
-        found += [] if _continues([*sums, *found], total) else [total]
-    return found
-
-
-def _continues(sums: Sequence[Total], total: Total) -> bool:
-    """Whether a sum over the samples is added to one of these. Its operation runs after that of the other in each tile."""
-    if not total.accumulates or total.over_batch != "sum":
-        return False
-    met = [other for other in sums if overlap(total.view, other.view)]
-    return all(other.over_batch == "sum" for other in met) and any(_covers(other.view, total.view) for other in met)
-
-
-def _covers(a: View, b: View) -> bool:
-    """Whether view `a` has all elements of view `b`; both without samples."""
-    within = all(any(start <= first and last <= stop for start, stop in a.runs) for first, last in b.runs)
-    return a == b or (a.loop_strides == b.loop_strides and within)
+        body.append(_with_continued(inner, known))
+        known += begun(known, inner.operation)
+    return replace(step, body=tuple(body), continued=not body and only_continues(sums, step.operation))
 
 
 def divided(done_once: Sequence[PlanStep], others: Sequence[Operation]) -> tuple[tuple[PlanStep, ...], tuple[PlanStep, ...]]:
