@@ -1,8 +1,8 @@
 """Callbacks of the training loop: called after each epoch with a `TrainingState`; a text returned ends training.
 
 Their methods `begin` and `finish`, where they have them, are called before the first step and at the end. What `state_dict`
-gives is written into checkpoints, and given to `load_state_dict` where training goes on from one, after `begin`; a text that
-this one returns ends training at once.
+gives is written into checkpoints, and given to `load_state_dict` where training continues from one, after `begin`; a text
+that this one returns ends training immediately.
 """
 
 from chains.callbacks.base import Callback

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Callback:
-    """A base for callbacks of `train`: override what is to be done at these moments.
+    """A base for callbacks of `train`: override the methods for these moments.
 
     A callback that has a method ``on_batch_end(state, loss)`` too is called after each step with the step's loss; steps are
     then done one by one, which costs some microseconds each.

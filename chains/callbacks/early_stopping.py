@@ -39,14 +39,9 @@ class EarlyStopping:
     """
 
     def __init__(
-        self,
-        patience: int = 10,
-        *,
-        monitor: str = "validation loss",
-        mode: str = "min",
-        min_delta: float = 0.0,
+        self, patience: int = 10, *, monitor: str = "validation loss", mode: str = "min", min_delta: float = 0.0,
         restore: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_word("mode", mode, "min", "max")
         if not isinstance(monitor, str):
             raise TypeError(f"`monitor` (={monitor!r}) must be the name of a quantity, such as 'validation loss'")
@@ -87,7 +82,7 @@ class EarlyStopping:
         return reasons
 
     def _member(self, member: int, count: int) -> EarlyStopping:
-        """What watches a member, of so many."""
+        """The object that watches a member, of `count`."""
         if not self._members:
             self._members = [copy.copy(self) for _ in range(count)]
         return self._members[member]
@@ -108,7 +103,7 @@ class EarlyStopping:
         return f"no better {self.monitor} than {self.best:g} (epoch {self.best_epoch}) for {counted(self.patience, 'epoch')}"
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has seen so far, for a checkpoint."""
+        """What has been seen so far, for a checkpoint."""
         if self._members:
             each = [member.state_dict() for member in self._members]
             blank = {name: np.zeros_like(value) for name, value in max(each, key=len).items()}  # where nothing was the best yet
@@ -117,7 +112,7 @@ class EarlyStopping:
         return seen | {f"best vector {number}": vector for number, vector in enumerate(map(on_host, self._best))}
 
     def load_state_dict(self, saved: dict[str, Any]) -> str | None:
-        """Go on from what `state_dict` gave. Returns why training is over, where it was ended then."""
+        """Continue from what `state_dict` gave. Returns why training is over, if it was ended then."""
         if isinstance(saved["best"], np.ndarray):
             for number in range(len(saved["best"])):
                 row = {name: array[number] for name, array in saved.items()}

@@ -66,20 +66,9 @@ class _Watch(Callback):
 
 
 def find_learning_rate(
-    net: Chain,
-    p: np.ndarray,
-    x: Any,
-    t: Any,
-    loss: Loss,
-    optimizer: Optimizer,
-    *,
-    low: float = 1e-6,
-    high: float = 10.0,
-    steps: int = 200,
-    batch_size: int | None = None,
-    seed: int = 0,
-    state: Any = None,
-) -> LearningRates:
+    net: Chain, p: np.ndarray, x: Any, t: Any, loss: Loss, optimizer: Optimizer, *, low: float = 1e-6, high: float = 10.0,
+    steps: int = 200, batch_size: int | None = None, seed: int = 0, state: Any = None,
+) -> LearningRates:  # fmt: skip
     """Try learning rates from `low` to `high`, each a step, on a copy of the parameters.
 
     Parameters

@@ -19,7 +19,7 @@ class CSVLogger(Callback):
     path : str or path
         The file. Its first line has the names: "epoch", "loss", "validation loss", metrics, "seconds".
     append : bool
-        Whether to go on with a file that is there, which must have the same names, rather than to replace it.
+        Whether to append to a file that exists, which must have the same names, or to replace it.
 
     Raises
     ------

@@ -30,7 +30,7 @@ SETTINGS = ("samples", "batch_size", "shuffle", "seed", "drop_last", "augment", 
 class ArrayBatches:
     """Arrays by buffer name, the criterion to minimise on them, and what decides the batches of an epoch.
 
-    For an ensemble, `members` has the arrays, too, and tells which ones have a row for each member.
+    For an ensemble, `members` has the arrays, too, and the names of those with a row for each member.
     """
 
     arrays: dict[str, Any]
@@ -81,7 +81,7 @@ def from_arrays(
 def member_problem(
     net: Chain, count: int, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None, lengths: Any
 ) -> tuple[Members, Criterion]:
-    """The checked data of so many members, and the criterion that each of them minimises."""
+    """The checked data of `count` members, and the criterion that each of them minimises."""
     members = ensembles.check_data(network_of(net), count, x, t, loss, weights, lengths)
     first = {"weights": None, "lengths": None} | members.of(0)
     return members, runs.problem(network_of(net), **first, loss=loss, penalty=penalty)[1]
@@ -141,7 +141,7 @@ def _plain(value: Any) -> Any:
 class SourceBatches:
     """The batches of a source, (x, t) or (x, t, weights): every pass over it is an epoch, of `epochs` to do.
 
-    The first batch is taken at once: its shapes decide the program. The passes continue at `position`, after the batches
+    The first batch is taken immediately: its shapes decide the program. The passes continue at `position`, after the batches
     already seen; if the source counts its passes in an attribute `epoch`, in the pass of that number. `check_finite` refuses
     infinities and NaN in the batches. Raises TypeError or ValueError if `source` cannot be continued, or its first batch does
     not fit.
@@ -166,7 +166,7 @@ class SourceBatches:
         if first is None:
             raise ValueError("`x` yielded no batches")
         self.objective = self._checked(first, "in the first batch")[1]
-        self._first = [] if seen else [first]  # a batch already seen told the shapes, and is not trained on again
+        self._first = [] if seen else [first]  # a batch already seen only gives the shapes
 
     def counted_numbers(self, net: Chain) -> dict[str, Any]:
         """Nothing: each batch is checked when it is taken."""

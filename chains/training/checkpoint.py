@@ -7,7 +7,6 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,14 +70,9 @@ class Checkpoint:
     """
 
     def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        every: int | float | str | None = None,
-        keep: int = 2,
-        best: str | None = "validation loss",
-        mode: str = "min",
-    ) -> None:
+        self, folder: str | os.PathLike[str], *, every: int | float | str | None = None,
+        keep: int = 2, best: str | None = "validation loss", mode: str = "min",
+    ) -> None:  # fmt: skip
         self.folder = check_path("folder", folder)
         if best is not None and not isinstance(best, str):
             raise TypeError(f"`best` must be the name of a quantity, such as 'validation loss', or None, got {shown(best)}")
@@ -179,47 +173,42 @@ def load(path: Path, argument: str = "resume") -> Saved:
                 failed.append(f"{file.name} ({error})")
                 continue
             for text in failed:
-                warnings.warn(f"the checkpoint {text} cannot be used; training goes on from {file.name}", stacklevel=2)
+                warnings.warn(f"the checkpoint {text} cannot be used; training continues from {file.name}", stacklevel=2)
             return saved
     raise ValueError(f"{wanted}, got {str(path)!r}, in which none is whole: {listed(failed)}")
 
 
-def contents(
-    p: np.ndarray, state: np.ndarray | None, history: History, epochs: int, run: Mapping[str, Any], best: Mapping[str, float],
-    callbacks: Sequence[tuple[str, Mapping[str, Any]]],
-) -> tuple[dict[str, np.ndarray], dict[str, str]]:  # fmt: skip
+def contents(saved: Saved, epochs: int) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The arrays of a checkpoint and its text, by name, with the first `epochs` of the history.
 
     Raises TypeError if the state of a callback cannot be written.
     """
-    arrays = {"p": p, **({} if state is None else {"state": state})}
+    history = saved.history
+    arrays = {"p": saved.p, **({} if saved.state is None else {"state": saved.state})}
     arrays |= {f"optimizer.{name}": history.optimizer_state[name] for name in ("moments", *COUNTS)}
     arrays |= {"position.losses": history.position.losses}
-    arrays |= {f"history.{name}": np.array(values[:epochs], np.float64) for name, values in _columns(history).items()}
+    lists = {"loss": history.loss, "validation loss": history.validation_loss, "seconds": history.seconds}
+    lists |= {f"metric.{name}": values for name, values in history.metrics.items()}
+    arrays |= {f"history.{name}": np.array(values[:epochs], np.float64) for name, values in lists.items()}
     texts = []
-    for number, (name, saved) in enumerate(callbacks):
-        arrays |= {f"callback.{number}.{key}": value for key, value in saved.items() if isinstance(value, np.ndarray)}
-        numbers = {key: _number(name, value) for key, value in saved.items() if not isinstance(value, np.ndarray)}
-        texts.append({"name": name, "numbers": numbers})
+    for number, callback in enumerate(saved.callbacks):
+        found = callback["saved"]
+        arrays |= {f"callback.{number}.{key}": value for key, value in found.items() if isinstance(value, np.ndarray)}
+        numbers = {k: _number(callback["name"], value) for k, value in found.items() if not isinstance(value, np.ndarray)}
+        texts.append({"name": callback["name"], "numbers": numbers})
     about = {
         "format": 1,
-        "run": dict(run),
+        "run": saved.run,
         "layout": [[name, list(shape)] for name, shape in history.layout],
         "steps": history.steps,
         "optimizer": history.optimizer,
         "stopped": history.stopped,
         **({"ended": sorted(history.ended.items())} if isinstance(history, EnsembleHistory) else {}),
         "position": {key: value for key, value in vars(history.position).items() if key != "losses"},
-        "best": {key: encoding.encoded([value])[0] for key, value in best.items()},
+        "best": {key: encoding.encoded([value])[0] for key, value in saved.best.items()},
         "callbacks": texts,
     }
     return arrays, {"text": json.dumps(about, allow_nan=False)}
-
-
-def _columns(history: History) -> dict[str, list[float]]:
-    """All lists of a history, by unique names."""
-    metrics = {f"metric.{name}": values for name, values in history.metrics.items()}
-    return {"loss": history.loss, "validation loss": history.validation_loss, "seconds": history.seconds, **metrics}
 
 
 def _number(name: str, value: Any) -> Any:
@@ -243,18 +232,23 @@ def _read(path: Path) -> Saved:
 
 
 def _saved(path: Path, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> Saved:
-    """Raises one of several errors for what is no checkpoint."""
-    column = {name.removeprefix("history."): a for name, a in arrays.items() if name.startswith("history.")}
-    if any(array.dtype != np.float64 or len(array) != len(column["loss"]) for array in column.values() if array.size):
+    """Raises one of several errors for contents of another kind."""
+    columns = {name.removeprefix("history."): a for name, a in arrays.items() if name.startswith("history.")}
+    if any(array.dtype != np.float64 or len(array) != len(columns["loss"]) for array in columns.values() if array.size):
         raise ValueError("the lists of its history have several lengths")
-    position = Position.from_dict({**about["position"], "losses": []})
-    lists = {name: array.tolist() if array.ndim == 1 else list(array) for name, array in column.items()}
-    metrics = {name.removeprefix("metric."): values for name, values in lists.items() if name.startswith("metric.")}
-    about_steps = encoding.as_count(about["steps"]), str(about["optimizer"]), str(about["stopped"])
-    state = OptimizerState({name: arrays[f"optimizer.{name}"] for name in ("moments", *COUNTS)})
-    position = replace(position, losses=arrays["position.losses"])
-    rest = *about_steps, state, position, names_from(about["layout"])
-    history = History(lists["loss"], lists["validation loss"], metrics, lists["seconds"], *rest)
+    lists = {name: array.tolist() if array.ndim == 1 else list(array) for name, array in columns.items()}
+    history = History(
+        lists["loss"],
+        lists["validation loss"],
+        {name.removeprefix("metric."): values for name, values in lists.items() if name.startswith("metric.")},
+        lists["seconds"],
+        encoding.as_count(about["steps"]),
+        str(about["optimizer"]),
+        str(about["stopped"]),
+        OptimizerState({name: arrays[f"optimizer.{name}"] for name in ("moments", *COUNTS)}),
+        replace(Position.from_dict({**about["position"], "losses": []}), losses=arrays["position.losses"]),
+        names_from(about["layout"]),
+    )
     if "ended" in about:
         ended = {encoding.as_count(member): (encoding.as_count(epochs), str(why)) for member, (epochs, why) in about["ended"]}
         history = EnsembleHistory(**vars(history), members=len(arrays["p"]), ended=ended)

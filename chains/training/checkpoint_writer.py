@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,16 +23,6 @@ from chains.training.steps import UNLIMITED_STEPS, Steps
 FULL_DISK = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
-@dataclass(frozen=True)
-class _Snapshot:
-    """Copies of the vectors at the end of an epoch, and the run's position then; its numbers are the history's first ones."""
-
-    p: np.ndarray
-    state: np.ndarray | None
-    history: History
-    best: dict[str, float]
-
-
 class CheckpointWriter:
     """Writes the checkpoints of a run: of its vectors `p` and `state`, its `steps`, its `history`, its `callbacks`.
 
@@ -43,7 +32,7 @@ class CheckpointWriter:
 
     def __init__(
         self, checkpoint: Checkpoint, watched: str, p: np.ndarray, state: np.ndarray | None, steps: Steps, history: History,
-        callbacks: Sequence[Any], run: Mapping[str, Any], saved: Saved | None,
+        callbacks: Sequence[Any], run: dict[str, Any], saved: Saved | None,
     ) -> None:  # fmt: skip
         self.watched = watched
         self._checkpoint = checkpoint
@@ -51,7 +40,7 @@ class CheckpointWriter:
         self._p, self._state, self._steps, self._history, self._run = p, state, steps, history, run
         self._callbacks = [callback for callback in callbacks if hasattr(callback, "state_dict")]
         self._best: dict[str, float] = {} if saved is None or not watched else saved.best
-        self._unwritten: _Snapshot | None = None  # of the best epoch, until it is written
+        self._unwritten: Saved | None = None  # of the best epoch, until it is written
         self._last = (-1, -1)  # steps and epochs at the last one written
         self._next = 0.0
         self._plan(time.monotonic(), 0.0)
@@ -79,7 +68,7 @@ class CheckpointWriter:
         least = self._best.get("value", np.inf if self._checkpoint.mode == "min" else -np.inf)
         if value < least if self._checkpoint.mode == "min" else value > least:
             self._best = {"value": value, "epoch": float(self._history.epochs)}
-            self._unwritten = self._snapshot(np.array)
+            self._unwritten = self._snapshot(checkpoints.BEST, np.array)
 
     def begin(self) -> None:
         """Write the first checkpoint. Raises OSError if that fails, unless the run has an earlier one.
@@ -113,50 +102,50 @@ class CheckpointWriter:
         self._plan(time.monotonic(), 0.0)
 
     def _write(self) -> None:
-        start, folder, steps = time.monotonic(), self._checkpoint.folder, self._steps.total
-        now = self._snapshot(on_host)
+        start, steps = time.monotonic(), self._steps.total
+        now = self._snapshot(f"step-{steps:012}.safetensors", on_host)
         # Otherwise the next loss ends training, and the previous checkpoint is kept. In an ensemble, other members continue.
         if now.p.ndim > 1 or np.isfinite(now.p).all():
             if self._unwritten is not None:
-                self._store(folder / checkpoints.BEST, *self._contents(self._unwritten, []))
+                self._store(self._unwritten)
                 self._unwritten = None
-            saved = [(type(callback).__name__, callback.state_dict()) for callback in self._callbacks]
-            self._store(folder / f"step-{steps:012}.safetensors", *self._contents(now, saved))
+            now.callbacks.extend({"name": type(each).__name__, "saved": each.state_dict()} for each in self._callbacks)
+            self._store(now)
             self._last = (steps, self._history.epochs)
             self._delete(steps + 1, self._checkpoint.keep)
         self._plan(time.monotonic(), time.monotonic() - start)
 
-    def _store(self, path: Path, arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> None:
+    def _store(self, saved: Saved) -> None:
         """Write a file. Where the disk is full, first delete the checkpoints that the next one makes superfluous."""
+        epochs = int(saved.history.optimizer_state["epoch"]) - (self._steps.epoch - self._history.epochs)
+        arrays, texts = checkpoints.contents(saved, epochs)
         try:
-            storage.write(path, arrays, texts)
+            storage.write(saved.path, arrays, texts)
         except OSError as error:
             # Of those before the next one, the latest stays: there is always one that is whole.
             if error.errno not in FULL_DISK or not self._delete(self._steps.total, max(self._checkpoint.keep - 1, 1)):
                 raise
-            storage.write(path, arrays, texts)
+            storage.write(saved.path, arrays, texts)
 
     def _delete(self, steps: int, keep: int) -> int:
-        """Delete the checkpoints of less than these steps, but the last ones to keep. Returns how many."""
+        """Delete the checkpoints of less than these steps, except the last ones to keep. Returns how many."""
         older = [path for number, path in checkpoints.files(self._checkpoint.folder) if number < steps]
         for path in older[keep:]:
             path.unlink(missing_ok=True)
         return len(older[keep:])
 
-    def _snapshot(self, taken: Callable[[Any], np.ndarray]) -> _Snapshot:
-        """The run as of now. `taken` gets the vectors in host memory, and copies them or not."""
-        state = None if self._state is None else taken(on_host(self._state))
-        optimizer_state = {name: taken(on_host(array)) for name, array in self._steps.optimizer_state.items()}
-        history = replace(self._history, optimizer_state=OptimizerState(optimizer_state))
-        return _Snapshot(taken(on_host(self._p)), state, history, self._best)
+    def _snapshot(self, name: str, take: Callable[[Any], np.ndarray]) -> Saved:
+        """The run as of now, for the file of this name; `take` gets the vectors in host memory, and copies them or not.
 
-    def _contents(self, snapshot: _Snapshot, callbacks: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-        """The contents of the snapshot's file."""
-        epochs = int(snapshot.history.optimizer_state["epoch"]) - (self._steps.epoch - self._history.epochs)
-        return checkpoints.contents(snapshot.p, snapshot.state, snapshot.history, epochs, self._run, snapshot.best, callbacks)
+        The lists of the history are not copied, although they may grow before the file is written.
+        """
+        state = None if self._state is None else take(on_host(self._state))
+        optimizer_state = {name: take(on_host(array)) for name, array in self._steps.optimizer_state.items()}
+        history = replace(self._history, optimizer_state=OptimizerState(optimizer_state))
+        return Saved(self._checkpoint.folder / name, take(on_host(self._p)), state, history, self._run, self._best, [])
 
     def _plan(self, now: float, taken: float) -> None:
-        """Plan the next checkpoint; the last one `taken` so many seconds to write."""
+        """Plan the next checkpoint; the last one has `taken` this many seconds to write."""
         unit, amount = self._checkpoint.unit, self._checkpoint.amount
         if unit in ("epochs", "steps"):
             done = self._steps.epoch if unit == "epochs" else self._steps.total

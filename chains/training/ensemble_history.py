@@ -11,7 +11,7 @@ import numpy as np
 from chains.support.axes import new_axes
 from chains.support.memory import on_host
 from chains.support.messages import counted, listed
-from chains.training.history import History, Position, shown_epochs
+from chains.training.history import History
 from chains.training.optimizer_state import OptimizerState
 
 MAX_LINES = 20  # of members that are drawn one by one
@@ -68,18 +68,14 @@ class EnsembleHistory(History):
             own["epoch"] = state["epoch"] - (self.epochs - epochs)
         position = self.position
         losses = position.losses[member] if position.step and member not in self.ended else np.empty(0)
-        return History(
-            _column(self.loss[:epochs], member),
-            _column(self.validation_loss[:epochs], member),
-            {name: _column(values[:epochs], member) for name, values in self.metrics.items()},
-            self.seconds[:epochs],
-            self.steps - int(state["step"].max() - own["step"]) if state else self.steps,
-            self.optimizer,
-            reason,
-            OptimizerState(own),
-            replace(position, step=len(losses), losses=losses, data=_seed_of(position, member)),
-            self.layout,
-        )
+        loss, validation = _column(self.loss[:epochs], member), _column(self.validation_loss[:epochs], member)
+        metrics = {name: _column(values[:epochs], member) for name, values in self.metrics.items()}
+        steps = self.steps - int(state["step"].max() - own["step"]) if state else self.steps
+        seeds = position.data.get("seed")
+        data = position.data | ({"seed": seeds[member]} if isinstance(seeds, list) else {})
+        position = replace(position, step=len(losses), losses=losses, data=data)
+        about = self.optimizer, reason, OptimizerState(own), position, self.layout
+        return History(loss, validation, metrics, self.seconds[:epochs], steps, *about)
 
     def __iter__(self) -> Iterator[History]:
         return (self[member] for member in range(self.members))
@@ -99,24 +95,23 @@ class EnsembleHistory(History):
         """The histories of all members as JSON has them; `from_dict` of `History` reads each."""
         return {"members": [history.to_dict() for history in self]}
 
-    def __str__(self) -> str:
-        columns = self.columns()
-        heads = [f"{name:>15}  {'least':>11}  {'largest':>11}" for name in columns if name != "seconds"]
-        lines = ["  ".join(["epoch", *heads, *(f"{name:>11}" for name in columns if name == "seconds")])]
-        for epoch in shown_epochs(self.epochs):
-            if epoch < 0:
-                lines.append("  ...")
-                continue
-            numbers = [
-                _summary(values[epoch]) if name != "seconds" else f"{values[epoch]:11.6g}" for name, values in columns.items()
-            ]
-            lines.append("  ".join([f"{epoch + 1:5}", *numbers]))
-        if self.ended:
-            first = [f"member {m} after {counted(e, 'epoch')}: {why}" for m, (e, why) in sorted(self.ended.items())[:3]]
-            lines.append(f"{len(self.ended)} of {counted(self.members, 'member')} ended before the others; {listed(first)}")
-        if self.stopped:
-            lines.append(f"stopped after {counted(self.epochs, 'epoch')}: {self.stopped}")
-        return "\n".join(lines)
+    def _head(self, name: str) -> str:
+        return f"{name:>11}" if name == "seconds" else f"{name:>15}  {'least':>11}  {'largest':>11}"
+
+    def _cell(self, name: str, value: Any) -> str:
+        if name == "seconds":
+            return f"{value:11.6g}"
+        known = value[~np.isnan(value)]
+        if not known.size:
+            return f"{'nan':>15}  {'':>11}  {'':>11}"
+        return f"{known.mean():15.6g}  {known.min():11.5g}  {known.max():11.5g}"
+
+    def _endings(self) -> list[str]:
+        if not self.ended:
+            return super()._endings()
+        first = [f"member {m} after {counted(e, 'epoch')}: {why}" for m, (e, why) in sorted(self.ended.items())[:3]]
+        text = f"{len(self.ended)} of {counted(self.members, 'member')} ended before the others; {listed(first)}"
+        return [text, *super()._endings()]
 
     def __repr__(self) -> str:
         return f"<history of {counted(self.members, 'member')} after {counted(self.epochs, 'epoch')}, {len(self.ended)} ended>"
@@ -148,17 +143,3 @@ class EnsembleHistory(History):
 
 def _column(values: Iterable[Any], member: int) -> list[float]:
     return [float(row[member]) for row in values]
-
-
-def _seed_of(position: Position, member: int) -> dict[str, Any]:
-    """The settings that decide the batches of a member."""
-    seeds = position.data.get("seed")
-    return position.data | ({"seed": seeds[member]} if isinstance(seeds, list) else {})
-
-
-def _summary(values: Any) -> str:
-    """The mean, the least and the largest of the numbers that are not NaN."""
-    known = values[~np.isnan(values)]
-    if not known.size:
-        return f"{'nan':>15}  {'':>11}  {'':>11}"
-    return f"{known.mean():15.6g}  {known.min():11.5g}  {known.max():11.5g}"

@@ -39,7 +39,7 @@ class Evaluator:
         if validation is None and metrics:
             raise ValueError("`metrics` are computed on validation data: pass `validation=(x, t)` too")
         if len(set(names)) < len(names) or {"loss", "validation loss", "seconds"} & set(names):
-            raise ValueError(f"`metrics` (={names}) must have names of their own: give a function another __name__")
+            raise ValueError(f"`metrics` (={names}) must have different names: give a function another __name__")
         self._net, self._p, self._state, self._loss, self._penalty, self._history = net, p, state, loss, penalty, history
         self._metrics = dict(zip(names, metrics, strict=True))
         self.names = [] if validation is None else ["validation loss", *names]
@@ -143,7 +143,7 @@ def _has_members(x: Any, net: Chain) -> bool:
 
 
 def _value(metric: Metric, t: np.ndarray, y: np.ndarray) -> float:
-    """The value of a metric. Raises TypeError, with its name, if that is no number."""
+    """The value of a metric. Raises TypeError, with its name, if that is not a number."""
     try:
         value: Any = metric(t, y)
     except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,12 +16,13 @@ from chains.support.memory import on_host
 from chains.support.messages import as_html, counted, listed, shown
 from chains.training.optimizer_state import OptimizerState
 
+SHOWN_EPOCHS = 20  # in a printed table, half of them the first ones
 Names = tuple[tuple[str, tuple[int, ...]], ...]  # of a layout: name and shape of each array
 
 
 @dataclass(frozen=True, eq=False)
 class Position:
-    """The position of a run within an epoch, to go on from: `step` steps of the epoch are done."""
+    """The position of a run within an epoch, to continue from: `step` steps of the epoch are done."""
 
     step: int = 0
     losses: np.ndarray = field(default_factory=lambda: np.empty(0))  # of these steps; from a source: their sum, and samples
@@ -53,7 +54,7 @@ START = Position()
 class History:
     """The record of a training run: lists with one entry for each epoch. ``print(history)`` shows a table.
 
-    ``train(..., resume=history)`` goes on where training ended; ``first + second`` joins two histories. A history can be
+    ``train(..., resume=history)`` continues where training ended; ``first + second`` joins two histories. A history can be
     pickled; ``json.dumps(history.to_dict())`` is its JSON.
 
     Parameters
@@ -73,9 +74,9 @@ class History:
     stopped : str
         The reason why training ended before the last epoch, or empty.
     optimizer_state : mapping
-        The state of the optimiser, to go on from.
+        The state of the optimiser, to continue from.
     position : Position
-        Where training stands within an epoch that was not finished.
+        The position within an epoch that was not finished.
     layout : tuple
         The names and shapes of the network's parameters.
     """
@@ -144,9 +145,7 @@ class History:
             later,
             loss=self.loss + later.loss,
             validation_loss=self.validation_loss + later.validation_loss,
-            metrics={
-                name: self.metrics.get(name, []) + later.metrics.get(name, []) for name in {**self.metrics, **later.metrics}
-            },
+            metrics={n: self.metrics.get(n, []) + later.metrics.get(n, []) for n in {**self.metrics, **later.metrics}},
             seconds=self.seconds + [begun + seconds for seconds in later.seconds],
             steps=self.steps + later.steps,
             position=replace(later.position, seconds=begun + later.position.seconds),
@@ -208,15 +207,25 @@ class History:
 
     def __str__(self) -> str:
         columns = self.columns()
-        lines = ["  ".join(["epoch", *(f"{name:>15}" for name in columns)])]
-        for epoch in shown_epochs(self.epochs):
-            if epoch < 0:
+        lines = ["  ".join(["epoch", *map(self._head, columns)])]
+        for epoch in range(self.epochs):
+            if self.epochs <= SHOWN_EPOCHS or not SHOWN_EPOCHS // 2 <= epoch < self.epochs - SHOWN_EPOCHS // 2:
+                numbers = [self._cell(name, values[epoch]) for name, values in columns.items()]
+                lines.append("  ".join([f"{epoch + 1:5}", *numbers]))
+            elif epoch == SHOWN_EPOCHS // 2:
                 lines.append("  ...")
-                continue
-            lines.append("  ".join([f"{epoch + 1:5}", *(f"{values[epoch]:15.6g}" for values in columns.values())]))
-        if self.stopped:
-            lines.append(f"stopped after {counted(self.epochs, 'epoch')}: {self.stopped}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._endings()])
+
+    def _head(self, name: str) -> str:
+        """The head of a column of the table."""
+        return f"{name:>15}"
+
+    def _cell(self, name: str, value: Any) -> str:
+        return f"{value:15.6g}"
+
+    def _endings(self) -> list[str]:
+        """The lines after the table."""
+        return [f"stopped after {counted(self.epochs, 'epoch')}: {self.stopped}"] if self.stopped else []
 
     def plot(self, ax: Any = None) -> Any:
         """Draw losses and metrics over the epochs with matplotlib.
@@ -268,9 +277,9 @@ def check_names(what: str, then: Names, now: Names) -> None:
 
 
 def _check_follows(first: History, later: History) -> None:
-    """Raise ValueError unless the later history goes on where the first one ended."""
+    """Raise ValueError unless the later history continues where the first one ended."""
     if later.optimizer != first.optimizer:
-        raise ValueError(f"a history of {later.optimizer} does not go on from one of {first.optimizer}")
+        raise ValueError(f"a history of {later.optimizer} does not continue one of {first.optimizer}")
     check_names("the first history is that", first.layout, later.layout)
     steps = [int(on_host(history.optimizer_state["step"]).max()) for history in (first, later) if history.optimizer_state]
     if len(steps) == 2 and steps[1] - later.steps != steps[0]:
@@ -279,13 +288,3 @@ def _check_follows(first: History, later: History) -> None:
         )
     if first.epochs and later.epochs and (other := first.columns().keys() ^ later.columns().keys()):
         raise ValueError(f"one history records {listed(sorted(other))} and the other does not")
-
-
-def shown_epochs(epochs: int, most: int = 20) -> Iterator[int]:
-    """The epochs to print, -1 for a gap."""
-    if epochs <= most:
-        yield from range(epochs)
-    else:
-        yield from range(most // 2)
-        yield -1
-        yield from range(epochs - most // 2, epochs)

@@ -67,7 +67,7 @@ class Interrupts:
 
 
 class _Allowed:
-    """A context in which signals are answered at once; `failed` tells whether an error left it."""
+    """A context in which signals are answered immediately; `failed` is true after an error within it."""
 
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts

@@ -1,7 +1,7 @@
-"""Processes that train together: what they decide together, so that none waits for one that has ended.
+"""Processes that train together decide together how far to train, so that none waits for one that has ended.
 
-Between two runs of steps, all processes meet: they exchange how far each may go, and whether one has to stop. A process that
-fails elsewhere comes to the meeting that the others come to next. Nothing else is exchanged outside of steps.
+Between two runs of steps, all processes synchronise: they exchange how far each may train, and whether one has to stop. A
+process that fails elsewhere takes part in the next exchange of the others. Nothing else is exchanged outside of steps.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from chains.training.batches import ArrayBatches
 from chains.training.history import History
 from chains.training.interrupts import Interrupts
 
-GOES_ON, STOPS, INTERRUPTED, FAILED = range(4)  # what a process brings to a meeting; the largest counts
+CONTINUES, STOPS, INTERRUPTED, FAILED = range(4)  # the status of a process in an exchange; the largest counts
 
 
 class Processes:
-    """The processes of a communicator during a run. Use as a context: its end is the last meeting."""
+    """The processes of a communicator during a run. Use as a context: its end is the last exchange."""
 
     def __init__(self, comm: Any) -> None:
         self.comm = comm
         self.interrupted_in = ""  # which process got the signal that ended training
-        self._told: BaseException | None = None  # the error that the others know
-        self._over = False  # whether the last meeting has been
-        self._signalled = False  # whether Ctrl-C came during a meeting, and nobody has told the others
+        self._shared_error: BaseException | None = None  # the error that the others know
+        self._over = False  # whether the last exchange was done
+        self._signalled = False  # whether Ctrl-C came during an exchange, and the others do not know
         self._history: History | None = None
 
     @property
@@ -42,17 +42,17 @@ class Processes:
         return bool(self.comm.rank == 0)
 
     def begin(self, settings: Mapping[str, Any], arrays: Mapping[str, np.ndarray | None]) -> None:
-        """Go on if all processes have come so far. Raises ValueError, on all, where their settings or arrays differ."""
+        """Continue if all processes have reached this point. Raises ValueError on all if settings or arrays differ."""
         identity = {name: repr(value) for name, value in settings.items()} | _checksums(arrays)
-        self._meet(GOES_ON)
+        self._exchange(CONTINUES)
         with self._held():
             each = self.comm.allgather(identity)
         for rank, other in enumerate(each):
             names = dict.fromkeys([*each[0], *other])
             wrong = [f"`{name}`" for name in names if each[0].get(name) != other.get(name)]
             if wrong:
-                self._told = ValueError(f"all processes must begin with the same {listed(wrong)}: {rank} and 0 differ")
-                raise self._told
+                self._shared_error = ValueError(f"all processes must begin with the same {listed(wrong)}: {rank} and 0 differ")
+                raise self._shared_error
         if self._signalled:
             self._signalled = False
             raise KeyboardInterrupt
@@ -63,59 +63,59 @@ class Processes:
         Raises KeyboardInterrupt if one was interrupted, RuntimeError if one has failed.
         """
         self._history = history
-        word, text = (STOPS, history.stopped) if history.stopped else (GOES_ON, "")
+        status, text = (STOPS, history.stopped) if history.stopped else (CONTINUES, "")
         try:
             interrupts.check()
         except KeyboardInterrupt:
-            word = INTERRUPTED
-        text, limits = self._meet(word, text, limits)
-        if word == INTERRUPTED:
-            self._told = KeyboardInterrupt()
-            raise self._told
+            status = INTERRUPTED
+        text, limits = self._exchange(status, text, limits)
+        if status == INTERRUPTED:
+            self._shared_error = KeyboardInterrupt()
+            raise self._shared_error
         history.stopped = text
         return limits
 
     def leave(self, error: BaseException) -> None:
-        """Come to the next meeting with an error, unless the others know it."""
-        if error is self._told or self._over:
+        """Take part in the next exchange with an error, unless the others know it."""
+        if error is self._shared_error or self._over:
             return
-        self._told = error
-        word = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
-        self._meet(word, f"{type(error).__name__}: {error}")
+        self._shared_error = error
+        status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+        self._exchange(status, f"{type(error).__name__}: {error}")
 
-    def _meet(
-        self, word: int, text: str = "", limits: tuple[int, int, int] = (0, 0, 0), *, last: bool = False
+    def _exchange(
+        self, status: int, text: str = "", limits: tuple[int, int, int] = (0, 0, 0), *, last: bool = False
     ) -> tuple[str, tuple[int, int, int]]:
-        """Meet: the text of the first process of those with the largest word, and the smallest limits.
+        """The text of the first process with the largest status, and the smallest limits.
 
-        Raises RuntimeError if another process has failed, and KeyboardInterrupt if one was interrupted before the last meeting,
-        unless this process came with as much.
+        Raises RuntimeError if another process has failed, and KeyboardInterrupt if one was interrupted before the last
+        exchange, unless this process has the same status.
         """
-        numbers = np.array([word, last, *(-limit for limit in limits)], np.int64)
+        numbers = np.array([status, last, *(-limit for limit in limits)], np.int64)
         rank = 0
         with self._held():
             largest(self.comm, numbers)
             most, self._over = int(numbers[0]), bool(numbers[1])
-            if most > GOES_ON:
-                brought = self.comm.allgather((word, text))
-                rank = next(rank for rank, (each, _) in enumerate(brought) if each == most)
-                text = brought[rank][1]
+            if most > CONTINUES:
+                each_status = self.comm.allgather((status, text))
+                rank = next(rank for rank, (each, _) in enumerate(each_status) if each == most)
+                text = each_status[rank][1]
         if most == INTERRUPTED:
             self.interrupted_in = f" (process {rank} of {self.comm.size})"
-            if word < most and not self._over:
-                self._told = KeyboardInterrupt()
-                raise self._told
+            if status < most and not self._over:
+                self._shared_error = KeyboardInterrupt()
+                raise self._shared_error
         if most == FAILED:
             self._over = True
-            if word < most:
-                self._told = RuntimeError(f"process {rank} of {self.comm.size} failed: {text}")
-                raise self._told
+            if status < most:
+                self._shared_error = RuntimeError(f"process {rank} of {self.comm.size} failed: {text}")
+                raise self._shared_error
         epochs, steps, chunk = (-int(number) for number in numbers[2:])
         return text, (epochs, steps, chunk)
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Hold Ctrl-C back while processes wait for each other, none of which may leave the others there."""
+        """Hold Ctrl-C back while processes wait for each other: none of them may leave."""
         interrupts = Interrupts()
         interrupts.__enter__()
         try:
@@ -133,7 +133,7 @@ class Processes:
         if error is not None:
             self.leave(error)
         elif not self._over:
-            self._meet(GOES_ON, last=True)
+            self._exchange(CONTINUES, last=True)
             if self._signalled and self._history is not None and not self._history.stopped:
                 self._history.stopped = "interrupted by the user at the end"
 

@@ -1,10 +1,10 @@
-"""The beginning of a run: a fresh start, the end of an earlier run with a history, or a checkpoint."""
+"""The start of a run: a fresh start, the end of an earlier run with a history, or a checkpoint."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,13 @@ class Start:
         left = self.position
         if left.data != data:
             if self.saved is not None:
-                _check_data(self.saved, left.data, data)
+                for name in {**left.data, **data}:
+                    if name not in left.data or name not in data or left.data[name] != data[name]:
+                        old, new = left.data.get(name, "none"), data.get(name, "none")
+                        raise ValueError(
+                            f"`resume` ({self.saved.path}) is a checkpoint with another `{name}`: {old}, not {new}; to "
+                            "continue with other batches, pass the vectors and the history of Checkpoint(folder).load()"
+                        )
             self.optimizer_state["epoch"] += left.step > 0  # an epoch that was begun is given up
             left = START
         numbers = 2 if SOURCE in data and left.step else left.step
@@ -99,48 +105,32 @@ class Start:
 def begin(
     net: Chain, p: np.ndarray, loss: Loss, optimizer: Optimizer, resume: Resume | None, checkpoint: Checkpoint | None
 ) -> Start:
-    """The beginning of a run, which continues the run of `resume`, a history or a folder, if any.
+    """The start of a run, which continues the run of `resume`, a history or a folder, if any.
 
     Raises TypeError or ValueError if `resume` is from another network, optimiser or loss, for a history with an invalid state
     or position, and for a folder without checkpoints, unless this run writes its checkpoints there.
     """
-    names, run = names_of(net.layout), {}
-    if checkpoint is not None or resume is not None:
-        run = _identity(net, p, loss, optimizer)
-    saved = None if resume is None or isinstance(resume, History) else _saved(resume, checkpoint)
-    _check_folder(checkpoint, resume)
+    names = names_of(net.layout)
+    run = {} if checkpoint is None and resume is None else _identity(net, p, loss, optimizer)
+    saved = _saved(resume, checkpoint)
     if saved is not None:
         check_names(f"`resume` ({saved.path}) is a checkpoint", saved.history.layout, names)
-        _check_run(saved, run)
-        left = saved.history
-    elif isinstance(resume, History):
-        left = resume
+        for name, now in run.items():
+            if (then := saved.run.get(name)) != now:
+                raise ValueError(f"`resume` ({saved.path}) is a checkpoint with another `{name}`: {then}, not {now}")
+        state = _checked(saved.history, names, p, optimizer)
+        history = replace(saved.history, optimizer_state=OptimizerState(state), stopped="")
+        return Start(history, state, history.position, run, saved)
+    left = resume if isinstance(resume, History) else None
+    state = optimizer_state.begin(optimizer, p) if left is None else _checked(left, names, p, optimizer)
+    about = type(optimizer).__name__, "", OptimizerState(state), START if left is None else left.position, names
+    if p.ndim == 1:
+        history = History([], [], {}, [], 0, *about)
     else:
-        state = optimizer_state.begin(optimizer, p)
-        return Start(_history(optimizer, p, state, START, names), state, START, run)
-    _check_members(left, p)
-    state = _state_of(left, names, p, optimizer)
-    if saved is None:
-        history = _history(optimizer, p, state, left.position, names)
-        if isinstance(history, EnsembleHistory) and isinstance(left, EnsembleHistory):
-            for member, (_, reason) in left.ended.items():
-                history.end(member, 0, reason)
-        return Start(history, state, left.position, run)
-    left = replace(left, optimizer_state=OptimizerState(state), stopped="")
-    return Start(left, state, left.position, run, saved)
-
-
-def _history(optimizer: Optimizer, p: np.ndarray, state: State, position: Position, names: Any) -> History:
-    about = type(optimizer).__name__, "", OptimizerState(state), position, names
-    return History([], [], {}, [], 0, *about) if p.ndim == 1 else EnsembleHistory([], [], {}, [], 0, *about, len(p))
-
-
-def _check_members(history: History, p: np.ndarray) -> None:
-    """Raise ValueError unless a history has as many members as the parameters."""
-    then, now = getattr(history, "members", None), len(p) if p.ndim > 1 else None
-    if then != now:
-        texts = ["one network" if count is None else f"an ensemble of {count}" for count in (then, now)]
-        raise ValueError(f"`resume` is the history of {texts[0]}, but `p` is {texts[1]}")
+        history = members = EnsembleHistory([], [], {}, [], 0, *about, len(p))
+        for member, (_, reason) in left.ended.items() if isinstance(left, EnsembleHistory) else ():
+            members.end(member, 0, reason)
+    return Start(history, state, history.position, run)
 
 
 def _identity(net: Chain, p: np.ndarray, loss: Loss, optimizer: Optimizer) -> dict[str, Any]:
@@ -168,68 +158,52 @@ def _without_address(text: str) -> str:
 
 
 def _saved(resume: Any, checkpoint: Checkpoint | None) -> Saved | None:
-    """The checkpoint in a folder; None if the run's own checkpoint folder is still empty."""
-    if isinstance(resume, Checkpoint):
-        resume = resume.folder
-    if not isinstance(resume, (str, os.PathLike)):
-        raise TypeError(f"`resume` (={shown(resume)}) must be the history of an earlier training, or a folder of checkpoints")
-    path = check_path("resume", resume, "runs/a")
-    if checkpoint is not None and _same(path, checkpoint.folder) and not checkpoints.files(path):
-        return None
-    return checkpoints.load(path)
+    """The checkpoint to continue, if `resume` is a folder; None if the run's own checkpoint folder is still empty.
 
-
-def _check_folder(checkpoint: Checkpoint | None, resume: Any) -> None:
-    """Raise ValueError if the folder for checkpoints holds checkpoints of another run."""
-    if checkpoint is None:
-        return
-    folder = checkpoint.folder
+    Raises ValueError if the folder for checkpoints holds those of another run.
+    """
+    own = None if checkpoint is None else checkpoint.folder
     path = resume.folder if isinstance(resume, Checkpoint) else resume
-    if checkpoints.files(folder) and not (isinstance(path, (str, os.PathLike)) and _same(Path(path), folder)):
+    if isinstance(path, (str, os.PathLike)):
+        path = check_path("resume", path, "runs/a")
+        if own is None or path.resolve() != own.resolve():
+            saved = checkpoints.load(path)
+            _check_no_checkpoints(own)
+            return saved
+        return checkpoints.load(path) if checkpoints.files(path) else None
+    if path is not None and not isinstance(path, History):
+        raise TypeError(f"`resume` (={shown(path)}) must be the history of an earlier training, or a folder of checkpoints")
+    _check_no_checkpoints(own)
+    return None
+
+
+def _check_no_checkpoints(folder: Path | None) -> None:
+    if folder is not None and checkpoints.files(folder):
         raise ValueError(
-            f"`checkpoint` (={str(folder)!r}) holds checkpoints of an earlier run: pass resume={str(folder)!r} to go on with "
-            "it, or another folder"
+            f"`checkpoint` (={str(folder)!r}) holds checkpoints of an earlier run: pass resume={str(folder)!r} to continue it, "
+            "or another folder"
         )
 
 
-def _same(a: Path, b: Path) -> bool:
-    return a.resolve() == b.resolve()
-
-
-def _check_run(saved: Saved, run: Mapping[str, Any]) -> None:
-    """Raise ValueError if a checkpoint is from another run; the message names the first argument that differs."""
-    for name, now in run.items():
-        then = saved.run.get(name)
-        if then != now:
-            raise ValueError(f"`resume` ({saved.path}) is a checkpoint with another `{name}`: {then}, not {now}")
-
-
-def _check_data(saved: Saved, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise ValueError if the batches of a checkpoint's run were others; the message names the setting."""
-    for name in {**then, **now}:
-        if name not in then or name not in now or then[name] != now[name]:
-            old, new = then.get(name, "none"), now.get(name, "none")
-            raise ValueError(
-                f"`resume` ({saved.path}) is a checkpoint with another `{name}`: {old}, not {new}; to go on with other "
-                "batches, pass the vectors and the history of Checkpoint(folder).load()"
-            )
-
-
-def _state_of(resume: History, names: Any, p: np.ndarray, optimizer: Optimizer) -> State:
-    """A copy of the optimiser's state in a history; the history's position is checked too."""
-    if resume.optimizer not in ("", type(optimizer).__name__):
+def _checked(left: History, names: Any, p: np.ndarray, optimizer: Optimizer) -> State:
+    """A copy of the optimiser's state in a history. Raises TypeError or ValueError unless the run can continue this history."""
+    then, now = getattr(left, "members", None), len(p) if p.ndim > 1 else None
+    if then != now:
+        texts = ["one network" if count is None else f"an ensemble of {count}" for count in (then, now)]
+        raise ValueError(f"`resume` is the history of {texts[0]}, but `p` is {texts[1]}")
+    if left.optimizer not in ("", type(optimizer).__name__):
         raise ValueError(
-            f"`resume` is the history of {resume.optimizer}, which {optimizer!r} on {p.size} parameters cannot go on from"
+            f"`resume` is the history of {left.optimizer}, which {optimizer!r} on {p.size} parameters cannot continue"
         )
-    if resume.layout:
-        check_names("`resume` is the history", resume.layout, names)
-    if not resume.optimizer_state:
+    if left.layout:
+        check_names("`resume` is the history", left.layout, names)
+    if not left.optimizer_state:
         raise ValueError("`resume` must be a history that train returned, got one without an optimiser's state")
-    check_position(resume.position, p.shape[:-1])
-    return optimizer_state.copied("resume", resume.optimizer_state, optimizer, p)
+    _check_position(left.position, p.shape[:-1])
+    return optimizer_state.copied("resume", left.optimizer_state, optimizer, p)
 
 
-def check_position(position: Any, rows: tuple[int, ...] = ()) -> None:
+def _check_position(position: Any, rows: tuple[int, ...]) -> None:
     """Raise TypeError or ValueError unless this is a position: whole steps and float64 losses, in rows of members."""
     if not isinstance(position, Position):
         raise TypeError(f"`resume.position` must be a position of train's, got {shown(position)}")

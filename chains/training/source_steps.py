@@ -40,7 +40,7 @@ class SourceSteps(Steps):
         self._batches: Iterator[Any] | None = None  # that pass, while it is under way
         self._bound_steps: dict[tuple[Any, ...], BatchStream] = {}  # by batch size and types
         self._bound_step: BatchStream | None = None  # the one in use
-        self._unread: deque[tuple[int, int]] = deque()  # of the steps whose loss it has yet to tell: number, batch size
+        self._unread: deque[tuple[int, int]] = deque()  # steps whose loss has not been read: number, batch size
         self._total, self._samples = map(float, position.losses if self.step else (0, 0))  # losses weighted by samples
         try:
             self.per_epoch = len(batches.source)

@@ -16,18 +16,20 @@ from typing import Any
 import numpy as np
 
 from chains.backends import Executable
+from chains.expr.formulas import Replay, traced
 from chains.network.runs import part_arrays
 from chains.optimizers import Optimizer
-from chains.support.memory import memory_of, on_host
+from chains.support.memory import HOST, memory_of, on_host
+from chains.support.messages import shown
 from chains.training.batches import ArrayBatches, SourceBatches
 from chains.training.ensemble_history import EnsembleHistory
-from chains.training.finite import Rates, loss_text, parameter_text
 from chains.training.history import START, Position
 from chains.training.optimizer_state import State
 
 Arrays = Mapping[str, np.ndarray]
 RUN_SECONDS = 0.05  # the time of steps between two checks for Ctrl-C
 UNLIMITED_STEPS = 1 << 62  # more than any run has
+RATES_AT_ONCE = 1000  # steps whose learning rates are computed together
 
 
 class Steps(ABC):
@@ -116,7 +118,7 @@ class Steps(ABC):
 
     @abstractmethod
     def position(self, seconds: float = 0.0) -> Position:
-        """The position within the epoch, after so many seconds of training."""
+        """The position within the epoch, after this many `seconds` of training."""
 
     def flush(self) -> None:  # noqa: B027 - most have nothing under way
         """Bring the trained arrays up to date."""
@@ -183,7 +185,7 @@ class ArraySteps(Steps):
         self.chunk = max(1, self._chunks.get(batch_size, 0) // 4)
 
     def _part(self, data: State, batch: int, first: int, steps: int) -> _Part:
-        """The part of these steps, each on so many samples, after the `first` steps of an epoch."""
+        """The part of these steps, each on `batch` samples, after the `first` steps of an epoch."""
         start = self._batches.batch_size * first
         stop, order = first + steps, self._order[:, start : start + steps * batch]
         runner, shared, share = self._runner, self._shared, order[0]
@@ -297,3 +299,51 @@ class ArraySteps(Steps):
             return self._between
         losses = self._losses[..., : self.step].copy() if self.step else START.losses
         return Position(self.step, losses, None, self.settings, seconds)
+
+
+class Rates:
+    """Checks the learning rates of a schedule before the steps."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._schedule = optimizer.learning_rate
+        self._rate = Replay(traced("`learning_rate`", optimizer.rate, 1)) if callable(self._schedule) else None
+        self._start = self._stop = 0.0  # the steps whose rates are known to be good
+
+    def good(self, first: float, count: int = 1) -> int:
+        """The number of these steps that may be done: those before the first rate that is negative or not finite.
+
+        Raises FloatingPointError, with the number of the step, if there are none.
+        """
+        if self._rate is None or self._start <= first <= first + count <= self._stop:
+            return count
+        steps = np.arange(first, first + max(count, RATES_AT_ONCE), dtype=np.float64)
+        with np.errstate(all="ignore"):
+            rates = np.broadcast_to(self._rate(steps), steps.shape)
+        wrong = np.flatnonzero(~((rates >= 0) & (rates < math.inf)))
+        good = int(wrong[0]) if wrong.size else len(steps)
+        if not good:
+            raise FloatingPointError(
+                f"`learning_rate` (={shown(self._schedule)}) must be finite, zero or positive, got {rates[0]:g} at step "
+                f"{first:.0f}, counted from 0"
+            )
+        self._start, self._stop = first, first + good
+        return min(good, count)
+
+
+def loss_text(loss: float, step: int, advice: str = "") -> str:
+    """The message that the loss of a step is not finite, with what the network's layers advise."""
+    return (
+        f"the loss is {loss} at step {step}: the parameters or the data are out of range; "
+        f"try a lower learning rate or clip_norm, or look for extreme values in the data{advice and f'; {advice}'}"
+    )
+
+
+def parameter_text(p: np.ndarray, step: int) -> str:
+    """The message that the last step made a parameter infinite or NaN; empty if not. After earlier steps, the loss shows it."""
+    if memory_of(p) is not HOST or np.isfinite(p).all():
+        return ""
+    position = int(np.argmin(np.isfinite(p)))
+    return (
+        f"`p` holds {p[position]} at index {position} after step {step}: the step was too large; "
+        "try a lower learning rate or clip_norm, or look for extreme values in the data"
+    )

@@ -34,31 +34,13 @@ from chains.training.steps import ArraySteps, Steps
 
 
 def train(
-    net: Chain,
-    p: np.ndarray,
-    x: Any,
-    t: Any,
-    loss: Loss,
-    optimizer: Optimizer | Sequence[Optimizer],
-    *,
-    epochs: int = 1,
-    batch_size: int | None = None,
-    seed: int | Sequence[int] = 0,
-    shuffle: bool = True,
-    drop_last: bool = False,
-    weights: Any = None,
-    lengths: Any = None,
-    penalty: Penalty | None = None,
-    state: np.ndarray | None = None,
-    validation: tuple[Any, Any] | None = None,
-    metrics: Sequence[Metric] = (),
-    progress: bool | None = None,
-    callbacks: Sequence[Callback] = (),
-    check_finite: bool = True,
-    checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
-    resume: Resume | None = None,
-    comm: Any = None,
-) -> History:
+    net: Chain, p: np.ndarray, x: Any, t: Any, loss: Loss, optimizer: Optimizer | Sequence[Optimizer], *,
+    epochs: int = 1, batch_size: int | None = None, seed: int | Sequence[int] = 0, shuffle: bool = True,
+    drop_last: bool = False, weights: Any = None, lengths: Any = None, penalty: Penalty | None = None,
+    state: np.ndarray | None = None, validation: tuple[Any, Any] | None = None, metrics: Sequence[Metric] = (),
+    progress: bool | None = None, callbacks: Sequence[Callback] = (), check_finite: bool = True,
+    checkpoint: str | os.PathLike[str] | Checkpoint | None = None, resume: Resume | None = None, comm: Any = None,
+) -> History:  # fmt: skip
     """Train a network, or an ensemble; the parameters, and the state if there is one, are updated in place.
 
     In an ensemble, with `p` (members, n_params), each member is trained as it would be alone, to the bit. A member ends alone
@@ -181,7 +163,7 @@ def train(
                 if lengths is not None and isinstance(validation, (tuple, list)) and (*validation, None)[2] is None:
                     raise ValueError("`validation` must be (x, t, lengths) with `lengths`: its samples would have none")
             step = runs.training_step(network_of(net), p, batches.objective, optimizer, parallel=processes is not None)
-            # What is left to check needs the program or the data.
+            # The checks that need the program or the data.
             state = check_state(net, p, step, state, batches)
             evaluator = Evaluator(net, p, state, loss, penalty, validation, metrics, history)
             trained, read = {"p": p} if state is None else {"p": p, "state": state}, {**batches.arrays, **evaluator.arrays}

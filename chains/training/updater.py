@@ -15,8 +15,8 @@ from chains.support.checks import check_is
 from chains.support.memory import HOST, memory_of, runner_of
 from chains.support.messages import counted
 from chains.training import optimizer_state
-from chains.training.finite import Rates
 from chains.training.optimizer_state import OptimizerState
+from chains.training.steps import Rates
 
 
 class Updater:
@@ -31,8 +31,8 @@ class Updater:
     p : array, shape (n,), float32 or float64
         The parameters; the updater keeps this array and changes it.
     state : OptimizerState, optional
-        The state of another updater, ``update.state``, or of training, ``history.optimizer_state``, to go on from: it is
-        copied.
+        The state of another updater, ``update.state``, or of training, ``history.optimizer_state``, to continue from: it
+        is copied.
 
     Raises
     ------

@@ -540,7 +540,7 @@ def test_damaged_ones_are_left_out(damage, tmp_path):
     run(checkpoint=Checkpoint(tmp_path, every=1, keep=3))
     number, last = files(tmp_path)[0]
     last.write_bytes(damage(last.read_bytes()))
-    with pytest.warns(UserWarning, match=rf"the checkpoint {last.name} .* cannot be used; training goes on from step-0+8"):
+    with pytest.warns(UserWarning, match=rf"the checkpoint {last.name} .* cannot be used; training continues from step-0+8"):
         assert run(resume=tmp_path, epochs=5)[0].tobytes() == wanted.tobytes()
     assert last.exists()
     with pytest.warns(UserWarning, match="cannot be used"):

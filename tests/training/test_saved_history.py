@@ -136,7 +136,7 @@ def test_what_does_not_follow():
         second + second
     with pytest.raises(ValueError, match="began after 0 steps, but the first one ended after 16"):
         second + first
-    with pytest.raises(ValueError, match="a history of SGD does not go on from one of Adam"):
+    with pytest.raises(ValueError, match="a history of SGD does not continue one of Adam"):
         first + run(optimizer=SGD(0.1))[1]
     with pytest.raises(ValueError, match=r"another network, with 0.weight \(3, 4\) in the place of 0.weight \(3, 2\)"):
         first + run(net=Chain(Dense(3, 2)))[1]
