@@ -91,20 +91,21 @@ class Trajectories:
         net, self._temperature = posterior.net, posterior.temperature
         leapfrog = Leapfrog(1.0, self._temperature, 2.0)
         given = posterior.x, posterior.t, posterior.loss, posterior.weights, posterior.penalty, posterior.lengths
-        members, objective = member_problem(net, len(p), *given)
+        network = network_of(net)
+        members, objective = member_problem(network, len(p), *given)
         data = arguments.to_device_of(p, dict(members.arrays), move=False)
         arguments.check_apart("p", p, data)
         if finite:
-            arguments.check_finite(p.dtype, p=p, **members.with_counted_targets(network_of(net).declaration))
-        step = runs.training_step(network_of(net), p, objective, leapfrog)
+            arguments.check_finite(p.dtype, p=p, **members.with_counted_targets(network.declaration))
+        step = runs.training_step(network, p, objective, leapfrog)
         self._program, runner, samples = step.program, step.backend, members.samples
         _check_deterministic(net, step.program.buffers)
-        network_of(net).check_batch(samples)
+        network.check_batch(samples)
         self.p = p
         self._moments = np.zeros((len(p), 2, net.n_params), p.dtype)
         self._steps = np.zeros(len(p))
         self.moves = np.zeros(net.n_params, bool)  # parameters that are not frozen
-        for start, stop in network_of(net).trainable:
+        for start, stop in network.trainable:
             self.moves[start:stop] = True
         self._numbers = numbers_of((objective, leapfrog))  # those of the leapfrog are the last: time, temperature, steps
         self._tuned = self._program.tuned(self._numbers)

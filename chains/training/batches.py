@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from chains.chain import Chain
 from chains.data.batches import pass_from
 from chains.losses import Loss
 from chains.network import checks, ensembles, runs
 from chains.network.ensembles import Members
-from chains.network.network import network_of
+from chains.network.network import Network
 from chains.network.record import Criterion
 from chains.penalties import Penalty
 from chains.support import arguments
@@ -52,16 +51,15 @@ class ArrayBatches:
         flags = {"drop_last": bool(self.drop_last), "shuffle": bool(self.shuffle)}
         return {"samples": self.samples, "batch_size": self.batch_size, **flags, "seed": self.seed}
 
-    def counted_numbers(self, net: Chain) -> dict[str, Any]:
+    def counted_numbers(self, network: Network) -> dict[str, Any]:
         """The arrays for checks of their numbers, without targets that do not count."""
-        known = network_of(net).declaration
         if self.members is None:
-            return dict(checks.with_counted_targets(known, self.arrays))
-        return self.members.with_counted_targets(known)
+            return dict(checks.with_counted_targets(network.declaration, self.arrays))
+        return self.members.with_counted_targets(network.declaration)
 
 
 def from_arrays(
-    net: Chain, p: np.ndarray, x: Any, t: Any, loss: Loss, penalty: Penalty | None, *,
+    network: Network, p: np.ndarray, x: Any, t: Any, loss: Loss, penalty: Penalty | None, *,
     weights: Any, lengths: Any, batch_size: int | None, drop_last: bool, shuffle: bool, seed: int | Sequence[int],
 ) -> ArrayBatches:  # fmt: skip
     """The batches of these arguments of train. Raises TypeError or ValueError for data and settings that do not fit."""
@@ -69,33 +67,33 @@ def from_arrays(
         raise TypeError(f"`t` must be None: `x` (a {type(x).__name__}) is a source of batches, which gives targets too")
     members = None
     if p.ndim == 1:
-        arrays, objective = runs.problem(network_of(net), x, t, loss, weights, penalty, lengths)
+        arrays, objective = runs.problem(network, x, t, loss, weights, penalty, lengths)
     else:
-        members, objective = member_problem(net, len(p), x, t, loss, weights, penalty, lengths)
+        members, objective = member_problem(network, len(p), x, t, loss, weights, penalty, lengths)
         arrays = dict(members.arrays)
-    batch_size = _check_batch_size(net, members.samples if members else len(arrays["x"]), batch_size, drop_last)
+    batch_size = _check_batch_size(network, members.samples if members else len(arrays["x"]), batch_size, drop_last)
     arrays = arguments.to_device_of(p, arrays, move=False)
     return ArrayBatches(arrays, objective, batch_size, drop_last, shuffle, seed, members)
 
 
 def member_problem(
-    net: Chain, count: int, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None, lengths: Any
+    network: Network, count: int, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None, lengths: Any
 ) -> tuple[Members, Criterion]:
     """The checked data of `count` members, and the criterion that each of them minimises."""
-    members = ensembles.check_data(network_of(net), count, x, t, loss, weights, lengths)
+    members = ensembles.check_data(network, count, x, t, loss, weights, lengths)
     first = {"weights": None, "lengths": None} | members.of(0)
-    return members, runs.problem(network_of(net), **first, loss=loss, penalty=penalty)[1]
+    return members, runs.problem(network, **first, loss=loss, penalty=penalty)[1]
 
 
-def _check_batch_size(net: Chain, samples: int, batch_size: int | None, drop_last: bool) -> int:
+def _check_batch_size(network: Network, samples: int, batch_size: int | None, drop_last: bool) -> int:
     """The batch size, at most the number of samples. Raises ValueError if it is invalid, or too small for this network."""
     batch_size = samples if batch_size is None else check_count("batch_size", batch_size, also=", or None for all samples")
     if drop_last and batch_size > samples:
         raise ValueError(f"`drop_last` leaves nothing to train on: `batch_size` (={batch_size}) exceeds the {samples} samples")
     batch_size = min(batch_size, samples)
-    network_of(net).check_batch(batch_size)
+    network.check_batch(batch_size)
     if samples % batch_size and not drop_last:
-        network_of(net).check_batch(samples % batch_size, "the last batch, which `drop_last` would leave out,")
+        network.check_batch(samples % batch_size, "the last batch, which `drop_last` would leave out,")
     return batch_size
 
 
@@ -148,13 +146,13 @@ class SourceBatches:
     """
 
     def __init__(
-        self, source: Any, net: Chain, p: np.ndarray, loss: Loss, penalty: Penalty | None, *,
+        self, source: Any, network: Network, p: np.ndarray, loss: Loss, penalty: Penalty | None, *,
         epochs: int, position: Position, check_finite: bool,
     ) -> None:  # fmt: skip
         self.source, self.settings, self.seed = source, position.data, position.data["seed"]
         self.arrays: dict[str, Any] = {}  # no data are known ahead
         self.members = None
-        self._net, self._p, self._loss, self._penalty, self._check_finite = net, p, loss, penalty, check_finite
+        self._network, self._p, self._loss, self._penalty, self._check_finite = network, p, loss, penalty, check_finite
         if position.source_epoch is not None and source_epoch(source) is not None:
             source.epoch = position.source_epoch
         self.epoch = source_epoch(source)  # the number of the last pass begun, if the source counts passes
@@ -168,7 +166,7 @@ class SourceBatches:
         self.objective = self._checked(first, "in the first batch")[1]
         self._first = [] if seen else [first]  # a batch already seen only gives the shapes
 
-    def counted_numbers(self, net: Chain) -> dict[str, Any]:
+    def counted_numbers(self, network: Network) -> dict[str, Any]:
         """Nothing: each batch is checked when it is taken."""
         return {}
 
@@ -199,8 +197,8 @@ class SourceBatches:
             if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
                 raise TypeError(f"`x` must yield batches (x, t) or (x, t, weights), got a {type(batch).__name__}")
             x, t, weights = (*batch, None)[:3]
-            data, objective = runs.problem(network_of(self._net), x, t, self._loss, weights, self._penalty)
-            network = network_of(self._net)
+            network = self._network
+            data, objective = runs.problem(network, x, t, self._loss, weights, self._penalty)
             network.check_batch(len(data["x"]))
             arguments.check_apart("p", self._p, data)
             if self._check_finite:

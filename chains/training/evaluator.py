@@ -12,7 +12,7 @@ from chains.chain import Chain
 from chains.losses import Loss
 from chains.metrics import accuracy
 from chains.network import checks, runs
-from chains.network.network import network_of
+from chains.network.network import Network, network_of
 from chains.penalties import Penalty
 from chains.support import arguments
 from chains.support.memory import memory_of, on_host
@@ -40,11 +40,13 @@ class Evaluator:
             raise ValueError("`metrics` are computed on validation data: pass `validation=(x, t)` too")
         if len(set(names)) < len(names) or {"loss", "validation loss", "seconds"} & set(names):
             raise ValueError(f"`metrics` (={names}) must have different names: give a function another __name__")
-        self._net, self._p, self._state, self._loss, self._penalty, self._history = net, p, state, loss, penalty, history
+        self._net, self._network, self._p, self._state = net, network_of(net), p, state
+        self._loss, self._penalty, self._history = loss, penalty, history
         self._metrics = dict(zip(names, metrics, strict=True))
         self.names = [] if validation is None else ["validation loss", *names]
         self._data: list[dict[str, Any]] = []  # shared, or a member's each; by argument of the network's loss
         self._pieces: list[slice] = []
+        self.arrays: dict[str, Any] = {}  # the same by argument of train
         if validation is None:
             return
         if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3, 4):
@@ -61,27 +63,28 @@ class Evaluator:
                     )
             each = [[None if array is None else array[member] for array in validation] for member in range(len(p))]
         self._data = [self._checked(data) for data in each]
+        self.arrays = self._by_argument(self._data)
         t = self._data[0]["t"]
         for metric in metrics:
             if getattr(metric, "__module__", "") == accuracy.__module__:  # others may count their calls
                 _value(metric, on_host(t[:1]), np.zeros((1, *net.output_shape)))
-        self._pieces = _pieces(net, p if p.ndim == 1 else p[0], len(t))
+        self._pieces = _pieces(self._network, p if p.ndim == 1 else p[0], len(t))
 
     def _checked(self, validation: Sequence[Any]) -> dict[str, Any]:
         """The arrays in the memory of the parameters. Raises TypeError or ValueError where they do not fit the network."""
-        net, loss, known = self._net, self._loss, network_of(self._net).declaration
-        x = arguments.check_input(validation[0], net.input_shape, "validation[0]", ids=network_of(net).id_count)
+        network, loss, known = self._network, self._loss, self._network.declaration
+        x = arguments.check_input(validation[0], network.input_shape, "validation[0]", ids=network.id_count)
         counts, weights = (*validation, None, None)[2:4]
         lengths = checks.lengths_of(counts, x, known, "validation[2]", "validation[0]")
-        t = checks.check_targets(validation[1], len(x), net.output_shape, loss, "validation[1]", "validation[0]")
+        t = checks.check_targets(validation[1], len(x), network.output_shape, loss, "validation[1]", "validation[0]")
         given = {"x": x, "t": t} | lengths
         if weights is not None:
             given["weights"] = checks.check_weights(weights, t.shape, loss, "validation[3]", "validation[0]")
         counted = checks.with_counted_targets(known, given)["t"]
-        checks.check_target_values(counted, net.output_shape, loss, "validation[1]")
+        checks.check_target_values(counted, network.output_shape, loss, "validation[1]")
         moved = arguments.to_device_of(self._p, {_argument(name): array for name, array in given.items()})
         data = {name: moved[_argument(name)] for name in given}
-        kind = self._p.dtype if network_of(net).id_count is None else None
+        kind = self._p.dtype if network.id_count is None else None
         data["x"] = memory_of(self._p).contiguous(data["x"], kind)
         return data
 
@@ -116,17 +119,15 @@ class Evaluator:
         """Placeholders for the numbers when they are not computed."""
         return {name: math.nan if self._p.ndim == 1 else np.full(len(self._p), np.nan) for name in self.names}
 
-    @property
-    def arrays(self) -> dict[str, Any]:
-        """The validation data by argument."""
-        return self._by_argument(self._data)
-
     def counted_numbers(self) -> dict[str, Any]:
-        """The validation data by argument for checks of their numbers, without targets that do not count."""
-        known = network_of(self._net).declaration
+        """The `arrays` for checks of their numbers, without targets that do not count."""
+        if not self._data:
+            return {}
+        known = self._network.declaration
         return self._by_argument([checks.with_counted_targets(known, data) for data in self._data])
 
-    def _by_argument(self, each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    @staticmethod
+    def _by_argument(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         of = [f" of member {member}" if len(each) > 1 else "" for member in range(len(each))]
         return {f"{_argument(name)}{of[m]}": array for m, data in enumerate(each) for name, array in data.items()}
 
@@ -154,9 +155,9 @@ def _value(metric: Metric, t: np.ndarray, y: np.ndarray) -> float:
     return float(value)
 
 
-def _pieces(net: Chain, p: np.ndarray, samples: int) -> list[slice]:
+def _pieces(network: Network, p: np.ndarray, samples: int) -> list[slice]:
     """The samples in pieces, each with no more than `PIECE_BYTES` of intermediate results, or `MIN_PIECE_SAMPLES` long."""
-    per_sample = runs.forward_pass(network_of(net), p, False).program.scratch.bytes_per_sample
+    per_sample = runs.forward_pass(network, p, False).program.scratch.bytes_per_sample
     size = max(MIN_PIECE_SAMPLES, PIECE_BYTES // max(1, per_sample))
     return [slice(start, start + size) for start in range(0, samples, size)]
 

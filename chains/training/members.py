@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from chains.backends import Executable
-from chains.chain import Chain
 from chains.network import ensembles, runs
-from chains.network.network import network_of
+from chains.network.network import Network
 from chains.network.record import Criterion
 from chains.optimizers import Optimizer
 from chains.program.settings import numbers_of, structure
@@ -20,17 +19,17 @@ from chains.support.messages import counted, shown
 from chains.training.batches import ArrayBatches, SourceBatches
 
 
-def check_trained(net: Chain, p: Any, seed: Any, optimizer: Any, comm: Any) -> tuple[np.ndarray, Any, list[Optimizer]]:
+def check_trained(network: Network, p: Any, seed: Any, optimizer: Any, comm: Any) -> tuple[np.ndarray, Any, list[Optimizer]]:
     """These arguments of train: `p`, the seed or a list of seeds, and a list of one optimiser or one for each member.
 
     Raises TypeError or ValueError where they do not fit.
     """
     if not ensembles.is_ensemble(p):
-        p, seed = arguments.check_trained(p, net.n_params), arguments.check_seed(seed)
+        p, seed = arguments.check_trained(p, network.n_params), arguments.check_seed(seed)
         return p, seed, [optimizer]
     if comm is not None:
         raise ValueError("`comm` is for one network: the members of an ensemble need no messages, divide them instead")
-    p = ensembles.check_members(p, net.n_params, trained=True)
+    p = ensembles.check_members(p, network.n_params, trained=True)
     return p, _seeds(seed, len(p)), _optimizers(optimizer, len(p))
 
 
@@ -63,14 +62,14 @@ def _check_count(name: str, given: Any, count: int) -> None:
 
 
 def check_state(
-    net: Chain, p: np.ndarray, step: Executable, state: Any, batches: ArrayBatches | SourceBatches
+    network: Network, p: np.ndarray, step: Executable, state: Any, batches: ArrayBatches | SourceBatches
 ) -> np.ndarray | None:
     """The state, if the network has one. Raises TypeError or ValueError where it does not fit, or is missing."""
     members = batches.members
     if members is None or state is None:
         arrays = {"p": p} if members is not None else {"p": p, **batches.arrays}
-        return runs.state_for(network_of(net), step.program, state, p.dtype, False, arrays).get("state")
-    ensembles.add_state(members, network_of(net), state, p, True)
+        return runs.state_for(network, step.program, state, p.dtype, False, arrays).get("state")
+    ensembles.add_state(members, network, state, p, True)
     return members.arrays.pop("state")
 
 

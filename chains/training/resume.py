@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -164,25 +163,20 @@ def _saved(resume: Any, checkpoint: Checkpoint | None) -> Saved | None:
     """
     own = None if checkpoint is None else checkpoint.folder
     path = resume.folder if isinstance(resume, Checkpoint) else resume
-    if isinstance(path, (str, os.PathLike)):
-        path = check_path("resume", path, "runs/a")
-        if own is None or path.resolve() != own.resolve():
-            saved = checkpoints.load(path)
-            _check_no_checkpoints(own)
-            return saved
-        return checkpoints.load(path) if checkpoints.files(path) else None
+    saved = None
     if path is not None and not isinstance(path, History):
-        raise TypeError(f"`resume` (={shown(path)}) must be the history of an earlier training, or a folder of checkpoints")
-    _check_no_checkpoints(own)
-    return None
-
-
-def _check_no_checkpoints(folder: Path | None) -> None:
-    if folder is not None and checkpoints.files(folder):
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"`resume` (={shown(path)}) must be the history of an earlier training, or a folder of checkpoints")
+        path = check_path("resume", path, "runs/a")
+        if own is not None and path.resolve() == own.resolve():
+            return checkpoints.load(path) if checkpoints.files(path) else None
+        saved = checkpoints.load(path)
+    if own is not None and checkpoints.files(own):
         raise ValueError(
-            f"`checkpoint` (={str(folder)!r}) holds checkpoints of an earlier run: pass resume={str(folder)!r} to continue it, "
-            "or another folder"
+            f"`checkpoint` (={str(own)!r}) holds checkpoints of an earlier run: pass resume={str(own)!r} to continue it, or "
+            "another folder"
         )
+    return saved
 
 
 def _checked(left: History, names: Any, p: np.ndarray, optimizer: Optimizer) -> State:

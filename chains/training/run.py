@@ -155,14 +155,14 @@ class Run:
         """Compute and record the validation numbers, and call the callbacks; unless the loss is not finite."""
         steps, history, evaluator, bar = self._steps, self._history, self._evaluator, self._bar
         sound = steps.sound
+        numbers = {}
         if evaluator.names and sound:
             with self._interrupts.allowed:
                 numbers = evaluator()
-        else:
-            numbers = evaluator.nothing
         losses = steps.take()
         history.loss += losses
-        history.add(numbers)
+        if evaluator.names:
+            history.add(numbers or evaluator.nothing)
         history.seconds += [time.perf_counter() - self._start] * len(losses)
         if self._writer is not None and self._writer.watched and sound:
             steps.flush()

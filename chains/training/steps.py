@@ -52,7 +52,7 @@ class Steps(ABC):
         optimizer_state: State, position: Position, advice: str,
     ) -> None:  # fmt: skip
         p = trained["p"]
-        self.settings = batches.settings
+        self.settings = position.data or batches.settings
         self.optimizer_state = optimizer_state
         self.epoch = int(optimizer_state["epoch"])  # finished, in all calls
         self.step = position.step  # done in the epoch
@@ -159,10 +159,9 @@ class ArraySteps(Steps):
         self._whole_batch = batch_size == samples
         self._shuffled = batches.shuffle and not self._whole_batch
         self._seeds = [batches.seed] if isinstance(batches.seed, int) else list(batches.seed)
-        # A row for each seed: (1 or members, samples). One epoch on all samples has them in their own order.
-        self._sorted = np.arange(samples)
-        self._order = np.empty((len(self._seeds) if self._shuffled else 1, samples), np.int64)
-        self._order[...] = self._sorted
+        # A row for each seed, (1 or members, samples). Steps on all samples take them in their own order.
+        self._sorted = np.arange(samples)[None]
+        self._order = self._sorted.repeat(len(self._seeds) if self._shuffled else 1, 0)
         self._ordered = -1  # the epoch whose order it is
         if self._whole_batch:  # bound as they are: nothing to fetch
             memory, buffers = memory_of(trained["p"]), self._program.buffers

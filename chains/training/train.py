@@ -12,7 +12,7 @@ import numpy as np
 from chains.chain import Chain
 from chains.losses import Loss
 from chains.network import checks, runs
-from chains.network.network import check_net, network_of
+from chains.network.network import network_of
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.support import arguments
@@ -124,8 +124,8 @@ def train(
     """
     with processes_of(comm) as processes, ExitStack() as held:
         # The arguments, one by one.
-        check_net(net)
-        p, seed, optimizers = check_trained(net, p, seed, optimizer, comm)
+        network = network_of(net)
+        p, seed, optimizers = check_trained(network, p, seed, optimizer, comm)
         optimizer = optimizers[0]
         checks.check_loss(loss)
         check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
@@ -149,12 +149,12 @@ def train(
                 check_source(x, p, comm, **decided, weights=weights, lengths=lengths)
                 position = start.position_in(source_settings(x, seed), source_epoch(x))
                 batches = SourceBatches(
-                    x, net, p, loss, penalty,
+                    x, network, p, loss, penalty,
                     epochs=epochs - history.epochs, position=position, check_finite=check_finite,
                 )  # fmt: skip
             else:
                 batches = from_arrays(
-                    net, p, x, t, loss, penalty,
+                    network, p, x, t, loss, penalty,
                     weights=weights, lengths=lengths, batch_size=batch_size, drop_last=drop_last, shuffle=shuffle, seed=seed,
                 )  # fmt: skip
                 position = start.position_in(batches.settings)
@@ -162,15 +162,15 @@ def train(
                     check_divided(batches, optimizer, processes.comm.size)
                 if lengths is not None and isinstance(validation, (tuple, list)) and (*validation, None)[2] is None:
                     raise ValueError("`validation` must be (x, t, lengths) with `lengths`: its samples would have none")
-            step = runs.training_step(network_of(net), p, batches.objective, optimizer, parallel=processes is not None)
+            step = runs.training_step(network, p, batches.objective, optimizer, parallel=processes is not None)
             # The checks that need the program or the data.
-            state = check_state(net, p, step, state, batches)
+            state = check_state(network, p, step, state, batches)
             evaluator = Evaluator(net, p, state, loss, penalty, validation, metrics, history)
             trained, read = {"p": p} if state is None else {"p": p, "state": state}, {**batches.arrays, **evaluator.arrays}
             for name, array in trained.items():
                 arguments.check_apart(name, array, read)
             if check_finite:
-                numbers = {**batches.counted_numbers(net), **evaluator.counted_numbers()}
+                numbers = {**batches.counted_numbers(network), **evaluator.counted_numbers()}
                 arguments.check_finite(p.dtype, **start.vectors(p, state), **numbers)
             names = ["loss", *evaluator.names, "seconds"]
             start.check_columns(names)
@@ -182,7 +182,7 @@ def train(
             start.load_callbacks(callbacks)
             start.restore(p, state)
             # The step is bound to the arrays, and the run does it until the epochs are over.
-            interrupts, advice = Interrupts(), network_of(net).declaration.advice
+            interrupts, advice = Interrupts(), network.declaration.advice
             steps: Steps
             if isinstance(batches, SourceBatches):
                 steps = SourceSteps(
@@ -197,7 +197,7 @@ def train(
                     rows=optimizer_rows(p, step, batches.objective, optimizers),
                 )  # fmt: skip
             if processes is not None:
-                settings: dict[str, Any] = {"net": net, "frozen": network_of(net).trainable, "loss": loss, "penalty": penalty}
+                settings: dict[str, Any] = {"net": net, "frozen": network.trainable, "loss": loss, "penalty": penalty}
                 settings |= {"optimizer": optimizer, "epochs": epochs, "position": (steps.epoch, steps.step), **steps.settings}
                 processes.begin(settings, {"p": p, "state": state, **batches.arrays, **steps.optimizer_state})
                 if not processes.first:
