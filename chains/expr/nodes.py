@@ -17,6 +17,11 @@ from chains.expr.scalar import COMPARISONS, OPERATIONS, PYTHON, SYMBOLS, UFUNCS
 Scalar = Union["Expr", float, int]
 
 
+def _operators(operation: str) -> tuple[Callable[[Expr, Scalar], Expr], Callable[[Expr, Scalar], Expr]]:
+    """The methods for an operator and for its reflected form."""
+    return lambda self, other: _binary(operation, self, other), lambda self, other: _binary(operation, other, self)
+
+
 class Expr:
     """A node of a formula that is traced. Arithmetic, comparisons and the functions of this module make nodes."""
 
@@ -31,65 +36,21 @@ class Expr:
         known = all(operand.setting or operand.operation == "const" for operand in operands)
         self.setting: bool = operation == "setting" or (known and any(operand.setting for operand in operands))
 
-    def __add__(self, other: Scalar) -> Expr:
-        return _binary("add", self, other)
-
-    def __radd__(self, other: Scalar) -> Expr:
-        return _binary("add", other, self)
-
-    def __sub__(self, other: Scalar) -> Expr:
-        return _binary("sub", self, other)
-
-    def __rsub__(self, other: Scalar) -> Expr:
-        return _binary("sub", other, self)
-
-    def __mul__(self, other: Scalar) -> Expr:
-        return _binary("mul", self, other)
-
-    def __rmul__(self, other: Scalar) -> Expr:
-        return _binary("mul", other, self)
-
-    def __truediv__(self, other: Scalar) -> Expr:
-        return _binary("div", self, other)
-
-    def __rtruediv__(self, other: Scalar) -> Expr:
-        return _binary("div", other, self)
-
-    def __pow__(self, other: Scalar) -> Expr:
-        return _binary("pow", self, other)
-
-    def __rpow__(self, other: Scalar) -> Expr:
-        return _binary("pow", other, self)
+    __add__, __radd__ = _operators("add")
+    __sub__, __rsub__ = _operators("sub")
+    __mul__, __rmul__ = _operators("mul")
+    __truediv__, __rtruediv__ = _operators("div")
+    __pow__, __rpow__ = _operators("pow")
+    __lt__, __gt__ = _operators("lt")[0], _operators("gt")[0]
+    __le__, __ge__ = _operators("le")[0], _operators("ge")[0]
+    __eq__, __ne__ = _operators("eq")[0], _operators("ne")[0]  # type: ignore[assignment]
+    __and__, __or__ = _operators("and")[0], _operators("or")[0]
 
     def __neg__(self) -> Expr:
         return _unary("neg", self)
 
     def __abs__(self) -> Expr:
         return _unary("abs", self)
-
-    def __lt__(self, other: Scalar) -> Expr:
-        return _binary("lt", self, other)
-
-    def __le__(self, other: Scalar) -> Expr:
-        return _binary("le", self, other)
-
-    def __gt__(self, other: Scalar) -> Expr:
-        return _binary("gt", self, other)
-
-    def __ge__(self, other: Scalar) -> Expr:
-        return _binary("ge", self, other)
-
-    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
-        return _binary("eq", self, other)
-
-    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
-        return _binary("ne", self, other)
-
-    def __and__(self, other: Scalar) -> Expr:
-        return _binary("and", self, other)
-
-    def __or__(self, other: Scalar) -> Expr:
-        return _binary("or", self, other)
 
     def __invert__(self) -> Expr:
         return _unary("not", self)

@@ -37,7 +37,7 @@ from chains.program.operations import (
     ScatterAdd,
 )
 from chains.program.recorder import Recorder
-from chains.program.view import Buffer, View, c_strides
+from chains.program.view import Buffer, View, scratch_like
 
 
 class Jet:
@@ -185,7 +185,7 @@ class Jet:
         if isinstance(operation, (MatMul, BatchMatMul)):
             self._append(replace(operation, outs=(target,), ins=(a, b), accumulate=adds))
         elif adds:
-            term = _scratch_like(target, f"a term of {target}")
+            term = scratch_like(target, f"a term of {target}")
             self._append(replace(operation, outs=(term,), ins=(a, b)))
             self.ops.map(target, lambda total, term: total + term, target, term)
         else:
@@ -222,8 +222,8 @@ class Jet:
         """The largest entry, and the mean of the coefficients of all entries that equal it."""
         ops, rows = self.ops, self._present(a)
         ops.max(self.row(out, ZERO), self.row(a, ZERO))
-        count = _scratch_like(out, f"winners of {out}")
-        chosen = _scratch_like(a, f"chosen of {a}")
+        count = scratch_like(out, f"winners of {out}")
+        chosen = scratch_like(a, f"chosen of {a}")
         self._will_write(out, rows, adjoint=False)
         largest = _aligned(self.row(out, ZERO), a)
         ops.map(chosen, lambda a, largest: where(a == largest, 1.0, 0.0), a, largest)
@@ -243,7 +243,7 @@ class Jet:
                 f"derivatives of max pools are available where windows do not overlap, not for {window} ({operation.label})"
             )
         self._append(operation)
-        ones, winners, chosen = _scratch_like(y, "ones"), _scratch_like(x, "winners"), _scratch_like(x, "chosen")
+        ones, winners, chosen = scratch_like(y, "ones"), scratch_like(x, "winners"), scratch_like(x, "chosen")
         ops.fill(ones, 1.0)
         ops.pool_input("max", winners, ones, x, y, window)
         rows = self._present(x)
@@ -261,7 +261,7 @@ class Jet:
         """Note that these rows of `out` are written. Other rows there, and new rows elsewhere, are filled with zeros."""
         buffer, rows = out.buffer, set(rows)
         before = self._written.get(buffer)
-        if before is None or (_is_whole(out) and not adds):
+        if before is None or (out.is_whole and not adds):
             self._written[buffer] = rows
             self._adjoints.discard(buffer)
             self._zeros.discard(buffer)
@@ -276,9 +276,8 @@ class Jet:
             self._adjoints.add(buffer)
         if not zero:
             self._zeros.discard(buffer)
-        whole = View(buffer, buffer.shape, c_strides(buffer.shape))
         for index in rows - before:
-            self.ops.fill(self.row(whole, index), 0.0)
+            self.ops.fill(self.row(buffer.whole, index), 0.0)
         if not adds:
             for index in before - rows:
                 self.ops.fill(self.row(out, index), 0.0)
@@ -302,14 +301,6 @@ RULES: dict[type[Operation], Callable[[Jet, Any], None]] = {
     Gather: Jet._first,
     ScatterAdd: Jet._scatter_add,
 }
-
-
-def _is_whole(view: View) -> bool:
-    return view.contiguous and view.sample_size == view.buffer.size
-
-
-def _scratch_like(view: View, name: str) -> View:
-    return View(Buffer(name, "scratch", view.dtype, view.shape), view.shape, c_strides(view.shape))
 
 
 def _aligned(small: View, large: View) -> View:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from chains.program.loop import Loop
 from chains.program.operations import MatMul, Operation, Reduce
 from chains.program.recorder import Recorder
-from chains.program.view import Batch, Buffer, Shape, View, c_strides
+from chains.program.view import Batch, Buffer, Shape, View
 
 MAX_TERMS = 64  # the most positions of a sample that a product sums over; each takes an operation
 
@@ -69,7 +69,7 @@ class PerSample:
         buffer = view.buffer
         if buffer not in self._own:
             twin = Buffer(f"{buffer.name} of each sample", "scratch", buffer.dtype, (Batch(), *buffer.shape))
-            self._own[buffer] = View(twin, twin.shape, c_strides(twin.shape))
+            self._own[buffer] = twin.whole
         whole = self._own[buffer]
         return replace(
             view,

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from chains.program.alias import conflict, overlap
-from chains.program.loop import Loop
+from chains.program.loop import Loop, fills_first
 from chains.program.operations import Copy, Fill, Map, MatMul, Operation, Reduce
-from chains.program.view import Batch, Buffer, View, c_strides
+from chains.program.view import Batch, Buffer, View
 
 _MOVABLE = (MatMul, Map, Reduce, Copy, Fill)
 
@@ -209,7 +207,7 @@ class _Split:
         if not isinstance(total, Reduce) or total.kind != "sum" or not set(writers) <= chosen:
             return False
         (target,), (source,) = total.outs, total.ins
-        whole = source.contiguous and source.sample_size == buffer.size and source.shape[1:] == target.shape
+        whole = source.is_whole and source.shape[1:] == target.shape
         between = self.later[: next(position for position, each in enumerate(self.later) if each is total)]
         if not whole or not target.contiguous or any(conflict(total, other) for other in between):
             return False
@@ -232,24 +230,16 @@ class _Split:
         merged = (extent for view in self._views[buffer] for extent in view.shape if isinstance(extent, Batch))
         if any(view.loop_strides for view in self._views[buffer]) or any(extent != Batch() for extent in merged):
             return False
-        filled = np.zeros(buffer.size, bool)
-        for operation in self.body:
-            for view in operation.reads:
-                if view.buffer is buffer and not view.within(filled).all():
-                    return False
-            for view in operation.writes:
-                if view.buffer is buffer:
-                    view.within(filled)[...] = True
-        return True
+        return fills_first(self.body, buffer)
 
     def _expanded(self, buffer: Buffer) -> View:
         """A new buffer with an entry for each step: the view of the first step's entry."""
         batch, sample = buffer.shape[: int(buffer.batched)], buffer.shape[int(buffer.batched) :]
         shape = (*batch, self.steps, *sample)
-        made = Buffer(buffer.name, "scratch", buffer.dtype, shape)
+        made = Buffer(buffer.name, "scratch", buffer.dtype, shape).whole
         first = self.steps - 1 if self._backwards else 0
         move = -buffer.size if self._backwards else buffer.size
-        return View(made, shape, c_strides(shape)).index(len(batch), first).advancing(self.depth, move)
+        return made.index(len(batch), first).advancing(self.depth, move)
 
     def _entry(self, view: View, entries: dict[Buffer, View]) -> View:
         """The view, moved from a buffer that all steps shared to the step's entry."""

@@ -200,3 +200,13 @@ class Filled:
         lengths = [n.per_sample if isinstance(n, Batch) else n for n in view.shape]
         last = view.offset + sum((n - 1) * stride for n, stride in zip(lengths, view.strides, strict=True))
         return filled is not None and view.offset >= 0 and last < len(filled) and bool(view.within(filled).all())
+
+
+def fills_first(body: Iterable[Operation], buffer: Buffer) -> bool:
+    """Whether each step of a loop fills the elements of a buffer before it reads them."""
+    filled = Filled()
+    for operation in body:
+        if not all(filled.covers(view) for view in operation.reads if view.buffer is buffer):
+            return False
+        filled.add(view for view in operation.writes if view.buffer is buffer)
+    return True

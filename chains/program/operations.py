@@ -149,32 +149,10 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class MatMul(Operation):
-    """out = a @ b, or out += a @ b. Matrices, possibly transposed views."""
+class _Product(Operation):
+    """out = a @ b, or out += a @ b."""
 
     accumulate: bool = False
-
-    @property
-    def accumulates(self) -> bool:
-        return self.accumulate
-
-    def flops(self, batch: int) -> int:
-        (m, k), (_, n) = (concrete(view.shape, batch) for view in self.ins)
-        return 2 * m * k * n
-
-    def __str__(self) -> str:
-        return f"{self._left} {'+=' if self.accumulate else '='} {self.ins[0]} @ {self.ins[1]}"
-
-
-@dataclass(frozen=True)
-class BatchMatMul(Operation):
-    """out = a @ b, or out += a @ b, for the matrices in the last two axes; the axes before these are the same for all."""
-
-    accumulate: bool = False
-
-    @property
-    def name(self) -> str:
-        return "batch_matmul"
 
     @property
     def accumulates(self) -> bool:
@@ -186,6 +164,18 @@ class BatchMatMul(Operation):
 
     def __str__(self) -> str:
         return f"{self._left} {'+=' if self.accumulate else '='} {self.ins[0]} @ {self.ins[1]}"
+
+
+class MatMul(_Product):
+    """out = a @ b, or out += a @ b. Matrices, possibly transposed views."""
+
+
+class BatchMatMul(_Product):
+    """out = a @ b, or out += a @ b, for the matrices in the last two axes; the axes before these are the same for all."""
+
+    @property
+    def name(self) -> str:
+        return "batch_matmul"
 
 
 @dataclass(frozen=True)

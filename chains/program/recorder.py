@@ -38,7 +38,7 @@ from chains.program.operations import (
 from chains.program.program import Program
 from chains.program.settings import evaluate, numbers_of, symbolic
 from chains.program.simplify import simplified
-from chains.program.view import Batch, Buffer, Shape, View, c_strides
+from chains.program.view import Batch, Buffer, Shape, View
 from chains.support.checks import check_count, is_real
 from chains.support.messages import counted, shown
 
@@ -148,7 +148,7 @@ class Recorder:
         self, name: str, role: str, shape: tuple[int, ...], batched: bool = False, dtype: Any = None, data: Any = None
     ) -> View:
         full: Shape = (Batch(), *shape) if batched else shape
-        return View(Buffer(name, role, np.dtype(dtype or self.dtype), full, data), full, c_strides(full))
+        return Buffer(name, role, np.dtype(dtype or self.dtype), full, data).whole
 
     @contextmanager
     def label(self, label: str) -> Iterator[None]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from chains.expr import Formula, maximum, trace, where
 from chains.program.alias import same
 from chains.program.operations import Copy, Map, Operation, Pool, PoolInput, users
-from chains.program.view import Buffer, View, c_strides
+from chains.program.view import Buffer, View, scratch_like
 
 _RELU = trace(lambda x: maximum(x, 0.0))
 _PULLBACK = trace(lambda dy, y: dy * where(y <= 0.0, 0.0, 1.0))
@@ -52,7 +52,7 @@ class _Found:
         if operation is self.pool_input and self.pullback is not None:
             # A window without a positive entry now gives 0 to some entry, where relu's slope was 0 before.
             d_pooled, y, _ = self.pool_input.ins
-            passed = _scratch_like(d_pooled, f"{d_pooled} through relu")
+            passed = scratch_like(d_pooled, f"{d_pooled} through relu")
             masked = Map((passed,), (d_pooled, pooled), _PULLBACK, label=self.pullback.label)
             return [masked, replace(self.pool_input, ins=(passed, y, pooled))]
         if operation is self.pullback:
@@ -124,7 +124,3 @@ def _copy(out: View, a: View, label: str) -> list[Operation]:
 def _is_equal(a: Formula, b: Formula) -> bool:
     """Whether two formulas differ at most in the names of their inputs."""
     return (len(a.inputs), a.instructions, a.outputs) == (len(b.inputs), b.instructions, b.outputs)
-
-
-def _scratch_like(view: View, name: str) -> View:
-    return View(Buffer(name, "scratch", view.dtype, view.shape), view.shape, c_strides(view.shape))

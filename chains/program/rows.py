@@ -16,7 +16,7 @@ from chains.expr import Formula, trace, where
 from chains.expr.formulas import Instruction
 from chains.program.alias import overlap
 from chains.program.operations import Fill, Map, Operation, ScatterAdd
-from chains.program.view import Buffer, View, c_strides
+from chains.program.view import View, scratch_like
 
 _CHOICE = trace(lambda count, new, old: where(count > 0.0, new, old))
 
@@ -72,7 +72,7 @@ class UpdateRows(Operation):
         table = self.tables[0]
         gradient, parts = self.gradient, list[Operation]()
         if gradient.batched:
-            gradient = _scratch("gradient of rows", table)
+            gradient = scratch_like(table, "gradient of rows")
             parts += [Fill((gradient,), (), 0.0), ScatterAdd((gradient,), (self.index, self.gradient))]
             if self.padding is not None:
                 parts.append(Fill((gradient.slice(0, self.padding, self.padding + 1),), (), 0.0))
@@ -80,10 +80,10 @@ class UpdateRows(Operation):
         if self.every:
             parts.append(Map(self.tables, ins, self.formula))
         else:
-            ones, counts = _scratch("ones", self.index, table.dtype), _scratch("counts", table.slice(1, 0, 1))
+            ones, counts = scratch_like(self.index, "ones", table.dtype), scratch_like(table.slice(1, 0, 1), "counts")
             added = ScatterAdd((counts.reshape(int(table.shape[0])),), (self.index, ones))  # type: ignore[arg-type]
             parts += [Fill((ones,), (), 1.0), Fill((counts,), (), 0.0), added]
-            new = tuple(_scratch(f"new {each}", each) for each in self.tables)
+            new = tuple(scratch_like(each, f"new {each}") for each in self.tables)
             parts.append(Map(new, ins, self.formula))
             parts += [Map((old,), (counts, made, old), _CHOICE) for made, old in zip(new, self.tables, strict=True)]
         return [replace(part, label=self.label) for part in parts]
@@ -92,10 +92,6 @@ class UpdateRows(Operation):
         rows = "all rows" if self.every else f"the rows {self.index}"
         names = [f"sums of {self.gradient}" if self.gradient.batched else str(self.gradient), *map(str, self.operands)]
         return f"{', '.join(view.text for view in self.tables)} = {self.formula.text(names)} for {rows}"
-
-
-def _scratch(name: str, view: View, dtype: np.dtype | None = None) -> View:
-    return View(Buffer(name, "scratch", dtype or view.dtype, view.shape), view.shape, c_strides(view.shape))
 
 
 @dataclass(frozen=True)
@@ -162,7 +158,7 @@ def update_of_rows(maps: Sequence[Operation], gradient: View, rows: RowGradient,
         return view.reshape(count, width) if view.ndim else view
 
     source = rows.source if rows.alone else as_table(gradient)
-    marks = _scratch("marks", rows.table.index(1, 0), np.dtype(np.int64))
+    marks = scratch_like(rows.table.index(1, 0), "marks", np.dtype(np.int64))
     changed = (*map(as_table, outs), marks, *((source,) if source.batched else ()))
     operands = tuple(as_table(view) for view in ins[1:])
     label = maps[0].label

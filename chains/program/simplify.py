@@ -72,7 +72,7 @@ def _can_share(operations: Mapping[int, Operation], touching: Mapping[Buffer, li
     (out,), (original,) = operations[position].outs, operations[position].ins
     if out.buffer.role != "scratch" or out.dtype != original.dtype or out.batched != original.batched:
         return False
-    if not (_is_whole(out) and _is_whole(original) and out.sample_size == original.sample_size):
+    if not (out.is_whole and original.is_whole and out.sample_size == original.sample_size):
         return False
     if touching[out.buffer][0] < position:
         return False
@@ -80,10 +80,6 @@ def _can_share(operations: Mapping[int, Operation], touching: Mapping[Buffer, li
     after = {k for buffer in (out.buffer, original.buffer) for k in touching[buffer] if k > position}
     written = any(view.buffer in (out.buffer, original.buffer) for k in after for view in operations[k].outs)
     return not written or (not touched and original.buffer.role == "scratch")
-
-
-def _is_whole(view: View) -> bool:
-    return view.contiguous and view.sample_size == view.buffer.size
 
 
 def _redirected(operation: Operation, old: Buffer, new: Buffer) -> Operation:

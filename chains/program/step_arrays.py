@@ -14,10 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
 from chains.program.alias import overlap, reach
-from chains.program.loop import Loop
+from chains.program.loop import Loop, fills_first
 from chains.program.operations import MatMul, Operation, Reduce
 from chains.program.view import Batch, Buffer, View
 
@@ -43,7 +41,7 @@ class _Segments(NamedTuple):
     def add_up_to(self, total: Reduce, operations: Sequence[Operation]) -> bool:
         """Whether products in one loop fill all entries, or all but one, filled before, of which `total` is the sum."""
         target, each = self
-        whole = each.contiguous and each.sample_size == each.buffer.size and each.shape[1:] == target.shape
+        whole = each.is_whole and each.shape[1:] == target.shape
         if total.kind != "sum" or total.batched or each.buffer.role != "scratch" or not whole or not target.contiguous:
             return False
         users = [position for position, operation in enumerate(operations) if self.is_used_by(operation)]
@@ -138,7 +136,8 @@ def _contracted(loop: Loop, around: frozenset[Buffer]) -> Loop:
                 batch = buffer.shape[: int(buffer.batched)]
                 entry = Buffer(buffer.name, "scratch", buffer.dtype, (*batch, *buffer.shape[len(batch) + 1 :]))
                 smaller[buffer] = entry, first * entry.size
-    fresh = {buffer: place for buffer, place in smaller.items() if _is_fresh(loop, buffer, place)}
+    contracted_body = [operation.on(lambda view: _moved(view, smaller)) for operation in loop.body]
+    fresh = {buffer: place for buffer, place in smaller.items() if fills_first(contracted_body, place[0])}
     return loop.around([operation.on(lambda view: _moved(view, fresh)) for operation in loop.body]) if fresh else loop
 
 
@@ -167,16 +166,3 @@ def _moved(view: View, places: dict[Buffer, tuple[Buffer, int]]) -> View:
     buffer, first = places[view.buffer]
     strides = [buffer.size if isinstance(n, Batch) else stride for n, stride in zip(view.shape, view.strides, strict=True)]
     return replace(view, buffer=buffer, strides=tuple(strides), offset=view.offset - first, loop_strides=(), name=view.name)
-
-
-def _is_fresh(loop: Loop, buffer: Buffer, place: tuple[Buffer, int]) -> bool:
-    """Whether each step fills the parts of the buffer before it reads them."""
-    filled = np.zeros(place[0].size, bool)
-    for operation in loop.body:
-        for view in operation.reads:
-            if view.buffer is buffer and not _moved(view, {buffer: place}).within(filled).all():
-                return False
-        for view in operation.writes:
-            if view.buffer is buffer:
-                _moved(view, {buffer: place}).within(filled)[...] = True
-    return True

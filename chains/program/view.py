@@ -67,6 +67,11 @@ class Buffer:
         """Bytes, or bytes per sample where batched."""
         return self.size * self.dtype.itemsize
 
+    @property
+    def whole(self) -> View:
+        """The view of all elements."""
+        return View(self, self.shape, c_strides(self.shape))
+
 
 @dataclass(frozen=True)
 class View:
@@ -109,6 +114,11 @@ class View:
     def contiguous(self) -> bool:
         """Whether the elements lie in C order without gaps."""
         return self.strides == c_strides(self.shape)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the view shows all elements of its buffer in order."""
+        return self.contiguous and self.sample_size == self.buffer.size
 
     @property
     def runs(self) -> list[tuple[int, int]]:
@@ -321,13 +331,17 @@ class View:
     def __str__(self) -> str:
         if self.name:
             return self.name
-        whole = self.contiguous and self.sample_size == self.buffer.size
-        return self.buffer.name if whole else f"{self.buffer.name}[{self.offset}:]"
+        return self.buffer.name if self.is_whole else f"{self.buffer.name}[{self.offset}:]"
 
     @property
     def text(self) -> str:
         """The name with the shape."""
         return f"{self}{shape_text(self.shape)}"
+
+
+def scratch_like(view: View, name: str, dtype: np.dtype[Any] | None = None) -> View:
+    """A new scratch buffer of the shape of a view."""
+    return Buffer(name, "scratch", dtype or view.dtype, view.shape).whole
 
 
 def c_strides(shape: Shape) -> tuple[int, ...]:

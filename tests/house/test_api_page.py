@@ -85,7 +85,7 @@ INSIDE = {
     "d": "carried_shapes timed timed_apart output_times goes_along_time may_fail advice all most_demanding saved_shapes "
     "shared_shapes slices smallest_batch state_slices temporary_shapes",
     "ops": "carried external finish lengths name operations output_lengths pop_operations symbolic",
-    "view": "advancing at buffer loop_stride loop_strides name offset over runs strides text within",
+    "view": "advancing at buffer is_whole loop_stride loop_strides name offset over runs strides text within",
 }
 # Classes that users meet, but do not make, have no signature on the page.
 NOT_MADE = {
