@@ -39,14 +39,14 @@ class Bounds:
         return value
 
     def stored(self, value: Any, what: str = "`value`") -> np.ndarray:
-        """What is stored for a value, in float64.
+        """The stored number of a value, in float64.
 
         Parameters
         ----------
         value : float or array
             Within the bounds.
         what : str
-            What it is, for the message.
+            Its name in messages.
 
         Raises
         ------
@@ -103,7 +103,7 @@ class Slice:
     bounds: Bounds | None = field(default=None, repr=False)
 
     def begin(self, rng: np.random.Generator, dtype: Any) -> np.ndarray:
-        """The array to begin with: what is stored for the values of its initializer.
+        """The initial array: the stored numbers of the values of its initializer.
 
         Raises TypeError or ValueError, naming the slice, where these are not finite real numbers within its bounds.
         """
@@ -158,7 +158,7 @@ class Layout(Sequence[Slice]):
         Raises
         ------
         TypeError, ValueError
-            For a pattern that is no text or matches nothing.
+            For a pattern that is not a string or matches nothing.
         """
         found: set[str] = set()
         for pattern in patterns:
@@ -189,7 +189,7 @@ class Layout(Sequence[Slice]):
         return runs
 
     def views(self, vector: np.ndarray) -> dict[str, np.ndarray]:
-        """Each slice as an array of its own shape, sharing memory, by name.
+        """Each slice by name, as an array of its shape that shares memory.
 
         Parameters
         ----------
@@ -199,7 +199,7 @@ class Layout(Sequence[Slice]):
         return Views((entry.name, vector[entry.start : entry.stop].reshape(entry.shape)) for entry in self._slices)
 
     def values(self, vector: np.ndarray) -> dict[str, np.ndarray]:
-        """Each slice as layers see it, a fresh array of its own shape, by name: where it has bounds, within these.
+        """Each slice by name as layers see it, within its bounds if it has any: a fresh array of its shape.
 
         Parameters
         ----------

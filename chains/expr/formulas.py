@@ -113,7 +113,7 @@ def trace(function: Callable[..., Any], inputs: int | None = None) -> Formula:
     function : callable
         It may use arithmetic and the functions of `chains.expr`, or NumPy's ufuncs of the same names.
     inputs : int, optional
-        The number of arguments, if the signature does not tell it (``*args``).
+        The number of arguments, where the signature does not say (``*args``).
 
     Raises
     ------

@@ -239,7 +239,7 @@ def maximum(a: Any, b: Any) -> Any:
 
 
 def text_of(operation: str, value: float, operands: Sequence[str]) -> str:
-    """An operation as people write it; one with an operator stands in parentheses."""
+    """An operation as people write it, in parentheses if it has an operator."""
     if operation == "const":
         return f"{value:g}"
     if operation in SYMBOLS:

@@ -18,24 +18,9 @@ from typing import Any
 from chains.expr import Expr, Formula, as_expr, trace_nodes, where
 from chains.expr.formulas import Replay
 from chains.jets.series import ZERO, Index, Orders, Series, apply, indices, next_result, products
+from chains.program import operations as op
 from chains.program.loop import Loop
-from chains.program.operations import (
-    BatchMatMul,
-    Convolve,
-    ConvolveInput,
-    ConvolveWeight,
-    Copy,
-    Fill,
-    Gather,
-    Map,
-    MatMul,
-    Operation,
-    Pool,
-    PoolInput,
-    Random,
-    Reduce,
-    ScatterAdd,
-)
+from chains.program.operations import Operation
 from chains.program.recorder import Recorder
 from chains.program.view import Buffer, View, scratch_like
 
@@ -57,7 +42,7 @@ class Jet:
         self._adjoints: set[Buffer] = set()
         self._zeros: set[Buffer] = set()  # buffers to which only zeros were written
 
-    # What is perturbed, and what is found
+    # Perturbed arrays and results
 
     def perturb(self, view: View, index: Index, coefficient: View) -> None:
         """Give the array `view`, a whole buffer, this coefficient."""
@@ -109,7 +94,7 @@ class Jet:
 
     def _constant(self, operation: Operation) -> None:
         """An operation that depends on no series."""
-        zero = isinstance(operation, Fill) and operation.value == 0.0
+        zero = isinstance(operation, op.Fill) and operation.value == 0.0
         self._will_write(operation.outs[0], [ZERO], adjoint=False, zero=zero)
         self.ops.operations.append(operation)
 
@@ -121,16 +106,16 @@ class Jet:
         """An operation that is linear in its first operand. The winners of a max pool are those of order zero."""
         self._on_rows(operation, operation.ins[0])
 
-    def _scatter_add(self, operation: ScatterAdd) -> None:
+    def _scatter_add(self, operation: op.ScatterAdd) -> None:
         self._on_rows(operation, operation.ins[1])
 
-    def _reduce(self, operation: Reduce) -> None:
+    def _reduce(self, operation: op.Reduce) -> None:
         if operation.kind == "max" and self._is_active(operation.ins[0]):
             self._max(operation.outs[0], operation.ins[0])
         else:
             self._first(operation)
 
-    def _pool(self, operation: Pool) -> None:
+    def _pool(self, operation: op.Pool) -> None:
         if operation.kind == "max" and self._is_active(operation.ins[0]):
             self._max_pool(operation)
         else:
@@ -150,7 +135,7 @@ class Jet:
             self._append(replace(operation, outs=(self.row(out, index),), ins=ins))
 
     def _append(self, operation: Operation) -> None:
-        if isinstance(operation, Copy):
+        if isinstance(operation, op.Copy):
             self.ops.copy(operation.outs[0], operation.ins[0])
         else:
             self.ops.operations.append(operation)
@@ -163,7 +148,7 @@ class Jet:
         kinds = self._is_adjoint(a), self._is_adjoint(b)
         rows = self._present(a), self._present(b)
         if all(kinds):
-            raise NotImplementedError(f"{operation.name} multiplies a cotangent by itself ({operation.label})")
+            raise NotImplementedError(f"{operation.name} multiplies two cotangents ({operation.label})")
         if kinds[0]:
             terms = [(k, i, j) for k, i, j in adjoint_products(*rows)]
         elif kinds[1]:
@@ -182,7 +167,7 @@ class Jet:
                     begun = True
 
     def _term(self, operation: Operation, target: View, a: View, b: View, adds: bool) -> None:
-        if isinstance(operation, (MatMul, BatchMatMul)):
+        if isinstance(operation, (op.MatMul, op.BatchMatMul)):
             self._append(replace(operation, outs=(target,), ins=(a, b), accumulate=adds))
         elif adds:
             term = scratch_like(target, f"a term of {target}")
@@ -193,7 +178,7 @@ class Jet:
 
     # Maps
 
-    def _map(self, operation: Map) -> None:
+    def _map(self, operation: op.Map) -> None:
         """All rows of all results in one map."""
         ins: dict[View, int] = {}
         symbols: list[Series] = []
@@ -234,7 +219,7 @@ class Jet:
             ops.sum(target, chosen)
             ops.map(target, lambda total, count: total / count, target, count)
 
-    def _max_pool(self, operation: Pool) -> None:
+    def _max_pool(self, operation: op.Pool) -> None:
         """The coefficients of the winners of order zero. The pullback of ones finds the winners."""
         ops, window = self.ops, operation.window
         (x,), (y,) = operation.ins, operation.outs
@@ -272,7 +257,7 @@ class Jet:
             return
         if adjoint != (buffer in self._adjoints) and not zero:
             if not adjoint or buffer not in self._zeros:
-                raise NotImplementedError(f"`{out}` is made of a cotangent and of an array that is no cotangent")
+                raise NotImplementedError(f"`{out}` adds a cotangent and an array that is not one")
             self._adjoints.add(buffer)
         if not zero:
             self._zeros.discard(buffer)
@@ -285,22 +270,11 @@ class Jet:
 
 
 RULES: dict[type[Operation], Callable[[Jet, Any], None]] = {
-    Fill: Jet._constant,
-    Random: Jet._constant,
-    Map: Jet._map,
-    MatMul: Jet._product,
-    BatchMatMul: Jet._product,
-    Convolve: Jet._product,
-    ConvolveInput: Jet._product,
-    ConvolveWeight: Jet._product,
-    Reduce: Jet._reduce,
-    Pool: Jet._pool,
-    PoolInput: Jet._first,
-    Copy: Jet._first,
-    Loop: Jet._loop,
-    Gather: Jet._first,
-    ScatterAdd: Jet._scatter_add,
-}
+    op.Fill: Jet._constant, op.Random: Jet._constant, op.Map: Jet._map, op.MatMul: Jet._product, op.BatchMatMul: Jet._product,
+    op.Convolve: Jet._product, op.ConvolveInput: Jet._product, op.ConvolveWeight: Jet._product, op.Reduce: Jet._reduce,
+    op.Pool: Jet._pool, op.PoolInput: Jet._first, op.Copy: Jet._first, op.Gather: Jet._first,
+    op.ScatterAdd: Jet._scatter_add, Loop: Jet._loop,
+}  # fmt: skip
 
 
 def _aligned(small: View, large: View) -> View:

@@ -49,7 +49,7 @@ class PerSample:
         elif operation.elementwise:
             for out in operation.outs:
                 if not out.batched:
-                    self._twin(out)  # what is computed from rows of the samples has such rows too
+                    self._twin(out)  # results of rows for each sample have such rows too
             axes = max(view.ndim - view.batched for view in operation.views)
             outs, ins = (tuple(self._lifted(view, axes) for view in views) for views in (operation.outs, operation.ins))
             self.ops.operations.append(replace(operation, outs=outs, ins=ins))
@@ -61,7 +61,7 @@ class PerSample:
         around, self.ops.operations = self.ops.operations, []
         self.record(loop.body)
         body, self.ops.operations = self.ops.operations, around
-        self.record(loop.zeros)  # behind the body, which tells the arrays that get a row for each sample
+        self.record(loop.zeros)  # after the body, which decides the arrays that get a row for each sample
         self.ops.operations.append(loop.around(body))
 
     def _twin(self, view: View) -> View:
@@ -81,7 +81,7 @@ class PerSample:
         )
 
     def _lifted(self, view: View, axes: int) -> View:
-        """The view as an operand beside samples with `axes` axes."""
+        """The view as an operand, with axes of length 1 where other operands have `axes` axes in a sample."""
         if view.batched or (view.buffer not in self._own and view.buffer.role != "scratch"):
             return view
         twin = self._twin(view) if view.buffer in self._own else view

@@ -113,10 +113,10 @@ def _factored(a: Expr) -> tuple[float, Expr]:
     return (-1.0, a.operands[0]) if a.operation == "neg" else (1.0, a)
 
 
-def _convolved(u: Coefficients, v: Coefficients, k: int, first: int = 0, behind: int = 0) -> Expr | None:
-    """The sum of ``u[j] * v[k - j]`` for j from `first` to ``k - behind``."""
+def _convolved(u: Coefficients, v: Coefficients, k: int, first: int = 0, left_out: int = 0) -> Expr | None:
+    """The sum of ``u[j] * v[k - j]`` for j from `first` to ``k - left_out``."""
     total: Expr | None = None
-    for j in range(first, k - behind + 1):
+    for j in range(first, k - left_out + 1):
         total = _plus(total, _times(u[j], v[k - j]))
     return total
 
@@ -130,10 +130,10 @@ def _squared(u: Coefficients, k: int, first: int = 0) -> Expr | None:
     return total if k % 2 else _plus(total, _times(u[k // 2], u[k // 2]))
 
 
-def _integrated(u: Coefficients, v: Coefficients, k: int, behind: int = 0) -> Expr | None:
-    """Coefficient k of the y with y' = v u': the sum of ``j / k * u[j] * v[k - j]`` for j from 1 to ``k - behind``."""
+def _integrated(u: Coefficients, v: Coefficients, k: int, left_out: int = 0) -> Expr | None:
+    """Coefficient k of the y with y' = v u': the sum of ``j / k * u[j] * v[k - j]`` for j from 1 to ``k - left_out``."""
     total: Expr | None = None
-    for j in range(1, k - behind + 1):
+    for j in range(1, k - left_out + 1):
         total = _plus(total, _scaled(j / k, _times(u[j], v[k - j])))
     return total
 
@@ -190,7 +190,7 @@ def _expm1(y: Expr, u: Coefficients) -> Coefficients:
 
 def _log(y: Expr, u: Coefficients) -> Coefficients:
     inverse = 1.0 / _known(u[0])
-    return _solved(y, len(u) - 1, lambda log, k: _times(_minus(u[k], _integrated(log, u, k, behind=1)), inverse))
+    return _solved(y, len(u) - 1, lambda log, k: _times(_minus(u[k], _integrated(log, u, k, left_out=1)), inverse))
 
 
 def _log1p(y: Expr, u: Coefficients) -> Coefficients:
@@ -203,24 +203,24 @@ def _sqrt(y: Expr, u: Coefficients) -> Coefficients:
 
 
 def _tanh(y: Expr, u: Coefficients) -> Coefficients:
-    slope: Coefficients = [1.0 - y * y]
-
-    def step(t: Coefficients, k: int) -> Expr | None:
-        t_k = _integrated(u, slope, k)
-        slope.append(_scaled(-1.0, _squared([*t, t_k], k)))
-        return t_k
-
-    return _solved(y, len(u) - 1, step)
+    return _with_slope(y, u, 1.0 - y * y, lambda square, _: _scaled(-1.0, square))
 
 
 def _logistic(y: Expr, u: Coefficients) -> Coefficients:
     """1 / (1 + exp(u)), in which exp may overflow."""
-    slope: Coefficients = [y * (y - 1.0)]
+    return _with_slope(y, u, y * (y - 1.0), _minus)
 
-    def step(s: Coefficients, k: int) -> Expr | None:
-        s_k = _integrated(u, slope, k)
-        slope.append(_minus(_squared([*s, s_k], k), s_k))
-        return s_k
+
+def _with_slope(
+    y: Expr, u: Coefficients, first: Expr, slope_of: Callable[[Expr | None, Expr | None], Expr | None]
+) -> Coefficients:
+    """The y with y' = slope u', where a coefficient of the slope follows from those of y * y and y: `slope_of(square, y)`."""
+    slope: Coefficients = [first]
+
+    def step(found: Coefficients, k: int) -> Expr | None:
+        y_k = _integrated(u, slope, k)
+        slope.append(slope_of(_squared([*found, y_k], k), y_k))
+        return y_k
 
     return _solved(y, len(u) - 1, step)
 

@@ -1,7 +1,7 @@
 """Whether two views share memory. No other module decides this.
 
 The strides of a view are known, the length of its batch is not, so the answers hold at every batch size. "No" is certain;
-"yes" means that the views may share memory. Windows that lie side by side along an axis of one array are told apart.
+"yes" means that the views may share memory. Windows side by side along an axis of one array do not overlap.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def _apart(a: View, b: View, period: int) -> bool:
     first, second = _width(a, period), _width(b, period)
     if first is None or second is None:
         return False
-    ahead, behind = b.offset - a.offset, a.offset - b.offset
+    distance = b.offset - a.offset
     if not period:
-        return ahead >= first or behind >= second
-    return ahead % period >= first and behind % period >= second
+        return distance >= first or -distance >= second
+    return distance % period >= first and -distance % period >= second
 
 
 def _width(view: View, period: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Hoisting: products and sums that need not run step by step are moved out of loops, and done for all steps at once.
+"""Hoisting: products and sums that need not run step by step are moved out of loops, and done for all steps together.
 
 A recurrent cell multiplies its input by weights at every step, and sums the gradients of its weights over the steps. Neither
 waits for the state. So the first becomes one product of (time x batch) rows before the loop, the second one product after it.
@@ -32,11 +32,11 @@ def hoisted(operations: Sequence[Operation], outside: frozenset[Buffer] = frozen
             around = outside.union(others, (view.buffer for view in loop.condition))
             inner = loop.around(hoisted(loop.body, around))
             split = _Split(inner, around, result[position + 1 :])
-            before, rest, behind = ([], [inner], []) if loop.closed else split.parts()
+            before, rest, after = ([], [inner], []) if loop.closed else split.parts()
             dropped = {id(total) for total in split.totals}
             later = [operation for operation in result[position + 1 :] if id(operation) not in dropped]
-            result[position:] = [*before, *rest, *behind, *later]
-            position += len(before) + len(rest) + len(behind)
+            result[position:] = [*before, *rest, *after, *later]
+            position += len(before) + len(rest) + len(after)
         else:
             position += 1
     return result
@@ -65,15 +65,15 @@ class _Split:
     def parts(self) -> tuple[list[Operation], list[Operation], list[Operation]]:
         """The operations before the loop, the loop with the rest, and the operations after it."""
         before = self._before()
-        behind = self._behind(before)
-        if not before and not behind:
+        after = self._after(before)
+        if not before and not after:
             return [], [self.loop], []
-        moved = [self.body[k] for k in (*before, *behind)]
+        moved = [self.body[k] for k in (*before, *after)]
         used = {view.buffer for operation in moved for view in operation.views}
         entries = {buffer: place for buffer, place in self._private.items() if buffer in used}
         rest = [operation.on(lambda view: self._entry(view, entries)) for k, operation in enumerate(self.body)
-                if k not in before and k not in behind]  # fmt: skip
-        first, last = ([self._at_once(self.body[k], entries) for k in sorted(some)] for some in (before, behind))
+                if k not in before and k not in after]  # fmt: skip
+        first, last = ([self._for_all_steps(self.body[k], entries) for k in sorted(some)] for some in (before, after))
         self.totals = [self._sums[buffer] for buffer in self._sums if buffer in used]
         return first, [self.loop.around(rest)] if rest else [], last
 
@@ -99,7 +99,7 @@ class _Split:
                 chosen.add(k)
         return chosen
 
-    def _behind(self, before: set[int]) -> set[int]:
+    def _after(self, before: set[int]) -> set[int]:
         """The positions of products and sums whose results the loop does not need, and of the operations that use them."""
         stay = set(before)
         while True:
@@ -122,7 +122,7 @@ class _Split:
             stay |= lost
 
     def _moves(self, operation: Operation) -> bool:
-        """Whether an operation has a form for all steps at once."""
+        """Whether one operation can do the work of all steps."""
         if not isinstance(operation, _MOVABLE):
             return False
         signs = {view.loop_stride(self.depth) > 0 for view in operation.views if view.loop_stride(self.depth)}
@@ -220,7 +220,7 @@ class _Split:
         self._sums[buffer] = total
         return True
 
-    # The form for all steps at once
+    # One operation for all steps
 
     def _is_fresh(self, buffer: Buffer) -> bool:
         """Whether each step fills a buffer before it reads it, and all steps use the same part.
@@ -252,9 +252,9 @@ class _Split:
         ]
         offset, name = entry.offset + view.offset, view.name or view.buffer.name
         placed = replace(view, buffer=entry.buffer, strides=tuple(strides), offset=offset, name=name)
-        return placed.advancing(self.depth, entry.loop_stride(self.depth))  # beside how it advances with loops within this one
+        return placed.advancing(self.depth, entry.loop_stride(self.depth))  # and with loops within this one, as before
 
-    def _at_once(self, operation: Operation, entries: dict[Buffer, View]) -> Operation:
+    def _for_all_steps(self, operation: Operation, entries: dict[Buffer, View]) -> Operation:
         """An operation for all steps."""
 
         def whole(view: View) -> View:

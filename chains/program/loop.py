@@ -120,7 +120,7 @@ class Loop(Operation):
 
     @property
     def written_out(self) -> list[Operation]:
-        """The operations of all steps, one behind another."""
+        """The operations of all steps, in order."""
         return [*self.zeros, *(operation for step in range(self.steps) for operation in self.at(step))]
 
     def flops(self, batch: int) -> int:
@@ -131,7 +131,7 @@ class Loop(Operation):
 
 
 def _moved(operation: Operation, change: Callable[[View], View]) -> Operation:
-    """The operation with all views moved alike, so that effects of loops move too and need not be found again."""
+    """The operation with all its views changed; the effects of loops are changed too, and need not be found again."""
     if not isinstance(operation, Loop):
         return operation.on(change)
     outs, ins, added = (tuple(map(change, views)) for views in (operation.outs, operation.ins, operation.added))
@@ -140,7 +140,7 @@ def _moved(operation: Operation, change: Callable[[View], View]) -> Operation:
 
 
 def all_operations(operations: Iterable[Operation]) -> Iterable[Operation]:
-    """The operations, with the bodies of loops in place of the loops."""
+    """The operations, with each loop replaced by its body."""
     for operation in operations:
         if isinstance(operation, Loop):
             yield from all_operations(operation.body)
@@ -175,7 +175,7 @@ class Steps:
         return entries.advancing(self.depth, -stride if self.backwards else stride)
 
     def _stride(self, view: View, axis: int, wanted: int) -> int:
-        """The stride of an axis. Raises ValueError unless it has as many entries as wanted."""
+        """The stride of an axis. Raises ValueError unless it has enough entries."""
         axis = axis % view.ndim if -view.ndim <= axis < view.ndim else axis
         extent = view.shape[axis] if axis < view.ndim else None
         if not isinstance(extent, int) or extent < wanted:

@@ -1,4 +1,4 @@
-"""The vocabulary of programs: a dozen in-place operations on views. Each fills its `outs` and returns nothing."""
+"""The operations of programs, about twenty: they work in place on views. Each fills its `outs` and returns nothing."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Operation:
     def over_batch(self) -> str | None:
         """How the results of parts of the batch combine to the result of the whole: "sum" or "max"; "whole" where they cannot.
 
-        None where each sample has results of its own.
+        None where each sample has its results.
         """
         batched = any(view.batched for view in self.ins) and not any(view.batched for view in self.outs)
         return "sum" if batched else None

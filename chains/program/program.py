@@ -1,7 +1,7 @@
 """Programs: a flat list of operations over views of a few buffers.
 
-A program is recorded once (`chains.program.recorder`) and runs at any batch size. Its scratch buffers lie in one block of
-memory (`chains.program.scratch`). A backend executes it.
+A program is recorded once (`chains.program.recorder`) and runs at any batch size. Its scratch buffers share one block
+of memory (`chains.program.scratch`). A backend executes it.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class _Writer:
             return repr(thing)
         if is_dataclass(kind):
             return f"{kind.__module__}.{kind.__qualname__}{self.text(tuple(getattr(thing, name) for name in _settings(kind)))}"
-        raise TypeError(f"a program holds {thing!r}, of which it cannot be told what it equals")
+        raise TypeError(f"a program holds {thing!r}, a {kind.__name__}, which has no fingerprint")
 
     def _buffer(self, buffer: Buffer) -> str:
         number = self._numbers.get(buffer)

@@ -13,28 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from chains.expr import Expr, key_of, trace_with_settings
+from chains.program import operations as op
 from chains.program.loop import Loop, Steps
-from chains.program.operations import (
-    COMMUNICATOR,
-    COMMUNICATOR_WORDS,
-    AllReduce,
-    BatchMatMul,
-    Convolve,
-    ConvolveInput,
-    ConvolveWeight,
-    Copy,
-    Fill,
-    Gather,
-    Map,
-    MatMul,
-    Operation,
-    Pool,
-    PoolInput,
-    Random,
-    Reduce,
-    ScatterAdd,
-    Window,
-)
+from chains.program.operations import COMMUNICATOR, COMMUNICATOR_WORDS, Operation, Window
 from chains.program.program import Program
 from chains.program.settings import evaluate, numbers_of, symbolic
 from chains.program.simplify import simplified
@@ -123,7 +104,7 @@ class Recorder:
         One call has all things with settings, a tuple, in the order in which runs are given their numbers.
         """
         numbers = numbers_of(thing)
-        assert not (numbers and self._numbers), f"settings of {thing!r} are numbered behind others: give both in one call"
+        assert not (numbers and self._numbers), f"settings of {thing!r} would follow others: pass both in one call"
         twin = symbolic(thing, len(self._numbers))
         self._numbers += numbers
         return twin
@@ -172,7 +153,7 @@ class Recorder:
     ) -> Iterator[Steps]:  # fmt: skip
         """A context: operations recorded inside are done once for each step of a time axis.
 
-        ``with ops.loop(7) as at: ops.map(at.now(y, 1), f, at.now(x, 1))`` goes along axis 1 of both.
+        ``with ops.loop(7) as at: ops.map(at.now(y, 1), f, at.now(x, 1))`` loops over axis 1 of both.
 
         Parameters
         ----------
@@ -217,14 +198,14 @@ class Recorder:
             return
         if not (out.ndim == a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and out.shape == (a.shape[0], b.shape[1])):
             raise ValueError(f"matmul: {a} @ {b} does not fit {out}")
-        self._record(MatMul((out,), (a, b), accumulate=accumulate, label=self._label))
+        self._record(op.MatMul((out,), (a, b), accumulate=accumulate, label=self._label))
 
     def _batch_matmul(self, out: View, a: View, b: View, accumulate: bool) -> None:
         fits = out.ndim == a.ndim == b.ndim and out.shape[:-2] == a.shape[:-2] == b.shape[:-2]
         (m, k), (inner, n) = a.shape[-2:], b.shape[-2:]
         if not fits or k != inner or out.shape[-2:] != (m, n) or any(isinstance(each, Batch) for each in (m, k, n)):
             raise ValueError(f"matmul: {a.text} @ {b.text} does not fit {out.text}")
-        self._record(BatchMatMul((out,), (a, b), accumulate=accumulate, label=self._label))
+        self._record(op.BatchMatMul((out,), (a, b), accumulate=accumulate, label=self._label))
 
     def map(self, outs: View | tuple[View, ...], function: Callable[..., Any], *ins: View) -> None:
         """outs = function(*ins), element by element.
@@ -256,7 +237,7 @@ class Recorder:
         if formula.copied_input is not None:
             self.copy(outs[0], ins[formula.copied_input])
         else:
-            self._record(Map(outs, ins, formula, label=self._label))
+            self._record(op.Map(outs, ins, formula, label=self._label))
 
     def sum(self, out: View, a: View) -> None:
         """out = the sum of `a` over the axes `out` lacks or has with length 1.
@@ -281,7 +262,7 @@ class Recorder:
     def _reduce(self, kind: str, out: View, a: View) -> None:
         check_views(kind, out, a)
         check_broadcast(kind, out, a)
-        self._record(Reduce((out,), (a,), kind, label=self._label))
+        self._record(op.Reduce((out,), (a,), kind, label=self._label))
 
     def convolve(self, y: View, x: View, w: View, window: Window, *, groups: int = 1) -> None:
         """y = the convolution of the images x with the kernels w (see `chains.program.operations.Convolve`).
@@ -294,7 +275,7 @@ class Recorder:
             Size, stride, padding and dilation; the number of groups of channels, each convolved separately.
         """
         check_convolution("convolve", x, w, y, window, groups)
-        self._record(Convolve((y,), (x, w), window, groups, label=self._label))
+        self._record(op.Convolve((y,), (x, w), window, groups, label=self._label))
 
     def convolve_input(self, dx: View, dy: View, w: View, window: Window, *, groups: int = 1) -> None:
         """dx = the gradient of `convolve` with respect to x.
@@ -305,7 +286,7 @@ class Recorder:
             As of `convolve`; `dy` is the gradient with respect to y.
         """
         check_convolution("convolve_input", dx, w, dy, window, groups)
-        self._record(ConvolveInput((dx,), (dy, w), window, groups, label=self._label))
+        self._record(op.ConvolveInput((dx,), (dy, w), window, groups, label=self._label))
 
     def convolve_weight(self, dw: View, x: View, dy: View, window: Window, *, groups: int = 1) -> None:
         """dw = the gradient of `convolve` with respect to w.
@@ -316,7 +297,7 @@ class Recorder:
             As of `convolve`; `dy` is the gradient with respect to y.
         """
         check_convolution("convolve_weight", x, dw, dy, window, groups)
-        self._record(ConvolveWeight((dw,), (x, dy), window, groups, label=self._label))
+        self._record(op.ConvolveWeight((dw,), (x, dy), window, groups, label=self._label))
 
     def pool(self, kind: str, y: View, x: View, window: Window, *, count_padding: bool = True) -> None:
         """y = the largest or the mean entry of each window of x (see `chains.program.operations.Pool`).
@@ -331,7 +312,7 @@ class Recorder:
             Size, stride and padding; whether zeros of the padding count in a mean.
         """
         check_pool(kind, x, y, window)
-        self._record(Pool((y,), (x,), kind, window, count_padding, label=self._label))
+        self._record(op.Pool((y,), (x,), kind, window, count_padding, label=self._label))
 
     def pool_input(
         self, kind: str, dx: View, dy: View, x: View, y: View, window: Window, *, count_padding: bool = True
@@ -345,7 +326,7 @@ class Recorder:
         """
         check_pool(kind, x, y, window)
         ins = (dy, x, y) if kind == "max" else (dy,)
-        self._record(PoolInput((dx,), ins, kind, window, count_padding, label=self._label))
+        self._record(op.PoolInput((dx,), ins, kind, window, count_padding, label=self._label))
 
     def gather(self, out: View, table: View, index: View) -> None:
         """out[i] = table[index[i]].
@@ -355,7 +336,7 @@ class Recorder:
         out, table, index : View
             The rows, the table that contains them, and their numbers.
         """
-        self._record(Gather((out,), (table, index), label=self._label))
+        self._record(op.Gather((out,), (table, index), label=self._label))
 
     def scatter_add(self, out: View, index: View, source: View) -> None:
         """out[index[i]] += source[i].
@@ -365,7 +346,7 @@ class Recorder:
         out, index, source : View
             The table, the numbers of its rows, and the rows to add.
         """
-        self._record(ScatterAdd((out,), (index, source), label=self._label))
+        self._record(op.ScatterAdd((out,), (index, source), label=self._label))
 
     def random(self, out: View) -> None:
         """out = uniform numbers in [0, 1) that depend only on the caller's seed and step (see `Random`).
@@ -381,7 +362,7 @@ class Recorder:
         ins = [self.external("random", (2,), role="input", dtype=np.uint64)]
         if self.parallel and out.batched:
             ins.append(self.external("first_sample", (), role="input", dtype=np.uint64))
-        self._record(Random((out,), tuple(ins), self._draws, label=self._label))
+        self._record(op.Random((out,), tuple(ins), self._draws, label=self._label))
         self._draws += 1
 
     def all_reduce(self, out: View, a: View) -> None:
@@ -400,7 +381,7 @@ class Recorder:
                 f"all_reduce: {out.text} and {a.text} must be contiguous, of one shape, {self.dtype}, without samples"
             )
         communicator = self.external(COMMUNICATOR, (COMMUNICATOR_WORDS,), role="input", dtype=np.int64)
-        self._record(AllReduce((out,), (a, communicator), label=self._label))
+        self._record(op.AllReduce((out,), (a, communicator), label=self._label))
 
     def over_processes(self, *sums: View) -> tuple[View, ...]:
         """The sums over the whole batch, of sums over the samples of this process; the same views where there is one process.
@@ -436,7 +417,7 @@ class Recorder:
         check_views("copy", out, a)
         check_broadcast("copy", a, out)
         if out != a:
-            self._record(Copy((out,), (a,), label=self._label))
+            self._record(op.Copy((out,), (a,), label=self._label))
 
     def fill(self, out: View, value: float) -> None:
         """out = value.
@@ -449,7 +430,7 @@ class Recorder:
         check_views("fill", out)
         if not is_real(value):
             raise TypeError(f"`value` (={shown(value)}) must be a number, such as 0.0")
-        self._record(Fill((out,), (), float(value), label=self._label))
+        self._record(op.Fill((out,), (), float(value), label=self._label))
 
     def _record(self, operation: Operation) -> None:
         for out in operation.outs:

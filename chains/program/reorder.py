@@ -87,7 +87,7 @@ def _found(operations: list[Operation], touching: Mapping[Buffer, list[int]], po
         return None
     dy = pool_input.outs[0]
     places = zip((*pool_input.ins[1:], *pullback.ins), (y, pooled, dy, y), strict=True)
-    # No other operation may read the gradient in front of relu.
+    # No other operation may read the gradient with respect to relu's input.
     seen = [operation for operation in after(dy.buffer) if operation is not pool_input]
     alone = seen[:1] == [pullback] and (len(seen) == 1 or same(pullback.outs[0], dy)) and dy.buffer.role == "scratch"
     return _Found(relu, pool, pool_input, pullback) if alone and all(same(a, b) for a, b in places) else None

@@ -75,7 +75,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class View:
-    """A strided window on a buffer; strides and offset are in elements. The length of the batch axis, if any, is a `Batch`.
+    """A strided part of a buffer; strides and offset are in elements. The length of the batch axis, if any, is a `Batch`.
 
     In loops, shape and offset are those of the first step. `loop_strides` has an entry for each loop, the outermost
     first: the number of elements by which the view advances with each step.
@@ -112,7 +112,7 @@ class View:
 
     @property
     def contiguous(self) -> bool:
-        """Whether the elements lie in C order without gaps."""
+        """Whether the elements are in C order without gaps."""
         return self.strides == c_strides(self.shape)
 
     @property
@@ -159,7 +159,7 @@ class View:
         """
         if not self.batched or self.contiguous:
             return self._reshaped((Batch(), *sample_shape) if self.batched else sample_shape)
-        sample = replace(self, shape=self.shape[1:], strides=self.strides[1:])._reshaped(sample_shape)  # with gaps behind it
+        sample = replace(self, shape=self.shape[1:], strides=self.strides[1:])._reshaped(sample_shape)  # gaps follow it
         return replace(sample, shape=(self.shape[0], *sample.shape), strides=(self.strides[0], *sample.strides))
 
     def split(self, axis: int, parts: int) -> View:

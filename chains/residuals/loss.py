@@ -64,7 +64,7 @@ class Tracer:
         pieces: dict[Piece, int] = {}
         arguments = self._arguments(what, function, [*self.outputs, *self.coordinates, *data])
         fixed = [*self.coordinates, *self.data]
-        first = 10**6  # coordinates and data stand behind the pieces, whose number is known last
+        first = 10**6  # coordinates and data follow the pieces, whose number is known last
 
         def symbol(name: str) -> Expr:
             if name in self.outputs:
@@ -255,7 +255,7 @@ class ResidualLoss(Loss):
             values = Replay(residual.formula)(*(self._piece(outputs, piece) for piece in residual.pieces), *coordinates, *data)
             found.append(values if isinstance(values, tuple) else (values,))
         formula = trace_nodes((as_expr(combine(found, weights)),), names)
-        # Each coefficient is a direction of its own, along which the first derivative is the slope.
+        # Each coefficient has a direction, along which the first derivative is its slope.
         operands: list[Series] = [{ZERO: each} for each in inputs]
         for k in range(len(keys)):
             operands[k] = {**operands[k], (k, 1): as_expr(1.0)}
@@ -273,7 +273,7 @@ class ResidualLoss(Loss):
         return total
 
     def _transformed(self, symbols: Mapping[tuple[int, Index], Expr], coordinates: list[Expr]) -> list[Series]:
-        """The series of what the terms see as outputs."""
+        """The series of the outputs that the terms get."""
         outputs: list[Series] = [
             {index: symbol for (which, index), symbol in symbols.items() if which == output}
             for output in range(len(self.outputs))

@@ -26,7 +26,7 @@ from chains.support.messages import counted, shown
 
 @dataclass(frozen=True)
 class Term:
-    """One condition on the outputs: a residual that is to be zero at some points.
+    """One condition on the outputs: a residual that should be zero at some points.
 
     Parameters
     ----------
@@ -69,8 +69,8 @@ class ResidualProblem:
     terms : sequence of Term
         The conditions.
     transform : callable, optional
-        A formula of outputs and coordinates that gives what the terms see in place of the outputs, for conditions that are to
-        hold exactly: ``lambda u, x: x * (1 - x) * u``.
+        A formula of outputs and coordinates whose values the terms get instead of the outputs, for conditions that must hold
+        exactly: ``lambda u, x: x * (1 - x) * u``.
 
     Raises
     ------

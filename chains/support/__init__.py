@@ -1,1 +1,1 @@
-"""What every room stands on: checks, messages, files, memory, threads, progress."""
+"""Tools that every room uses: checks, messages, files, memory, threads, progress."""

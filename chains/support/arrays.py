@@ -1,4 +1,4 @@
-"""What users pass as arrays: NumPy's as they are, those of other libraries without a copy where possible."""
+"""Arrays that users pass: NumPy's as they are, those of other libraries without a copy where possible."""
 
 from __future__ import annotations
 

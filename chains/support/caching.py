@@ -1,4 +1,4 @@
-"""What is computed when it is first asked for, and kept: an attribute, or the last few things by key."""
+"""Values that are computed when first needed, and kept: attributes, and the last few values by key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class lazy(Generic[T]):  # noqa: N801 - used like a function
-    """``@lazy`` in place of ``@functools.cached_property``, whose lock (before Python 3.12) another thread may hold when a
+    """``@lazy`` instead of ``@functools.cached_property``, whose lock (before Python 3.12) another thread may hold when a
     process is forked. Two threads at once may both compute it.
     """
 
@@ -35,7 +35,7 @@ class lazy(Generic[T]):  # noqa: N801 - used like a function
 
 
 class Recent(Generic[T]):
-    """The `most` things that were asked for last. Any number of threads may ask at once.
+    """The `most` values that were asked for last. Any number of threads may ask.
 
     There is no lock, which a forked process could find taken: two threads may both make a thing, of which one is kept.
     """
@@ -45,7 +45,7 @@ class Recent(Generic[T]):
         self._known: dict[Hashable, T] = {}  # the last one asked for comes last
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What is known under this key, made the first time."""
+        """The value of this key, made the first time."""
         found = self._known.pop(key, None)
         if found is None:
             found = make()

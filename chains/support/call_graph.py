@@ -1,8 +1,8 @@
 """Functions of arrays as lists of the calls they make, which can be pickled even where the functions cannot.
 
-A function is called once with symbols for its arguments. What it does with them, by operators, methods, items, and NumPy's
-functions, is written on a tape, in order, and played again with values. What Python itself must know to go on, such as the
-truth or the length of something, cannot be written down.
+A function is called once with symbols for its arguments. Each use of them, by operators, methods, items, and NumPy's
+functions, is written on a tape, in order, and played again with values. A value that Python itself needs, such as the truth or
+the length of something, cannot be recorded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Reference:
 
 @dataclass(frozen=True, eq=False)
 class Tape:
-    """What a function did with its arguments, as a function of them."""
+    """The recorded calls of a function, as a function of its arguments."""
 
     arguments: tuple[str, ...]
     calls: tuple[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]], ...]

@@ -32,7 +32,7 @@ RANGES: dict[str, Callable[[float], bool]] = {
 
 
 def check_number(name: str, value: Any, wanted: str, also: str = "") -> None:
-    """Raise TypeError unless `value` is a real number, ValueError unless it is as `wanted`; `also` says what else is taken."""
+    """Raise TypeError unless `value` is a real number, ValueError outside of the range `wanted`; `also` names other values."""
     if not is_real(value):
         raise TypeError(f"`{name}` (={shown(value)}) must be a number, {wanted}{also}")
     try:
@@ -132,7 +132,7 @@ signature = lru_cache(inspect.signature)  # which takes longer than to make an o
 
 
 def check_settings(made: type, init: Callable[..., None], args: tuple[Any, ...], settings: dict[str, Any]) -> None:
-    """Raise TypeError, which names the settings there are, unless a constructor of what is to be `made` takes these."""
+    """Raise TypeError, which names the settings of the class `made`, unless its constructor takes these."""
     try:
         signature(init).bind(None, *args, **settings)
     except TypeError as error:

@@ -55,7 +55,7 @@ def _fair_share(comm: Any) -> int:
 
 
 def words_of(comm: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """What a program needs to sum arrays of this type over the processes of a duplicate, for the buffer `COMMUNICATOR`.
+    """The contents of the buffer `COMMUNICATOR`, by which programs sum arrays of this type over the processes of a duplicate.
 
     The address of MPI_Allreduce, the address that means "in place", and the handles of type, sum and communicator.
     """

@@ -1,4 +1,4 @@
-"""Numbers and arrays as JSON has them: what is not finite as text, arrays as base64 of their bytes."""
+"""Numbers and arrays as JSON has them: infinities and NaN as text, arrays as base64 of their bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def encoded(numbers: Iterable[float]) -> list[float | str]:
 
 
 def decoded(numbers: Any) -> list[float]:
-    """What was encoded. Raises TypeError or ValueError for anything else."""
+    """The numbers that were encoded. Raises TypeError or ValueError for anything else."""
     if not isinstance(numbers, list):
         raise TypeError(f"expected a list of numbers, not a {type(numbers).__name__}")
     return [NOT_FINITE[number] if isinstance(number, str) else as_number(number) for number in numbers]
@@ -47,7 +47,7 @@ def encoded_array(array: np.ndarray) -> dict[str, Any]:
 
 
 def decoded_array(value: Any) -> np.ndarray:
-    """What was encoded. Raises TypeError, KeyError or ValueError for anything else."""
+    """The array that was encoded. Raises TypeError, KeyError or ValueError for anything else."""
     dtype = np.dtype(value["dtype"])
     if dtype.kind not in "fiub":
         raise TypeError(f"expected an array of numbers, not of {dtype}")

@@ -1,4 +1,4 @@
-"""The memories that arrays lie in: the host's or a GPU's. That of the parameter vector decides where computations run."""
+"""Memories of arrays: the host's or a GPU's. The memory of the parameter vector decides where computations run."""
 
 from __future__ import annotations
 

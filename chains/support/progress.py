@@ -1,4 +1,4 @@
-"""How long work goes on: a bar on terminals and in notebooks, plain lines elsewhere, a notice where something takes long."""
+"""The progress of work: a bar on terminals and in notebooks, plain lines elsewhere, a notice of what takes long."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def on_terminal() -> bool:
 
 
 class Progress:
-    """How many of the `total` units (None: not known) are done, shown on the standard error while work goes on.
+    """How many of the `total` units (None: not known) are done, shown on the standard error.
 
     `wanted` None: a bar on terminals and in notebooks, nothing elsewhere. True: where there is neither, a line every
     ten seconds and one at the end, so that a log stays short. `begun` says whether anything is shown.
@@ -59,7 +59,7 @@ class Progress:
         return True
 
     def show(self, numbers: Mapping[str, str]) -> None:
-        """The newest numbers beside the count."""
+        """Show the newest numbers next to the count."""
         if self._bar is not None:
             self._bar.set_postfix(numbers, refresh=False)
 

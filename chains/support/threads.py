@@ -68,7 +68,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-if hasattr(os, "register_at_fork"):  # a worker may be put into a group of its own
+if hasattr(os, "register_at_fork"):  # a worker may be put into another group
     os.register_at_fork(after_in_child=_quotas.cache_clear)
 
 MAX_THREADS = 64
@@ -81,12 +81,12 @@ class _Number:
         self.chosen: int | None = None  # by `set_num_threads`
         self.blocks: list[list[int]] = []  # one number each, of the `num_threads` blocks that have not ended
         self.default: int | None = None  # known once it is asked for
-        self.current: int | None = None  # what the others make of it; None: not yet asked for
+        self.current: int | None = None  # the number that follows from the others; None: not yet asked for
         self.followers: list[Callable[[], None]] = []  # called when `current` has changed
         self.lock = threading.RLock()
 
     def resolve(self) -> int:
-        """The present number, told to the followers if it is another one than before."""
+        """The present number; followers are called if it has changed."""
         with self.lock:
             chosen = self.blocks[-1][0] if self.blocks else self.chosen
             if chosen is None and self.default is None:
@@ -122,7 +122,7 @@ def get_num_threads() -> int:
 
 
 def set_num_threads(n: int) -> None:
-    """Have compiled programs use at most so many threads, in all threads of this process, from their next call on.
+    """Set how many threads compiled programs use at most, for all threads of this process, from the next call on.
 
     Within a block of `num_threads`, until that block ends. Networks, objectives and training under way follow; results are the
     same bits whenever the number is the same.
