@@ -356,7 +356,7 @@ class Chain(Series):
     @property
     def n_carried(self) -> int:
         """The number of values that a sample carries from step to step."""
-        return self._stepping.n_carried if self._network.declaration.goes_along_time else 0
+        return self._stepping.n_carried if self._network.declaration.has_time_axis else 0
 
     # Further derivatives
 

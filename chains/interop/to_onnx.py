@@ -78,7 +78,7 @@ def to_onnx(net: Chain, p: Any, state: Any = None, *, lengths: bool = False, pat
     check_net(net)
     check_flags(lengths=lengths)
     p, arrays = arrays_by_name(net, p, state)
-    if lengths and not network_of(net).declaration.goes_along_time:
+    if lengths and not network_of(net).declaration.has_time_axis:
         raise ValueError("`lengths` (=True) must be False: no layer of this network has a time axis")
     nodes = Nodes(onnx, arrays, p.dtype, "lengths" if lengths else None)
     y = nodes.sequence(network_of(net).declaration, "x")

@@ -1,70 +1,32 @@
 """Layers, one family a file."""
 
-from chains.layers.append import Append
+import sys
+
+from chains.layers import conv, norm, rnn, shape
 from chains.layers.attention import Attention, PositionalEncoding, TransformerBlock
 from chains.layers.base import Declaration, Layer
-from chains.layers.batch_norm import BatchNorm
-from chains.layers.causal_conv import CausalConv
-from chains.layers.cells import GRUCell, LSTMCell, RNNCell
 from chains.layers.combine import Parallel, Residual, Series
-from chains.layers.conv import Conv, ConvTranspose
+from chains.layers.conv import CausalConv, Conv, ConvTranspose
 from chains.layers.dense import Dense
 from chains.layers.dropout import Dropout, SpatialDropout
 from chains.layers.elementwise import Activation, Scale, Shift
 from chains.layers.embedding import Embedding
 from chains.layers.equations import Equations
-from chains.layers.norm import GroupNorm, LayerNorm, RMSNorm
+from chains.layers.norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from chains.layers.ode import ODE
 from chains.layers.pool import AvgPool, GlobalAvgPool, MaxPool
 from chains.layers.recurrent import Cell, Recurrent
-from chains.layers.resample import Pad, Upsample
-from chains.layers.rnn import GRU, LSTM, RNN
-from chains.layers.select import Select
-from chains.layers.shape import Flatten, Reshape
+from chains.layers.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from chains.layers.shape import Append, Flatten, Pad, Reshape, Select, Upsample
 from chains.layers.softmax import LogSoftmax, Softmax
 
 __all__ = [
-    "GRU",
-    "LSTM",
-    "ODE",
-    "RNN",
-    "Activation",
-    "Append",
-    "Attention",
-    "AvgPool",
-    "BatchNorm",
-    "CausalConv",
-    "Cell",
-    "Conv",
-    "ConvTranspose",
-    "Declaration",
-    "Dense",
-    "Dropout",
-    "Embedding",
-    "Equations",
-    "Flatten",
-    "GRUCell",
-    "GlobalAvgPool",
-    "GroupNorm",
-    "LSTMCell",
-    "Layer",
-    "LayerNorm",
-    "LogSoftmax",
-    "MaxPool",
-    "Pad",
-    "Parallel",
-    "PositionalEncoding",
-    "RMSNorm",
-    "RNNCell",
-    "Recurrent",
-    "Reshape",
-    "Residual",
-    "Scale",
-    "Select",
-    "Series",
-    "Shift",
-    "Softmax",
-    "SpatialDropout",
-    "TransformerBlock",
-    "Upsample",
-]
+    "GRU", "LSTM", "ODE", "RNN", "Activation", "Append", "Attention", "AvgPool", "BatchNorm", "CausalConv", "Cell", "Conv",
+    "ConvTranspose", "Declaration", "Dense", "Dropout", "Embedding", "Equations", "Flatten", "GRUCell", "GlobalAvgPool",
+    "GroupNorm", "LSTMCell", "Layer", "LayerNorm", "LogSoftmax", "MaxPool", "Pad", "Parallel", "PositionalEncoding", "RMSNorm",
+    "RNNCell", "Recurrent", "Reshape", "Residual", "Scale", "Select", "Series", "Shift", "Softmax", "SpatialDropout",
+    "TransformerBlock", "Upsample",
+]  # fmt: skip
+
+_MOVED = {"append": shape, "batch_norm": norm, "causal_conv": conv, "cells": rnn, "resample": shape, "select": shape}
+sys.modules.update({f"{__name__}.{name}": module for name, module in _MOVED.items()})  # the names in earlier pickles

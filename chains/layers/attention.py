@@ -9,8 +9,8 @@ import numpy as np
 
 from chains.activations import Activation
 from chains.expr import exp, where
-from chains.initializers import InitializerLike, initializer, setting_text
-from chains.layers.base import Declaration, Layer, SampleShape
+from chains.initializers import InitializerLike, initializer
+from chains.layers.base import Declaration, Layer, SampleShape, check_sequence
 from chains.layers.combine import Residual, Series
 from chains.layers.dense import Dense
 from chains.layers.dropout import Dropout
@@ -50,15 +50,9 @@ class Attention(Layer):
     """
 
     def __init__(
-        self,
-        features: int,
-        heads: int = 1,
-        *,
-        causal: bool = False,
-        bias: bool = True,
-        weight_init: InitializerLike = "glorot_uniform",
-        bias_init: InitializerLike = "zeros",
-    ) -> None:
+        self, features: int, heads: int = 1, *, causal: bool = False, bias: bool = True,
+        weight_init: InitializerLike = "glorot_uniform", bias_init: InitializerLike = "zeros",
+    ) -> None:  # fmt: skip
         self.features = check_count("features", features)
         self.heads = check_count("heads", heads)
         if self.features % self.heads:
@@ -144,14 +138,6 @@ class Attention(Layer):
         ops.sum(row, scores)
         ops.map(scores, lambda e, total: e / total, scores, row)
 
-    def short_repr(self) -> str:
-        settings = ", causal=True" * self.causal + ", bias=False" * (not self.bias)
-        return f"Attention({self.features}, {self.heads}{settings})"
-
-    def __repr__(self) -> str:
-        bias = setting_text("bias_init", self.bias_init, "zeros")
-        return f"{self.short_repr()[:-1]}{setting_text('weight_init', self.weight_init, 'glorot_uniform')}{bias})"
-
 
 class TransformerBlock(Series):
     """``x = x + attention(norm(x))``, then ``x + dense(activation(dense(norm(x))))``: a block of an encoder, norms first.
@@ -178,15 +164,9 @@ class TransformerBlock(Series):
     """
 
     def __init__(
-        self,
-        features: int,
-        heads: int = 1,
-        hidden: int | None = None,
-        *,
-        activation: Activation | str = "relu",
-        causal: bool = False,
-        dropout: float = 0.0,
-    ) -> None:
+        self, features: int, heads: int = 1, hidden: int | None = None, *, activation: Activation | str = "relu",
+        causal: bool = False, dropout: float = 0.0,
+    ) -> None:  # fmt: skip
         attention = Attention(features, heads, causal=causal)
         hidden = 4 * attention.features if hidden is None else check_count("hidden", hidden)
         check_number("dropout", dropout, "in [0, 1)")
@@ -199,18 +179,14 @@ class TransformerBlock(Series):
         self.attention, self.hidden, self.activation, self.dropout = attention, hidden, first.activation, dropout
         self.features, self.heads, self.causal = attention.features, attention.heads, attention.causal
 
+    __repr__ = Layer.__repr__
+
     def fixed_input(self) -> SampleShape | None:
         return None
 
     def declare(self, d: Declaration) -> None:
         check_sequence(self, d.input, "features", self.attention.features)
         super().declare(d)
-
-    def __repr__(self) -> str:
-        attention = self.attention
-        activation = "" if str(self.activation) == "relu" else f", activation={self.activation}"
-        causal, dropout = ", causal=True" * attention.causal, f", dropout={self.dropout:g}" if self.dropout else ""
-        return f"TransformerBlock({attention.features}, {attention.heads}, {self.hidden}{activation}{causal}{dropout})"
 
 
 class PositionalEncoding(Layer):
@@ -253,22 +229,9 @@ class PositionalEncoding(Layer):
             ops.sum(g.encoding, dy)
         ops.copy(dx, dy)
 
-    def __repr__(self) -> str:
-        kind = "" if self.kind == "sinusoidal" else repr(self.kind)
-        return f"PositionalEncoding({(kind + setting_text('init', self.init, 'normal')).removeprefix(', ')})"
-
 
 def sinusoids(time: int, features: int) -> np.ndarray:
     """The sinusoidal encoding of so many steps, shape (time, features)."""
     pairs = np.arange(features) // 2
     angles = np.arange(time)[:, None] / 10000.0 ** (2.0 * pairs / features)
     return np.where(np.arange(features) % 2 == 0, np.sin(angles), np.cos(angles))
-
-
-def check_sequence(layer: Layer, input: SampleShape, name: str = "", features: int | None = None) -> SampleShape:
-    """`input`, the shape of a sequence. Raises ValueError unless it is (time, features), with so many where that is given."""
-    if len(input) != 2:
-        raise ValueError(f"{layer!r} needs samples (time, features), not of shape {input}")
-    if features is not None and input[-1] != features:
-        raise ValueError(f"`{name}` (={features}) must be the last length of the input's shape {input}")
-    return input

@@ -22,11 +22,12 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ClassVar
 
-from chains.initializers import InitializerLike, initializer
+from chains.activations import Activation
+from chains.initializers import InitializerLike, initializer, setting_text
 from chains.params import LayoutBuilder, Slice, bounds_of
 from chains.program.recorder import Recorder
 from chains.program.view import View
-from chains.support.checks import check_count, check_settings, check_shape, signature
+from chains.support.checks import check_count, check_settings, check_shape, is_real, signature
 from chains.support.messages import shown
 
 SampleShape = tuple[int, ...]
@@ -132,11 +133,49 @@ class Layer(ABC):
         raise TypeError(f"layers are not callable; use Chain({self!r}), or a part of a network, net[:1]")
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        return f"{type(self).__name__}({', '.join(_settings(self, initializers=True))})"
 
     def short_repr(self) -> str:
         """The layer for tables of layers: as it is printed, but without starting values."""
-        return repr(self)
+        if type(self).__repr__ is not Layer.__repr__:
+            return repr(self)
+        return f"{type(self).__name__}({', '.join(_settings(self, initializers=False))})"
+
+
+def _settings(layer: Layer, *, initializers: bool) -> list[str]:
+    """The settings of a built-in layer as arguments. Of a custom one there are none, since its attributes may be anything.
+
+    Settings by keyword that have their default values are left out, and so are activations.
+    """
+    init, named = type(layer).__init__, False  # `named`: after a positional setting that was left out
+    parts: list[str] = []
+    if not getattr(init, "__module__", "").startswith("chains."):
+        return []
+    for p in list(signature(init).parameters.values())[1:]:
+        value = getattr(layer, p.name)
+        if p.kind is p.VAR_POSITIONAL:
+            parts += map(_text, value)
+        elif p.kind is p.VAR_KEYWORD:
+            parts += [f"{name}={_text(each)}" for name, each in dict(value).items()]
+        elif p.name.endswith("init"):
+            text = setting_text(p.name, value, p.default) if initializers else ""
+            parts += [text.removeprefix(", ")] if text else []
+        elif p.kind is p.KEYWORD_ONLY or named:
+            parts += [] if str(value) == str(p.default) else [f"{p.name}={_text(value)}"]
+        elif str(value) != str(p.default) or is_real(value):
+            parts.append(_text(value))
+        else:
+            named = True
+    return parts
+
+
+def _text(value: Any) -> str:
+    """A setting as it is printed."""
+    if isinstance(value, tuple) and len(value) == 1:
+        return _text(value[0])
+    if isinstance(value, (float, Activation)):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    return shown(value)
 
 
 class Declaration:
@@ -171,8 +210,8 @@ class Declaration:
         self.carried_shapes: dict[str, SampleShape] = {}
         self.smallest_batch = 1
         self.timed = False  # whether the samples may have lengths
-        self.output_times: int | None = None  # along the output; 0: none; None: those of the input, if they stay
-        self.timed_apart = False  # whether a part goes along other steps than those of the input
+        self.output_times: int | None = None  # steps of the output; 0: none; None: those of the input, if the axis stays
+        self.has_other_steps = False  # whether a part has other steps than those of the input
         self.id_count: int | None = None  # where the input are ids, how many there are
         self.children: list[Declaration] = []
         self._layout = layout
@@ -348,9 +387,29 @@ class Declaration:
             yield from child.all
 
     @property
-    def goes_along_time(self) -> bool:
-        """Whether this layer or a part of it goes along the first axis of its samples."""
+    def has_time_axis(self) -> bool:
+        """Whether the first axis of samples is time for this layer or a part of it, so that samples may have fewer steps."""
         return any(each.timed for each in self.all)
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether the first axis of the output has the same steps as that of the input."""
+        others = any(part.output_times is not None for part in (self, *self.children))
+        return not others and len(self.output_shape) > 1 and self.input[:1] == self.output_shape[:1]
+
+    @property
+    def output_steps(self) -> int:
+        """The number of steps along the first axis of a network's output, of which a sample may have fewer; 0 for none."""
+        if not self.has_time_axis:
+            return self.output_times or 0
+        return int(self.input[0]) if self.keeps_time else 0
+
+    @property
+    def max_steps(self) -> int:
+        """The largest length of a sample, where a network or a part of it takes lengths; 0 where none does."""
+        if self.has_time_axis:
+            return int(self.input[0])
+        return next((each.output_times for each in self.all if each.output_times), 0)
 
     @property
     def may_fail(self) -> bool:
@@ -396,3 +455,12 @@ def noted(declaration: Declaration, function: str) -> Iterator[None]:
             layer = declaration.layer
             error.add_note(f"in {type(layer).__name__}.{function}, of layer {declaration.name}, {layer!r}")
         raise
+
+
+def check_sequence(layer: Layer, input: SampleShape, name: str = "", features: int | None = None) -> SampleShape:
+    """`input`, the shape of a sequence. Raises ValueError unless it is (time, features), with so many where that is given."""
+    if len(input) != 2:
+        raise ValueError(f"{layer!r} needs samples (time, features), not of shape {input}")
+    if features is not None and input[-1] != features:
+        raise ValueError(f"`{name}` (={features}) must be the last length of the input's shape {input}")
+    return input

@@ -9,8 +9,8 @@ from typing import Any
 
 from chains.activations import Activation, identity, resolve
 from chains.layers.base import Declaration, Layer, SampleShape
+from chains.layers.elementwise import record_slope
 from chains.layers.shape import Reshape
-from chains.layers.time_axis import keeps_time
 from chains.program.recorder import Recorder
 from chains.program.view import View
 from chains.support.checks import check_word, whole
@@ -51,8 +51,8 @@ class Series(Layer):
             if k < len(self.layers) - 1:
                 d.saved(f"y{k}", output)
             shape = output
-            d.children[k].timed_apart |= d.output_times is not None and d.children[k].goes_along_time
-            if not keeps_time(d.children[k]):
+            d.children[k].has_other_steps |= d.output_times is not None and d.children[k].has_time_axis
+            if not d.children[k].keeps_time:
                 d.output_times = d.children[k].output_times or 0
         d.output(shape)
         _share_input(d, d.children[:1])
@@ -180,20 +180,12 @@ class Residual(Layer):
             ops.map(y, lambda x, inner: f(x + inner), s.shortcut, s.inner)
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        f, (inner, shortcut) = self.activation, s.children
-        if f.needs_input:
-            ops.map(dy, lambda dy, z, y: dy * f.slope(z, y), dy, s.z, y)
-        else:
-            ops.map(dy, lambda dy, y: dy * f.slope(None, y), dy, y)
+        inner, shortcut = s.children
+        record_slope(ops, self.activation, dy, dy, y, s)
         ops.copy(s.d_inner, dy)  # each pullback may overwrite its own
         inner.pullback(ops, x, s.inner, s.d_inner, dx)
         shortcut.pullback(ops, x, s.shortcut, dy, s.dx_shortcut)
         ops.map(dx, lambda dx, shortcut: dx + shortcut, dx, s.dx_shortcut)
-
-    def __repr__(self) -> str:
-        shortcut = f", shortcut={self.shortcut!r}" if self.shortcut is not None else ""
-        activation = "" if self.activation is identity else f", activation={self.activation}"
-        return f"Residual({self.inner!r}{shortcut}{activation})"
 
 
 class Parallel(Layer):
@@ -282,7 +274,3 @@ class Parallel(Layer):
         for output in outputs:
             ends.append(ends[-1] + int(output.shape[axis]))  # type: ignore[arg-type]
         return [joined.slice(axis, start, stop) for start, stop in pairwise(ends)]
-
-    def __repr__(self) -> str:
-        join = ", join='sum'" if self.join == "sum" else f", axis={self.axis}" if self.axis else ""
-        return f"Parallel({', '.join(map(repr, self.layers))}{join})"

@@ -1,13 +1,17 @@
-"""Convolutions of images and of signals, and their transposes."""
+"""Convolutions of images and of signals, their transposes, and convolutions along time."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 from chains.activations import Activation, identity, resolve
 from chains.initializers import InitializerLike, initializer, setting_text
-from chains.layers.base import Declaration, SampleShape
+from chains.layers.base import Declaration, Layer, SampleShape, check_sequence
+from chains.layers.combine import Series
+from chains.layers.dense import Dense
+from chains.layers.elementwise import record_activation, record_slope
 from chains.layers.images import (
     Number,
     Padding,
@@ -30,20 +34,10 @@ class _Convolution(Sliding):
     """What a convolution and a transposed one share: all but the product itself."""
 
     def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        kernel: Number,
-        activation: Activation | str = identity,
-        *,
-        stride: Number = 1,
-        padding: Padding = 0,
-        dilation: Number = 1,
-        groups: int = 1,
-        bias: bool = True,
-        weight_init: InitializerLike = "glorot_normal",
-        bias_init: InitializerLike = "zeros",
-    ) -> None:
+        self, inputs: int, outputs: int, kernel: Number, activation: Activation | str = identity, *, stride: Number = 1,
+        padding: Padding = 0, dilation: Number = 1, groups: int = 1, bias: bool = True,
+        weight_init: InitializerLike = "glorot_normal", bias_init: InitializerLike = "zeros",
+    ) -> None:  # fmt: skip
         self.inputs = check_count("inputs", inputs)
         self.outputs = check_count("outputs", outputs)
         self.ndim = axes_of(kernel)
@@ -92,23 +86,12 @@ class _Convolution(Sliding):
             d.saved("z", shape)  # the convolution + bias
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
-        f = self.activation
-        z = s.z if f.needs_input else y
+        z = s.z if self.activation.needs_input else y
         self._product(ops, as_image(x), as_image(z), as_image(p.weight))
-        if self.bias and f.needs_input:
-            ops.map((z, y), lambda z, b: (z + b, f(z + b)), z, self._per_channel(p.bias))
-        elif self.bias:
-            ops.map(y, lambda z, b: f(z + b), z, self._per_channel(p.bias))
-        else:
-            ops.map(y, f, z)
+        record_activation(ops, self.activation, y, z, self._per_channel(p.bias) if self.bias else None)
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        f = self.activation
-        dz = dy
-        if f.needs_input:
-            ops.map(dz, lambda dy, z, y: dy * f.slope(z, y), dy, s.z, y)
-        else:
-            ops.map(dz, lambda dy, y: dy * f.slope(None, y), dy, y)
+        dz = record_slope(ops, self.activation, dy, dy, y, s)
         if self.bias:
             ops.sum(self._per_channel(g.bias), dz)
         self._gradients(ops, as_image(x), as_image(dz), as_image(dx), as_image(p.weight), as_image(g.weight))
@@ -204,21 +187,10 @@ class ConvTranspose(_Convolution):
     """
 
     def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        kernel: Number,
-        activation: Activation | str = identity,
-        *,
-        stride: Number = 1,
-        padding: Padding = 0,
-        output_padding: Number = 0,
-        dilation: Number = 1,
-        groups: int = 1,
-        bias: bool = True,
-        weight_init: InitializerLike = "glorot_normal",
-        bias_init: InitializerLike = "zeros",
-    ) -> None:
+        self, inputs: int, outputs: int, kernel: Number, activation: Activation | str = identity, *, stride: Number = 1,
+        padding: Padding = 0, output_padding: Number = 0, dilation: Number = 1, groups: int = 1, bias: bool = True,
+        weight_init: InitializerLike = "glorot_normal", bias_init: InitializerLike = "zeros",
+    ) -> None:  # fmt: skip
         super().__init__(
             inputs, outputs, kernel, activation, stride=stride, padding=padding, dilation=dilation, groups=groups,
             bias=bias, weight_init=weight_init, bias_init=bias_init,
@@ -250,3 +222,80 @@ class ConvTranspose(_Convolution):
 
     def _extra(self) -> str:
         return f", output_padding={setting(self.output_padding)}" if any(self.output_padding) else ""
+
+
+class CausalConv(Series):
+    """A dense layer on each step of a sequence together with earlier steps. Before the first step there are zeros.
+
+    Samples (time, inputs) become (time, outputs). As PyTorch's Conv1d behind so many zeros. A series of them with dilations
+    1, 2, 4, ... sees far back. Source: van den Oord et al. 2016.
+
+    Parameters
+    ----------
+    inputs, outputs : int
+        Features of a step, before and after.
+    kernel : int
+        How many steps an output sees, itself the last one.
+    activation : activation or str
+        Of the outputs.
+    dilation : int
+        The distance between these steps.
+    bias, weight_init, bias_init
+        As of `Dense`. The weight has shape (kernel * inputs, outputs), the rows of the earliest step first.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, activation: Activation | str = identity, *, dilation: int = 1,
+        bias: bool = True, weight_init: InitializerLike = "glorot_normal", bias_init: InitializerLike = "zeros",
+    ) -> None:  # fmt: skip
+        self.inputs = check_count("inputs", inputs)
+        self.kernel = check_count("kernel", kernel)
+        self.dilation = check_count("dilation", dilation)
+        self.dense = Dense(kernel * inputs, outputs, activation, bias=bias, weight_init=weight_init, bias_init=bias_init)
+        self.outputs, self.activation, self.bias = self.dense.outputs, self.dense.activation, self.dense.bias
+        self.weight_init, self.bias_init = self.dense.weight_init, self.dense.bias_init
+        super().__init__(_Neighbours(self.kernel, self.dilation), self.dense)
+
+    def declare(self, d: Declaration) -> None:
+        check_sequence(self, d.input, "inputs", self.inputs)
+        super().declare(d)
+
+    __repr__ = Layer.__repr__
+
+
+class _Neighbours(Layer):
+    """Each step of (time, features) side by side with the ones before it that a kernel sees: (time, kernel * features)."""
+
+    def __init__(self, kernel: int, dilation: int) -> None:
+        self.kernel = kernel
+        self.dilation = dilation
+
+    def declare(self, d: Declaration) -> None:
+        time, features = d.input
+        d.output((time, self.kernel * features))
+
+    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        for part, back in self._parts(y, x.sample_shape):
+            time = x.sample_shape[0]
+            ops.fill(part.slice(1, 0, back), 0.0)
+            ops.copy(part.slice(1, back, time), x.slice(1, 0, time - back))
+
+    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        time = x.sample_shape[0]
+        *earlier, (now, _) = self._parts(dy, x.sample_shape)
+        ops.copy(dx, now)
+        for part, back in earlier:
+            target = dx.slice(1, 0, time - back)
+            ops.map(target, lambda dx, dy: dx + dy, target, part.slice(1, back, time))
+
+    def _parts(self, steps: View, input: SampleShape) -> Iterator[tuple[View, int]]:
+        """The features that come from each of the steps seen, and how many steps back these lie, at most all."""
+        time, features = input
+        for k in range(self.kernel):
+            back = (self.kernel - 1 - k) * self.dilation
+            yield steps.slice(-1, k * features, (k + 1) * features), min(back, time)

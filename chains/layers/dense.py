@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from chains.activations import Activation, identity, resolve
-from chains.initializers import InitializerLike, initializer, setting_text
+from chains.initializers import InitializerLike, initializer
 from chains.layers.base import Declaration, Layer, SampleShape
+from chains.layers.elementwise import record_activation, record_slope
 from chains.program.recorder import Recorder
 from chains.program.view import View
 from chains.support.checks import check_count, check_flags
@@ -33,15 +34,9 @@ class Dense(Layer):
     """
 
     def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        activation: Activation | str = identity,
-        *,
-        bias: bool = True,
-        weight_init: InitializerLike = "glorot_normal",
-        bias_init: InitializerLike = "zeros",
-    ) -> None:
+        self, inputs: int, outputs: int, activation: Activation | str = identity, *, bias: bool = True,
+        weight_init: InitializerLike = "glorot_normal", bias_init: InitializerLike = "zeros",
+    ) -> None:  # fmt: skip
         self.inputs = check_count("inputs", inputs)
         self.outputs = check_count("outputs", outputs)
         self.activation = resolve(activation)
@@ -65,33 +60,13 @@ class Dense(Layer):
             d.saved("z", shape)  # x @ weight + bias
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
-        f = self.activation
-        z = s.z if f.needs_input else y
+        z = s.z if self.activation.needs_input else y
         ops.matmul(z.rows, x.rows, p.weight)
-        if self.bias and f.needs_input:
-            ops.map((z, y), lambda z, b: (z + b, f(z + b)), z, p.bias)
-        elif self.bias:
-            ops.map(y, lambda z, b: f(z + b), z, p.bias)
-        else:
-            ops.map(y, f, z)
+        record_activation(ops, self.activation, y, z, p.bias if self.bias else None)
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        f = self.activation
-        dz = dy
-        if f.needs_input:
-            ops.map(dz, lambda dy, z, y: dy * f.slope(z, y), dy, s.z, y)
-        else:
-            ops.map(dz, lambda dy, y: dy * f.slope(None, y), dy, y)
+        dz = record_slope(ops, self.activation, dy, dy, y, s)
         ops.matmul(g.weight, x.rows.T, dz.rows)
         if self.bias:
             ops.sum(g.bias, dz)
         ops.matmul(dx.rows, dz.rows, p.weight.T)
-
-    def short_repr(self) -> str:
-        parts = [str(self.inputs), str(self.outputs)]
-        parts += [] if self.activation is identity else [str(self.activation)]
-        return f"Dense({', '.join(parts)}{'' if self.bias else ', bias=False'})"
-
-    def __repr__(self) -> str:
-        bias = setting_text("bias_init", self.bias_init, "zeros")
-        return f"{self.short_repr()[:-1]}{setting_text('weight_init', self.weight_init, 'glorot_normal')}{bias})"

@@ -55,9 +55,6 @@ class Dropout(Layer):
         else:
             ops.map(dx, lambda dy, factor: dy * factor, dy, s.factor)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.rate:g})"
-
 
 class SpatialDropout(Dropout):
     """While training, zeroes each channel of a sample with probability `rate` and divides the others by ``1 - rate``.

@@ -6,7 +6,7 @@ from typing import Any
 
 from chains.activations import Activation as Function
 from chains.activations import resolve
-from chains.initializers import InitializerLike, initializer, setting_text
+from chains.initializers import InitializerLike, initializer
 from chains.layers.base import Declaration, Layer
 from chains.program.recorder import Recorder
 from chains.program.view import View
@@ -33,13 +33,29 @@ class Activation(Layer):
         d.output(d.input)
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
-        ops.map(y, self.f, x)
+        record_activation(ops, self.f, y, x)
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
         ops.map(dx, lambda dy, x, y: dy * self.f.slope(x, y), dy, x, y)
 
-    def __repr__(self) -> str:
-        return f"Activation({self.f})"
+
+def record_activation(ops: Recorder, f: Function, y: View, z: View, bias: View | None = None) -> None:
+    """Record ``y = f(z + bias)``. Where the derivative needs its input, `z` becomes the sum."""
+    if bias is None:
+        ops.map(y, lambda x: f(x), z)
+    elif f.needs_input:
+        ops.map((z, y), lambda z, b: (z + b, f(z + b)), z, bias)
+    else:
+        ops.map(y, lambda z, b: f(z + b), z, bias)
+
+
+def record_slope(ops: Recorder, f: Function, dz: View, dy: View, y: View, s: Any) -> View:
+    """Record ``dz = dy * f'``, the gradient at the input of f, which is ``s.z`` where the derivative needs it. Returns `dz`."""
+    if f.needs_input:
+        ops.map(dz, lambda dy, z, y: dy * f.slope(z, y), dy, s.z, y)
+    else:
+        ops.map(dz, lambda dy, y: dy * f.slope(None, y), dy, y)
+    return dz
 
 
 class Scale(Layer):
@@ -53,9 +69,6 @@ class Scale(Layer):
 
     def __init__(self, *, scale_init: InitializerLike = "ones") -> None:
         self.scale_init = initializer(scale_init, "scale_init")
-
-    def __repr__(self) -> str:
-        return f"Scale({setting_text('scale_init', self.scale_init, 'ones').removeprefix(', ')})"
 
     def declare(self, d: Declaration) -> None:
         d.param("scale", d.input, self.scale_init)
@@ -82,9 +95,6 @@ class Shift(Layer):
 
     def __init__(self, *, shift_init: InitializerLike = "zeros") -> None:
         self.shift_init = initializer(shift_init, "shift_init")
-
-    def __repr__(self) -> str:
-        return f"Shift({setting_text('shift_init', self.shift_init, 'zeros').removeprefix(', ')})"
 
     def declare(self, d: Declaration) -> None:
         d.param("shift", d.input, self.shift_init)

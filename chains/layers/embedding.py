@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.initializers import Initializer, InitializerLike, initializer, setting_text
+from chains.initializers import Initializer, InitializerLike, initializer
 from chains.layers.base import Declaration, Layer
 from chains.program.recorder import Recorder
 from chains.program.view import View
@@ -61,13 +61,6 @@ class Embedding(Layer):
         if self.padding is not None:
             ops.fill(g.weight.slice(0, self.padding, self.padding + 1), 0.0)
         ops.fill(dx, 0.0)  # nothing can be derived by ids
-
-    def short_repr(self) -> str:
-        padding = "" if self.padding is None else f", padding={self.padding}"
-        return f"Embedding({self.count}, {self.features}{padding})"
-
-    def __repr__(self) -> str:
-        return f"{self.short_repr()[:-1]}{setting_text('weight_init', self.weight_init, 'normal')})"
 
 
 @dataclass(frozen=True)

@@ -137,16 +137,6 @@ class Recurrent(Layer):
         half = int(output.shape[-1]) // 2  # type: ignore[arg-type]
         return output.slice(-1, 0, half) if direction == "forward" else output.slice(-1, half, 2 * half)
 
-    def _settings(self) -> str:
-        """What differs from a recurrence of the plainest kind."""
-        text = ", return_sequences=True" if self.return_sequences else ""
-        text += ", bidirectional=True" if self.bidirectional else ""
-        text += "" if self.initial_state == "zeros" else f", initial_state={self.initial_state!r}"
-        return text + ("" if self.checkpoint_every is None else f", checkpoint_every={self.checkpoint_every}")
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.cell!r}{self._settings()})"
-
 
 class _Direction:
     """One cell's way along the time axis, being recorded."""

@@ -9,7 +9,6 @@ import array_api_compat
 import numpy as np
 
 from chains.layers.base import Declaration
-from chains.layers.time_axis import most_steps, steps_of_output
 from chains.losses import Loss
 from chains.network.network import Network
 from chains.support.arguments import check_batch, check_input
@@ -58,7 +57,7 @@ def with_counted_targets(declaration: Declaration, data: Mapping[str, Any]) -> M
     """The data for checks of their numbers: in place of each target that does not count there is one that does."""
     if "weights" not in data and "lengths" not in data:
         return data
-    t = counted_targets(data["t"], data.get("weights"), data.get("lengths"), steps_of_output(declaration))
+    t = counted_targets(data["t"], data.get("weights"), data.get("lengths"), declaration.output_steps)
     return {**data, "t": t}
 
 
@@ -140,10 +139,10 @@ def lengths_of(lengths: Any, x: Any, declaration: Declaration, name: str = "leng
         return {}
     lengths = as_array(name, lengths)
     check_batch(name, lengths, len(x), of)
-    steps = most_steps(declaration)
+    steps = declaration.max_steps
     if not steps:
         raise ValueError(f"`{name}` must be left out: no layer of this network has a time axis")
-    if apart := next((d for d in declaration.all if d.timed_apart), None):
+    if apart := next((d for d in declaration.all if d.has_other_steps), None):
         raise ValueError(
             f"`{name}` must be left out: layer {apart.name}, {apart.layer!r}, goes along other steps than the input's"
         )

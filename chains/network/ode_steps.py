@@ -129,7 +129,7 @@ def _with_inputs(
         yield from _with_inputs(network, child, own, x, given)
         if isinstance(d.layer, Series) and any(any(_odes(later)) for later in d.children[k + 1 :]):
             before = network.part(child.layer, child.input)
-            x = _outputs(before, own, x, given.get("lengths") if child.goes_along_time else None)
+            x = _outputs(before, own, x, given.get("lengths") if child.has_time_axis else None)
 
 
 def _outputs(network: Network, p: np.ndarray, x: Any, lengths: Any) -> Any:
@@ -143,7 +143,7 @@ def _ways(network: Network, d: Declaration, p: np.ndarray, x: Any, lengths: Any 
     """The solutions of a differential equation from each of a batch of inputs."""
     ode = d.layer
     assert isinstance(ode, ODE)
-    if network.declaration.goes_along_time:  # lengths are those of another layer's input
+    if network.declaration.has_time_axis:  # lengths are those of another layer's input
         lengths = None
     rows = _outputs(network.part(trace_of(ode), d.input), p, np.asarray(x, p.dtype), lengths)
     sound = bool(np.isfinite(p).all())

@@ -23,7 +23,6 @@ from chains.jets.jet import Jet
 from chains.jets.series import indices
 from chains.layers.node import Node, Root, Vectors, check_filled, check_kept
 from chains.layers.recurrent import mask_of
-from chains.layers.time_axis import steps_of_output
 from chains.losses import Loss
 from chains.network.network import Network
 from chains.optimizers import Optimizer
@@ -135,7 +134,7 @@ def _begin(
 ) -> tuple[Recorder, View, View]:
     ops = Recorder(name, dtype, training=training, parallel=parallel)
     lengths = ops.external("lengths", (), role="input", batched=True) if masked else None
-    ops.lengths, ops.output_lengths = (lengths, None) if network.declaration.goes_along_time else (None, lengths)
+    ops.lengths, ops.output_lengths = (lengths, None) if network.declaration.has_time_axis else (None, lengths)
     p = ops.external("p", (network.layout.size,), role=role)
     kind = None if network.id_count is None else IDS
     return ops, p, ops.external("x", network.declaration.input, role="input", batched=True, dtype=kind)
@@ -228,7 +227,7 @@ def _record_loss(ops: Recorder, loss: Loss, node: Node, views: Gradient) -> None
     node.forward(ops, x, y)
     begun, function = len(ops.operations), f"{type(loss).__name__}.record"
     with ops.label(type(loss).__name__):
-        loss.record(ops, *_within_lengths(ops, steps_of_output(node.declaration), y, t, w), value, dy)
+        loss.record(ops, *_within_lengths(ops, node.declaration.output_steps, y, t, w), value, dy)
     check_filled(function, ops.operations[begun:], {"value": value, "dy": dy})
     check_kept(function, ops.operations[begun:], {"y": y}, "write to one of its own, ops.scratch(name, shape)")
     node.pullback(ops, x, y, dy, dx)

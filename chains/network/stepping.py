@@ -24,7 +24,7 @@ class Stepping:
     """A recurrent network at one step. Raises ValueError for a network that needs more than one step at a time."""
 
     def __init__(self, whole: Network) -> None:
-        if not whole.declaration.goes_along_time:
+        if not whole.declaration.has_time_axis:
             raise ValueError("this network has no recurrent layer: it is called as a whole, net(x, p)")
         self.whole = whole
         self.network = whole.part(stepwise(whole.declaration.layer), whole.input_shape[1:])

@@ -82,8 +82,8 @@ INSIDE = {
     "optimizer": "beta1 beta2 clip_norm eps learning_rate record settings",  # of Adam
     "penalty": "patterns settings strength",  # of L2Penalty
     "f": "derivative formula function needs_input slope_formula",
-    "d": "carried_shapes timed timed_apart output_times goes_along_time may_fail advice all most_demanding saved_shapes "
-    "shared_shapes slices smallest_batch state_slices temporary_shapes",
+    "d": "carried_shapes timed has_other_steps output_times has_time_axis keeps_time output_steps max_steps may_fail advice "
+    "all most_demanding saved_shapes shared_shapes slices smallest_batch state_slices temporary_shapes",
     "ops": "carried external finish lengths name operations output_lengths pop_operations symbolic",
     "view": "advancing at buffer is_whole loop_stride loop_strides name offset over runs strides text within",
 }

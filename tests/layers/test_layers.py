@@ -378,7 +378,7 @@ def test_repr_can_be_evaluated():
                  "Residual(Dense(3, 3))", "Residual(Dense(3, 4), shortcut=Dense(3, 4), activation=tanh)",
                  "Parallel(Scale(), Shift(), join='sum')", "Parallel(Scale(), Shift(), axis=1)",
                  "Series(Scale(), Softmax())", "Activation(tanh)", "SpatialDropout(0.25)", "LayerNorm()",
-                 "Embedding(4, 3, padding=1)", "Attention(4, 2)", "Attention(4, 1, causal=True, bias=False)",
+                 "Embedding(4, 3, 1)", "Attention(4, 2)", "Attention(4, 1, causal=True, bias=False)",
                  "TransformerBlock(4, 2, 16)", "TransformerBlock(4, 2, 8, activation=tanh, causal=True, dropout=0.1)",
                  "PositionalEncoding()", "PositionalEncoding('learned')", "CausalConv(2, 3, 2)", "Select([1, -1])",
                  "CausalConv(2, 3, 2, tanh, dilation=4, bias=False)",
