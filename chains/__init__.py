@@ -4,6 +4,8 @@
 >>> net = Chain(Dense(784, 30, σ), Dense(30, 10, σ))
 """
 
+import sys as _sys
+
 # The public names. `x as x` tells type checkers that a name is public which `__all__` below leaves out.
 from chains import data as data
 from chains import expr as expr
@@ -177,3 +179,11 @@ __all__ = [
     "tanh",
     "σ",
 ]
+
+# Modules from which classes were moved, so that earlier pickles of networks load.
+_MOVED = {
+    "expr.replay": "expr.formulas", "layers.append": "layers.shape", "layers.batch_norm": "layers.norm",
+    "layers.causal_conv": "layers.conv", "layers.cells": "layers.rnn", "layers.resample": "layers.shape",
+    "layers.select": "layers.shape", "program.window": "program.operations",
+}  # fmt: skip
+_sys.modules.update({f"chains.{name}": _sys.modules[f"chains.{module}"] for name, module in _MOVED.items()})

@@ -1,8 +1,5 @@
 """Layers, one family a file."""
 
-import sys
-
-from chains.layers import conv, norm, rnn, shape
 from chains.layers.attention import Attention, PositionalEncoding, TransformerBlock
 from chains.layers.base import Declaration, Layer
 from chains.layers.combine import Parallel, Residual, Series
@@ -27,6 +24,3 @@ __all__ = [
     "RNNCell", "Recurrent", "Reshape", "Residual", "Scale", "Select", "Series", "Shift", "Softmax", "SpatialDropout",
     "TransformerBlock", "Upsample",
 ]  # fmt: skip
-
-_MOVED = {"append": shape, "batch_norm": norm, "causal_conv": conv, "cells": rnn, "resample": shape, "select": shape}
-sys.modules.update({f"{__name__}.{name}": module for name, module in _MOVED.items()})  # the names in earlier pickles

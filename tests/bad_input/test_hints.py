@@ -500,7 +500,7 @@ def test_what_was_probably_meant(call, words):
 
 
 def test_synonyms_are_of_names_that_there_are():
-    layers = [getattr(chains, name) for name in chains.layers.__all__] + [Adam, chains.SGD, chains.RMSProp]
+    layers = [getattr(chains.layers, name) for name in chains.layers.__all__] + [Adam, chains.SGD, chains.RMSProp]
     settings = {name for layer in layers for name in inspect.signature(layer).parameters}
     known = {*settings, *ACTIVATIONS, *INITIALIZERS, "validation loss", "accuracy", "cupy"}
     assert set(SYNONYMS.values()) <= known
